@@ -1,0 +1,47 @@
+"""The gpuhook command line: one click command per file, imported only when it is called."""
+
+import importlib
+import sys
+
+import click
+
+from gpuhook import __version__
+from gpuhook.errors import GpuhookError
+
+# name -> (module, one line for --help); the module holds a click command of the same name.
+_COMMANDS = {
+    "explain": ("gpuhook.cli.explain", "Show what a container would get, and why."),
+    "info": ("gpuhook.cli.info", "Show the driver and the GPUs of this machine."),
+    "simulate": ("gpuhook.cli.simulate", "Build a simulated driver with GPUs that don't exist."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a command's module when the command is used or listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(_COMMANDS[cmd_name][0])
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gpuhook")
+def cli() -> None:
+    """Put GPUs into containers."""
+
+
+def main() -> None:
+    """Run the command line; the one place where errors become exit status 1."""
+    try:
+        cli(prog_name="gpuhook")
+    except GpuhookError as error:
+        click.echo(f"gpuhook: {error}", err=True)
+        sys.exit(1)

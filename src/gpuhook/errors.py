@@ -1,0 +1,100 @@
+"""Every error a user can meet: one sentence of cause, one of remedy, one stable code.
+
+Hot path: imports nothing.
+"""
+
+
+class GpuhookError(Exception):
+    """Base of all errors that gpuhook raises on purpose.
+
+    ``cause`` says in one sentence what is wrong, ``remedy`` in one sentence what to do;
+    both without a full stop. ``code`` is stable and machine-readable.
+    """
+
+    code = "error"
+
+    def __init__(self, cause: str, remedy: str) -> None:
+        super().__init__(cause, remedy)
+        self.cause = cause
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.cause}. {self.remedy}."
+
+
+class ConfigError(GpuhookError):
+    """config.toml can't be read or holds a value of the wrong type."""
+
+    code = "config"
+
+
+class SpecError(GpuhookError):
+    """The bundle's config.json can't be read, parsed or written."""
+
+    code = "spec"
+
+
+class StateError(GpuhookError):
+    """The container state that the runtime handed to the hook is unusable."""
+
+    code = "state"
+
+
+class RuntimeMissingError(GpuhookError):
+    """None of the configured low-level runtimes exists."""
+
+    code = "runtime-missing"
+
+
+class RequestError(GpuhookError):
+    """The container's request is malformed or not allowed."""
+
+    code = "request"
+
+
+class CapabilityError(RequestError):
+    """NVIDIA_DRIVER_CAPABILITIES names something unknown or not supported."""
+
+    code = "unsupported-capability"
+
+
+class UnknownDeviceError(RequestError):
+    """A requested GPU, MIG device or channel doesn't exist on this machine."""
+
+    code = "unknown-device"
+
+
+class RequirementError(RequestError):
+    """A NVIDIA_REQUIRE_* condition is malformed or not met by this machine."""
+
+    code = "requirement"
+
+
+class DriverError(GpuhookError):
+    """The driver is missing, not loaded or inconsistent."""
+
+    code = "driver"
+
+
+class LdCacheError(GpuhookError):
+    """A ld.so.cache can't be read or written."""
+
+    code = "ldcache"
+
+
+class CgroupError(GpuhookError):
+    """Access to a device can't be granted in the container's cgroup."""
+
+    code = "cgroup"
+
+
+class InjectError(GpuhookError):
+    """An operation on the container failed; whatever had been done was undone."""
+
+    code = "inject"
+
+
+class SimulateError(GpuhookError):
+    """A simulated driver can't be built as asked."""
+
+    code = "simulate"

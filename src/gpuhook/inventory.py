@@ -1,0 +1,215 @@
+"""What a host has to give: GPUs, MIG devices, driver files and device numbers, as plain data.
+
+Nothing here looks at the host; ``discover`` fills these classes in and ``plan`` reads them.
+They go to JSON and back without loss, so an inventory can be saved.
+
+Hot path: imports nothing. Plain classes, because importing dataclasses costs two
+interpreter starts.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+
+class Record:
+    """Plain data with named fields: equality, repr and JSON by field, nothing else."""
+
+    __slots__ = ()
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return the fields as JSON values, nested records included."""
+        return {name: _encode(getattr(self, name)) for name in self.__slots__}
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    def __hash__(self) -> int:
+        return hash(tuple(getattr(self, name) for name in self.__slots__))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"{type(self).__name__}({fields})"
+
+
+def _encode(value: "Any") -> "Any":
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, (tuple, list)):
+        return [_encode(item) for item in value]
+    return value
+
+
+class Mig(Record):
+    """One MIG device: a compute instance (``ci``) of a GPU instance (``gi``).
+
+    ``index`` counts within its GPU; ``gi_cap`` and ``ci_cap`` are the minors of
+    /dev/nvidia-caps/nvidia-capN that guard the two instances (None where the driver
+    guards them by the files in /proc alone).
+    """
+
+    __slots__ = ("ci", "ci_cap", "gi", "gi_cap", "index", "name", "uuid")
+
+    def __init__(
+        self,
+        index: int,
+        uuid: str,
+        gi: int,
+        ci: int,
+        name: str,
+        gi_cap: int | None,
+        ci_cap: int | None,
+    ) -> None:
+        self.index = index
+        self.uuid = uuid
+        self.gi = gi
+        self.ci = ci
+        self.name = name
+        self.gi_cap = gi_cap
+        self.ci_cap = ci_cap
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        return cls(**data)
+
+
+class Gpu(Record):
+    """One GPU as NVML sees it.
+
+    ``index`` is NVML's enumeration order, ``minor`` the N of /dev/nvidiaN (they may
+    differ), ``pci_bus_id`` has the 8-digit domain and upper-case hex (00000000:1B:00.0),
+    ``architecture`` is the CUDA compute capability (9.0).
+    """
+
+    __slots__ = (
+        "architecture",
+        "brand",
+        "index",
+        "mig",
+        "mig_enabled",
+        "minor",
+        "name",
+        "pci_bus_id",
+        "uuid",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        minor: int,
+        uuid: str,
+        pci_bus_id: str,
+        name: str,
+        architecture: str,
+        brand: str,
+        mig_enabled: bool,
+        mig: tuple[Mig, ...],
+    ) -> None:
+        self.index = index
+        self.minor = minor
+        self.uuid = uuid
+        self.pci_bus_id = pci_bus_id
+        self.name = name
+        self.architecture = architecture
+        self.brand = brand
+        self.mig_enabled = mig_enabled
+        self.mig = mig
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        mig = tuple(Mig.from_json(item) for item in data["mig"])
+        return cls(**{**data, "mig": mig})
+
+
+class Node(Record):
+    """A character device of the driver: its path below the driver root and its numbers."""
+
+    __slots__ = ("major", "minor", "path")
+
+    def __init__(self, path: str, major: int, minor: int) -> None:
+        self.path = path
+        self.major = major
+        self.minor = minor
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        return cls(**data)
+
+
+class DriverFile(Record):
+    """A file of the driver, found below the driver root.
+
+    ``kind`` is one of library, library32, binary, firmware, ipc, config; ``path`` is
+    absolute below the driver root with every symbolic link resolved; ``capability`` the driver
+    capability it belongs to (firmware has the empty string: always); ``soname`` is a
+    library's DT_SONAME, else None.
+    """
+
+    __slots__ = ("capability", "kind", "path", "soname")
+
+    def __init__(self, kind: str, path: str, capability: str, soname: str | None) -> None:
+        self.kind = kind
+        self.path = path
+        self.capability = capability
+        self.soname = soname
+
+    @property
+    def name(self) -> str:
+        """The last component of the path."""
+        return self.path.rpartition("/")[2]
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        return cls(**data)
+
+
+class Inventory(Record):
+    """One host's driver and GPUs.
+
+    ``root`` is the driver root as a host path (/ or for instance /run/nvidia/driver),
+    ``cuda_version`` the newest CUDA the driver serves (12.2), ``nodes`` the driver's
+    control nodes, GPU nodes and capability nodes that exist.
+    """
+
+    __slots__ = ("cuda_version", "driver_version", "files", "gpus", "nodes", "root")
+
+    def __init__(
+        self,
+        root: str,
+        driver_version: str,
+        cuda_version: str,
+        gpus: tuple[Gpu, ...],
+        nodes: tuple[Node, ...],
+        files: tuple[DriverFile, ...],
+    ) -> None:
+        self.root = root
+        self.driver_version = driver_version
+        self.cuda_version = cuda_version
+        self.gpus = gpus
+        self.nodes = nodes
+        self.files = files
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        return cls(
+            root=data["root"],
+            driver_version=data["driver_version"],
+            cuda_version=data["cuda_version"],
+            gpus=tuple(Gpu.from_json(item) for item in data["gpus"]),
+            nodes=tuple(Node.from_json(item) for item in data["nodes"]),
+            files=tuple(DriverFile.from_json(item) for item in data["files"]),
+        )
+
+    def node(self, path: str) -> Node | None:
+        """Return the node with that path below the driver root, if it exists."""
+        for node in self.nodes:
+            if node.path == path:
+                return node
+        return None
