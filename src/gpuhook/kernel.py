@@ -1,0 +1,176 @@
+"""System calls that Python doesn't have, each raising OSError with the path it was about.
+
+One function per call, numbers and constants named as in the kernel's headers. This module
+and ``rootfs`` are the only ones that change anything in a container.
+
+Hot path: ctypes (2 ms) is imported here because mount calls need it; os and errno are free.
+"""
+
+import ctypes
+import errno
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+# include/uapi/asm-generic/unistd.h: calls added since Linux 5.0 have one number everywhere.
+_OPEN_TREE: "Final" = 428
+_MOVE_MOUNT: "Final" = 429
+_FSOPEN: "Final" = 430
+_FSCONFIG: "Final" = 431
+_FSMOUNT: "Final" = 432
+_OPENAT2: "Final" = 437
+_MOUNT_SETATTR: "Final" = 442
+
+# include/uapi/linux/fcntl.h
+AT_FDCWD: "Final" = -100
+AT_EMPTY_PATH: "Final" = 0x1000
+
+# include/uapi/linux/openat2.h
+RESOLVE_NO_XDEV: "Final" = 0x01
+RESOLVE_NO_MAGICLINKS: "Final" = 0x02
+RESOLVE_NO_SYMLINKS: "Final" = 0x04
+RESOLVE_BENEATH: "Final" = 0x08
+RESOLVE_IN_ROOT: "Final" = 0x10
+
+# include/uapi/linux/mount.h
+OPEN_TREE_CLONE: "Final" = 1
+OPEN_TREE_CLOEXEC: "Final" = os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH: "Final" = 0x04
+MOVE_MOUNT_T_EMPTY_PATH: "Final" = 0x40
+MOUNT_ATTR_RDONLY: "Final" = 0x01
+MOUNT_ATTR_NOSUID: "Final" = 0x02
+MOUNT_ATTR_NODEV: "Final" = 0x04
+MOUNT_ATTR_NOEXEC: "Final" = 0x08
+MS_PRIVATE: "Final" = 1 << 18
+MNT_DETACH: "Final" = 2
+FSOPEN_CLOEXEC: "Final" = 1
+FSMOUNT_CLOEXEC: "Final" = 1
+FSCONFIG_SET_STRING: "Final" = 1
+FSCONFIG_CMD_CREATE: "Final" = 6
+
+# include/uapi/linux/sched.h
+CLONE_NEWNS: "Final" = 0x00020000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+_HINTS = {
+    errno.ENOSYS: "this kernel is older than Linux 5.12, which gpuhook needs",
+    errno.EPERM: "the process lacks CAP_SYS_ADMIN or a security module forbids it",
+}
+
+
+def syscall(number: int, *args: object, path: str = "") -> int:
+    """Call syscall(2) with a number; ints become longs, bytes and buffers pointers.
+
+    Raises OSError with errno, its text (and for ENOSYS and EPERM a hint) and ``path``.
+    """
+    converted = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
+    result: int = _libc.syscall(ctypes.c_long(number), *converted)
+    if result < 0:
+        raise _os_error(path)
+    return result
+
+
+def _os_error(path: str) -> OSError:
+    number = ctypes.get_errno()
+    text = os.strerror(number)
+    if number in _HINTS:
+        text = f"{text} ({_HINTS[number]})"
+    return OSError(number, text, path)
+
+
+class _OpenHow(ctypes.Structure):
+    """Struct open_how of include/uapi/linux/openat2.h."""
+
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+class _MountAttr(ctypes.Structure):
+    """Struct mount_attr of include/uapi/linux/mount.h."""
+
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+    """Open a path with restricted resolution, openat2(2); the descriptor is close-on-exec."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    name = os.fsencode(path)
+    return syscall(_OPENAT2, dir_fd, name, ctypes.byref(how), ctypes.sizeof(how), path=path)
+
+
+def clone_tree(fd: int, path: str) -> int:
+    """Clone what an O_PATH descriptor points at into a detached mount, open_tree(2).
+
+    Returns the detached mount's descriptor. ``path`` is for the error text alone. Needs
+    CAP_SYS_ADMIN and a source in the caller's own mount namespace.
+    """
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH
+    return syscall(_OPEN_TREE, fd, b"", flags, path=path)
+
+
+def set_mount_attributes(fd: int, attributes: int, path: str) -> None:
+    """Add MOUNT_ATTR_* flags to a detached mount and make it private, mount_setattr(2)."""
+    attr = _MountAttr(attributes, 0, MS_PRIVATE, 0)
+    size = ctypes.sizeof(attr)
+    syscall(_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, ctypes.byref(attr), size, path=path)
+
+
+def attach_mount(mount_fd: int, target_fd: int, path: str) -> None:
+    """Attach a detached mount on the file or folder of an O_PATH descriptor, move_mount(2)."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
+    syscall(_MOVE_MOUNT, mount_fd, b"", target_fd, b"", flags, path=path)
+
+
+def new_tmpfs(options: dict[str, str], attributes: int) -> int:
+    """Make a detached tmpfs with options such as {"mode": "0555"}; return its descriptor."""
+    context = syscall(_FSOPEN, b"tmpfs", FSOPEN_CLOEXEC, path="tmpfs")
+    try:
+        for key, value in options.items():
+            arguments = (context, FSCONFIG_SET_STRING, key.encode(), value.encode(), 0)
+            syscall(_FSCONFIG, *arguments, path="tmpfs")
+        syscall(_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0, path="tmpfs")
+        return syscall(_FSMOUNT, context, FSMOUNT_CLOEXEC, attributes, path="tmpfs")
+    finally:
+        os.close(context)
+
+
+def detach_mount(mount_fd: int) -> None:
+    """Detach the attached mount whose root the descriptor is, umount2(2).
+
+    Goes through /proc/self/fd, so /proc must be mounted in the current namespace.
+    """
+    path = f"/proc/self/fd/{mount_fd}"
+    if _libc.umount2(path.encode(), MNT_DETACH) != 0:
+        raise _os_error(path)
+
+
+def enter_mount_namespace(fd: int, path: str) -> None:
+    """Move this (single-threaded) process into a mount namespace, setns(2)."""
+    if _libc.setns(fd, CLONE_NEWNS) != 0:
+        raise _os_error(path)
+
+
+def set_no_new_privileges() -> None:
+    """Forbid this process and its children to gain privileges, prctl(2)."""
+    pr_set_no_new_privs = 38  # include/uapi/linux/prctl.h
+    if _libc.prctl(pr_set_no_new_privs, 1, 0, 0, 0) != 0:
+        raise _os_error("prctl")
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, prctl(2)."""
+    pr_set_pdeathsig, sigkill = 1, 9  # include/uapi/linux/prctl.h
+    if _libc.prctl(pr_set_pdeathsig, sigkill, 0, 0, 0) != 0:
+        raise _os_error("prctl")
