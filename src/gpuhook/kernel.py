@@ -104,7 +104,10 @@ class _MountAttr(ctypes.Structure):
 
 
 def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
-    """Open a path with restricted resolution, openat2(2); the descriptor is close-on-exec."""
+    """Open a path, its resolution restricted by RESOLVE_* flags; always close-on-exec.
+
+    Source: openat2(2).
+    """
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     name = os.fsencode(path)
     return syscall(_OPENAT2, dir_fd, name, ctypes.byref(how), ctypes.sizeof(how), path=path)

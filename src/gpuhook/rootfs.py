@@ -175,9 +175,7 @@ class Rootfs:
 
     def _open_folder(self, path: str) -> int:
         try:
-            return kernel.openat2(
-                self._fd, _relative(path), os.O_PATH | os.O_DIRECTORY, _RESOLVE
-            )
+            return kernel.openat2(self._fd, _relative(path), os.O_PATH | os.O_DIRECTORY, _RESOLVE)
         except FileNotFoundError:
             pass
         parent, name = self._final_place(path)
@@ -330,9 +328,9 @@ class Rootfs:
             return os.open(name, flags, dir_fd=parent)
         except FileNotFoundError:
             os.mkdir(name, 0o755, dir_fd=parent)
-        fd = os.open(name, flags, dir_fd=parent)
         held = os.dup(parent)
         self._journal.record(lambda: os.rmdir(name, dir_fd=held))
+        fd = os.open(name, flags, dir_fd=parent)
         if self._owner != (0, 0):
             os.chown(name, *self._owner, dir_fd=parent, follow_symlinks=False)
         return fd
