@@ -1,0 +1,146 @@
+"""OCI bundles to start runc and crun with: a base config.json that each test changes."""
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.commands import Result, run
+from harness.namespaces import Namespace
+
+CAPABILITIES = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_SETGID",
+    "CAP_SETUID",
+]
+CGROUP_PARENT = "/gpuhook-test"
+
+Spec = dict[str, Any]
+
+
+def base_config(root: Path, *command: str) -> Spec:
+    """Return the config.json of a container that runs ``command`` on the root ``root``.
+
+    It holds what Docker's does, cgroup deny-all included, and nothing about GPUs.
+    """
+    sets = ("bounding", "effective", "permitted")
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": list(command) or ["true"],
+            "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+            "cwd": "/",
+            "capabilities": {name: list(CAPABILITIES) for name in sets},
+            "noNewPrivileges": True,
+        },
+        "root": {"path": str(root), "readonly": False},
+        "hostname": "container",
+        "mounts": _mounts(),
+        "linux": {
+            "cgroupsPath": "",
+            "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+            "namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")],
+            "maskedPaths": ["/proc/kcore", "/proc/keys", "/sys/firmware"],
+            "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"],
+        },
+    }
+
+
+def _mounts() -> list[Spec]:
+    rows = [
+        ("/proc", "proc", "proc", "nosuid noexec nodev"),
+        ("/dev", "tmpfs", "tmpfs", "nosuid strictatime mode=755 size=65536k"),
+        ("/dev/pts", "devpts", "devpts", "nosuid noexec newinstance ptmxmode=0666 mode=0620"),
+        ("/dev/shm", "tmpfs", "shm", "nosuid noexec nodev mode=1777 size=65536k"),
+        ("/sys", "sysfs", "sysfs", "nosuid noexec nodev ro"),
+    ]
+    return [
+        {"destination": point, "type": kind, "source": source, "options": options.split()}
+        for point, kind, source, options in rows
+    ]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle folder, its container's id, its root filesystem and where it runs."""
+
+    path: Path
+    name: str
+    root: Path
+    namespace: Namespace
+
+    @property
+    def config(self) -> Path:
+        """The bundle's config.json."""
+        return self.path / "config.json"
+
+    def spec(self) -> Spec:
+        """Return config.json as it is now."""
+        spec: Spec = json.loads(self.config.read_bytes())
+        return spec
+
+    def change(self, mutate: Callable[[Spec], None]) -> None:
+        """Let ``mutate`` change config.json."""
+        spec = self.spec()
+        mutate(spec)
+        self.config.write_text(json.dumps(spec))
+
+    def environ(self, *settings: str) -> None:
+        """Append NAME=value ``settings`` to the container's environment."""
+        self.change(lambda spec: spec["process"]["env"].extend(settings))
+
+    def command(self, *argv: str) -> None:
+        """Have the container run ``argv``."""
+        self.change(lambda spec: spec["process"].update(args=list(argv)))
+
+    def call(
+        self, *argv: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None
+    ) -> Result:
+        """Run ``argv`` in the bundle's namespace, with the bundle as working directory."""
+        return self.namespace.run(*argv, env=env, cwd=cwd or self.path)
+
+    def run(self, runtime: str | Path, env: dict[str, str] | None = None) -> Result:
+        """Run the container from create to delete with ``runtime``."""
+        return self.call(runtime, "run", "--bundle", self.path, self.name, env=env)
+
+
+@contextmanager
+def bundle(parent: Path, lower: Path, namespace: Namespace, runtime: str) -> Iterator[Bundle]:
+    """Make a bundle whose root is a fresh overlay on ``lower``; delete all of it at the end.
+
+    ``runtime`` is the low-level runtime that deletes the container if it still exists.
+    """
+    name = f"gpuhook-{uuid.uuid4().hex[:12]}"
+    path = parent / name
+    root = path / "rootfs"
+    for folder in (root, path / "upper", path / "work"):
+        folder.mkdir(parents=True)
+    layers = f"lowerdir={lower},upperdir={path / 'upper'},workdir={path / 'work'}"
+    namespace.run("mount", "-t", "overlay", "-o", layers, "overlay", root).ok()
+    made = Bundle(path, name, root, namespace)
+    spec = base_config(root)
+    spec["linux"]["cgroupsPath"] = f"{CGROUP_PARENT}/{name}"
+    made.config.write_text(json.dumps(spec))
+    try:
+        yield made
+    finally:
+        namespace.run(runtime, "delete", "--force", name)
+        namespace.run("umount", root).ok()
+        run(["rm", "-rf", "--one-file-system", path]).ok()
+
+
+def remove_cgroups() -> None:
+    """Remove the cgroups that our containers' parent left in every hierarchy."""
+    for folder in Path("/sys/fs/cgroup").glob(f"**/{CGROUP_PARENT.strip('/')}"):
+        folders = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
+        for each in [*folders, folder]:
+            each.rmdir()

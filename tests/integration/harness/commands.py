@@ -1,0 +1,110 @@
+"""Run programs: to their end with their output kept, or in the background until told to stop."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a program ended."""
+
+    argv: tuple[str, ...]
+    status: int
+    stdout: str
+    stderr: str
+
+    def ok(self) -> "Result":
+        """Return self; AssertionError with everything printed if the exit status is not 0."""
+        assert self.status == 0, str(self)
+        return self
+
+    def failed(self) -> "Result":
+        """Return self; AssertionError with everything printed if the exit status is 0."""
+        assert self.status != 0, str(self)
+        return self
+
+    def __str__(self) -> str:
+        return (
+            f"{' '.join(self.argv)}\nexit status {self.status}\n"
+            f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+        )
+
+
+def run(
+    argv: Sequence[str | Path],
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: bytes = b"",
+    timeout: float = TIMEOUT_S,
+) -> Result:
+    """Run ``argv`` to its end; ``env`` is added to our environment."""
+    words = tuple(str(word) for word in argv)
+    done = subprocess.run(
+        words,
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        timeout=timeout,
+        check=False,
+    )
+    return Result(
+        words, done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode("utf-8")
+    )
+
+
+def wait_until(
+    condition: Callable[[], bool], what: str, timeout: float = 30.0, interval: float = 0.02
+) -> None:
+    """Return once ``condition`` holds; AssertionError naming ``what`` if it never does."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"waited {timeout} s in vain until {what}"
+        time.sleep(interval)
+
+
+@contextmanager
+def daemon(
+    argv: Sequence[str | Path],
+    log: Path,
+    ready: Callable[[], bool],
+    env: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``argv`` in the background from when it is ``ready`` to the end of the block.
+
+    It is told to stop, too, when this process dies without reaching the end of the block.
+    """
+    words = ["setpriv", "--pdeathsig", "TERM", *(str(word) for word in argv)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        wait_until(lambda: process.poll() is not None or ready(), f"{argv[0]} is ready; see {log}")
+        assert process.poll() is None, log.read_text(errors="replace")
+        yield process
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes], patience: float = 20.0) -> None:
+    """Ask ``process`` to end, and end it if it doesn't."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

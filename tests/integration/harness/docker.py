@@ -1,0 +1,85 @@
+"""A dockerd of our own, with gpu-py in its daemon.json."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.bundles import CGROUP_PARENT
+from harness.commands import Result, daemon, run
+from harness.engines import settings
+from harness.namespaces import Namespace
+
+
+@dataclass(frozen=True)
+class Docker:
+    """A running dockerd; ``folder`` holds all it has, ``pid`` is the daemon."""
+
+    folder: Path
+    pid: int | None
+
+    def call(self, *words: str | Path) -> Result:
+        """Run the docker command line against this daemon."""
+        env = {"DOCKER_CONFIG": str(self.folder / "client")}
+        return run(["docker", "-H", f"unix://{self.folder}/docker.sock", *words], env=env)
+
+    def run(
+        self,
+        image: str,
+        *command: str,
+        env: Sequence[str] = (),
+        options: Sequence[str] = (),
+        runtime: str = "gpu-py",
+    ) -> Result:
+        """Run ``command`` in a container of ``image`` that is deleted afterwards."""
+        words = ["run", "--rm", f"--runtime={runtime}", *settings("-e", env), *options]
+        return self.call(*words, image, *command)
+
+
+@contextmanager
+def dockerd(
+    folder: Path,
+    namespace: Namespace,
+    runtimes: Mapping[str, Path],
+    images: Path,
+    env: Mapping[str, str],
+) -> Iterator[Docker]:
+    """Start dockerd below ``folder`` and load ``images``, an archive as docker save writes.
+
+    ``runtimes`` are registered by name; ``env`` is added to the daemon's environment.
+    """
+    folder.mkdir()
+    config = folder / "daemon.json"
+    registered = {name: {"path": str(path)} for name, path in runtimes.items()}
+    config.write_text(json.dumps({"runtimes": registered}))
+    client = Docker(folder, None)
+    argv = namespace.enter("dockerd", *_options(folder, config))
+    with daemon(argv, folder / "log", lambda: client.call("info").status == 0, env):
+        pid = int((folder / "pid").read_text())
+        client.call("load", "--input", images).ok()
+        yield Docker(folder, pid)
+        _remove_containers(client)
+
+
+def _options(folder: Path, config: Path) -> list[str]:
+    return [
+        f"--config-file={config}",
+        f"--data-root={folder}/data",
+        f"--exec-root={folder}/exec",
+        f"--pidfile={folder}/pid",
+        f"--host=unix://{folder}/docker.sock",
+        f"--cgroup-parent={CGROUP_PARENT}",
+        "--exec-opt=native.cgroupdriver=cgroupfs",
+        "--bridge=none",
+        "--iptables=false",
+        "--ip6tables=false",
+        "--ip-forward=false",
+        "--ip-masq=false",
+    ]
+
+
+def _remove_containers(client: Docker) -> None:
+    left = client.call("ps", "--all", "--quiet").ok().stdout.split()
+    if left:
+        client.call("rm", "--force", *left).ok()

@@ -1,0 +1,31 @@
+"""What every engine can do in a test: run a container of an image with some environment."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from harness.commands import Result
+
+
+class Engine(Protocol):
+    """Docker, containerd or podman, started for the tests and ready to run containers."""
+
+    def run(
+        self,
+        image: str,
+        *command: str,
+        env: Sequence[str] = (),
+        options: Sequence[str] = (),
+    ) -> Result:
+        """Run ``command`` in a fresh container of ``image``; it is gone afterwards.
+
+        ``env`` holds NAME=value settings, ``options`` further options of the engine's own.
+        """
+
+    @property
+    def pid(self) -> int | None:
+        """The daemon, whose mount table is looked at too; None for an engine without one."""
+
+
+def settings(flag: str, env: Sequence[str]) -> list[str]:
+    """Return ``env`` as command line options."""
+    return [word for setting in env for word in (flag, setting)]

@@ -1,0 +1,112 @@
+"""Mount namespaces: one for the whole test session, and others with another cgroup layout.
+
+The session's own namespace has a fresh tmpfs on /run and shared propagation everywhere, as
+systemd makes it: a mount that leaks out of a container is seen, nothing outlives the
+session, and an engine that runs on this machine never notices us.
+"""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.commands import Result, run, stop
+
+CLONE_NEWNS = 0x00020000  # linux/sched.h
+CGROUP = Path("/sys/fs/cgroup")
+CAP_SYS_RESOURCE = 24  # linux/capability.h
+
+LAYOUTS = {
+    "host": ":",
+    "v1": f"umount {CGROUP}/unified",
+    "v2": f"umount -R {CGROUP} && mount -t cgroup2 cgroup2 {CGROUP}",
+}
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """A mount namespace; ``pid`` is a process in it, None for this process' own."""
+
+    cgroups: str
+    pid: int | None = None
+
+    def enter(self, *argv: str | Path, cwd: Path | None = None) -> list[str]:
+        """Return the command line that runs ``argv`` in this namespace."""
+        words = [str(word) for word in argv]
+        if self.pid is None:
+            return words
+        return ["nsenter", "-t", str(self.pid), "-m", f"--wdns={cwd or Path.cwd()}", "--", *words]
+
+    def run(
+        self,
+        *argv: str | Path,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: bytes = b"",
+    ) -> Result:
+        """Run ``argv`` to its end in this namespace."""
+        return run(self.enter(*argv, cwd=cwd), env=env, cwd=cwd, stdin=stdin)
+
+
+def host_cgroups() -> str:
+    """Return this machine's cgroup layout: hybrid, v1 or v2."""
+    kinds = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        kinds[fields[4]] = fields[fields.index("-") + 1]
+    if kinds.get(str(CGROUP)) == "cgroup2":
+        return "v2"
+    return "hybrid" if kinds.get(f"{CGROUP}/unified") == "cgroup2" else "v1"
+
+
+def may_raise_memlock() -> bool:
+    """Tell whether RLIMIT_MEMLOCK can be raised, as crun must to load a BPF program."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> CAP_SYS_RESOURCE & 1)
+    return False
+
+
+def runtime_layouts() -> list[tuple[str, str]]:
+    """Return the (low-level runtime, layout) pairs that this machine's kernel can run."""
+    pairs = {
+        "hybrid": [("runc", "host"), ("crun", "v1"), ("runc", "v2"), ("crun", "v2")],
+        "v1": [("runc", "host"), ("crun", "host"), ("runc", "v2"), ("crun", "v2")],
+        "v2": [("runc", "host"), ("crun", "host")],
+    }[host_cgroups()]
+    return [pair for pair in pairs if pair != ("crun", "v2") or may_raise_memlock()]
+
+
+def isolate_session() -> None:
+    """Move this process into the session's mount namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "unshare(CLONE_NEWNS)")
+    run(["mount", "--make-rprivate", "/"]).ok()
+    run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"]).ok()
+    run(["mount", "--make-rshared", "/"]).ok()
+
+
+@contextmanager
+def namespace(layout: str) -> Iterator[Namespace]:
+    """Give a namespace with that cgroup layout until the end of the block."""
+    if layout == "host":
+        yield Namespace(host_cgroups())
+        return
+    script = f"{LAYOUTS[layout]} && mount --make-rshared / && echo ready && exec sleep infinity"
+    holder = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", "sh", "-c", script],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"ready\n"
+        yield Namespace(layout, holder.pid)
+    finally:
+        stop(holder)
+        if holder.stdout is not None:
+            holder.stdout.close()

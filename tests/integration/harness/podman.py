@@ -1,0 +1,96 @@
+"""A podman with storage of its own, reaching gpuhook as a runtime or as a hook."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.bundles import CGROUP_PARENT
+from harness.commands import Result
+from harness.engines import settings
+from harness.namespaces import Namespace
+
+
+@dataclass(frozen=True)
+class Podman:
+    """podman with its storage in ``folder``; ``hooks`` is a hooks-dir or None."""
+
+    folder: Path
+    namespace: Namespace
+    runtime: Path
+    hooks: Path | None
+    env: Mapping[str, str]
+
+    @property
+    def pid(self) -> int | None:
+        """The process that holds podman's mount namespace; podman has no daemon."""
+        return self.namespace.pid
+
+    def call(self, *words: str | Path) -> Result:
+        """Run podman on this storage."""
+        argv = [
+            "podman",
+            f"--root={self.folder}/root",
+            f"--runroot={self.folder}/run",
+            f"--tmpdir={self.folder}/tmp",
+            "--cgroup-manager=cgroupfs",
+            "--events-backend=file",
+            f"--runtime={self.runtime}",
+            *([f"--hooks-dir={self.hooks}"] if self.hooks else []),
+        ]
+        return self.namespace.run(*argv, *words, env=dict(self.env))
+
+    def run(
+        self,
+        image: str,
+        *command: str,
+        env: Sequence[str] = (),
+        options: Sequence[str] = (),
+    ) -> Result:
+        """Run ``command`` in a container of ``image`` that is deleted afterwards.
+
+        The limits are given because podman's own may be above what this process has.
+        """
+        words = [
+            "--network=none",
+            "--ulimit=nofile=1024:1024",
+            "--ulimit=nproc=1024:1024",
+            "--pids-limit=-1",
+        ]
+        words += [f"--cgroup-parent={CGROUP_PARENT}", *settings("-e", env), *options]
+        return self.call("run", "--rm", *words, image, *command)
+
+
+@contextmanager
+def podman(
+    folder: Path,
+    namespace: Namespace,
+    runtime: Path,
+    images: Path,
+    *,
+    hooks: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Podman]:
+    """Load ``images``, an archive as docker save writes, into storage below ``folder``."""
+    folder.mkdir()
+    client = Podman(folder, namespace, runtime, hooks, env or {})
+    client.call("load", "--input", images).ok()
+    try:
+        yield client
+    finally:
+        client.call("rm", "--all", "--force")
+        client.call("system", "reset", "--force")
+
+
+def hooks_dir(folder: Path, hook: Path, *args: str) -> Path:
+    """Write a hooks-dir whose one file has every container call ``hook`` with ``args``."""
+    folder.mkdir()
+    described = {
+        "version": "1.0.0",
+        "hook": {"path": str(hook), "args": [hook.name, *args]},
+        "when": {"always": True},
+        "stages": ["prestart"],
+    }
+    (folder / "gpuhook.json").write_text(json.dumps(described))
+    return folder

@@ -1,0 +1,50 @@
+"""What a host looks like, so that a test can say that nothing changed."""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def mount_table(text: str | None = None) -> list[str]:
+    """Return the mounts as lines without the numbers that differ from mount to mount."""
+    if text is None:
+        text = Path("/proc/self/mountinfo").read_text()
+    lines = []
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        root, point, options = before.split()[3:6]
+        lines.append(f"{point} root={root} {options} {after}")
+    return sorted(lines)
+
+
+def tree(*folders: Path) -> dict[str, tuple[int, int, int, str]]:
+    """Return everything below ``folders``: mode, device number, size and link target by path."""
+    found = {}
+    for folder in folders:
+        for path in [folder, *folder.rglob("*")]:
+            status = path.lstat()
+            regular = stat.S_ISREG(status.st_mode)
+            target = str(path.readlink()) if stat.S_ISLNK(status.st_mode) else ""
+            size = status.st_size if regular else 0
+            found[str(path)] = (status.st_mode, status.st_rdev, size, target)
+    return found
+
+
+@contextmanager
+def nothing_left(*folders: Path, pid: int | None = None) -> Iterator[None]:
+    """Assert at the end of the block that mounts and ``folders`` are as they were.
+
+    The mount tables compared are ours and, with ``pid``, that process' too.
+    """
+    tables = [Path(f"/proc/{who}/mountinfo") for who in ("self", pid) if who is not None]
+    before = [mount_table(table.read_text()) for table in tables], tree(*folders)
+    yield
+    after = [mount_table(table.read_text()) for table in tables], tree(*folders)
+    assert before == after
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Tell whether both paths lead to one inode."""
+    return os.path.samestat(one.stat(), other.stat())
