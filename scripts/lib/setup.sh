@@ -1,0 +1,83 @@
+# Shared by the scripts: messages, the packages and the Python environment they need.
+# shellcheck shell=bash disable=SC2034
+# Source it from a bash script in strict mode; it moves to the repository's root.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+REPOSITORY=$PWD
+WORK=$REPOSITORY/.work
+mkdir -p "$WORK"
+
+# What needs which Debian package: the command (or absolute path) that shows it is there.
+PACKAGES_LINT=(shellcheck=shellcheck)
+PACKAGES_BUILD=(gcc=gcc /usr/include/stdio.h=libc6-dev)
+PACKAGES_ENGINES=(
+    runc=runc crun=crun dockerd=docker.io docker=docker.io containerd=containerd ctr=containerd
+    podman=podman conmon=conmon busybox=busybox-static unshare=util-linux mount=mount
+)
+
+say() {
+    printf '\n== %s\n' "$*"
+}
+
+die() {
+    printf '%s: %s\n' "${0##*/}" "$*" >&2
+    exit 1
+}
+
+is_root() {
+    [[ $(id -u) -eq 0 ]]
+}
+
+is_there() {
+    case $1 in
+    /*) [[ -e $1 ]] ;;
+    *) command -v "$1" >/dev/null ;;
+    esac
+}
+
+# install_packages PROOF=PACKAGE...: install the packages whose proof is missing, and say so.
+install_packages() {
+    local pair missing=()
+    for pair in "$@"; do
+        is_there "${pair%%=*}" || missing+=("${pair#*=}")
+    done
+    [[ ${#missing[@]} -gt 0 ]] || return 0
+    mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+    is_root || die "missing packages: as root, run apt-get install ${missing[*]}"
+    command -v apt-get >/dev/null || die "install these Debian packages' like: ${missing[*]}"
+    say "installing with apt: ${missing[*]}"
+    apt-get update -q >/dev/null
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+        "${missing[@]}" >"$WORK/apt.log" 2>&1 || {
+        tail -n 20 "$WORK/apt.log" >&2
+        die "apt-get failed; all it said is in $WORK/apt.log"
+    }
+}
+
+# A Debian python3 without python3-venv has the module venv, but nothing to make pip from.
+install_python() {
+    if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+        install_packages /nonexistent=python3-venv
+    fi
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        die "$(python3 --version) is too old: 3.11 or newer is needed"
+}
+
+has_tools() {
+    [[ -x .venv/bin/ruff ]] && .venv/bin/python - 2>/dev/null <<'PYTHON'
+import click, hypothesis, mypy, pynvml, pyroute2, pytest, toml
+import gpuhook
+PYTHON
+}
+
+# Make .venv: the developers' environment, with the package installed as it lies here.
+make_environment() {
+    has_tools && return 0
+    install_python
+    [[ -x .venv/bin/python ]] || {
+        say 'making .venv'
+        python3 -m venv .venv
+    }
+    say "installing gpuhook and the test tools into .venv"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+}
