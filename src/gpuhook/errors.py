@@ -76,6 +76,12 @@ class DriverError(GpuhookError):
     code = "driver"
 
 
+class ElfError(DriverError):
+    """A shared library isn't a well-formed ELF file."""
+
+    code = "elf"
+
+
 class LdCacheError(GpuhookError):
     """A ld.so.cache can't be read or written."""
 
