@@ -1,14 +1,16 @@
 """OCI bundles to start runc and crun with: a base config.json that each test changes."""
 
 import json
+import os
+import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.commands import Result, run
+from harness.commands import Result, run, wait_until
 from harness.namespaces import Namespace
 
 CAPABILITIES = [
@@ -111,6 +113,42 @@ class Bundle:
     def run(self, runtime: str | Path, env: dict[str, str] | None = None) -> Result:
         """Run the container from create to delete with ``runtime``."""
         return self.call(runtime, "run", "--bundle", self.path, self.name, env=env)
+
+    def live(
+        self,
+        create: Sequence[str | Path],
+        rest: Sequence[str | Path],
+        name: str,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Result:
+        """Lead a container through create, start and delete, as engines do.
+
+        ``create`` is the whole command line that creates the container ``name``, ``rest``
+        the runtime with its global options for the other verbs. Returns the status of
+        create with the container's output, or what made create fail.
+        """
+        output = self.path / "output"
+        argv = self.namespace.enter(*create, cwd=cwd or self.path)
+        with output.open("wb") as file:
+            created = subprocess.run(
+                argv,
+                env={**os.environ, **(env or {})},
+                cwd=cwd or self.path,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                check=False,
+            )
+        if created.returncode == 0:
+            self.call(*rest, "start", name).ok()
+            wait_until(lambda: self._stopped(rest, name), f"container {name} stopped")
+            self.call(*rest, "delete", name).ok()
+        return Result(tuple(argv), created.returncode, output.read_text(), "")
+
+    def _stopped(self, rest: Sequence[str | Path], name: str) -> bool:
+        state = json.loads(self.call(*rest, "state", name).ok().stdout)
+        return bool(state["status"] == "stopped")
 
 
 @contextmanager

@@ -1,0 +1,17 @@
+"""With CI=true a skipped test is a failed one: nothing may be left out there."""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+CI = os.environ.get("CI") == "true"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if CI and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"with CI=true nothing may be skipped: {report.longrepr}"
+    return report

@@ -1,0 +1,65 @@
+"""What a container sees of the GPUs, asked inside it and read from what it printed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from harness.commands import Result
+
+GPU_MAJOR = 195
+
+# mknod comes last: until then /dev holds only what the container was given.
+SCRIPT = """
+for node in $(busybox find /dev -name 'nvidia*' -type c); do
+    echo "node $(devopen $node) $(busybox stat -c %t:%T $node)"
+done
+for minor in MINORS; do
+    busybox mknod /dev/by-hand-$minor c MAJOR $minor &&
+        echo "by-hand $minor $(devopen /dev/by-hand-$minor)"
+done
+[ -z "LIBRARIES" ] || for name in LIBRARIES; do
+    echo "library $(dlprobe $name)"
+done
+"""
+
+
+@dataclass
+class Inside:
+    """What one container saw.
+
+    ``nodes`` maps a node's path to what open() gave and its device numbers, ``by_hand`` a GPU
+    minor to what open() gave for a node made inside, ``libraries`` a name to the path and
+    the device:inode that the dynamic linker found.
+    """
+
+    nodes: dict[str, tuple[str, tuple[int, int]]] = field(default_factory=dict)
+    by_hand: dict[int, str] = field(default_factory=dict)
+    libraries: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def gpu_minors(self) -> set[int]:
+        """The minors of the GPUs whose nodes are there."""
+        numbers = [number for _, number in self.nodes.values()]
+        return {minor for major, minor in numbers if major == GPU_MAJOR and minor < 254}
+
+
+def look(minors: Iterable[int] = (), libraries: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the command to run inside; ``minors`` are the GPU nodes to make by hand."""
+    script = SCRIPT.replace("MAJOR", str(GPU_MAJOR))
+    script = script.replace("MINORS", " ".join(str(minor) for minor in minors))
+    return ("sh", "-c", script.replace("LIBRARIES", " ".join(libraries)))
+
+
+def seen(result: Result) -> Inside:
+    """Read what ``look`` printed in a container that ran well."""
+    found = Inside()
+    for line in result.ok().stdout.splitlines():
+        kind, *words = line.split()
+        if kind == "node":
+            path, opened, numbers = words
+            major, minor = (int(part, 16) for part in numbers.split(":"))
+            found.nodes[path] = (opened, (major, minor))
+        elif kind == "by-hand":
+            found.by_hand[int(words[0])] = words[2]
+        elif kind == "library":
+            found.libraries[words[0]] = (words[1], words[2])
+    return found
