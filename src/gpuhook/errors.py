@@ -47,9 +47,13 @@ class RuntimeMissingError(GpuhookError):
 
 
 class RequestError(GpuhookError):
-    """The container's request is malformed or not allowed."""
+    """The container's request is malformed or not allowed.
+
+    ``request`` is what had been understood of it before the error, if anything had.
+    """
 
     code = "request"
+    request: object = None
 
 
 class CapabilityError(RequestError):

@@ -1,0 +1,9 @@
+"""The configuration: config.toml read into plain data.
+
+Hot path: tomllib is imported only for a file that the quick reader does not understand.
+"""
+
+from gpuhook.config.loader import DEFAULT_PATH, load, loads
+from gpuhook.config.model import Config
+
+__all__ = ["DEFAULT_PATH", "Config", "load", "loads"]

@@ -1,0 +1,88 @@
+"""The configuration as the rest of gpuhook sees it: one attribute per setting.
+
+Hot path: imports nothing beyond the schema.
+"""
+
+from gpuhook.config.schema import KEYS
+
+TYPE_CHECKING = False
+
+
+class Config:
+    """The settings in force: what the file says, else the defaults.
+
+    ``path`` is the file that was read (None: none, all defaults). Paths are absolute or,
+    for ``driver_root`` and ``ldcache``, "" for the host's own. ``mode`` is one of hook,
+    spec, cdi and auto; ``nvml_timeout`` is in seconds; ``features`` holds the optional
+    switches that the file sets; ``ignored`` are (key, reason) pairs that changed nothing.
+    """
+
+    __slots__ = (
+        "accept_envvar_unprivileged",
+        "accept_volume_mounts",
+        "cdi_annotation_prefixes",
+        "cdi_default_kind",
+        "cdi_spec_dirs",
+        "cli_debug",
+        "cuda_compat_mode",
+        "disable_require",
+        "driver_root",
+        "environment",
+        "features",
+        "ignored",
+        "ldcache",
+        "ldconfig",
+        "library_search_paths",
+        "load_kmods",
+        "log_level",
+        "mode",
+        "no_cgroups",
+        "nvml_timeout",
+        "path",
+        "runtime_debug",
+        "runtimes",
+        "state_dir",
+        "supported_driver_capabilities",
+        "swarm_resource",
+        "user",
+    )
+
+    if TYPE_CHECKING:
+        accept_envvar_unprivileged: bool
+        accept_volume_mounts: bool
+        cdi_annotation_prefixes: tuple[str, ...]
+        cdi_default_kind: str
+        cdi_spec_dirs: tuple[str, ...]
+        cli_debug: str
+        cuda_compat_mode: str
+        disable_require: bool
+        driver_root: str
+        environment: tuple[str, ...]
+        features: dict[str, bool]
+        ignored: tuple[tuple[str, str], ...]
+        ldcache: str
+        ldconfig: str
+        library_search_paths: tuple[str, ...]
+        load_kmods: bool
+        log_level: str
+        mode: str
+        no_cgroups: bool
+        nvml_timeout: float
+        path: str | None
+        runtime_debug: str
+        runtimes: tuple[str, ...]
+        state_dir: str
+        supported_driver_capabilities: str
+        swarm_resource: str
+        user: str
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path
+        self.features = {}
+        self.ignored = ()
+        for attribute, _, default in KEYS.values():
+            setattr(self, attribute, default)
+
+    def feature(self, name: str) -> bool:
+        """Say whether the optional switch [features] ``name`` is on; absent means off."""
+        return self.features.get(name, False)

@@ -1,0 +1,202 @@
+"""Conditions that an image sets on the machine: NVIDIA_REQUIRE_*, their grammar and check.
+
+    requirement = alternative *( " " alternative )     one of them must hold
+    alternative = factor *( "," factor )               all of them must hold
+    factor      = property operator value
+    operator    = "=" / "!=" / "<" / "<=" / ">" / ">="
+
+Properties are cuda and driver (versions), arch (a GPU's compute capability) and brand
+(= and != only). A factor about another property says nothing and is left out, as is an
+alternative that has no factor left; a requirement without alternatives always holds.
+
+Hot path: imports nothing heavy.
+"""
+
+from gpuhook import versions
+from gpuhook.errors import RequirementError
+from gpuhook.quoting import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuhook.inventory import Gpu, Inventory
+    from gpuhook.request import Request
+    from gpuhook.selection import Selection
+
+    Factor = tuple[str, str, str]  # property, operator, value
+    Alternatives = tuple[tuple[Factor, ...], ...]
+
+PREFIX = "NVIDIA_REQUIRE_"
+DISABLE = "NVIDIA_DISABLE_REQUIRE"
+CUDA = "NVIDIA_REQUIRE_CUDA"
+CUDA_VERSION = "CUDA_VERSION"  # all that images from before NVIDIA_REQUIRE_CUDA have
+_JETPACK = "NVIDIA_REQUIRE_JETPACK"  # tunes Tegra's mounts and requires nothing
+
+_OPERATORS = ("!=", "<=", ">=", "=", "<", ">")  # the longer first
+_OPERATOR_CHARACTERS = "<>=!"
+_VERSIONS = ("cuda", "driver", "arch")
+_PROPERTIES = (*_VERSIONS, "brand")
+_UINT32 = 1 << 32
+
+
+def is_legacy(env: "Mapping[str, str]") -> bool:
+    """Say whether the image is one from before NVIDIA_REQUIRE_CUDA existed."""
+    return bool(env.get(CUDA_VERSION)) and not env.get(CUDA)
+
+
+def asked(env: "Mapping[str, str]") -> tuple[str, ...]:
+    """Return the requirements of an environment, sorted, once each, blank ones left out.
+
+    Raises RequirementError for a legacy image whose CUDA_VERSION is no version.
+    """
+    found = {
+        text
+        for name, value in env.items()
+        if name.startswith(PREFIX) and not name.startswith(_JETPACK) and (text := value.strip())
+    }
+    if is_legacy(env):
+        found.add(f"cuda>={major_minor(env[CUDA_VERSION])}")
+    return tuple(sorted(found))
+
+
+def major_minor(text: str) -> str:
+    """Return "major.minor" of a CUDA_VERSION such as 9, v11.6 or 12.2.1-rc1+build.
+
+    Raises RequirementError if it is none, or if a part does not fit into 32 bits.
+    """
+    core, plus, build = text.removeprefix("v").partition("+")
+    core, dash, pre = core.partition("-")
+    parts = core.split(".")
+    suffixes_fit = (not plus or _is_suffix(build)) and (not dash or _is_suffix(pre))
+    digits_only = all(part.isascii() and part.isdecimal() and len(part) <= 20 for part in parts)
+    if suffixes_fit and digits_only and len(parts) <= 3:
+        major, minor = int(parts[0]), int(parts[1]) if len(parts) > 1 else 0
+        if major < _UINT32 and minor < _UINT32:
+            return f"{major}.{minor}"
+    raise RequirementError(
+        f"{CUDA_VERSION} is {shown(text)}, which is not a version number",
+        f"correct {CUDA_VERSION} in the image, or set {CUDA} or {DISABLE}=true",
+    )
+
+
+def _is_suffix(text: str) -> bool:
+    return bool(text) and text.isascii() and text.replace("-", "").replace(".", "").isalnum()
+
+
+def parse(text: str) -> "Alternatives":
+    """Return a requirement as alternatives of (property, operator, value) factors.
+
+    Raises RequirementError for anything malformed, wherever in the text it is.
+    """
+    alternatives = []
+    for alternative in text.split():
+        parsed = [_factor(factor, text) for factor in alternative.split(",") if factor]
+        factors = tuple(factor for factor in parsed if factor[0] in _PROPERTIES)
+        if factors:
+            alternatives.append(factors)
+    return tuple(alternatives)
+
+
+def _factor(factor: str, text: str) -> "Factor":
+    end = len(factor)
+    for character in _OPERATOR_CHARACTERS:
+        position = factor.find(character)
+        if position >= 0:
+            end = min(end, position)
+    name, rest = factor[:end].lower(), factor[end:]
+    for operator in _OPERATORS:
+        if rest.startswith(operator):
+            value = rest[len(operator) :]
+            _check_factor(name, operator, value, factor, text)
+            return name, operator, value
+    raise _malformed(factor, "has none of the operators = != < <= > >=", text)
+
+
+def _check_factor(name: str, operator: str, value: str, factor: str, text: str) -> None:
+    if not name or not value:
+        raise _malformed(factor, "lacks a property or a value", text)
+    if name in _VERSIONS and versions.parse(value) is None:
+        raise _malformed(factor, "does not compare with a version number", text)
+    if name == "brand" and operator not in ("=", "!="):
+        raise _malformed(factor, "orders brands, which have no order", text)
+    if name == "brand" and any(character in value for character in _OPERATOR_CHARACTERS):
+        raise _malformed(factor, "has two operators", text)
+
+
+def _malformed(factor: str, problem: str, text: str) -> RequirementError:
+    whole = "" if factor == text else f" in the requirement {shown(text)}"
+    return RequirementError(
+        f"{shown(factor)}{whole} {problem}",
+        f"correct the image's {PREFIX}* variable, or set {DISABLE}=true",
+    )
+
+
+def holds(alternatives: "Alternatives", facts: "Mapping[str, str]") -> bool:
+    """Say whether a parsed requirement holds.
+
+    ``facts`` maps properties to what the machine has; a property that is missing, empty or
+    (for a version) unreadable makes a factor about it true, since nothing speaks against it.
+    """
+    if not alternatives:
+        return True
+    return any(all(_factor_holds(factor, facts) for factor in factors) for factors in alternatives)
+
+
+def _factor_holds(factor: "Factor", facts: "Mapping[str, str]") -> bool:
+    name, operator, value = factor
+    actual = facts.get(name)
+    if not actual:
+        return True
+    if name == "brand":
+        return (actual.lower() == value.lower()) == (operator == "=")
+    have, want = versions.parse(actual), versions.parse(value)
+    if have is None or want is None:
+        return True
+    if operator == "=":
+        return have == want
+    if operator == "!=":
+        return have != want
+    if operator == "<":
+        return have < want
+    if operator == "<=":
+        return have <= want
+    return have > want if operator == ">" else have >= want
+
+
+def check(request: "Request", inventory: "Inventory", selection: "Selection") -> None:
+    """Raise RequirementError unless every requirement holds for every selected GPU.
+
+    Without a selected GPU only cuda and driver are known.
+    """
+    for text in request.requirements:
+        alternatives = parse(text)
+        if not selection.gpus and not holds(alternatives, _facts(inventory, None)):
+            raise _unmet(text, alternatives, inventory, None)
+        for gpu in selection.gpus:
+            if not holds(alternatives, _facts(inventory, gpu)):
+                raise _unmet(text, alternatives, inventory, gpu)
+
+
+def _facts(inventory: "Inventory", gpu: "Gpu | None") -> dict[str, str]:
+    facts = {"cuda": inventory.cuda_version, "driver": inventory.driver_version}
+    if gpu is not None:
+        facts["arch"] = gpu.architecture
+        facts["brand"] = gpu.brand
+    return facts
+
+
+def _unmet(
+    text: str, alternatives: "Alternatives", inventory: "Inventory", gpu: "Gpu | None"
+) -> RequirementError:
+    facts = _facts(inventory, gpu)
+    asked_about = {factor[0] for factors in alternatives for factor in factors}
+    has = ", ".join(f"{name} {facts[name]}" for name in _PROPERTIES if facts.get(name))
+    where = f" (GPU {gpu.index})" if gpu is not None and {"arch", "brand"} & asked_about else ""
+    remedy = "use a machine with such a GPU"
+    if {"cuda", "driver"} & asked_about:
+        remedy = f"update the driver, use an image made for CUDA {inventory.cuda_version} or older"
+    return RequirementError(
+        f"the container requires {shown(text)} and this machine has {has}{where}",
+        f"{remedy}, or set {DISABLE}=true to start without this check",
+    )

@@ -1,0 +1,185 @@
+"""Which of a machine's GPUs and MIG devices the names in a request mean.
+
+A selector is one of: all; an index (0) or a range of indices (0-3); a GPU's UUID
+(GPU-8f3a..., whole or the beginning of only one); a PCI bus id (0000:1B:00.0 or 1B:00.0);
+a MIG device by index in its GPU (0:1), by UUID (MIG-...) or in the old form
+(MIG-GPU-<uuid>/<gpu instance>/<compute instance>). Letters may be of either case.
+
+Hot path: imports nothing heavy.
+"""
+
+from gpuhook.errors import RequestError, UnknownDeviceError
+from gpuhook.quoting import listed, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.inventory import Gpu, Inventory, Mig
+    from gpuhook.request import Request
+
+    Found = tuple[Gpu, Mig | None]
+
+_DIGITS = 9  # more digits than any index has
+_HEX = frozenset("0123456789abcdef")
+
+
+class Selection:
+    """What was selected, in the request's order, once each.
+
+    ``gpus`` are the GPUs whose nodes must appear, a MIG device's GPU included; ``migs`` are
+    (GPU, MIG device) pairs; ``uuids`` name what was asked for.
+    """
+
+    __slots__ = ("gpus", "migs", "uuids")
+
+    def __init__(
+        self,
+        gpus: "tuple[Gpu, ...]" = (),
+        migs: "tuple[tuple[Gpu, Mig], ...]" = (),
+        uuids: tuple[str, ...] = (),
+    ) -> None:
+        self.gpus = gpus
+        self.migs = migs
+        self.uuids = uuids
+
+
+def select(request: "Request", inventory: "Inventory") -> Selection:
+    """Return the GPUs and MIG devices that the request's selectors mean.
+
+    ``all`` on a machine without GPUs selects none; any other name that fits nothing raises
+    UnknownDeviceError, which names what the machine has. RequestError for management of MIG
+    that is asked of anything but all devices.
+    """
+    gpus: dict[str, Gpu] = {}
+    migs: dict[str, tuple[Gpu, Mig]] = {}
+    uuids: dict[str, None] = {}
+    for selector in request.selectors:
+        for gpu, mig in _find(selector, inventory):
+            gpus.setdefault(gpu.uuid, gpu)
+            if mig is not None:
+                migs.setdefault(mig.uuid, (gpu, mig))
+            uuids[gpu.uuid if mig is None else mig.uuid] = None
+    _check_mig_management(request)
+    return Selection(tuple(gpus.values()), tuple(migs.values()), tuple(uuids))
+
+
+def _check_mig_management(request: "Request") -> None:
+    for name, value in (("CONFIG", request.mig_config), ("MONITOR", request.mig_monitor)):
+        if value is not None and value != "all":
+            raise RequestError(
+                f"NVIDIA_MIG_{name}_DEVICES is {shown(value)}, and MIG is managed as a whole",
+                f"set NVIDIA_MIG_{name}_DEVICES=all or unset it",
+            )
+
+
+def _find(selector: str, inventory: "Inventory") -> "list[Found]":
+    wanted = selector.lower()
+    if wanted == "all":
+        return [found for gpu in inventory.gpus for found in _with_migs(gpu)]
+    for search in (_by_index, _by_range, _by_gpu_uuid, _by_bus_id, _by_mig_index, _by_mig_name):
+        found = search(wanted, inventory)
+        if found:
+            return found
+    raise UnknownDeviceError(
+        f"this machine has no GPU or MIG device {shown(selector)}: {_what_exists(inventory)}",
+        "ask for one that exists, or for all; `gpuhook info` lists them",
+    )
+
+
+def _with_migs(gpu: "Gpu") -> "list[Found]":
+    return [(gpu, None), *((gpu, mig) for mig in gpu.mig)]
+
+
+def _number(text: str) -> int | None:
+    if 0 < len(text) <= _DIGITS and text.isascii() and text.isdecimal():
+        return int(text)
+    return None
+
+
+def _gpu_at(number: int | None, inventory: "Inventory") -> "Gpu | None":
+    for gpu in inventory.gpus:
+        if gpu.index == number:
+            return gpu
+    return None
+
+
+def _by_index(wanted: str, inventory: "Inventory") -> "list[Found]":
+    gpu = _gpu_at(_number(wanted), inventory)
+    return [] if gpu is None else [(gpu, None)]
+
+
+def _by_range(wanted: str, inventory: "Inventory") -> "list[Found]":
+    """All of a range must exist: a machine that has lost a GPU should say so."""
+    first, _, last = wanted.partition("-")
+    start, end = _number(first), _number(last)
+    if start is None or end is None or end - start >= len(inventory.gpus):
+        return []
+    gpus = [_gpu_at(number, inventory) for number in range(start, end + 1)]
+    found: list[Found] = [(gpu, None) for gpu in gpus if gpu is not None]
+    return found if len(found) == len(gpus) else []
+
+
+def _by_gpu_uuid(wanted: str, inventory: "Inventory") -> "list[Found]":
+    if not wanted.startswith("gpu-") or wanted == "gpu-":
+        return []
+    exact = [gpu for gpu in inventory.gpus if gpu.uuid.lower() == wanted]
+    found = exact or [gpu for gpu in inventory.gpus if gpu.uuid.lower().startswith(wanted)]
+    _refuse_ambiguous(wanted, [gpu.uuid for gpu in found])
+    return [(gpu, None) for gpu in found]
+
+
+def _by_bus_id(wanted: str, inventory: "Inventory") -> "list[Found]":
+    parts = wanted.split(":")
+    if len(parts) == 2:
+        parts.insert(0, "0")
+    if len(parts) != 3 or not parts[2].endswith(".0"):
+        return []
+    numbers = [_hex(part) for part in (parts[0], parts[1], parts[2][:-2])]
+    return [(gpu, None) for gpu in inventory.gpus if _bus_numbers(gpu) == numbers]
+
+
+def _hex(text: str) -> int | None:
+    return int(text, 16) if 0 < len(text) <= 8 and _HEX.issuperset(text) else None
+
+
+def _bus_numbers(gpu: "Gpu") -> list[int | None]:
+    domain, bus, slot = gpu.pci_bus_id.lower().split(":")
+    return [_hex(domain), _hex(bus), _hex(slot.partition(".")[0])]
+
+
+def _by_mig_index(wanted: str, inventory: "Inventory") -> "list[Found]":
+    first, _, second = wanted.partition(":")
+    gpu, index = _gpu_at(_number(first), inventory), _number(second)
+    if gpu is None or index is None:
+        return []
+    return [(gpu, mig) for mig in gpu.mig if mig.index == index]
+
+
+def _by_mig_name(wanted: str, inventory: "Inventory") -> "list[Found]":
+    if not wanted.startswith("mig-") or wanted == "mig-":
+        return []
+    every = [(gpu, mig) for gpu in inventory.gpus for mig in gpu.mig]
+    exact = [pair for pair in every if wanted in (pair[1].uuid.lower(), _old_name(*pair))]
+    found = exact or [pair for pair in every if pair[1].uuid.lower().startswith(wanted)]
+    _refuse_ambiguous(wanted, [mig.uuid for _, mig in found])
+    return list(found)
+
+
+def _old_name(gpu: "Gpu", mig: "Mig") -> str:
+    """Return the name that drivers before 470 gave a MIG device."""
+    return f"mig-{gpu.uuid}/{mig.gi}/{mig.ci}".lower()
+
+
+def _refuse_ambiguous(wanted: str, uuids: list[str]) -> None:
+    if len(uuids) > 1:
+        raise UnknownDeviceError(
+            f"{shown(wanted)} is the beginning of {len(uuids)} UUIDs: {listed(uuids)}",
+            "write as much of the UUID as tells them apart",
+        )
+
+
+def _what_exists(inventory: "Inventory") -> str:
+    if not inventory.gpus:
+        return "it has none at all"
+    names = [f"{gpu.index} ({gpu.uuid})" for gpu in inventory.gpus]
+    names += [f"{gpu.index}:{mig.index} ({mig.uuid})" for gpu in inventory.gpus for mig in gpu.mig]
+    return f"it has {listed(names)}"
