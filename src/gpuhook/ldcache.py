@@ -219,7 +219,7 @@ class _Raw:
         if start < 0:
             self._read_old(data)
         else:
-            self._read_new(data[start:] if start else data)
+            self._read_new(data[start:] if start else data, data)
 
     @classmethod
     def empty(cls) -> "_Raw":
@@ -262,7 +262,7 @@ class _Raw:
         ]
         self._check_offsets()
 
-    def _read_new(self, data: bytes) -> None:
+    def _read_new(self, data: bytes, file: bytes) -> None:
         if len(data) < NEW_HEADER_SIZE or not data.startswith(NEW_MAGIC):
             raise self._damaged("it doesn't begin like one")
         _magic, count, size, endian, extension = struct.unpack_from(NEW_HEADER, data)
@@ -281,7 +281,8 @@ class _Raw:
         ]
         self._check_offsets()
         if extension:
-            self._read_extension(data, extension, base)
+            # Strings count from the new header, but all of the extension from the file's start.
+            self._read_extension(file, extension, base)
 
     def _set_strings(self, strings: bytes) -> None:
         # What follows the last NUL belongs to no string.
@@ -362,60 +363,50 @@ class _Raw:
             self._insert(entry)
 
     def _insert(self, entry: "RawEntry") -> None:
-        entries = self.entries
-        flags = entry[0]
-        start = place = self._first_not_above(self.key(entry[1]))
+        start, end = self._search(self.key(entry[1]))
         says = self._says(entry)
-        end = start
-        while end < len(entries) and self.key(entries[end][1]) == self.key(entry[1]):
-            end += 1
-        kept = [other for other in entries[start:end] if self._says(other) != says]
+        kept = [other for other in self.entries[start:end] if self._says(other) != says]
         # Higher flags come first; of the same flags, those that want a certain processor.
+        place = 0
         for other in kept:
-            if other[0] < flags or (other[0] == flags and not other[4]):
+            if other[0] < entry[0] or (other[0] == entry[0] and not other[4]):
                 break
             place += 1
-        entries[start:end] = [*kept[: place - start], entry, *kept[place - start :]]
+        kept.insert(place, entry)
+        self.entries[start:end] = kept
 
     def _says(self, entry: "RawEntry") -> "tuple[int, bytes, bytes, int]":
         return entry[0], self.string(entry[1]), self.string(entry[2]), entry[4]
 
-    def _first_not_above(self, key: "tuple[bytes | int, ...]") -> int:
-        low, high = 0, len(self.entries)
-        while low < high:
-            middle = (low + high) // 2
-            if self.key(self.entries[middle][1]) > key:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
     def is_found(self, entry: "RawEntry") -> bool:
-        """Whether the loader's own search comes upon ``entry`` (dl-cache.c: search_cache).
+        """Whether the loader comes upon ``entry``: not if the image's cache is out of order."""
+        start, end = self._search(self.key(entry[1]))
+        return entry in self.entries[start:end]
 
-        It doesn't where the image's cache was out of order already.
+    def _search(self, key: "tuple[bytes | int, ...]") -> tuple[int, int]:
+        """Return where entries of that key begin and end, or would (search_cache, dl-cache.c).
+
+        The very steps of the loader, so that a cache out of order misleads both alike.
         """
-        key = self.key(entry[1])
-        left, right = 0, len(self.entries) - 1
+        entries = self.entries
+        left, right = 0, len(entries) - 1
         while left <= right:
             middle = (left + right) // 2
-            found = self.key(self.entries[middle][1])
+            found = self.key(entries[middle][1])
             if found == key:
-                return entry in self._equals(middle)
+                break
             if key < found:
                 left = middle + 1
             else:
                 right = middle - 1
-        return False
-
-    def _equals(self, at: int) -> "list[RawEntry]":
-        entries, key = self.entries, self.key(self.entries[at][1])
-        start = end = at
+        else:
+            return left, left
+        start = end = middle
         while start > 0 and self.key(entries[start - 1][1]) == key:
             start -= 1
         while end < len(entries) and self.key(entries[end][1]) == key:
             end += 1
-        return entries[start:end]
+        return start, end
 
     def sort(self) -> None:
         """Bring every entry into the loader's order; equal ones keep theirs."""

@@ -1,0 +1,100 @@
+"""sonames: which links and entries a folder of libraries gets, and where loaders look."""
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from gpuhook import elf, sonames
+
+LibraryBuilder = Callable[..., bytes]
+
+
+@pytest.mark.parametrize(
+    ("bits", "machine", "e_flags", "flags"),
+    [
+        (64, elf.EM_X86_64, 0, 0x0303),
+        (32, elf.EM_386, 0, 0x0003),
+        (32, elf.EM_X86_64, 0, 0x0803),
+        (64, elf.EM_AARCH64, 0, 0x0A03),
+        (32, elf.EM_ARM, 0x5000400, 0x0903),
+        (32, elf.EM_ARM, 0x5000200, 0x0B03),
+        (32, elf.EM_ARM, 0x5000000, 0x0003),
+        (64, elf.EM_PPC64, 2, 0x0503),
+        (64, elf.EM_RISCV, 5, 0x1003),
+        (64, elf.EM_RISCV, 1, 0x0F03),
+        (64, elf.EM_RISCV, 3, None),
+        (64, 0x1234, 0, None),
+        (64, elf.EM_386, 0, None),
+    ],
+)
+def test_flags(bits: int, machine: int, e_flags: int, flags: int | None) -> None:
+    assert sonames.flags_for(bits, machine, e_flags) == flags
+
+
+def test_highest_version_wins_as_numbers() -> None:
+    libraries: list[tuple[str, str | None]] = [
+        ("libcuda.so.99.9", "libcuda.so.1"),
+        ("libcuda.so.535.54", "libcuda.so.1"),
+        ("libcuda.so.535.309.01", "libcuda.so.1"),
+        ("libnvidia-tls.so.535.309.01", "libnvidia-tls.so.535.309.01"),
+        ("libplain.so", None),
+    ]
+    assert sonames.links(libraries) == {"libcuda.so.1": "libcuda.so.535.309.01"}
+    assert sonames.winners(reversed(libraries)) == sonames.winners(libraries)
+    assert sonames.winners(libraries)["libplain.so"] == "libplain.so"
+
+
+@pytest.mark.parametrize("soname", ["../../../etc/shadow", "/etc/passwd", "..", ".", "a/b.so"])
+def test_a_soname_that_is_a_path_makes_no_link(soname: str) -> None:
+    assert sonames.links([("libx.so.1.0", soname)]) == {}
+    assert sonames.cache_entries("/usr/lib", [("libx.so.1.0", soname)], 0x303) == []
+
+
+def test_a_file_keeps_its_name() -> None:
+    libraries = [("libx.so.1", "libx.so.1"), ("libx.so.1.5", "libx.so.1")]
+    assert sonames.links(libraries) == {}
+    assert sonames.cache_entries("/l", libraries, 3) == [("libx.so.1", "/l/libx.so.1", 3)]
+
+
+def test_what_ldconfig_does_not_look_at() -> None:
+    assert not sonames.is_library_name("nvidia_drv.so")
+    assert not sonames.is_library_name("libx.a")
+    assert sonames.is_library_name("ld-linux.so.2")
+    assert sonames.winners([("nvidia_drv.so", "nvidia_drv.so"), ("x", "libx.so.1")]) == {}
+
+
+def test_development_links() -> None:
+    libraries = [("libcuda.so.535.1", "libcuda.so.1"), ("libGLX_nvidia.so.5", "libGLX_nvidia.so.0")]
+    links = ["libcuda.so", "libGLX_indirect.so.0", "libother.so"]
+    keys = [key for key, _path, _flags in sonames.cache_entries("/l", libraries, 3, links)]
+    assert keys == ["libGLX_nvidia.so.0", "libcuda.so.1", "libcuda.so"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "flags", "folders"),
+    [
+        ("multiarch", 0x303, "/lib/x86_64-linux-gnu /usr/lib/x86_64-linux-gnu /lib /usr/lib"),
+        ("multiarch", 0x003, "/lib/i386-linux-gnu /usr/lib/i386-linux-gnu /lib /usr/lib"),
+        ("multiarch", 0x803, "/lib /usr/lib"),
+        ("lib64", 0x303, "/lib64 /usr/lib64"),
+        ("lib64", 0x003, "/lib /usr/lib"),
+        ("lib", 0xA03, "/lib /usr/lib"),
+        ("musl", 0x303, "/lib /usr/local/lib /usr/lib"),
+    ],
+)
+def test_default_folders(layout: str, flags: int, folders: str) -> None:
+    assert sonames.default_folders(layout, flags) == tuple(folders.split())
+
+
+def test_this_machines_loader_agrees_with_one_layout() -> None:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        loader = next(line.split()[-1] for line in maps if "/ld-" in line)
+    done = subprocess.run([loader, "--help"], capture_output=True, text=True, check=True)
+    shown = [line.split()[0] for line in done.stdout.splitlines() if "(system search path)" in line]
+    with open(loader, "rb") as file:
+        library = elf.read(file.read(), loader)
+    flags = sonames.flags_for(library.bits, library.machine, library.flags)
+    assert flags is not None
+    layouts = ("multiarch", "lib64", "lib", "musl")
+    assert tuple(shown) in {sonames.default_folders(layout, flags) for layout in layouts}
