@@ -1,0 +1,21 @@
+"""A simulated NVIDIA driver: a driver root with GPUs that don't exist, for tests.
+
+``build(Options(root="/srv/sim", gpus=8))`` makes the tree, ``remove`` deletes it; see
+docs/simulate.md for what the tree holds and how its libraries behave.
+"""
+
+from gpuhook.simulate.build import Built, build, remove
+from gpuhook.simulate.machine import SimulatedGpu, SimulatedMig
+from gpuhook.simulate.options import Failure, Options
+from gpuhook.simulate.probe import build_cuda_probe
+
+__all__ = [
+    "Built",
+    "Failure",
+    "Options",
+    "SimulatedGpu",
+    "SimulatedMig",
+    "build",
+    "build_cuda_probe",
+    "remove",
+]

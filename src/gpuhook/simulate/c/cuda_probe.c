@@ -1,0 +1,83 @@
+/* gpuhook-cuda-probe: how many devices does CUDA see in here, and which?
+ *
+ * Loads libcuda.so.1 by its bare name, as CUDA programs do, so it also tests whether the
+ * loader finds the driver. Works with real and with simulated drivers. Exit status: 0, or 1
+ * with a reason on standard error. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+struct cuda {
+    int (*init)(unsigned flags);
+    int (*count)(int *count);
+    int (*get)(int *device, int ordinal);
+    int (*name)(char *name, int length, int device);
+    int (*uuid)(unsigned char uuid[16], int device);
+    int (*error_name)(int error, const char **name);
+};
+
+/* The _v2 of cuDeviceGetUuid names the MIG device and not its GPU; older drivers lack it. */
+static int load(struct cuda *cuda)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+
+    if (!library) {
+        fprintf(stderr, "gpuhook-cuda-probe: %s\n", dlerror());
+        return 0;
+    }
+    *(void **)&cuda->init = dlsym(library, "cuInit");
+    *(void **)&cuda->count = dlsym(library, "cuDeviceGetCount");
+    *(void **)&cuda->get = dlsym(library, "cuDeviceGet");
+    *(void **)&cuda->name = dlsym(library, "cuDeviceGetName");
+    *(void **)&cuda->error_name = dlsym(library, "cuGetErrorName");
+    *(void **)&cuda->uuid = dlsym(library, "cuDeviceGetUuid_v2");
+    if (!cuda->uuid)
+        *(void **)&cuda->uuid = dlsym(library, "cuDeviceGetUuid");
+    if (cuda->init && cuda->count && cuda->get && cuda->name && cuda->uuid && cuda->error_name)
+        return 1;
+    fprintf(stderr, "gpuhook-cuda-probe: libcuda.so.1 lacks a function: %s\n", dlerror());
+    return 0;
+}
+
+static int failed(const struct cuda *cuda, const char *call, int error)
+{
+    const char *name = NULL;
+
+    if (error == 0)
+        return 0;
+    cuda->error_name(error, &name);
+    fprintf(stderr, "gpuhook-cuda-probe: %s: %s (%d)\n", call, name ? name : "unknown", error);
+    return 1;
+}
+
+static int print_device(const struct cuda *cuda, int ordinal)
+{
+    unsigned char u[16];
+    char name[256];
+    int device;
+
+    if (failed(cuda, "cuDeviceGet", cuda->get(&device, ordinal)) ||
+        failed(cuda, "cuDeviceGetName", cuda->name(name, sizeof name, device)) ||
+        failed(cuda, "cuDeviceGetUuid", cuda->uuid(u, device)))
+        return 1;
+    printf("CUDA device %d: %s %s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-"
+           "%02x%02x%02x%02x%02x%02x\n",
+           ordinal, name, strstr(name, " MIG ") ? "MIG" : "GPU", u[0], u[1], u[2], u[3], u[4], u[5],
+           u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    return 0;
+}
+
+int main(void)
+{
+    struct cuda cuda;
+    int count, i;
+
+    if (!load(&cuda) || failed(&cuda, "cuInit", cuda.init(0)) ||
+        failed(&cuda, "cuDeviceGetCount", cuda.count(&count)))
+        return 1;
+    printf("CUDA devices: %d\n", count);
+    for (i = 0; i < count; i++)
+        if (print_device(&cuda, i))
+            return 1;
+    return 0;
+}

@@ -1,0 +1,12 @@
+/* A driver library that is only there to be found, mounted and loaded: it holds no code.
+ *
+ * Built once; its SONAME and version are patched per library. The note says "GNU/Linux" with the ABI that NVIDIA's
+ * thread-local-storage library carries, which other container tools insist on. */
+__asm__(".pushsection .note.ABI-tag, \"a\", @note\n"
+        ".balign 4\n"
+        ".long 4, 16, 1\n" /* name size, description size, NT_GNU_ABI_TAG */
+        ".asciz \"GNU\"\n"
+        ".long 0, 2, 3, 99\n" /* Linux 2.3.99 */
+        ".popsection\n");
+
+__attribute__((visibility("default"))) const char gpuhook_simulated[] = "gpuhook";

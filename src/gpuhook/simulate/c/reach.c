@@ -1,0 +1,131 @@
+/* Which devices can this process reach? Asked of the device nodes, as the real driver does.
+ *
+ * A node of a driver that isn't there answers open() with ENXIO or ENODEV once the device
+ * cgroup has let the call pass, so these two mean "reachable"; EPERM is the cgroup's answer,
+ * EACCES the file mode's, ENOENT that of a container that was not given the node. */
+#define _GNU_SOURCE /* dl_iterate_phdr */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "reach.h"
+
+static char prefix[PATH_MAX];
+
+/* Cuts SIM_LIBRARY_DIR/<file> off the path; 0 if the path doesn't end that way. */
+static int cut_library_dir(char *path)
+{
+    char *slash = strrchr(path, '/');
+    size_t length, tail = strlen(SIM_LIBRARY_DIR);
+
+    if (!slash)
+        return 0;
+    *slash = '\0';
+    length = strlen(path);
+    if (length < tail || strcmp(path + length - tail, SIM_LIBRARY_DIR) != 0)
+        return 0;
+    path[length - tail] = '\0';
+    return 1;
+}
+
+static int is_simulated_root(const char *path)
+{
+    char marker[PATH_MAX];
+
+    return (size_t)snprintf(marker, sizeof marker, "%s/%s", path, SIM_MARKER) < sizeof marker &&
+           access(marker, F_OK) == 0;
+}
+
+/* dl_iterate_phdr and not dladdr: the latter carries a symbol version that is too new for
+ * images with an older glibc than the one this file was compiled with. */
+static int find_own_object(struct dl_phdr_info *info, size_t size, void *data)
+{
+    char real[PATH_MAX];
+    ElfW(Addr) address = (ElfW(Addr))(uintptr_t)&prefix;
+    int i;
+
+    (void)size;
+    (void)data;
+    for (i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+        ElfW(Addr) start = info->dlpi_addr + header->p_vaddr;
+
+        if (header->p_type != PT_LOAD || address < start || address >= start + header->p_memsz)
+            continue;
+        if (info->dlpi_name && realpath(info->dlpi_name, real) && cut_library_dir(real) &&
+            is_simulated_root(real))
+            strcpy(prefix, real);
+        return 1;
+    }
+    return 0;
+}
+
+/* The driver root this library was loaded from; empty inside a container, under chroot and
+ * wherever else the devices are at their usual places. */
+__attribute__((constructor)) static void find_prefix(void)
+{
+    dl_iterate_phdr(find_own_object, NULL);
+    if (strcmp(prefix, "/") == 0)
+        prefix[0] = '\0';
+}
+
+static int reach(const char *path)
+{
+    char full[PATH_MAX + 128];
+    int fd;
+
+    snprintf(full, sizeof full, "%s%s", prefix, path);
+    fd = open(full, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd >= 0) {
+        close(fd);
+        return 0;
+    }
+    return errno == ENXIO || errno == ENODEV ? 0 : errno;
+}
+
+int sim_reach_control(void)
+{
+    return reach("/dev/nvidiactl");
+}
+
+int sim_reach_uvm(void)
+{
+    return reach("/dev/nvidia-uvm");
+}
+
+int sim_reach_gpu(const struct sim_gpu *gpu)
+{
+    char path[64];
+
+    snprintf(path, sizeof path, "/dev/nvidia%u", gpu->minor);
+    return reach(path) == 0;
+}
+
+static int reach_capability(unsigned cap, const char *access_file)
+{
+    char path[64];
+    int error;
+
+    snprintf(path, sizeof path, "/dev/nvidia-caps/nvidia-cap%u", cap);
+    error = reach(path);
+    /* Drivers before the capability devices guarded an instance by its file in /proc alone. */
+    if (error == ENOENT && reach("/dev/nvidia-caps") == ENOENT)
+        error = reach(access_file);
+    return error == 0;
+}
+
+int sim_reach_mig(const struct sim_gpu *gpu, const struct sim_mig *mig)
+{
+    char gi[128], ci[160];
+
+    snprintf(gi, sizeof gi, "/proc/driver/nvidia/capabilities/gpu%u/mig/gi%u/access", gpu->minor,
+             mig->gi);
+    snprintf(ci, sizeof ci, "/proc/driver/nvidia/capabilities/gpu%u/mig/gi%u/ci%u/access",
+             gpu->minor, mig->gi, mig->ci);
+    return reach_capability(mig->gi_cap, gi) && reach_capability(mig->ci_cap, ci);
+}

@@ -1,0 +1,14 @@
+/* The driver's other programs: each says that it is simulated, and fails if asked to do more
+ * than that. */
+#include <stdio.h>
+#include <string.h>
+
+#include "tables.h"
+
+int main(int argc, char **argv)
+{
+    const char *slash = strrchr(argv[0], '/'), *name = slash ? slash + 1 : argv[0];
+
+    printf("%s: simulated by gpuhook, driver version %s\n", name, SIM_DRIVER_VERSION);
+    return argc > 1 && strcmp(argv[1], "--version") != 0 && strcmp(argv[1], "--help") != 0;
+}

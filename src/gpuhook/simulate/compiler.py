@@ -1,0 +1,87 @@
+"""Compile the simulated libraries and programs with the machine's C compiler."""
+
+import concurrent.futures
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+
+from gpuhook.errors import SimulateError
+
+SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "c")
+
+_FLAGS = (
+    "-std=gnu11",
+    "-O1",
+    "-pipe",
+    "-Wall",
+    "-Wextra",
+    "-fvisibility=hidden",
+    "-fno-ident",
+    "-Wl,--build-id=none",
+    "-Wl,-z,relro,-z,now",
+    "-Wl,--as-needed",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One file to compile and link: source names, and what tells the compiler how."""
+
+    output: str
+    sources: tuple[str, ...]
+    flags: tuple[str, ...] = field(default=())
+
+
+def shared(output: str, soname: str, *sources: str, flags: tuple[str, ...] = ()) -> Job:
+    """Return the job that links a shared library with that DT_SONAME."""
+    return Job(output, sources, ("-shared", "-fPIC", f"-Wl,-soname,{soname}", *flags))
+
+
+def program(output: str, *sources: str) -> Job:
+    """Return the job that links a program against libc alone."""
+    return Job(output, sources, ("-fPIE", "-pie", "-ldl"))
+
+
+def compile_all(jobs: list[Job], include: str) -> None:
+    """Run the jobs side by side; ``include`` is the folder with the generated header.
+
+    Raises SimulateError when there is no compiler or it refuses a source.
+    """
+    compiler = find_compiler()
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for running in [pool.submit(_compile, compiler, job, include) for job in jobs]:
+            running.result()
+
+
+def find_compiler() -> str:
+    """Return the path of gcc; SimulateError if there is none."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if not compiler:
+        raise SimulateError(
+            "There is no C compiler on this machine, and the simulated driver is written in C",
+            "Install gcc and the C library's headers (apt-get install gcc libc6-dev)",
+        )
+    return compiler
+
+
+def _compile(compiler: str, job: Job, include: str) -> None:
+    sources = [os.path.join(SOURCES, name) for name in job.sources]
+    arguments = [
+        compiler,
+        *_FLAGS,
+        f"-I{include}",
+        f"-I{SOURCES}",
+        "-o",
+        job.output,
+        *sources,
+        *job.flags,
+    ]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr)
+    raise SimulateError(
+        f"The C compiler can't build {os.path.basename(job.output)} ({first.strip()})",
+        "Check that gcc works and that the C library's headers are installed (libc6-dev)",
+    )

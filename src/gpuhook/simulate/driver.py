@@ -1,0 +1,80 @@
+"""Lay the simulated driver's files into a tree: libraries, programs, firmware, sockets."""
+
+import os
+
+from gpuhook.simulate import compiler, stock
+from gpuhook.simulate.machine import Machine
+from gpuhook.simulate.tree import Tree
+
+NVML_SOURCES = (
+    "reach.c",
+    "nvml_system.c",
+    "nvml_lookup.c",
+    "nvml_identity.c",
+    "nvml_telemetry.c",
+    "nvml_mig.c",
+    "nvml_unsupported.c",
+)
+CUDA_SOURCES = ("reach.c", "cuda_system.c", "cuda_device.c", "cuda_context.c")
+
+# Long enough that any library's SONAME fits in its place.
+_PLACEHOLDER = "gpuhook-placeholder-for-a-soname-of-a-driver-library.so.000.000.00"
+
+
+def compile_driver(folder: str) -> None:
+    """Compile the driver into ``folder``, which has generated.h and generated.c."""
+    table = f"{folder}/generated.c"
+    jobs = [
+        compiler.shared(f"{folder}/nvml", "libnvidia-ml.so.1", *NVML_SOURCES, table),
+        compiler.shared(f"{folder}/cuda", "libcuda.so.1", *CUDA_SOURCES, table),
+        compiler.program(f"{folder}/nvidia-smi", "nvidia_smi.c"),
+        compiler.program(f"{folder}/stand-in", "stand_in.c"),
+        compiler.shared(f"{folder}/filler", _PLACEHOLDER, "filler.c", flags=("-nostdlib",)),
+    ]
+    compiler.compile_all(jobs, folder)
+
+
+def install_main_libraries(tree: Tree, compiled: str, version: str, library_dir: str) -> None:
+    """Put our NVML and CUDA libraries into the library folder."""
+    for name, built in (("libnvidia-ml", "nvml"), ("libcuda", "cuda")):
+        with open(f"{compiled}/{built}", "rb") as file:
+            tree.data(f"{library_dir}/{name}.so.{version}", file.read())
+        tree.link(f"{library_dir}/{name}.so.1", f"{name}.so.{version}")
+    tree.link(f"{library_dir}/libcuda.so", "libcuda.so.1")
+
+
+def install_stock(tree: Tree, compiled: str, version: str, library_dir: str) -> None:
+    """Put the rest of the driver there: other libraries, programs, configuration."""
+    with open(f"{compiled}/filler", "rb") as file:
+        filler = file.read()
+    for library in stock.LIBRARIES:
+        folder = os.path.join(library_dir, library.folder).rstrip("/")
+        name, soname = library.file_name(version), library.soname_of(version)
+        tree.data(f"{folder}/{name}", with_soname(filler, soname))
+        if soname != name:
+            tree.link(f"{folder}/{soname}", name)
+    tree.link(f"{library_dir}/libvdpau_nvidia.so", f"vdpau/libvdpau_nvidia.so.{version}")
+    tree.link(f"{library_dir}/gbm/nvidia-drm_gbm.so", f"../libnvidia-allocator.so.{version}")
+    for relative, content in stock.text_files(version, library_dir).items():
+        tree.text(relative, content)
+    with open(f"{compiled}/nvidia-smi", "rb") as file:
+        tree.data("usr/bin/nvidia-smi", file.read(), 0o755)
+    with open(f"{compiled}/stand-in", "rb") as file:
+        stand_in = file.read()
+    for program in stock.PROGRAMS:
+        tree.data(f"usr/bin/{program}", stand_in, 0o755)
+
+
+def with_soname(library: bytes, soname: str) -> bytes:
+    """Return the filler library under another name: the string table has room for it."""
+    old = _PLACEHOLDER.encode() + b"\0"
+    return library.replace(old, soname.encode().ljust(len(old), b"\0"), 1)
+
+
+def install_runtime_files(tree: Tree, machine: Machine) -> None:
+    """Make the firmware and the daemons' sockets."""
+    folder = f"usr/lib/firmware/nvidia/{machine.driver_version}"
+    for chip in ("ga10x", "tu10x"):
+        tree.data(f"{folder}/gsp_{chip}.bin", b"simulated by gpuhook\n", 0o444)
+    for daemon in ("persistenced", "fabricmanager"):
+        tree.socket(f"run/nvidia-{daemon}/socket")

@@ -1,0 +1,181 @@
+"""The simulated machine: its GPUs and MIG devices with every number that identifies them."""
+
+import uuid
+from dataclasses import dataclass
+
+from gpuhook.errors import SimulateError
+from gpuhook.simulate.models import MigProfile, Model, find_model
+from gpuhook.simulate.options import DEFAULT_DRIVER, Failure, Options, cuda_number
+
+_NAMESPACE = uuid.UUID("5f0d3b1e-0d3e-5c57-9b8e-0e9d2f6a7c11")
+
+# The PCI buses of the eight GPUs of a DGX H100; more GPUs repeat them in the next domain.
+_BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)
+
+# The minor numbers of /dev/nvidia-caps: 1 and 2 guard MIG as a whole; then come, per GPU,
+# 15 GPU instances, each followed by its 8 compute instances.
+CAP_CONFIG, CAP_MONITOR, _FIRST_CAP = 1, 2, 3
+GPU_INSTANCES, COMPUTE_INSTANCES = 15, 8
+
+_COMPUTE_SLICES, _MEMORY_SLICES = 7, 8
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedMig:
+    """One MIG device; ``gi`` and ``ci`` are instance ids, the caps minors of nvidia-capN."""
+
+    profile: MigProfile
+    uuid: str
+    gi: int
+    ci: int
+    gi_cap: int
+    ci_cap: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedGpu:
+    """One GPU; ``index`` is its slot, which stays when another GPU is unplugged."""
+
+    index: int
+    minor: int
+    model: Model
+    uuid: str
+    serial: str
+    domain: int
+    bus: int
+    lost: bool
+    mig_enabled: bool
+    migs: tuple[SimulatedMig, ...]
+
+    @property
+    def proc_bus_id(self) -> str:
+        """The PCI address as the folder in /proc/driver/nvidia/gpus spells it."""
+        return f"{self.domain:04x}:{self.bus:02x}:00.0"
+
+    @property
+    def pci_bus_id(self) -> str:
+        """The PCI address as NVML spells it."""
+        return f"{self.domain:08X}:{self.bus:02X}:00.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """All that the tree and the libraries are made from.
+
+    ``module_version`` is the version of the loaded kernel module, which differs from the
+    libraries' after an upgrade without reboot; ``cuda`` is 1000 * major + 10 * minor.
+    """
+
+    driver_version: str
+    module_version: str
+    cuda: int
+    gpus: tuple[SimulatedGpu, ...]
+    loaded: bool
+    init_seconds: float
+
+    @property
+    def mig_capable(self) -> bool:
+        """Whether the driver has made capability devices."""
+        return any(gpu.model.mig for gpu in self.gpus)
+
+
+def make_machine(options: Options, driver_version: str = "") -> Machine:
+    """Return the machine that the options describe.
+
+    ``driver_version`` is that of the driver files laid into the root, if there are any.
+    """
+    version = driver_version or options.driver_version or DEFAULT_DRIVER
+    mismatch = options.failure is Failure.VERSION_MISMATCH
+    return Machine(
+        driver_version=version,
+        module_version=_older(version) if mismatch else version,
+        cuda=cuda_number(options, version),
+        gpus=tuple(
+            _make_gpu(options, index)
+            for index in range(options.gpus)
+            if index not in options.unplugged
+        ),
+        loaded=options.failure is not Failure.NOT_LOADED,
+        init_seconds=options.init_seconds,
+    )
+
+
+def _older(version: str) -> str:
+    head, _, last = version.rpartition(".")
+    number = int(last)
+    return f"{head}.{number - 1:0{len(last)}}" if number else f"{head}.{1:0{len(last)}}"
+
+
+def _make_gpu(options: Options, index: int) -> SimulatedGpu:
+    model = find_model(options.models[index if len(options.models) > 1 else 0])
+    minor = options.minors[index] if options.minors else index
+    identity = _identity(options, f"gpu/{index}")
+    return SimulatedGpu(
+        index=index,
+        minor=minor,
+        model=model,
+        uuid=f"GPU-{identity}",
+        serial=str(1_320_000_000_000 + identity.int % 10**10),
+        domain=index // len(_BUSES),
+        bus=_BUSES[index % len(_BUSES)],
+        lost=options.failure is Failure.GPU_LOST and options.lost_gpu == index,
+        mig_enabled=index in options.mig,
+        migs=_make_migs(options, index, minor, model),
+    )
+
+
+def _identity(options: Options, path: str) -> uuid.UUID:
+    return uuid.uuid5(_NAMESPACE, f"{options.seed}/{path}")
+
+
+def _make_migs(options: Options, index: int, minor: int, model: Model) -> tuple[SimulatedMig, ...]:
+    if index in options.mig and not model.mig:
+        raise SimulateError(f"{model.name} has no MIG", "Choose a model with MIG, such as A100")
+    profiles = [model.profile(name) for name in options.mig.get(index, ())]
+    return tuple(
+        SimulatedMig(
+            profile=profile,
+            uuid=f"MIG-{_identity(options, f'gpu/{index}/mig/{profile.name}/{gi}')}",
+            gi=gi,
+            ci=0,
+            gi_cap=cap_minor(minor, gi),
+            ci_cap=cap_minor(minor, gi, 0),
+        )
+        for profile, gi in zip(profiles, place(profiles, index), strict=True)
+    )
+
+
+def place(profiles: list[MigProfile], index: int) -> list[int]:
+    """Return a GPU instance id for each profile, as the driver numbers placements.
+
+    The ids count a binary tree over the eight memory slices: 0 is all of them, 1 and 2 the
+    halves, 3 to 6 the quarters, 7 to 14 the single slices.
+    """
+    if sum(profile.slices for profile in profiles) > _COMPUTE_SLICES:
+        raise _too_many(index)
+    taken: set[int] = set()
+    order = sorted(range(len(profiles)), key=lambda at: -profiles[at].memory_slices)
+    placed: dict[int, int] = {}
+    for at in order:
+        size = profiles[at].memory_slices
+        starts = range(0, _MEMORY_SLICES, size)
+        free = next((s for s in starts if taken.isdisjoint(range(s, s + size))), None)
+        if free is None:
+            raise _too_many(index)
+        taken.update(range(free, free + size))
+        placed[at] = _MEMORY_SLICES // size - 1 + free // size
+    return [placed[at] for at in range(len(profiles))]
+
+
+def _too_many(index: int) -> SimulateError:
+    return SimulateError(
+        f"The MIG devices asked for don't fit on GPU {index}",
+        "Ask for no more than 7 compute slices (the g) and 8 memory slices in all",
+    )
+
+
+def cap_minor(gpu_minor: int, gi: int, ci: int | None = None) -> int:
+    """Return the minor number of the /dev/nvidia-caps node that guards an instance."""
+    stride = COMPUTE_INSTANCES + 1
+    first = _FIRST_CAP + (gpu_minor * GPU_INSTANCES + gi) * stride
+    return first if ci is None else first + 1 + ci

@@ -1,0 +1,253 @@
+"""The GPU models that can be simulated: names, sizes, PCI identity and MIG profiles.
+
+Numbers are what NVML and ``nvidia-smi`` show for the product.
+"""
+
+from dataclasses import dataclass
+
+from gpuhook.errors import SimulateError
+
+_NVIDIA = 0x10DE
+
+# nvmlBrandType_t
+BRAND_TESLA = 2
+BRAND_GEFORCE = 5
+BRAND_NVIDIA = 14
+
+# nvmlDeviceArchitecture_t
+_VOLTA, _TURING, _AMPERE, _ADA, _HOPPER = 5, 6, 7, 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """A way to cut a MIG device out of a GPU.
+
+    ``slices`` is in sevenths of the GPU's compute, ``memory_slices`` in eighths of its
+    memory, ``memory`` in MiB.
+    """
+
+    name: str
+    slices: int
+    memory_slices: int
+    memory: int
+    multiprocessors: int
+    decoders: int
+    media: int = 0  # JPEG and optical-flow engines
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A product. ``memory`` is in MiB, clocks in MHz, ``power`` in watts."""
+
+    name: str
+    brand: int
+    architecture: int
+    capability: tuple[int, int]
+    device: int
+    subsystem: int
+    memory: int
+    multiprocessors: int
+    cores: int
+    bus_width: int
+    clocks: tuple[int, int]  # multiprocessors, memory
+    power: int
+    pcie_generation: int
+    board_part: str
+    vbios: str
+    fans: int = 0
+    ecc: bool = True
+    mig: tuple[MigProfile, ...] = ()
+
+    @property
+    def pci_id(self) -> int:
+        """Device and vendor id as NVML joins them."""
+        return self.device << 16 | _NVIDIA
+
+    @property
+    def pci_subsystem(self) -> int:
+        """Subsystem and vendor id as NVML joins them."""
+        return self.subsystem << 16 | _NVIDIA
+
+    def profile(self, name: str) -> MigProfile:
+        """Return the MIG profile of that name; SimulateError names those there are."""
+        for profile in self.mig:
+            if profile.name == name:
+                return profile
+        if not self.mig:
+            raise SimulateError(f"{self.name} has no MIG", "Choose a model with MIG, such as A100")
+        known = ", ".join(profile.name for profile in self.mig)
+        raise SimulateError(f"{self.name} has no MIG profile {name!r}", f"Use one of {known}")
+
+
+def _profiles(
+    sizes: tuple[int, int, int, int], memory: tuple[int, int, int, int], sms: tuple[int, ...]
+) -> tuple[MigProfile, ...]:
+    """Return the seven profiles that all MIG models share.
+
+    ``sizes`` are the gigabytes in the names and ``memory`` the MiB of one, two, four and
+    eight memory slices; ``sms`` the multiprocessors of 1g, 1g (double memory), 2g, 3g, 4g, 7g.
+    """
+    return (
+        MigProfile(f"1g.{sizes[0]}gb", 1, 1, memory[0], sms[0], decoders=1),
+        MigProfile(f"1g.{sizes[0]}gb+me", 1, 1, memory[0], sms[0], decoders=1, media=1),
+        MigProfile(f"1g.{sizes[1]}gb", 1, 2, memory[1], sms[1], decoders=1),
+        MigProfile(f"2g.{sizes[1]}gb", 2, 2, memory[1], sms[2], decoders=2),
+        MigProfile(f"3g.{sizes[2]}gb", 3, 4, memory[2], sms[3], decoders=3),
+        MigProfile(f"4g.{sizes[2]}gb", 4, 4, memory[2], sms[4], decoders=4),
+        MigProfile(f"7g.{sizes[3]}gb", 7, 8, memory[3], sms[5], decoders=7, media=1),
+    )
+
+
+MODELS = {
+    "H200": Model(
+        name="NVIDIA H200",
+        brand=BRAND_NVIDIA,
+        architecture=_HOPPER,
+        capability=(9, 0),
+        device=0x2335,
+        subsystem=0x18BE,
+        memory=143771,
+        multiprocessors=132,
+        cores=16896,
+        bus_width=6144,
+        clocks=(1980, 3201),
+        power=700,
+        pcie_generation=5,
+        board_part="900-21010-0040-000",
+        vbios="96.00.A0.00.01",
+        mig=_profiles((18, 35, 71, 141), (16384, 33280, 70912, 143360), (16, 26, 32, 60, 64, 132)),
+    ),
+    "H100": Model(
+        name="NVIDIA H100 80GB HBM3",
+        brand=BRAND_NVIDIA,
+        architecture=_HOPPER,
+        capability=(9, 0),
+        device=0x2330,
+        subsystem=0x16C1,
+        memory=81559,
+        multiprocessors=132,
+        cores=16896,
+        bus_width=5120,
+        clocks=(1980, 2619),
+        power=700,
+        pcie_generation=5,
+        board_part="692-2G520-0200-000",
+        vbios="96.00.74.00.01",
+        mig=_profiles((10, 20, 40, 80), (9984, 20096, 40320, 81024), (16, 26, 32, 60, 64, 132)),
+    ),
+    "A100": Model(
+        name="NVIDIA A100-SXM4-80GB",
+        brand=BRAND_NVIDIA,
+        architecture=_AMPERE,
+        capability=(8, 0),
+        device=0x20B2,
+        subsystem=0x147F,
+        memory=81920,
+        multiprocessors=108,
+        cores=6912,
+        bus_width=5120,
+        clocks=(1410, 1593),
+        power=400,
+        pcie_generation=4,
+        board_part="692-2G506-0210-002",
+        vbios="92.00.45.00.05",
+        mig=_profiles((10, 20, 40, 80), (9728, 19968, 40192, 80640), (14, 14, 28, 42, 56, 98)),
+    ),
+    "A100-40GB": Model(
+        name="NVIDIA A100-SXM4-40GB",
+        brand=BRAND_NVIDIA,
+        architecture=_AMPERE,
+        capability=(8, 0),
+        device=0x20B0,
+        subsystem=0x134F,
+        memory=40960,
+        multiprocessors=108,
+        cores=6912,
+        bus_width=5120,
+        clocks=(1410, 1215),
+        power=400,
+        pcie_generation=4,
+        board_part="692-2G506-0200-002",
+        vbios="92.00.19.00.10",
+        mig=_profiles((5, 10, 20, 40), (4864, 9984, 20096, 40192), (14, 14, 28, 42, 56, 98)),
+    ),
+    "L4": Model(
+        name="NVIDIA L4",
+        brand=BRAND_NVIDIA,
+        architecture=_ADA,
+        capability=(8, 9),
+        device=0x27B8,
+        subsystem=0x16CA,
+        memory=23034,
+        multiprocessors=58,
+        cores=7424,
+        bus_width=192,
+        clocks=(2040, 6251),
+        power=72,
+        pcie_generation=4,
+        board_part="900-2G193-0000-000",
+        vbios="95.04.29.00.06",
+    ),
+    "T4": Model(
+        name="Tesla T4",
+        brand=BRAND_NVIDIA,
+        architecture=_TURING,
+        capability=(7, 5),
+        device=0x1EB8,
+        subsystem=0x12A2,
+        memory=15360,
+        multiprocessors=40,
+        cores=2560,
+        bus_width=256,
+        clocks=(1590, 5001),
+        power=70,
+        pcie_generation=3,
+        board_part="900-2G183-0000-001",
+        vbios="90.04.38.00.03",
+    ),
+    "V100": Model(
+        name="Tesla V100-SXM2-16GB",
+        brand=BRAND_TESLA,
+        architecture=_VOLTA,
+        capability=(7, 0),
+        device=0x1DB1,
+        subsystem=0x1212,
+        memory=16384,
+        multiprocessors=80,
+        cores=5120,
+        bus_width=4096,
+        clocks=(1530, 877),
+        power=300,
+        pcie_generation=3,
+        board_part="900-2G503-0000-000",
+        vbios="88.00.4F.00.09",
+    ),
+    "RTX4090": Model(
+        name="NVIDIA GeForce RTX 4090",
+        brand=BRAND_GEFORCE,
+        architecture=_ADA,
+        capability=(8, 9),
+        device=0x2684,
+        subsystem=0x16F4,
+        memory=24564,
+        multiprocessors=128,
+        cores=16384,
+        bus_width=384,
+        clocks=(3105, 10501),
+        power=450,
+        pcie_generation=4,
+        board_part="900-1G136-2530-000",
+        vbios="95.02.18.80.5F",
+        fans=2,
+        ecc=False,
+    ),
+}
+
+
+def find_model(name: str) -> Model:
+    """Return the model; upper and lower case, blanks and a leading NVIDIA don't matter."""
+    wanted = name.upper().replace("NVIDIA", "").replace(" ", "").replace("_", "-")
+    for key, model in MODELS.items():
+        if wanted in {key, key.replace("-", "")}:
+            return model
+    raise SimulateError(f"There is no model {name!r}", f"Use one of {', '.join(MODELS)}")

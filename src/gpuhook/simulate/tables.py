@@ -1,0 +1,106 @@
+"""The C tables that are compiled into the simulated libraries."""
+
+from gpuhook.simulate.machine import Machine, SimulatedGpu, SimulatedMig
+from gpuhook.simulate.options import Failure
+
+MARKER = ".gpuhook-simulated"
+
+_STATES = {
+    Failure.NOT_LOADED: "SIM_FAIL_NOT_LOADED",
+    Failure.VERSION_MISMATCH: "SIM_FAIL_VERSION_MISMATCH",
+    Failure.GPU_LOST: "SIM_FAIL_NONE",  # said in the GPU's own entry
+}
+
+
+def generated_header(machine: Machine, failure: Failure | None, library_dir: str) -> str:
+    """Return the text of generated.h; ``library_dir`` is the folder below the driver root."""
+    version = machine.driver_version
+    state = "SIM_FAIL_NONE" if failure is None else _STATES[failure]
+    return (
+        f"#define SIM_DRIVER_VERSION {_text(version)}\n"
+        f"#define SIM_NVML_VERSION {_text(f'{machine.cuda // 1000}.{version}')}\n"
+        f"#define SIM_DRIVER_BRANCH {_text('r' + version.rpartition('.')[0].replace('.', '_'))}\n"
+        f"#define SIM_CUDA_VERSION {machine.cuda}\n"
+        f"#define SIM_LIBRARY_DIR {_text(library_dir)}\n"
+        f"#define SIM_MARKER {_text(MARKER)}\n"
+        f"#define SIM_INIT_NANOSECONDS {round(machine.init_seconds * 1e9)}LL\n"
+        f"#define SIM_FAILURE {state}\n"
+        f"#define SIM_GPU_COUNT {len(machine.gpus)}\n"
+    )
+
+
+def generated_source(machine: Machine) -> str:
+    """Return the text of generated.c, the table of GPUs."""
+    gpus = "".join(f"    {_gpu(gpu)},\n" for gpu in machine.gpus)
+    return (
+        f'#include "tables.h"\n\nconst struct sim_gpu sim_gpus[SIM_GPU_COUNT + 1] = {{\n{gpus}}};\n'
+    )
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _fields(values: dict[str, str | int]) -> str:
+    return "{" + ", ".join(f".{name} = {value}" for name, value in values.items()) + "}"
+
+
+def _gpu(gpu: SimulatedGpu) -> str:
+    model = gpu.model
+    return _fields(
+        {
+            "uuid": _text(gpu.uuid),
+            "name": _text(model.name),
+            "serial": _text(gpu.serial),
+            "board_part": _text(model.board_part),
+            "vbios": _text(model.vbios),
+            "minor": gpu.minor,
+            "domain": gpu.domain,
+            "bus": gpu.bus,
+            "device": 0,
+            "pci_id": model.pci_id,
+            "pci_subsystem": model.pci_subsystem,
+            "brand": model.brand,
+            "architecture": model.architecture,
+            "cc_major": model.capability[0],
+            "cc_minor": model.capability[1],
+            "multiprocessors": model.multiprocessors,
+            "cores": model.cores,
+            "bus_width": model.bus_width,
+            "sm_clock": model.clocks[0],
+            "memory_clock": model.clocks[1],
+            "power_limit": model.power * 1000,
+            "pcie_generation": model.pcie_generation,
+            "fans": model.fans,
+            "ecc": int(model.ecc),
+            "memory": f"{model.memory}ULL << 20",
+            "lost": int(gpu.lost),
+            "mig_capable": int(bool(model.mig)),
+            "mig_enabled": int(gpu.mig_enabled),
+            "mig_count": len(gpu.migs),
+            "migs": "{" + ", ".join(_mig(mig) for mig in gpu.migs) + "}",
+        }
+    )
+
+
+def _mig(mig: SimulatedMig) -> str:
+    profile = mig.profile
+    return _fields(
+        {
+            "uuid": _text(mig.uuid),
+            "profile": _text(profile.name),
+            "gi": mig.gi,
+            "ci": mig.ci,
+            "gi_cap": mig.gi_cap,
+            "ci_cap": mig.ci_cap,
+            "slices": profile.slices,
+            "multiprocessors": profile.multiprocessors,
+            "copy_engines": profile.slices,
+            "decoders": profile.decoders,
+            "encoders": 0,
+            "jpegs": profile.media,
+            "ofas": profile.media,
+            "memory": f"{profile.memory}ULL << 20",
+        }
+    )
