@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Record:
     """Plain data with named fields: equality, repr and JSON by field, nothing else."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def to_json(self) -> "dict[str, Any]":
         """Return the fields as JSON values, nested records included."""
@@ -144,24 +144,23 @@ class Node(Record):
 class DriverFile(Record):
     """A file of the driver, found below the driver root.
 
-    ``kind`` is one of library, library32, binary, firmware, ipc, config; ``path`` is
-    absolute below the driver root with every symbolic link resolved; ``capability`` the driver
-    capability it belongs to (firmware has the empty string: always); ``soname`` is a
-    library's DT_SONAME, else None.
+    ``kind`` is one of library, library32, binary, firmware, ipc, config. ``path`` is where
+    it is: absolute below the driver root, every symbolic link resolved. ``target`` is where
+    it goes in a container: an absolute path, for libraries the bare file name (their folder
+    is the container's choice). ``capability`` is the driver capability it belongs to (the
+    empty string: always), ``soname`` a library's DT_SONAME, else None.
     """
 
-    __slots__ = ("capability", "kind", "path", "soname")
+    __slots__ = ("capability", "kind", "path", "soname", "target")
 
-    def __init__(self, kind: str, path: str, capability: str, soname: str | None) -> None:
+    def __init__(
+        self, kind: str, path: str, target: str, capability: str, soname: str | None = None
+    ) -> None:
         self.kind = kind
         self.path = path
+        self.target = target
         self.capability = capability
         self.soname = soname
-
-    @property
-    def name(self) -> str:
-        """The last component of the path."""
-        return self.path.rpartition("/")[2]
 
     @classmethod
     def from_json(cls, data: "dict[str, Any]") -> "Self":
@@ -174,10 +173,11 @@ class Inventory(Record):
 
     ``root`` is the driver root as a host path (/ or for instance /run/nvidia/driver),
     ``cuda_version`` the newest CUDA the driver serves (12.2), ``nodes`` the driver's
-    control nodes, GPU nodes and capability nodes that exist.
+    control nodes, GPU nodes and capability nodes that exist, ``lost`` the indices of GPUs
+    that NVML counts but can't reach any more (fallen off the bus).
     """
 
-    __slots__ = ("cuda_version", "driver_version", "files", "gpus", "nodes", "root")
+    __slots__ = ("cuda_version", "driver_version", "files", "gpus", "lost", "nodes", "root")
 
     def __init__(
         self,
@@ -187,8 +187,10 @@ class Inventory(Record):
         gpus: tuple[Gpu, ...],
         nodes: tuple[Node, ...],
         files: tuple[DriverFile, ...],
+        lost: tuple[int, ...] = (),
     ) -> None:
         self.root = root
+        self.lost = lost
         self.driver_version = driver_version
         self.cuda_version = cuda_version
         self.gpus = gpus
@@ -205,6 +207,7 @@ class Inventory(Record):
             gpus=tuple(Gpu.from_json(item) for item in data["gpus"]),
             nodes=tuple(Node.from_json(item) for item in data["nodes"]),
             files=tuple(DriverFile.from_json(item) for item in data["files"]),
+            lost=tuple(data["lost"]),
         )
 
     def node(self, path: str) -> Node | None:

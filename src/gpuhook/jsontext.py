@@ -43,15 +43,15 @@ try:
     from _json import encode_basestring_ascii as _encode_string
     from _json import make_scanner, scanstring
 
-    _scan: "Callable[[str, int], tuple[Any, int]]" = make_scanner(_Settings())
+    _scan: "Callable[[str, int], tuple[Any, int]]" = make_scanner(_Settings())  # type: ignore[arg-type]
     _scan_string: "Callable[[str, int, bool], tuple[str, int]]" = scanstring
 except ImportError:
-    import json.decoder
-    import json.encoder
+    import json.decoder as _decoder
+    import json.encoder as _encoder
 
-    _scan = json.decoder.JSONDecoder(strict=False).scan_once
-    _scan_string = json.decoder.scanstring
-    _encode_string = json.encoder.encode_basestring_ascii
+    _scan = _decoder.JSONDecoder(strict=False).scan_once  # type: ignore[attr-defined]
+    _scan_string = _decoder.scanstring  # type: ignore[attr-defined]
+    _encode_string = _encoder.encode_basestring_ascii
 
 
 def loads(text: str) -> "Any":
@@ -135,7 +135,7 @@ def append_to_list(text: str, path: tuple[str, ...], items: list[str]) -> str:
             return text[:begin] + _nested(path[depth + 1 :], addition) + text[end:]
         if not isinstance(value, list if last else dict):
             kind = "a list" if last else "an object"
-            raise ValueError(f"{'.'.join(path[: depth + 1])} is not {kind}")
+            raise ValueError(f"{'.'.join(path[: depth + 1])} is not {kind}")  # noqa: TRY004
         if last:
             separator = "," if value else ""
             return text[: end - 1] + separator + addition + text[end - 1 :]

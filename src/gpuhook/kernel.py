@@ -53,6 +53,9 @@ FSCONFIG_CMD_CREATE: "Final" = 6
 # include/uapi/linux/sched.h
 CLONE_NEWNS: "Final" = 0x00020000
 
+# Flags with which a file is made: never over an existing one, never through a link.
+CREATE_FLAGS: "Final" = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -63,9 +66,10 @@ _HINTS = {
 
 
 def syscall(number: int, *args: object, path: str = "") -> int:
-    """Call syscall(2) with a number; ints become longs, bytes and buffers pointers.
+    """Make a system call by its number; ints become longs, bytes and buffers pointers.
 
     Raises OSError with errno, its text (and for ENOSYS and EPERM a hint) and ``path``.
+    Source: syscall(2).
     """
     converted = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
     result: int = _libc.syscall(ctypes.c_long(number), *converted)
@@ -147,6 +151,41 @@ def new_tmpfs(options: dict[str, str], attributes: int) -> int:
         return syscall(_FSMOUNT, context, FSMOUNT_CLOEXEC, attributes, path="tmpfs")
     finally:
         os.close(context)
+
+
+def create_file(parent: int, name: str, mode: int) -> int:
+    """Make a new file in a folder and return a descriptor to write it, openat(2)."""
+    return os.open(name, CREATE_FLAGS, mode, dir_fd=parent)
+
+
+def create_folder(parent: int, name: str) -> None:
+    """Make a new folder in a folder, mode 0755, mkdirat(2)."""
+    os.mkdir(name, 0o755, dir_fd=parent)
+
+
+def create_link(parent: int, name: str, target: str) -> None:
+    """Make a new symbolic link in a folder, symlinkat(2)."""
+    os.symlink(target, name, dir_fd=parent)
+
+
+def rename(parent: int, old: str, new: str) -> None:
+    """Rename within a folder, over whatever has the new name, renameat(2)."""
+    os.rename(old, new, src_dir_fd=parent, dst_dir_fd=parent)
+
+
+def remove_file(parent: int, name: str) -> None:
+    """Remove a file or link from a folder, unlinkat(2)."""
+    os.unlink(name, dir_fd=parent)
+
+
+def remove_folder(parent: int, name: str) -> None:
+    """Remove an empty folder from a folder, unlinkat(2)."""
+    os.rmdir(name, dir_fd=parent)
+
+
+def change_owner(parent: int, name: str, owner: tuple[int, int]) -> None:
+    """Give a file, folder or link (itself) to a user and a group, fchownat(2)."""
+    os.chown(name, *owner, dir_fd=parent, follow_symlinks=False)
 
 
 def detach_mount(mount_fd: int) -> None:

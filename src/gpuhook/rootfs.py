@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 _PATH_FLAGS = os.O_PATH | os.O_CLOEXEC
-_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _RESOLVE = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
 _MAX_LINKS = 40  # as the kernel's own limit, include/linux/namei.h
@@ -63,11 +62,21 @@ class Rootfs:
 
     def __init__(self, path: str, journal: Journal, owner: tuple[int, int] = (0, 0)) -> None:
         """Open the root; OSError if it isn't a folder."""
+        self._set_up(os.open(path, _PATH_FLAGS | os.O_DIRECTORY), path, journal, owner)
+
+    def _set_up(self, fd: int, path: str, journal: Journal, owner: tuple[int, int]) -> None:
         self.path = path
         self._journal = journal
         self._owner = owner
-        self._fd = os.open(path, _PATH_FLAGS | os.O_DIRECTORY)
+        self._fd = fd
         self._folders: dict[str, int] = {}
+
+    @classmethod
+    def of_descriptor(cls, fd: int, path: str) -> "Self":
+        """Return the root that a folder's descriptor (which is duplicated) points at."""
+        root = cls.__new__(cls)
+        root._set_up(os.dup(fd), path, Journal(), (0, 0))  # noqa: SLF001 - a constructor
+        return root
 
     def __enter__(self) -> "Self":
         return self
@@ -223,7 +232,7 @@ class Rootfs:
     def _make_mount_point(self, parent: int, name: str, folder: bool) -> int:
         if folder:
             return self._enter_or_make(parent, name)
-        fd = os.open(name, _CREATE_FLAGS, 0o644, dir_fd=parent)
+        fd = kernel.create_file(parent, name, 0o644)
         self._adopt(fd, parent, name)
         return fd
 
@@ -236,12 +245,12 @@ class Rootfs:
         parent_path, _, name = path.rpartition("/")
         parent = self.folder(parent_path or "/")
         try:
-            os.symlink(target, name, dir_fd=parent)
+            kernel.create_link(parent, name, target)
         except FileExistsError:
             if replace:
                 self._replace_link(parent, name, target)
             return
-        self._own_link(parent, name)
+        self._own(parent, name)
         held = os.dup(parent)
         self._journal.record(lambda: _unlink_link(held, name, target))
 
@@ -254,14 +263,14 @@ class Rootfs:
             return
         temporary = f".{name}.gpuhook"
         _unlink_if_there(parent, temporary)
-        os.symlink(target, temporary, dir_fd=parent)
-        self._own_link(parent, temporary)
-        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        kernel.create_link(parent, temporary, target)
+        self._own(parent, temporary)
+        kernel.rename(parent, temporary, name)
         held = os.dup(parent)
 
         def undo() -> None:
-            os.symlink(old, temporary, dir_fd=held)
-            os.rename(temporary, name, src_dir_fd=held, dst_dir_fd=held)
+            kernel.create_link(held, temporary, old)
+            kernel.rename(held, temporary, name)
 
         self._journal.record(undo)
 
@@ -274,13 +283,12 @@ class Rootfs:
         parent = self.folder(parent_path or "/")
         temporary = f".{name}.gpuhook"
         _unlink_if_there(parent, temporary)
-        fd = os.open(temporary, _CREATE_FLAGS, 0o600, dir_fd=parent)
+        fd = kernel.create_file(parent, temporary, 0o600)
         try:
             write_all(fd, data)
             os.fchmod(fd, mode)
-            if self._owner != (0, 0):
-                os.fchown(fd, *self._owner)
-            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+            self._own(parent, temporary)
+            kernel.rename(parent, temporary, name)
         except OSError:
             _unlink_if_there(parent, temporary)
             raise
@@ -327,12 +335,11 @@ class Rootfs:
         try:
             return os.open(name, flags, dir_fd=parent)
         except FileNotFoundError:
-            os.mkdir(name, 0o755, dir_fd=parent)
+            kernel.create_folder(parent, name)
         held = os.dup(parent)
-        self._journal.record(lambda: os.rmdir(name, dir_fd=held))
+        self._journal.record(lambda: kernel.remove_folder(held, name))
         fd = os.open(name, flags, dir_fd=parent)
-        if self._owner != (0, 0):
-            os.chown(name, *self._owner, dir_fd=parent, follow_symlinks=False)
+        self._own(parent, name)
         return fd
 
     def _adopt(self, fd: int, parent: int, name: str) -> None:
@@ -340,12 +347,11 @@ class Rootfs:
         made = os.fstat(fd)
         held = os.dup(parent)
         self._journal.record(lambda: _unlink_same(held, name, made))
-        if self._owner != (0, 0):
-            os.fchown(fd, *self._owner)
+        self._own(parent, name)
 
-    def _own_link(self, parent: int, name: str) -> None:
+    def _own(self, parent: int, name: str) -> None:
         if self._owner != (0, 0):
-            os.chown(name, *self._owner, dir_fd=parent, follow_symlinks=False)
+            kernel.change_owner(parent, name, self._owner)
 
 
 def read_all(fd: int, limit: int, path: str) -> bytes:
@@ -387,14 +393,14 @@ def _read_link(parent: int, name: str) -> str | None:
 
 def _unlink_if_there(parent: int, name: str) -> None:
     try:
-        os.unlink(name, dir_fd=parent)
+        kernel.remove_file(parent, name)
     except FileNotFoundError:
         pass
 
 
 def _unlink_link(parent: int, name: str, target: str) -> None:
     if _read_link(parent, name) == target:
-        os.unlink(name, dir_fd=parent)
+        kernel.remove_file(parent, name)
 
 
 def _unlink_same(parent: int, name: str, made: os.stat_result) -> None:
@@ -404,7 +410,7 @@ def _unlink_same(parent: int, name: str, made: os.stat_result) -> None:
     except FileNotFoundError:
         return
     if (now.st_dev, now.st_ino) == (made.st_dev, made.st_ino):
-        os.unlink(name, dir_fd=parent)
+        kernel.remove_file(parent, name)
 
 
 def _wrong_kind(path: str, folder: bool) -> InjectError:

@@ -1,0 +1,51 @@
+"""Where the launchers start Python: an isolated interpreter that knows nothing of site-packages.
+
+Run as ``python -I -S .../gpuhook/_start.py runtime|hook LAUNCHER ARG...``. Puts the folder
+above this package on the module path, restores the environment that the launcher was
+given, and calls the program.
+
+Hot path: imports os and sys.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+# What the launcher hides from the interpreter and the loader, and gives back under this prefix.
+_HIDDEN = b"GPUHOOK_HIDDEN_"
+
+
+def caller_environment() -> dict[bytes, bytes]:
+    """Return the environment as the launcher's caller had it.
+
+    Read from the kernel, because Python itself changes its copy (PEP 538 sets LC_CTYPE).
+    Source: proc(5), /proc/PID/environ.
+    """
+    with open("/proc/self/environ", "rb") as file:
+        entries = file.read().split(b"\0")
+    pairs = (entry.partition(b"=") for entry in entries if entry)
+    found = {name: value for name, equals, value in pairs if equals}
+    for name in [name for name in found if name.startswith(_HIDDEN)]:
+        found[name.removeprefix(_HIDDEN)] = found.pop(name)
+    return found
+
+
+def main() -> "NoReturn":
+    """Start the program that the first argument names."""
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    program, launcher, *argv = sys.argv[1:]
+    if program == "hook":
+        os.chdir("/")
+        from gpuhook import prestart_hook  # noqa: PLC0415 - the path is known only now
+
+        prestart_hook.main(argv)
+    from gpuhook import runtime_shim  # noqa: PLC0415
+
+    runtime_shim.main(os.path.abspath(launcher), argv, caller_environment())
+
+
+if __name__ == "__main__":
+    main()

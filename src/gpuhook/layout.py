@@ -1,0 +1,65 @@
+"""Where a container's loader looks for libraries, told by a few files of its image.
+
+Hot path: imports os.
+"""
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.rootfs import Rootfs
+
+# uname -m -> Debian's multiarch folder names, ordinary and 32-bit (None: no such thing).
+_TRIPLETS = {
+    "x86_64": ("x86_64-linux-gnu", "i386-linux-gnu"),
+    "aarch64": ("aarch64-linux-gnu", "arm-linux-gnueabihf"),
+    "ppc64le": ("powerpc64le-linux-gnu", None),
+    "riscv64": ("riscv64-linux-gnu", None),
+}
+
+
+class Layout:
+    """The folders that a container's driver files go to.
+
+    ``uses_cache`` is False where the loader (musl's) reads no ld.so.cache.
+    """
+
+    __slots__ = ("libraries", "libraries32", "uses_cache")
+
+    def __init__(self, libraries: str, libraries32: str | None, *, uses_cache: bool) -> None:
+        self.libraries = libraries
+        self.libraries32 = libraries32
+        self.uses_cache = uses_cache
+
+
+def debian(machine: str) -> Layout:
+    """Return the layout of Debian and its relatives (multiarch)."""
+    triplet, triplet32 = _TRIPLETS.get(machine, (f"{machine}-linux-gnu", None))
+    return Layout(
+        f"/usr/lib/{triplet}",
+        f"/usr/lib/{triplet32}" if triplet32 else None,
+        uses_cache=True,
+    )
+
+
+def of_image(root: "Rootfs") -> Layout:
+    """Tell a container's layout from its root filesystem."""
+    machine = os.uname().machine
+    if root.exists("/etc/debian_version"):
+        return debian(machine)
+    if root.exists(f"/lib/ld-musl-{machine}.so.1") and not root.exists("/usr/lib64"):
+        return Layout("/usr/lib", None, uses_cache=False)
+    folder32 = "/usr/lib32"
+    if not root.exists(folder32) and _is_other_folder(root, "/usr/lib", "/usr/lib64"):
+        folder32 = "/usr/lib"
+    return Layout("/usr/lib64", folder32, uses_cache=True)
+
+
+def _is_other_folder(root: "Rootfs", path: str, other: str) -> bool:
+    """Tell whether a folder exists and is not the same as another one."""
+    found, compared = root.stat(path), root.stat(other)
+    if found is None:
+        return False
+    if compared is None:
+        return True
+    return (found.st_dev, found.st_ino) != (compared.st_dev, compared.st_ino)

@@ -1,0 +1,379 @@
+"""What can be done to a container: small objects that execute, describe and serialise themselves.
+
+``prepare`` runs in the host's mount namespace and opens what comes from the driver root;
+``execute`` runs in the container's and changes it below its root. Everything that changes
+anything goes through ``kernel`` and ``rootfs``.
+
+Hot path: imports os and stat.
+"""
+
+import os
+import stat
+
+from gpuhook import kernel, ldcache
+from gpuhook.errors import InjectError
+from gpuhook.rootfs import Rootfs, write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.rootfs import Journal
+
+_ATTRIBUTES = {
+    "ro": kernel.MOUNT_ATTR_RDONLY,
+    "nosuid": kernel.MOUNT_ATTR_NOSUID,
+    "nodev": kernel.MOUNT_ATTR_NODEV,
+    "noexec": kernel.MOUNT_ATTR_NOEXEC,
+}
+
+FILE_OPTIONS = ("ro", "nosuid", "nodev")
+IPC_OPTIONS = ("nosuid", "nodev", "noexec")
+DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
+PROC_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
+
+LD_CACHE = "/etc/ld.so.cache"
+_LD_CACHE_LIMIT = 64 << 20
+PROC_DRIVER = "/proc/driver/nvidia"
+_PROC_FILE_LIMIT = 1 << 20
+
+
+def attributes_of(options: tuple[str, ...]) -> int:
+    """Return the MOUNT_ATTR_* bits of mount options."""
+    bits = 0
+    for option in options:
+        bits |= _ATTRIBUTES[option]
+    return bits
+
+
+class Operation:
+    """One step of an injection, and why it is done."""
+
+    kind = ""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def prepare(self, host: Rootfs) -> None:
+        """Open whatever the step takes from the driver root."""
+
+    def execute(self, container: Rootfs, journal: "Journal") -> None:
+        """Do the step below the container's root."""
+
+    def close(self) -> None:
+        """Let go of what ``prepare`` opened."""
+
+    def describe(self) -> str:
+        """Say in words what the step does."""
+        return self.kind
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return the step as JSON values."""
+        return {"kind": self.kind, "reason": self.reason}
+
+
+class _Bind(Operation):
+    """Base of the steps that mount something of the driver root in the container."""
+
+    def __init__(
+        self,
+        root: str,
+        path: str,
+        destination: str,
+        options: tuple[str, ...],
+        reason: str,
+    ) -> None:
+        super().__init__(reason)
+        self.path = path
+        self.source = root.rstrip("/") + path
+        self.destination = destination
+        self.options = options
+        self._folder = False
+        self._tree = -1
+
+    def check(self, status: os.stat_result) -> None:
+        """Raise InjectError where the source isn't what it should be."""
+
+    def prepare(self, host: Rootfs) -> None:
+        """Clone the source into a detached mount with its final flags."""
+        fd = host.open(self.path)
+        try:
+            status = os.fstat(fd)
+            self.check(status)
+            self._folder = stat.S_ISDIR(status.st_mode)
+            self._tree = kernel.clone_tree(fd, self.source)
+        finally:
+            os.close(fd)
+        kernel.set_mount_attributes(self._tree, attributes_of(self.options), self.source)
+
+    def execute(self, container: Rootfs, journal: "Journal") -> None:
+        """Mount the clone on the destination, whose mount point is made where missing."""
+        target = container.mount_point(self.destination, folder=self._folder)
+        try:
+            kernel.attach_mount(self._tree, target, self.destination)
+        finally:
+            os.close(target)
+        tree = self._tree
+        journal.record(lambda: kernel.detach_mount(tree))
+
+    def close(self) -> None:
+        """Let go of the clone; where it wasn't mounted, it is gone."""
+        if self._tree >= 0:
+            os.close(self._tree)
+            self._tree = -1
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return source, destination and options beside kind and reason."""
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "destination": self.destination,
+            "options": list(self.options),
+            "reason": self.reason,
+        }
+
+
+class BindFile(_Bind):
+    """Mount a file (or, for MPS, a folder) of the driver."""
+
+    kind = "bind"
+
+    def describe(self) -> str:
+        """Say what is mounted where, and how."""
+        return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
+
+    def check(self, status: os.stat_result) -> None:
+        """Accept files, sockets and folders."""
+        mode = status.st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISSOCK(mode) or stat.S_ISDIR(mode)):
+            raise InjectError(
+                f"{self.source} is neither a file nor a socket nor a folder",
+                "Reinstall the driver",
+            )
+
+
+class BindDevice(_Bind):
+    """Mount a device node of the driver."""
+
+    kind = "device"
+
+    def __init__(self, root: str, path: str, numbers: tuple[int, int], reason: str) -> None:
+        super().__init__(root, path, path, DEVICE_OPTIONS, reason)
+        self.major, self.minor = numbers
+
+    def describe(self) -> str:
+        """Say which node with which numbers."""
+        return f"mount the device node {self.source} ({self.major}:{self.minor})"
+
+    def check(self, status: os.stat_result) -> None:
+        """Accept the character device with our numbers alone."""
+        numbers = (os.major(status.st_rdev), os.minor(status.st_rdev))
+        if not stat.S_ISCHR(status.st_mode) or numbers != (self.major, self.minor):
+            raise InjectError(
+                f"{self.source} is not the character device {self.major}:{self.minor}",
+                "Remove it and let nvidia-modprobe make it again",
+            )
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add the numbers."""
+        return {**super().to_json(), "major": self.major, "minor": self.minor}
+
+
+class AllowDevice(Operation):
+    """Allow a device in the container's cgroup: in the OCI spec, or by the hook.
+
+    All of a plan's are done together before anything else: see ``inject``.
+    """
+
+    kind = "allow-device"
+    access = "rw"
+
+    def __init__(self, numbers: tuple[int, int], reason: str) -> None:
+        super().__init__(reason)
+        self.major, self.minor = numbers
+
+    def describe(self) -> str:
+        """Say which numbers and which access."""
+        return f"allow c {self.major}:{self.minor} {self.access} in the device cgroup"
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add numbers and access."""
+        return {
+            "kind": self.kind,
+            "major": self.major,
+            "minor": self.minor,
+            "access": self.access,
+            "reason": self.reason,
+        }
+
+
+class Symlink(Operation):
+    """Make a symbolic link beside a library."""
+
+    kind = "symlink"
+
+    def __init__(self, destination: str, target: str, *, replace: bool, reason: str) -> None:
+        super().__init__(reason)
+        self.destination = destination
+        self.target = target
+        self._replace = replace
+
+    def describe(self) -> str:
+        """Say where the link is and where it points."""
+        return f"link {self.destination} to {self.target}"
+
+    def execute(self, container: Rootfs, journal: "Journal") -> None:
+        """Make the link; ``rootfs`` keeps the journal."""
+        del journal
+        container.make_link(self.destination, self.target, replace=self._replace)
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add place and target."""
+        return {
+            "kind": self.kind,
+            "destination": self.destination,
+            "target": self.target,
+            "reason": self.reason,
+        }
+
+
+class MaskProc(Operation):
+    """Cover /proc/driver/nvidia, where the container has one, by what it may see.
+
+    A read-only tmpfs with ``files`` copied (ModifyDeviceFiles switched off in params, so
+    that no driver client in the container changes device nodes) and ``binds`` mounted,
+    both relative to /proc/driver/nvidia.
+    """
+
+    kind = "proc-driver"
+
+    def __init__(
+        self, root: str, files: tuple[str, ...], binds: tuple[str, ...], reason: str
+    ) -> None:
+        super().__init__(reason)
+        self.source = root.rstrip("/") + PROC_DRIVER
+        self.files = files
+        self.binds = binds
+        self._tmpfs = -1
+        self._trees: list[tuple[str, int, bool]] = []
+
+    def describe(self) -> str:
+        """Say what stays visible."""
+        return f"cover {PROC_DRIVER}, showing {', '.join(self.files + self.binds)}"
+
+    def prepare(self, host: Rootfs) -> None:
+        """Fill a detached tmpfs with copies, and clone what is mounted into it."""
+        self._tmpfs = kernel.new_tmpfs({"mode": "0555", "size": "1m"}, 0)
+        for name in self.files:
+            data = host.read_file(f"{PROC_DRIVER}/{name}", _PROC_FILE_LIMIT)
+            if data is not None:
+                self._copy(name, mask_params(data) if name == "params" else data)
+        for name in self.binds:
+            self._clone(host, name)
+
+    def _copy(self, name: str, data: bytes) -> None:
+        fd = kernel.create_file(self._tmpfs, name, 0o444)
+        try:
+            write_all(fd, data)
+        finally:
+            os.close(fd)
+
+    def _clone(self, host: Rootfs, name: str) -> None:
+        try:
+            fd = host.open(f"{PROC_DRIVER}/{name}")
+        except FileNotFoundError:
+            return
+        try:
+            folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+            tree = kernel.clone_tree(fd, f"{self.source}/{name}")
+        finally:
+            os.close(fd)
+        self._trees.append((name, tree, folder))
+        kernel.set_mount_attributes(tree, attributes_of(PROC_OPTIONS), f"{self.source}/{name}")
+
+    def execute(self, container: Rootfs, journal: "Journal") -> None:
+        """Mount the tmpfs, then the rest into it, then make it read-only."""
+        if not container.exists(PROC_DRIVER):
+            return
+        target = container.mount_point(PROC_DRIVER, folder=True)
+        try:
+            kernel.attach_mount(self._tmpfs, target, PROC_DRIVER)
+        finally:
+            os.close(target)
+        tmpfs = self._tmpfs
+        journal.record(lambda: kernel.detach_mount(tmpfs))
+        for name, tree, folder in self._trees:
+            self._mount_inside(name, tree, folder)
+        kernel.set_mount_attributes(tmpfs, attributes_of(PROC_OPTIONS), PROC_DRIVER)
+
+    def _mount_inside(self, name: str, tree: int, folder: bool) -> None:
+        """Mount a clone on a place in the tmpfs, which is ours alone."""
+        with Rootfs.of_descriptor(self._tmpfs, PROC_DRIVER) as inside:
+            target = inside.mount_point(f"/{name}", folder=folder)
+            try:
+                kernel.attach_mount(tree, target, f"{PROC_DRIVER}/{name}")
+            finally:
+                os.close(target)
+
+    def close(self) -> None:
+        """Let go of the tmpfs and the clones."""
+        for _, tree, _ in self._trees:
+            os.close(tree)
+        self._trees.clear()
+        if self._tmpfs >= 0:
+            os.close(self._tmpfs)
+            self._tmpfs = -1
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add what stays visible."""
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "destination": PROC_DRIVER,
+            "options": list(PROC_OPTIONS),
+            "visible": [*self.files, *self.binds],
+            "reason": self.reason,
+        }
+
+
+def mask_params(data: bytes) -> bytes:
+    """Switch ModifyDeviceFiles off in the text of /proc/driver/nvidia/params."""
+    lines = data.split(b"\n")
+    return b"\n".join(
+        b"ModifyDeviceFiles: 0" if line == b"ModifyDeviceFiles: 1" else line for line in lines
+    )
+
+
+class UpdateLdCache(Operation):
+    """Put the driver's libraries into the container's /etc/ld.so.cache.
+
+    ``libraries`` are (SONAME, absolute path in the container, cache flags) in order of
+    precedence. Always the last step: it is whole or not at all, and nothing after it can fail.
+    """
+
+    kind = "ldcache"
+
+    def __init__(self, libraries: tuple[tuple[str, str, int], ...], reason: str) -> None:
+        super().__init__(reason)
+        self.libraries = libraries
+
+    def describe(self) -> str:
+        """Say how many libraries enter the cache."""
+        return f"add {len(self.libraries)} libraries to {LD_CACHE}"
+
+    def execute(self, container: Rootfs, journal: "Journal") -> None:
+        """Merge and replace the file; an equal one is left as it is."""
+        del journal
+        old = container.read_file(LD_CACHE, _LD_CACHE_LIMIT)
+        new = ldcache.merge(old, self.libraries, LD_CACHE)
+        if new != old:
+            container.replace_file(LD_CACHE, new, 0o644)
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add the file and the libraries' names."""
+        return {
+            "kind": self.kind,
+            "destination": LD_CACHE,
+            "libraries": [soname for soname, _, _ in self.libraries],
+            "reason": self.reason,
+        }

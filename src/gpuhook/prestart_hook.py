@@ -1,0 +1,138 @@
+"""gpuhook-prestart, the OCI hook: read the state, work out the request, inject what it means.
+
+Import budget: os and sys, and for a container that asks for nothing the spec, the
+configuration and the request; everything that touches the driver or the container is
+imported only when a GPU is asked for. A test holds this file to that.
+"""
+
+import os
+import sys
+
+from gpuhook import log
+from gpuhook.config import Config, load
+from gpuhook.errors import GpuhookError, StateError
+from gpuhook.oci import parse_state, read_spec
+from gpuhook.resolve import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from gpuhook.oci import Spec, State
+    from gpuhook.resolve import Resolved
+
+PROGRAM = "gpuhook-prestart"
+USAGE = f"""usage: {PROGRAM} [--config FILE] [prestart]
+
+Reads an OCI container state on standard input and puts the GPUs that the container asks
+for into it. Register it as a prestart or createRuntime hook.
+"""
+_STATE_LIMIT = 16 << 20
+# NVIDIA's hook has verbs of which only the first does anything; hook files name them.
+_IDLE_VERBS = ("poststart", "poststop")
+
+
+def main(argv: list[str]) -> "NoReturn":
+    """Act as the hook on the words after the program's name; exit with 0, 1 or 2."""
+    if "-h" in argv or "--help" in argv:
+        sys.stdout.write(USAGE)
+        sys.exit(0)
+    config_path, verb = _read_arguments(argv)
+    state = _drain(0)
+    if verb in _IDLE_VERBS:
+        sys.exit(0)
+    try:
+        run(state, load(config_path))
+    except GpuhookError as error:
+        log.error(PROGRAM, str(error), None)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _read_arguments(argv: list[str]) -> tuple[str | None, str]:
+    config_path = None
+    words = list(argv)
+    verbs = []
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if name not in ("--config", "-config"):
+            verbs.append(word)
+        elif equals:
+            config_path = value
+        else:
+            config_path = words.pop(0) if words else ""
+    if config_path == "" or verbs not in ([], ["prestart"], *[[verb] for verb in _IDLE_VERBS]):
+        sys.stderr.write(USAGE)
+        sys.exit(2)
+    return config_path, verbs[0] if verbs else "prestart"
+
+
+def _drain(fd: int) -> bytes:
+    """Read standard input to its end, so that the runtime's write never fails."""
+    chunks = []
+    size = 0
+    while True:
+        try:
+            chunk = os.read(fd, 1 << 16)
+        except OSError:
+            break
+        if not chunk:
+            break
+        size += len(chunk)
+        if size <= _STATE_LIMIT:
+            chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def run(state_text: bytes, config: Config) -> None:
+    """Inject what the container of this state asks for; GpuhookError if that can't be done."""
+    state = parse_state(state_text)
+    spec = read_spec(os.path.join(state.bundle, "config.json"))
+    resolved = resolve(spec.data, config)
+    if resolved is not None:
+        how = _inject(state, spec, config, resolved)
+        _log(state, config, resolved, how)
+
+
+def _inject(state: "State", spec: "Spec", config: Config, resolved: "Resolved") -> str:
+    from gpuhook import inject, layout  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook.plan import make_plan  # noqa: PLC0415
+    from gpuhook.rootfs import Journal, Rootfs  # noqa: PLC0415
+
+    if not spec.has_mount_namespace:
+        raise StateError(
+            f"{spec.path} gives the container no mount namespace of its own",
+            "Give it one: what gpuhook mounts would otherwise stay on the host",
+        )
+    root_path = state.root or spec.root_path
+    journal = Journal()
+    with (
+        Rootfs(resolved.inventory.root, Journal()) as host,
+        inject.open_container(state.pid, root_path, journal) as container,
+    ):
+        plan = make_plan(
+            resolved.request,
+            resolved.inventory,
+            resolved.selection,
+            layout.of_image(container),
+        )
+        how = inject.allow_devices(
+            state.pid, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
+        )
+        inject.inject(plan, host, container, state.pid, journal)
+    return how
+
+
+def _log(state: "State", config: Config, resolved: "Resolved", how: str) -> None:
+    log.append(
+        config.cli_debug,
+        {
+            "level": "info",
+            "msg": "injected",
+            "time": log.timestamp(),
+            "container": state.container_id,
+            "devices": list(resolved.selection.uuids),
+            "cgroup": how,
+        },
+    )

@@ -1,0 +1,54 @@
+"""From a spec and the configuration to what is asked for, what exists and what was selected.
+
+The one sequence that the runtime, the hook and ``gpuhook explain`` share.
+
+Hot path: imports the pure steps; ``discover`` only when a GPU is asked for.
+"""
+
+from gpuhook import requirements, selection
+from gpuhook.request import read_request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.config import Config
+    from gpuhook.inventory import Inventory
+    from gpuhook.request import Request
+    from gpuhook.selection import Selection
+
+
+class Progress:
+    """How far the sequence got, for those who want to show a failure's circumstances."""
+
+    def __init__(self) -> None:
+        self.request: Request | None = None
+        self.inventory: Inventory | None = None
+
+
+class Resolved:
+    """A request that can be met: with what, and by which GPUs."""
+
+    def __init__(self, request: "Request", inventory: "Inventory", selected: "Selection") -> None:
+        self.request = request
+        self.inventory = inventory
+        self.selection = selected
+
+
+def resolve(
+    spec: "dict[str, Any]", config: "Config", progress: Progress | None = None
+) -> Resolved | None:
+    """Return how a container's request is met, None where it asks for nothing.
+
+    Raises the GpuhookError of the step that failed; ``progress`` holds the steps before it.
+    """
+    progress = progress or Progress()
+    request = progress.request = read_request(spec, config)
+    if request.devices is None:
+        return None
+    from gpuhook.discover import discover  # noqa: PLC0415 - costly, and not always needed
+
+    inventory = progress.inventory = discover(config)
+    selected = selection.select(request, inventory)
+    requirements.check(request, inventory, selected)
+    return Resolved(request, inventory, selected)

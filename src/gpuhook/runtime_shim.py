@@ -1,0 +1,143 @@
+"""gpu-py, the OCI runtime: add the hook and the device rules on create, then be the real one.
+
+Import budget: os and sys, and for a container that asks for nothing the spec, the
+configuration and the request; everything about the driver is imported only when a GPU is
+asked for. A test holds this file to that.
+"""
+
+import os
+import sys
+
+from gpuhook import log
+from gpuhook.config import Config, load
+from gpuhook.errors import ConfigError, GpuhookError, RuntimeMissingError
+from gpuhook.runtime_argv import CREATING_VERBS, Arguments
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from gpuhook.oci import Spec
+    from gpuhook.resolve import Resolved
+
+PROGRAM = "gpu-py"
+HOOK_NAME = "gpuhook-prestart"
+
+# Docker's --gpus adds NVIDIA's hook by itself; ours does its work.
+NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+
+_HOOK_ENVIRONMENT = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
+_DEFAULT_FOLDERS = (
+    "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
+)  # fmt: skip
+
+
+def main(launcher: str, argv: list[str], environment: dict[bytes, bytes]) -> "NoReturn":
+    """Act on a command line and become the low-level runtime, or exit with status 1.
+
+    ``launcher`` is the absolute path of gpu-py, ``argv`` the words after it,
+    ``environment`` what the low-level runtime is to get.
+    """
+    arguments = Arguments(argv)
+    try:
+        creating = arguments.verb in CREATING_VERBS
+        config = _load_config(creating)
+        runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
+        if creating:
+            prepare_bundle(arguments, config, os.path.dirname(launcher))
+        _become(runtime, argv, environment)
+    except GpuhookError as error:
+        log.error(PROGRAM, str(error), arguments.log)
+        sys.exit(1)
+
+
+def _load_config(creating: bool) -> Config:
+    """Load the configuration; one that can't be read must not stop kill, delete or state."""
+    try:
+        return load()
+    except ConfigError:
+        if creating:
+            raise
+        return Config()
+
+
+def _become(runtime: str, argv: list[str], environment: dict[bytes, bytes]) -> "NoReturn":
+    try:
+        os.execve(runtime, [runtime, *argv], environment)  # noqa: S606 - becoming it is the point
+    except OSError as error:
+        raise RuntimeMissingError(
+            f"The low-level runtime {runtime} can't be started: {error.strerror}",
+            "Reinstall it, or name another in [nvidia-container-runtime] runtimes",
+        ) from None
+
+
+def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str) -> str:
+    """Return the first low-level runtime that exists; RuntimeMissingError if none does.
+
+    A candidate with a slash is a path, another one is looked for in PATH and then in the
+    usual folders. ``launcher`` is never its own low-level runtime.
+    """
+    ourselves = os.path.realpath(launcher)
+    folders = [folder for folder in os.fsdecode(path).split(":") if folder.startswith("/")]
+    for candidate in candidates:
+        if "/" in candidate:
+            places = [candidate]
+        else:
+            places = [f"{folder}/{candidate}" for folder in (*folders, *_DEFAULT_FOLDERS)]
+        for place in places:
+            usable = os.path.isfile(place) and os.access(place, os.X_OK)
+            if usable and os.path.realpath(place) != ourselves:
+                return place
+    raise RuntimeMissingError(
+        f"None of the low-level runtimes {', '.join(candidates) or '(empty list)'} was found",
+        "Install runc or crun, or name one in [nvidia-container-runtime] runtimes of config.toml",
+    )
+
+
+def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> None:
+    """Rewrite a bundle's config.json for the GPUs it asks for; leave it alone if for none.
+
+    ``folder`` is where gpuhook-prestart lies beside gpu-py.
+    """
+    from gpuhook.oci import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
+    from gpuhook.resolve import resolve  # noqa: PLC0415
+
+    spec = read_spec(os.path.join(arguments.bundle or "", arguments.config))
+    resolved = resolve(spec.data, config)
+    if resolved is not None:
+        add_hook(_add_device_rules(spec, resolved), config, folder).write()
+
+
+def _add_device_rules(spec: "Spec", resolved: "Resolved") -> "Spec":
+    from gpuhook import cgroup, layout  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook.plan import make_plan  # noqa: PLC0415
+
+    # Which folders the libraries go to makes no difference to the devices.
+    anywhere = layout.debian(os.uname().machine)
+    plan = make_plan(resolved.request, resolved.inventory, resolved.selection, anywhere)
+    missing = [pair for pair in plan.devices if not cgroup.spec_allows(spec.device_rules, *pair)]
+    if not missing:
+        return spec
+    return spec.append(("linux", "resources", "devices"), cgroup.device_rules(missing))
+
+
+def add_hook(spec: "Spec", config: Config, folder: str) -> "Spec":
+    """Return the spec with our hook as the last prestart hook, once.
+
+    NVIDIA's own hook, which Docker's --gpus adds, gives way to it.
+    """
+    from gpuhook.oci import hook_name  # noqa: PLC0415 - as in prepare_bundle
+
+    for stage in ("prestart", "createRuntime"):
+        spec = spec.drop_hooks(stage, NVIDIA_HOOKS)
+        if any(hook_name(hook) == HOOK_NAME for hook in spec.hooks(stage)):
+            return spec
+    path = os.path.join(os.path.abspath(folder), HOOK_NAME)
+    if not os.access(path, os.X_OK):
+        raise RuntimeMissingError(
+            f"The hook {path} doesn't exist beside {PROGRAM}",
+            "Reinstall gpuhook, so that both lie in one folder",
+        )
+    options = ["--config", os.path.abspath(config.path)] if config.path else []
+    hook = {"path": path, "args": [HOOK_NAME, *options, "prestart"], "env": _HOOK_ENVIRONMENT}
+    return spec.append(("hooks", "prestart"), [hook])
