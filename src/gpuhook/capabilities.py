@@ -52,7 +52,7 @@ def granted(value: str | None, legacy: bool, supported: tuple[str, ...]) -> tupl
         raise CapabilityError(
             f"{VARIABLE} asks for {listed(refused)}, and only "
             f"{','.join(supported) or 'the empty list'} is supported here",
-            f"remove it from {VARIABLE}, or allow it with supported-driver-capabilities "
+            f"Remove it from {VARIABLE}, or allow it with supported-driver-capabilities "
             "in gpuhook's config.toml",
         )
     return asked

@@ -17,7 +17,7 @@ def channel(text: str) -> int:
         return int(text)
     raise RequestError(
         f"{shown(text)} is not an IMEX channel",
-        f"ask for channels by number, 0 to {CHANNELS - 1}, in NVIDIA_IMEX_CHANNELS",
+        f"Ask for channels by number, 0 to {CHANNELS - 1}, in NVIDIA_IMEX_CHANNELS",
     )
 
 

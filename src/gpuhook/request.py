@@ -288,9 +288,9 @@ class _Reader:
         self.found["selectors"] = tuple(dict.fromkeys(selectors))
         if qualified and selectors:
             raise RequestError(
-                f"the container asks for {shown(selectors[0])} and for the CDI device "
+                f"The container asks for {shown(selectors[0])} and for the CDI device "
                 f"{shown(qualified[0])} at once",
-                "name all devices in one way, by CDI names or by ids",
+                "Name all devices in one way, by CDI names or by ids",
             )
 
     def imex_names(self) -> tuple[str, ...] | None:
@@ -306,7 +306,7 @@ class _Reader:
         if value and not is_privileged(self.spec):
             raise RequestError(
                 f"{variable} is set in a container that is not privileged",
-                f"start the container with CAP_SYS_ADMIN (--privileged) or unset {variable}",
+                f"Start the container with CAP_SYS_ADMIN (--privileged) or unset {variable}",
             )
         return value or None
 
@@ -342,7 +342,7 @@ def _check_name(name: str) -> None:
         return
     raise RequestError(
         f"{shown(name)} can't be the name of a device",
-        "ask for GPUs by index, by UUID or by PCI bus id, or for all",
+        "Ask for GPUs by index, by UUID or by PCI bus id, or for all",
     )
 
 
@@ -373,5 +373,5 @@ def _mount_pairs(spec: "dict[str, Any]") -> list[tuple[str, str]]:
 def _misshapen(what: str, expected: str) -> SpecError:
     return SpecError(
         f"{what} in the container's config.json is not {expected}",
-        "report it to whatever wrote the bundle (the engine)",
+        "Report it to whatever wrote the bundle (the engine)",
     )

@@ -76,7 +76,7 @@ def major_minor(text: str) -> str:
             return f"{major}.{minor}"
     raise RequirementError(
         f"{CUDA_VERSION} is {shown(text)}, which is not a version number",
-        f"correct {CUDA_VERSION} in the image, or set {CUDA} or {DISABLE}=true",
+        f"Correct {CUDA_VERSION} in the image, or set {CUDA} or {DISABLE}=true",
     )
 
 
@@ -128,7 +128,7 @@ def _malformed(factor: str, problem: str, text: str) -> RequirementError:
     whole = "" if factor == text else f" in the requirement {shown(text)}"
     return RequirementError(
         f"{shown(factor)}{whole} {problem}",
-        f"correct the image's {PREFIX}* variable, or set {DISABLE}=true",
+        f"Correct the image's {PREFIX}* variable, or set {DISABLE}=true",
     )
 
 
@@ -193,10 +193,10 @@ def _unmet(
     asked_about = {factor[0] for factors in alternatives for factor in factors}
     has = ", ".join(f"{name} {facts[name]}" for name in _PROPERTIES if facts.get(name))
     where = f" (GPU {gpu.index})" if gpu is not None and {"arch", "brand"} & asked_about else ""
-    remedy = "use a machine with such a GPU"
+    remedy = "Use a machine with such a GPU"
     if {"cuda", "driver"} & asked_about:
-        remedy = f"update the driver, use an image made for CUDA {inventory.cuda_version} or older"
+        remedy = f"Update the driver, use an image made for CUDA {inventory.cuda_version} or older"
     return RequirementError(
-        f"the container requires {shown(text)} and this machine has {has}{where}",
+        f"The container requires {shown(text)} and this machine has {has}{where}",
         f"{remedy}, or set {DISABLE}=true to start without this check",
     )

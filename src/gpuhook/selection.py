@@ -67,7 +67,7 @@ def _check_mig_management(request: "Request") -> None:
         if value is not None and value != "all":
             raise RequestError(
                 f"NVIDIA_MIG_{name}_DEVICES is {shown(value)}, and MIG is managed as a whole",
-                f"set NVIDIA_MIG_{name}_DEVICES=all or unset it",
+                f"Set NVIDIA_MIG_{name}_DEVICES=all or unset it",
             )
 
 
@@ -80,8 +80,8 @@ def _find(selector: str, inventory: "Inventory") -> "list[Found]":
         if found:
             return found
     raise UnknownDeviceError(
-        f"this machine has no GPU or MIG device {shown(selector)}: {_what_exists(inventory)}",
-        "ask for one that exists, or for all; `gpuhook info` lists them",
+        f"This machine has no GPU or MIG device {shown(selector)}: {_what_exists(inventory)}",
+        "Ask for one that exists, or for all; `gpuhook info` lists them",
     )
 
 
@@ -173,7 +173,7 @@ def _refuse_ambiguous(wanted: str, uuids: list[str]) -> None:
     if len(uuids) > 1:
         raise UnknownDeviceError(
             f"{shown(wanted)} is the beginning of {len(uuids)} UUIDs: {listed(uuids)}",
-            "write as much of the UUID as tells them apart",
+            "Write as much of the UUID as tells them apart",
         )
 
 

@@ -10,6 +10,7 @@ from gpuhook.errors import GpuhookError
 
 # name -> (module, one line for --help); the module holds a click command of the same name.
 _COMMANDS = {
+    "config": ("gpuhook.cli.config", "Show, check and change the configuration."),
     "explain": ("gpuhook.cli.explain", "Show what a container would get, and why."),
     "info": ("gpuhook.cli.info", "Show the driver and the GPUs of this machine."),
     "simulate": ("gpuhook.cli.simulate", "Build a simulated driver with GPUs that don't exist."),

@@ -1,12 +1,11 @@
-"""Read config.toml: find the file, parse it, check every value, fill in a Config.
+"""Find config.toml, check every value in it, and fill in a Config.
 
-Hot path: imports os and nothing heavy; tomllib only when a file exists that holds more than
-plain ``key = value`` lines, the line finder only for an error message.
+Hot path: the line finder is imported only for an error message.
 """
 
 import os
-import stat
 
+from gpuhook import capabilities, cdi_names
 from gpuhook.config.model import Config
 from gpuhook.config.schema import (
     BOOL,
@@ -21,6 +20,7 @@ from gpuhook.config.schema import (
     STRING,
     WITHOUT_EFFECT,
 )
+from gpuhook.config.source import flatten, parse, read_text
 from gpuhook.errors import ConfigError
 from gpuhook.quoting import shown
 
@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH = "/etc/gpuhook/config.toml"
 PATH_VARIABLE = "GPUHOOK_CONFIG"
-SIZE_LIMIT = 1 << 18  # bytes; the commented default has less than 2 % of it
 
-_ABSOLUTE = ("driver_root", "ldcache", "state_dir", "library_search_paths", "cdi_spec_dirs")
-_CHECK = "run `gpuhook config validate` after correcting it"
+_OS_RELEASE = "/etc/os-release"
+_SUSE_USER = "root:video"  # /dev/nvidia* belong to the group video there
+_LONGEST = 10 * 24 * 3600  # seconds; also keeps infinity out
+
+# A key of any of these attributes holds absolute paths; in the optional ones "" is fine.
+_PATHS = ("driver_root", "ldcache", "state_dir", "library_search_paths", "cdi_spec_dirs")
+_OPTIONAL_PATHS = ("driver_root", "ldcache")
 
 
 def load(path: str | None = None) -> Config:
@@ -49,192 +53,175 @@ def load(path: str | None = None) -> Config:
     except FileNotFoundError:
         if path:
             raise ConfigError(
-                f"the configuration file {shown(path)} does not exist",
-                f"create it with `gpuhook config default > FILE`, or unset {PATH_VARIABLE}",
+                f"The configuration file {shown(path)} does not exist",
+                f"Create it with `gpuhook config default`, or unset {PATH_VARIABLE}",
             ) from None
-        return _finish(Config(), "")
-    return loads(text, path or DEFAULT_PATH)
+        config = Config()
+    else:
+        config = loads(text, path or DEFAULT_PATH)
+    config.user = config.user or default_user()
+    return config
 
 
 def loads(text: str, path: str | None = None) -> Config:
     """Return the configuration that ``text`` describes; ``path`` only names it in errors."""
-    config = Config(path)
-    leaves: dict[str, object] = {}
-    _flatten(parse(text, path), "", leaves)
-    ignored: list[tuple[str, str]] = []
-    for key, value in leaves.items():
-        reason = _apply(config, key, value, text)
-        if reason:
-            ignored.append((key, reason))
-    config.ignored = tuple(ignored)
-    return _finish(config, text)
-
-
-def read_text(path: str) -> str:
-    """Return a configuration file's text; FileNotFoundError, or ConfigError if unreadable."""
-    try:
-        data = _read_bytes(path)
-        return data.decode("utf-8")
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(
-            f"the configuration file {shown(path)} can't be read: {reason}",
-            "make it a readable file of UTF-8 text",
-        ) from None
-
-
-def parse(text: str, path: str | None = None) -> "dict[str, Any]":
-    """Return TOML text as nested dicts; ConfigError, with the line, if it isn't TOML."""
-    import tomllib  # noqa: PLC0415
-
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{shown(path or 'the configuration')} is not valid TOML: {error}", _CHECK
-        ) from None
-
-
-def _read_bytes(path: str) -> bytes:
-    # O_NONBLOCK: a FIFO put in the place of the file must not make a container start wait.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        mode = os.fstat(fd).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
-            raise ValueError("it is not a regular file")
-        data = b""
-        while chunk := os.read(fd, SIZE_LIMIT + 1 - len(data)):
-            data += chunk
-        if len(data) > SIZE_LIMIT:
-            raise ValueError(f"it is larger than {SIZE_LIMIT} bytes")
-        return data
-    finally:
-        os.close(fd)
-
-
-def _flatten(table: "dict[str, Any]", prefix: str, leaves: dict[str, object]) -> None:
-    """Collect the values of nested tables under their dotted keys."""
-    pending = [(prefix, table)]
-    while pending:
-        prefix, table = pending.pop()
-        for name, value in table.items():
-            # A quoted name with a dot in it is one name, not a path of two.
-            key = prefix + (f'"{name}"' if "." in name else name)
-            if isinstance(value, dict) and key not in KEYS:
-                pending.append((key + ".", value))
-            else:
-                leaves[key] = value
-
-
-def _apply(config: Config, key: str, value: object, text: str) -> str | None:
-    """Set one value; return why it has no effect, or None if it has."""
-    if key in KEYS:
-        attribute, kind, _ = KEYS[key]
-        setattr(config, attribute, _checked(key, kind, value, config.path, text))
-        return None
-    if key.startswith(FEATURE_PREFIX):
-        name = key[len(FEATURE_PREFIX) :]
-        if name in FEATURES:
-            config.features[name] = bool(_checked(key, BOOL, value, config.path, text))
-            return None
-    if any(known.startswith(key + ".") for known in KEYS) or key + "." == FEATURE_PREFIX:
-        raise _invalid(config.path, text, key, f"must be a table, not {shown(value)}")
-    return WITHOUT_EFFECT.get(key, "gpuhook knows no such key")
-
-
-def _checked(key: str, kind: str, value: object, path: str | None, text: str) -> object:
-    if kind is LIST:
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            _refuse_nul(key, "".join(value), path, text)
-            return tuple(value)
-    elif kind is STRING:
-        if isinstance(value, str):
-            _refuse_nul(key, value, path, text)
-            return value
-    elif kind is BOOL:
-        if isinstance(value, bool):
-            return value
-    elif kind is SECONDS and _is_seconds(value):
-        return float(value)  # type: ignore[arg-type]
-    raise _invalid(path, text, key, f"must be {kind}, not {shown(value)}")
-
-
-def _is_seconds(value: object) -> bool:
-    # The upper bound, ten days, also keeps infinity and NaN out.
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 864000
-
-
-def _refuse_nul(key: str, value: str, path: str | None, text: str) -> None:
-    if "\0" in value:
-        raise _invalid(path, text, key, "holds a NUL character")
-
-
-def _invalid(path: str | None, text: str, key: str, problem: str) -> ConfigError:
-    from gpuhook.config.locate import line_of  # noqa: PLC0415
-
-    line = line_of(text, key)
-    place = f"{path or 'the configuration'}, line {line}" if line else f"{path or 'configuration'}"
-    return ConfigError(f"{place}: {key} {problem}", _CHECK)
-
-
-def _finish(config: Config, text: str) -> Config:
-    """Check what depends on more than a type, and replace NVIDIA's words by ours."""
-    _check_ldconfig(config, text)
-    _check_paths(config, text)
-    _check_capabilities(config, text)
-    mode = MODES.get(config.mode)
-    if mode is None:
-        key = "nvidia-container-runtime.mode"
-        words = ", ".join(MODES)
-        raise _invalid(config.path, text, key, f"must be one of {words}, not {shown(config.mode)}")
-    config.mode = mode
-    _replace_unknown_words(config)
+    config, errors = examine(text, path)
+    if errors:
+        raise errors[0]
     return config
 
 
-def _check_ldconfig(config: Config, text: str) -> None:
-    if config.ldconfig.startswith("@") or config.feature("allow-ldconfig-from-container"):
-        return
-    problem = (
-        "must begin with @ (a program of the host), because no program of an image is run: "
-        + shown(config.ldconfig)
-    )
-    raise _invalid(config.path, text, "nvidia-container-cli.ldconfig", problem)
+def examine(text: str, path: str | None = None) -> tuple[Config, list[ConfigError]]:
+    """Return the configuration and everything wrong with it; a wrong value keeps its default.
+
+    Raises ConfigError only for text that isn't TOML.
+    """
+    reading = _Reading(text, path)
+    for key, value in flatten(parse(text, path), tuple(KEYS)).items():
+        reading.apply(key, value)
+    reading.check()
+    reading.config.ignored = tuple(reading.ignored)
+    return reading.config, reading.errors
 
 
-def _check_paths(config: Config, text: str) -> None:
-    for key, (attribute, _, _) in KEYS.items():
-        if attribute not in _ABSOLUTE:
-            continue
-        value = getattr(config, attribute)
-        for path in (value,) if isinstance(value, str) else value:
-            empty_is_fine = path == "" and attribute in ("driver_root", "ldcache")
-            if not path.startswith("/") and not empty_is_fine:
-                problem = f"must be an absolute path, not {shown(path)}"
-                raise _invalid(config.path, text, key, problem)
+def default_user(os_release: str = _OS_RELEASE) -> str:
+    """Return the user:group that the driver's nodes need on this distribution, mostly ""."""
+    try:
+        words = read_text(os_release).splitlines()
+    except (FileNotFoundError, ConfigError):
+        return ""
+    for line in words:
+        name, _, value = line.partition("=")
+        if name == "ID_LIKE" and {"suse", "opensuse"} & set(value.strip("\"'").split()):
+            return _SUSE_USER
+    return ""
 
 
-def _check_capabilities(config: Config, text: str) -> None:
-    from gpuhook.capabilities import KNOWN, split  # noqa: PLC0415
+class _Reading:
+    """One reading of a file: the configuration so far and what is wrong with the file."""
 
-    words = split(config.supported_driver_capabilities)
-    unknown = [word for word in words if word not in KNOWN and word != "all"]
-    if unknown:
-        key = "supported-driver-capabilities"
-        problem = f"names {shown(unknown[0])}, which is none of {', '.join(KNOWN)}"
-        raise _invalid(config.path, text, key, problem)
+    __slots__ = ("config", "errors", "ignored", "text")
+
+    def __init__(self, text: str, path: str | None) -> None:
+        self.text = text
+        self.config = Config(path)
+        self.errors: list[ConfigError] = []
+        self.ignored: list[tuple[str, str]] = []
+
+    def wrong(self, key: str, problem: str) -> None:
+        """Note an error, with the line that the key is on."""
+        from gpuhook.config.locate import line_of  # noqa: PLC0415
+
+        line = line_of(self.text, key)
+        place = (self.config.path or "The configuration") + (f", line {line}" if line else "")
+        self.errors.append(
+            ConfigError(
+                f"{place}: {key} {problem}",
+                "Correct it; `gpuhook config validate` checks it again",
+            )
+        )
+
+    def ignore(self, key: str, reason: str) -> None:
+        self.ignored.append((key, reason))
+
+    def apply(self, key: str, value: object) -> None:
+        """Set one value, or say why it has no effect."""
+        config = self.config
+        if key in KEYS:
+            attribute, kind, default = KEYS[key]
+            if self.fits(key, kind, value):
+                setattr(config, attribute, _as_default(value, default))
+        elif key.startswith(FEATURE_PREFIX) and key[len(FEATURE_PREFIX) :] in FEATURES:
+            if self.fits(key, BOOL, value):
+                config.features[key[len(FEATURE_PREFIX) :]] = bool(value)
+        elif any(known.startswith(key + ".") for known in (*KEYS, FEATURE_PREFIX)):
+            self.wrong(key, f"must be a table, not {shown(value)}")
+        else:
+            self.ignore(key, WITHOUT_EFFECT.get(key, "gpuhook knows no such key"))
+
+    def fits(self, key: str, kind: str, value: object) -> bool:
+        """Say whether a value has the key's type, and note an error if not."""
+        if not _is_kind(kind, value):
+            self.wrong(key, f"must be {kind}, not {shown(value)}")
+            return False
+        if isinstance(value, (str, list)) and any("\0" in item for item in value):
+            self.wrong(key, "holds a NUL character")
+            return False
+        return True
+
+    def check(self) -> None:
+        """Check what depends on more than a type, and replace NVIDIA's words by ours."""
+        self.check_ldconfig()
+        self.check_paths()
+        self.check_capabilities()
+        self.check_kind()
+        self.check_words()
+
+    def check_ldconfig(self) -> None:
+        config = self.config
+        if not config.ldconfig.startswith("@/"):
+            if config.feature("allow-ldconfig-from-container"):
+                return
+            problem = (
+                "must begin with @/ (a program of the host), because no program of an image "
+                f"is run: {shown(config.ldconfig)}"
+            )
+            self.wrong("nvidia-container-cli.ldconfig", problem)
+
+    def check_paths(self) -> None:
+        for key, (attribute, _, _) in KEYS.items():
+            if attribute not in _PATHS:
+                continue
+            value = getattr(self.config, attribute)
+            for path in (value,) if isinstance(value, str) else value:
+                optional = path == "" and attribute in _OPTIONAL_PATHS
+                if not path.startswith("/") and not optional:
+                    self.wrong(key, f"must be an absolute path, not {shown(path)}")
+
+    def check_capabilities(self) -> None:
+        allowed = (*capabilities.KNOWN, "all")
+        for word in capabilities.split(self.config.supported_driver_capabilities):
+            if word not in allowed:
+                problem = f"names {shown(word)}, which is none of {', '.join(allowed)}"
+                self.wrong("supported-driver-capabilities", problem)
+
+    def check_kind(self) -> None:
+        kind = self.config.cdi_default_kind
+        if cdi_names.parse(kind + "=0") is None:
+            problem = f"must be a CDI kind such as nvidia.com/gpu, not {shown(kind)}"
+            self.wrong("nvidia-container-runtime.modes.cdi.default-kind", problem)
+
+    def check_words(self) -> None:
+        """Where NVIDIA goes on with a safe word for one it does not know, so do we."""
+        config = self.config
+        if config.mode in MODES:
+            config.mode = MODES[config.mode]
+        else:
+            problem = f"must be one of {', '.join(MODES)}, not {shown(config.mode)}"
+            self.wrong("nvidia-container-runtime.mode", problem)
+        if config.cuda_compat_mode not in CUDA_COMPAT_MODES:
+            reason = f"{shown(config.cuda_compat_mode)} is no such mode and counts as disabled"
+            self.ignore("nvidia-container-runtime.modes.legacy.cuda-compat-mode", reason)
+            config.cuda_compat_mode = "disabled"
+        if config.log_level not in LOG_LEVELS:
+            reason = f"{shown(config.log_level)} is no log level and counts as info"
+            self.ignore("nvidia-container-runtime.log-level", reason)
+            config.log_level = "info"
 
 
-def _replace_unknown_words(config: Config) -> None:
-    """NVIDIA goes on with a safe word where it does not know one; so do we, and say so."""
-    if config.cuda_compat_mode not in CUDA_COMPAT_MODES:
-        key = "nvidia-container-runtime.modes.legacy.cuda-compat-mode"
-        reason = f"{shown(config.cuda_compat_mode)} is no such mode; it counts as disabled"
-        config.ignored += ((key, reason),)
-        config.cuda_compat_mode = "disabled"
-    if config.log_level not in LOG_LEVELS:
-        reason = f"{shown(config.log_level)} is no log level; it counts as info"
-        config.ignored += (("nvidia-container-runtime.log-level", reason),)
-        config.log_level = "info"
+def _as_default(value: "Any", default: object) -> object:
+    """Return a list as a tuple and a whole number of seconds as a float."""
+    if isinstance(default, float):
+        return float(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _is_kind(kind: str, value: object) -> bool:
+    if kind is STRING:
+        return isinstance(value, str)
+    if kind is BOOL:
+        return isinstance(value, bool)
+    if kind is LIST:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return kind is SECONDS and number and 0 < value < _LONGEST  # type: ignore[operator]

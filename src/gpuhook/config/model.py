@@ -3,6 +3,8 @@
 Hot path: imports nothing beyond the schema.
 """
 
+import os
+
 from gpuhook.config.schema import KEYS
 
 TYPE_CHECKING = False
@@ -86,3 +88,17 @@ class Config:
     def feature(self, name: str) -> bool:
         """Say whether the optional switch [features] ``name`` is on; absent means off."""
         return self.features.get(name, False)
+
+    def host_ldconfig(self) -> str:
+        """Return the path of the host's ldconfig, "" if there is none that may be run.
+
+        Debian's /sbin/ldconfig is a script around ldconfig.real, and we want the program. A
+        setting without @ means a program of the image, and such a program is never run.
+        """
+        path = self.ldconfig.removeprefix("@").removesuffix(".real")
+        if path == self.ldconfig.removesuffix(".real"):
+            return ""
+        for candidate in (path + ".real", path):
+            if os.access(candidate, os.X_OK):
+                return candidate
+        return ""

@@ -1,0 +1,121 @@
+"""``gpuhook config``: show, check and change config.toml."""
+
+import os
+import sys
+from importlib import resources
+
+import click
+
+from gpuhook import atomic
+from gpuhook.config import DEFAULT_PATH, load
+from gpuhook.config.edit import parse_assignment, set_value
+from gpuhook.config.loader import PATH_VARIABLE, examine
+from gpuhook.config.locate import line_of
+from gpuhook.config.render import as_toml
+from gpuhook.config.source import read_text
+from gpuhook.errors import ConfigError
+
+_FILE = click.option(
+    "--config",
+    "path",
+    metavar="FILE",
+    help=f"The file to use.  [default: ${PATH_VARIABLE} or {DEFAULT_PATH}]",
+)
+
+
+def default_text() -> str:
+    """Return the commented config.toml that lists every key with its default."""
+    return (resources.files("gpuhook") / "config" / "config.toml").read_text("utf-8")
+
+
+def _chosen(path: str | None) -> str:
+    return path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
+
+
+@click.group()
+def config() -> None:
+    """Show, check and change the configuration."""
+
+
+@config.command()
+@_FILE
+def show(path: str | None) -> None:
+    """Print the settings in force, as TOML."""
+    settings = load(path)
+    click.echo(f"# {settings.path or 'no configuration file: all defaults'}")
+    click.echo(as_toml(settings), nl=False)
+
+
+@config.command()
+def default() -> None:
+    """Print a config.toml with every key, its meaning and its default."""
+    click.echo(default_text(), nl=False)
+
+
+@config.command()
+@click.argument("file", required=False)
+@_FILE
+def validate(file: str | None, path: str | None) -> None:
+    """Check a configuration file; exit with status 1 if it has an error.
+
+    Keys that change nothing are listed as warnings.
+    """
+    chosen = _chosen(file or path)
+    try:
+        text = read_text(chosen)
+    except FileNotFoundError:
+        if file or path or os.environ.get(PATH_VARIABLE):
+            load(chosen)
+        click.echo(f"{chosen} does not exist: all settings have their defaults")
+        return
+    settings, errors = examine(text, chosen)
+    for key, reason in settings.ignored:
+        line = line_of(text, key)
+        place = f"{chosen}, line {line}" if line else chosen
+        click.echo(f"warning: {place}: {key} changes nothing: {reason}", err=True)
+    for error in errors:
+        click.echo(f"error: {error}", err=True)
+    if errors:
+        sys.exit(1)
+    click.echo(f"{chosen} is valid")
+
+
+@config.command("set")
+@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@_FILE
+@click.option("--list-separator", default=":", help="Between a list's elements.  [default: :]")
+@click.option("--dry-run", is_flag=True, help="Print the changed file and write nothing.")
+def set_(
+    assignments: tuple[str, ...], path: str | None, list_separator: str, dry_run: bool
+) -> None:
+    """Change settings in the configuration file; comments and order stay.
+
+    A key is written with its section: nvidia-container-runtime.mode=spec. A key that is true
+    or false needs no value to become true; the features also take nil, which removes them. A
+    file that does not exist is made from the commented default.
+    """
+    if not list_separator:
+        raise click.BadParameter("it can't be empty", param_hint="--list-separator")
+    chosen = _chosen(path)
+    try:
+        text = read_text(chosen)
+    except FileNotFoundError:
+        text = default_text()
+    for assignment in assignments:
+        key, value = parse_assignment(assignment, list_separator)
+        text = set_value(text, key, value)
+    if dry_run:
+        click.echo(text, nl=False)
+        return
+    _save(chosen, text)
+
+
+def _save(path: str, text: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        atomic.replace(path, text.encode("utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} can't be written: {error.strerror}",
+            "Run this as root, or name another file with --config",
+        ) from None
