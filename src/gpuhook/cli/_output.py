@@ -1,0 +1,46 @@
+"""What the commands share: the --format and --config options, and the tables they print."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def format_option(command: Command) -> Command:
+    """Add --format text|json."""
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="How to print the answer.",
+    )(command)
+
+
+def config_option(command: Command) -> Command:
+    """Add --config FILE."""
+    return click.option(
+        "--config",
+        "config_path",
+        metavar="FILE",
+        help="Another configuration file than $GPUHOOK_CONFIG or /etc/gpuhook/config.toml.",
+    )(command)
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return rows under a header, columns aligned."""
+    lines = [list(header), *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )

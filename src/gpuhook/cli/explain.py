@@ -1,0 +1,154 @@
+"""gpuhook explain: what a container would get and why, without starting it."""
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from gpuhook import layout
+from gpuhook.cli._output import config_option, format_option, print_json
+from gpuhook.config import load
+from gpuhook.errors import GpuhookError
+from gpuhook.oci import Spec, read_spec
+from gpuhook.plan import Plan, make_plan
+from gpuhook.resolve import Progress, Resolved, resolve
+from gpuhook.rootfs import Journal, Rootfs
+
+
+class Explanation:
+    """A request followed through the house, as far as it gets."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.resolved: Resolved | None = None
+        self.plan: Plan | None = None
+        self.error: GpuhookError | None = None
+
+    def follow(self, spec: dict[str, Any], root_path: str | None, config_path: str | None) -> None:
+        """Take the steps that the hook would take, short of changing anything."""
+        try:
+            config = load(config_path)
+            self.resolved = resolve(spec, config, self.progress)
+            if self.resolved is not None:
+                self.plan = make_plan(
+                    self.resolved.request,
+                    self.resolved.inventory,
+                    self.resolved.selection,
+                    _layout(root_path),
+                )
+        except GpuhookError as error:
+            self.error = error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON of the command's contract: every key, null where it didn't get."""
+        request, inventory = self.progress.request, self.progress.inventory
+        return {
+            "request": request.to_json() if request else None,
+            "inventory": {
+                "driver_version": inventory.driver_version,
+                "cuda_version": inventory.cuda_version,
+                "gpus": [gpu.to_json() for gpu in inventory.gpus],
+            }
+            if inventory
+            else None,
+            "selected": list(self.resolved.selection.uuids) if self.resolved else [],
+            "operations": [op.to_json() for op in self.plan.operations] if self.plan else [],
+            "error": {"code": self.error.code, "message": str(self.error)} if self.error else None,
+        }
+
+    def to_text(self) -> str:
+        """Return the same for people."""
+        lines = _request_lines(self)
+        if self.plan is not None:
+            lines += ["", "What the hook does, in order:"]
+            for number, operation in enumerate(self.plan.operations, 1):
+                lines.append(f"{number:4}. {operation.describe()}")
+                lines.append(f"      because: {operation.reason}")
+        if self.error is not None:
+            lines += ["", f"Error ({self.error.code}): {self.error}"]
+        return "\n".join(lines)
+
+
+def _layout(root_path: str | None) -> layout.Layout:
+    """Return the image's layout; Debian's where there is no image to look at."""
+    if root_path is None or not os.path.isdir(root_path):
+        return layout.debian(os.uname().machine)
+    with Rootfs(root_path, Journal()) as root:
+        return layout.of_image(root)
+
+
+def _request_lines(explanation: Explanation) -> list[str]:
+    request, inventory = explanation.progress.request, explanation.progress.inventory
+    if request is None:
+        return []
+    lines = [f"Ignored from {source}: {reason}" for source, reason in request.ignored]
+    if request.devices is None:
+        return [*lines, "The container asks for no GPU: nothing is done to it."]
+    lines += [
+        f"Asked for by:    {request.source}",
+        f"Devices:         {', '.join(request.devices) or 'none (driver files alone)'}",
+        f"Capabilities:    {', '.join(request.capabilities) or 'none'}",
+        f"Requirements:    {', '.join(request.requirements) or 'none'}"
+        + (" (disabled)" if request.requirements_disabled else ""),
+    ]
+    if inventory is not None:
+        lines.append(
+            f"This machine:    driver {inventory.driver_version}, CUDA {inventory.cuda_version}, "
+            f"{len(inventory.gpus)} GPUs"
+        )
+    if explanation.resolved is not None:
+        lines.append(
+            f"Selected:        {', '.join(explanation.resolved.selection.uuids) or 'no GPU'}"
+        )
+    return lines
+
+
+def _spelled_out(environment: tuple[str, ...], privileged: bool) -> dict[str, Any]:
+    bounding = ["CAP_SYS_ADMIN"] if privileged else []
+    return {
+        "ociVersion": "1.0.2",
+        "process": {"env": list(environment), "capabilities": {"bounding": bounding}},
+    }
+
+
+@click.command()
+@click.option("--bundle", metavar="DIR", help="An OCI bundle: a folder with config.json.")
+@click.option("--spec", "spec_path", metavar="FILE", help="An OCI spec (config.json).")
+@click.option(
+    "-e", "--env", "environment", metavar="NAME=VALUE", multiple=True,
+    help="An environment variable of the container; may be repeated.",
+)  # fmt: skip
+@click.option("--privileged", is_flag=True, help="As if the container were privileged.")
+@config_option
+@format_option
+def explain(
+    bundle: str | None,
+    spec_path: str | None,
+    environment: tuple[str, ...],
+    privileged: bool,
+    config_path: str | None,
+    output_format: str,
+) -> None:
+    """Show what a container would get, and why. Changes nothing, needs no root.
+
+    The container is given by its bundle, by its spec, or spelled out with -e. The exit
+    status is 1 if the container could not be started.
+    """
+    given = [bool(bundle), bool(spec_path), bool(environment or privileged)]
+    if sum(given) != 1:
+        raise click.UsageError("Give one of --bundle, --spec, or the request with -e.")
+    explanation = Explanation()
+    try:
+        spec: Spec | None = None
+        if bundle or spec_path:
+            spec = read_spec(spec_path or os.path.join(bundle or "", "config.json"))
+        data = spec.data if spec else _spelled_out(environment, privileged)
+        explanation.follow(data, spec.root_path if spec else None, config_path)
+    except GpuhookError as error:
+        explanation.error = error
+    if output_format == "json":
+        print_json(explanation.to_json())
+    else:
+        click.echo(explanation.to_text())
+    sys.exit(1 if explanation.error else 0)
