@@ -5,9 +5,10 @@ Sources: runc(8) and runc-create(8), versions 1.1 to 1.4; crun(1), versions 1.8 
 Hot path: imports nothing.
 """
 
-# Options before the verb that take the next word as their value.
+# Options before the verb that take the next word as their value. No runtime takes the bundle
+# there, but NVIDIA's does not mind, and so the verb is still found.
 _GLOBAL_VALUES = frozenset(
-    {"root", "log", "log-format", "log-level", "rootless", "criu", "cgroup-manager"}
+    {"root", "log", "log-format", "log-level", "rootless", "criu", "cgroup-manager", "bundle", "b"}
 )
 # Options after create and run that take the next word as their value.
 _VERB_VALUES = frozenset(
@@ -50,6 +51,8 @@ class Arguments:
                 return argv[index + used :]
             if name == "log":
                 self.log = value
+            elif name in ("bundle", "b") and value is not None:
+                self.bundle = value
             index += used
         return []
 
