@@ -1,12 +1,15 @@
 """OCI bundles to start runc and crun with: a base config.json that each test changes."""
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,8 @@ CAPABILITIES = [
     "CAP_SETGID",
     "CAP_SETUID",
 ]
-CGROUP_PARENT = "/gpuhook-test"
+# A cgroup for everything that this process starts; others may test beside us.
+CGROUP_PARENT = f"/gpuhook-test-{os.getpid()}"
 
 Spec = dict[str, Any]
 
@@ -117,38 +121,46 @@ class Bundle:
     def live(
         self,
         create: Sequence[str | Path],
-        rest: Sequence[str | Path],
+        runtime: Sequence[str | Path],
         name: str,
         env: dict[str, str] | None = None,
-        cwd: Path | None = None,
     ) -> Result:
         """Lead a container through create, start and delete, as engines do.
 
-        ``create`` is the whole command line that creates the container ``name``, ``rest``
-        the runtime with its global options for the other verbs. Returns the status of
-        create with the container's output, or what made create fail.
+        ``create`` is the whole command line that creates the container ``name``, ``runtime``
+        that of the other verbs up to the verb. Returns the status of create with the
+        container's output, or with what made create fail.
         """
         output = self.path / "output"
-        argv = self.namespace.enter(*create, cwd=cwd or self.path)
-        with output.open("wb") as file:
-            created = subprocess.run(
-                argv,
-                env={**os.environ, **(env or {})},
-                cwd=cwd or self.path,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                check=False,
-            )
-        if created.returncode == 0:
-            self.call(*rest, "start", name).ok()
-            wait_until(lambda: self._stopped(rest, name), f"container {name} stopped")
-            self.call(*rest, "delete", name).ok()
-        return Result(tuple(argv), created.returncode, output.read_text(), "")
+        argv = self.namespace.enter(*create, cwd=self.path)
+        status = _run_into(output, argv, self.path, env)
+        try:
+            if status == 0:
+                self.call(*runtime, "start", name, env=env).ok()
+                wait_until(lambda: self._stopped(runtime, name, env), f"{name} stopped")
+        finally:
+            self.call(*runtime, "delete", "--force", name, env=env)
+        return Result(tuple(argv), status, output.read_text(), "")
 
-    def _stopped(self, rest: Sequence[str | Path], name: str) -> bool:
-        state = json.loads(self.call(*rest, "state", name).ok().stdout)
+    def _stopped(
+        self, runtime: Sequence[str | Path], name: str, env: dict[str, str] | None
+    ) -> bool:
+        state = json.loads(self.call(*runtime, "state", name, env=env).ok().stdout)
         return bool(state["status"] == "stopped")
+
+
+def _run_into(output: Path, argv: list[str], cwd: Path, env: dict[str, str] | None) -> int:
+    """Run ``argv`` with a file as its output: a created container keeps a pipe open."""
+    with output.open("wb") as file:
+        return subprocess.run(
+            argv,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            check=False,
+        ).returncode
 
 
 @contextmanager
@@ -177,8 +189,20 @@ def bundle(parent: Path, lower: Path, namespace: Namespace, runtime: str) -> Ite
 
 
 def remove_cgroups() -> None:
-    """Remove the cgroups that our containers' parent left in every hierarchy."""
+    """Remove what our containers left in every cgroup hierarchy, killing what still runs."""
     for folder in Path("/sys/fs/cgroup").glob(f"**/{CGROUP_PARENT.strip('/')}"):
-        folders = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
-        for each in [*folders, folder]:
-            each.rmdir()
+        below = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
+        for each in [*below, folder]:
+            for pid in (each / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+            wait_until(partial(_remove_cgroup, each), f"{each} could be removed")
+
+
+def _remove_cgroup(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True

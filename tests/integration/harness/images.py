@@ -8,11 +8,13 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from gpuhook.simulate import build_cuda_probe
 from harness.commands import run
 
 REPOSITORY = Path(__file__).parents[3]
 PROBES = Path(__file__).parent / "probes"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CUDA_PROBE = "gpuhook-cuda-probe"
 KINDS = ("busybox", "debian", "lib64")
 
 
@@ -21,6 +23,7 @@ def build(folder: Path, probes: dict[str, Path]) -> dict[str, Path]:
 
     ``probes`` maps a program's name to the program.
     """
+    folder.mkdir()
     roots = {}
     for kind in KINDS:
         roots[kind] = folder / kind
@@ -31,13 +34,14 @@ def build(folder: Path, probes: dict[str, Path]) -> dict[str, Path]:
 
 
 def compile_probes(folder: Path) -> dict[str, Path]:
-    """Compile our own probe programs into ``folder``; a static one runs in any root."""
+    """Compile the probe programs into ``folder``; a static one runs in any root."""
     folder.mkdir()
     flags = {"devopen": ["-static"], "dlprobe": []}
     programs = {name: folder / name for name in flags}
     for name, extra in flags.items():
         source = PROBES / f"{name}.c"
         run(["gcc", "-O1", "-Wall", "-Werror", *extra, "-o", programs[name], source]).ok()
+    programs[CUDA_PROBE] = Path(build_cuda_probe(str(folder / CUDA_PROBE)))
     return programs
 
 

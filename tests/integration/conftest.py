@@ -1,0 +1,230 @@
+"""The fixtures of the integration tests: one installation, driver and set of engines for all."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import bundles, images, namespaces
+from harness.bundles import Bundle
+from harness.commands import run
+from harness.containerd import Containerd, containerd
+from harness.docker import Docker, dockerd
+from harness.driver import MINORS, Driver, simulate
+from harness.engines import Engine
+from harness.installation import Installation, install, write_config
+from harness.namespaces import Namespace, namespace
+from harness.podman import Podman, hooks_dir, podman
+
+WORKSPACE = Path("/run/gpuhook-test")
+RUNC, CRUN = "runc", "crun"
+ENGINES = [
+    "docker",
+    "docker_v2",
+    "containerd_runc",
+    "containerd_crun",
+    "podman_runtime",
+    "podman_hook_runc",
+    "podman_hook_crun",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test of this folder; leave them out where they can't run."""
+    ours = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    for item in ours:
+        item.add_marker(pytest.mark.integration)
+        if os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="starts real containers, which needs root"))
+
+
+def pytest_report_header() -> str:
+    pairs = ", ".join(f"{runtime} on {layout}" for runtime, layout in namespaces.runtime_layouts())
+    return f"cgroups: {namespaces.host_cgroups()}; bundles run by {pairs}"
+
+
+@pytest.fixture(scope="session")
+def installation() -> Installation:
+    return install()
+
+
+@pytest.fixture(scope="session")
+def workspace(installation: Installation) -> Iterator[Path]:
+    # pip, which needs the host's /run for name resolution, has run by now.
+    namespaces.isolate_session()
+    WORKSPACE.mkdir()
+    yield WORKSPACE
+    bundles.remove_cgroups()
+
+
+@pytest.fixture(scope="session")
+def driver(workspace: Path, installation: Installation) -> Driver:
+    minors = ",".join(str(minor) for minor in MINORS)
+    return simulate(installation, workspace / "driver", "--gpus=8", f"--minors={minors}")
+
+
+@pytest.fixture(scope="session")
+def roots(workspace: Path) -> dict[str, Path]:
+    probes = images.compile_probes(workspace / "probes")
+    return images.build(workspace / "roots", probes)
+
+
+@pytest.fixture(scope="session")
+def archive(workspace: Path, roots: dict[str, Path]) -> Path:
+    return images.save(roots, workspace / "images.tar")
+
+
+@pytest.fixture(scope="session")
+def configs(workspace: Path, driver: Driver) -> dict[str, Path]:
+    """One config.toml for each low-level runtime."""
+    folder = workspace / "configs"
+    return {name: write_config(folder / name, driver.root, [name]) for name in (RUNC, CRUN)}
+
+
+@pytest.fixture(
+    scope="session",
+    params=namespaces.runtime_layouts(),
+    ids=lambda pair: f"{pair[0]}-{pair[1]}",
+)
+def low_level(request: pytest.FixtureRequest, workspace: Path) -> Iterator[tuple[str, Namespace]]:
+    """A low-level runtime and a namespace with a cgroup layout that it can run in."""
+    runtime, layout = request.param
+    with namespace(layout) as entered:
+        yield runtime, entered
+
+
+@pytest.fixture(params=["debian"])
+def bundle(
+    request: pytest.FixtureRequest,
+    workspace: Path,
+    roots: dict[str, Path],
+    low_level: tuple[str, Namespace],
+) -> Iterator[Bundle]:
+    """A fresh bundle; parametrize it with the kind of root."""
+    runtime, entered = low_level
+    with bundles.bundle(workspace / "bundles", roots[request.param], entered, runtime) as made:
+        yield made
+
+
+@pytest.fixture
+def runtime_env(low_level: tuple[str, Namespace], configs: dict[str, Path]) -> dict[str, str]:
+    """The environment in which gpu-py finds its config and the low-level runtime."""
+    return {"GPUHOOK_CONFIG": str(configs[low_level[0]])}
+
+
+@pytest.fixture(scope="session")
+def v1(workspace: Path) -> Iterator[Namespace]:
+    """A namespace in which crun runs: on a hybrid host the v2 tree is hidden."""
+    layout = "v1" if namespaces.host_cgroups() == "hybrid" else "host"
+    with namespace(layout) as entered:
+        yield entered
+
+
+@pytest.fixture(scope="session")
+def host(workspace: Path) -> Namespace:
+    return Namespace(namespaces.host_cgroups())
+
+
+@pytest.fixture(scope="session")
+def docker(
+    workspace: Path,
+    host: Namespace,
+    installation: Installation,
+    archive: Path,
+    configs: dict[str, Path],
+) -> Iterator[Docker]:
+    runtimes = {"gpu-py": installation.runtime}
+    env = {"GPUHOOK_CONFIG": str(configs[RUNC])}
+    with dockerd(workspace / "docker", host, runtimes, archive, env) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def docker_v2(
+    workspace: Path, installation: Installation, archive: Path, configs: dict[str, Path]
+) -> Iterator[Docker]:
+    runtimes = {"gpu-py": installation.runtime}
+    env = {"GPUHOOK_CONFIG": str(configs[RUNC])}
+    with (
+        namespace("v2") as entered,
+        dockerd(workspace / "docker-v2", entered, runtimes, archive, env) as engine,
+    ):
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def containerd_runc(
+    workspace: Path,
+    host: Namespace,
+    installation: Installation,
+    archive: Path,
+    configs: dict[str, Path],
+) -> Iterator[Containerd]:
+    env = {"GPUHOOK_CONFIG": str(configs[RUNC])}
+    folder = workspace / "containerd-runc"
+    with containerd(folder, host, installation.runtime, archive, env) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def containerd_crun(
+    workspace: Path,
+    v1: Namespace,
+    installation: Installation,
+    archive: Path,
+    configs: dict[str, Path],
+) -> Iterator[Containerd]:
+    env = {"GPUHOOK_CONFIG": str(configs[CRUN])}
+    folder = workspace / "containerd-crun"
+    with containerd(folder, v1, installation.runtime, archive, env) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def podman_runtime(
+    workspace: Path,
+    host: Namespace,
+    installation: Installation,
+    archive: Path,
+    configs: dict[str, Path],
+) -> Iterator[Podman]:
+    env = {"GPUHOOK_CONFIG": str(configs[RUNC])}
+    folder = workspace / "podman-runtime"
+    with podman(folder, host, installation.runtime, archive, env=env) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def hooks(workspace: Path, installation: Installation, configs: dict[str, Path]) -> Path:
+    """A hooks-dir for engines that don't call gpu-py."""
+    args = ("--config", str(configs[RUNC]), "prestart")
+    return hooks_dir(workspace / "hooks", installation.hook, *args)
+
+
+@pytest.fixture(scope="session")
+def podman_hook_runc(
+    workspace: Path, host: Namespace, archive: Path, hooks: Path
+) -> Iterator[Podman]:
+    folder = workspace / "podman-hook-runc"
+    with podman(folder, host, _path_of(RUNC), archive, hooks=hooks) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def podman_hook_crun(
+    workspace: Path, v1: Namespace, archive: Path, hooks: Path
+) -> Iterator[Podman]:
+    folder = workspace / "podman-hook-crun"
+    with podman(folder, v1, _path_of(CRUN), archive, hooks=hooks) as engine:
+        yield engine
+
+
+def _path_of(program: str) -> Path:
+    return Path(run(["sh", "-c", f"command -v {program}"]).ok().stdout.strip())
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Every engine in turn."""
+    found: Engine = request.getfixturevalue(request.param)
+    return found

@@ -1,0 +1,99 @@
+"""A container's own loader finds the driver by bare name, and what it finds is the host's."""
+
+import pytest
+from harness.bundles import Bundle
+from harness.driver import Driver, lines_of_nvidia_smi
+from harness.inside import look, seen
+from harness.installation import Installation
+from harness.snapshot import nothing_left
+
+GLIBC_ROOTS = pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
+FOLDERS = {"debian": "/usr/lib/x86_64-linux-gnu", "lib64": "/usr/lib64"}
+
+
+@GLIBC_ROOTS
+@pytest.mark.parametrize("name", ["libcuda.so.1", "libnvidia-ml.so.1"])
+def test_loader_finds_the_hosts_library(
+    request: pytest.FixtureRequest,
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    name: str,
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
+    bundle.command(*look(libraries=[name]))
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        path, inode = seen(bundle.run(installation.runtime, runtime_env)).libraries[name]
+    source = driver.library(name)
+    status = source.stat()
+    assert inode == f"{status.st_dev}:{status.st_ino}"
+    folder = FOLDERS[request.node.callspec.params["bundle"]]
+    assert path == f"{folder}/{source.name}"
+
+
+@GLIBC_ROOTS
+def test_programs_that_use_the_driver(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
+    bundle.command("sh", "-c", "nvidia-smi -L && gpuhook-cuda-probe")
+    done = bundle.run(installation.runtime, runtime_env).ok()
+    lines = done.stdout.splitlines()
+    assert lines[:2] == lines_of_nvidia_smi(driver.chosen(0, 2))
+    assert "2" in lines[2].split(), done
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "found", "absent"),
+    [
+        ("utility", ["libnvidia-ml.so.1"], ["libcuda.so.1", "libnvcuvid.so.1"]),
+        ("compute", ["libcuda.so.1"], ["libnvidia-ml.so.1", "libGLX_nvidia.so.0"]),
+        ("video", ["libnvcuvid.so.1", "libcuda.so.1"], ["libnvidia-ml.so.1"]),
+        ("graphics", ["libGLX_nvidia.so.0", "libGLX_indirect.so.0"], ["libcuda.so.1"]),
+        ("ngx", ["libnvidia-ngx.so.1"], ["libcuda.so.1"]),
+        ("", ["libnvidia-ml.so.1", "libcuda.so.1"], ["libnvcuvid.so.1"]),
+    ],
+)
+def test_libraries_by_capability(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    capabilities: str,
+    found: list[str],
+    absent: list[str],
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
+    bundle.command(*look(libraries=[*found, *absent]))
+    libraries = seen(bundle.run(installation.runtime, runtime_env)).libraries
+    assert [name for name in found if libraries[name][0] == "-"] == []
+    assert [name for name in absent if libraries[name][0] != "-"] == []
+
+
+def test_what_is_mounted_is_read_only_and_without_privileges(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=all")
+    bundle.command("cat", "/proc/self/mountinfo")
+    done = bundle.run(installation.runtime, runtime_env).ok()
+    points = {}
+    for line in done.stdout.splitlines():
+        fields = line.split()
+        points[fields[4]] = set(fields[5].split(","))
+    library = f"/usr/lib/x86_64-linux-gnu/libcuda.so.{driver.version}"
+    assert points[library] >= {"ro", "nosuid", "nodev"}
+    assert points["/usr/bin/nvidia-smi"] >= {"ro", "nosuid", "nodev"}
+    assert points[f"/dev/nvidia{driver.gpus[1].minor}"] >= {"ro", "nosuid", "noexec"}
+    assert points["/run/nvidia-persistenced/socket"] >= {"nosuid", "nodev", "noexec"}
+    firmware = [point for point in points if "/firmware/nvidia/" in point]
+    assert firmware
+    assert all(points[point] >= {"ro", "nosuid", "nodev"} for point in firmware)
+
+
+@pytest.mark.parametrize("bundle", ["busybox"], indirect=True)
+def test_busybox_without_a_loader_gets_the_files(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
+    bundle.command("ls", f"/usr/lib64/libcuda.so.{driver.version}", "/usr/bin/nvidia-smi")
+    bundle.run(installation.runtime, runtime_env).ok()

@@ -1,0 +1,119 @@
+"""gpu-py takes every command line that engines and people give to runc and crun."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.driver import Driver
+from harness.inside import look, seen
+from harness.installation import Installation
+from harness.snapshot import nothing_left
+
+Words = list[str | Path]
+
+# Words that the tests fill in: {root} the runtime's state folder, {bundle}, {log}, {pidfile}.
+COMMAND_LINES: dict[str, tuple[list[str], list[str]]] = {
+    "no options": ([], ["--bundle", "{bundle}"]),
+    "state folder": (["--root", "{root}"], ["--bundle", "{bundle}"]),
+    "glued values": (["--root={root}", "--debug"], ["--bundle={bundle}"]),
+    "as Docker does": (
+        ["--root", "{root}", "--log", "{log}", "--log-format", "json"],
+        ["--bundle", "{bundle}", "--pid-file", "{pidfile}"],
+    ),
+    "as podman does": ([], ["--bundle", "{bundle}", "--pid-file", "{pidfile}"]),
+    "booleans first": (["--debug", "--root", "{root}", "--log={log}"], ["-b", "{bundle}"]),
+    "short option": (["--root", "{root}"], ["-b", "{bundle}", "--no-pivot"]),
+    "pid file first": (["--root", "{root}"], ["--pid-file={pidfile}", "--bundle={bundle}"]),
+    "relative bundle": (["--root", "{root}"], ["--bundle", "."]),
+    "working directory": (["--root", "{root}"], []),
+}
+
+
+def fill(words: list[str], bundle: Bundle, folder: Path) -> list[str]:
+    """Put the places of this test into ``words``."""
+    places = {
+        "root": folder / "runtime",
+        "bundle": bundle.path,
+        "log": folder / "log.json",
+        "pidfile": folder / "pid",
+    }
+    return [word.format(**places) for word in words]
+
+
+@pytest.mark.parametrize(("options", "create"), COMMAND_LINES.values(), ids=COMMAND_LINES.keys())
+def test_create_start_delete(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    tmp_path: Path,
+    options: list[str],
+    create: list[str],
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
+    bundle.command(*look())
+    runtime: Words = [installation.runtime, *fill(options, bundle, tmp_path)]
+    argv: Words = [*runtime, "create", *fill(create, bundle, tmp_path), bundle.name]
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        inside = seen(bundle.live(argv, runtime, bundle.name, runtime_env))
+    assert inside.gpu_minors == {driver.gpus[5].minor}
+
+
+@pytest.mark.parametrize("name", ["create", "run", "exec", "delete"])
+def test_container_named_like_a_verb(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
+    bundle.command(*look())
+    runtime: Words = [installation.runtime, "--root", tmp_path / "runtime"]
+    argv: Words = [*runtime, "create", "--bundle", bundle.path, name]
+    inside = seen(bundle.live(argv, runtime, name, runtime_env))
+    assert inside.gpu_minors == {driver.gpus[5].minor}
+
+
+def test_run_in_the_working_directory(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
+    bundle.command(*look())
+    inside = seen(bundle.call(installation.runtime, "run", bundle.name, env=runtime_env))
+    assert inside.gpu_minors == {driver.gpus[5].minor}
+
+
+def test_bundle_in_a_folder_with_a_strange_name(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    tmp_path: Path,
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
+    bundle.command(*look())
+    folder = tmp_path / "a $(b) 'c' \"d\" *"
+    folder.mkdir()
+    shutil.copy(bundle.config, folder)
+    argv: Words = [installation.runtime, "run", "--bundle", folder, bundle.name]
+    inside = seen(bundle.call(*argv, env=runtime_env))
+    assert inside.gpu_minors == {driver.gpus[5].minor}
+
+
+def test_through_a_link_from_another_folder(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    tmp_path: Path,
+) -> None:
+    """/usr/local/bin/gpu-py may lead into a virtual environment."""
+    link = tmp_path / "gpu-py"
+    link.symlink_to(installation.runtime)
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
+    bundle.command(*look())
+    inside = seen(bundle.run(link, runtime_env))
+    assert inside.gpu_minors == {driver.gpus[5].minor}
