@@ -27,6 +27,14 @@ from gpuhook.simulate.options import DEFAULT_DRIVER, parse_failure, parse_mig, p
 @click.option(
     "--fail", default="", metavar="HOW", help="not-loaded, version-mismatch or gpu-lost[:GPU]."
 )
+@click.option(
+    "--driver-files",
+    default="",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Extracted driver packages to use, all but libcuda and libnvidia-ml.",
+)
+@click.option("--drm/--no-drm", default=True, help="With or without /dev/dri.  [default: with]")
 @click.option("--libdir", default="", help="Library folder below DIR.  [default: multiarch]")
 @click.option("--seed", default="gpuhook", help="Another seed gives other UUIDs.")
 @click.option("--remove", "removing", is_flag=True, help="Delete the simulated root DIR.")
@@ -42,6 +50,8 @@ def simulate(
     unplug: str,
     init_seconds: float,
     fail: str,
+    driver_files: str,
+    drm: bool,
     libdir: str,
     seed: str,
     removing: bool,
@@ -67,6 +77,8 @@ def simulate(
         init_seconds=init_seconds,
         failure=failure,
         lost_gpu=lost,
+        driver_files=driver_files,
+        drm=drm,
         library_dir=libdir.rstrip("/"),
         seed=seed,
     )

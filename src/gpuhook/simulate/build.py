@@ -14,6 +14,12 @@ from gpuhook.simulate.machine import Machine, SimulatedGpu, make_machine
 from gpuhook.simulate.options import Options
 from gpuhook.simulate.tables import MARKER, generated_header, generated_source
 from gpuhook.simulate.tree import Tree
+from gpuhook.simulate.vendor_files import (
+    VendorFiles,
+    find_vendor_files,
+    install_vendor_files,
+    public_library_dir,
+)
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 _MERGED = ("bin", "sbin", "lib", "lib64")
@@ -41,12 +47,16 @@ def build(options: Options) -> Built:
     root = os.path.abspath(options.root)
     _check_place(root)
     os.makedirs(os.path.dirname(root), exist_ok=True)
-    machine = make_machine(options)
-    library_dir = options.library_dir or f"/usr/lib/{os.uname().machine}-linux-gnu"
+    vendor = find_vendor_files(options.driver_files) if options.driver_files else None
+    machine = make_machine(options, vendor.version if vendor else "")
+    if vendor:
+        library_dir = vendor.library_dir
+    else:
+        library_dir = options.library_dir or f"/usr/lib/{os.uname().machine}-linux-gnu"
     new = tempfile.mkdtemp(prefix=f".{os.path.basename(root)}.", dir=os.path.dirname(root))
     try:
         os.chmod(new, 0o755)  # noqa: S103 - a driver root is for everybody
-        _fill(Tree(new), options, machine, library_dir)
+        _fill(Tree(new), options, machine, library_dir, vendor)
         _put_in_place(new, root)
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -66,6 +76,7 @@ def remove(root: str) -> None:
         raise SimulateError(
             f"{root} is not a simulated driver root", "Name the folder that simulate built"
         )
+    _check_no_mounts(root)
     try:
         shutil.rmtree(root)
     except OSError as error:
@@ -74,9 +85,19 @@ def remove(root: str) -> None:
         ) from error
 
 
+def _check_no_mounts(root: str) -> None:
+    """Refuse to delete a tree with mounts in it, which could reach the machine's own /dev."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        points = [line.split()[4].encode().decode("unicode_escape") for line in file]
+    inside = [point for point in points if point.startswith(f"{root}/")]
+    if inside:
+        raise SimulateError(f"Something is mounted on {inside[0]}", "Unmount it and try again")
+
+
 def _check_place(root: str) -> None:
     if os.geteuid() != 0:
         raise SimulateError("Only root can make device nodes", "Run the command as root")
+    _check_no_mounts(root)
     existing = root
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
@@ -95,29 +116,40 @@ def _check_place(root: str) -> None:
         )
 
 
-def _fill(tree: Tree, options: Options, machine: Machine, library_dir: str) -> None:
+def _fill(
+    tree: Tree, options: Options, machine: Machine, library_dir: str, vendor: VendorFiles | None
+) -> None:
+    _make_skeleton(tree)
+    if vendor:
+        install_vendor_files(tree, vendor)
+    with tempfile.TemporaryDirectory(dir=tree.root) as compiled:
+        Tree(compiled).text("generated.h", generated_header(machine, options.failure, library_dir))
+        Tree(compiled).text("generated.c", generated_source(machine))
+        driver.compile_driver(compiled)
+        driver.install_main_libraries(tree, compiled, machine.driver_version, library_dir)
+        if vendor is None:
+            driver.install_stock(tree, compiled, machine.driver_version, library_dir)
+        driver.install_nvidia_smi(tree, compiled)
+    driver.install_firmware(tree, machine.driver_version)
+    if machine.loaded:
+        majors = devices.host_majors()
+        devices.make_nodes(tree, machine, majors, drm=options.drm)
+        kernel_files.make_proc(tree, machine, majors)
+        kernel_files.make_sys(tree, machine, drm=options.drm)
+        driver.install_sockets(tree)
+    public = public_library_dir(vendor) if vendor else library_dir
+    tree.text("etc/ld.so.conf", f"{public}\n")
+    _make_ld_cache(tree.root)
+    tree.text(MARKER, json.dumps({"driver_version": machine.driver_version}) + "\n")
+
+
+def _make_skeleton(tree: Tree) -> None:
     for name in _MERGED:
         tree.folder(f"usr/{name}")
         tree.link(name, f"usr/{name}")
     for name in ("dev", "proc", "sys", "run", "etc", "var", "tmp"):
         tree.folder(name)
     tree.link("var/run", "/run")
-    with tempfile.TemporaryDirectory(dir=tree.root) as compiled:
-        header = generated_header(machine, options.failure, library_dir)
-        Tree(compiled).text("generated.h", header)
-        Tree(compiled).text("generated.c", generated_source(machine))
-        driver.compile_driver(compiled)
-        driver.install_main_libraries(tree, compiled, machine.driver_version, library_dir)
-        driver.install_stock(tree, compiled, machine.driver_version, library_dir)
-    driver.install_runtime_files(tree, machine)
-    if machine.loaded:
-        majors = devices.host_majors()
-        devices.make_nodes(tree, machine, majors, drm=True)
-        kernel_files.make_proc(tree, machine, majors)
-        kernel_files.make_sys(tree, machine, drm=True)
-    tree.text("etc/ld.so.conf", f"{library_dir}\n")
-    _make_ld_cache(tree.root)
-    tree.text(MARKER, json.dumps({"driver_version": machine.driver_version}) + "\n")
 
 
 def _make_ld_cache(root: str) -> None:

@@ -3,7 +3,6 @@
 import os
 
 from gpuhook.simulate import compiler, stock
-from gpuhook.simulate.machine import Machine
 from gpuhook.simulate.tree import Tree
 
 NVML_SOURCES = (
@@ -13,6 +12,7 @@ NVML_SOURCES = (
     "nvml_identity.c",
     "nvml_telemetry.c",
     "nvml_mig.c",
+    "nvml_private.c",
     "nvml_unsupported.c",
 )
 CUDA_SOURCES = ("reach.c", "cuda_system.c", "cuda_device.c", "cuda_context.c")
@@ -57,8 +57,6 @@ def install_stock(tree: Tree, compiled: str, version: str, library_dir: str) -> 
     tree.link(f"{library_dir}/gbm/nvidia-drm_gbm.so", f"../libnvidia-allocator.so.{version}")
     for relative, content in stock.text_files(version, library_dir).items():
         tree.text(relative, content)
-    with open(f"{compiled}/nvidia-smi", "rb") as file:
-        tree.data("usr/bin/nvidia-smi", file.read(), 0o755)
     with open(f"{compiled}/stand-in", "rb") as file:
         stand_in = file.read()
     for program in stock.PROGRAMS:
@@ -71,10 +69,24 @@ def with_soname(library: bytes, soname: str) -> bytes:
     return library.replace(old, soname.encode().ljust(len(old), b"\0"), 1)
 
 
-def install_runtime_files(tree: Tree, machine: Machine) -> None:
-    """Make the firmware and the daemons' sockets."""
-    folder = f"usr/lib/firmware/nvidia/{machine.driver_version}"
+def install_nvidia_smi(tree: Tree, compiled: str) -> None:
+    """Put our nvidia-smi there, unless the real one is."""
+    if os.path.lexists(tree.path("usr/bin/nvidia-smi")):
+        return
+    with open(f"{compiled}/nvidia-smi", "rb") as file:
+        tree.data("usr/bin/nvidia-smi", file.read(), 0o755)
+
+
+def install_firmware(tree: Tree, version: str) -> None:
+    """Make the firmware that the driver loads into the GPU, unless it is there."""
+    folder = f"usr/lib/firmware/nvidia/{version}"
     for chip in ("ga10x", "tu10x"):
-        tree.data(f"{folder}/gsp_{chip}.bin", b"simulated by gpuhook\n", 0o444)
+        path = f"{folder}/gsp_{chip}.bin"
+        if not os.path.lexists(tree.path(path)):
+            tree.data(path, b"simulated by gpuhook\n", 0o444)
+
+
+def install_sockets(tree: Tree) -> None:
+    """Make the sockets of the driver's daemons."""
     for daemon in ("persistenced", "fabricmanager"):
         tree.socket(f"run/nvidia-{daemon}/socket")

@@ -52,8 +52,10 @@ class Options:
     ``models`` holds one model name for all GPUs or one per GPU. ``minors`` gives each GPU's
     /dev/nvidiaN number (empty: the same as the index). ``mig`` maps a GPU's index to its
     profiles; a GPU with an empty list is in MIG mode and has no MIG device. ``unplugged``
-    are the indices of GPUs that have gone. ``cuda_version`` and ``library_dir`` are empty
-    for "what goes with the driver" and "the multiarch folder of this machine".
+    are the indices of GPUs that have gone. ``driver_files`` is a tree of extracted packages
+    to lay into the root, which then decide the version and the places. ``cuda_version`` and
+    ``library_dir`` are empty for "what goes with the driver" and "the multiarch folder of
+    this machine".
     """
 
     root: str
@@ -69,6 +71,7 @@ class Options:
     lost_gpu: int = 0
     library_dir: str = ""
     driver_files: str = ""
+    drm: bool = True
     seed: str = "gpuhook"
 
     def check(self) -> None:
@@ -87,6 +90,11 @@ class Options:
             raise SimulateError(
                 f"{self.library_dir!r} can't be the library folder",
                 "Give an absolute path below the driver root, like /usr/lib64",
+            )
+        if self.driver_files and (self.driver_version or self.library_dir):
+            raise SimulateError(
+                "The driver files decide the driver version and the library folder",
+                "Leave out the version and the folder, or the driver files",
             )
         if not 0 <= self.init_seconds <= 3600:
             raise SimulateError(

@@ -29,8 +29,10 @@ class Tree:
         self.data(relative, content.encode(), mode)
 
     def data(self, relative: str, content: bytes, mode: int = 0o644) -> None:
-        """Write a file."""
+        """Write a file, in place of a link (hard or symbolic) that may be there."""
         full = self.path(relative)
+        if os.path.lexists(full):
+            os.unlink(full)
         with open(full, "wb") as file:
             file.write(content)
         os.chmod(full, mode)

@@ -216,15 +216,15 @@ API int nvmlDeviceGetMemoryInfo_v2(nvml_device handle, struct nvml_memory_v2 *me
 
 API int nvmlDeviceGetBAR1MemoryInfo(nvml_device handle, struct nvml_memory *memory)
 {
-    const struct sim_gpu *gpu;
-    int result = sim_resolve_gpu(handle, &gpu);
+    struct sim_device device;
+    int result = sim_resolve(handle, &device);
     u64 size = 1 << 20;
 
     if (result)
         return result;
     if (!memory)
         return NVML_ERROR_INVALID_ARGUMENT;
-    while (size < gpu->memory)
+    while (size < memory_of(device))
         size <<= 1; /* a BAR is a power of two */
     memory->total = memory->free = size;
     memory->used = 0;
