@@ -128,6 +128,8 @@ def read_request(spec: "dict[str, Any]", config: "Config") -> Request:
     set to what had been understood, and SpecError for a spec of the wrong shape. A container
     that asks for no GPU never fails for what else it says to us.
     """
+    if not isinstance(spec, dict):
+        raise _misshapen("The whole", "an object")
     reader = _Reader(spec, config)
     try:
         reader.read()
@@ -212,7 +214,7 @@ class _Reader:
         for key in keys:
             value = annotations[key]
             if not isinstance(value, str):
-                raise _misshapen(f"annotations[{key!r}]", "a string")
+                raise _misshapen(f"The annotation {shown(key)}", "a string")
             names += environment.items(value)
         counted = self.counted_annotations(names)
         return tuple(dict.fromkeys(counted)) or None
@@ -277,7 +279,8 @@ class _Reader:
         for name in devices:
             _check_name(name)
             if name.startswith(AUTOMATIC):
-                selectors.append(name[len(AUTOMATIC) :])
+                if name != AUTOMATIC + "none":
+                    selectors.append(name[len(AUTOMATIC) :])
             elif cdi_names.parse(name):
                 qualified.append(name)
             elif self.config.mode == "cdi":
@@ -366,7 +369,7 @@ def _mount_pairs(spec: "dict[str, Any]") -> list[tuple[str, str]]:
         raise _misshapen("mounts", "a list of objects")
     pairs = [(mount.get("source") or "", mount.get("destination") or "") for mount in mounts]
     if not all(isinstance(part, str) for pair in pairs for part in pair):
-        raise _misshapen("a mount's source or destination", "a string")
+        raise _misshapen("A mount's source or destination", "a string")
     return pairs
 
 

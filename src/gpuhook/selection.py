@@ -58,12 +58,20 @@ def select(request: "Request", inventory: "Inventory") -> Selection:
             if mig is not None:
                 migs.setdefault(mig.uuid, (gpu, mig))
             uuids[gpu.uuid if mig is None else mig.uuid] = None
-    _check_mig_management(request)
-    return Selection(tuple(gpus.values()), tuple(migs.values()), tuple(uuids))
+    selection = Selection(tuple(gpus.values()), tuple(migs.values()), tuple(uuids))
+    _check_mig_management(request, inventory, selection)
+    return selection
 
 
-def _check_mig_management(request: "Request") -> None:
+def _check_mig_management(request: "Request", inventory: "Inventory", selection: Selection) -> None:
+    """Refuse it to a container held to parts of GPUs: management of MIG reaches all of them."""
+    partial = bool(selection.migs) and len(selection.gpus) < len(inventory.gpus)
     for name, value in (("CONFIG", request.mig_config), ("MONITOR", request.mig_monitor)):
+        if value is not None and partial:
+            raise RequestError(
+                f"NVIDIA_MIG_{name}_DEVICES is set for a container with single MIG devices",
+                f"Ask for all GPUs, or unset NVIDIA_MIG_{name}_DEVICES",
+            )
         if value is not None and value != "all":
             raise RequestError(
                 f"NVIDIA_MIG_{name}_DEVICES is {shown(value)}, and MIG is managed as a whole",

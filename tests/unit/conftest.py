@@ -1,9 +1,17 @@
-"""What unit tests share: shared libraries built byte by byte, for any machine."""
+"""What unit tests share: the cases in tests/vectors, and shared libraries built byte by byte.
 
+A test marked ``vectors("image", "image.privileged")`` runs once, as its argument ``case``,
+for every case of those groups of tests/vectors/image.json.
+"""
+
+import json
 import struct
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
+
+VECTORS = Path(__file__).parent.parent / "vectors"
 
 ET_DYN = 3
 LibraryBuilder = Callable[..., bytes]
@@ -77,3 +85,20 @@ def build_library(
 def library() -> LibraryBuilder:
     """The builder of shared libraries: library(soname, needed, bits=, machine=, ...)."""
     return build_library
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "vectors(file, *groups): run for the cases of groups")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marker = metafunc.definition.get_closest_marker("vectors")
+    if marker is None:
+        return
+    file, *groups = marker.args
+    every = json.loads((VECTORS / f"{file}.json").read_text())["vectors"]
+    found = [case for case in every if case["group"].removesuffix(".derived_from_code") in groups]
+    missing = set(groups) - {case["group"].removesuffix(".derived_from_code") for case in found}
+    if missing:
+        raise pytest.UsageError(f"{file}.json has no group {missing}")
+    metafunc.parametrize("case", found, ids=[f"{case['group']}: {case['name']}" for case in found])

@@ -1,7 +1,5 @@
 """The shared cases about requests, each run through read_request."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,21 +8,15 @@ from gpuhook.config import Config, loads
 from gpuhook.errors import GpuhookError, RequestError
 from gpuhook.request import Request, is_privileged, read_request
 
-VECTORS = Path(__file__).parent.parent / "vectors"
 MOUNT_ROOT = "/var/run/nvidia-container-devices/"
 
 # name of the case -> what gpuhook answers instead; docs/differences.md says why.
-DIFFERENCES: dict[str, Any] = {
+DIFFERENCES: dict[str, list[str] | None] = {
     "duplicate ids quirk": ["0"],
     "prefix without boundary quirk": None,
 }
 
-
-def cases(file: str, *groups: str) -> list[Any]:
-    vectors = json.loads((VECTORS / f"{file}.json").read_text())["vectors"]
-    found = [case for case in vectors if case["group"].removesuffix(".derived_from_code") in groups]
-    assert found
-    return [pytest.param(case, id=f"{case['group']}: {case['name']}") for case in found]
+Case = dict[str, Any]
 
 
 def spec_of(
@@ -64,23 +56,23 @@ def devices_of(spec: dict[str, Any], config: Config) -> list[str] | None:
     return list(request.devices) or [""]
 
 
-@pytest.mark.parametrize("case", cases("image", "image.devices_from_env"))
-def test_devices_from_env(case: dict[str, Any]) -> None:
+@pytest.mark.vectors("image", "image.devices_from_env")
+def test_devices_from_env(case: Case) -> None:
     given = case["input"]
     config = config_of(swarm_resource=",".join(given["swarm_resource"]))
     expected = DIFFERENCES.get(case["name"], case["expected"]["devices"])
     assert devices_of(spec_of(given["env"]), config) == expected
 
 
-@pytest.mark.parametrize("case", cases("image", "image.devices_from_mounts"))
-def test_devices_from_mounts(case: dict[str, Any]) -> None:
+@pytest.mark.vectors("image", "image.devices_from_mounts")
+def test_devices_from_mounts(case: Case) -> None:
     spec = spec_of(mounts=case["input"]["mounts"])
     expected = DIFFERENCES.get(case["name"], case["expected"]["devices"])
     assert devices_of(spec, config_of(accept_volume_mounts=True)) == expected
 
 
-@pytest.mark.parametrize("case", cases("image", "image.visible_devices"))
-def test_visible_devices(case: dict[str, Any]) -> None:
+@pytest.mark.vectors("image", "image.visible_devices")
+def test_visible_devices(case: Case) -> None:
     given = case["input"]
     mounts = [
         {"source": "/dev/null", "destination": MOUNT_ROOT + name} for name in given["mount_devices"]
@@ -94,14 +86,14 @@ def test_visible_devices(case: dict[str, Any]) -> None:
     assert devices_of(spec, config) == case["expected"]["devices"]
 
 
-@pytest.mark.parametrize("case", cases("image", "image.imex_from_env"))
-def test_imex_from_env(case: dict[str, Any]) -> None:
+@pytest.mark.vectors("image", "image.imex_from_env")
+def test_imex_from_env(case: Case) -> None:
     request = read_request(spec_of(case["input"]["env"]), Config())
     assert [str(c) for c in request.imex_channels] == (case["expected"]["channels"] or [])
 
 
-@pytest.mark.parametrize("case", cases("image", "image.annotations"))
-def test_annotations(case: dict[str, Any]) -> None:
+@pytest.mark.vectors("image", "image.annotations")
+def test_annotations(case: Case) -> None:
     given = case["input"]
     config = config_of(mode="cdi", cdi_annotation_prefixes=tuple(given["prefixes"]))
     found = devices_of(spec_of(annotations=given["annotations"]), config)
@@ -109,14 +101,14 @@ def test_annotations(case: dict[str, Any]) -> None:
     assert (found and sorted(found)) == (expected and sorted(expected))
 
 
-@pytest.mark.parametrize("case", cases("image", "image.requirements"))
-def test_requirements(case: dict[str, Any]) -> None:
+@pytest.mark.vectors("image", "image.requirements")
+def test_requirements(case: Case) -> None:
     request = read_request(spec_of(case["input"]["env"]), Config())
     assert sorted(request.requirements) == sorted(case["expected"]["requirements_any_order"])
 
 
-@pytest.mark.parametrize("case", cases("image", "image.cuda_version"))
-def test_cuda_version(case: dict[str, Any]) -> None:
+@pytest.mark.vectors("image", "image.cuda_version")
+def test_cuda_version(case: Case) -> None:
     spec = spec_of(case["input"])
     if case["expected"].get("error"):
         with pytest.raises(GpuhookError, match="CUDA_VERSION"):
@@ -126,14 +118,14 @@ def test_cuda_version(case: dict[str, Any]) -> None:
         assert read_request(spec, Config()).requirements == (expected,)
 
 
-@pytest.mark.parametrize("case", cases("image", "image.privileged"))
-def test_privileged_image(case: dict[str, Any]) -> None:
+@pytest.mark.vectors("image", "image.privileged")
+def test_privileged_image(case: Case) -> None:
     spec = {"process": {"capabilities": case["input"]}}
     assert is_privileged(spec) is case["expected"]["privileged"]
 
 
-@pytest.mark.parametrize("case", cases("hook", "hook.privileged"))
-def test_privileged_hook(case: dict[str, Any]) -> None:
+@pytest.mark.vectors("hook", "hook.privileged")
+def test_privileged_hook(case: Case) -> None:
     spec = {
         "ociVersion": case["input"]["ociVersion"],
         "process": {"capabilities": case["input"]["process.capabilities"]},
@@ -141,8 +133,8 @@ def test_privileged_hook(case: dict[str, Any]) -> None:
     assert is_privileged(spec) is case["expected"]["privileged"]
 
 
-@pytest.mark.parametrize("case", cases("image", "image.from_spec"))
-def test_from_spec(case: dict[str, Any]) -> None:
+@pytest.mark.vectors("image", "image.from_spec")
+def test_from_spec(case: Case) -> None:
     """There is one source of what a container is, its spec: no option can replace it."""
     mounts = [
         dict(zip(("source", "destination"), pair.split(":"), strict=True))
@@ -154,8 +146,8 @@ def test_from_spec(case: dict[str, Any]) -> None:
     assert request.source == "environment"
 
 
-@pytest.mark.parametrize("case", cases("hook", "hook.nvidia_config"))
-def test_hook_request(case: dict[str, Any]) -> None:
+@pytest.mark.vectors("hook", "hook.nvidia_config")
+def test_hook_request(case: Case) -> None:
     given, expected = case["input"], case["expected"]
     settings = {} if given["config"] == "defaults" else given["config"]
     config = loads("".join(f'{key} = "{value}"\n' for key, value in settings.items()))

@@ -1,0 +1,200 @@
+"""Selectors against a machine with three GPUs, one of them split by MIG."""
+
+from typing import Any
+
+import pytest
+
+from gpuhook.errors import RequestError, UnknownDeviceError
+from gpuhook.inventory import Gpu, Inventory, Mig
+from gpuhook.request import Request
+from gpuhook.selection import Selection, select
+
+A, B, C = (
+    "GPU-8f3a1c00-0000-4000-8000-00000000000a",
+    "GPU-8f3b2d00-0000-4000-8000-00000000000b",
+    "GPU-c0ffee00-0000-4000-8000-00000000000c",
+)
+M0, M1 = "MIG-1111aaaa-0000-5000-8000-000000000000", "MIG-1111bbbb-0000-5000-8000-000000000001"
+
+
+def gpu(index: int, uuid: str, bus: str, mig: tuple[Mig, ...] = ()) -> Gpu:
+    return Gpu(index, 7 - index, uuid, bus, "NVIDIA H200", "9.0", "Nvidia", bool(mig), mig)
+
+
+def machine(*gpus: Gpu) -> Inventory:
+    return Inventory("/", "580.65.06", "13.0", gpus, (), ())
+
+
+MACHINE = machine(
+    gpu(0, A, "00000000:1B:00.0"),
+    gpu(1, B, "0001A2B3:43:0A.0"),
+    gpu(
+        2,
+        C,
+        "00000000:C1:00.0",
+        (Mig(0, M0, 7, 0, "1g.18gb", 12, 13), Mig(1, M1, 8, 1, "1g.18gb", 21, 22)),
+    ),
+)
+
+
+def selected(*selectors: str, inventory: Inventory = MACHINE, **fields: Any) -> Selection:
+    request = Request("environment", selectors, selectors=selectors, **fields)
+    return select(request, inventory)
+
+
+@pytest.mark.parametrize(
+    ("selectors", "uuids"),
+    [
+        ([], []),
+        (["all"], [A, B, C, M0, M1]),
+        (["ALL"], [A, B, C, M0, M1]),
+        (["0"], [A]),
+        (["2", "0"], [C, A]),
+        (["01"], [B]),
+        (["0-1"], [A, B]),
+        (["1-1"], [B]),
+        (["0-2"], [A, B, C]),
+        (["1-2", "0"], [B, C, A]),
+        ([A], [A]),
+        ([A.upper()], [A]),
+        ([A.lower()], [A]),
+        (["GPU-8f3a"], [A]),
+        (["gpu-C"], [C]),
+        (["00000000:1B:00.0"], [A]),
+        (["0000:1b:00.0"], [A]),
+        (["0:1b:0.0"], [A]),
+        (["1b:00.0"], [A]),
+        (["0001a2b3:43:0a.0"], [B]),
+        (["1a2b3:43:a.0"], [B]),
+        (["2:0"], [M0]),
+        (["2:1", "2:0"], [M1, M0]),
+        ([M1], [M1]),
+        ([M1.upper()], [M1]),
+        (["MIG-1111b"], [M1]),
+        ([f"MIG-{C}/7/0"], [M0]),
+        ([f"mig-{C.upper()}/8/1"], [M1]),
+    ],
+)
+def test_selectors(selectors: list[str], uuids: list[str]) -> None:
+    assert list(selected(*selectors).uuids) == uuids
+
+
+def test_duplicates_of_every_form_are_one() -> None:
+    selection = selected("1", B, "1a2b3:43:a.0", "1-1", "GPU-8f3b", "1")
+    assert selection.uuids == (B,)
+    assert [found.uuid for found in selection.gpus] == [B]
+
+
+def test_all_beside_others_selects_everything_once() -> None:
+    assert selected("2:1", "all", "0").uuids == (M1, A, B, C, M0)
+
+
+def test_mig_device_brings_its_gpu_but_is_what_was_selected() -> None:
+    selection = selected("2:1", "0", M0)
+    assert [found.uuid for found in selection.gpus] == [C, A]
+    assert [(found.uuid, mig.uuid) for found, mig in selection.migs] == [(C, M1), (C, M0)]
+    assert selection.uuids == (M1, A, M0)
+
+
+def test_gpu_selected_by_index_brings_no_mig_devices() -> None:
+    assert selected("2").migs == ()
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        "3",
+        "4294967296",
+        "9" * 256,
+        "-1",
+        "+1",
+        "0x1",
+        "1.0",
+        "²",
+        "٣",
+        "0-3",
+        "2-0",
+        "0-",
+        "-2",
+        "0-999999999",
+        "0-1-2",
+        "none",
+        "void",
+        "gpu0",
+        "GPU-",
+        "GPU-8f3c",
+        A + "0",
+        A[4:],
+        "MIG-",
+        "MIG-1111c",
+        f"MIG-{C}/7",
+        f"MIG-{C}/7/1",
+        f"MIG-{A}/7/0",
+        "0:0",
+        "2:2",
+        "3:0",
+        ":",
+        "2:",
+        ":0",
+        "2:0:0",
+        "1b:00",
+        "0000:1b:00.1",
+        "0000:1b:00",
+        "0000:1g:00.0",
+        "0000:1b:01.0",
+        "000000000:1b:00.0",
+        "::.0",
+    ],
+)
+def test_unknown_device_is_named_with_what_exists(selector: str) -> None:
+    with pytest.raises(UnknownDeviceError) as caught:
+        selected("0", selector)
+    assert ascii(selector)[:10] in str(caught.value)
+    assert A in str(caught.value)
+    assert M1 in str(caught.value)
+    assert caught.value.code == "unknown-device"
+
+
+@pytest.mark.parametrize(("prefix", "both"), [("GPU-8", (A, B)), ("MIG-1111", (M0, M1))])
+def test_ambiguous_prefix_names_the_candidates(prefix: str, both: tuple[str, str]) -> None:
+    with pytest.raises(UnknownDeviceError) as caught:
+        selected(prefix)
+    for uuid in both:
+        assert uuid in caught.value.cause
+
+
+def test_whole_uuid_wins_over_being_a_prefix() -> None:
+    longer = machine(gpu(0, "GPU-12", "0:1:0.0"), gpu(1, "GPU-123", "0:2:0.0"))
+    assert selected("GPU-12", inventory=longer).uuids == ("GPU-12",)
+
+
+def test_machine_without_gpus() -> None:
+    assert selected("all", inventory=machine()).uuids == ()
+    assert selected(inventory=machine()).gpus == ()
+    with pytest.raises(UnknownDeviceError, match="none at all"):
+        selected("0", inventory=machine())
+
+
+def test_index_is_the_enumeration_order_and_not_the_minor() -> None:
+    assert selected("0").gpus[0].minor == 7
+
+
+def test_many_gpus_are_not_all_listed() -> None:
+    many = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in range(64)))
+    with pytest.raises(UnknownDeviceError, match="and 56 more"):
+        selected("64", inventory=many)
+
+
+def test_mig_management_is_for_all_devices() -> None:
+    assert selected("all", mig_config="all", mig_monitor="all").uuids
+    assert selected("0", mig_config="all").uuids == (A,)
+
+
+@pytest.mark.parametrize("field", ["mig_config", "mig_monitor"])
+def test_mig_management_of_a_part(field: str) -> None:
+    some: dict[str, Any] = {field: "mig0,mig1"}
+    with pytest.raises(RequestError, match="managed as a whole"):
+        selected("all", **some)
+    every: dict[str, Any] = {field: "all"}
+    with pytest.raises(RequestError, match="single MIG devices"):
+        selected("2:0", **every)
