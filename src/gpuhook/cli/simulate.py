@@ -29,7 +29,6 @@ from gpuhook.simulate.options import DEFAULT_DRIVER, parse_failure, parse_mig, p
 )
 @click.option(
     "--driver-files",
-    default="",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
     help="Extracted driver packages to use, all but libcuda and libnvidia-ml.",
@@ -50,7 +49,7 @@ def simulate(
     unplug: str,
     init_seconds: float,
     fail: str,
-    driver_files: str,
+    driver_files: str | None,
     drm: bool,
     libdir: str,
     seed: str,
@@ -77,7 +76,7 @@ def simulate(
         init_seconds=init_seconds,
         failure=failure,
         lost_gpu=lost,
-        driver_files=driver_files,
+        driver_files=driver_files or "",
         drm=drm,
         library_dir=libdir.rstrip("/"),
         seed=seed,
