@@ -1,0 +1,253 @@
+"""What can't be started fails with one clear sentence and leaves nothing behind."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.commands import Result
+from harness.docker import Docker, dockerd
+from harness.driver import Driver, simulate
+from harness.engines import Engine
+from harness.images import image
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+from harness.snapshot import nothing_left, tree
+
+DEBIAN = image("debian")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A config.toml with which no GPU container starts, and words that the error must have."""
+
+    config: Path
+    words: tuple[str, ...]
+
+
+def broken_configs(folder: Path, installation: Installation, driver: Driver) -> dict[str, Broken]:
+    """Make one of each below ``folder``."""
+    (folder / "empty").mkdir(parents=True)
+    unloaded = simulate(installation, folder / "unloaded", "--fail=not-loaded")
+    older = simulate(installation, folder / "older", "--fail=version-mismatch")
+    texts = {
+        "no TOML": ("[nvidia-container-cli\nroot = 1\n", ("TOML",)),
+        "wrong type": ("[nvidia-container-runtime]\nruntimes = 7\n", ("runtimes",)),
+        "wrong mode": ('[nvidia-container-runtime]\nmode = "magic"\n', ("mode", "magic")),
+    }
+    found = {
+        "missing driver": Broken(
+            write_config(folder / "missing", folder / "empty", ["runc"]), ("driver",)
+        ),
+        "driver not loaded": Broken(
+            write_config(folder / "not-loaded", unloaded.root, ["runc"]), ("driver", "loaded")
+        ),
+        "version mismatch": Broken(
+            write_config(folder / "mismatch", older.root, ["runc"]), ("version",)
+        ),
+        "no low-level runtime": Broken(
+            write_config(folder / "no-runtime", driver.root, ["no-such", "/no/such"]),
+            ("no-such", "/no/such"),
+        ),
+    }
+    for name, (text, words) in texts.items():
+        config = folder / f"{name.replace(' ', '-')}.toml"
+        config.write_text(text)
+        found[name] = Broken(config, (*words, str(config)))
+    return found
+
+
+CONFIGS = [
+    "missing driver",
+    "driver not loaded",
+    "version mismatch",
+    "no low-level runtime",
+    "no TOML",
+    "wrong type",
+    "wrong mode",
+]
+REQUESTS = {
+    "unknown index": (["NVIDIA_VISIBLE_DEVICES=0,8"], ["8"]),
+    "unknown UUID": (
+        ["NVIDIA_VISIBLE_DEVICES=GPU-00000000-0000-0000-0000-000000000000"],
+        ["GPU-00000000-0000-0000-0000-000000000000"],
+    ),
+    "a path": (["NVIDIA_VISIBLE_DEVICES=../../etc"], ["../../etc"]),
+    "unknown capability": (
+        ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute,magic"],
+        ["magic"],
+    ),
+    "unmet requirement": (
+        ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=99.0"],
+        ["99.0"],
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def broken(workspace: Path, installation: Installation, driver: Driver) -> dict[str, Broken]:
+    return broken_configs(workspace / "broken", installation, driver)
+
+
+@pytest.fixture(scope="session")
+def reconfigured(
+    workspace: Path, host: Namespace, installation: Installation, archive: Path
+) -> Iterator[tuple[Docker, Path]]:
+    """A dockerd, and the link to config.toml that its gpu-py reads."""
+    link = workspace / "reconfigured.toml"
+    runtimes = {"gpu-py": installation.runtime}
+    env = {"GPUHOOK_CONFIG": str(link)}
+    with dockerd(workspace / "reconfigured", host, runtimes, archive, env) as engine:
+        yield engine, link
+
+
+def assert_one_clear_error(done: Result, *words: str) -> None:
+    """Assert that the container failed with one message that has all ``words``."""
+    done.failed()
+    said = done.stderr + done.stdout
+    assert "Traceback" not in said, done
+    assert [word for word in words if word.lower() not in said.lower()] == [], done
+    assert said.count(words[-1]) == 1, done
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_docker_prints_what_is_wrong_with_the_machine(
+    reconfigured: tuple[Docker, Path], broken: dict[str, Broken], driver: Driver, name: str
+) -> None:
+    engine, link = reconfigured
+    link.unlink(missing_ok=True)
+    link.symlink_to(broken[name].config)
+    with nothing_left(driver.root, pid=engine.pid):
+        done = engine.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=0"])
+    words = [word for word in broken[name].words if "/" not in word or "such" in word]
+    assert_one_clear_error(done, *words)
+
+
+@pytest.mark.parametrize(("env", "words"), REQUESTS.values(), ids=REQUESTS.keys())
+def test_every_engine_prints_what_is_wrong_with_the_request(
+    engine: Engine, driver: Driver, env: list[str], words: list[str]
+) -> None:
+    with nothing_left(driver.root, pid=engine.pid):
+        done = engine.run(DEBIAN, "true", env=env)
+    assert_one_clear_error(done, *words)
+
+
+@pytest.mark.parametrize(("env", "words"), REQUESTS.values(), ids=REQUESTS.keys())
+def test_bundle_is_as_it_was_after_a_bad_request(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    env: list[str],
+    words: list[str],
+) -> None:
+    bundle.environ(*env)
+    before = bundle.config.read_bytes()
+    upper = bundle.path / "upper"
+    with nothing_left(driver.root, upper, pid=bundle.namespace.pid):
+        done = bundle.run(installation.runtime, runtime_env)
+    assert_one_clear_error(done, *words)
+    assert bundle.config.read_bytes() == before
+    assert sorted(path.name for path in bundle.path.iterdir()) == [
+        "config.json", "rootfs", "upper", "work",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_log_file_gets_the_error_as_json(
+    bundle: Bundle, installation: Installation, broken: dict[str, Broken], tmp_path: Path, name: str
+) -> None:
+    """containerd reads the error of a failed create from the file that --log names."""
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
+    log = tmp_path / "log.json"
+    words = ["--log", str(log), "--log-format", "json", "create", "--bundle", str(bundle.path)]
+    env = {"GPUHOOK_CONFIG": str(broken[name].config)}
+    done = bundle.call(installation.runtime, *words, bundle.name, env=env).failed()
+    [line] = log.read_text().splitlines()
+    entry = json.loads(line)
+    assert entry["level"] == "error"
+    assert entry["time"]
+    assert [word for word in broken[name].words if word.lower() not in entry["msg"].lower()] == []
+    assert entry["msg"] in done.stderr
+
+
+def test_log_file_that_cannot_be_opened_fails_nothing(
+    bundle: Bundle, installation: Installation, broken: dict[str, Broken]
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
+    words = ["--log", "/no/such/folder/log.json", "create", "--bundle", str(bundle.path)]
+    env = {"GPUHOOK_CONFIG": str(broken["missing driver"].config)}
+    done = bundle.call(installation.runtime, *words, bundle.name, env=env).failed()
+    assert "driver" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def empty(config: Path) -> None:
+    config.write_bytes(b"")
+
+
+def cut_off(config: Path) -> None:
+    config.write_bytes(config.read_bytes()[:-20])
+
+
+def list_and_not_object(config: Path) -> None:
+    config.write_bytes(b"[]")
+
+
+def not_utf8(config: Path) -> None:
+    config.write_bytes(b'{"ociVersion": "\xff\xfe"}')
+
+
+def missing(config: Path) -> None:
+    config.unlink()
+
+
+def folder(config: Path) -> None:
+    config.unlink()
+    config.mkdir()
+
+
+def deep(config: Path) -> None:
+    config.write_bytes(b'{"a":' * 100_000)
+
+
+def wrong_types(config: Path) -> None:
+    config.write_text(json.dumps({"ociVersion": "1.0.2", "process": {"env": "PATH=/bin"}}))
+
+
+@pytest.mark.parametrize(
+    "spoil", [empty, cut_off, list_and_not_object, not_utf8, missing, folder, deep, wrong_types]
+)
+def test_config_json_that_cannot_be_read(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    spoil: Callable[[Path], None],
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
+    spoil(bundle.config)
+    before = tree(bundle.path)
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        done = bundle.run(installation.runtime, runtime_env)
+    assert_one_clear_error(done, "config.json")
+    assert tree(bundle.path) == before
+
+
+def test_hook_alone_says_what_is_wrong(
+    bundle: Bundle, installation: Installation, broken: dict[str, Broken], driver: Driver
+) -> None:
+    """The hook runs inside create: what it mounted must be gone with the failed container."""
+    config = broken["missing driver"].config
+    words = [installation.hook.name, "--config", str(config), "prestart"]
+    hook = {"path": str(installation.hook), "args": words}
+    bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
+    upper = bundle.path / "upper"
+    runtime = "crun" if bundle.namespace.cgroups == "v1" else "runc"
+    with nothing_left(driver.root, upper, pid=bundle.namespace.pid):
+        done = bundle.run(runtime).failed()
+    assert "driver" in done.stderr.lower()
+    assert "Traceback" not in done.stderr
