@@ -9,7 +9,7 @@ Hot path only while no saved inventory is fresh.
 import os
 import stat
 
-from gpuhook import driver_files, nvml
+from gpuhook import driver_files, feature_files, nvml
 from gpuhook.errors import DriverError
 from gpuhook.inventory import Gpu, Inventory, Mig, Node
 from gpuhook.rootfs import Journal, Rootfs
@@ -50,7 +50,7 @@ def _discover(root: Rootfs, config: "Config") -> Inventory:
     library = driver_files.find_nvml(root, index)
     answer = nvml.ask(root.path, library, config.user, config.nvml_timeout)
     caps = _mig_caps(root)
-    gpus = tuple(_with_caps(gpu, caps) for gpu in answer.gpus)
+    gpus = tuple(_completed(root, gpu, caps) for gpu in answer.gpus)
     return Inventory(
         root=root.path,
         driver_version=answer.driver_version,
@@ -59,6 +59,7 @@ def _discover(root: Rootfs, config: "Config") -> Inventory:
         nodes=tuple(_nodes(root, gpus)),
         files=driver_files.find_all(root, index, answer.driver_version),
         lost=answer.lost,
+        mig_minors=_mig_lines(caps, gpus),
     )
 
 
@@ -66,6 +67,8 @@ def _nodes(root: Rootfs, gpus: tuple[Gpu, ...]) -> "Iterator[Node]":
     paths = list(CONTROL_NODES) + [f"/dev/nvidia{gpu.minor}" for gpu in gpus]
     for folder in NODE_FOLDERS:
         paths += [f"{folder}/{name}" for name in root.list_folder(folder)]
+    paths += [path for gpu in gpus for path in gpu.drm]
+    paths += feature_files.node_paths(root)
     for path in paths:
         status = root.stat(path)
         if status is not None and stat.S_ISCHR(status.st_mode):
@@ -83,13 +86,21 @@ def _mig_caps(root: Rootfs) -> dict[str, int]:
     return caps
 
 
-def _with_caps(gpu: Gpu, caps: dict[str, int]) -> Gpu:
-    """Return the GPU with the capability minors of its MIG devices filled in."""
+def _mig_lines(caps: dict[str, int], gpus: tuple[Gpu, ...]) -> str:
+    """Return the lines that concern these GPUs: the driver lists 32 GPUs, there or not."""
+    prefixes = ("config", "monitor", *(f"gpu{gpu.minor}/" for gpu in gpus))
+    return "".join(f"{key} {minor}\n" for key, minor in caps.items() if key.startswith(prefixes))
+
+
+def _completed(root: Rootfs, gpu: Gpu, caps: dict[str, int]) -> Gpu:
+    """Return the GPU with what NVML doesn't tell: capability minors and DRM nodes."""
     mig = []
     for one in gpu.mig:
         instance = f"gpu{gpu.minor}/gi{one.gi}"
         gi_cap = caps.get(f"{instance}/access")
         ci_cap = caps.get(f"{instance}/ci{one.ci}/access")
         mig.append(Mig(one.index, one.uuid, one.gi, one.ci, one.name, gi_cap, ci_cap))
+    names = root.list_folder(f"/sys/bus/pci/devices/{gpu.kernel_bus_id}/drm")
+    drm = tuple(path for name in names if root.exists(path := f"/dev/dri/{name}"))
     fields = {name: getattr(gpu, name) for name in Gpu.__slots__}
-    return Gpu(**{**fields, "mig": tuple(mig)})
+    return Gpu(**{**fields, "mig": tuple(mig), "drm": drm})

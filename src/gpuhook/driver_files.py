@@ -9,7 +9,7 @@ Hot path only while no saved inventory is fresh. Imports elf, ldcache and rootfs
 import os
 import stat
 
-from gpuhook import elf, ldcache
+from gpuhook import elf, feature_files, graphics_files, ldcache
 from gpuhook.errors import DriverError, ElfError
 from gpuhook.inventory import DriverFile
 from gpuhook.rootfs import Rootfs
@@ -56,8 +56,27 @@ LIBRARIES = {
         "libGLESv1_CM_nvidia.so",
         "libnvidia-glvkspirv.so",
         "libnvidia-cbl.so",
+        "libnvidia-gpucomp.so",
+        "libnvidia-allocator.so",
+        "libnvidia-vulkan-producer.so",
+        "libnvidia-egl-gbm.so",
+        "libnvidia-egl-wayland.so",
+        "libnvidia-egl-wayland2.so",
+        "libnvidia-egl-xcb.so",
+        "libnvidia-egl-xlib.so",
     ),
 }
+
+# Libraries that have versions of their own, not the driver's.
+_OWN_VERSION = frozenset(
+    {
+        "libnvidia-egl-gbm.so",
+        "libnvidia-egl-wayland.so",
+        "libnvidia-egl-wayland2.so",
+        "libnvidia-egl-xcb.so",
+        "libnvidia-egl-xlib.so",
+    }
+)
 
 BINARIES = {
     "utility": ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager"),
@@ -162,6 +181,8 @@ def find_all(root: Rootfs, index: LibraryIndex, version: str) -> tuple[DriverFil
     found += _binaries(root)
     found += _firmware(root, version)
     found += _ipc(root)
+    found += graphics_files.find(root, version)
+    found += feature_files.find(root)
     return tuple(found)
 
 
@@ -185,7 +206,7 @@ def _library(
         if not root.exists(candidate):
             continue
         path = root.real_path(candidate)
-        if not path.endswith("." + version):
+        if name not in _OWN_VERSION and not path.endswith("." + version):
             continue
         fd = root.open_file(path)
         if fd is None:

@@ -81,12 +81,14 @@ class Gpu(Record):
 
     ``index`` is NVML's enumeration order, ``minor`` the N of /dev/nvidiaN (they may
     differ), ``pci_bus_id`` has the 8-digit domain and upper-case hex (00000000:1B:00.0),
-    ``architecture`` is the CUDA compute capability (9.0).
+    ``architecture`` is the CUDA compute capability (9.0), ``drm`` the paths of its nodes
+    below /dev/dri.
     """
 
     __slots__ = (
         "architecture",
         "brand",
+        "drm",
         "index",
         "mig",
         "mig_enabled",
@@ -107,7 +109,9 @@ class Gpu(Record):
         brand: str,
         mig_enabled: bool,
         mig: tuple[Mig, ...],
+        drm: tuple[str, ...] = (),
     ) -> None:
+        self.drm = drm
         self.index = index
         self.minor = minor
         self.uuid = uuid
@@ -122,7 +126,13 @@ class Gpu(Record):
     def from_json(cls, data: "dict[str, Any]") -> "Self":
         """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
         mig = tuple(Mig.from_json(item) for item in data["mig"])
-        return cls(**{**data, "mig": mig})
+        return cls(**{**data, "mig": mig, "drm": tuple(data["drm"])})
+
+    @property
+    def kernel_bus_id(self) -> str:
+        """The bus id as /sys and /proc spell it (0000:1b:00.0)."""
+        domain, _, rest = self.pci_bus_id.lower().partition(":")
+        return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}"
 
 
 class Node(Record):
@@ -174,10 +184,20 @@ class Inventory(Record):
     ``root`` is the driver root as a host path (/ or for instance /run/nvidia/driver),
     ``cuda_version`` the newest CUDA the driver serves (12.2), ``nodes`` the driver's
     control nodes, GPU nodes and capability nodes that exist, ``lost`` the indices of GPUs
-    that NVML counts but can't reach any more (fallen off the bus).
+    that NVML counts but can't reach any more (fallen off the bus), ``mig_minors`` the lines
+    of /proc/driver/nvidia-caps/mig-minors that concern these GPUs.
     """
 
-    __slots__ = ("cuda_version", "driver_version", "files", "gpus", "lost", "nodes", "root")
+    __slots__ = (
+        "cuda_version",
+        "driver_version",
+        "files",
+        "gpus",
+        "lost",
+        "mig_minors",
+        "nodes",
+        "root",
+    )
 
     def __init__(
         self,
@@ -188,7 +208,9 @@ class Inventory(Record):
         nodes: tuple[Node, ...],
         files: tuple[DriverFile, ...],
         lost: tuple[int, ...] = (),
+        mig_minors: str = "",
     ) -> None:
+        self.mig_minors = mig_minors
         self.root = root
         self.lost = lost
         self.driver_version = driver_version
@@ -208,6 +230,7 @@ class Inventory(Record):
             nodes=tuple(Node.from_json(item) for item in data["nodes"]),
             files=tuple(DriverFile.from_json(item) for item in data["files"]),
             lost=tuple(data["lost"]),
+            mig_minors=data["mig_minors"],
         )
 
     def node(self, path: str) -> Node | None:

@@ -8,7 +8,8 @@ Hot path: imports operations.
 
 import os
 
-from gpuhook import driver_files
+from gpuhook import application_profile, cuda_compat, device_choice, driver_files
+from gpuhook.file_operations import WriteFile
 from gpuhook.operations import (
     FILE_OPTIONS,
     IPC_OPTIONS,
@@ -25,7 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuhook.inventory import DriverFile, Gpu, Inventory, Node
+    from gpuhook.image import CudaCompat, Image
+    from gpuhook.inventory import DriverFile, Inventory, Node
     from gpuhook.layout import Layout
     from gpuhook.operations import Operation
     from gpuhook.request import Request
@@ -42,19 +44,16 @@ _LIBRARY_SETS = {
     "compat32": (),
 }
 
-# driver capability -> the control nodes it needs beside /dev/nvidiactl.
-_CONTROL_NODES = {
-    "compute": ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
-    "video": ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
-    "display": ("/dev/nvidia-modeset",),
-}
-
 # name of a library's file -> (link beside it, what the link says; None: the file itself).
-_DEVELOPMENT_LINKS = {
+_EXTRA_LINKS = {
     "libcuda.so": ("libcuda.so", "libcuda.so.1"),
     "libGLX_nvidia.so": ("libGLX_indirect.so.0", None),
     "libnvidia-opticalflow.so": ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+    "libnvidia-vulkan-producer.so": ("libnvidia-vulkan-producer.so", None),
+    "libnvidia-allocator.so": ("gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1"),
 }
+
+COMPAT_CONFIG = "/etc/ld.so.conf.d/00-compat-gpuhook.conf"
 
 
 class Plan:
@@ -70,57 +69,59 @@ class Plan:
 
 
 def make_plan(
-    request: "Request", inventory: "Inventory", selection: "Selection", layout: "Layout"
+    request: "Request", inventory: "Inventory", selection: "Selection", image: "Image"
 ) -> Plan:
-    """Return the operations that give the container what was selected for it."""
-    nodes = list(_nodes(request, inventory, selection))
-    operations: list[Operation] = [
-        AllowDevice((node.major, node.minor), reason) for node, reason in nodes
-    ]
-    operations.append(_proc(inventory, selection))
+    """Return the operations that give the container what was selected for it.
+
+    Raises UnknownDeviceError where an IMEX channel doesn't exist.
+    """
+    nodes = device_choice.nodes(request, inventory, selection)
     files = list(_wanted_files(request, inventory))
-    operations += _file_binds(inventory, files, layout)
-    operations += [
-        BindDevice(inventory.root, node.path, (node.major, node.minor), reason)
-        for node, reason in nodes
+    libraries = [(file, folder) for file in files if (folder := _folder(file, image.layout))]
+    compat = _compat(request, inventory, image)
+    operations: list[Operation] = [
+        *_allow(request, inventory, selection, nodes),
+        _proc(request, inventory, selection),
+        *_file_binds(inventory, files, image.layout),
+        *_device_binds(request, inventory, nodes),
+        *_drm_links(selection, nodes),
+        *_links(libraries),
+        *_profile(request, selection),
     ]
-    libraries = [(file, folder) for file in files if (folder := _folder(file, layout))]
-    operations += _links(libraries)
-    if libraries and layout.uses_cache:
-        operations.append(_ld_cache(libraries))
+    if compat:
+        reason = f"CUDA {compat.version} of the image is newer than the driver's"
+        operations.append(WriteFile(COMPAT_CONFIG, compat.folder + "\n", 0o644, reason))
+    if libraries and image.layout.uses_cache:
+        operations.append(_ld_cache(libraries, compat))
     return Plan(operations)
 
 
-def _nodes(
-    request: "Request", inventory: "Inventory", selection: "Selection"
-) -> "Iterator[tuple[Node, str]]":
-    """Yield the device nodes to give, each once, with the reason."""
-    wanted = {"/dev/nvidiactl": "driver control"}
-    for capability in request.capabilities:
-        for path in _CONTROL_NODES.get(capability, ()):
-            wanted.setdefault(path, capability)
-    for gpu in selection.gpus:
-        wanted[f"/dev/nvidia{gpu.minor}"] = f"GPU {gpu.index}"
-    for gpu, mig in selection.migs:
-        for cap in (mig.gi_cap, mig.ci_cap):
-            if cap is not None:
-                wanted[f"/dev/nvidia-caps/nvidia-cap{cap}"] = f"MIG device {gpu.index}:{mig.index}"
-    for path, reason in wanted.items():
-        node = inventory.node(path)
-        if node is not None:
-            yield node, reason
+def _allow(
+    request: "Request",
+    inventory: "Inventory",
+    selection: "Selection",
+    nodes: "list[tuple[Node, str]]",
+) -> "Iterator[Operation]":
+    allowed = {(node.major, node.minor): reason for node, reason in nodes}
+    for pair in device_choice.mig_management_minors(request, inventory, selection.gpus):
+        allowed.setdefault(pair, "management of MIG")
+    for pair, reason in allowed.items():
+        yield AllowDevice(pair, reason)
 
 
 def _wanted_files(request: "Request", inventory: "Inventory") -> "Iterator[DriverFile]":
+    """Yield the files to mount, each destination once, in the inventory's order."""
     sets = {name for capability in request.capabilities for name in _LIBRARY_SETS[capability]}
+    sets.update(request.features)
+    seen = set()
     for file in inventory.files:
         if file.kind == "library32" and "compat32" not in request.capabilities:
             continue
-        if file.kind == "binary":
-            wanted = file.capability in request.capabilities
-        else:
-            wanted = file.capability in sets or not file.capability
-        if wanted:
+        by = request.capabilities if file.kind == "binary" else sets
+        if file.capability and file.capability not in by:
+            continue
+        if (file.kind, file.target) not in seen:
+            seen.add((file.kind, file.target))
             yield file
 
 
@@ -148,8 +149,33 @@ def _file_binds(
         yield BindFile(inventory.root, file.path, destination, options, reason)
 
 
+def _device_binds(
+    request: "Request", inventory: "Inventory", nodes: "list[tuple[Node, str]]"
+) -> "Iterator[Operation]":
+    managed = request.mig_config is not None or request.mig_monitor is not None
+    caps = device_choice.CAPS_FOLDER
+    if managed and any(node.path.startswith(caps + "/") for node in inventory.nodes):
+        # The folder, because instances that are made later get nodes later.
+        yield BindFile(inventory.root, caps, caps, ("nosuid", "noexec"), "management of MIG")
+    for node, reason in nodes:
+        if not (managed and node.path.startswith(caps + "/")):
+            yield BindDevice(inventory.root, node.path, (node.major, node.minor), reason)
+
+
+def _drm_links(selection: "Selection", nodes: "list[tuple[Node, str]]") -> "Iterator[Operation]":
+    """Yield the by-path links that udev makes, for the DRM nodes that are given."""
+    given = {node.path for node, _ in nodes}
+    for gpu in selection.gpus:
+        for path in gpu.drm:
+            kind = "render" if path.startswith("/dev/dri/renderD") else "card"
+            if path in given and not path.startswith("/dev/dri/controlD"):
+                link = f"/dev/dri/by-path/pci-{gpu.kernel_bus_id}-{kind}"
+                target = "../" + path.rpartition("/")[2]
+                yield Symlink(link, target, replace=False, reason=f"graphics on GPU {gpu.index}")
+
+
 def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Operation]":
-    """Yield the SONAME links that ldconfig would make, then the three that it wouldn't."""
+    """Yield the SONAME links that ldconfig would make, then those that it wouldn't."""
     for file, folder in libraries:
         if file.soname and file.soname != file.target:
             yield Symlink(
@@ -157,16 +183,41 @@ def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Operation]":
             )
     for file, folder in libraries:
         stem = file.target.partition(".so.")[0] + ".so"
-        if stem in _DEVELOPMENT_LINKS:
-            name, target = _DEVELOPMENT_LINKS[stem]
+        if stem in _EXTRA_LINKS:
+            name, target = _EXTRA_LINKS[stem]
             yield Symlink(
                 f"{folder}/{name}", target or file.target, replace=False, reason=file.capability
             )
 
 
-def _ld_cache(libraries: "list[tuple[DriverFile, str]]") -> UpdateLdCache:
+def _profile(request: "Request", selection: "Selection") -> "Iterator[Operation]":
+    """Yield the profile that limits EGL to the container's GPUs."""
+    if "graphics" in request.capabilities or "display" in request.capabilities:
+        text = application_profile.content(gpu.minor for gpu in selection.gpus)
+        if text is not None:
+            mode = application_profile.MODE
+            yield WriteFile(application_profile.PATH, text, mode, "graphics on these GPUs alone")
+
+
+def _compat(request: "Request", inventory: "Inventory", image: "Image") -> "CudaCompat | None":
+    """Return the image's newer CUDA where it should be used instead of the driver's."""
+    compat = image.compat
+    if compat is None or "compute" not in request.capabilities:
+        return None
+    use = cuda_compat.decide(
+        compat.version, inventory.driver_version, inventory.cuda_version, compat.note
+    )
+    return compat if use else None
+
+
+def _ld_cache(
+    libraries: "list[tuple[DriverFile, str]]", compat: "CudaCompat | None"
+) -> UpdateLdCache:
     machine = os.uname().machine
     entries = []
+    native = driver_files.cache_flags(machine, bits32=False)
+    if compat is not None and native is not None:
+        entries += [(name, f"{compat.folder}/{name}", native) for name in compat.libraries]
     for file, folder in libraries:
         name = file.soname or file.target
         flags = driver_files.cache_flags(machine, bits32=file.kind == "library32")
@@ -175,17 +226,18 @@ def _ld_cache(libraries: "list[tuple[DriverFile, str]]") -> UpdateLdCache:
     return UpdateLdCache(tuple(entries), "driver libraries")
 
 
-def _proc(inventory: "Inventory", selection: "Selection") -> MaskProc:
-    binds = [f"gpus/{_proc_bus_id(gpu)}" for gpu in selection.gpus]
-    for gpu, mig in selection.migs:
-        instance = f"capabilities/gpu{gpu.minor}/mig/gi{mig.gi}"
-        binds += [f"{instance}/access", f"{instance}/ci{mig.ci}/access"]
+def _proc(request: "Request", inventory: "Inventory", selection: "Selection") -> MaskProc:
+    binds = [f"gpus/{gpu.kernel_bus_id}" for gpu in selection.gpus]
+    if request.mig_config is not None:
+        binds.append("capabilities/mig/config")
+    if request.mig_monitor is not None:
+        binds.append("capabilities/mig/monitor")
+    if request.mig_config is not None or request.mig_monitor is not None:
+        binds += [f"capabilities/gpu{gpu.minor}" for gpu in selection.gpus]
+    else:
+        for gpu, mig in selection.migs:
+            instance = f"capabilities/gpu{gpu.minor}/mig/gi{mig.gi}"
+            binds += [f"{instance}/access", f"{instance}/ci{mig.ci}/access"]
     files = ("params", "version", "registry")
     unique = tuple(dict.fromkeys(binds))
     return MaskProc(inventory.root, files, unique, f"{PROC_DRIVER} shows selected GPUs alone")
-
-
-def _proc_bus_id(gpu: "Gpu") -> str:
-    """Return the bus id as /proc/driver/nvidia/gpus spells it (0000:1b:00.0)."""
-    domain, _, rest = gpu.pci_bus_id.lower().partition(":")
-    return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}"

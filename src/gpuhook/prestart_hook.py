@@ -96,7 +96,7 @@ def run(state_text: bytes, config: Config) -> None:
 
 
 def _inject(state: "State", spec: "Spec", config: Config, resolved: "Resolved") -> str:
-    from gpuhook import inject, layout  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook import image, inject  # noqa: PLC0415 - only where a GPU is asked for
     from gpuhook.plan import make_plan  # noqa: PLC0415
     from gpuhook.rootfs import Journal, Rootfs  # noqa: PLC0415
 
@@ -115,7 +115,7 @@ def _inject(state: "State", spec: "Spec", config: Config, resolved: "Resolved") 
             resolved.request,
             resolved.inventory,
             resolved.selection,
-            layout.of_image(container),
+            image.look(container, config),
         )
         how = inject.allow_devices(
             state.pid, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups

@@ -295,6 +295,11 @@ class Rootfs:
         finally:
             os.close(fd)
 
+    def remove_file(self, path: str) -> None:
+        """Remove a file or link that we made."""
+        parent_path, _, name = path.rpartition("/")
+        kernel.remove_file(self.folder(parent_path or "/"), name)
+
     # Walking -----------------------------------------------------------------------------
 
     def _final_place(self, path: str) -> tuple[int, str]:

@@ -109,11 +109,11 @@ def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> None:
 
 
 def _add_device_rules(spec: "Spec", resolved: "Resolved") -> "Spec":
-    from gpuhook import cgroup, layout  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook import cgroup, image  # noqa: PLC0415 - only where a GPU is asked for
     from gpuhook.plan import make_plan  # noqa: PLC0415
 
-    # Which folders the libraries go to makes no difference to the devices.
-    anywhere = layout.debian(os.uname().machine)
+    # What the image brings makes no difference to the devices.
+    anywhere = image.unknown()
     plan = make_plan(resolved.request, resolved.inventory, resolved.selection, anywhere)
     missing = [pair for pair in plan.devices if not cgroup.spec_allows(spec.device_rules, *pair)]
     if not missing:

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from gpuhook import layout
+from gpuhook import image
 from gpuhook.cli._output import config_option, format_option, print_json
-from gpuhook.config import load
+from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError
 from gpuhook.oci import Spec, read_spec
 from gpuhook.plan import Plan, make_plan
@@ -35,7 +35,7 @@ class Explanation:
                     self.resolved.request,
                     self.resolved.inventory,
                     self.resolved.selection,
-                    _layout(root_path),
+                    _image(root_path, config),
                 )
         except GpuhookError as error:
             self.error = error
@@ -70,12 +70,12 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _layout(root_path: str | None) -> layout.Layout:
-    """Return the image's layout; Debian's where there is no image to look at."""
+def _image(root_path: str | None, config: Config) -> image.Image:
+    """Look at the image, where there is one to look at."""
     if root_path is None or not os.path.isdir(root_path):
-        return layout.debian(os.uname().machine)
+        return image.unknown()
     with Rootfs(root_path, Journal()) as root:
-        return layout.of_image(root)
+        return image.look(root, config)
 
 
 def _request_lines(explanation: Explanation) -> list[str]:
