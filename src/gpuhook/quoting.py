@@ -10,7 +10,7 @@ def shown(value: object) -> str:
     """Return ``value`` in quotes, ASCII only, control characters escaped, cut at LIMIT."""
     try:
         text = value if isinstance(value, str) else str(value)
-    except ValueError:  # an integer of more digits than Python prints
+    except (ValueError, RecursionError):  # more digits or levels than Python prints
         text = type(value).__name__
     if len(text) <= LIMIT:
         return ascii(text)

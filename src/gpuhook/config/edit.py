@@ -87,7 +87,8 @@ def set_value(text: str, key: str, value: Value) -> str:
     after = {name: known for name, known in before.items() if name != key}
     if value is not None:
         after[key] = value
-    for change in (_replace,) if value is None else (_replace, _uncomment, _append):
+    ways = (_replace,) if value is None else (_replace, _uncomment, _below_header, _at_end)
+    for change in ways:
         changed = change(text, key, value)
         if changed is not None and _reads_as(changed, after):
             loads(changed)
@@ -147,17 +148,22 @@ def _uncomment(text: str, key: str, value: Value) -> str | None:
     return None
 
 
-def _append(text: str, key: str, value: Value) -> str | None:
-    """Write the key below its section's header, or with a new header at the end."""
+def _below_header(text: str, key: str, value: Value) -> str | None:
+    """Write the key below its section's header; one without a section at the very top."""
     tables, name = _split(key)
     line = _line(name, value)
     if not tables:
         return f"{line}\n{text}"
     header = rf"(?m)^[ \t]*\[\s*{re.escape('.'.join(tables))}\s*\][ \t]*(#.*)?$"
-    if found := re.search(header, text):
-        return f"{text[: found.end()]}\n{line}{text[found.end() :]}"
+    found = re.search(header, text)
+    return f"{text[: found.end()]}\n{line}{text[found.end() :]}" if found else None
+
+
+def _at_end(text: str, key: str, value: Value) -> str | None:
+    """Write the key with a new header at the end."""
+    tables, name = _split(key)
     ending = "" if not text or text.endswith("\n") else "\n"
-    return f"{text}{ending}\n[{'.'.join(tables)}]\n{line}\n"
+    return f"{text}{ending}\n[{'.'.join(tables)}]\n{_line(name, value)}\n"
 
 
 def _line(name: str, value: Value) -> str:

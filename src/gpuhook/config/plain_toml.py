@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _BARE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
 _DIGITS = 9  # of a number; longer ones are tomllib's
+_DEPTH = 8  # of a table; no real one is so deep
 
 
 class _NotPlainError(Exception):
@@ -44,7 +45,7 @@ def read(text: str) -> "dict[str, Any] | None":
 def _table(root: "dict[str, Any]", header: str, headers: set[str]) -> "dict[str, Any]":
     """Return the table that a [header] line opens."""
     name = header[1:-1]
-    if header[-1] != "]" or name in headers:
+    if header[-1] != "]" or name in headers or name.count(".") >= _DEPTH:
         raise _NotPlainError
     headers.add(name)
     table = root

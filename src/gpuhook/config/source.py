@@ -62,8 +62,10 @@ def parse(text: str, path: str | None = None) -> "dict[str, Any]":
             raise ValueError("a key has too many parts")
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
+        end = f"at the end, line {text.count(chr(10)) + 1}"
+        problem = str(error).replace("at end of document", end)
         raise ConfigError(
-            f"{path or 'The configuration'} is not valid TOML: {error}",
+            f"{path or 'The configuration'} is not valid TOML: {problem}",
             "Correct it; `gpuhook config validate` checks it again",
         ) from None
 
