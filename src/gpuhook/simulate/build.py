@@ -129,7 +129,7 @@ def _fill(
         driver.install_main_libraries(tree, compiled, machine.driver_version, library_dir)
         if vendor is None:
             driver.install_stock(tree, compiled, machine.driver_version, library_dir)
-        driver.install_nvidia_smi(tree, compiled)
+        driver.install_probes(tree, compiled)
     driver.install_firmware(tree, machine.driver_version)
     if machine.loaded:
         majors = devices.host_majors()

@@ -12,6 +12,7 @@ NVML_SOURCES = (
     "nvml_identity.c",
     "nvml_telemetry.c",
     "nvml_mig.c",
+    "nvml_instances.c",
     "nvml_private.c",
     "nvml_unsupported.c",
 )
@@ -29,6 +30,7 @@ def compile_driver(folder: str) -> None:
         compiler.shared(f"{folder}/cuda", "libcuda.so.1", *CUDA_SOURCES, table),
         compiler.program(f"{folder}/nvidia-smi", "nvidia_smi.c"),
         compiler.program(f"{folder}/stand-in", "stand_in.c"),
+        compiler.program(f"{folder}/gpuhook-cuda-probe", "cuda_probe.c"),
         compiler.shared(f"{folder}/filler", _PLACEHOLDER, "filler.c", flags=("-nostdlib",)),
     ]
     compiler.compile_all(jobs, folder)
@@ -69,12 +71,12 @@ def with_soname(library: bytes, soname: str) -> bytes:
     return library.replace(old, soname.encode().ljust(len(old), b"\0"), 1)
 
 
-def install_nvidia_smi(tree: Tree, compiled: str) -> None:
-    """Put our nvidia-smi there, unless the real one is."""
-    if os.path.lexists(tree.path("usr/bin/nvidia-smi")):
-        return
-    with open(f"{compiled}/nvidia-smi", "rb") as file:
-        tree.data("usr/bin/nvidia-smi", file.read(), 0o755)
+def install_probes(tree: Tree, compiled: str) -> None:
+    """Put gpuhook-cuda-probe and our nvidia-smi there, unless the real nvidia-smi is."""
+    for name in ("nvidia-smi", "gpuhook-cuda-probe"):
+        if not os.path.lexists(tree.path(f"usr/bin/{name}")):
+            with open(f"{compiled}/{name}", "rb") as file:
+                tree.data(f"usr/bin/{name}", file.read(), 0o755)
 
 
 def install_firmware(tree: Tree, version: str) -> None:

@@ -1,5 +1,6 @@
 """The simulated machine: its GPUs and MIG devices with every number that identifies them."""
 
+import itertools
 import uuid
 from dataclasses import dataclass
 
@@ -17,12 +18,18 @@ _BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)
 CAP_CONFIG, CAP_MONITOR, _FIRST_CAP = 1, 2, 3
 GPU_INSTANCES, COMPUTE_INSTANCES = 15, 8
 
-_COMPUTE_SLICES, _MEMORY_SLICES = 7, 8
+_COMPUTE_SLICES = 7
+
+# Memory slices -> the first id of the GPU instances of that size.
+_FIRST_INSTANCE = {8: 0, 4: 1, 2: 3, 1: 7}
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMig:
-    """One MIG device; ``gi`` and ``ci`` are instance ids, the caps minors of nvidia-capN."""
+    """One MIG device; ``gi`` and ``ci`` are instance ids, the caps minors of nvidia-capN.
+
+    ``start`` is the first of the memory slices that it covers.
+    """
 
     profile: MigProfile
     uuid: str
@@ -30,6 +37,7 @@ class SimulatedMig:
     ci: int
     gi_cap: int
     ci_cap: int
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,37 +148,42 @@ def _make_migs(options: Options, index: int, minor: int, model: Model) -> tuple[
             ci=0,
             gi_cap=cap_minor(minor, gi),
             ci_cap=cap_minor(minor, gi, 0),
+            start=start,
         )
-        for profile, gi in zip(profiles, place(profiles, index), strict=True)
+        for profile, (gi, start) in zip(profiles, place(profiles, index), strict=True)
     )
 
 
-def place(profiles: list[MigProfile], index: int) -> list[int]:
-    """Return a GPU instance id for each profile, as the driver numbers placements.
+def place(profiles: list[MigProfile], index: int) -> list[tuple[int, int]]:
+    """Return a GPU instance id and the first memory slice for each profile.
 
-    The ids count a binary tree over the eight memory slices: 0 is all of them, 1 and 2 the
-    halves, 3 to 6 the quarters, 7 to 14 the single slices.
+    SimulateError, naming GPU ``index``, if they don't fit together. Big ones are placed
+    first, as they must be by hand.
     """
     if sum(profile.slices for profile in profiles) > _COMPUTE_SLICES:
         raise _too_many(index)
     taken: set[int] = set()
-    order = sorted(range(len(profiles)), key=lambda at: -profiles[at].memory_slices)
-    placed: dict[int, int] = {}
-    for at in order:
-        size = profiles[at].memory_slices
-        starts = range(0, _MEMORY_SLICES, size)
-        free = next((s for s in starts if taken.isdisjoint(range(s, s + size))), None)
-        if free is None:
+    ids = {size: itertools.count(first) for size, first in _FIRST_INSTANCE.items()}
+    placed: dict[int, tuple[int, int]] = {}
+    for at in sorted(range(len(profiles)), key=lambda at: _by_size(profiles[at])):
+        profile = profiles[at]
+        size = profile.memory_slices
+        fitting = [s for s in profile.starts if taken.isdisjoint(range(s, s + size))]
+        if not fitting or profiles[: at + 1].count(profile) > profile.instances:
             raise _too_many(index)
-        taken.update(range(free, free + size))
-        placed[at] = _MEMORY_SLICES // size - 1 + free // size
+        taken.update(range(fitting[0], fitting[0] + size))
+        placed[at] = (next(ids[size]), fitting[0])
     return [placed[at] for at in range(len(profiles))]
+
+
+def _by_size(profile: MigProfile) -> tuple[int, int]:
+    return -profile.memory_slices, -profile.slices
 
 
 def _too_many(index: int) -> SimulateError:
     return SimulateError(
         f"The MIG devices asked for don't fit on GPU {index}",
-        "Ask for no more than 7 compute slices (the g) and 8 memory slices in all",
+        "Ask for fewer: a GPU has 7 compute slices (the g) and 8 memory slices",
     )
 
 

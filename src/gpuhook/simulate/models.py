@@ -18,21 +18,42 @@ BRAND_NVIDIA = 14
 _VOLTA, _TURING, _AMPERE, _ADA, _HOPPER = 5, 6, 7, 8, 9
 
 
+# (memory slices, compute slices) of a MIG profile -> where the driver lets it begin.
+_STARTS = {
+    (1, 1): (0, 1, 2, 3, 4, 5, 6),
+    (2, 1): (0, 2, 4, 6),
+    (2, 2): (0, 2, 4),
+    (4, 3): (4, 0),
+    (4, 4): (0,),
+    (8, 7): (0,),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class MigProfile:
     """A way to cut a MIG device out of a GPU.
 
+    ``number`` is its NVML_GPU_INSTANCE_PROFILE_ constant, ``id`` what nvidia-smi calls it.
     ``slices`` is in sevenths of the GPU's compute, ``memory_slices`` in eighths of its
-    memory, ``memory`` in MiB.
+    memory, ``memory`` in MiB; ``media`` counts the JPEG and the optical-flow engines and
+    ``instances`` how many fit on one GPU.
     """
 
     name: str
+    number: int
+    id: int
     slices: int
     memory_slices: int
+    instances: int
     memory: int
     multiprocessors: int
     decoders: int
-    media: int = 0  # JPEG and optical-flow engines
+    media: int
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The memory slices at which it may begin, the preferred one first."""
+        return _STARTS[self.memory_slices, self.slices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +100,51 @@ class Model:
         raise SimulateError(f"{self.name} has no MIG profile {name!r}", f"Use one of {known}")
 
 
+# name, number, id, slices, memory slices, instances, media engines
+_LAYOUT = (
+    ("1g.{0}gb", 0, 19, 1, 1, 7, 0),
+    ("1g.{0}gb+me", 7, 20, 1, 1, 1, 1),
+    ("1g.{1}gb", 9, 15, 1, 2, 4, 0),
+    ("2g.{1}gb", 1, 14, 2, 2, 3, 0),
+    ("3g.{2}gb", 2, 9, 3, 4, 2, 0),
+    ("4g.{2}gb", 3, 5, 4, 4, 1, 0),
+    ("7g.{3}gb", 4, 0, 7, 8, 1, 1),
+)
+
+
 def _profiles(
-    sizes: tuple[int, int, int, int], memory: tuple[int, int, int, int], sms: tuple[int, ...]
+    sizes: tuple[int, int, int, int],
+    memory: tuple[int, int, int, int],
+    multiprocessors: tuple[int, ...],
+    decoders: tuple[int, ...],
 ) -> tuple[MigProfile, ...]:
     """Return the seven profiles that all MIG models share.
 
     ``sizes`` are the gigabytes in the names and ``memory`` the MiB of one, two, four and
-    eight memory slices; ``sms`` the multiprocessors of 1g, 1g (double memory), 2g, 3g, 4g, 7g.
+    eight memory slices; the other two have one number per profile, in the order of _LAYOUT.
     """
-    return (
-        MigProfile(f"1g.{sizes[0]}gb", 1, 1, memory[0], sms[0], decoders=1),
-        MigProfile(f"1g.{sizes[0]}gb+me", 1, 1, memory[0], sms[0], decoders=1, media=1),
-        MigProfile(f"1g.{sizes[1]}gb", 1, 2, memory[1], sms[1], decoders=1),
-        MigProfile(f"2g.{sizes[1]}gb", 2, 2, memory[1], sms[2], decoders=2),
-        MigProfile(f"3g.{sizes[2]}gb", 3, 4, memory[2], sms[3], decoders=3),
-        MigProfile(f"4g.{sizes[2]}gb", 4, 4, memory[2], sms[4], decoders=4),
-        MigProfile(f"7g.{sizes[3]}gb", 7, 8, memory[3], sms[5], decoders=7, media=1),
+    size_of = dict(zip((1, 2, 4, 8), memory, strict=True))
+    return tuple(
+        MigProfile(
+            name=name.format(*sizes),
+            number=number,
+            id=ident,
+            slices=slices,
+            memory_slices=memory_slices,
+            instances=instances,
+            memory=size_of[memory_slices],
+            multiprocessors=sms,
+            decoders=engines,
+            media=media,
+        )
+        for (name, number, ident, slices, memory_slices, instances, media), sms, engines in zip(
+            _LAYOUT, multiprocessors, decoders, strict=True
+        )
     )
 
+
+_HOPPER_SMS, _HOPPER_DECODERS = (16, 16, 26, 32, 60, 64, 132), (1, 1, 1, 2, 3, 4, 7)
+_AMPERE_SMS, _AMPERE_DECODERS = (14, 14, 14, 28, 42, 56, 98), (0, 1, 1, 1, 2, 2, 5)
 
 MODELS = {
     "H200": Model(
@@ -115,7 +163,9 @@ MODELS = {
         pcie_generation=5,
         board_part="900-21010-0040-000",
         vbios="96.00.A0.00.01",
-        mig=_profiles((18, 35, 71, 141), (16384, 33280, 70912, 143360), (16, 26, 32, 60, 64, 132)),
+        mig=_profiles(
+            (18, 35, 71, 141), (16384, 33280, 70912, 143360), _HOPPER_SMS, _HOPPER_DECODERS
+        ),
     ),
     "H100": Model(
         name="NVIDIA H100 80GB HBM3",
@@ -133,7 +183,7 @@ MODELS = {
         pcie_generation=5,
         board_part="692-2G520-0200-000",
         vbios="96.00.74.00.01",
-        mig=_profiles((10, 20, 40, 80), (9984, 20096, 40320, 81024), (16, 26, 32, 60, 64, 132)),
+        mig=_profiles((10, 20, 40, 80), (9984, 20096, 40320, 81024), _HOPPER_SMS, _HOPPER_DECODERS),
     ),
     "A100": Model(
         name="NVIDIA A100-SXM4-80GB",
@@ -151,7 +201,7 @@ MODELS = {
         pcie_generation=4,
         board_part="692-2G506-0210-002",
         vbios="92.00.45.00.05",
-        mig=_profiles((10, 20, 40, 80), (9728, 19968, 40192, 80640), (14, 14, 28, 42, 56, 98)),
+        mig=_profiles((10, 20, 40, 80), (9728, 19968, 40192, 80640), _AMPERE_SMS, _AMPERE_DECODERS),
     ),
     "A100-40GB": Model(
         name="NVIDIA A100-SXM4-40GB",
@@ -169,7 +219,7 @@ MODELS = {
         pcie_generation=4,
         board_part="692-2G506-0200-002",
         vbios="92.00.19.00.10",
-        mig=_profiles((5, 10, 20, 40), (4864, 9984, 20096, 40192), (14, 14, 28, 42, 56, 98)),
+        mig=_profiles((5, 10, 20, 40), (4864, 9984, 20096, 40192), _AMPERE_SMS, _AMPERE_DECODERS),
     ),
     "L4": Model(
         name="NVIDIA L4",

@@ -1,6 +1,7 @@
 """The C tables that are compiled into the simulated libraries."""
 
 from gpuhook.simulate.machine import Machine, SimulatedGpu, SimulatedMig
+from gpuhook.simulate.models import MigProfile, Model
 from gpuhook.simulate.options import Failure
 
 MARKER = ".gpuhook-simulated"
@@ -30,10 +31,14 @@ def generated_header(machine: Machine, failure: Failure | None, library_dir: str
 
 
 def generated_source(machine: Machine) -> str:
-    """Return the text of generated.c, the table of GPUs."""
-    gpus = "".join(f"    {_gpu(gpu)},\n" for gpu in machine.gpus)
+    """Return the text of generated.c: the models' MIG profiles and the table of GPUs."""
+    models = list({gpu.model.name: gpu.model for gpu in machine.gpus}.values())
+    profiles = "".join(_profiles(at, model) for at, model in enumerate(models))
+    gpus = "".join(f"    {_gpu(gpu, models.index(gpu.model))},\n" for gpu in machine.gpus)
     return (
-        f'#include "tables.h"\n\nconst struct sim_gpu sim_gpus[SIM_GPU_COUNT + 1] = {{\n{gpus}}};\n'
+        '#include "tables.h"\n\n'
+        f"{profiles}\n"
+        f"const struct sim_gpu sim_gpus[SIM_GPU_COUNT + 1] = {{\n{gpus}}};\n"
     )
 
 
@@ -46,7 +51,30 @@ def _fields(values: dict[str, str | int]) -> str:
     return "{" + ", ".join(f".{name} = {value}" for name, value in values.items()) + "}"
 
 
-def _gpu(gpu: SimulatedGpu) -> str:
+def _profiles(at: int, model: Model) -> str:
+    """Return the array of a model's profiles; it has an empty entry where there are none."""
+    profiles = "".join(f"    {_profile(profile)},\n" for profile in model.mig)
+    return f"static const struct sim_profile profiles_{at}[] = {{\n{profiles or '    {0},'}}};\n"
+
+
+def _profile(profile: MigProfile) -> str:
+    return _fields(
+        {
+            "name": _text(profile.name),
+            "number": profile.number,
+            "id": profile.id,
+            "slices": profile.slices,
+            "memory_slices": profile.memory_slices,
+            "multiprocessors": profile.multiprocessors,
+            "decoders": profile.decoders,
+            "media": profile.media,
+            "instances": profile.instances,
+            "memory": f"{profile.memory}ULL << 20",
+        }
+    )
+
+
+def _gpu(gpu: SimulatedGpu, at: int) -> str:
     model = gpu.model
     return _fields(
         {
@@ -76,31 +104,24 @@ def _gpu(gpu: SimulatedGpu) -> str:
             "ecc": int(model.ecc),
             "memory": f"{model.memory}ULL << 20",
             "lost": int(gpu.lost),
-            "mig_capable": int(bool(model.mig)),
             "mig_enabled": int(gpu.mig_enabled),
+            "profiles": f"profiles_{at}",
+            "profile_count": len(model.mig),
             "mig_count": len(gpu.migs),
-            "migs": "{" + ", ".join(_mig(mig) for mig in gpu.migs) + "}",
+            "migs": "{" + ", ".join(_mig(mig, gpu.model, at) for mig in gpu.migs) + "}",
         }
     )
 
 
-def _mig(mig: SimulatedMig) -> str:
-    profile = mig.profile
+def _mig(mig: SimulatedMig, model: Model, at: int) -> str:
     return _fields(
         {
             "uuid": _text(mig.uuid),
-            "profile": _text(profile.name),
+            "profile": f"&profiles_{at}[{model.mig.index(mig.profile)}]",
             "gi": mig.gi,
             "ci": mig.ci,
             "gi_cap": mig.gi_cap,
             "ci_cap": mig.ci_cap,
-            "slices": profile.slices,
-            "multiprocessors": profile.multiprocessors,
-            "copy_engines": profile.slices,
-            "decoders": profile.decoders,
-            "encoders": 0,
-            "jpegs": profile.media,
-            "ofas": profile.media,
-            "memory": f"{profile.memory}ULL << 20",
+            "start": mig.start,
         }
     )

@@ -27,7 +27,7 @@ API int cuDeviceGetName(char *name, int length, int ordinal)
     if (!name || length <= 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (device->mig)
-        snprintf(name, (size_t)length, "%s MIG %s", device->gpu->name, device->mig->profile);
+        snprintf(name, (size_t)length, "%s MIG %s", device->gpu->name, device->mig->profile->name);
     else
         snprintf(name, (size_t)length, "%s", device->gpu->name);
     return CUDA_SUCCESS;
@@ -82,7 +82,7 @@ API int cuDeviceTotalMem_v2(size_t *bytes, int ordinal)
         return error;
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
-    *bytes = device->mig ? device->mig->memory : device->gpu->memory;
+    *bytes = device->mig ? device->mig->profile->memory : device->gpu->memory;
     return CUDA_SUCCESS;
 }
 
@@ -130,7 +130,7 @@ static int attribute(const struct sim_cuda_device *device, int number)
     case 13: return (int)gpu->sm_clock * 1000; /* kHz */
     case 14: return 512;                 /* texture alignment */
     case 15: return 1;                   /* copy while running */
-    case 16: return (int)(device->mig ? device->mig->multiprocessors : gpu->multiprocessors);
+    case 16: return (int)(device->mig ? device->mig->profile->multiprocessors : gpu->multiprocessors);
     case 17: return 0;                   /* no run time limit */
     case 18: return 0;                   /* not integrated */
     case 19: return 1;                   /* can map host memory */

@@ -15,7 +15,7 @@ API int nvmlDeviceGetName(nvml_device handle, char *name, unsigned length)
         return result;
     if (!device.mig)
         return sim_copy(name, length, device.gpu->name);
-    snprintf(text, sizeof text, "%s MIG %s", device.gpu->name, device.mig->profile);
+    snprintf(text, sizeof text, "%s MIG %s", device.gpu->name, device.mig->profile->name);
     return sim_copy(name, length, text);
 }
 
@@ -181,7 +181,7 @@ API int nvmlDeviceGetPciInfoExt(nvml_device handle, struct nvml_pci_info_ext *in
 
 static u64 memory_of(struct sim_device device)
 {
-    return device.mig ? device.mig->memory : device.gpu->memory;
+    return device.mig ? device.mig->profile->memory : device.gpu->memory;
 }
 
 API int nvmlDeviceGetMemoryInfo(nvml_device handle, struct nvml_memory *memory)

@@ -12,7 +12,7 @@ API int nvmlDeviceGetMigMode(nvml_device handle, unsigned *current, unsigned *pe
         return result;
     if (!current || !pending)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (!gpu->mig_capable)
+    if (!gpu->profile_count)
         return NVML_ERROR_NOT_SUPPORTED;
     *current = *pending = (unsigned)gpu->mig_enabled;
     return NVML_SUCCESS;
@@ -27,7 +27,7 @@ API int nvmlDeviceGetMaxMigDeviceCount(nvml_device handle, unsigned *count)
         return result;
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *count = gpu->mig_capable ? SIM_MAX_MIGS : 0;
+    *count = gpu->profile_count ? SIM_MAX_MIGS : 0;
     return NVML_SUCCESS;
 }
 
@@ -41,7 +41,7 @@ API int nvmlDeviceGetMigDeviceHandleByIndex(nvml_device handle, unsigned index, 
         return result;
     if (!mig || index >= SIM_MAX_MIGS)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (!gpu->mig_capable)
+    if (!gpu->profile_count)
         return NVML_ERROR_NOT_SUPPORTED;
     for (m = 0; m < gpu->mig_count; m++) {
         if (!sim_mig_is_reachable(&gpu->migs[m]) || seen++ != index)
@@ -125,15 +125,13 @@ API int nvmlDeviceGetAttributes_v2(nvml_device handle, struct nvml_attributes *a
         return result;
     if (!attributes)
         return NVML_ERROR_INVALID_ARGUMENT;
-    attributes->multiprocessors = mig->multiprocessors;
-    attributes->copy_engines = mig->copy_engines;
-    attributes->decoders = mig->decoders;
-    attributes->encoders = mig->encoders;
-    attributes->jpegs = mig->jpegs;
-    attributes->ofas = mig->ofas;
-    attributes->gi_slices = mig->slices;
-    attributes->ci_slices = mig->slices;
-    attributes->memory_mib = mig->memory >> 20;
+    attributes->multiprocessors = mig->profile->multiprocessors;
+    attributes->copy_engines = mig->profile->slices;
+    attributes->decoders = mig->profile->decoders;
+    attributes->encoders = 0;
+    attributes->jpegs = attributes->ofas = mig->profile->media;
+    attributes->gi_slices = attributes->ci_slices = mig->profile->slices;
+    attributes->memory_mib = mig->profile->memory >> 20;
     return NVML_SUCCESS;
 }
 

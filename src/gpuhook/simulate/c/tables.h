@@ -10,17 +10,26 @@
 
 enum sim_failure { SIM_FAIL_NONE, SIM_FAIL_NOT_LOADED, SIM_FAIL_VERSION_MISMATCH };
 
-/* A MIG device: compute instance `ci` of GPU instance `gi`. The caps are minors of
- * /dev/nvidia-caps/nvidia-capN. */
+/* A way to cut a GPU instance out of a GPU. */
+struct sim_profile {
+    const char *name; /* 1g.18gb */
+    unsigned number;  /* NVML_GPU_INSTANCE_PROFILE_... */
+    unsigned id;      /* what nvidia-smi calls it */
+    unsigned slices, memory_slices; /* sevenths of the compute, eighths of the memory */
+    unsigned multiprocessors;
+    unsigned decoders, media; /* media: JPEG and optical-flow engines */
+    unsigned instances;       /* how many fit on a GPU */
+    unsigned long long memory; /* bytes */
+};
+
+/* A MIG device: compute instance `ci` of GPU instance `gi`, which it fills. The caps are
+ * minors of /dev/nvidia-caps/nvidia-capN. */
 struct sim_mig {
-    const char *uuid;    /* MIG-... */
-    const char *profile; /* 1g.18gb */
+    const char *uuid; /* MIG-... */
+    const struct sim_profile *profile;
     unsigned gi, ci;
     unsigned gi_cap, ci_cap;
-    unsigned slices; /* compute slices of both instances */
-    unsigned multiprocessors;
-    unsigned copy_engines, decoders, encoders, jpegs, ofas;
-    unsigned long long memory; /* bytes */
+    unsigned start; /* first memory slice */
 };
 
 struct sim_gpu {
@@ -44,7 +53,9 @@ struct sim_gpu {
     int ecc;                       /* the memory has error correction */
     unsigned long long memory;     /* bytes */
     int lost;                      /* fell off the bus */
-    int mig_capable, mig_enabled;
+    int mig_enabled;
+    const struct sim_profile *profiles;
+    unsigned profile_count; /* 0 for a model without MIG */
     unsigned mig_count;
     struct sim_mig migs[SIM_MAX_MIGS];
 };
