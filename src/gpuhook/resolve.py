@@ -6,6 +6,7 @@ Hot path: imports the pure steps; ``discover`` only when a GPU is asked for.
 """
 
 from gpuhook import requirements, selection
+from gpuhook.errors import RequestError
 from gpuhook.request import read_request
 
 TYPE_CHECKING = False
@@ -46,6 +47,12 @@ def resolve(
     request = progress.request = read_request(spec, config)
     if request.devices is None:
         return None
+    if request.cdi_devices:
+        raise RequestError(
+            f"The container asks for CDI devices ({', '.join(request.cdi_devices)}), "
+            "which gpuhook doesn't inject itself",
+            "Ask the engine for them (docker run --device NAME), or name GPUs by index or UUID",
+        )
     from gpuhook.discover import discover  # noqa: PLC0415 - costly, and not always needed
 
     inventory = progress.inventory = discover(config)
