@@ -34,6 +34,7 @@ from gpuhook.simulate.options import DEFAULT_DRIVER, parse_failure, parse_mig, p
     help="Extracted driver packages to use, all but libcuda and libnvidia-ml.",
 )
 @click.option("--drm/--no-drm", default=True, help="With or without /dev/dri.  [default: with]")
+@click.option("--compat32", is_flag=True, help="With 32-bit libraries.")
 @click.option("--libdir", default="", help="Library folder below DIR.  [default: multiarch]")
 @click.option("--seed", default="gpuhook", help="Another seed gives other UUIDs.")
 @click.option("--remove", "removing", is_flag=True, help="Delete the simulated root DIR.")
@@ -51,6 +52,7 @@ def simulate(
     fail: str,
     driver_files: str | None,
     drm: bool,
+    compat32: bool,
     libdir: str,
     seed: str,
     removing: bool,
@@ -78,6 +80,7 @@ def simulate(
         lost_gpu=lost,
         driver_files=driver_files or "",
         drm=drm,
+        compat32=compat32,
         library_dir=libdir.rstrip("/"),
         seed=seed,
     )

@@ -4,9 +4,10 @@
 docs/simulate.md for what the tree holds and how its libraries behave.
 """
 
-from gpuhook.simulate.build import Built, build, remove
+from gpuhook.simulate.build import Built, build
 from gpuhook.simulate.machine import SimulatedGpu, SimulatedMig
 from gpuhook.simulate.options import Failure, Options
+from gpuhook.simulate.place import remove
 from gpuhook.simulate.probe import build_cuda_probe
 
 __all__ = [

@@ -22,7 +22,7 @@ CUDA_SOURCES = ("reach.c", "cuda_system.c", "cuda_device.c", "cuda_context.c")
 _PLACEHOLDER = "gpuhook-placeholder-for-a-soname-of-a-driver-library.so.000.000.00"
 
 
-def compile_driver(folder: str) -> None:
+def compile_driver(folder: str, *, compat32: bool) -> None:
     """Compile the driver into ``folder``, which has generated.h and generated.c."""
     table = f"{folder}/generated.c"
     jobs = [
@@ -33,6 +33,9 @@ def compile_driver(folder: str) -> None:
         compiler.program(f"{folder}/gpuhook-cuda-probe", "cuda_probe.c"),
         compiler.shared(f"{folder}/filler", _PLACEHOLDER, "filler.c", flags=("-nostdlib",)),
     ]
+    if compat32:
+        flags = ("-nostdlib", "-m32")
+        jobs.append(compiler.shared(f"{folder}/filler32", _PLACEHOLDER, "filler.c", flags=flags))
     compiler.compile_all(jobs, folder)
 
 
@@ -47,14 +50,7 @@ def install_main_libraries(tree: Tree, compiled: str, version: str, library_dir:
 
 def install_stock(tree: Tree, compiled: str, version: str, library_dir: str) -> None:
     """Put the rest of the driver there: other libraries, programs, configuration."""
-    with open(f"{compiled}/filler", "rb") as file:
-        filler = file.read()
-    for library in stock.LIBRARIES:
-        folder = os.path.join(library_dir, library.folder).rstrip("/")
-        name, soname = library.file_name(version), library.soname_of(version)
-        tree.data(f"{folder}/{name}", with_soname(filler, soname))
-        if soname != name:
-            tree.link(f"{folder}/{soname}", name)
+    _install_fillers(tree, f"{compiled}/filler", version, library_dir, stock.LIBRARIES)
     tree.link(f"{library_dir}/libvdpau_nvidia.so", f"vdpau/libvdpau_nvidia.so.{version}")
     tree.link(f"{library_dir}/gbm/nvidia-drm_gbm.so", f"../libnvidia-allocator.so.{version}")
     for relative, content in stock.text_files(version, library_dir).items():
@@ -63,6 +59,31 @@ def install_stock(tree: Tree, compiled: str, version: str, library_dir: str) -> 
         stand_in = file.read()
     for program in stock.PROGRAMS:
         tree.data(f"usr/bin/{program}", stand_in, 0o755)
+
+
+def compat32_dir(library_dir: str) -> str:
+    """Return the folder of the 32-bit libraries that goes with the one of the others."""
+    return "/usr/lib" if library_dir == "/usr/lib64" else "/usr/lib/i386-linux-gnu"
+
+
+def install_compat32(tree: Tree, compiled: str, version: str, library_dir: str) -> None:
+    """Put 32-bit libraries there; none of them does anything."""
+    main = (stock.StockLibrary("libcuda", "1"), stock.StockLibrary("libnvidia-ml", "1"))
+    folder = compat32_dir(library_dir)
+    _install_fillers(tree, f"{compiled}/filler32", version, folder, (*stock.LIBRARIES, *main))
+
+
+def _install_fillers(
+    tree: Tree, filler: str, version: str, folder: str, libraries: tuple[stock.StockLibrary, ...]
+) -> None:
+    with open(filler, "rb") as file:
+        content = file.read()
+    for library in libraries:
+        place = os.path.join(folder, library.folder).rstrip("/")
+        name, soname = library.file_name(version), library.soname_of(version)
+        tree.data(f"{place}/{name}", with_soname(content, soname))
+        if soname != name:
+            tree.link(f"{place}/{soname}", name)
 
 
 def with_soname(library: bytes, soname: str) -> bytes:

@@ -1,5 +1,6 @@
 """What a simulated driver shall look like: the options, checked, with their defaults filled in."""
 
+import os
 import re
 from dataclasses import dataclass, field
 from enum import Enum
@@ -55,7 +56,7 @@ class Options:
     are the indices of GPUs that have gone. ``driver_files`` is a tree of extracted packages
     to lay into the root, which then decide the version and the places. ``cuda_version`` and
     ``library_dir`` are empty for "what goes with the driver" and "the multiarch folder of
-    this machine".
+    this machine". ``drm`` asks for /dev/dri, ``compat32`` for 32-bit libraries.
     """
 
     root: str
@@ -72,6 +73,7 @@ class Options:
     library_dir: str = ""
     driver_files: str = ""
     drm: bool = True
+    compat32: bool = False
     seed: str = "gpuhook"
 
     def check(self) -> None:
@@ -90,6 +92,11 @@ class Options:
             raise SimulateError(
                 f"{self.library_dir!r} can't be the library folder",
                 "Give an absolute path below the driver root, like /usr/lib64",
+            )
+        if self.compat32 and (self.driver_files or os.uname().machine != "x86_64"):
+            raise SimulateError(
+                "32-bit libraries can be simulated on x86_64 alone, and not beside driver files",
+                "Leave out compat32",
             )
         if self.driver_files and (self.driver_version or self.library_dir):
             raise SimulateError(

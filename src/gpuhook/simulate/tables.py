@@ -3,8 +3,7 @@
 from gpuhook.simulate.machine import Machine, SimulatedGpu, SimulatedMig
 from gpuhook.simulate.models import MigProfile, Model
 from gpuhook.simulate.options import Failure
-
-MARKER = ".gpuhook-simulated"
+from gpuhook.simulate.place import MARKER
 
 _STATES = {
     Failure.NOT_LOADED: "SIM_FAIL_NOT_LOADED",

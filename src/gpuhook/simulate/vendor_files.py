@@ -16,6 +16,8 @@ from gpuhook.simulate.tree import Tree
 _CUDA = re.compile(r"libcuda\.so\.([0-9]{2,4}(?:\.[0-9]+)+)")
 _DOCUMENTATION = ("usr/share/doc", "usr/share/man", "usr/share/lintian", "usr/share/bug")
 
+_TRIPLET = re.compile(r"-linux-gnu[a-z]*$")
+
 # Debian keeps each driver branch in a folder of its own; which one is used is an alternative.
 _PRIVATE_DIR = re.compile(r"(/usr/lib/[^/]+)/nvidia/([^/]+)")
 
@@ -128,10 +130,12 @@ def _lay(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def public_library_dir(files: VendorFiles) -> str:
-    """Return the folder in which the loader finds the libraries' names."""
+def public_library_dirs(tree: Tree, files: VendorFiles) -> list[str]:
+    """Return the folders in which the loader finds the libraries' names, our own first."""
     private = _PRIVATE_DIR.fullmatch(files.library_dir)
-    return private[1] if private else files.library_dir
+    public = private[1] if private else files.library_dir
+    others = [f"/usr/lib/{name}" for name in sorted(os.listdir(tree.path("usr/lib/")))]
+    return [public] + [other for other in others if _TRIPLET.search(other) and other != public]
 
 
 def _make_debian_links(tree: Tree, branch: str, version: str) -> None:
