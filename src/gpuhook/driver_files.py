@@ -145,7 +145,7 @@ class LibraryIndex:
         """Yield paths that may be the library, the loader's own choice first."""
         flags = cache_flags(self._machine, bits32=bits32)
         for key, path, entry_flags in self._entries:
-            if entry_flags == flags and _is_library(key, name):
+            if flags is not None and _same_abi(entry_flags, flags) and _is_library(key, name):
                 yield path
         if not bits32:
             yield from self._in_folders(name)
@@ -155,6 +155,11 @@ class LibraryIndex:
             for found in reversed(self._root.list_folder(folder)):
                 if _is_library(found, name):
                     yield f"{folder}/{found}"
+
+
+def _same_abi(flags: int, wanted: int) -> bool:
+    """Compare ELF bit and architecture: a 32-bit library that needs no libc lacks the libc6 bit."""
+    return bool(flags & 1) and flags & 0xFF00 == wanted & 0xFF00
 
 
 def _is_library(found: str, name: str) -> bool:

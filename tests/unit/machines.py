@@ -1,0 +1,71 @@
+"""Machines for tests of the pure steps: inventories built by hand."""
+
+from gpuhook.inventory import DriverFile, Gpu, Inventory, Mig, Node
+
+VERSION = "580.65.06"
+MIG_MINORS = """config 1
+monitor 2
+gpu3/gi1/access 12
+gpu3/gi1/ci0/access 13
+gpu3/gi2/access 21
+gpu3/gi2/ci0/access 22
+"""
+
+
+def gpu(index: int, minor: int, mig: tuple[Mig, ...] = ()) -> Gpu:
+    return Gpu(
+        index=index,
+        minor=minor,
+        uuid=f"GPU-{index:08d}-0000-0000-0000-000000000000",
+        pci_bus_id=f"00000000:{0x1B + index:02X}:00.0",
+        name="NVIDIA H200",
+        architecture="9.0",
+        brand="Nvidia",
+        mig_enabled=bool(mig),
+        mig=mig,
+        drm=(f"/dev/dri/card{minor}", f"/dev/dri/renderD{128 + minor}"),
+    )
+
+
+def mig(index: int, gi: int, gi_cap: int, ci_cap: int) -> Mig:
+    return Mig(index, f"MIG-{index:08d}-0000", gi, 0, "NVIDIA H200 MIG 1g.18gb", gi_cap, ci_cap)
+
+
+def library(name: str, capability: str, soname: str | None, kind: str = "library") -> DriverFile:
+    folder = "/usr/lib/i386-linux-gnu" if kind == "library32" else "/usr/lib/x86_64-linux-gnu"
+    return DriverFile(kind, f"{folder}/{name}", name, capability, soname)
+
+
+FILES = (
+    library(f"libnvidia-ml.so.{VERSION}", "utility", "libnvidia-ml.so.1"),
+    library(f"libcuda.so.{VERSION}", "compute", "libcuda.so.1"),
+    library(f"libcuda.so.{VERSION}", "compute", "libcuda.so.1", "library32"),
+    library(f"libnvidia-gpucomp.so.{VERSION}", "compute", f"libnvidia-gpucomp.so.{VERSION}"),
+    library(f"libnvidia-encode.so.{VERSION}", "video", "libnvidia-encode.so.1"),
+    library(f"libGLX_nvidia.so.{VERSION}", "graphics", "libGLX_nvidia.so.0"),
+    library(f"libnvidia-gpucomp.so.{VERSION}", "graphics", f"libnvidia-gpucomp.so.{VERSION}"),
+    library(f"libnvidia-ngx.so.{VERSION}", "ngx", "libnvidia-ngx.so.1"),
+    DriverFile("binary", "/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi", "utility"),
+    DriverFile("binary", "/usr/bin/nvidia-cuda-mps-server", "/usr/bin/x", "compute"),
+    DriverFile("firmware", "/lib/firmware/nvidia/g.bin", "/lib/firmware/nvidia/g.bin", ""),
+    DriverFile("ipc", "/run/nvidia-persistenced/socket", "/run/p/socket", "utility"),
+    DriverFile("config", "/usr/share/i.json", "/etc/vulkan/icd.d/nvidia_icd.json", "graphics"),
+    DriverFile("config", "/etc/cufile.json", "/etc/cufile.json", "gds"),
+)
+
+
+def machine(*gpus: Gpu) -> Inventory:
+    nodes = [
+        Node("/dev/nvidiactl", 195, 255),
+        Node("/dev/nvidia-modeset", 195, 254),
+        Node("/dev/nvidia-uvm", 511, 0),
+        Node("/dev/nvidia-uvm-tools", 511, 1),
+        Node("/dev/nvidia-fs0", 510, 0),
+        Node("/dev/nvidia-caps-imex-channels/channel7", 509, 7),
+    ]
+    for one in gpus:
+        nodes.append(Node(f"/dev/nvidia{one.minor}", 195, one.minor))
+        nodes.append(Node(one.drm[0], 226, one.minor))
+        nodes.append(Node(one.drm[1], 226, 128 + one.minor))
+    nodes += [Node(f"/dev/nvidia-caps/nvidia-cap{n}", 508, n) for n in (1, 2, 12, 13, 21, 22)]
+    return Inventory("/", VERSION, "13.0", gpus, tuple(nodes), FILES, (), MIG_MINORS)
