@@ -3,6 +3,10 @@
 Hot path: imports nothing.
 """
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.request import Request
+
 
 class GpuhookError(Exception):
     """Base of all errors that gpuhook raises on purpose.
@@ -53,7 +57,7 @@ class RequestError(GpuhookError):
     """
 
     code = "request"
-    request: object = None
+    request: "Request | None" = None
 
 
 class CapabilityError(RequestError):
@@ -108,3 +112,9 @@ class SimulateError(GpuhookError):
     """A simulated driver can't be built as asked."""
 
     code = "simulate"
+
+
+class EngineError(GpuhookError):
+    """A container engine's configuration can't be read, understood or changed."""
+
+    code = "engine"

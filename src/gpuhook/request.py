@@ -220,12 +220,19 @@ class _Reader:
         return tuple(dict.fromkeys(counted)) or None
 
     def counted_annotations(self, names: list[str]) -> list[str]:
-        """Drop the annotations' names that are not for us; the mode decides."""
+        """Drop the annotations' names that are not for us; the mode decides.
+
+        In the modes hook and spec those are the names of other vendors, which the engine
+        sees to, and all of them where the engine has already done its work: NVIDIA's CDI
+        specs set NVIDIA_VISIBLE_DEVICES=void in the containers that they were applied to.
+        """
         mode = self.config.mode
         if mode == "cdi":
             return names
         if mode == "auto":
             counted = names if all(cdi_names.parse(name) for name in names) else []
+        elif self.env.get(VISIBLE_DEVICES) == "void":
+            counted = []
         else:
             vendor = self.config.cdi_default_kind.partition("/")[0]
             ours = (vendor, AUTOMATIC.partition("/")[0])

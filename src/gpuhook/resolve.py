@@ -44,7 +44,11 @@ def resolve(
     Raises the GpuhookError of the step that failed; ``progress`` holds the steps before it.
     """
     progress = progress or Progress()
-    request = progress.request = read_request(spec, config)
+    try:
+        request = progress.request = read_request(spec, config)
+    except RequestError as error:
+        progress.request = error.request
+        raise
     if request.devices is None:
         return None
     if request.cdi_devices:

@@ -337,6 +337,13 @@ def test_annotations_for_others_take_no_gpu_away(mode: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_annotations_that_the_engine_has_served_are_done(mode: str) -> None:
+    request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=void", a=QUALIFIED)
+    assert (request.source, request.devices) == ("none", None)
+    assert [source for source, _ in request.ignored] == ["annotations"]
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
 def test_ours_among_the_annotations(mode: str) -> None:
     request = annotated(mode, a=f"vendor.example/nic=0,{QUALIFIED}")
     assert request.devices == (QUALIFIED,)
