@@ -20,7 +20,7 @@ _FLAGS = (
     "-fno-ident",
     "-Wl,--build-id=none",
     "-Wl,-z,relro,-z,now",
-    "-Wl,--as-needed",
+    "-Wl,--no-as-needed",
 )
 
 

@@ -31,12 +31,20 @@ def compile_driver(folder: str, *, compat32: bool) -> None:
         compiler.program(f"{folder}/nvidia-smi", "nvidia_smi.c"),
         compiler.program(f"{folder}/stand-in", "stand_in.c"),
         compiler.program(f"{folder}/gpuhook-cuda-probe", "cuda_probe.c"),
-        compiler.shared(f"{folder}/filler", _PLACEHOLDER, "filler.c", flags=("-nostdlib",)),
+        compiler.shared(f"{folder}/filler", _PLACEHOLDER, "filler.c", flags=("-nostartfiles",)),
     ]
-    if compat32:
-        flags = ("-nostdlib", "-m32")
-        jobs.append(compiler.shared(f"{folder}/filler32", _PLACEHOLDER, "filler.c", flags=flags))
     compiler.compile_all(jobs, folder)
+    if compat32:
+        _compile_filler32(folder)
+
+
+def _compile_filler32(folder: str) -> None:
+    """Compile the 32-bit filler, against a stand-in for the 32-bit C library's name."""
+    libc = f"{folder}/libc32"
+    flags = ("-m32", "-nostdlib")
+    compiler.compile_all([compiler.shared(libc, "libc.so.6", "filler.c", flags=flags)], folder)
+    job = compiler.shared(f"{folder}/filler32", _PLACEHOLDER, "filler.c", libc, flags=flags)
+    compiler.compile_all([job], folder)
 
 
 def install_main_libraries(tree: Tree, compiled: str, version: str, library_dir: str) -> None:

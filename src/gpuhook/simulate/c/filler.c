@@ -1,7 +1,7 @@
 /* A driver library that is only there to be found, mounted and loaded: it holds no code.
  *
- * Built once; its SONAME and version are patched per library. The note says "GNU/Linux" with the ABI that NVIDIA's
- * thread-local-storage library carries, which other container tools insist on. */
+ * Built once; the SONAME is patched for each library. The note says "GNU/Linux", as the one of
+ * NVIDIA's thread-local-storage library does, on which other container tools insist. */
 __asm__(".pushsection .note.ABI-tag, \"a\", @note\n"
         ".balign 4\n"
         ".long 4, 16, 1\n" /* name size, description size, NT_GNU_ABI_TAG */
