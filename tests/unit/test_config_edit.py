@@ -191,6 +191,13 @@ def test_text_that_is_wrong_is_not_changed() -> None:
         set_value("nvidia-container-cli = 1", "nvidia-container-cli.root", "/x")
 
 
+@pytest.mark.vectors("config", "config.format")
+def test_comments_stay_as_they_were_written(case: Case) -> None:
+    """NVIDIA's writer takes the blanks around a # away; ours touches no comment."""
+    text = case["input"]["text"].replace("some\n", "a = 1\n").replace("other", "b = 2") + "\n"
+    assert set_value(text, "disable-require", True) == f"disable-require = true\n{text}"
+
+
 # --- the commands ---
 
 

@@ -146,6 +146,22 @@ def test_from_spec(case: Case) -> None:
     assert request.source == "environment"
 
 
+@pytest.mark.vectors("hook", "hook.cli_argv")
+def test_what_nvidia_puts_on_a_command_line(case: Case) -> None:
+    """gpuhook starts no nvidia-container-cli; the same words are in the request and config."""
+    config = Config()
+    request = read_request(spec_of(case["input"]["env"]), config)
+    argv = case["expected"]["argv"]
+    assert ("--load-kmods" in argv) is config.load_kmods
+    assert f"--cuda-compat-mode={config.cuda_compat_mode}" in argv
+    assert f"--ldconfig={config.ldconfig}" in argv
+    assert ("--no-cgroups" in argv) is config.no_cgroups
+    assert [f"--device={','.join(request.devices or ())}"] == argv[5:6]
+    assert [f"--{name}" for name in request.capabilities] == argv[6:8]
+    assert not any(word.startswith("--require") for word in argv)
+    assert request.requirements == ()
+
+
 @pytest.mark.vectors("hook", "hook.nvidia_config")
 def test_hook_request(case: Case) -> None:
     given, expected = case["input"], case["expected"]
