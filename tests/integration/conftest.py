@@ -188,9 +188,9 @@ def podman_runtime(
     archive: Path,
     configs: dict[str, Path],
 ) -> Iterator[Podman]:
-    env = {"GPUHOOK_CONFIG": str(configs[RUNC])}
-    folder = workspace / "podman-runtime"
-    with podman(folder, host, installation.runtime, archive, env=env) as engine:
+    Path("/etc/gpuhook").mkdir()
+    Path("/etc/gpuhook/config.toml").symlink_to(configs[RUNC])
+    with podman(workspace / "podman-runtime", host, installation.runtime, archive) as engine:
         yield engine
 
 

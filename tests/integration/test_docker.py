@@ -7,6 +7,7 @@ from harness.docker import Docker
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.images import image
 from harness.inside import look, seen
+from harness.namespaces import privileged_options
 from harness.snapshot import nothing_left
 
 DEBIAN = image("debian")
@@ -61,7 +62,7 @@ def test_ordinary_user(engine: Docker, driver: Driver) -> None:
 @DOCKERS
 def test_privileged(engine: Docker, driver: Driver) -> None:
     """A privileged container may open any device; the nodes it gets are those asked for."""
-    inside = seen(engine.run(DEBIAN, *look(driver.minors), env=TWO, options=["--privileged"]))
+    inside = seen(engine.run(DEBIAN, *look(driver.minors), env=TWO, options=privileged_options()))
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
     assert set(inside.by_hand.values()) == {"ENXIO"}
 
@@ -78,7 +79,6 @@ def test_exec_and_restart(engine: Docker, driver: Driver) -> None:
             assert seen(done).gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
             done = engine.call("exec", name, "nvidia-smi", "-L").ok()
             assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
-            done = engine.call("exec", name, "ls", "/dev").ok()
             engine.call("exec", name, "sh", "-c", "rm -f /dev/by-hand-*").ok()
     finally:
         engine.call("rm", "--force", name).ok()

@@ -56,9 +56,8 @@ def run(
         timeout=timeout,
         check=False,
     )
-    return Result(
-        words, done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode("utf-8")
-    )
+    stdout, stderr = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+    return Result(words, done.returncode, stdout, stderr)
 
 
 def wait_until(

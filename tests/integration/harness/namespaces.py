@@ -1,8 +1,9 @@
 """Mount namespaces: one for the whole test session, and others with another cgroup layout.
 
-The session's own namespace has a fresh tmpfs on /run and shared propagation everywhere, as
-systemd makes it: a mount that leaks out of a container is seen, nothing outlives the
-session, and an engine that runs on this machine never notices us.
+The session's own namespace has a fresh tmpfs on /run, an /etc whose changes nobody else
+sees, and shared propagation everywhere, as systemd makes it: a mount that leaks out of a
+container is seen, nothing outlives the session, and an engine that runs on this machine
+never notices us.
 """
 
 import ctypes
@@ -18,6 +19,8 @@ from harness.commands import Result, run, stop
 CLONE_NEWNS = 0x00020000  # linux/sched.h
 CGROUP = Path("/sys/fs/cgroup")
 CAP_SYS_RESOURCE = 24  # linux/capability.h
+LAST_CAP = Path("/proc/sys/kernel/cap_last_cap")
+ETC = Path("/run/gpuhook-test-etc")
 
 LAYOUTS = {
     "host": ":",
@@ -62,12 +65,28 @@ def host_cgroups() -> str:
     return "hybrid" if kinds.get(f"{CGROUP}/unified") == "cgroup2" else "v1"
 
 
-def may_raise_memlock() -> bool:
-    """Tell whether RLIMIT_MEMLOCK can be raised, as crun must to load a BPF program."""
+def capabilities() -> int:
+    """Return this process' effective capabilities as bits."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> CAP_SYS_RESOURCE & 1)
-    return False
+            return int(line.split()[1], 16)
+    return 0
+
+
+def may_raise_memlock() -> bool:
+    """Tell whether RLIMIT_MEMLOCK can be raised, as crun must to load a BPF program."""
+    return bool(capabilities() >> CAP_SYS_RESOURCE & 1)
+
+
+def privileged_options() -> list[str]:
+    """Return what makes a Docker container privileged, or as nearly so as this machine can.
+
+    runc can't give a container a capability that it doesn't have itself.
+    """
+    if capabilities() == (2 << int(LAST_CAP.read_text())) - 1:
+        return ["--privileged"]
+    missing = ["--cap-drop=SYS_RESOURCE"] if not may_raise_memlock() else []
+    return ["--cap-add=ALL", *missing, "--device-cgroup-rule=a *:* rwm"]
 
 
 def runtime_layouts() -> list[tuple[str, str]]:
@@ -88,6 +107,10 @@ def isolate_session() -> None:
         raise OSError(number, os.strerror(number), "unshare(CLONE_NEWNS)")
     run(["mount", "--make-rprivate", "/"]).ok()
     run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"]).ok()
+    for folder in (ETC / "upper", ETC / "work"):
+        folder.mkdir(parents=True)
+    layers = f"lowerdir=/etc,upperdir={ETC}/upper,workdir={ETC}/work"
+    run(["mount", "-t", "overlay", "-o", layers, "overlay", "/etc"]).ok()
     run(["mount", "--make-rshared", "/"]).ok()
 
 

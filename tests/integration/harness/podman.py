@@ -1,7 +1,7 @@
 """A podman with storage of its own, reaching gpuhook as a runtime or as a hook."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,15 @@ from harness.namespaces import Namespace
 
 @dataclass(frozen=True)
 class Podman:
-    """podman with its storage in ``folder``; ``hooks`` is a hooks-dir or None."""
+    """podman with its storage in ``folder``; ``hooks`` is a hooks-dir or None.
+
+    podman gives the runtime an environment of its own making: no GPUHOOK_CONFIG gets there.
+    """
 
     folder: Path
     namespace: Namespace
     runtime: Path
     hooks: Path | None
-    env: Mapping[str, str]
 
     @property
     def pid(self) -> int | None:
@@ -39,7 +41,7 @@ class Podman:
             f"--runtime={self.runtime}",
             *([f"--hooks-dir={self.hooks}"] if self.hooks else []),
         ]
-        return self.namespace.run(*argv, *words, env=dict(self.env))
+        return self.namespace.run(*argv, *words)
 
     def run(
         self,
@@ -50,7 +52,8 @@ class Podman:
     ) -> Result:
         """Run ``command`` in a container of ``image`` that is deleted afterwards.
 
-        The limits are given because podman's own may be above what this process has.
+        The limits are given because podman's own may be above what this process has, the
+        capability because Docker and containerd give it by default and podman doesn't.
         """
         words = [
             "--network=none",
@@ -70,11 +73,10 @@ def podman(
     images: Path,
     *,
     hooks: Path | None = None,
-    env: Mapping[str, str] | None = None,
 ) -> Iterator[Podman]:
     """Load ``images``, an archive as docker save writes, into storage below ``folder``."""
     folder.mkdir()
-    client = Podman(folder, namespace, runtime, hooks, env or {})
+    client = Podman(folder, namespace, runtime, hooks)
     client.call("load", "--input", images).ok()
     try:
         yield client

@@ -8,14 +8,18 @@ from pathlib import Path
 
 
 def mount_table(text: str | None = None) -> list[str]:
-    """Return the mounts as lines without the numbers that differ from mount to mount."""
+    """Return the mounts as lines without the numbers that differ from mount to mount.
+
+    Network namespaces are left out: engines keep them mounted for the next container.
+    """
     if text is None:
         text = Path("/proc/self/mountinfo").read_text()
     lines = []
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         root, point, options = before.split()[3:6]
-        lines.append(f"{point} root={root} {options} {after}")
+        if not after.startswith("nsfs "):
+            lines.append(f"{point} root={root} {options} {after}")
     return sorted(lines)
 
 

@@ -1,0 +1,129 @@
+"""What gpuhook says of a machine is what the machine is: discovery over simulated drivers."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.config import Config
+from gpuhook.discover import discover
+from gpuhook.errors import DriverError
+from gpuhook.inventory import Inventory
+from gpuhook.simulate import Built, Failure, Options, build, remove
+
+
+@pytest.fixture
+def root(workspace: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    path = workspace / f"discover-{id(request)}"
+    yield path
+    if path.exists():
+        remove(str(path))
+
+
+def simulate(root: Path, **options: Any) -> tuple[Built, Config]:
+    built = build(Options(root=str(root), **options))
+    config = Config()
+    config.driver_root = built.root
+    return built, config
+
+
+def test_gpus_are_described_as_they_are(root: Path) -> None:
+    built, config = simulate(root, gpus=3, minors=(5, 0, 2), models=("H100", "L4", "T4"))
+    found = discover(config)
+    assert (found.root, found.driver_version) == (built.root, built.driver_version)
+    assert found.cuda_version == built.cuda_version
+    assert [gpu.minor for gpu in found.gpus] == [5, 0, 2]
+    assert [gpu.index for gpu in found.gpus] == [0, 1, 2]
+    assert [gpu.uuid for gpu in found.gpus] == [gpu.uuid for gpu in built.gpus]
+    assert [gpu.architecture for gpu in found.gpus] == ["9.0", "8.9", "7.5"]
+    assert [gpu.kernel_bus_id for gpu in found.gpus] == [gpu.proc_bus_id for gpu in built.gpus]
+    assert all(len(gpu.drm) == 2 for gpu in found.gpus)
+
+
+def test_nodes_have_the_numbers_on_disk(root: Path) -> None:
+    built, config = simulate(root, gpus=2, minors=(7, 1))
+    for node in discover(config).nodes:
+        device = (Path(built.root) / node.path.lstrip("/")).stat().st_rdev
+        assert (node.major, node.minor) == (device >> 8, device & 0xFF), node.path
+
+
+def test_mig_devices_come_with_their_capabilities(root: Path) -> None:
+    built, config = simulate(
+        root, gpus=2, minors=(1, 0), models=("A100",), mig={1: ("3g.40gb", "1g.10gb")}
+    )
+    found = discover(config)
+    assert [gpu.mig_enabled for gpu in found.gpus] == [False, True]
+    made = {(m.uuid, m.gi, m.ci, m.gi_cap, m.ci_cap) for m in built.gpus[1].migs}
+    assert {(m.uuid, m.gi, m.ci, m.gi_cap, m.ci_cap) for m in found.gpus[1].mig} == made
+    assert len(made) == 2
+    for mig in found.gpus[1].mig:
+        assert found.node(f"/dev/nvidia-caps/nvidia-cap{mig.gi_cap}") is not None
+
+
+def test_an_inventory_survives_json(root: Path) -> None:
+    _, config = simulate(root, gpus=2, models=("A100",), mig={0: ("1g.10gb",)})
+    found = discover(config)
+    assert Inventory.from_json(found.to_json()) == found
+
+
+def test_a_machine_without_gpus(root: Path) -> None:
+    _, config = simulate(root, gpus=0)
+    assert discover(config).gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (Failure.NOT_LOADED, "modprobe nvidia"),
+        (Failure.VERSION_MISMATCH, "reload it or reboot"),
+    ],
+)
+def test_a_broken_driver_is_said_with_its_remedy(root: Path, failure: Failure, text: str) -> None:
+    _, config = simulate(root, gpus=1, failure=failure)
+    with pytest.raises(DriverError, match=text):
+        discover(config)
+
+
+def test_a_lost_gpu_does_not_take_the_others_away(root: Path) -> None:
+    built, config = simulate(root, gpus=3, failure=Failure.GPU_LOST, lost_gpu=1)
+    found = discover(config)
+    assert [gpu.uuid for gpu in found.gpus] == [built.gpus[0].uuid, built.gpus[2].uuid]
+    assert found.lost == (1,)
+
+
+def test_a_driver_that_hangs_is_given_up_in_time(root: Path) -> None:
+    _, config = simulate(root, gpus=1, init_seconds=60)
+    config.nvml_timeout = 0.5
+    start = time.monotonic()
+    with pytest.raises(DriverError, match=r"0\.5 seconds"):
+        discover(config)
+    assert time.monotonic() - start < 30
+
+
+def test_a_driver_that_crashes_is_an_error(root: Path) -> None:
+    """NVML runs in a child: what kills it does not kill the container's creator."""
+    built, config = simulate(root, gpus=1)
+    library = Path(built.root) / built.library_dir.lstrip("/")
+    target = library / f"libnvidia-ml.so.{built.driver_version}"
+    broken = (library / f"libnvidia-cfg.so.{built.driver_version}").read_bytes()
+    target.write_bytes(broken)
+    with pytest.raises(DriverError):
+        discover(config)
+
+
+def test_nvml_runs_as_the_configured_user(root: Path) -> None:
+    _, config = simulate(root, gpus=1)
+    config.user = "nobody:nogroup"
+    assert len(discover(config).gpus) == 1
+    config.user = "no-such-user"
+    with pytest.raises(DriverError, match="no-such-user"):
+        discover(config)
+
+
+def test_a_missing_root_is_named(root: Path) -> None:
+    config = Config()
+    config.driver_root = str(root)
+    with pytest.raises(DriverError, match=str(root)):
+        discover(config)
