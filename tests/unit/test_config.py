@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -403,6 +405,45 @@ def test_largest_file_and_dev_null_are_fine(tmp_path: Path) -> None:
     big.write_bytes(b"#" * SIZE_LIMIT)
     assert load(str(big)).mode == "hook"
     assert load("/dev/null").mode == "hook"
+
+
+HEAVY = (
+    "argparse", "collections", "dataclasses", "enum", "functools", "json", "logging", "pathlib",
+    "re", "shutil", "subprocess", "tempfile", "tomlkit", "tomllib", "typing",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [None, uncommented(default_text()), NVIDIA_FILE])
+def test_reading_a_plain_file_imports_nothing_heavy(text: str | None, tmp_path: Path) -> None:
+    """The same for the whole way from a spec to a selection."""
+    file = tmp_path / "config.toml"
+    file.write_text(text or "")
+    source = str(Path(loads.__code__.co_filename).parents[2])
+    program = f"""
+import sys
+sys.path.insert(0, {source!r})
+from gpuhook.config import load
+from gpuhook.inventory import Inventory
+from gpuhook.request import read_request
+from gpuhook.requirements import check
+from gpuhook.selection import select
+env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=12.2 brand=tesla,driver>=470"]
+request = read_request({{"process": {{"env": env}}}}, load({str(file)!r}))
+inventory = Inventory("/", "580.65.06", "13.0", (), (), ())
+check(request, inventory, select(request, inventory))
+print(*sys.modules)
+"""
+    command = [sys.executable, "-I", "-S", "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert set(result.stdout.split()) & set(HEAVY) == set()
+
+
+def test_documentation_has_every_key_and_mode() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    for key in (*KEYS, *(FEATURE_PREFIX + name for name in FEATURES)):
+        assert f"| `{key}` |" in text
+    for word in MODES:
+        assert f"`{word}`" in text
 
 
 # --- lines ---
