@@ -44,9 +44,12 @@ ENDIAN_UNSET, ENDIAN_LITTLE, ENDIAN_BIG = 0, 2, 3
 NATIVE_ENDIAN = ENDIAN_LITTLE if sys.byteorder == "little" else ENDIAN_BIG
 
 # What no real cache comes near, so that a forged one costs neither time nor memory.
-MAX_SIZE = 8 << 20
-MAX_STRING = 4096
+MAX_SIZE = 4 << 20
+MAX_ENTRIES = 20_000
+MAX_STRING = 4095  # PATH_MAX without its NUL
+MAX_KEY = 255  # NAME_MAX
 MAX_SECTIONS = 64
+MAX_SECTION_SIZE = 64 << 10
 
 # Where char is unsigned the loader orders the bytes above 0x7f after ASCII, else before.
 CHAR_UNSIGNED = os.uname().machine.startswith(("aarch64", "arm", "ppc", "riscv", "s390"))
@@ -243,8 +246,7 @@ class _Raw:
             raise self._damaged("it ends inside its header")
         count: int = struct.unpack_from("=I", data, 12)[0]
         end = OLD_HEADER_SIZE + count * OLD_ENTRY_SIZE
-        if end > len(data):
-            raise self._damaged(f"it has no room for its {count} entries")
+        self._check_count(count, end, data)
         # The alignment of struct cache_file_new is 8, and 4 on i386.
         for align in (8, 4):
             start = -(-end // align) * align
@@ -270,8 +272,7 @@ class _Raw:
             raise self._damaged("it was written for another byte order")
         self.endian = endian
         base = NEW_HEADER_SIZE + count * NEW_ENTRY_SIZE
-        if base + size > len(data):
-            raise self._damaged(f"it has no room for its {count} entries")
+        self._check_count(count, base + size, data)
         self._set_strings(data[base : base + size])
         self.entries = [
             (flags, key - base, value - base, osversion, hwcap)
@@ -284,11 +285,17 @@ class _Raw:
             # Strings count from the new header, but all of the extension from the file's start.
             self._read_extension(file, extension, base)
 
+    def _check_count(self, count: int, end: int, data: bytes) -> None:
+        if end > len(data):
+            raise self._damaged(f"it has no room for its {count} entries")
+        if count > MAX_ENTRIES:
+            raise self._damaged(f"it has {count} entries")
+
     def _set_strings(self, strings: bytes) -> None:
         # What follows the last NUL belongs to no string.
         self.strings = strings[: strings.rfind(b"\0") + 1]
         if max(map(len, self.strings.split(b"\0"))) > MAX_STRING:
-            raise self._damaged("it has a name of more than 4096 bytes")
+            raise self._damaged(f"it has a name of more than {MAX_STRING} bytes")
 
     def _check_offsets(self) -> None:
         end = len(self.strings)
@@ -305,7 +312,7 @@ class _Raw:
         if magic != EXTENSION_MAGIC or count > MAX_SECTIONS or end > len(data):
             raise self._damaged("its extension is not one")
         for tag, flags, offset, size in struct.iter_unpack(EXTENSION_SECTION, data[table:end]):
-            if offset + size > len(data):
+            if offset + size > len(data) or size > MAX_SECTION_SIZE:
                 raise self._damaged("a section of its extension lies outside it")
             content = data[offset : offset + size]
             if tag == TAG_HWCAPS:
@@ -332,24 +339,30 @@ class _Raw:
         """Return the ``order_key`` of the string at ``offset``."""
         key = self._keys.get(offset)
         if key is None:
-            key = self._keys[offset] = order_key(self.string(offset))
+            name = self.string(offset)
+            if len(name) > MAX_KEY:
+                raise self._damaged(f"it has a library's name of more than {MAX_KEY} bytes")
+            key = self._keys[offset] = order_key(name)
         return key
 
     def add(self, name: str, value: str, flags: int) -> "RawEntry":
         """Return an entry, not yet in its place; a name that ends the value is shared."""
-        encoded = os.fsencode(value)
-        at = self._offset(encoded)
-        key = os.fsencode(name)
-        if encoded.endswith(key):
-            return flags, at + len(encoded) - len(key), at, 0, 0
+        path, key = self._checked(value, MAX_STRING), self._checked(name, MAX_KEY)
+        at = self._offset(path)
+        if path.endswith(key):
+            return flags, at + len(path) - len(key), at, 0, 0
         return flags, self._offset(key), at, 0, 0
 
-    def _offset(self, string: bytes) -> int:
-        if b"\0" in string or not 0 < len(string) < MAX_STRING:
+    def _checked(self, name: str, limit: int) -> bytes:
+        encoded = os.fsencode(name)
+        if b"\0" in encoded or not 0 < len(encoded) <= limit:
             raise LdCacheError(
-                f"{string[:80]!r} can't be written to {self._path}",
-                "Give the library a name of 1 to 4095 bytes without NUL",
+                f"{name[:80]!r} can't be written to {self._path}",
+                f"Give the library a name of 1 to {limit} bytes without NUL",
             )
+        return encoded
+
+    def _offset(self, string: bytes) -> int:
         at = self.strings.find(string + b"\0")
         if at < 0:
             at = len(self.strings)

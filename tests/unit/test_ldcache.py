@@ -4,6 +4,7 @@ import os
 import re
 import struct
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cmp_to_key
@@ -295,6 +296,8 @@ def test_ours_are_found_in_an_image_whose_cache_is_out_of_order(order: list[int]
 def test_a_name_that_no_cache_can_hold(name: str) -> None:
     with pytest.raises(LdCacheError, match="can't be written"):
         ldcache.merge(None, [("libcuda.so.1", name, X86_64)])
+    with pytest.raises(LdCacheError, match="can't be written"):
+        ldcache.merge(None, [(name[:256], f"/lib/{name}", X86_64)])
 
 
 # Damage.
@@ -335,9 +338,9 @@ EXTENSION = struct.unpack_from("=I", damaged(0, "0s", b""), 32)[0]  # type: igno
             struct.pack("=20sIIB3xI12x", b"glibc-ld.so.cache1.1", 0, 5000, 2, 0)
             + b"x" * 4999
             + b"\0",
-            "more than 4096 bytes",
+            "more than 4095 bytes",
         ),
-        (b"glibc-ld.so.cache1.1" + bytes(9 << 20), "it has 9437204 bytes"),
+        (b"glibc-ld.so.cache1.1" + bytes(5 << 20), "it has 5242900 bytes"),
     ],
 )
 def test_damage_is_named(data: bytes, message: str) -> None:
@@ -347,6 +350,41 @@ def test_damage_is_named(data: bytes, message: str) -> None:
     if data:
         with pytest.raises(LdCacheError, match=message):
             ldcache.merge(data, additions(["libcuda.so.1"]))
+
+
+def costly(count: int) -> bytes:
+    """Return a cache out of order, with the longest names there may be."""
+    chunks = [(b"a%d" % n * 127)[: ldcache.MAX_KEY] + b"\0" for n in range(8_000)]
+    base = ldcache.NEW_HEADER_SIZE + ldcache.NEW_ENTRY_SIZE * count
+    entries = bytearray()
+    for n in range(count):
+        at = base + n * 7919 % len(chunks) * 256 + n % 3
+        entries += struct.pack(ldcache.NEW_ENTRY, X86_64, at, at, 0, 0)
+    size = sum(map(len, chunks))
+    fields = (ldcache.NEW_MAGIC, count, size, ldcache.NATIVE_ENDIAN, 0)
+    return b"".join((struct.pack(ldcache.NEW_HEADER, *fields), entries, *chunks))
+
+
+def test_a_cache_made_to_be_slow_is_not() -> None:
+    data = costly(ldcache.MAX_ENTRIES)
+    names = [f"a{n}a{n}.so" for n in range(60)]
+    start = time.process_time()
+    ldcache.merge(data, additions(names))
+    ldcache._Raw(data, "").sort()
+    assert time.process_time() - start < 5
+
+
+def test_too_many_libraries() -> None:
+    with pytest.raises(LdCacheError, match="it has 20001 entries"):
+        ldcache.parse(costly(ldcache.MAX_ENTRIES + 1))
+
+
+def test_a_key_that_no_file_can_have() -> None:
+    cache = ldcache.merge(None, additions(["libcuda.so.1"], "/" + "x" * 400))
+    data = bytearray(cache)
+    struct.pack_into("=I", data, 48 + 4, struct.unpack_from("=I", data, 48 + 8)[0])
+    with pytest.raises(LdCacheError, match="more than 255 bytes"):
+        ldcache.merge(bytes(data), additions(["libcuda.so.1"]))
 
 
 def survive(data: bytes) -> None:
