@@ -8,7 +8,7 @@ Hot path: imports operations.
 
 import os
 
-from gpuhook import application_profile, cuda_compat, device_choice, driver_files
+from gpuhook import application_profile, cuda_compat, device_choice, driver_files, sonames
 from gpuhook.file_operations import WriteFile
 from gpuhook.operations import (
     FILE_OPTIONS,
@@ -174,20 +174,32 @@ def _drm_links(selection: "Selection", nodes: "list[tuple[Node, str]]") -> "Iter
                 yield Symlink(link, target, replace=False, reason=f"graphics on GPU {gpu.index}")
 
 
+def _by_folder(libraries: "list[tuple[DriverFile, str]]") -> "dict[str, list[DriverFile]]":
+    """Return the libraries of each folder: a folder holds one ABI."""
+    folders: dict[str, list[DriverFile]] = {}
+    for file, folder in libraries:
+        folders.setdefault(folder, []).append(file)
+    return folders
+
+
 def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Operation]":
     """Yield the SONAME links that ldconfig would make, then those that it wouldn't."""
-    for file, folder in libraries:
-        if file.soname and file.soname != file.target:
-            yield Symlink(
-                f"{folder}/{file.soname}", file.target, replace=True, reason=file.capability
-            )
-    for file, folder in libraries:
+    for folder, files in _by_folder(libraries).items():
+        capability = {file.target: file.capability for file in files}
+        names = [(file.target, file.soname) for file in files]
+        for link, name in sonames.links(names).items():
+            yield Symlink(f"{folder}/{link}", name, replace=True, reason=capability[name])
+        for link, name, target in _extra_links(files):
+            yield Symlink(f"{folder}/{link}", target, replace=False, reason=capability[name])
+
+
+def _extra_links(files: "list[DriverFile]") -> "Iterator[tuple[str, str, str]]":
+    """Yield link, file and the link's content for the links that programs expect besides."""
+    for file in files:
         stem = file.target.partition(".so.")[0] + ".so"
         if stem in _EXTRA_LINKS:
-            name, target = _EXTRA_LINKS[stem]
-            yield Symlink(
-                f"{folder}/{name}", target or file.target, replace=False, reason=file.capability
-            )
+            link, target = _EXTRA_LINKS[stem]
+            yield link, file.target, target or file.target
 
 
 def _profile(request: "Request", selection: "Selection") -> "Iterator[Operation]":
@@ -218,11 +230,12 @@ def _ld_cache(
     native = driver_files.cache_flags(machine, bits32=False)
     if compat is not None and native is not None:
         entries += [(name, f"{compat.folder}/{name}", native) for name in compat.libraries]
-    for file, folder in libraries:
-        name = file.soname or file.target
-        flags = driver_files.cache_flags(machine, bits32=file.kind == "library32")
+    for folder, files in _by_folder(libraries).items():
+        flags = driver_files.cache_flags(machine, bits32=files[0].kind == "library32")
         if flags is not None:
-            entries.append((name, f"{folder}/{name}", flags))
+            names = [(file.target, file.soname) for file in files]
+            extra = [link for link, _, _ in _extra_links(files)]
+            entries += sonames.cache_entries(folder, names, flags, extra)
     return UpdateLdCache(tuple(entries), "driver libraries")
 
 

@@ -1,8 +1,7 @@
 """What ldconfig makes of a folder of libraries: ABI flags, SONAME links, cache entries.
 
 Sources: ldconfig(8), glibc's elf/ldconfig.c and sysdeps/*/readelflib.c for the rules, the
-dl-cache.h of each architecture for the flags, the distributions' loaders (strings in
-ld.so, ld.so --list-diagnostics) for the folders.
+dl-cache.h of each architecture for the flags.
 
 Hot path: imports elf and ldcache.
 """
@@ -33,18 +32,6 @@ RISCV_FLOAT = {0x0: 0x0F00, 0x4: 0x1000}
 EF_ARM_ABI_FLOAT = 0x600
 EF_RISCV_FLOAT_ABI = 0x6
 
-# Debian's folder names for an ABI.
-TRIPLETS = {
-    0x0003: "i386-linux-gnu",
-    0x0303: "x86_64-linux-gnu",
-    0x0503: "powerpc64le-linux-gnu",
-    0x0903: "arm-linux-gnueabihf",
-    0x0A03: "aarch64-linux-gnu",
-    0x0B03: "arm-linux-gnueabi",
-    0x1003: "riscv64-linux-gnu",
-}
-LIB64_ABIS = frozenset({0x0303, 0x0503, 0x0A03, 0x1003})
-
 
 def flags_for(bits: int, machine: int, e_flags: int = 0) -> int | None:
     """Return the flags of a cache entry for an ELF library, None for a machine without one.
@@ -58,23 +45,6 @@ def flags_for(bits: int, machine: int, e_flags: int = 0) -> int | None:
     elif machine == elf.EM_RISCV and bits == 64:
         arch = RISCV_FLOAT.get(e_flags & EF_RISCV_FLOAT_ABI)
     return None if arch is None else arch | FLAG_LIBC6
-
-
-def default_folders(layout: str, flags: int) -> tuple[str, ...]:
-    """Return the folders in which a loader looks without any cache or configuration.
-
-    ``layout`` is "multiarch" (Debian, Ubuntu), "lib64" (Fedora, RHEL, SUSE, Gentoo), "lib"
-    (Arch and others that put 64-bit libraries into /usr/lib) or "musl"; ``flags`` is an
-    ABI as ``flags_for`` returns it. In the loader's order.
-    """
-    if layout == "musl":
-        return "/lib", "/usr/local/lib", "/usr/lib"
-    if layout == "multiarch" and flags in TRIPLETS:
-        triplet = TRIPLETS[flags]
-        return f"/lib/{triplet}", f"/usr/lib/{triplet}", "/lib", "/usr/lib"
-    if layout == "lib64" and flags in LIB64_ABIS:
-        return "/lib64", "/usr/lib64"
-    return "/lib", "/usr/lib"
 
 
 def is_library_name(name: str) -> bool:

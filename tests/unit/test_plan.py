@@ -62,8 +62,8 @@ def test_default_is_utility_and_compute_on_the_selected_gpu() -> None:
 def test_links_are_ldconfigs_and_the_known_extras() -> None:
     links = [(op["destination"], op["target"]) for op in found(plan(), "symlink")]
     assert links == [
-        (f"{LIBS}/libnvidia-ml.so.1", f"libnvidia-ml.so.{VERSION}"),
         (f"{LIBS}/libcuda.so.1", f"libcuda.so.{VERSION}"),
+        (f"{LIBS}/libnvidia-ml.so.1", f"libnvidia-ml.so.{VERSION}"),
         (f"{LIBS}/libcuda.so", "libcuda.so.1"),
     ]
 
