@@ -227,6 +227,17 @@ def _library(
     return None
 
 
+def volatile_paths() -> list[str]:
+    """Return the paths that come and go without a change of driver, /etc/ld.so.cache or nodes.
+
+    Sockets of daemons, programs of packages without libraries, configuration.
+    """
+    paths = [path for paths in IPC.values() for path in paths]
+    for names in BINARIES.values():
+        paths += [f"{folder}/{name}" for folder in _BINARY_FOLDERS for name in names]
+    return [*paths, *feature_files.GDS_FILES]
+
+
 def _binaries(root: Rootfs) -> "Iterator[DriverFile]":
     for capability, names in BINARIES.items():
         for name in names:

@@ -20,7 +20,7 @@ _NODES = {
 }
 
 # What GPUDirect Storage reads: the devices' properties and its own configuration.
-_GDS_FILES = ("/run/udev", "/etc/cufile.json")
+GDS_FILES = ("/run/udev", "/etc/cufile.json")
 
 
 def feature_of(path: str) -> str | None:
@@ -42,6 +42,6 @@ def node_paths(root: "Rootfs") -> "Iterator[str]":
 
 def find(root: "Rootfs") -> "Iterator[DriverFile]":
     """Yield the files that features mount; the capability is the feature's name."""
-    for path in _GDS_FILES:
+    for path in GDS_FILES:
         if root.exists(path):
             yield DriverFile("config", root.real_path(path), path, "gds")

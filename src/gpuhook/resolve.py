@@ -2,7 +2,7 @@
 
 The one sequence that the runtime, the hook and ``gpuhook explain`` share.
 
-Hot path: imports the pure steps; ``discover`` only when a GPU is asked for.
+Hot path: imports the pure steps; ``store`` only when a GPU is asked for.
 """
 
 from gpuhook import requirements, selection
@@ -37,11 +37,16 @@ class Resolved:
 
 
 def resolve(
-    spec: "dict[str, Any]", config: "Config", progress: Progress | None = None
+    spec: "dict[str, Any]",
+    config: "Config",
+    progress: Progress | None = None,
+    *,
+    save: bool = True,
 ) -> Resolved | None:
     """Return how a container's request is met, None where it asks for nothing.
 
     Raises the GpuhookError of the step that failed; ``progress`` holds the steps before it.
+    With ``save`` off, an inventory that had to be made anew is not saved.
     """
     progress = progress or Progress()
     try:
@@ -57,9 +62,9 @@ def resolve(
             "which gpuhook doesn't inject itself",
             "Ask the engine for them (docker run --device NAME), or name GPUs by index or UUID",
         )
-    from gpuhook.discover import discover  # noqa: PLC0415 - costly, and not always needed
+    from gpuhook.store import get_inventory  # noqa: PLC0415 - not always needed
 
-    inventory = progress.inventory = discover(config)
+    inventory = progress.inventory = get_inventory(config, save=save)
     selected = selection.select(request, inventory)
     requirements.check(request, inventory, selected)
     return Resolved(request, inventory, selected)

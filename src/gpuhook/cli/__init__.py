@@ -13,6 +13,7 @@ _COMMANDS = {
     "config": ("gpuhook.cli.config", "Show, check and change the configuration."),
     "explain": ("gpuhook.cli.explain", "Show what a container would get, and why."),
     "info": ("gpuhook.cli.info", "Show the driver and the GPUs of this machine."),
+    "refresh": ("gpuhook.cli.refresh", "Save what the machine has, ahead of container starts."),
     "simulate": ("gpuhook.cli.simulate", "Build a simulated driver with GPUs that don't exist."),
 }
 

@@ -29,7 +29,7 @@ class Explanation:
         """Take the steps that the hook would take, short of changing anything."""
         try:
             config = load(config_path)
-            self.resolved = resolve(spec, config, self.progress)
+            self.resolved = resolve(spec, config, self.progress, save=False)
             if self.resolved is not None:
                 self.plan = make_plan(
                     self.resolved.request,

@@ -1,0 +1,121 @@
+"""The saved inventory over simulated drivers: NVML is left alone, and no change is missed."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook import store
+from gpuhook.config import Config
+from gpuhook.errors import DriverError
+from gpuhook.inventory import Inventory
+from gpuhook.simulate import Failure, Options, build, remove
+
+SLOW = 2.0  # seconds that starting NVML takes
+
+
+class Host:
+    """A simulated machine whose driver can be changed, and its inventory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "driver"
+        self.config = Config()
+        self.config.driver_root = str(self.root)
+        self.config.state_dir = str(folder / "state")
+
+    def simulate(self, **options: Any) -> None:
+        build(Options(root=str(self.root), **options))
+
+    def inventory(self) -> Inventory:
+        return store.get_inventory(self.config)
+
+
+@pytest.fixture
+def host(workspace: Path, request: pytest.FixtureRequest) -> Iterator[Host]:
+    folder = workspace / f"store-{id(request)}"
+    folder.mkdir()
+    made = Host(folder)
+    yield made
+    if made.root.exists():
+        remove(str(made.root))
+
+
+def test_nvml_is_asked_once(host: Host) -> None:
+    host.simulate(gpus=8, init_seconds=SLOW)
+    began = time.monotonic()
+    first = host.inventory()
+    assert time.monotonic() - began >= SLOW
+    began = time.monotonic()
+    assert host.inventory() == first
+    assert time.monotonic() - began < SLOW / 2
+    assert len(first.gpus) == 8
+
+
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "GPU unplugged": ({"gpus": 4}, {"gpus": 4, "unplugged": frozenset({1})}),
+    "GPU plugged in": ({"gpus": 2}, {"gpus": 3}),
+    "driver upgraded": ({"driver_version": "570.86.15"}, {"driver_version": "580.65.06"}),
+    "nodes numbered anew": ({"gpus": 2, "minors": (0, 1)}, {"gpus": 2, "minors": (1, 2)}),
+    "MIG switched on": (
+        {"models": ("A100",)},
+        {"models": ("A100",), "mig": {0: ("3g.40gb", "1g.10gb")}},
+    ),
+    "MIG devices changed": (
+        {"models": ("A100",), "mig": {0: ("3g.40gb", "1g.10gb")}},
+        {"models": ("A100",), "mig": {0: ("1g.10gb", "1g.10gb")}},
+    ),
+    "other GPUs": ({"gpus": 2, "seed": "one"}, {"gpus": 2, "seed": "other"}),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
+def test_next_container_is_right(host: Host, before: dict[str, Any], after: dict[str, Any]) -> None:
+    host.simulate(**before)
+    old = host.inventory()
+    assert store.saved(host.config) == old
+    host.simulate(**after)
+    assert store.saved(host.config) is None
+    new = host.inventory()
+    assert new != old
+    assert store.saved(host.config) == new
+    fresh = Config()
+    fresh.driver_root = host.config.driver_root
+    assert store.get_inventory(fresh, save=False) == new
+
+
+def test_driver_gone_is_no_inventory(host: Host) -> None:
+    host.simulate()
+    host.inventory()
+    remove(str(host.root))
+    with pytest.raises(DriverError):
+        host.inventory()
+
+
+def test_driver_that_fails_is_asked_again(host: Host) -> None:
+    host.simulate(failure=Failure.NOT_LOADED)
+    for _ in range(2):
+        with pytest.raises(DriverError, match="NVML failed"):
+            host.inventory()
+    host.simulate()
+    assert len(host.inventory().gpus) == 1
+
+
+def test_refresh_command_saves(host: Host, installation: Any) -> None:
+    from harness.commands import run  # noqa: PLC0415 - only this test starts a command
+
+    host.simulate(gpus=3)
+    config = host.root.with_name("config.toml")
+    config.write_text(
+        f'[nvidia-container-cli]\nroot = "{host.root}"\n'
+        f'[gpuhook]\nstate-dir = "{host.config.state_dir}"\n'
+    )
+    told = run([installation.command, "refresh", "--config", config]).ok().stdout
+    assert "3 GPUs" in told
+    found = store.saved(host.config)
+    assert found is not None
+    assert len(found.gpus) == 3
+    host.simulate(gpus=2)
+    told = run([installation.command, "refresh", "--if-stale", "--config", config]).ok().stdout
+    assert "2 GPUs" in told
