@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -54,7 +54,7 @@ def random_spec(source: random.Random) -> dict[str, Any]:
 
 
 def config_file(source: random.Random, path: Path) -> None:
-    """A policy by chance, and a driver root where there is no driver."""
+    """A policy by chance."""
     answers = [str(source.random() < 0.5).lower() for _ in range(3)]
     mode = source.choice(["hook", "spec", "auto", "legacy", "jit-cdi", "cdi"])
     path.write_text(f"""
@@ -62,27 +62,26 @@ def config_file(source: random.Random, path: Path) -> None:
         accept-nvidia-visible-devices-as-volume-mounts = {answers[1]}
         disable-require = {answers[2]}
         swarm-resource = "{source.choice(["", "SWARM"])}"
-        nvidia-container-cli.root = "{path.parent}/nothing"
         nvidia-container-runtime.mode = "{mode}"
     """)
 
 
 class Recorder:
-    """Stands before read_request and keeps what it answered last."""
+    """Stands before read_request, keeps what it answered last, and ends the journey there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: Request | str = ""
         self.original = read_request
         monkeypatch.setattr(resolve, "read_request", self)
 
-    def __call__(self, spec: dict[str, Any], config: Config) -> Request:
+    def __call__(self, spec: dict[str, Any], config: Config) -> NoReturn:
         self.seen = "nothing"
         try:
             self.seen = self.original(spec, config)
         except GpuhookError as error:
             self.seen = f"{error.code}: {error}"
             raise
-        return self.seen
+        raise DriverError("The request is read", "Go no further")
 
 
 def three_views(recorder: Recorder, bundle: Path, config_path: str) -> Iterator[Request | str]:
