@@ -12,7 +12,7 @@ import stat
 from gpuhook import driver_files, feature_files, nvml
 from gpuhook.errors import DriverError
 from gpuhook.inventory import Gpu, Inventory, Mig, Node
-from gpuhook.rootfs import Journal, Rootfs
+from gpuhook.rootfs import Rootfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def discover(config: "Config") -> Inventory:
     """Look at the driver root that the configuration names; DriverError if there's no driver."""
     path = config.driver_root or "/"
     try:
-        root = Rootfs(path, Journal())
+        root = Rootfs(path)
     except OSError as error:
         raise DriverError(
             f"The driver root {path} can't be opened: {error.strerror}",

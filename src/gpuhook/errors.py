@@ -108,6 +108,12 @@ class InjectError(GpuhookError):
     code = "inject"
 
 
+class VolumeError(InjectError):
+    """Something would have to be made in a folder that the container shares with the host."""
+
+    code = "volume"
+
+
 class SimulateError(GpuhookError):
     """A simulated driver can't be built as asked."""
 
@@ -118,3 +124,9 @@ class EngineError(GpuhookError):
     """A container engine's configuration can't be read, understood or changed."""
 
     code = "engine"
+
+
+class ReportError(GpuhookError):
+    """The doctor's archive for bug reports can't be written."""
+
+    code = "report"

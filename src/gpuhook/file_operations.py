@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.rootfs import Journal, Rootfs
+    from gpuhook.container import Container
 
 _LIMIT = 1 << 20
 
@@ -29,17 +29,11 @@ class WriteFile(Operation):
         """Say which file."""
         return f"write {self.destination}"
 
-    def execute(self, container: "Rootfs", journal: "Journal") -> None:
-        """Replace the file; the journal puts back what was there."""
-        old = container.read_file(self.destination, _LIMIT)
+    def execute(self, container: "Container") -> None:
+        """Replace the file; one that says the same is left as it is."""
         new = self.content.encode()
-        if old == new:
-            return
-        container.replace_file(self.destination, new, self.mode)
-        if old is None:
-            journal.record(lambda: container.remove_file(self.destination))
-        else:
-            journal.record(lambda: container.replace_file(self.destination, old, self.mode))
+        if container.read_file(self.destination, _LIMIT) != new:
+            container.replace_file(self.destination, new, self.mode)
 
     def to_json(self) -> "dict[str, Any]":
         """Add place, mode and content."""

@@ -1,18 +1,22 @@
 """Apply a plan to a container that is being created: all of it, or none of it.
 
 The order is what makes it safe. Sources are opened below the driver root while still in
-the host's mount namespace. The container's root is opened through /proc/PID/root, once.
-Then the container's mount namespace is entered and every step is done below that one
-descriptor. When a step fails, the journal takes back what was done before it.
+the host's mount namespace. The container's process and its root are opened once, and
+everything about them is asked of those descriptors: a process id or a path could mean
+something else a moment later. Then the container's mount namespace is entered and every
+step is done below that one root. When a step fails, the journal takes back what was done.
 
-Hot path: imports kernel, rootfs, layout and plan.
+Hot path: imports kernel, container, mounts and rootfs.
 """
 
+import errno
 import os
 
 from gpuhook import cgroup, kernel
+from gpuhook.container import Container
 from gpuhook.errors import GpuhookError, InjectError
-from gpuhook.rootfs import Journal, Rootfs
+from gpuhook.journal import Journal
+from gpuhook.rootfs import PATH_FLAGS, RESOLVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,18 +24,31 @@ if TYPE_CHECKING:
 
     from gpuhook.operations import Operation
     from gpuhook.plan import Plan
+    from gpuhook.rootfs import Rootfs
+
+_REMEDIES = {
+    errno.EROFS: "Give the container a writable root filesystem or layer while it is created",
+    errno.ENOSPC: "Free space on the disk that holds the container's layer",
+    errno.EDQUOT: "Free space on the disk that holds the container's layer",
+    errno.ELOOP: "Remove the links in the image that lead there in a circle or into /proc",
+    errno.ENOTDIR: "Remove the file in the image that is in the place of a folder there",
+    errno.ENOSYS: "Use Linux 5.12 or newer, and a seccomp profile that knows its calls",
+    errno.EPERM: "Run the hook as root with CAP_SYS_ADMIN, unhindered by a security module",
+    errno.ESRCH: "Look at the runtime's log for why the container ended while it was created",
+}
 
 
-def container_owner(pid: int) -> tuple[int, int]:
-    """Return the host's user and group ids of the container's root user.
+def container_owner(process: int) -> tuple[int, int]:
+    """Return the host's user and group ids of the root user of a process' namespace.
 
-    Source: user_namespaces(7), /proc/PID/uid_map. OSError if the process is gone.
+    ``process`` is a descriptor of /proc/PID. Source: user_namespaces(7). OSError if the
+    process is gone.
     """
-    return _host_id(f"/proc/{pid}/uid_map"), _host_id(f"/proc/{pid}/gid_map")
+    return _host_id(process, "uid_map"), _host_id(process, "gid_map")
 
 
-def _host_id(path: str) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _host_id(process: int, name: str) -> int:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
     try:
         text = os.read(fd, 1 << 16).decode("ascii")
     finally:
@@ -43,16 +60,49 @@ def _host_id(path: str) -> int:
     return 0
 
 
-def open_container(pid: int, root_path: str, journal: Journal) -> Rootfs:
-    """Open a container's root as its own mount namespace has it; InjectError if that fails."""
+def open_container(pid: int, root_path: str) -> Container:
+    """Open a container's root as its own mount namespace has it; InjectError if that fails.
+
+    ``root_path`` is what the runtime calls the root, links in it are followed as the
+    container's namespace has them.
+    """
     try:
-        owner = container_owner(pid)
-        return Rootfs(f"/proc/{pid}/root{root_path}", journal, owner)
+        return _open_container(pid, root_path)
     except OSError as error:
         raise InjectError(
             f"The container's root filesystem {root_path} can't be opened: {error.strerror}",
             "Run gpuhook-prestart as a prestart or createRuntime hook, before the root is pivoted",
         ) from None
+
+
+def _open_container(pid: int, root_path: str) -> Container:
+    flags = PATH_FLAGS | os.O_DIRECTORY
+    process = os.open(f"/proc/{pid}", flags)
+    root = -1
+    try:
+        owner = container_owner(process)
+        everything = os.open("root", flags, dir_fd=process)
+        try:
+            below = root_path.lstrip("/") or "."
+            root = kernel.openat2(everything, below, flags, RESOLVE)
+        finally:
+            os.close(everything)
+        _refuse_host_root(root, root_path)
+        return Container(root, root_path, Journal(), owner, process)
+    except BaseException:
+        for fd in (root, process):
+            if fd >= 0:
+                os.close(fd)
+        raise
+
+
+def _refuse_host_root(root: int, path: str) -> None:
+    ours, theirs = os.stat("/"), os.fstat(root)
+    if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+        raise InjectError(
+            f"The container's root filesystem {path} is the host's own",
+            "Give the container a root filesystem: gpuhook changes nothing on the host",
+        )
 
 
 def allow_devices(
@@ -70,7 +120,7 @@ def allow_devices(
     return cgroup.allow(pid, missing)
 
 
-def inject(plan: "Plan", host: Rootfs, container: Rootfs, pid: int, journal: Journal) -> None:
+def inject(plan: "Plan", host: "Rootfs", container: Container) -> None:
     """Execute a plan's operations; InjectError, and nothing left behind, if one fails.
 
     This process is in the container's mount namespace afterwards, also after a failure.
@@ -81,14 +131,14 @@ def inject(plan: "Plan", host: Rootfs, container: Rootfs, pid: int, journal: Jou
                 operation.prepare(host)
             except OSError as error:
                 raise _failed(operation, error) from error
-        _enter(pid)
+        _enter(container)
         for operation in plan.operations:
             try:
-                operation.execute(container, journal)
+                operation.execute(container)
             except OSError as error:
                 raise _failed(operation, error) from error
     except BaseException as error:
-        _take_back(journal, error)
+        _take_back(container.journal, error)
         raise
     finally:
         for operation in plan.operations:
@@ -96,24 +146,20 @@ def inject(plan: "Plan", host: Rootfs, container: Rootfs, pid: int, journal: Jou
 
 
 def _failed(operation: "Operation", error: OSError) -> InjectError:
+    where = f" ({error.filename})" if error.filename else ""
+    remedy = "Check that path in the image and on the host; gpuhook doctor may tell more"
     return InjectError(
-        f"gpuhook couldn't {operation.describe()}: {error.strerror}",
-        _remedy(error),
+        f"gpuhook couldn't {operation.describe()}: {error.strerror}{where}",
+        _REMEDIES.get(error.errno or 0, remedy),
     )
 
 
-def _remedy(error: OSError) -> str:
-    where = f" ({error.filename})" if error.filename else ""
-    return f"Check that path{where} in the image and on the host; gpuhook doctor may tell more"
-
-
-def _enter(pid: int) -> None:
-    path = f"/proc/{pid}/ns/mnt"
+def _enter(container: Container) -> None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open("ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=container.process)
         try:
             _refuse_host_namespace(fd)
-            kernel.enter_mount_namespace(fd, path)
+            kernel.enter_mount_namespace(fd, "ns/mnt")
         finally:
             os.close(fd)
     except OSError as error:

@@ -53,11 +53,17 @@ FSCONFIG_CMD_CREATE: "Final" = 6
 # include/uapi/linux/sched.h
 CLONE_NEWNS: "Final" = 0x00020000
 
+# include/uapi/linux/xattr.h: XATTR_NAME_SELINUX
+LABEL: "Final" = "security.selinux"
+
 # Flags with which a file is made: never over an existing one, never through a link.
 CREATE_FLAGS: "Final" = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+
+# How often a look-up is tried again that a rename elsewhere disturbed, openat2(2), EAGAIN.
+_LOOKUP_ATTEMPTS = 1000
 
 _HINTS = {
     errno.ENOSYS: "this kernel is older than Linux 5.12, which gpuhook needs",
@@ -110,11 +116,18 @@ class _MountAttr(ctypes.Structure):
 def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
     """Open a path, its resolution restricted by RESOLVE_* flags; always close-on-exec.
 
+    Tried again while renames elsewhere make the kernel unsure that ``..`` stays inside.
     Source: openat2(2).
     """
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     name = os.fsencode(path)
-    return syscall(_OPENAT2, dir_fd, name, ctypes.byref(how), ctypes.sizeof(how), path=path)
+    for attempt in range(_LOOKUP_ATTEMPTS):
+        try:
+            return syscall(_OPENAT2, dir_fd, name, ctypes.byref(how), ctypes.sizeof(how), path=path)
+        except BlockingIOError:
+            if attempt == _LOOKUP_ATTEMPTS - 1:
+                raise
+    raise AssertionError
 
 
 def clone_tree(fd: int, path: str) -> int:
@@ -127,9 +140,9 @@ def clone_tree(fd: int, path: str) -> int:
     return syscall(_OPEN_TREE, fd, b"", flags, path=path)
 
 
-def set_mount_attributes(fd: int, attributes: int, path: str) -> None:
-    """Add MOUNT_ATTR_* flags to a detached mount and make it private, mount_setattr(2)."""
-    attr = _MountAttr(attributes, 0, MS_PRIVATE, 0)
+def set_mount_attributes(fd: int, attributes: int, path: str, cleared: int = 0) -> None:
+    """Add and clear MOUNT_ATTR_* flags of a mount and make it private, mount_setattr(2)."""
+    attr = _MountAttr(attributes, cleared, MS_PRIVATE, 0)
     size = ctypes.sizeof(attr)
     syscall(_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, ctypes.byref(attr), size, path=path)
 
@@ -166,6 +179,21 @@ def create_folder(parent: int, name: str) -> None:
 def create_link(parent: int, name: str, target: str) -> None:
     """Make a new symbolic link in a folder, symlinkat(2)."""
     os.symlink(target, name, dir_fd=parent)
+
+
+def write(fd: int, data: "bytes | memoryview") -> int:
+    """Write what the kernel takes of the data and return how many bytes those were."""
+    return os.write(fd, data)
+
+
+def set_mode(fd: int, mode: int) -> None:
+    """Give a file its permission bits, fchmod(2)."""
+    os.fchmod(fd, mode)
+
+
+def set_label(fd: int, label: bytes) -> None:
+    """Give a file an SELinux label, fsetxattr(2)."""
+    os.setxattr(fd, LABEL, label)
 
 
 def rename(parent: int, old: str, new: str) -> None:

@@ -11,14 +11,15 @@ import os
 import stat
 
 from gpuhook import kernel, ldcache
-from gpuhook.errors import InjectError
-from gpuhook.rootfs import Rootfs, write_all
+from gpuhook.container import Container, write_all
+from gpuhook.errors import InjectError, VolumeError
+from gpuhook.journal import Journal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.rootfs import Journal
+    from gpuhook.rootfs import Rootfs
 
 _ATTRIBUTES = {
     "ro": kernel.MOUNT_ATTR_RDONLY,
@@ -54,10 +55,10 @@ class Operation:
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
-    def prepare(self, host: Rootfs) -> None:
+    def prepare(self, host: "Rootfs") -> None:
         """Open whatever the step takes from the driver root."""
 
-    def execute(self, container: Rootfs, journal: "Journal") -> None:
+    def execute(self, container: Container) -> None:
         """Do the step below the container's root."""
 
     def close(self) -> None:
@@ -75,6 +76,8 @@ class Operation:
 class _Bind(Operation):
     """Base of the steps that mount something of the driver root in the container."""
 
+    cleared = 0  # MOUNT_ATTR_* bits that the source's mount may have and ours must not
+
     def __init__(
         self,
         root: str,
@@ -89,32 +92,34 @@ class _Bind(Operation):
         self.destination = destination
         self.options = options
         self._folder = False
+        self._status: os.stat_result | None = None
         self._tree = -1
 
     def check(self, status: os.stat_result) -> None:
         """Raise InjectError where the source isn't what it should be."""
 
-    def prepare(self, host: Rootfs) -> None:
+    def prepare(self, host: "Rootfs") -> None:
         """Clone the source into a detached mount with its final flags."""
         fd = host.open(self.path)
         try:
-            status = os.fstat(fd)
+            status = self._status = os.fstat(fd)
             self.check(status)
             self._folder = stat.S_ISDIR(status.st_mode)
             self._tree = kernel.clone_tree(fd, self.source)
         finally:
             os.close(fd)
-        kernel.set_mount_attributes(self._tree, attributes_of(self.options), self.source)
+        attributes = attributes_of(self.options)
+        kernel.set_mount_attributes(self._tree, attributes, self.source, self.cleared)
 
-    def execute(self, container: Rootfs, journal: "Journal") -> None:
+    def execute(self, container: Container) -> None:
         """Mount the clone on the destination, whose mount point is made where missing."""
-        target = container.mount_point(self.destination, folder=self._folder)
+        target = container.mount_point(self.destination, folder=self._folder, source=self._status)
+        if target is None:
+            return
         try:
-            kernel.attach_mount(self._tree, target, self.destination)
+            container.attach(self._tree, target, self.destination)
         finally:
             os.close(target)
-        tree = self._tree
-        journal.record(lambda: kernel.detach_mount(tree))
 
     def close(self) -> None:
         """Let go of the clone; where it wasn't mounted, it is gone."""
@@ -138,6 +143,15 @@ class BindFile(_Bind):
 
     kind = "bind"
 
+    def execute(self, container: Container) -> None:
+        """Mount it; a daemon's socket is not worth failing a container that has its own /run."""
+        try:
+            super().execute(container)
+        except VolumeError as error:
+            if self.options != IPC_OPTIONS:
+                raise
+            container.skipped.append(f"{self.destination}: {error.cause}")
+
     def describe(self) -> str:
         """Say what is mounted where, and how."""
         return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
@@ -156,6 +170,7 @@ class BindDevice(_Bind):
     """Mount a device node of the driver."""
 
     kind = "device"
+    cleared = kernel.MOUNT_ATTR_NODEV
 
     def __init__(self, root: str, path: str, numbers: tuple[int, int], reason: str) -> None:
         super().__init__(root, path, path, DEVICE_OPTIONS, reason)
@@ -222,9 +237,8 @@ class Symlink(Operation):
         """Say where the link is and where it points."""
         return f"link {self.destination} to {self.target}"
 
-    def execute(self, container: Rootfs, journal: "Journal") -> None:
-        """Make the link; ``rootfs`` keeps the journal."""
-        del journal
+    def execute(self, container: Container) -> None:
+        """Make the link."""
         container.make_link(self.destination, self.target, replace=self._replace)
 
     def to_json(self) -> "dict[str, Any]":
@@ -261,7 +275,7 @@ class MaskProc(Operation):
         """Say what stays visible."""
         return f"cover {PROC_DRIVER}, showing {', '.join(self.files + self.binds)}"
 
-    def prepare(self, host: Rootfs) -> None:
+    def prepare(self, host: "Rootfs") -> None:
         """Fill a detached tmpfs with copies, and clone what is mounted into it."""
         self._tmpfs = kernel.new_tmpfs({"mode": "0555", "size": "1m"}, 0)
         for name in self.files:
@@ -278,7 +292,7 @@ class MaskProc(Operation):
         finally:
             os.close(fd)
 
-    def _clone(self, host: Rootfs, name: str) -> None:
+    def _clone(self, host: "Rootfs", name: str) -> None:
         try:
             fd = host.open(f"{PROC_DRIVER}/{name}")
         except FileNotFoundError:
@@ -291,29 +305,21 @@ class MaskProc(Operation):
         self._trees.append((name, tree, folder))
         kernel.set_mount_attributes(tree, attributes_of(PROC_OPTIONS), f"{self.source}/{name}")
 
-    def execute(self, container: Rootfs, journal: "Journal") -> None:
+    def execute(self, container: Container) -> None:
         """Mount the tmpfs, then the rest into it, then make it read-only."""
         if not container.exists(PROC_DRIVER):
             return
         target = container.mount_point(PROC_DRIVER, folder=True)
+        if target is None:
+            return
         try:
-            kernel.attach_mount(self._tmpfs, target, PROC_DRIVER)
+            container.attach(self._tmpfs, target, PROC_DRIVER)
         finally:
             os.close(target)
-        tmpfs = self._tmpfs
-        journal.record(lambda: kernel.detach_mount(tmpfs))
-        for name, tree, folder in self._trees:
-            self._mount_inside(name, tree, folder)
-        kernel.set_mount_attributes(tmpfs, attributes_of(PROC_OPTIONS), PROC_DRIVER)
-
-    def _mount_inside(self, name: str, tree: int, folder: bool) -> None:
-        """Mount a clone on a place in the tmpfs, which is ours alone."""
-        with Rootfs.of_descriptor(self._tmpfs, PROC_DRIVER) as inside:
-            target = inside.mount_point(f"/{name}", folder=folder)
-            try:
-                kernel.attach_mount(tree, target, f"{PROC_DRIVER}/{name}")
-            finally:
-                os.close(target)
+        with Container(os.dup(self._tmpfs), PROC_DRIVER, Journal()) as inside:
+            for name, tree, folder in self._trees:
+                _mount_inside(inside, name, tree, folder)
+        kernel.set_mount_attributes(self._tmpfs, attributes_of(PROC_OPTIONS), PROC_DRIVER)
 
     def close(self) -> None:
         """Let go of the tmpfs and the clones."""
@@ -334,6 +340,17 @@ class MaskProc(Operation):
             "visible": [*self.files, *self.binds],
             "reason": self.reason,
         }
+
+
+def _mount_inside(inside: Container, name: str, tree: int, folder: bool) -> None:
+    """Mount a clone on a place in our tmpfs, with which it also goes away again."""
+    target = inside.mount_point(f"/{name}", folder=folder)
+    if target is None:
+        return
+    try:
+        inside.attach(tree, target, f"{PROC_DRIVER}/{name}")
+    finally:
+        os.close(target)
 
 
 def mask_params(data: bytes) -> bytes:
@@ -361,10 +378,13 @@ class UpdateLdCache(Operation):
         """Say how many libraries enter the cache."""
         return f"add {len(self.libraries)} libraries to {LD_CACHE}"
 
-    def execute(self, container: Rootfs, journal: "Journal") -> None:
+    def execute(self, container: Container) -> None:
         """Merge and replace the file; an equal one is left as it is."""
-        del journal
         old = container.read_file(LD_CACHE, _LD_CACHE_LIMIT)
+        if old is None and not container.may_write(LD_CACHE):
+            # Without a cache the loader looks in its default folders, where the libraries are.
+            container.skipped.append(f"{LD_CACHE}: it would have to be made in a volume")
+            return
         new = ldcache.merge(old, self.libraries, LD_CACHE)
         if new != old:
             container.replace_file(LD_CACHE, new, 0o644)

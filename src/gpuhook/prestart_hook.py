@@ -98,7 +98,7 @@ def run(state_text: bytes, config: Config) -> None:
 def _inject(state: "State", spec: "Spec", config: Config, resolved: "Resolved") -> str:
     from gpuhook import image, inject  # noqa: PLC0415 - only where a GPU is asked for
     from gpuhook.plan import make_plan  # noqa: PLC0415
-    from gpuhook.rootfs import Journal, Rootfs  # noqa: PLC0415
+    from gpuhook.rootfs import Rootfs  # noqa: PLC0415
 
     if not spec.has_mount_namespace:
         raise StateError(
@@ -106,10 +106,9 @@ def _inject(state: "State", spec: "Spec", config: Config, resolved: "Resolved") 
             "Give it one: what gpuhook mounts would otherwise stay on the host",
         )
     root_path = state.root or spec.root_path
-    journal = Journal()
     with (
-        Rootfs(resolved.inventory.root, Journal()) as host,
-        inject.open_container(state.pid, root_path, journal) as container,
+        Rootfs(resolved.inventory.root) as host,
+        inject.open_container(state.pid, root_path) as container,
     ):
         plan = make_plan(
             resolved.request,
@@ -120,7 +119,7 @@ def _inject(state: "State", spec: "Spec", config: Config, resolved: "Resolved") 
         how = inject.allow_devices(
             state.pid, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
         )
-        inject.inject(plan, host, container, state.pid, journal)
+        inject.inject(plan, host, container)
     return how
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuhook import cuda_compat
 from gpuhook.config import loads
-from gpuhook.rootfs import Journal, Rootfs
+from gpuhook.rootfs import Rootfs
 
 Case = dict[str, Any]
 
@@ -35,7 +35,7 @@ def lay_out(root: Path, entries: list[str]) -> None:
 def test_directory(case: Case, tmp_path: Path) -> None:
     lay_out(tmp_path, case["input"]["files_without_elf_note"])
     folder = case["input"]["cuda_compat_container_root"]
-    with Rootfs(str(tmp_path), Journal()) as root:
+    with Rootfs(str(tmp_path)) as root:
         version = cuda_compat.compat_version(root.list_folder(folder))
         use = version and cuda_compat.decide(version, case["input"]["host_driver_version"])
         found = root.real_path(folder) if use else ""

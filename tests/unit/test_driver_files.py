@@ -10,7 +10,7 @@ import pytest
 from gpuhook import driver_files
 from gpuhook.errors import DriverError, LdCacheError
 from gpuhook.inventory import DriverFile
-from gpuhook.rootfs import Journal, Rootfs
+from gpuhook.rootfs import Rootfs
 
 LibraryBuilder = Callable[..., bytes]
 VERSION = "535.261.03"
@@ -49,12 +49,12 @@ class Root:
         subprocess.run(command, check=True, capture_output=True)
 
     def find(self, *folders: str) -> tuple[DriverFile, ...]:
-        with Rootfs(str(self.path), Journal()) as root:
+        with Rootfs(str(self.path)) as root:
             index = driver_files.LibraryIndex(root, "", folders)
             return driver_files.find_all(root, index, VERSION)
 
     def nvml(self) -> str:
-        with Rootfs(str(self.path), Journal()) as root:
+        with Rootfs(str(self.path)) as root:
             return driver_files.find_nvml(root, driver_files.LibraryIndex(root, "", ()))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpuhook import cuda_compat, image, layout
 from gpuhook.config import Config
-from gpuhook.rootfs import Journal, Rootfs
+from gpuhook.rootfs import Rootfs
 
 LibraryBuilder = Callable[..., bytes]
 COMPAT = "usr/local/cuda/compat"
@@ -20,7 +20,7 @@ def put(root: Path, path: str, content: bytes = b"") -> None:
 
 
 def look(root: Path, config: Config | None = None) -> image.Image:
-    with Rootfs(str(root), Journal()) as rootfs:
+    with Rootfs(str(root)) as rootfs:
         return image.look(rootfs, config or Config())
 
 

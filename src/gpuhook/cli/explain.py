@@ -13,7 +13,7 @@ from gpuhook.errors import GpuhookError
 from gpuhook.oci import Spec, read_spec
 from gpuhook.plan import Plan, make_plan
 from gpuhook.resolve import Progress, Resolved, resolve
-from gpuhook.rootfs import Journal, Rootfs
+from gpuhook.rootfs import Rootfs
 
 
 class Explanation:
@@ -74,7 +74,7 @@ def _image(root_path: str | None, config: Config) -> image.Image:
     """Look at the image, where there is one to look at."""
     if root_path is None or not os.path.isdir(root_path):
         return image.unknown()
-    with Rootfs(root_path, Journal()) as root:
+    with Rootfs(root_path) as root:
         return image.look(root, config)
 
 
