@@ -1,0 +1,185 @@
+"""What goes beyond GPUs and libraries reaches real containers: MIG, IMEX, features, graphics."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.commands import Result
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+
+from gpuhook.simulate import Built, Options, build
+
+Start = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def rich(workspace: Path) -> Built:
+    """A machine with MIG on its second GPU, IMEX channels and GPUDirect Storage."""
+    built = build(
+        Options(
+            root=str(workspace / "rich"),
+            gpus=2,
+            models=("A100",),
+            minors=(1, 0),
+            mig={1: ("3g.40gb", "1g.10gb")},
+        )
+    )
+    device(built, "dev/nvidia-caps-imex-channels/channel7", os.makedev(509, 7))
+    device(built, "dev/nvidia-fs0", os.makedev(510, 0))
+    (Path(built.root) / "etc/cufile.json").write_text("{}")
+    return built
+
+
+def device(built: Built, path: str, numbers: int) -> None:
+    place = Path(built.root) / path
+    place.parent.mkdir(exist_ok=True)
+    os.mknod(place, stat.S_IFCHR | 0o666, numbers)
+
+
+@pytest.fixture
+def start(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    rich: Built,
+    workspace: Path,
+) -> Start:
+    """Run a shell script in a container of that machine with the environment given."""
+    config = write_config(bundle.path / "config", Path(rich.root), [low_level[0]])
+
+    def run(script: str, **env: str) -> Result:
+        bundle.environ(*(f"{name}={value}" for name, value in env.items()))
+        bundle.command("sh", "-c", script)
+        return bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)})
+
+    return run
+
+
+LIST_NODES = "busybox find /dev -name 'nvidia*' -type c | busybox sort"
+
+
+def test_a_mig_device_is_seen_as_the_only_one(start: Start, rich: Built) -> None:
+    gpu = rich.gpus[1]
+    mig = gpu.migs[1]
+    done = start(f"nvidia-smi -L; gpuhook-cuda-probe; {LIST_NODES}", NVIDIA_VISIBLE_DEVICES="1:1")
+    text = done.ok().stdout
+    assert mig.uuid in text
+    assert gpu.migs[0].uuid not in text
+    assert rich.gpus[0].uuid not in text
+    caps = {f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in (mig.gi_cap, mig.ci_cap)}
+    nodes = {line for line in text.splitlines() if line.startswith("/dev/nvidia-caps/")}
+    assert nodes == caps
+
+
+def test_all_means_mig_devices_too(start: Start, rich: Built) -> None:
+    text = start("nvidia-smi -L", NVIDIA_VISIBLE_DEVICES="all").ok().stdout
+    for uuid in [rich.gpus[0].uuid, *(mig.uuid for mig in rich.gpus[1].migs)]:
+        assert uuid in text
+
+
+def test_an_imex_channel_can_be_opened(start: Start) -> None:
+    node = "/dev/nvidia-caps-imex-channels/channel7"
+    env = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_IMEX_CHANNELS": "7"}
+    assert start(f"devopen {node}", **env).ok().stdout == f"{node} ENXIO\n"
+
+
+def test_a_missing_imex_channel_is_an_error(start: Start) -> None:
+    done = start("true", NVIDIA_VISIBLE_DEVICES="0", NVIDIA_IMEX_CHANNELS="8")
+    assert done.status != 0
+    assert "no IMEX channel 8" in done.stderr
+
+
+def test_gpudirect_storage_is_an_opt_in(start: Start) -> None:
+    script = "devopen /dev/nvidia-fs0; cat /etc/cufile.json"
+    done = start(script, NVIDIA_VISIBLE_DEVICES="0", NVIDIA_GDS="enabled").ok()
+    assert done.stdout == "/dev/nvidia-fs0 ENXIO\n{}"
+
+
+def test_without_the_opt_in_there_is_nothing(start: Start) -> None:
+    done = start("devopen /dev/nvidia-fs0; test ! -e /etc/cufile.json", NVIDIA_VISIBLE_DEVICES="0")
+    assert done.ok().stdout == "/dev/nvidia-fs0 ENOENT\n"
+
+
+def test_graphics_brings_drm_nodes_links_vendor_files_and_the_profile(
+    start: Start, rich: Built
+) -> None:
+    bus = rich.gpus[0].proc_bus_id
+    script = f"""
+        devopen /dev/dri/card* /dev/dri/renderD*
+        devopen /dev/dri/by-path/pci-{bus}-card /dev/dri/by-path/pci-{bus}-render
+        cat /etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf; echo
+        ls /etc/vulkan/icd.d /usr/share/glvnd/egl_vendor.d
+        dlprobe libGLX_nvidia.so.0 libEGL_nvidia.so.0
+    """
+    env = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": "graphics"}
+    lines = start(script, **env).ok().stdout.splitlines()
+    opened = [line.split() for line in lines if line.startswith("/dev/dri")]
+    assert len(opened) == 4
+    assert {result for _, result in opened} <= {"ENXIO", "OK", "ENODEV"}
+    assert any('"EGLVisibleDGPUDevices",0x2]' in line for line in lines)
+    assert {"nvidia_icd.json", "10_nvidia.json"} <= set(lines)
+    assert [line.split()[1][:9] for line in lines if line.startswith("lib")] == ["/usr/lib/"] * 2
+
+
+def test_management_of_mig_needs_privilege(start: Start) -> None:
+    done = start("true", NVIDIA_VISIBLE_DEVICES="all", NVIDIA_MIG_CONFIG_DEVICES="all")
+    assert done.status != 0
+    assert "NVIDIA_MIG_CONFIG_DEVICES" in done.stderr
+
+
+def test_management_of_mig_reaches_every_capability(
+    bundle: Bundle, start: Start, rich: Built
+) -> None:
+    bundle.change(lambda spec: spec["process"]["capabilities"]["bounding"].append("CAP_SYS_ADMIN"))
+    script = "devopen /dev/nvidia-caps/*"
+    env = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_MIG_CONFIG_DEVICES": "all"}
+    done = start(script, **env).ok()
+    results = dict(line.split() for line in done.stdout.splitlines())
+    assert results.pop("/dev/nvidia-caps/nvidia-cap2") == "EPERM"  # the monitor capability
+    assert set(results.values()) == {"ENXIO"}
+    assert "/dev/nvidia-caps/nvidia-cap1" in results
+
+
+@pytest.mark.parametrize(
+    ("requirement", "met"),
+    [("cuda>=11.0", True), ("cuda>=99.0", False), ("brand=tesla,driver<1 cuda>=11.0", True)],
+)
+def test_requirements_are_held_against_the_machine(
+    start: Start, requirement: str, met: bool
+) -> None:
+    done = start("true", NVIDIA_VISIBLE_DEVICES="0", NVIDIA_REQUIRE_CUDA=requirement)
+    assert (done.status == 0) is met, done
+    if not met:
+        assert requirement in done.stderr
+
+
+COMPAT = "/usr/local/cuda/compat"
+USE_COMPAT = "dlprobe libcuda.so.1; busybox cat /etc/ld.so.conf.d/00-compat-gpuhook.conf; true"
+
+
+def give_compat(bundle: Bundle, rich: Built, version: str) -> None:
+    """Put a CUDA forward-compatibility library into the image."""
+    library = Path(rich.root) / rich.library_dir.lstrip("/") / f"libcuda.so.{rich.driver_version}"
+    folder = f"{bundle.root}{COMPAT}"
+    name = f"libcuda.so.{version}"
+    script = 'mkdir -p "$1"; cp "$2" "$1/$3"; ln -s "$3" "$1/libcuda.so.1"'
+    bundle.call("sh", "-ec", script, "sh", folder, library, name).ok()
+
+
+def test_the_images_newer_cuda_comes_first(bundle: Bundle, start: Start, rich: Built) -> None:
+    give_compat(bundle, rich, "999.1.1")
+    lines = start(USE_COMPAT, NVIDIA_VISIBLE_DEVICES="0").ok().stdout.splitlines()
+    assert lines[0].split()[:2] == ["libcuda.so.1", f"{COMPAT}/libcuda.so.999.1.1"]
+    assert lines[1] == COMPAT
+
+
+def test_the_images_older_cuda_does_not(bundle: Bundle, start: Start, rich: Built) -> None:
+    give_compat(bundle, rich, "400.1.1")
+    lines = start(USE_COMPAT, NVIDIA_VISIBLE_DEVICES="0").ok().stdout.splitlines()
+    folder = "/usr/lib/x86_64-linux-gnu"
+    assert lines[0].split()[:2] == ["libcuda.so.1", f"{folder}/libcuda.so.{rich.driver_version}"]
+    assert len(lines) == 1
