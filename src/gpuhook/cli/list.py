@@ -1,0 +1,90 @@
+"""gpuhook list: GPUs, MIG devices, and the running containers that have them."""
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from gpuhook.cli._output import config_option, format_option, print_json, table
+from gpuhook.config import load
+from gpuhook.containers import Container, running
+from gpuhook.discover import discover
+from gpuhook.inventory import Gpu, Inventory, Mig
+
+_SHORT = 12  # characters of a container's id, as Docker prints it
+
+
+@click.command("list")
+@click.option("--files", is_flag=True, help="Also list the driver's files.")
+@config_option
+@format_option
+def list_(files: bool, config_path: str | None, output_format: str) -> None:
+    """Show the GPUs, their MIG devices, and which running container has which.
+
+    Without root only your own containers are seen.
+    """
+    inventory = discover(load(config_path))
+    containers = running((node.major, node.minor) for node in inventory.nodes)
+    if output_format == "json":
+        print_json(_as_json(inventory, containers))
+        return
+    click.echo(_gpus(inventory, containers))
+    if files:
+        rows = [(file.kind, file.capability or "-", file.path) for file in inventory.files]
+        click.echo("\n" + table(("KIND", "CAPABILITY", "PATH"), rows))
+
+
+def users_of_gpu(inventory: Inventory, gpu: Gpu, containers: list[Container]) -> list[Container]:
+    """Return the containers that have the GPU as a whole, not just a MIG device of it."""
+    node = inventory.node(f"/dev/nvidia{gpu.minor}")
+    if node is None:
+        return []
+    users = [each for each in containers if (node.major, node.minor) in each.nodes]
+    of_mig = [user for mig in gpu.mig for user in users_of_mig(inventory, mig, containers)]
+    return [user for user in users if user not in of_mig]
+
+
+def users_of_mig(inventory: Inventory, mig: Mig, containers: list[Container]) -> list[Container]:
+    """Return the containers that have a MIG device: both nodes that guard it."""
+    guards = set()
+    for cap in (mig.gi_cap, mig.ci_cap):
+        node = inventory.node(f"/dev/nvidia-caps/nvidia-cap{cap}")
+        if node is None:
+            return []
+        guards.add((node.major, node.minor))
+    return [each for each in containers if guards <= each.nodes]
+
+
+def _gpus(inventory: Inventory, containers: list[Container]) -> str:
+    rows: list[tuple[object, ...]] = []
+    for gpu in inventory.gpus:
+        users = _names(users_of_gpu(inventory, gpu, containers))
+        rows.append((gpu.index, gpu.name, gpu.uuid, users))
+        for mig in gpu.mig:
+            users = _names(users_of_mig(inventory, mig, containers))
+            rows.append((f"{gpu.index}:{mig.index}", mig.name, mig.uuid, users))
+    return table(("INDEX", "NAME", "UUID", "CONTAINERS"), rows) if rows else "No GPU."
+
+
+def _names(containers: list[Container]) -> str:
+    words = []
+    for each in containers:
+        short = each.name[:_SHORT] if each.engine else each.name
+        words.append(f"{each.engine}:{short}" if each.engine else short)
+    return ", ".join(words) or "-"
+
+
+def _as_json(inventory: Inventory, containers: list[Container]) -> dict[str, Any]:
+    gpus = []
+    for gpu in inventory.gpus:
+        entry = gpu.to_json()
+        entry["containers"] = [each.name for each in users_of_gpu(inventory, gpu, containers)]
+        for mig, description in zip(gpu.mig, entry["mig"], strict=True):
+            users = users_of_mig(inventory, mig, containers)
+            description["containers"] = [each.name for each in users]
+        gpus.append(entry)
+    return {
+        "gpus": gpus,
+        "files": [file.to_json() for file in inventory.files],
+        "containers": [{**asdict(each), "nodes": sorted(each.nodes)} for each in containers],
+    }

@@ -1,0 +1,69 @@
+"""The case that every check is given: the machine, the configuration, our own programs."""
+
+import os
+import sysconfig
+from functools import cached_property
+
+from gpuhook.config import Config, load
+from gpuhook.doctor.docker_api import DockerInfo, running_dockers
+from gpuhook.doctor.machine import Machine
+from gpuhook.errors import ConfigError
+
+
+class Case:
+    """One examination.
+
+    ``machine`` is what is looked at, ``bin`` the folder of gpu-py on it, ``config_error``
+    what is wrong with the configuration (the defaults hold then).
+    """
+
+    def __init__(
+        self, machine: Machine, config: Config, bin_folder: str, config_error: str = ""
+    ) -> None:
+        self.machine = machine
+        self.config = config
+        self.bin = bin_folder
+        self.config_error = config_error
+
+    @classmethod
+    def of_this_machine(cls, config_path: str | None, program: str) -> "Case":
+        """Return the case of the machine that we run on; ``program`` is our own path."""
+        error = ""
+        try:
+            config = load(config_path)
+        except ConfigError as problem:
+            config, error = Config(config_path), str(problem)
+        return cls(Machine(), config, bin_folder(program), error)
+
+    @property
+    def driver_root(self) -> str:
+        """The driver root as a path of the machine, / for its own."""
+        return self.config.driver_root or "/"
+
+    @cached_property
+    def driver(self) -> Machine:
+        """The driver root as a machine of its own."""
+        return Machine(self.machine.path(self.driver_root))
+
+    @cached_property
+    def dockers(self) -> list[DockerInfo]:
+        """Every dockerd that runs, with what it answered."""
+        return list(running_dockers(self.machine))
+
+    def driver_text(self, path: str) -> str | None:
+        """Return a file of /proc or /sys: below the driver root, else the machine's own."""
+        text = self.driver.text(path)
+        return text if text is not None else self.machine.text(path)
+
+    def driver_names(self, folder: str) -> list[str]:
+        """Return a folder's names, looked for like ``driver_text``."""
+        return self.driver.names(folder) or self.machine.names(folder)
+
+
+def bin_folder(program: str) -> str:
+    """Return the folder that gpu-py lies in: beside our own program, or where pip put it."""
+    beside = os.path.dirname(os.path.abspath(program))
+    if os.path.exists(os.path.join(beside, "gpu-py")):
+        return beside
+    real = os.path.dirname(os.path.realpath(program))
+    return real if os.path.exists(os.path.join(real, "gpu-py")) else sysconfig.get_path("scripts")

@@ -1,0 +1,123 @@
+"""Checks of Docker: the runtime registered and loaded, --gpus served, no snap."""
+
+import json
+import os
+from collections.abc import Iterator
+
+from gpuhook.doctor.case import Case
+from gpuhook.doctor.docker_api import DEFAULT_CONFIG, DockerInfo
+from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.doctor.host import is_ours
+from gpuhook.doctor.machine import Machine
+
+RUNTIME = "gpu-py"
+_HOOK = "nvidia-container-runtime-hook"
+_REGISTER = "Run gpuhook install --engine docker"
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def docker(case: Case) -> Iterator[Finding]:
+    """Compare daemon.json with what each running dockerd has loaded."""
+    yield from _snap(case)
+    if not case.dockers:
+        if case.machine.which("dockerd", _DEFAULT_PATH):
+            yield from _registered(case.machine, DEFAULT_CONFIG, {})
+            yield ok("docker-loaded", "dockerd is installed and doesn't run")
+        return
+    for found in case.dockers:
+        yield from _registered(found.process.machine, found.config_path, found.runtimes)
+        yield from _loaded(found)
+        yield from _gpus_option(found)
+
+
+def _snap(case: Case) -> Iterator[Finding]:
+    if case.machine.exists("/snap/bin/docker") or case.machine.exists("/var/snap/docker"):
+        yield warning(
+            "docker-snap",
+            "Docker is installed as a snap, which can't start programs outside of it",
+            "Remove the snap and install Docker's or the distribution's package",
+        )
+
+
+def _runtimes(machine: Machine, path: str) -> dict[str, str]:
+    """Return daemon.json's runtimes, name -> path; ValueError if it isn't JSON."""
+    settings = json.loads(machine.text(path) or "{}")
+    runtimes = settings.get("runtimes", {}) if isinstance(settings, dict) else {}
+    return {
+        name: str(entry.get("path", ""))
+        for name, entry in (runtimes.items() if isinstance(runtimes, dict) else ())
+        if isinstance(entry, dict)
+    }
+
+
+def _registered(machine: Machine, path: str, loaded: dict[str, str]) -> Iterator[Finding]:
+    try:
+        runtimes = _runtimes(machine, path)
+    except ValueError as error:
+        text = f"{path} isn't JSON, and dockerd won't start with it: {error}"
+        yield failure("docker-registered", text, "Correct the file; dockerd --validate checks it")
+        return
+    ours = {name: program for name, program in runtimes.items() if _is_gpu_py(program)}
+    if not ours and not any(_is_gpu_py(program) for program in loaded.values()):
+        text = f"{path} doesn't register the runtime {RUNTIME}"
+        yield warning("docker-registered", text, _REGISTER)
+    for name, program in ours.items():
+        if machine.is_program(program):
+            yield ok("docker-registered", f"{path} registers the runtime {name}: {program}")
+        else:
+            yield failure(
+                "docker-registered",
+                f"{path} registers {program} as the runtime {name}, which can't be executed",
+                f"{_REGISTER} again, or gpuhook uninstall --engine docker",
+            )
+
+
+def _is_gpu_py(program: str) -> bool:
+    return os.path.basename(program) == RUNTIME
+
+
+def _loaded(found: DockerInfo) -> Iterator[Finding]:
+    who = f"The running dockerd ({found.socket_path})"
+    if found.info is None:
+        yield warning(
+            "docker-loaded",
+            f"{who} couldn't be asked what it has loaded: {found.problem}",
+            "Run the doctor as root",
+        )
+        return
+    ours = [name for name, program in found.runtimes.items() if _is_gpu_py(program)]
+    try:
+        wanted = _runtimes(found.process.machine, found.config_path)
+    except ValueError:
+        wanted = {}
+    for name, program in wanted.items():
+        if _is_gpu_py(program) and found.runtimes.get(name) != program:
+            yield failure(
+                "docker-loaded",
+                f"{who} hasn't loaded the runtime {name} that {found.config_path} registers",
+                "Run systemctl reload docker (or send dockerd a SIGHUP)",
+            )
+            return
+    if ours:
+        default = found.info.get("DefaultRuntime", "unknown")
+        text = f"{who} has loaded {', '.join(ours)}; its default runtime is {default}"
+        yield ok("docker-loaded", text)
+
+
+def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
+    """Docker 20.10 to 29 serve --gpus by the hook that dockerd finds in its own PATH."""
+    if found.process.environment is None:
+        text = f"The PATH of the dockerd {found.process.pid} can't be read"
+        yield warning("docker-gpus-option", text, "Run the doctor as root")
+        return
+    path = found.process.machine.which(_HOOK, found.process.environment.get("PATH", _DEFAULT_PATH))
+    if path is None:
+        yield ok(
+            "docker-gpus-option",
+            f"docker run --gpus isn't served: {_HOOK} isn't on dockerd's PATH",
+            "If you want it: gpuhook install --engine docker --nvidia-names, and restart Docker",
+        )
+    elif is_ours(found.process.machine, path):
+        yield ok("docker-gpus-option", f"docker run --gpus is served by gpuhook: {path}")
+    else:
+        yield ok("docker-gpus-option", f"docker run --gpus is served by NVIDIA's {path}")

@@ -1,0 +1,174 @@
+"""Checks of the driver: loaded, of one version, complete, answering, known to the loader."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpuhook import driver_files, ldcache, nvml
+from gpuhook.doctor.case import Case
+from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.doctor.nodes import gpu_minors, module_version
+from gpuhook.errors import DriverError, LdCacheError
+from gpuhook.rootfs import Rootfs
+
+_SLOW_SECONDS = 1.0
+
+
+@contextmanager
+def _driver(case: Case) -> Iterator[tuple[Rootfs, driver_files.LibraryIndex]]:
+    with Rootfs(case.driver.path("/")) as root:
+        folders = case.config.library_search_paths
+        yield root, driver_files.LibraryIndex(root, case.config.ldcache, folders)
+
+
+def driver_loaded(case: Case) -> Iterator[Finding]:
+    """Ask whether the kernel module is loaded."""
+    version = module_version(case)
+    if version:
+        yield ok("driver-loaded", f"The NVIDIA kernel module {version} is loaded")
+    elif case.machine.exists("/sys/module/nouveau"):
+        yield failure(
+            "driver-loaded",
+            "The NVIDIA kernel module isn't loaded, and nouveau holds the GPU",
+            "Blacklist nouveau, rebuild the initramfs and reboot",
+        )
+    elif not _has_gpu(case):
+        yield failure(
+            "driver-loaded",
+            "The NVIDIA kernel module isn't loaded, and the PCI bus shows no NVIDIA GPU",
+            "Check that this machine has a GPU (lspci -d 10de:) that is passed on to it",
+        )
+    else:
+        yield failure(
+            "driver-loaded",
+            "The NVIDIA kernel module isn't loaded",
+            "Run modprobe nvidia; if that fails, (re)install the driver for this kernel",
+        )
+
+
+def _has_gpu(case: Case) -> bool:
+    vendors = case.machine.glob("/sys/bus/pci/devices/*/vendor")
+    return any((case.machine.text(path) or "").strip() == "0x10de" for path in vendors)
+
+
+def driver_versions(case: Case) -> Iterator[Finding]:
+    """Compare the version of the libraries with the kernel module's."""
+    try:
+        with _driver(case) as (root, index):
+            library = driver_files.find_nvml(root, index)
+    except OSError as error:
+        yield failure(
+            "driver-versions",
+            f"The driver root {case.driver_root} can't be opened: {error.strerror}",
+            "Start the driver container, or correct [nvidia-container-cli] root in config.toml",
+        )
+        return
+    except (DriverError, LdCacheError) as error:
+        yield failure("driver-versions", error.cause, error.remedy)
+        return
+    installed, loaded = library.rpartition(".so.")[2], module_version(case)
+    if loaded is None:
+        yield warning(
+            "driver-versions",
+            f"The driver's libraries are {installed}, and no kernel module to compare is loaded",
+            "Load the kernel module first",
+        )
+    elif installed != loaded:
+        yield failure(
+            "driver-versions",
+            f"The driver's libraries are {installed} and the loaded kernel module is {loaded}",
+            "The driver was upgraded under the loaded module: reload the module or reboot",
+        )
+    else:
+        yield ok("driver-versions", f"Libraries and kernel module are both {loaded}")
+
+
+def nvml_answers(case: Case) -> Iterator[Finding]:
+    """Ask NVML for the GPUs and take the time."""
+    try:
+        with _driver(case) as (root, index):
+            library = driver_files.find_nvml(root, index)
+            before = time.monotonic()
+            answer = nvml.ask(root.path, library, case.config.user, case.config.nvml_timeout)
+            seconds = time.monotonic() - before
+    except (OSError, LdCacheError):
+        return  # said by driver_versions
+    except DriverError as error:
+        yield failure("nvml", error.cause, error.remedy)
+        return
+    yield from _nvml_findings(answer, seconds, len(gpu_minors(case)))
+
+
+def _nvml_findings(answer: nvml.Answer, seconds: float, expected: int) -> Iterator[Finding]:
+    found = len(answer.gpus)
+    what = f"NVML answers after {seconds:.2f} s: {found} GPU{'s' if found != 1 else ''}"
+    what += f", driver {answer.driver_version}, CUDA {answer.cuda_version}"
+    if answer.lost:
+        yield failure(
+            "nvml-lost",
+            f"GPU {', '.join(map(str, answer.lost))} has fallen off the bus",
+            "Look for Xid messages in the kernel's log, then reset the GPU or reboot",
+        )
+    if seconds > _SLOW_SECONDS:
+        yield warning(
+            "nvml",
+            what,
+            "Enable persistence mode (nvidia-persistenced, or nvidia-smi -pm 1): the driver "
+            "starts the GPUs anew for each first user",
+        )
+    elif found + len(answer.lost) != expected:
+        yield warning(
+            "nvml",
+            f"{what}, but the kernel module serves {expected}",
+            "Check NVIDIA_VISIBLE_DEVICES and the GPU's state with nvidia-smi",
+        )
+    else:
+        yield ok("nvml", what)
+
+
+def loader_cache(case: Case) -> Iterator[Finding]:
+    """Look for the driver's libraries in the loader's cache."""
+    path = case.config.ldcache or "/etc/ld.so.cache"
+    remedy = "Run ldconfig where the driver is installed"
+    try:
+        with Rootfs(case.driver.path("/")) as root:
+            data = root.read_file(path, ldcache.MAX_SIZE)
+        names = set() if data is None else {entry.key for entry in ldcache.parse(data).entries}
+    except OSError:
+        return  # said by driver_versions
+    except LdCacheError as error:
+        yield failure("ld-cache", error.cause, remedy)
+        return
+    missing = [name for name in ("libnvidia-ml.so.1", "libcuda.so.1") if name not in names]
+    if data is None:
+        yield warning("ld-cache", f"{path} doesn't exist below {case.driver_root}", remedy)
+    elif missing:
+        yield warning("ld-cache", f"{path} doesn't know {' and '.join(missing)}", remedy)
+    else:
+        yield ok("ld-cache", f"{path} knows the driver's libraries")
+
+
+def driver_complete(case: Case) -> Iterator[Finding]:
+    """Look for the parts of the driver that containers ask for by default."""
+    version = module_version(case)
+    if version is None:
+        return
+    try:
+        with _driver(case) as (root, index):
+            files = driver_files.find_all(root, index, version)
+    except (OSError, DriverError, LdCacheError):
+        return  # said by the checks before
+    names = {os.path.basename(file.path) for file in files}
+    if f"libcuda.so.{version}" not in names:
+        yield failure(
+            "driver-files",
+            f"libcuda.so.{version} isn't installed, without which there is no CUDA",
+            "Install the driver's compute libraries (libcuda1, nvidia-compute or cuda-drivers)",
+        )
+    elif "nvidia-smi" not in names:
+        yield warning(
+            "driver-files", "nvidia-smi isn't installed", "Install the driver's utilities"
+        )
+    else:
+        yield ok("driver-files", f"{len(files)} of the driver's files were found")

@@ -1,0 +1,185 @@
+"""Checks of containerd, CRI-O and podman: the runtime or the hook registered, and loaded."""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+from gpuhook.doctor.case import Case
+from gpuhook.doctor.docker import RUNTIME
+from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.doctor.machine import Machine, Process
+
+_HOOK = "gpuhook-prestart"
+_CONTAINERD_FILE = "/etc/containerd/config.toml"
+_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
+_PODMAN_FILES = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
+_PROGRAM_KEYS = ("BinaryName", "runtime_path", "runtime_engine")
+
+
+def engine_found(case: Case) -> Iterator[Finding]:
+    """Ask whether there is any engine to put GPUs into containers of."""
+    names = ("dockerd", "containerd", "crio", "podman")
+    found = [name for name in names if case.machine.which(name, _FOLDERS) or _runs(case, name)]
+    if found:
+        yield ok("engines", f"Found {', '.join(found)}")
+    else:
+        text = f"None of {', '.join(names)} was found"
+        yield warning("engines", text, "Install a container engine")
+
+
+def _runs(case: Case, name: str) -> Process | None:
+    return next(case.machine.processes(name), None)
+
+
+def containerd(case: Case) -> Iterator[Finding]:
+    """Look for the runtime in containerd's configuration and compare with when it started."""
+    running = [
+        process
+        for process in case.machine.processes("containerd")
+        if not any("/docker/containerd/" in path for path in process.option("--config", "-c"))
+    ]
+    # Where no kubelet runs, containerd is there for Docker, which tells it what to run.
+    needed = _runs(case, "kubelet") is not None or case.machine.exists("/var/lib/kubelet")
+    for process in running:
+        path = (process.option("--config", "-c") or [_CONTAINERD_FILE])[-1]
+        files = [path, *_imports(process.machine, path)]
+        yield from _registered(process.machine, "containerd", files, process, needed)
+    if not running and case.machine.which("containerd", _FOLDERS):
+        files = [_CONTAINERD_FILE, *_imports(case.machine, _CONTAINERD_FILE)]
+        yield from _registered(case.machine, "containerd", files, None, needed)
+
+
+def crio(case: Case) -> Iterator[Finding]:
+    """Look for the runtime in CRI-O's configuration and compare with when it started."""
+    running = _runs(case, "crio")
+    if running or case.machine.which("crio", _FOLDERS):
+        machine = running.machine if running else case.machine
+        files = ["/etc/crio/crio.conf", *machine.glob("/etc/crio/crio.conf.d/*")]
+        yield from _registered(machine, "crio", files, running, True)
+
+
+def _imports(machine: Machine, path: str) -> list[str]:
+    """Return the files that containerd's configuration imports."""
+    patterns = _toml(machine, path)[0].get("imports", [])
+    found: list[str] = []
+    for pattern in patterns if isinstance(patterns, list) else []:
+        absolute = os.path.join(os.path.dirname(path), str(pattern))
+        found += [name for name in machine.glob(absolute) if name != path]
+    return found
+
+
+def _toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
+    """Return a file's tables and what is wrong with it; no file is an empty one."""
+    try:
+        return tomllib.loads(machine.text(path) or ""), ""
+    except tomllib.TOMLDecodeError as error:
+        return {}, str(error)
+
+
+def _programs(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (name of the runtime's table, program) wherever one is configured."""
+    if not isinstance(value, dict):
+        return
+    for key, entry in value.items():
+        if key in _PROGRAM_KEYS and isinstance(entry, str):
+            yield name, entry
+        yield from _programs(entry, name if key == "options" else key)
+
+
+def _registered(
+    machine: Machine, engine: str, files: list[str], running: Process | None, needed: bool
+) -> Iterator[Finding]:
+    check, install = f"{engine}-registered", f"gpuhook install --engine {engine}"
+    for path in files:
+        tables, problem = _toml(machine, path)
+        if problem:
+            text = f"{path} isn't TOML, and {engine} won't start with it: {problem}"
+            yield failure(check, text, "Correct the file")
+            return
+        for name, program in _programs(tables):
+            if os.path.basename(program) != RUNTIME:
+                continue
+            if not machine.is_program(program):
+                text = f"{path} registers {program} as {name}, which can't be executed"
+                yield failure(check, text, f"Run {install} again")
+                return
+            yield ok(check, f"{path} registers the runtime {name}: {program}")
+            yield from _started_after(machine, engine, path, running)
+            return
+    if needed:
+        text = f"{engine} doesn't know the runtime {RUNTIME} ({files[0]})"
+        yield warning(check, text, f"Run {install}")
+    else:
+        text = f"{engine} isn't told of {RUNTIME}, which only Kubernetes needs"
+        yield ok(check, text, f"If you want it: {install}")
+
+
+def _started_after(
+    machine: Machine, engine: str, path: str, running: Process | None
+) -> Iterator[Finding]:
+    """Neither daemon can be asked, but both read their files only when they start."""
+    check, status = f"{engine}-loaded", machine.stat(path)
+    if not running:
+        yield ok(check, f"{engine} doesn't run; it will read the file when it starts")
+    elif status is None or not running.started:
+        text = f"When {engine} started is unknown, and so whether it has read {path}"
+        yield warning(check, text, f"Run systemctl restart {engine} if in doubt")
+    elif status.st_mtime > running.started:
+        text = f"{path} is newer than the running {engine}, which hasn't read it"
+        yield failure(check, text, f"Run systemctl restart {engine}")
+    else:
+        yield ok(check, f"The running {engine} started after {path} was written")
+
+
+def podman(case: Case) -> Iterator[Finding]:
+    """Look for the runtime and the hook in podman's files, which it reads at every start."""
+    if not case.machine.which("podman", _FOLDERS):
+        return
+    hooks = list(_podman_hooks(case))
+    found = [finding for finding in hooks if finding.status == "ok"]
+    yield from hooks
+    files = [*_PODMAN_FILES, *case.machine.glob("/etc/containers/containers.conf.d/*.conf")]
+    for path in files:
+        runtimes = _toml(case.machine, path)[0].get("engine", {}).get("runtimes", {})
+        for name, programs in runtimes.items() if isinstance(runtimes, dict) else ():
+            if any(os.path.basename(str(program)) == RUNTIME for program in programs):
+                found.append(ok("podman-runtime", f"{path} registers the runtime {name}"))
+                yield found[-1]
+    if not found and not hooks:
+        yield warning(
+            "podman-registered",
+            f"podman knows neither the runtime {RUNTIME} nor the hook {_HOOK}",
+            "Run gpuhook install --engine podman",
+        )
+
+
+def _podman_hooks(case: Case) -> Iterator[Finding]:
+    folders = list(_HOOK_FOLDERS)
+    for path in _PODMAN_FILES:
+        more = _toml(case.machine, path)[0].get("engine", {}).get("hooks_dir", [])
+        folders += [str(folder) for folder in more if folder not in folders]
+    for folder in folders:
+        for name in case.machine.names(folder):
+            if name.endswith(".json"):
+                yield from _podman_hook(case, f"{folder}/{name}")
+
+
+def _podman_hook(case: Case, path: str) -> Iterator[Finding]:
+    try:
+        described = json.loads(case.machine.text(path) or "")
+        program = described.get("hook")
+        if isinstance(program, dict):
+            program = program["path"]
+        is_usable = case.machine.is_program(str(program))
+    except (ValueError, AttributeError, KeyError) as error:
+        text = f"{path} is no OCI hook file, and every container fails at it: {error!r}"
+        yield failure("podman-hook", text, "Correct or delete the file")
+        return
+    if not is_usable:
+        text = f"{path} names the hook {program}, which can't be executed; every container fails"
+        yield failure("podman-hook", text, "Reinstall the hook, or delete the file")
+    elif os.path.basename(str(program)) == _HOOK:
+        yield ok("podman-hook", f"{path} registers {program}")

@@ -1,0 +1,60 @@
+"""What a check found: a status, a sentence, and where it helps a remedy."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """How bad it is; ``exit_status`` is what the command ends with for it."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+    @property
+    def exit_status(self) -> int:
+        """0, 1 or 2."""
+        return list(Status).index(self)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis.
+
+    ``check`` is a stable name (device-nodes), ``message`` one sentence without a full stop,
+    ``remedy`` what to do, empty where there is nothing to do.
+    """
+
+    check: str
+    status: Status
+    message: str
+    remedy: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """Return the fields as JSON values."""
+        return {name: str(value) for name, value in asdict(self).items()}
+
+
+def ok(check: str, message: str, remedy: str = "") -> Finding:
+    """Return a finding that is as it should be; ``remedy`` may name a possibility."""
+    return Finding(check, Status.OK, message, remedy)
+
+
+def warning(check: str, message: str, remedy: str) -> Finding:
+    """Return a finding that will trouble some containers."""
+    return Finding(check, Status.WARNING, message, remedy)
+
+
+def failure(check: str, message: str, remedy: str) -> Finding:
+    """Return a finding that keeps GPU containers from working."""
+    return Finding(check, Status.FAILURE, message, remedy)
+
+
+def worst(findings: Iterable[Finding]) -> Status:
+    """Return the worst status among the findings, ok where there are none."""
+    return max(
+        (finding.status for finding in findings),
+        key=lambda status: status.exit_status,
+        default=Status.OK,
+    )

@@ -1,0 +1,149 @@
+"""Checks of the host: kernel, cgroups, security modules, CDI specs, NVIDIA's own toolkit."""
+
+import os
+import re
+from collections.abc import Iterator
+
+from gpuhook.doctor.case import Case
+from gpuhook.doctor.finding import Finding, ok, warning
+from gpuhook.doctor.machine import Machine
+from gpuhook.doctor.nodes import module_version
+
+_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_OPENAT2_SINCE = (5, 6)
+_FOREIGN = (
+    "nvidia-container-runtime",
+    "nvidia-container-runtime-hook",
+    "nvidia-container-cli",
+    "nvidia-ctk",
+)
+_HOST_PATH = re.compile(r"""["']?hostPath["']?\s*:\s*["']?([^"',\s}]+)""")
+_DRIVER_LIBRARY = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+(?:\.\d+)+)$")
+
+
+def kernel(case: Case) -> Iterator[Finding]:
+    """Ask whether the kernel has the calls that keep us inside a container's root."""
+    release = (case.machine.text("/proc/sys/kernel/osrelease") or "").strip()
+    found = re.match(r"(\d+)\.(\d+)", release)
+    if found and (int(found[1]), int(found[2])) < _OPENAT2_SINCE:
+        yield warning(
+            "kernel",
+            f"Linux {release} has no openat2(), and paths in containers are walked step by step",
+            "Run Linux 5.6 or newer",
+        )
+    elif found:
+        yield ok("kernel", f"Linux {release}")
+
+
+def cgroups(case: Case) -> Iterator[Finding]:
+    """Ask which cgroup version gives out devices."""
+    kinds = {}
+    for line in (case.machine.text("/proc/self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        if len(before.split()) > 4 and after.startswith("cgroup"):
+            kinds[before.split()[4]] = after.split()
+    drivers = {docker.info["CgroupDriver"] for docker in case.dockers if docker.info}
+    how = f", Docker's driver is {' and '.join(sorted(drivers))}" if drivers else ""
+    if kinds.get("/sys/fs/cgroup", [""])[0] == "cgroup2":
+        yield ok("cgroups", f"cgroup version 2{how}")
+    elif any("devices" in words[-1].split(",") for words in kinds.values()):
+        hybrid = any(words[0] == "cgroup2" for words in kinds.values())
+        version = "1, with an empty version 2 tree beside it" if hybrid else "1"
+        yield ok("cgroups", f"cgroup version {version}{how}")
+    else:
+        yield warning(
+            "cgroups",
+            "No cgroup hierarchy that limits devices is mounted",
+            "Mount cgroup2 on /sys/fs/cgroup, or set [nvidia-container-cli] no-cgroups = true",
+        )
+
+
+def security_modules(case: Case) -> Iterator[Finding]:
+    """Ask whether SELinux or AppArmor keeps containers from the nodes."""
+    enforcing = (case.machine.text("/sys/fs/selinux/enforce") or "").strip()
+    apparmor = (case.machine.text("/sys/module/apparmor/parameters/enabled") or "").strip()
+    if enforcing == "1":
+        yield warning(
+            "security-module",
+            "SELinux is enforcing and keeps confined containers from device nodes",
+            "Run setsebool -P container_use_devices on, or the containers with "
+            "--security-opt label=disable",
+        )
+    elif enforcing == "0":
+        yield ok("security-module", "SELinux is permissive")
+    elif apparmor == "Y":
+        yield ok("security-module", "AppArmor is on; the engines' own profiles allow GPUs")
+    else:
+        yield ok("security-module", "Neither SELinux nor AppArmor is on")
+
+
+def rootless(case: Case) -> Iterator[Finding]:
+    """Tell of Docker daemons that run without root."""
+    for docker in case.dockers:
+        options = (docker.info or {}).get("SecurityOptions") or []
+        if docker.process.uid == 0 and "name=rootless" not in options:
+            continue
+        yield ok(
+            "rootless",
+            f"The dockerd {docker.process.pid} runs as user {docker.process.uid}: its containers "
+            "get the device nodes that this user may open, and cgroups limit nothing",
+        )
+
+
+def cdi_specs(case: Case) -> Iterator[Finding]:
+    """Compare the CDI specs with the files that exist and the driver that is loaded."""
+    loaded = module_version(case)
+    fresh = []
+    for folder in case.config.cdi_spec_dirs:
+        for name in case.machine.names(folder):
+            if not name.endswith((".json", ".yaml", ".yml")):
+                continue
+            path = f"{folder}/{name}"
+            problem = _stale(case, case.machine.text(path) or "", loaded)
+            if problem:
+                yield warning(
+                    "cdi-specs",
+                    f"{path} is stale: {problem}",
+                    "Generate it anew with the tool that wrote it, or delete it",
+                )
+            else:
+                fresh.append(path)
+    if fresh:
+        yield ok("cdi-specs", f"{', '.join(fresh)} fits this machine")
+
+
+def _stale(case: Case, text: str, loaded: str | None) -> str:
+    """Say what a CDI spec names that isn't there, "" if nothing. Reads JSON and YAML alike."""
+    for path in _HOST_PATH.findall(text):
+        version = _DRIVER_LIBRARY.search(path)
+        if version and loaded and version[1] != loaded:
+            return f"it is for driver {version[1]}, and {loaded} is loaded"
+        if path.startswith("/") and not os.path.lexists(case.machine.path(path)):
+            return f"{path} doesn't exist"
+    return ""
+
+
+def foreign_toolkit(case: Case) -> Iterator[Finding]:
+    """Look for NVIDIA's own toolkit; its names may also lead to us."""
+    for name in _FOREIGN:
+        path = case.machine.which(name, _FOLDERS)
+        if path and not is_ours(case.machine, path):
+            yield warning(
+                "foreign-toolkit",
+                f"NVIDIA's container toolkit is installed too: {path}",
+                "Use one of the two for a container; to change over, see docs/migration.md",
+            )
+            return
+    yield ok("foreign-toolkit", "NVIDIA's container toolkit isn't installed beside gpuhook")
+
+
+def is_ours(machine: Machine, path: str) -> bool:
+    """Tell whether a program is one of gpuhook's, by what it links to or says of itself."""
+    name = os.path.basename(machine.target(path))
+    if name.startswith(("gpu-py", "gpuhook")):
+        return True
+    try:
+        with open(machine.path(path), "rb") as file:
+            return b"gpuhook" in file.read(4096)
+    except OSError:
+        return False

@@ -1,0 +1,114 @@
+"""Checks of gpuhook itself: its programs, its configuration, its saved inventory."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from gpuhook import __version__
+from gpuhook.doctor.case import Case
+from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.errors import RuntimeMissingError
+from gpuhook.runtime_shim import find_runtime
+
+_LAUNCHERS = ("gpu-py", "gpuhook-prestart")
+_PATIENCE = 20.0  # seconds
+_REINSTALL = "Reinstall gpuhook, so that gpu-py and gpuhook-prestart lie in one folder"
+
+
+def launchers(case: Case) -> Iterator[Finding]:
+    """Look for the programs that engines call, and who may change them."""
+    missing = [name for name in _LAUNCHERS if not case.machine.is_program(f"{case.bin}/{name}")]
+    if missing:
+        text = f"{' and '.join(missing)} can't be executed in {case.bin}"
+        yield failure("launchers", text, _REINSTALL)
+        return
+    yield ok("launchers", f"gpu-py and gpuhook-prestart {__version__} are in {case.bin}")
+    open_to_all = [path for path in _trusted_paths(case) if _writable_by_others(case, path)]
+    if open_to_all:
+        yield failure(
+            "launcher-owner",
+            f"Others than root may change {', '.join(open_to_all)}, which root runs",
+            "Take the right to write away (chmod go-w, chown root), or install elsewhere",
+        )
+
+
+def _trusted_paths(case: Case) -> list[str]:
+    """Return the launchers, the package and every folder above them."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    paths = [f"{case.bin}/{name}" for name in _LAUNCHERS]
+    paths += [package] if not case.machine.root else []
+    for path in list(paths):
+        folder = os.path.dirname(path)
+        while folder not in ("/", ""):
+            paths.append(folder)
+            folder = os.path.dirname(folder)
+    return sorted(set(paths))
+
+
+def _writable_by_others(case: Case, path: str) -> bool:
+    status = case.machine.stat(path)
+    if status is None or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+        return False
+    group = status.st_mode & stat.S_IWGRP and status.st_gid != 0
+    return bool(status.st_uid not in (0, os.geteuid()) or group or status.st_mode & stat.S_IWOTH)
+
+
+def runtime_works(case: Case) -> Iterator[Finding]:
+    """Start gpu-py, which starts its low-level runtime, and take the time."""
+    launcher = f"{case.bin}/gpu-py"
+    try:
+        folders = os.fsencode(os.environ.get("PATH", ""))
+        low_level = find_runtime(case.config.runtimes, folders, launcher)
+    except RuntimeMissingError as error:
+        yield failure("low-level-runtime", error.cause, error.remedy)
+        return
+    yield ok("low-level-runtime", f"gpu-py hands over to {low_level}")
+    if not case.machine.is_program(launcher):
+        return
+    before = time.monotonic()
+    try:
+        done = subprocess.run(
+            [case.machine.path(launcher), "--version"],
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield failure("runtime-starts", f"gpu-py --version fails: {error}", _REINSTALL)
+        return
+    milliseconds = (time.monotonic() - before) * 1000
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
+        text = f"gpu-py --version ends with status {done.returncode} and says: {said[-1]}"
+        yield failure("runtime-starts", text, _REINSTALL)
+    else:
+        yield ok("runtime-starts", f"gpu-py --version takes {milliseconds:.0f} ms")
+
+
+def python(case: Case) -> Iterator[Finding]:
+    """Tell which interpreter this is."""
+    del case
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield ok("python", f"Python {version} from {sys.executable}")
+
+
+def configuration(case: Case) -> Iterator[Finding]:
+    """Check the configuration: valid, safe from others, every key of use."""
+    if case.config_error:
+        cause, _, remedy = case.config_error.rstrip(".").rpartition(". ")
+        yield failure("configuration", cause or remedy, remedy)
+        return
+    path = case.config.path
+    yield ok("configuration", f"{path} is valid" if path else "No configuration file: all defaults")
+    if path and _writable_by_others(case, path):
+        yield failure(
+            "configuration-owner",
+            f"Others than root may change {path}",
+            f"Run chown root:root {path} and chmod go-w {path}",
+        )
+    for key, reason in case.config.ignored:
+        text = f"{key} changes nothing: {reason}"
+        yield warning("configuration-keys", text, f"Delete it from {path}")

@@ -1,0 +1,116 @@
+"""Checks of the device nodes, against what the kernel module says of its GPUs in /proc."""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+
+from gpuhook.doctor.case import Case
+from gpuhook.doctor.finding import Finding, failure, ok, warning
+
+_VERSION = re.compile(r"\b\d{2,4}(?:\.\d{1,4}){1,2}\b")
+_NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt
+_CONTROL_MINOR = 255
+_EVERYONE = stat.S_IROTH | stat.S_IWOTH
+
+
+def module_version(case: Case) -> str | None:
+    """Return the loaded kernel module's version, None where none is loaded."""
+    text = case.driver_text("/proc/driver/nvidia/version") or ""
+    found = _VERSION.search(text.partition("\n")[0])
+    return found[0] if found else None
+
+
+def device_nodes(case: Case) -> Iterator[Finding]:
+    """Look for the device nodes, their numbers and who may open them."""
+    if module_version(case) is None:
+        return
+    wrong = {path: _node_problem(case, path, pair) for path, pair in _expected(case).items()}
+    problems = [f"{path} {problem}" for path, problem in wrong.items() if problem]
+    if not problems:
+        yield ok("device-nodes", f"All {len(wrong)} device nodes exist with the right numbers")
+        yield from _node_modes(case, list(wrong))
+        return
+    remedy = "Run nvidia-smi and nvidia-modprobe -u -c0 as root, and have a boot service do so"
+    yield failure("device-nodes", "; ".join(problems), remedy)
+
+
+def _expected(case: Case) -> dict[str, tuple[int, int] | None]:
+    """Return the nodes to expect; None for one whose module isn't loaded."""
+    uvm = _major(case, "nvidia-uvm")
+    expected: dict[str, tuple[int, int] | None] = {
+        "/dev/nvidiactl": (_NVIDIA_MAJOR, _CONTROL_MINOR),
+        "/dev/nvidia-uvm": None if uvm is None else (uvm, 0),
+    }
+    for minor in gpu_minors(case):
+        expected[f"/dev/nvidia{minor}"] = (_NVIDIA_MAJOR, minor)
+    return expected
+
+
+def gpu_minors(case: Case) -> list[int]:
+    """Return the minors of the GPUs that the kernel module serves."""
+    minors = []
+    for name in case.driver_names("/proc/driver/nvidia/gpus"):
+        text = case.driver_text(f"/proc/driver/nvidia/gpus/{name}/information") or ""
+        found = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
+        if found:
+            minors.append(int(found[1]))
+    return sorted(minors)
+
+
+def _major(case: Case, name: str) -> int | None:
+    for line in (case.driver_text("/proc/devices") or "").splitlines():
+        number, _, driver = line.strip().partition(" ")
+        if driver == name and number.isdecimal():
+            return int(number)
+    return None
+
+
+def _node_problem(case: Case, path: str, expected: tuple[int, int] | None) -> str:
+    if expected is None:
+        return "can't exist because the kernel module nvidia-uvm isn't loaded"
+    status = case.driver.stat(path)
+    if status is None:
+        return "is missing"
+    if not stat.S_ISCHR(status.st_mode):
+        return "is no character device"
+    found = (os.major(status.st_rdev), os.minor(status.st_rdev))
+    if found != expected:
+        return f"is {found[0]}:{found[1]} and should be {expected[0]}:{expected[1]}"
+    return ""
+
+
+def _node_modes(case: Case, paths: list[str]) -> Iterator[Finding]:
+    """Nodes that not everyone may open shut out containers that don't run as root."""
+    closed = []
+    for path in paths:
+        status = case.driver.stat(path)
+        if status is not None and status.st_mode & _EVERYONE != _EVERYONE:
+            closed.append(path)
+    if closed:
+        yield warning(
+            "device-modes",
+            f"Not everyone may open {', '.join(closed)}",
+            "Give containers that don't run as root the nodes' group, or set NVreg_DeviceFileMode",
+        )
+
+
+def dev_char_links(case: Case) -> Iterator[Finding]:
+    """Look for the nodes' links in /dev/char, by which systemd finds devices."""
+    if module_version(case) is None or not case.machine.exists("/run/systemd/system"):
+        return
+    missing = []
+    for path, pair in _expected(case).items():
+        if pair is not None and case.driver.exists(path):
+            link = f"/dev/char/{pair[0]}:{pair[1]}"
+            if not os.path.lexists(case.machine.path(link)):
+                missing.append(link)
+    if missing:
+        yield warning(
+            "dev-char",
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: with the "
+            "systemd cgroup driver, containers lose their GPUs at systemctl daemon-reload",
+            "Have a udev rule make the links: ln -s ../nvidia0 /dev/char/195:0, and so on",
+        )
+    else:
+        yield ok("dev-char", "/dev/char links to every device node")

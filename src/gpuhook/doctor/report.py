@@ -1,0 +1,108 @@
+"""The archive for bug reports: findings, versions, lists of files; no environment values."""
+
+import io
+import json
+import os
+import re
+import tarfile
+import time
+from collections.abc import Iterator
+
+from gpuhook import __version__
+from gpuhook.discover import discover
+from gpuhook.doctor.case import Case
+from gpuhook.doctor.finding import Finding
+from gpuhook.errors import GpuhookError, ReportError
+
+_FOLDER = "gpuhook-report"
+_LOG_LINES = 200
+
+# Of the driver and the kernel; none of them holds a setting of a user's program.
+_TEXTS = (
+    "/etc/os-release",
+    "/proc/version",
+    "/proc/devices",
+    "/proc/driver/nvidia/version",
+    "/proc/driver/nvidia/params",
+)
+
+# What of docker info is of use and can't hold a proxy's password.
+_DOCKER_KEYS = (
+    "ServerVersion", "Runtimes", "DefaultRuntime", "CgroupDriver", "CgroupVersion",
+    "SecurityOptions", "KernelVersion", "OperatingSystem", "Driver", "CDISpecDirs",
+)  # fmt: skip
+
+
+def write_report(path: str, case: Case, findings: list[Finding]) -> None:
+    """Write the archive to ``path``, readable for its owner alone; ReportError if it can't be."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            for name, text in _contents(case, findings):
+                _add(archive, name, text)
+    except OSError as error:
+        raise ReportError(
+            f"The report {path} can't be written: {error.strerror}",
+            "Name a file in a folder that you may write to",
+        ) from None
+
+
+def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
+    data = text.encode("utf-8", "replace")
+    member = tarfile.TarInfo(f"{_FOLDER}/{name}")
+    member.size, member.mtime, member.mode = len(data), int(time.time()), 0o644
+    archive.addfile(member, io.BytesIO(data))
+
+
+def _contents(case: Case, findings: list[Finding]) -> Iterator[tuple[str, str]]:
+    yield "findings.json", _json([finding.to_json() for finding in findings])
+    yield "versions.txt", f"gpuhook {__version__}\n{' '.join(os.uname())}\n"
+    for path in _TEXTS:
+        text = case.driver_text(path)
+        if text is not None:
+            yield path.lstrip("/"), text
+    for name in case.driver_names("/proc/driver/nvidia/gpus"):
+        path = f"/proc/driver/nvidia/gpus/{name}/information"
+        yield path.lstrip("/"), case.driver_text(path) or ""
+    yield "nodes.txt", "".join(f"{line}\n" for line in _nodes(case))
+    yield "inventory.json", _inventory(case)
+    yield "config.toml", _config(case)
+    yield (
+        "docker.json",
+        _json(
+            [{key: (docker.info or {}).get(key) for key in _DOCKER_KEYS} for docker in case.dockers]
+        ),
+    )
+    yield "log.txt", _log(case)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _nodes(case: Case) -> Iterator[str]:
+    for path in case.driver.glob("/dev/nvidia*") + case.driver.glob("/dev/nvidia-caps*/*"):
+        status = case.driver.stat(path)
+        if status is not None:
+            numbers = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+            yield f"{path} {status.st_mode:o} {status.st_uid}:{status.st_gid} {numbers}"
+
+
+def _inventory(case: Case) -> str:
+    try:
+        return _json(discover(case.config).to_json())
+    except GpuhookError as error:
+        return _json({"error": str(error)})
+
+
+def _config(case: Case) -> str:
+    """Return config.toml without the values of [nvidia-container-cli] environment."""
+    text = case.machine.text(case.config.path) if case.config.path else None
+    if text is None:
+        return "# no configuration file\n"
+    return re.sub(r"(?ms)^(\s*environment\s*=\s*)\[.*?\]", r"\1[] # values left out", text)
+
+
+def _log(case: Case) -> str:
+    text = case.machine.text(case.config.cli_debug) if case.config.cli_debug else None
+    return "".join((text or "").splitlines(keepends=True)[-_LOG_LINES:])

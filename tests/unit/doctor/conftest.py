@@ -1,0 +1,30 @@
+"""The fixtures of the doctor's tests."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fabricated import Tree
+
+
+@pytest.fixture
+def tree(tmp_path: Path, library: Callable[..., bytes]) -> Tree:
+    return Tree(tmp_path / "machine", library)
+
+
+@pytest.fixture
+def docker(tree: Tree) -> Iterator[Callable[..., None]]:
+    """A way to have a dockerd run that answers with these runtimes."""
+    listeners = []
+
+    def run(
+        runtimes: dict[str, str], socket_path: str = "/var/run/docker.sock", **more: Any
+    ) -> None:
+        loaded = {name: {"path": path} for name, path in runtimes.items()}
+        answer = {"Runtimes": loaded, "DefaultRuntime": "runc", "CgroupDriver": "systemd"}
+        listeners.append(tree.docker_answers(socket_path, {**answer, **more}))
+
+    yield run
+    for listener in listeners:
+        listener.close()

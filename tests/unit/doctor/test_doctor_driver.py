@@ -1,0 +1,179 @@
+import stat
+
+import pytest
+from fabricated import LIBRARIES, VERSION, Tree, said
+
+from gpuhook import nvml
+from gpuhook.doctor import driver, nodes
+from gpuhook.inventory import Gpu
+
+
+def test_a_loaded_module_is_told_with_its_version(tree: Tree) -> None:
+    tree.driver()
+    assert said(driver.driver_loaded(tree.case)) == {
+        "driver-loaded": ("ok", f"The NVIDIA kernel module {VERSION} is loaded")
+    }
+
+
+def test_the_open_modules_version_is_read_too(tree: Tree) -> None:
+    text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
+    tree.write("/proc/driver/nvidia/version", text)
+    assert nodes.module_version(tree.case) == "580.65.06"
+
+
+def test_the_driver_roots_own_proc_comes_first(tree: Tree) -> None:
+    tree.driver(module="1.2.3")
+    tree.config.driver_root = "/run/nvidia/driver"
+    tree.write("/run/nvidia/driver/proc/driver/nvidia/version", "NVRM version: X  550.54.15  Y")
+    assert nodes.module_version(tree.case) == "550.54.15"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "the PCI bus shows no NVIDIA GPU"),
+        ({"/sys/bus/pci/devices/0000:01:00.0/vendor": "0x1234\n"}, "shows no NVIDIA GPU"),
+        ({"/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n"}, "kernel module isn't loaded"),
+        ({"/sys/module/nouveau/initstate": "live\n"}, "nouveau holds the GPU"),
+    ],
+)
+def test_why_no_module_is_loaded(tree: Tree, files: dict[str, str], words: str) -> None:
+    for path, text in files.items():
+        tree.write(path, text)
+    status, message = said(driver.driver_loaded(tree.case))["driver-loaded"]
+    assert status == "failure"
+    assert words in message
+
+
+def test_libraries_and_module_of_one_version(tree: Tree) -> None:
+    tree.driver()
+    assert said(driver.driver_versions(tree.case))["driver-versions"][0] == "ok"
+
+
+def test_an_upgrade_under_the_loaded_module(tree: Tree) -> None:
+    tree.driver(installed="550.54.15")
+    status, message = said(driver.driver_versions(tree.case))["driver-versions"]
+    assert status == "failure"
+    assert "550.54.15" in message
+    assert VERSION in message
+
+
+def test_libraries_without_a_module(tree: Tree) -> None:
+    tree.driver()
+    (tree.root / "proc/driver/nvidia/version").unlink()
+    assert said(driver.driver_versions(tree.case))["driver-versions"][0] == "warning"
+
+
+def test_no_libraries(tree: Tree) -> None:
+    tree.root.mkdir()
+    status, message = said(driver.driver_versions(tree.case))["driver-versions"]
+    assert status == "failure"
+    assert "libnvidia-ml.so.1 is not there" in message
+
+
+def test_a_driver_root_that_does_not_exist(tree: Tree) -> None:
+    tree.config.driver_root = "/run/nvidia/driver"
+    status, message = said(driver.driver_versions(tree.case))["driver-versions"]
+    assert status == "failure"
+    assert "/run/nvidia/driver can't be opened" in message
+
+
+def test_missing_nodes_are_named(tree: Tree) -> None:
+    tree.driver()
+    status, message = said(nodes.device_nodes(tree.case))["device-nodes"]
+    assert status == "failure"
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"):
+        assert f"/dev/{name} is missing" in message
+
+
+def test_nodes_with_other_numbers_and_files_in_their_place(tree: Tree) -> None:
+    tree.driver(gpus=1)
+    tree.link("/dev/nvidiactl", "/dev/null")
+    tree.write("/dev/nvidia0")
+    message = said(nodes.device_nodes(tree.case))["device-nodes"][1]
+    assert "/dev/nvidiactl is 1:3 and should be 195:255" in message
+    assert "/dev/nvidia0 is no character device" in message
+
+
+def test_uvm_without_its_module(tree: Tree) -> None:
+    tree.driver(gpus=0)
+    tree.write("/proc/devices", "Character devices:\n195 nvidia\n")
+    message = said(nodes.device_nodes(tree.case))["device-nodes"][1]
+    assert "kernel module nvidia-uvm isn't loaded" in message
+
+
+def test_nothing_is_said_of_nodes_without_a_module(tree: Tree) -> None:
+    assert said(nodes.device_nodes(tree.case)) == {}
+    assert said(nodes.dev_char_links(tree.case)) == {}
+
+
+def test_the_loaders_cache(tree: Tree) -> None:
+    tree.driver()
+    assert said(driver.loader_cache(tree.case))["ld-cache"][0] == "ok"
+    tree.cache("libnvidia-ml.so.1")
+    status, message = said(driver.loader_cache(tree.case))["ld-cache"]
+    assert (status, message) == ("warning", "/etc/ld.so.cache doesn't know libcuda.so.1")
+    tree.write("/etc/ld.so.cache", b"nonsense")
+    assert said(driver.loader_cache(tree.case))["ld-cache"][0] == "failure"
+    (tree.root / "etc/ld.so.cache").unlink()
+    status, message = said(driver.loader_cache(tree.case))["ld-cache"]
+    assert status == "warning"
+    assert "doesn't exist" in message
+
+
+def test_what_of_the_driver_is_installed(tree: Tree) -> None:
+    tree.driver()
+    assert said(driver.driver_complete(tree.case))["driver-files"][0] == "ok"
+    (tree.root / "usr/bin/nvidia-smi").unlink()
+    assert said(driver.driver_complete(tree.case))["driver-files"][0] == "warning"
+    (tree.root / LIBRARIES / f"libcuda.so.{VERSION}").unlink()
+    assert said(driver.driver_complete(tree.case))["driver-files"][0] == "failure"
+
+
+def test_links_in_dev_char_matter_under_systemd(tree: Tree) -> None:
+    tree.driver(gpus=1)
+    tree.link("/dev/nvidia0", "/dev/null")
+    assert said(nodes.dev_char_links(tree.case)) == {}
+    (tree.root / "run/systemd/system").mkdir(parents=True)
+    status, message = said(nodes.dev_char_links(tree.case))["dev-char"]
+    assert status == "warning"
+    assert message.startswith("/dev/char/195:0 is missing")
+    tree.link("/dev/char/195:0", "../nvidia0")
+    assert said(nodes.dev_char_links(tree.case))["dev-char"][0] == "ok"
+
+
+def _answer(gpus: int, lost: tuple[int, ...] = ()) -> nvml.Answer:
+    made = [
+        Gpu(n, n, f"GPU-{n}", f"00000000:0{n}:00.0", "X", "9.0", "Tesla", False, ())
+        for n in range(gpus)
+    ]
+    return nvml.Answer(VERSION, "12.2", tuple(made), lost)
+
+
+@pytest.mark.parametrize(
+    ("answer", "seconds", "expected"),
+    [
+        (_answer(2), 0.1, {"nvml": "ok"}),
+        (_answer(2), 1.5, {"nvml": "warning"}),
+        (_answer(1), 0.1, {"nvml": "warning"}),
+        (_answer(1, (1,)), 0.1, {"nvml": "ok", "nvml-lost": "failure"}),
+    ],
+)
+def test_what_nvml_answers(answer: nvml.Answer, seconds: float, expected: dict[str, str]) -> None:
+    found = said(driver._nvml_findings(answer, seconds, 2))
+    assert {check: status for check, (status, _) in found.items()} == expected
+
+
+def test_a_library_that_is_not_nvml(tree: Tree) -> None:
+    tree.driver()
+    tree.write(f"{LIBRARIES}/libnvidia-ml.so.{VERSION}", b"not an ELF file")
+    status, message = said(driver.nvml_answers(tree.case))["nvml"]
+    assert status == "failure"
+    assert "libnvidia-ml" in message
+
+
+def test_nodes_that_not_everyone_may_open(tree: Tree) -> None:
+    node = tree.write("/dev/nvidia0", mode=0o600)
+    assert said(nodes._node_modes(tree.case, ["/dev/nvidia0"]))["device-modes"][0] == "warning"
+    node.chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IROTH | stat.S_IWOTH)
+    assert said(nodes._node_modes(tree.case, ["/dev/nvidia0"])) == {}

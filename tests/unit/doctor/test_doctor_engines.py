@@ -1,0 +1,288 @@
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fabricated import BIN, BOOT, Tree, said
+
+from gpuhook.doctor import docker as docker_checks
+from gpuhook.doctor import engines
+
+GPU_PY = f"{BIN}/gpu-py"
+DAEMON_JSON = "/etc/docker/daemon.json"
+CONTAINERD = "/etc/containerd/config.toml"
+RunDocker = Callable[..., None]
+
+
+def _daemon_json(tree: Tree, program: str = GPU_PY, path: str = DAEMON_JSON) -> None:
+    tree.write(path, json.dumps({"runtimes": {"gpu-py": {"path": program}}}))
+
+
+def _docker(tree: Tree) -> dict[str, tuple[str, str]]:
+    return said(docker_checks.docker(tree.case))
+
+
+def test_no_engine_at_all(tree: Tree) -> None:
+    assert said(engines.engine_found(tree.case))["engines"][0] == "warning"
+    assert _docker(tree) == {}
+    for check in (engines.containerd, engines.crio, engines.podman):
+        assert said(check(tree.case)) == {}
+
+
+def test_engines_that_are_installed_or_run_are_named(tree: Tree) -> None:
+    tree.program("/usr/bin/podman")
+    tree.process(7, "/opt/crio")
+    assert said(engines.engine_found(tree.case))["engines"] == ("ok", "Found crio, podman")
+
+
+def test_docker_that_does_not_run(tree: Tree) -> None:
+    tree.program("/usr/bin/dockerd")
+    found = _docker(tree)
+    assert found["docker-registered"][0] == "warning"
+    assert found["docker-loaded"][0] == "ok"
+
+
+def test_docker_with_everything_right(tree: Tree, docker: RunDocker) -> None:
+    _daemon_json(tree)
+    tree.program(GPU_PY)
+    tree.process(9, "/usr/bin/dockerd", "-H", "fd://")
+    docker({"runc": "runc", "gpu-py": GPU_PY})
+    found = _docker(tree)
+    assert {check: status for check, (status, _) in found.items()} == {
+        "docker-registered": "ok",
+        "docker-loaded": "ok",
+        "docker-gpus-option": "ok",
+    }
+    assert "default runtime is runc" in found["docker-loaded"][1]
+    assert "--gpus isn't served" in found["docker-gpus-option"][1]
+
+
+def test_a_dockerd_that_was_not_reloaded(tree: Tree, docker: RunDocker) -> None:
+    _daemon_json(tree)
+    tree.program(GPU_PY)
+    tree.process(9, "/usr/bin/dockerd")
+    docker({"runc": "runc"})
+    status, message = _docker(tree)["docker-loaded"]
+    assert status == "failure"
+    assert "hasn't loaded the runtime gpu-py" in message
+
+
+def test_a_dockerd_that_has_loaded_another_path(tree: Tree, docker: RunDocker) -> None:
+    _daemon_json(tree)
+    tree.program(GPU_PY)
+    tree.process(9, "/usr/bin/dockerd")
+    docker({"gpu-py": "/old/gpu-py"})
+    assert _docker(tree)["docker-loaded"][0] == "failure"
+
+
+def test_a_dockerd_that_does_not_answer(tree: Tree) -> None:
+    _daemon_json(tree)
+    tree.program(GPU_PY)
+    tree.process(9, "/usr/bin/dockerd")
+    status, message = _docker(tree)["docker-loaded"]
+    assert status == "warning"
+    assert "No such file or directory" in message
+
+
+@pytest.mark.parametrize("answer", [[], "text", None])
+def test_an_answer_that_is_none(tree: Tree, answer: Any) -> None:
+    tree.process(9, "dockerd")
+    with tree.docker_answers("/var/run/docker.sock", answer):
+        assert _docker(tree)["docker-loaded"][0] == "warning"
+
+
+def test_an_answer_with_an_error(tree: Tree) -> None:
+    tree.process(9, "dockerd")
+    with tree.docker_answers("/var/run/docker.sock", {}, "403 Forbidden"):
+        assert "403 Forbidden" in _docker(tree)["docker-loaded"][1]
+
+
+def test_a_registered_program_that_is_gone(tree: Tree) -> None:
+    tree.program("/usr/bin/dockerd")
+    _daemon_json(tree)
+    status, message = _docker(tree)["docker-registered"]
+    assert status == "failure"
+    assert "can't be executed" in message
+
+
+@pytest.mark.parametrize("text", ["{", '{"runtimes": ', "gpu"])
+def test_a_daemon_json_that_is_not_json(tree: Tree, text: str) -> None:
+    tree.program("/usr/bin/dockerd")
+    tree.write(DAEMON_JSON, text)
+    status, message = _docker(tree)["docker-registered"]
+    assert status == "failure"
+    assert "isn't JSON" in message
+
+
+@pytest.mark.parametrize("text", ["[]", "1", '{"runtimes": []}', '{"runtimes": {"a": 1}}'])
+def test_a_daemon_json_of_another_shape(tree: Tree, text: str) -> None:
+    tree.program("/usr/bin/dockerd")
+    tree.write(DAEMON_JSON, text)
+    assert _docker(tree)["docker-registered"][0] == "warning"
+
+
+def test_a_dockerd_with_files_of_its_own(tree: Tree, docker: RunDocker) -> None:
+    tree.process(9, "dockerd", "--config-file=/srv/d.json", "--host", "unix:///srv/d.sock")
+    _daemon_json(tree, path="/srv/d.json")
+    tree.program(GPU_PY)
+    docker({"gpu-py": GPU_PY}, "/srv/d.sock")
+    found = _docker(tree)
+    assert found["docker-registered"][0] == found["docker-loaded"][0] == "ok"
+    assert "/srv/d.json" in found["docker-registered"][1]
+
+
+def test_the_socket_that_daemon_json_names(tree: Tree, docker: RunDocker) -> None:
+    tree.process(9, "dockerd")
+    tree.write(DAEMON_JSON, '{"hosts": ["tcp://x", "unix:///srv/d.sock"]}')
+    docker({}, "/srv/d.sock")
+    assert tree.case.dockers[0].info is not None
+
+
+def test_a_dockerd_in_another_pid_namespace_is_not_ours(tree: Tree) -> None:
+    tree.process(9, "dockerd")
+    tree.link("/proc/self/ns/pid", "pid:[1]")
+    tree.link("/proc/9/ns/pid", "pid:[2]")
+    assert tree.case.dockers == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("#!/bin/sh\n", "served by NVIDIA's /opt/n/nvidia-container-runtime-hook"),
+        ("#!/bin/sh\nexec gpuhook-prestart\n", "served by gpuhook"),
+    ],
+)
+def test_whose_hook_serves_gpus(tree: Tree, text: str, words: str) -> None:
+    tree.process(9, "dockerd", environ=["PATH=/usr/bin:/opt/n", "SECRET=x"])
+    tree.program("/opt/n/nvidia-container-runtime-hook", text)
+    status, message = _docker(tree)["docker-gpus-option"]
+    assert status == "ok"
+    assert words in message
+
+
+def test_an_environment_that_may_not_be_read(tree: Tree) -> None:
+    tree.process(9, "dockerd", environ=None)
+    assert _docker(tree)["docker-gpus-option"][0] == "warning"
+
+
+def test_docker_from_a_snap(tree: Tree) -> None:
+    tree.write("/snap/bin/docker")
+    assert _docker(tree)["docker-snap"][0] == "warning"
+
+
+RUNTIME_TABLES = {
+    "1": '[plugins.cri.containerd.runtimes.gpu-py]\nruntime_engine = "{}"\n',
+    "2": '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py]\n'
+    '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py.options]\n'
+    'BinaryName = "{}"\n',
+    "3": '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu-py]\n'
+    '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu-py.options]\n'
+    'BinaryName = "{}"\n',
+}
+
+
+@pytest.mark.parametrize("version", RUNTIME_TABLES)
+def test_containerd_of_every_version(tree: Tree, version: str) -> None:
+    tree.program("/usr/bin/containerd")
+    tree.program(GPU_PY)
+    text = f"version = {version}\n" + RUNTIME_TABLES[version].format(GPU_PY)
+    tree.write(CONTAINERD, text)
+    found = said(engines.containerd(tree.case))
+    assert found["containerd-registered"] == (
+        "ok",
+        f"{CONTAINERD} registers the runtime gpu-py: {GPU_PY}",
+    )
+    assert found["containerd-loaded"][0] == "ok"
+
+
+def test_containerd_with_a_drop_in(tree: Tree) -> None:
+    tree.program("/usr/bin/containerd")
+    tree.program(GPU_PY)
+    tree.write(CONTAINERD, 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    tree.write("/etc/containerd/conf.d/99.toml", RUNTIME_TABLES["3"].format(GPU_PY))
+    status, message = said(engines.containerd(tree.case))["containerd-registered"]
+    assert status == "ok"
+    assert message.startswith("/etc/containerd/conf.d/99.toml")
+
+
+@pytest.mark.parametrize(("started", "status"), [(BOOT + 10, "failure"), (2**31, "ok")])
+def test_a_daemon_older_than_its_file(tree: Tree, started: int, status: str) -> None:
+    tree.process(3, "/usr/bin/containerd", "--config", "/srv/c.toml", started=started)
+    tree.program(GPU_PY)
+    tree.write("/srv/c.toml", RUNTIME_TABLES["2"].format(GPU_PY))
+    assert said(engines.containerd(tree.case))["containerd-loaded"][0] == status
+
+
+def test_a_daemon_whose_age_is_unknown(tree: Tree) -> None:
+    tree.process(3, "/usr/bin/containerd")
+    (tree.root / "proc/stat").unlink()
+    tree.program(GPU_PY)
+    tree.write(CONTAINERD, RUNTIME_TABLES["2"].format(GPU_PY))
+    assert said(engines.containerd(tree.case))["containerd-loaded"][0] == "warning"
+
+
+def test_containerd_that_is_dockers_own_child(tree: Tree) -> None:
+    child = "/var/run/docker/containerd/containerd.toml"
+    tree.process(3, "containerd", "--config", child)
+    assert said(engines.containerd(tree.case)) == {}
+
+
+def test_containerd_needs_the_runtime_only_below_kubernetes(tree: Tree) -> None:
+    tree.program("/usr/bin/containerd")
+    assert said(engines.containerd(tree.case))["containerd-registered"][0] == "ok"
+    tree.process(4, "/usr/bin/kubelet")
+    assert said(engines.containerd(tree.case))["containerd-registered"][0] == "warning"
+
+
+def test_containerd_with_broken_files(tree: Tree) -> None:
+    tree.program("/usr/bin/containerd")
+    tree.write(CONTAINERD, "[[[")
+    assert said(engines.containerd(tree.case))["containerd-registered"][0] == "failure"
+    tree.write(CONTAINERD, RUNTIME_TABLES["2"].format("/gone/gpu-py"))
+    status, message = said(engines.containerd(tree.case))["containerd-registered"]
+    assert status == "failure"
+    assert "/gone/gpu-py" in message
+
+
+def test_crio(tree: Tree) -> None:
+    tree.process(5, "/usr/bin/crio", started=2**31)
+    assert said(engines.crio(tree.case))["crio-registered"][0] == "warning"
+    tree.program(GPU_PY)
+    text = f'[crio.runtime.runtimes.gpu-py]\nruntime_path = "{GPU_PY}"\n'
+    tree.write("/etc/crio/crio.conf.d/99-gpu.conf", text)
+    found = said(engines.crio(tree.case))
+    assert found["crio-registered"][0] == found["crio-loaded"][0] == "ok"
+
+
+def test_podman_without_us(tree: Tree) -> None:
+    tree.program("/usr/bin/podman")
+    assert said(engines.podman(tree.case))["podman-registered"][0] == "warning"
+
+
+def test_podman_with_the_runtime(tree: Tree) -> None:
+    tree.program("/usr/bin/podman")
+    text = f'[engine.runtimes]\ncrun = ["/usr/bin/crun"]\ngpu-py = ["{GPU_PY}"]\n'
+    tree.write("/etc/containers/containers.conf.d/gpu.conf", text)
+    assert said(engines.podman(tree.case))["podman-runtime"][0] == "ok"
+
+
+HOOKS = "/usr/share/containers/oci/hooks.d"
+
+
+@pytest.mark.parametrize("key", ["object", "old"])
+def test_podman_with_the_hook(tree: Tree, key: str) -> None:
+    tree.program("/usr/bin/podman")
+    path = str(tree.program(f"{BIN}/gpuhook-prestart").relative_to(tree.root))
+    hook: object = f"/{path}" if key == "old" else {"path": f"/{path}"}
+    tree.write(f"{HOOKS}/gpuhook.json", json.dumps({"version": "1.0.0", "hook": hook}))
+    assert said(engines.podman(tree.case))["podman-hook"][0] == "ok"
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"hook": {}}', '{"hook": {"path": "/gone"}}', "", "{}"]
+)
+def test_a_hook_file_that_stops_every_container(tree: Tree, text: str) -> None:
+    tree.program("/usr/bin/podman")
+    tree.write("/etc/containers/containers.conf", '[engine]\nhooks_dir = ["/srv/hooks"]\n')
+    tree.write("/srv/hooks/x.json", text)
+    assert said(engines.podman(tree.case))["podman-hook"][0] == "failure"

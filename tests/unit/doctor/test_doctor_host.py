@@ -1,0 +1,206 @@
+import pytest
+from fabricated import BIN, VERSION, Tree, said
+
+from gpuhook.config import loads
+from gpuhook.doctor import Case, Finding, Status, examine, host, install, worst
+from gpuhook.doctor.finding import failure, ok, warning
+from gpuhook.doctor.machine import Machine
+
+V1 = "30 24 0:26 / /sys/fs/cgroup/devices rw - cgroup cgroup rw,devices\n"
+V2 = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
+HYBRID = V1 + "31 24 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "words"),
+    [
+        (V1, "cgroup version 1"),
+        (V2, "cgroup version 2"),
+        (HYBRID, "cgroup version 1, with an empty version 2 tree beside it"),
+    ],
+)
+def test_cgroup_versions(tree: Tree, mounts: str, words: str) -> None:
+    tree.write("/proc/self/mountinfo", mounts)
+    assert said(host.cgroups(tree.case))["cgroups"] == ("ok", words)
+
+
+def test_no_cgroups(tree: Tree) -> None:
+    tree.write("/proc/self/mountinfo", "1 2 0:1 / / rw - ext4 /dev/sda rw\n")
+    assert said(host.cgroups(tree.case))["cgroups"][0] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("release", "status"), [("6.1.0-18-amd64", "ok"), ("5.6.0", "ok"), ("5.4.0-generic", "warning")]
+)
+def test_kernels(tree: Tree, release: str, status: str) -> None:
+    tree.write("/proc/sys/kernel/osrelease", f"{release}\n")
+    assert said(host.kernel(tree.case))["kernel"][0] == status
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "status", "word"),
+    [
+        ("/sys/fs/selinux/enforce", "1", "warning", "enforcing"),
+        ("/sys/fs/selinux/enforce", "0", "ok", "permissive"),
+        ("/sys/module/apparmor/parameters/enabled", "Y\n", "ok", "AppArmor"),
+        ("/nothing", "", "ok", "Neither"),
+    ],
+)
+def test_security_modules(tree: Tree, path: str, text: str, status: str, word: str) -> None:
+    tree.write(path, text)
+    found = said(host.security_modules(tree.case))["security-module"]
+    assert found[0] == status
+    assert word in found[1]
+
+
+YAML = """\
+cdiVersion: 0.5.0
+containerEdits:
+  mounts:
+    - hostPath: {path}
+      containerPath: /usr/lib/libcuda.so
+"""
+
+
+@pytest.mark.parametrize("text", [YAML, '{{"mounts": [{{"hostPath": "{path}"}}]}}'])
+def test_cdi_specs_in_yaml_and_json(tree: Tree, text: str) -> None:
+    tree.driver()
+    library = f"/usr/lib/libcuda.so.{VERSION}"
+    spec = tree.write("/etc/cdi/nvidia.yaml", text.format(path=library))
+    status, message = said(host.cdi_specs(tree.case))["cdi-specs"]
+    assert (status, message) == (
+        "warning",
+        f"/etc/cdi/nvidia.yaml is stale: {library} doesn't exist",
+    )
+    tree.write(library)
+    assert said(host.cdi_specs(tree.case))["cdi-specs"][0] == "ok"
+    old = "/usr/lib/libcuda.so.470.1.2"
+    tree.write(old)
+    spec.write_text(text.format(path=old))
+    status, message = said(host.cdi_specs(tree.case))["cdi-specs"]
+    assert status == "warning"
+    assert "it is for driver 470.1.2" in message
+
+
+def test_no_cdi_specs(tree: Tree) -> None:
+    tree.write("/etc/cdi/README", "not a spec")
+    assert said(host.cdi_specs(tree.case)) == {}
+
+
+def test_nvidias_toolkit_beside_us(tree: Tree) -> None:
+    assert said(host.foreign_toolkit(tree.case))["foreign-toolkit"][0] == "ok"
+    tree.program("/usr/bin/nvidia-ctk", "\x7fELF")
+    status, message = said(host.foreign_toolkit(tree.case))["foreign-toolkit"]
+    assert status == "warning"
+    assert "/usr/bin/nvidia-ctk" in message
+
+
+def test_nvidias_names_that_lead_to_us(tree: Tree) -> None:
+    gpu_py = tree.program(f"{BIN}/gpu-py")
+    tree.link("/usr/bin/nvidia-container-runtime", str(gpu_py))
+    (tree.root / "usr/bin/nvidia-container-runtime").chmod(0o755)
+    assert said(host.foreign_toolkit(tree.case))["foreign-toolkit"][0] == "ok"
+
+
+def test_launchers_that_are_missing(tree: Tree) -> None:
+    tree.program(f"{BIN}/gpu-py")
+    status, message = said(install.launchers(tree.case))["launchers"]
+    assert status == "failure"
+    assert message == f"gpuhook-prestart can't be executed in {BIN}"
+
+
+def test_launchers_that_others_may_change(tree: Tree) -> None:
+    hook = tree.program(f"{BIN}/gpuhook-prestart")
+    tree.program(f"{BIN}/gpu-py")
+    assert said(install.launchers(tree.case))["launchers"][0] == "ok"
+    assert "launcher-owner" not in said(install.launchers(tree.case))
+    hook.chmod(0o757)
+    status, message = said(install.launchers(tree.case))["launcher-owner"]
+    assert status == "failure"
+    assert f"{BIN}/gpuhook-prestart" in message
+
+
+def _starts(tree: Tree, script: str) -> dict[str, tuple[str, str]]:
+    tree.program(f"{BIN}/gpu-py", f"#!/bin/sh\n{script}\n")
+    runc = tree.program("/usr/bin/runc")
+    tree.config.runtimes = (str(runc),)
+    return said(install.runtime_works(tree.case))
+
+
+def test_a_runtime_that_starts(tree: Tree) -> None:
+    found = _starts(tree, '[ "$1" = --version ]')
+    assert found["runtime-starts"][0] == found["low-level-runtime"][0] == "ok"
+
+
+def test_a_runtime_that_does_not_start(tree: Tree) -> None:
+    status, message = _starts(tree, "echo first; echo it is broken >&2; exit 3")["runtime-starts"]
+    assert status == "failure"
+    assert message == "gpu-py --version ends with status 3 and says: it is broken"
+
+
+def test_no_low_level_runtime(tree: Tree) -> None:
+    tree.config.runtimes = ("/nonexistent/runc",)
+    assert said(install.runtime_works(tree.case))["low-level-runtime"][0] == "failure"
+
+
+def test_keys_that_change_nothing(tree: Tree) -> None:
+    tree.config = loads('[nvidia-ctk]\npath = "x"\n', "/etc/gpuhook/config.toml")
+    found = said(install.configuration(tree.case))
+    assert found["configuration"] == ("ok", "/etc/gpuhook/config.toml is valid")
+    assert found["configuration-keys"][0] == "warning"
+    assert found["configuration-keys"][1].startswith("nvidia-ctk.path changes nothing")
+
+
+def test_a_configuration_that_others_may_change(tree: Tree) -> None:
+    tree.write("/etc/gpuhook/config.toml", mode=0o666)
+    tree.config = loads("", "/etc/gpuhook/config.toml")
+    assert said(install.configuration(tree.case))["configuration-owner"][0] == "failure"
+
+
+def test_an_invalid_configuration(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("config") / "config.toml"
+    path.write_text("disable-require = 3\n")
+    case = Case.of_this_machine(str(path), "/nonexistent/gpuhook")
+    status, message = said(install.configuration(case))["configuration"]
+    assert status == "failure"
+    assert "disable-require must be true or false" in message
+
+
+def test_a_rootless_dockerd_is_told(tree: Tree) -> None:
+    tree.process(9, "dockerd")
+    with tree.docker_answers("/var/run/docker.sock", {"SecurityOptions": ["name=rootless"]}):
+        assert said(host.rootless(tree.case))["rootless"][0] == "ok"
+
+
+def test_a_check_that_fails_stops_no_other(tree: Tree) -> None:
+    def broken_check(case: Case) -> list[Finding]:
+        return [ok("never", case.config.no_such_attribute)]  # type: ignore[attr-defined]
+
+    def other(case: Case) -> list[Finding]:
+        return [ok("other", case.bin)]
+
+    found = said(examine(tree.case, (broken_check, other)))
+    assert found["other"] == ("ok", BIN)
+    assert found["broken-check"][0] == "failure"
+
+
+def test_every_check_stands_an_empty_machine(tree: Tree) -> None:
+    tree.root.mkdir()
+    findings = list(examine(tree.case))
+    assert worst(findings) is Status.FAILURE
+    assert not [each for each in findings if "itself failed" in each.message]
+
+
+def test_the_worst_counts() -> None:
+    assert worst([]) is Status.OK
+    assert worst([ok("a", "")]).exit_status == 0
+    assert worst([warning("a", "", ""), ok("b", "")]).exit_status == 1
+    assert worst([failure("a", "", ""), warning("b", "", "")]).exit_status == 2
+
+
+def test_programs_are_found_like_a_shell_finds_them(tree: Tree) -> None:
+    tree.program("/usr/bin/tool")
+    tree.write("/bin/tool")
+    machine = Machine(str(tree.root))
+    assert machine.which("tool", "relative:/bin:/usr/bin/") == "/usr/bin/tool"
+    assert machine.which("tool", "/bin") is None
