@@ -295,9 +295,13 @@ MODELS = {
 
 
 def find_model(name: str) -> Model:
-    """Return the model; upper and lower case, blanks and a leading NVIDIA don't matter."""
-    wanted = name.upper().replace("NVIDIA", "").replace(" ", "").replace("_", "-")
+    """Return the model; case, blanks, dashes and a leading NVIDIA don't matter."""
+    wanted = _squeeze(name).removeprefix("NVIDIA")
     for key, model in MODELS.items():
-        if wanted in {key, key.replace("-", "")}:
+        if wanted == _squeeze(key):
             return model
     raise SimulateError(f"There is no model {name!r}", f"Use one of {', '.join(MODELS)}")
+
+
+def _squeeze(name: str) -> str:
+    return "".join(letter for letter in name.upper() if letter.isalnum())

@@ -35,7 +35,7 @@ _CUDA_OF_BRANCH = {
 
 _DRIVER = re.compile(r"[0-9]{2,4}(\.[0-9]{1,4}){1,2}")
 _CUDA = re.compile(r"([0-9]{1,2})\.([0-9])")
-_LIBRARY_DIR = re.compile(r"(/[A-Za-z0-9_.+-]+)+")
+_LIBRARY_DIR = re.compile(r"(/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)+")
 
 
 class Failure(Enum):

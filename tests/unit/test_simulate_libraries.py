@@ -1,0 +1,417 @@
+"""The simulated libraries themselves: compiled, loaded, and asked through pynvml.
+
+Device nodes are plain files here, which open() finds as reachable as a node; so no root is
+needed. What a node that exists without hardware answers (ENXIO) is had from /dev/tty in a
+session without a terminal.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.simulate import Options, driver, tables
+from gpuhook.simulate.machine import Machine, make_machine
+from gpuhook.simulate.options import Failure
+from gpuhook.simulate.place import MARKER
+from gpuhook.simulate.tree import Tree
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("gcc") is None, reason="the simulated driver is compiled with gcc when it is built"
+)
+
+LIBRARY_DIR = "/usr/lib/test-linux-gnu"
+Root = tuple[Path, Machine]
+MakeRoot = Callable[..., Root]
+
+# Prints everything that NVML says, or how it failed.
+ASK = Path(__file__).parent / "ask_nvml.py"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Machine, Failure | None], Path]:
+    """Give a function that compiles the driver of a machine, each machine's only once."""
+    done: dict[str, Path] = {}
+
+    def compile_once(machine: Machine, failure: Failure | None) -> Path:
+        header = tables.generated_header(machine, failure, LIBRARY_DIR)
+        source = tables.generated_source(machine)
+        folder = done.get(header + source)
+        if folder is None:
+            folder = done[header + source] = tmp_path_factory.mktemp("compiled")
+            (folder / "generated.h").write_text(header)
+            (folder / "generated.c").write_text(source)
+            driver.compile_driver(str(folder), compat32=False)
+        return folder
+
+    return compile_once
+
+
+@pytest.fixture
+def make_root(tmp_path: Path, compiled: Callable[[Machine, Failure | None], Path]) -> MakeRoot:
+    """Give a function that makes a driver root, with plain files as nodes."""
+
+    def make(**fields: Any) -> Root:
+        machine = make_machine(Options(root=str(tmp_path), **fields))
+        folder = str(compiled(machine, fields.get("failure")))
+        root = tmp_path / "root"
+        tree = Tree(str(root))
+        driver.install_main_libraries(tree, folder, machine.driver_version, LIBRARY_DIR)
+        driver.install_probes(tree, folder)
+        tree.text(MARKER, "")
+        for name in ("nvidiactl", "nvidia-uvm"):
+            tree.text(f"dev/{name}", "")
+        for gpu in machine.gpus:
+            tree.text(f"dev/nvidia{gpu.minor}", "")
+            for mig in gpu.migs:
+                tree.text(f"dev/nvidia-caps/nvidia-cap{mig.gi_cap}", "")
+                tree.text(f"dev/nvidia-caps/nvidia-cap{mig.ci_cap}", "")
+        return root, machine
+
+    return make
+
+
+def environment(root: Path, **more: str) -> dict[str, str]:
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return {"LD_LIBRARY_PATH": f"{root}{LIBRARY_DIR}", "PYTHONPATH": paths, **more}
+
+
+def ask(root: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, ASK], env=environment(root), capture_output=True, check=True
+    )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def run_program(root: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of the root; its libraries are found by name alone."""
+    argv = [f"{root}/usr/bin/{words[0]}", *words[1:]]
+    return subprocess.run(
+        argv, env=environment(root, **more), capture_output=True, text=True, check=False
+    )
+
+
+def indices(answer: dict[str, Any], machine: Machine) -> list[int]:
+    """Return which of the machine's GPUs the answer lists."""
+    slots = {gpu.uuid: gpu.index for gpu in machine.gpus}
+    return [slots[gpu["uuid"]] for gpu in answer["gpus"]]
+
+
+def test_everything_is_seen(make_root: MakeRoot) -> None:
+    root, machine = make_root(gpus=4, minors=(3, 1, 0, 2), models=("H200", "T4", "V100", "RTX4090"))
+    answer = ask(root)
+    assert answer["init"] is None
+    assert (answer["driver"], answer["cuda"]) == ("580.65.06", 13000)
+    assert (answer["before"], answer["after"]) == ("error 1", "error 1")
+    assert (answer["beyond"], answer["nobody"]) == ("error 2", "error 6")
+    assert indices(answer, machine) == [0, 1, 2, 3]
+    first = answer["gpus"][0]
+    assert first["bus"] == ["00000000:1B:00.0", "0000:1B:00.0", 0, 0x1B, "0x233510de"]
+    assert (first["memory"], first["memory_v2"]) == (143771 << 20, 143771 << 20)
+    assert (first["mig_mode"], first["max_migs"], first["migs"]) == ([0, 0], 7, [])
+    assert (first["nvlink"], first["processes"], first["is_mig"]) == ("error 3", [], 0)
+    for gpu, expected in zip(answer["gpus"], machine.gpus, strict=True):
+        assert gpu["name"] == expected.model.name
+        assert gpu["minor"] == expected.minor
+        assert gpu["capability"] == list(expected.model.capability)
+        assert gpu["brand"] == expected.model.brand
+        assert gpu["same"] == [gpu["index"]] * 3 == [expected.index] * 3
+    turing, volta, geforce = answer["gpus"][1:]
+    assert (turing["mig_mode"], turing["max_migs"]) == ("error 3", 0)
+    assert (volta["brand"], volta["fan"], volta["ecc"]) == (2, "error 3", [1, 1])
+    assert (geforce["fan"], geforce["ecc"]) == (30, "error 3")
+
+
+def test_only_reachable_gpus_are_seen_and_counted_from_0(make_root: MakeRoot) -> None:
+    root, machine = make_root(gpus=4, minors=(3, 1, 0, 2))
+    (root / "dev/nvidia1").unlink()
+    (root / "dev/nvidia3").unlink()
+    answer = ask(root)
+    assert indices(answer, machine) == [2, 3]
+    assert [gpu["index"] for gpu in answer["gpus"]] == [0, 1]
+    assert [gpu["minor"] for gpu in answer["gpus"]] == [0, 2]
+    probe = run_program(root, "gpuhook-cuda-probe")
+    assert probe.stdout.splitlines() == [
+        "CUDA devices: 2",
+        f"CUDA device 0: NVIDIA H200 {machine.gpus[2].uuid}",
+        f"CUDA device 1: NVIDIA H200 {machine.gpus[3].uuid}",
+    ]
+
+
+def test_a_node_without_hardware_is_reachable(make_root: MakeRoot) -> None:
+    root, _ = make_root()
+    (root / "dev/nvidia0").unlink()
+    (root / "dev/nvidia0").symlink_to("/dev/tty")
+    check = "import os\ntry: os.open('/dev/tty', os.O_RDONLY)\nexcept OSError as e: print(e.errno)"
+    code = subprocess.run(
+        [sys.executable, "-c", check], start_new_session=True, capture_output=True, check=True
+    )
+    assert code.stdout == b"6\n"  # ENXIO
+    done = subprocess.run(
+        [f"{root}/usr/bin/nvidia-smi", "-L"],
+        env=environment(root),
+        start_new_session=True,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.startswith(b"GPU 0: NVIDIA H200 (UUID: GPU-")
+
+
+def test_a_node_that_may_not_be_opened_is_not_reachable(make_root: MakeRoot) -> None:
+    # An open() that the kernel refuses with EPERM, as the device cgroup does.
+    root, _ = make_root()
+    script = (
+        "import ctypes, platform, struct\n"
+        "nvml = ctypes.CDLL('libnvidia-ml.so.1')\n"
+        "cuda = ctypes.CDLL('libcuda.so.1')\n"
+        "openat = {'x86_64': 257, 'aarch64': 56}[platform.machine()]\n"
+        "code = [(0x20, 0, 0, 0), (0x15, 0, 1, openat)]\n"  # load the number, compare it
+        "code += [(6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]\n"  # answer EPERM, or let it pass
+        "program = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *c) for c in code))\n"
+        "filter = struct.pack('HxxxxxxQ', len(code), ctypes.addressof(program))\n"
+        "libc = ctypes.CDLL(None)\n"
+        "assert libc.prctl(38, 1, 0, 0, 0) == 0\n"  # PR_SET_NO_NEW_PRIVS
+        "assert libc.prctl(22, 2, filter, 0, 0) == 0\n"  # PR_SET_SECCOMP, filter
+        "print(nvml.nvmlInit_v2(), cuda.cuInit(0))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(root),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("999 999\n", "")
+
+
+def test_no_gpu_and_no_driver(make_root: MakeRoot) -> None:
+    root, _ = make_root()
+    (root / "dev/nvidia0").unlink()
+    assert ask(root)["gpus"] == []
+    smi = run_program(root, "nvidia-smi", "-L")
+    assert (smi.returncode, smi.stdout) == (6, "No devices were found\n")
+    probe = run_program(root, "gpuhook-cuda-probe")
+    assert probe.returncode == 1
+    assert probe.stderr == "gpuhook-cuda-probe: cuInit: CUDA_ERROR_NO_DEVICE (100)\n"
+    (root / "dev/nvidiactl").unlink()
+    assert ask(root)["init"] == "error 9"
+    smi = run_program(root, "nvidia-smi")
+    assert smi.returncode == 9
+    assert "couldn't communicate with the NVIDIA driver" in smi.stdout
+
+
+def test_cuda_needs_uvm_and_nvml_does_not(make_root: MakeRoot) -> None:
+    root, _ = make_root()
+    (root / "dev/nvidia-uvm").unlink()
+    assert len(ask(root)["gpus"]) == 1
+    probe = run_program(root, "gpuhook-cuda-probe")
+    assert probe.stderr == "gpuhook-cuda-probe: cuInit: CUDA_ERROR_UNKNOWN (999)\n"
+
+
+@pytest.mark.parametrize(
+    ("failure", "nvml", "cuda", "status"),
+    [
+        (Failure.NOT_LOADED, "error 9", "CUDA_ERROR_NO_DEVICE (100)", 9),
+        (Failure.VERSION_MISMATCH, "error 18", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)", 18),
+    ],
+)
+def test_failures(make_root: MakeRoot, failure: Failure, nvml: str, cuda: str, status: int) -> None:
+    root, _ = make_root(gpus=2, failure=failure)
+    assert ask(root)["init"] == nvml
+    assert run_program(root, "gpuhook-cuda-probe").stderr.endswith(f"{cuda}\n")
+    smi = run_program(root, "nvidia-smi", "-L")
+    assert smi.returncode == status
+    if failure is Failure.VERSION_MISMATCH:
+        assert smi.stdout == (
+            "Failed to initialize NVML: Driver/library version mismatch\n"
+            "NVML library version: 580.65.06\n"
+        )
+
+
+def test_lost_gpu(make_root: MakeRoot) -> None:
+    root, machine = make_root(gpus=3, failure=Failure.GPU_LOST, lost_gpu=1)
+    answer = ask(root)
+    assert answer["gpus"][1] == "error 15"
+    assert [gpu["index"] for gpu in answer["gpus"] if gpu != "error 15"] == [0, 2]
+    smi = run_program(root, "nvidia-smi", "-L")
+    assert smi.returncode == 15
+    assert smi.stdout.splitlines() == [
+        f"GPU 0: NVIDIA H200 (UUID: {machine.gpus[0].uuid})",
+        "Unable to determine the device handle for GPU1: GPU is lost",
+        f"GPU 2: NVIDIA H200 (UUID: {machine.gpus[2].uuid})",
+    ]
+
+
+def test_init_takes_the_time_asked_for(make_root: MakeRoot) -> None:
+    root, _ = make_root(init_seconds=0.25)
+    assert 0.25 <= ask(root)["seconds"] < 2
+
+
+MIG = {0: ("3g.71gb", "1g.18gb+me"), 2: ()}
+
+
+def test_mig_devices(make_root: MakeRoot) -> None:
+    root, machine = make_root(gpus=3, mig=MIG)
+    split, whole, empty = ask(root)["gpus"]
+    assert (split["mig_mode"], whole["mig_mode"], empty["mig_mode"]) == ([1, 1], [0, 0], [1, 1])
+    assert (split["migs_end"], empty["migs_end"]) == (6, 6)
+    assert empty["migs"] == []
+    big, small = split["migs"]
+    assert big["name"] == "NVIDIA H200 MIG 3g.71gb"
+    assert [big["uuid"], small["uuid"]] == [mig.uuid for mig in machine.gpus[0].migs]
+    assert (big["gi"], big["ci"], small["gi"]) == (1, 0, 7)
+    assert (big["memory"], big["slices"], big["sms"]) == (70912 << 20, 3, 60)
+    assert (big["is_mig"], big["parent"], big["by_uuid"], small["by_uuid"]) == (1, 0, 0, 1)
+    assert big["profile"] == ["MIG 3g.71gb", 9, 4, 4]
+    assert small["profile"] == ["MIG 1g.18gb+me", 20, 0, 1]
+
+
+def test_only_reachable_mig_devices_are_seen(make_root: MakeRoot) -> None:
+    root, machine = make_root(gpus=3, mig=MIG)
+    first, second = machine.gpus[0].migs
+    (root / f"dev/nvidia-caps/nvidia-cap{first.ci_cap}").unlink()
+    [left] = ask(root)["gpus"][0]["migs"]
+    assert (left["uuid"], left["index"]) == (second.uuid, 0)
+    smi = run_program(root, "nvidia-smi", "-L").stdout.splitlines()
+    assert smi[1] == f"  MIG 1g.18gb+me  Device  0: (UUID: {second.uuid})"
+
+
+def test_mig_devices_guarded_by_proc_files(make_root: MakeRoot) -> None:
+    root, machine = make_root(mig={0: ("1g.18gb",)})
+    shutil.rmtree(root / "dev/nvidia-caps")
+    assert ask(root)["gpus"][0]["migs"] == []
+    [mig] = machine.gpus[0].migs
+    instance = root / f"proc/driver/nvidia/capabilities/gpu0/mig/gi{mig.gi}"
+    (instance / "ci0").mkdir(parents=True)
+    (instance / "access").touch()
+    (instance / "ci0/access").touch()
+    assert [mig["index"] for mig in ask(root)["gpus"][0]["migs"]] == [0]
+
+
+def test_cuda_sees_one_mig_device_and_no_gpu_beside_it(make_root: MakeRoot) -> None:
+    root, machine = make_root(gpus=3, mig=MIG)
+    first, second = machine.gpus[0].migs
+    assert run_program(root, "gpuhook-cuda-probe").stdout.splitlines() == [
+        "CUDA devices: 1",
+        f"CUDA device 0: NVIDIA H200 MIG 3g.71gb {first.uuid}",
+    ]
+    (root / f"dev/nvidia-caps/nvidia-cap{first.gi_cap}").unlink()
+    assert second.uuid in run_program(root, "gpuhook-cuda-probe").stdout
+    shutil.rmtree(root / "dev/nvidia-caps")
+    probe = run_program(root, "gpuhook-cuda-probe")
+    assert probe.stdout.splitlines() == [
+        "CUDA devices: 1",  # GPU 1: the two in MIG mode have no device that can be reached
+        f"CUDA device 0: NVIDIA H200 {machine.gpus[1].uuid}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [("1", [1]), ("2,0", [2, 0]), ("0,7,1", [0]), ("", []), ("-1", []), ("GPU-x", [])],
+)
+def test_cuda_visible_devices(make_root: MakeRoot, value: str, seen: list[int]) -> None:
+    root, machine = make_root(gpus=3)
+    probe = run_program(root, "gpuhook-cuda-probe", CUDA_VISIBLE_DEVICES=value)
+    lines = [line.split()[-1] for line in probe.stdout.splitlines()[1:]]
+    assert lines == [machine.gpus[index].uuid for index in seen]
+    assert (probe.returncode == 0) == bool(seen)
+
+
+def test_cuda_visible_devices_by_uuid(make_root: MakeRoot) -> None:
+    root, machine = make_root(gpus=3)
+    value = machine.gpus[2].uuid[:12]
+    probe = run_program(root, "gpuhook-cuda-probe", CUDA_VISIBLE_DEVICES=value)
+    assert probe.stdout.splitlines()[1:] == [f"CUDA device 0: NVIDIA H200 {machine.gpus[2].uuid}"]
+
+
+def test_other_programs_of_cuda(make_root: MakeRoot) -> None:
+    root, machine = make_root(gpus=2, models=("A100",))
+    script = (
+        "import ctypes as c\n"
+        "cuda = c.CDLL('libcuda.so.1')\n"
+        "value, size, text = c.c_int(), c.c_size_t(), c.create_string_buffer(64)\n"
+        "assert cuda.cuDeviceGetCount(c.byref(value)) == 3\n"
+        "assert cuda.cuInit(0) == 0 and cuda.cuInit(1) == 1\n"
+        "cuda.cuDriverGetVersion(c.byref(value)); print(value.value)\n"
+        "cuda.cuDeviceTotalMem_v2(c.byref(size), 1); print(size.value)\n"
+        "for number in (75, 76, 33, 16):\n"
+        "    cuda.cuDeviceGetAttribute(c.byref(value), number, 1); print(value.value)\n"
+        "cuda.cuDeviceGetPCIBusId(text, 64, 1); print(text.value.decode())\n"
+        "cuda.cuDeviceGetByPCIBusId(c.byref(value), text); print(value.value)\n"
+        "context = c.c_void_p()\n"
+        "assert cuda.cuCtxCreate_v2(c.byref(context), 0, 1) == 0\n"
+        "cuda.cuCtxGetDevice(c.byref(value)); print(value.value)\n"
+        "assert cuda.cuCtxDestroy_v2(context) == 0\n"
+        "print(cuda.cuCtxGetDevice(c.byref(value)), cuda.cuDeviceGet(c.byref(value), 2))\n"
+        "print(cuda.cuMemAlloc_v2(0, 0))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(root),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    memory = str(machine.gpus[1].model.memory << 20)
+    assert done.stdout.split("\n")[:-1] == [
+        "13000", memory, "8", "0", str(0x43), "108", "0000:43:00.0", "1", "1", "201 101", "801",
+    ]  # fmt: skip
+
+
+def test_library_is_not_found(make_root: MakeRoot) -> None:
+    root, _ = make_root()
+    shutil.rmtree(f"{root}{LIBRARY_DIR}")
+    smi = run_program(root, "nvidia-smi", "-L")
+    assert smi.returncode == 12
+    assert "couldn't find libnvidia-ml.so library" in smi.stdout
+    probe = run_program(root, "gpuhook-cuda-probe")
+    assert probe.returncode == 1
+    assert "libcuda.so.1" in probe.stderr
+
+
+def test_outside_of_a_root_devices_are_at_their_usual_place(make_root: MakeRoot) -> None:
+    # A library that lies elsewhere, as in a container, must not look into the driver root.
+    root, _ = make_root()
+    (root / MARKER).unlink()
+    if not os.path.exists("/dev/nvidiactl"):
+        assert ask(root)["init"] == "error 9"
+    moved = root / "lib64"
+    shutil.copytree(f"{root}{LIBRARY_DIR}", moved, symlinks=True)
+    (root / MARKER).touch()
+    shutil.rmtree(f"{root}{LIBRARY_DIR}")
+    (root / LIBRARY_DIR.lstrip("/")).symlink_to(moved)
+    if not os.path.exists("/dev/nvidiactl"):
+        assert ask(root)["init"] == "error 9"
+
+
+def test_nvidia_smi_prints_a_table_and_versions(make_root: MakeRoot) -> None:
+    root, machine = make_root(gpus=2, models=("L4",), driver_version="550.54.14")
+    table = run_program(root, "nvidia-smi").stdout
+    assert "Driver Version: 550.54.14   CUDA Version: 12.4" in table
+    assert all(gpu.pci_bus_id in table for gpu in machine.gpus)
+    assert "0MiB / 23034MiB" in table
+    versions = run_program(root, "nvidia-smi", "--version").stdout
+    assert "NVML version        : 12.550.54.14\n" in versions
+    assert run_program(root, "nvidia-smi", "--frobnicate").returncode == 2
+
+
+def test_every_name_of_pynvml_is_there(make_root: MakeRoot) -> None:
+    import ctypes  # noqa: PLC0415 - for this test alone
+    import re  # noqa: PLC0415
+
+    import pynvml  # noqa: PLC0415
+
+    root, machine = make_root()
+    library = ctypes.CDLL(f"{root}{LIBRARY_DIR}/libnvidia-ml.so.{machine.driver_version}")
+    source = Path(str(pynvml.__file__)).read_text()
+    names = set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', source))
+    assert len(names) > 200
+    assert [name for name in sorted(names) if not hasattr(library, name)] == []
+    assert library.nvmlDeviceValidateInforom(None) == 1  # uninitialized
