@@ -8,8 +8,8 @@ import click
 from gpuhook.cli._output import config_option, format_option, print_json, table
 from gpuhook.config import load
 from gpuhook.containers import Container, running
-from gpuhook.discover import discover
 from gpuhook.inventory import Gpu, Inventory, Mig
+from gpuhook.store import get_inventory
 
 _SHORT = 12  # characters of a container's id, as Docker prints it
 
@@ -23,7 +23,7 @@ def list_(files: bool, config_path: str | None, output_format: str) -> None:
 
     Without root only your own containers are seen.
     """
-    inventory = discover(load(config_path))
+    inventory = get_inventory(load(config_path))
     containers = running((node.major, node.minor) for node in inventory.nodes)
     if output_format == "json":
         print_json(_as_json(inventory, containers))

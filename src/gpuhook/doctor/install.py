@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from gpuhook import __version__
+from gpuhook import __version__, store
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.errors import RuntimeMissingError
@@ -112,3 +112,25 @@ def configuration(case: Case) -> Iterator[Finding]:
     for key, reason in case.config.ignored:
         text = f"{key} changes nothing: {reason}"
         yield warning("configuration-keys", text, f"Delete it from {path}")
+
+
+def saved_inventory(case: Case) -> Iterator[Finding]:
+    """Ask whether container starts find a fresh inventory, and who may write it."""
+    folder = case.config.state_dir
+    if case.machine.exists(folder) and _writable_by_others(case, folder):
+        yield failure(
+            "saved-inventory",
+            f"Others than root may change {folder}, and so nothing saved there is used",
+            f"Run chown root:root {folder} and chmod 755 {folder}",
+        )
+        return
+    found = store.saved(case.config)
+    if found is not None:
+        text = f"The inventory saved in {folder} is fresh: {len(found.gpus)} GPUs"
+        yield ok("saved-inventory", f"{text}, driver {found.driver_version}")
+    else:
+        yield ok(
+            "saved-inventory",
+            f"No fresh inventory is saved in {folder}: the next GPU container waits for NVML",
+            "To have it done now: gpuhook refresh",
+        )

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 
 from gpuhook import __version__
-from gpuhook.discover import discover
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding
 from gpuhook.errors import GpuhookError, ReportError
+from gpuhook.store import get_inventory
 
 _FOLDER = "gpuhook-report"
 _LOG_LINES = 200
@@ -90,7 +90,7 @@ def _nodes(case: Case) -> Iterator[str]:
 
 def _inventory(case: Case) -> str:
     try:
-        return _json(discover(case.config).to_json())
+        return _json(get_inventory(case.config, save=False).to_json())
     except GpuhookError as error:
         return _json({"error": str(error)})
 

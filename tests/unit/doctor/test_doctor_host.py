@@ -204,3 +204,12 @@ def test_programs_are_found_like_a_shell_finds_them(tree: Tree) -> None:
     machine = Machine(str(tree.root))
     assert machine.which("tool", "relative:/bin:/usr/bin/") == "/usr/bin/tool"
     assert machine.which("tool", "/bin") is None
+
+
+def test_a_state_folder_that_others_may_change(tree: Tree) -> None:
+    tree.config.state_dir = "/run/gpuhook"
+    folder = tree.root / "run/gpuhook"
+    folder.mkdir(parents=True, mode=0o755)
+    assert said(install.saved_inventory(tree.case))["saved-inventory"][0] == "ok"
+    folder.chmod(0o777)
+    assert said(install.saved_inventory(tree.case))["saved-inventory"][0] == "failure"
