@@ -1,0 +1,280 @@
+"""A whole simulated driver root: nodes, /proc, caches; replaced, refused and removed."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpuhook import ldcache
+from gpuhook.cli import cli
+from gpuhook.errors import SimulateError
+from gpuhook.simulate import Failure, Options, build, remove
+
+VERSION = "580.65.06"
+LIBRARY_DIR = f"usr/lib/{os.uname().machine}-linux-gnu"
+
+# Run in a child below the root: NVML's and CUDA's view of it, by bare library names.
+CHROOT = """
+import ctypes, os, sys
+os.chroot(sys.argv[1])
+os.chdir("/")
+nvml, cuda = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.CDLL("libcuda.so.1")
+count = ctypes.c_uint()
+print(nvml.nvmlInit_v2(), nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), count.value)
+print(cuda.cuInit(0), cuda.cuDeviceGetCount(ctypes.byref(count)), count.value)
+"""
+
+
+@pytest.fixture
+def folder(workspace: Path) -> Iterator[Path]:
+    """An empty folder on a file system where device nodes work."""
+    folder = workspace / "simulate"
+    folder.mkdir()
+    yield folder
+    subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def numbers(path: Path) -> tuple[int, int]:
+    status = path.lstat()
+    assert stat.S_ISCHR(status.st_mode)
+    return os.major(status.st_rdev), os.minor(status.st_rdev)
+
+
+def test_nodes(folder: Path) -> None:
+    root = folder / "root"
+    build(Options(root=str(root), gpus=2, minors=(3, 1), mig={1: ("1g.18gb",)}))
+    dev = root / "dev"
+    assert numbers(dev / "nvidia3") == (195, 3)
+    assert numbers(dev / "nvidia1") == (195, 1)
+    assert numbers(dev / "nvidiactl") == (195, 255)
+    assert numbers(dev / "nvidia-modeset") == (195, 254)
+    assert stat.S_IMODE((dev / "nvidia3").stat().st_mode) == 0o666
+    assert not (dev / "nvidia0").exists()
+    majors = {}
+    for line in (root / "proc/devices").read_text().partition("Block")[0].splitlines()[1:]:
+        if line.strip():
+            number, name = line.split(maxsplit=1)
+            majors[name] = int(number)
+    assert numbers(dev / "nvidia-uvm") == (majors["nvidia-uvm"], 0)
+    assert numbers(dev / "nvidia-uvm-tools") == (majors["nvidia-uvm"], 1)
+    caps = majors["nvidia-caps"]
+    assert numbers(dev / "nvidia-caps/nvidia-cap1") == (caps, 1)
+    assert numbers(dev / "nvidia-caps/nvidia-cap201") == (caps, 201)  # gpu1, instance 7
+    assert numbers(dev / "dri/card1") == (226, 1)
+    assert os.readlink(dev / "dri/by-path/pci-0000:1b:00.0-render") == "../renderD128"
+    with open("/proc/devices", encoding="ascii") as file:
+        used = {line.split()[0] for line in file.read().splitlines() if line[:3].strip().isdigit()}
+    assert not {str(majors["nvidia-uvm"]), str(caps)} & used
+    # The kernel has no such driver; that it says so shows that the node itself works.
+    with pytest.raises(OSError, match=r"No such (device or address|device)"):
+        os.close(os.open(dev / "nvidia-uvm", os.O_RDONLY))
+
+
+def test_proc_and_sys(folder: Path) -> None:
+    root = folder / "root"
+    [first, second] = build(
+        Options(root=str(root), gpus=2, minors=(3, 1), mig={1: ("1g.18gb",)})
+    ).gpus
+    proc = root / "proc/driver/nvidia"
+    assert VERSION in (proc / "version").read_text()
+    assert "ModifyDeviceFiles: 1\n" in (proc / "params").read_text()
+    information = (proc / "gpus/0000:1b:00.0/information").read_text()
+    assert f"GPU UUID: \t {first.uuid}\n" in information
+    assert "Device Minor: \t 3\n" in information
+    access = proc / "capabilities/gpu1/mig/gi7"
+    assert "DeviceFileMinor: 201\n" in (access / "access").read_text()
+    assert "DeviceFileMinor: 202\n" in (access / "ci0/access").read_text()
+    assert (proc / "capabilities/mig/config").exists()
+    assert "gpu1/gi7/access 201\n" in (root / "proc/driver/nvidia-caps/mig-minors").read_text()
+    assert (root / "sys/module/nvidia/version").read_text() == f"{VERSION}\n"
+    device = root / f"sys/bus/pci/devices/{second.proc_bus_id}"
+    assert (device / "vendor").read_text() == "0x10de\n"
+    assert (device / "device").read_text() == "0x2335\n"
+
+
+def test_files(folder: Path) -> None:
+    root = folder / "root"
+    build(Options(root=str(root)))
+    entries = ldcache.parse((root / "etc/ld.so.cache").read_bytes(), "cache").entries
+    keys = {entry.key: entry.value for entry in entries}
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-nvvm.so.4", "libEGL_nvidia.so.0"):
+        assert keys[name] == f"/{LIBRARY_DIR}/{name}"
+    assert f"libnvidia-glcore.so.{VERSION}" in keys
+    for path in keys.values():
+        assert (root / path.lstrip("/")).resolve().name.endswith(VERSION)
+    assert (root / f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin").is_file()
+    assert (root / "run/nvidia-persistenced/socket").is_socket()
+    assert (root / "run/nvidia-fabricmanager/socket").is_socket()
+    assert os.readlink(root / "var/run") == "/run"
+    for name in ("nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control"):
+        assert os.access(root / "usr/bin" / name, os.X_OK)
+    simulated = subprocess.run(
+        [root / "usr/bin/nvidia-persistenced"], capture_output=True, text=True, check=True
+    )
+    assert (
+        simulated.stdout == f"nvidia-persistenced: simulated by gpuhook, driver version {VERSION}\n"
+    )
+    icd = json.loads((root / "etc/vulkan/icd.d/nvidia_icd.json").read_text())
+    assert icd["ICD"]["library_path"] == "libGLX_nvidia.so.0"
+    assert not list(root.parent.glob(".root.*"))
+
+
+def test_view_from_inside_the_root(folder: Path) -> None:
+    root = folder / "root"
+    build(Options(root=str(root), gpus=3))
+    argv = [sys.executable, "-c", CHROOT, str(root)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == "0 0 3\n0 0 3\n"
+    (root / "dev/nvidia1").unlink()
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == "0 0 2\n0 0 2\n"
+
+
+def test_other_library_folder_and_32_bit(folder: Path) -> None:
+    if os.uname().machine != "x86_64":
+        with pytest.raises(SimulateError, match="x86_64 alone"):
+            build(Options(root=str(folder / "root"), compat32=True))
+        return
+    root = folder / "root"
+    build(Options(root=str(root), library_dir="/usr/lib64", compat32=True))
+    entries = ldcache.parse((root / "etc/ld.so.cache").read_bytes(), "cache").entries
+    cuda = {entry.flags: entry.value for entry in entries if entry.key == "libcuda.so.1"}
+    assert cuda == {0x0303: "/usr/lib64/libcuda.so.1", 0x0003: "/usr/lib/libcuda.so.1"}
+
+
+def test_not_loaded_leaves_files_alone(folder: Path) -> None:
+    root = folder / "root"
+    build(Options(root=str(root), failure=Failure.NOT_LOADED))
+    assert (root / LIBRARY_DIR / "libcuda.so.1").exists()
+    assert not (root / "dev/nvidiactl").exists()
+    assert not (root / "proc/driver").exists()
+    assert not (root / "sys/module").exists()
+
+
+def test_version_mismatch_shows_in_the_kernel_files(folder: Path) -> None:
+    root = folder / "root"
+    build(Options(root=str(root), failure=Failure.VERSION_MISMATCH))
+    assert (root / LIBRARY_DIR / f"libcuda.so.{VERSION}").exists()
+    assert "580.65.05" in (root / "proc/driver/nvidia/version").read_text()
+
+
+def test_building_again_replaces(folder: Path) -> None:
+    root = folder / "root"
+    build(Options(root=str(root), gpus=2, driver_version="535.1.1"))
+    with open(root / LIBRARY_DIR / "libcuda.so.1", "rb") as old:
+        build(Options(root=str(root), gpus=2, unplugged=frozenset({0})))
+        assert old.read(4) == b"\x7fELF"  # whoever uses the old driver still has it
+    assert not (root / "dev/nvidia0").exists()
+    assert (root / "dev/nvidia1").exists()
+    assert not (root / LIBRARY_DIR / "libcuda.so.535.1.1").exists()
+    assert [path.name for path in folder.iterdir()] == ["root"]
+
+
+def test_a_failed_build_leaves_the_old_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = folder / "root"
+    build(Options(root=str(root), gpus=2))
+    before = sorted(str(path) for path in root.rglob("*"))
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.raises(SimulateError, match="There is no C compiler"):
+        build(Options(root=str(root), gpus=1))
+    assert sorted(str(path) for path in root.rglob("*")) == before
+    assert [path.name for path in folder.iterdir()] == ["root"]
+
+
+def test_other_folders_are_refused(folder: Path) -> None:
+    other = folder / "other"
+    other.mkdir()
+    (other / "precious").touch()
+    with pytest.raises(SimulateError, match="not empty and no simulated driver root"):
+        build(Options(root=str(other)))
+    with pytest.raises(SimulateError, match="is not a simulated driver root"):
+        remove(str(other))
+    with pytest.raises(SimulateError, match="is not a folder"):
+        build(Options(root=str(other / "precious")))
+    with pytest.raises(SimulateError, match="is not a folder"):
+        build(Options(root=str(other / "precious/root")))
+    assert [path.name for path in other.iterdir()] == ["precious"]
+    (other / "precious").unlink()
+    build(Options(root=str(other)))
+    remove(str(other))
+    assert not other.exists()
+
+
+def test_nodev_is_refused(folder: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nodev", "tmpfs", folder], check=True)
+    try:
+        with pytest.raises(SimulateError, match="mounted with nodev"):
+            build(Options(root=str(folder / "deeper/root")))
+        assert list(folder.iterdir()) == []
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_mounts_in_the_root_are_refused(folder: Path) -> None:
+    root = folder / "root"
+    build(Options(root=str(root)))
+    outside = folder / "out side"
+    outside.mkdir()
+    (outside / "precious").touch()
+    inside = root / "m n"
+    inside.mkdir()
+    subprocess.run(["mount", "--bind", outside, inside], check=True)
+    try:
+        for attempt in (lambda: build(Options(root=str(root))), lambda: remove(str(root))):
+            with pytest.raises(SimulateError, match="Something is mounted on"):
+                attempt()
+    finally:
+        subprocess.run(["umount", inside], check=True)
+    remove(str(root))
+    assert (outside / "precious").exists()
+
+
+def test_root_through_a_link(folder: Path) -> None:
+    (folder / "link").symlink_to("real")
+    build(Options(root=str(folder / "link")))
+    build(Options(root=str(folder / "link"), gpus=2))
+    assert (folder / "link").is_symlink()
+    assert (folder / "real/dev/nvidia1").exists()
+    remove(str(folder / "link"))
+    assert not (folder / "real").exists()
+
+
+def test_nobody_may_not(folder: Path) -> None:
+    script = (
+        "import os; os.setresuid(65534, 65534, 65534)\n"
+        "from gpuhook.simulate.place import check_place\n"
+        f"check_place({str(folder)!r})\n"
+    )
+    # The modules are loaded first: nobody may not be able to read them.
+    script = "import gpuhook.simulate.place\n" + script
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Only root can make device nodes" in done.stderr
+
+
+def test_command_line(folder: Path) -> None:
+    root = str(folder / "root")
+    words = ["--gpus=2", "--model=A100", "--mig=1:3g.40gb", "--minors=4,2", "--fail=gpu-lost:0"]
+    done = CliRunner().invoke(cli, ["simulate", root, *words, "--format=json"])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.output)
+    assert (answer["driver_version"], answer["cuda_version"]) == (VERSION, "13.0")
+    lost, split = answer["gpus"]
+    assert (lost["minor"], lost["lost"], split["lost"]) == (4, True, False)
+    assert [mig["profile"] for mig in split["mig"]] == ["3g.40gb"]
+    text = CliRunner().invoke(cli, ["simulate", root, *words]).output
+    assert text.splitlines()[1].endswith("/dev/nvidia4 (lost)")
+    assert split["mig"][0]["uuid"] in text
+    assert CliRunner().invoke(cli, ["simulate", root, "--remove"]).exit_code == 0
+    assert not os.path.exists(root)
