@@ -10,7 +10,7 @@ import sys
 
 from gpuhook import log
 from gpuhook.config import Config, load
-from gpuhook.errors import ConfigError, GpuhookError, RuntimeMissingError
+from gpuhook.errors import ConfigError, GpuhookError, RuntimeMissingError, SpecError
 from gpuhook.runtime_argv import CREATING_VERBS, Arguments
 
 TYPE_CHECKING = False
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpuhook.oci import Spec
+    from gpuhook.plan import Plan
     from gpuhook.resolve import Resolved
 
 PROGRAM = "gpu-py"
@@ -104,17 +105,45 @@ def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> None:
 
     spec = read_spec(os.path.join(arguments.bundle or "", arguments.config))
     resolved = resolve(spec.data, config)
-    if resolved is not None:
-        add_hook(_add_device_rules(spec, resolved), config, folder).write()
+    if resolved is None:
+        return
+    from gpuhook import mode  # noqa: PLC0415 - only where a GPU is asked for
+
+    if mode.resolve(config.mode, resolved.request) == "spec":
+        _edit_spec(spec, resolved, config).write()
+    else:
+        add_hook(_add_device_rules(spec, _plan_anywhere(resolved)), config, folder).write()
 
 
-def _add_device_rules(spec: "Spec", resolved: "Resolved") -> "Spec":
-    from gpuhook import cgroup, image  # noqa: PLC0415 - only where a GPU is asked for
+def _plan_anywhere(resolved: "Resolved") -> "Plan":
+    """Return the plan for any image: what it brings makes no difference to the devices."""
+    from gpuhook import image  # noqa: PLC0415 - only where a GPU is asked for
     from gpuhook.plan import make_plan  # noqa: PLC0415
 
-    # What the image brings makes no difference to the devices.
-    anywhere = image.unknown()
-    plan = make_plan(resolved.request, resolved.inventory, resolved.selection, anywhere)
+    return make_plan(resolved.request, resolved.inventory, resolved.selection, image.unknown())
+
+
+def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
+    """Return the spec with all that mode spec does, for the image as the engine laid it out."""
+    from gpuhook import image, spec_edits  # noqa: PLC0415 - only in mode spec
+    from gpuhook.plan import make_plan  # noqa: PLC0415
+    from gpuhook.rootfs import Rootfs  # noqa: PLC0415
+
+    try:
+        with Rootfs(spec.root_path) as root:
+            found = image.look(root, config)
+    except OSError as error:
+        raise SpecError(
+            f"The root filesystem {spec.root_path} can't be opened: {error.strerror}",
+            "Have it mounted before the runtime is called, or use mode hook",
+        ) from None
+    plan = make_plan(resolved.request, resolved.inventory, resolved.selection, found)
+    return spec_edits.apply(_add_device_rules(spec, plan), plan)
+
+
+def _add_device_rules(spec: "Spec", plan: "Plan") -> "Spec":
+    from gpuhook import cgroup  # noqa: PLC0415 - only where a GPU is asked for
+
     missing = [pair for pair in plan.devices if not cgroup.spec_allows(spec.device_rules, *pair)]
     if not missing:
         return spec
