@@ -10,13 +10,14 @@ from harness.bundles import Bundle
 from harness.commands import run
 from harness.containerd import Containerd, containerd
 from harness.docker import Docker, dockerd
-from harness.driver import MINORS, Driver, simulate
+from harness.driver import MINORS, Driver, fetch_driver_files, simulate
 from harness.engines import Engine
 from harness.installation import Installation, install, write_config
 from harness.namespaces import Namespace, namespace
 from harness.podman import Podman, hooks_dir, podman
 
 WORKSPACE = Path("/run/gpuhook-test")
+WORK = images.REPOSITORY / ".work"
 RUNC, CRUN = "runc", "crun"
 ENGINES = [
     "docker",
@@ -49,8 +50,11 @@ def installation() -> Installation:
 
 
 @pytest.fixture(scope="session")
-def workspace(installation: Installation) -> Iterator[Path]:
-    # pip, which needs the host's /run for name resolution, has run by now.
+def workspace(request: pytest.FixtureRequest, installation: Installation) -> Iterator[Path]:
+    """A folder that vanishes with the session, in a mount namespace that does so too."""
+    # What is downloaded must be here by now: name resolution needs the host's /run and /etc.
+    if any("real_driver" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        fetch_driver_files(WORK)
     namespaces.isolate_session()
     WORKSPACE.mkdir()
     yield WORKSPACE
@@ -61,6 +65,19 @@ def workspace(installation: Installation) -> Iterator[Path]:
 def driver(workspace: Path, installation: Installation) -> Driver:
     minors = ",".join(str(minor) for minor in MINORS)
     return simulate(installation, workspace / "driver", "--gpus=8", f"--minors={minors}")
+
+
+@pytest.fixture(scope="session")
+def real_driver(workspace: Path, installation: Installation) -> Iterator[Driver]:
+    """The real driver files of Debian's packages, with simulated GPUs.
+
+    It lies beside the files, because it is made of hard links to them.
+    """
+    root = WORK / f"driver-{os.getpid()}"
+    minors = ",".join(str(minor) for minor in MINORS)
+    options = ["--gpus=8", f"--minors={minors}", f"--driver-files={fetch_driver_files(WORK)}"]
+    yield simulate(installation, root, *options)
+    run([installation.command, "simulate", "--remove", root]).ok()
 
 
 @pytest.fixture(scope="session")

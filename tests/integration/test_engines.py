@@ -75,5 +75,5 @@ def test_libraries_are_the_hosts(engine: Engine, driver: Driver) -> None:
 def test_unknown_gpu_fails_with_one_sentence(engine: Engine, driver: Driver) -> None:
     with nothing_left(driver.root, pid=engine.pid):
         done = engine.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=0,9"]).failed()
-    assert "9" in done.stderr
+    assert "9" in done.stderr or not engine.shows_errors_of_hooks
     assert "Traceback" not in done.stderr

@@ -32,6 +32,11 @@ class Containerd:
     binary: Path
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
+    @property
+    def shows_errors_of_hooks(self) -> bool:
+        """Whether the user is told what a hook that failed said."""
+        return True
+
     def call(self, *words: str | Path) -> Result:
         """Run ctr against this daemon."""
         address = [f"--address={self.folder}/containerd.sock"]

@@ -19,6 +19,11 @@ class Docker:
     folder: Path
     pid: int | None
 
+    @property
+    def shows_errors_of_hooks(self) -> bool:
+        """Whether the user is told what a hook that failed said."""
+        return True
+
     def call(self, *words: str | Path) -> Result:
         """Run the docker command line against this daemon."""
         env = {"DOCKER_CONFIG": str(self.folder / "client")}

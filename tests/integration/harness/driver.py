@@ -1,10 +1,12 @@
 """A simulated driver: the folder that gpuhook is pointed to, and what is true of it."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.commands import run
+from harness.images import REPOSITORY
 from harness.installation import Installation
 
 # Not one GPU's minor is its index, so that mixing up the two can't go unnoticed.
@@ -33,23 +35,35 @@ class Driver:
         """The version in the names of the driver's libraries."""
         return self.library("libcuda.so.1").name.removeprefix("libcuda.so.")
 
+    def path(self, name: str) -> Path:
+        """Return where the absolute path ``name`` leads to below the driver root."""
+        return resolve_below(self.root, name)
+
     @property
     def minors(self) -> list[int]:
         """The minors of all GPUs."""
         return [gpu.minor for gpu in self.gpus]
 
     def library(self, name: str) -> Path:
-        """Return the file that ``name`` leads to below the driver root, links resolved."""
-        [link] = [path for path in self.root.glob(f"usr/lib*/**/{name}") if _is_real(path)]
-        return link.resolve()
+        """Return the file that a library's ``name`` leads to below the driver root."""
+        return self.path(f"/usr/lib/{os.uname().machine}-linux-gnu/{name}")
 
     def chosen(self, *indices: int) -> list[Gpu]:
         """Return the GPUs with these indices."""
         return [self.gpus[index] for index in indices]
 
 
-def _is_real(path: Path) -> bool:
-    return path.exists() and not any(part.is_symlink() for part in path.parents)
+def resolve_below(root: Path, name: str) -> Path:
+    """Follow links as a process whose root folder is ``root`` would; OSError if broken."""
+    place, todo = root, name.strip("/").split("/")
+    while todo:
+        place = place / todo.pop(0)
+        if place.is_symlink():
+            target = str(place.readlink())
+            todo = [*target.strip("/").split("/"), *todo]
+            place = root if target.startswith("/") else place.parent
+    place.lstat()
+    return place
 
 
 def simulate(installation: Installation, root: Path, *options: str) -> Driver:
@@ -63,6 +77,15 @@ def simulate(installation: Installation, root: Path, *options: str) -> Driver:
         minor = int(values["Device Minor"])
         gpus.append(Gpu(len(gpus), minor, values["GPU UUID"], values["Model"]))
     return Driver(root, tuple(gpus))
+
+
+def fetch_driver_files(work: Path) -> Path:
+    """Return the real driver files of Debian's packages, downloaded the first time."""
+    folder = work / "driver-files"
+    if not (folder / ".driver-files").exists():
+        env = {"XDG_CACHE_HOME": str(work / "cache")}
+        run([REPOSITORY / "scripts/fetch-driver-files", folder], env=env, timeout=1200.0).ok()
+    return folder
 
 
 def lines_of_nvidia_smi(gpus: Sequence[Gpu]) -> list[str]:

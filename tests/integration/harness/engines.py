@@ -25,6 +25,10 @@ class Engine(Protocol):
     def pid(self) -> int | None:
         """The daemon, whose mount table is looked at too; None for an engine without one."""
 
+    @property
+    def shows_errors_of_hooks(self) -> bool:
+        """Whether the user is told what a hook that failed said."""
+
 
 def settings(flag: str, env: Sequence[str]) -> list[str]:
     """Return ``env`` as command line options."""

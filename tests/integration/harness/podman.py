@@ -29,6 +29,11 @@ class Podman:
         """The process that holds podman's mount namespace; podman has no daemon."""
         return self.namespace.pid
 
+    @property
+    def shows_errors_of_hooks(self) -> bool:
+        """Whether the user is told what a hook that failed said: crun drops it."""
+        return self.runtime.name != "crun"
+
     def call(self, *words: str | Path) -> Result:
         """Run podman on this storage."""
         argv = [
@@ -60,6 +65,7 @@ class Podman:
             "--ulimit=nofile=1024:1024",
             "--ulimit=nproc=1024:1024",
             "--pids-limit=-1",
+            "--cap-add=MKNOD",
         ]
         words += [f"--cgroup-parent={CGROUP_PARENT}", *settings("-e", env), *options]
         return self.call("run", "--rm", *words, image, *command)
