@@ -10,7 +10,7 @@ Hot path: imports os and stat.
 import os
 import stat
 
-from gpuhook import kernel, ldcache
+from gpuhook import kernel, ldcache, procfs_params
 from gpuhook.container import Container, write_all
 from gpuhook.errors import InjectError, VolumeError
 from gpuhook.journal import Journal
@@ -281,7 +281,8 @@ class MaskProc(Operation):
         for name in self.files:
             data = host.read_file(f"{PROC_DRIVER}/{name}", _PROC_FILE_LIMIT)
             if data is not None:
-                self._copy(name, mask_params(data) if name == "params" else data)
+                masked = procfs_params.masked(data) if name == "params" else None
+                self._copy(name, masked or data)
         for name in self.binds:
             self._clone(host, name)
 
@@ -351,14 +352,6 @@ def _mount_inside(inside: Container, name: str, tree: int, folder: bool) -> None
         inside.attach(tree, target, f"{PROC_DRIVER}/{name}")
     finally:
         os.close(target)
-
-
-def mask_params(data: bytes) -> bytes:
-    """Switch ModifyDeviceFiles off in the text of /proc/driver/nvidia/params."""
-    lines = data.split(b"\n")
-    return b"\n".join(
-        b"ModifyDeviceFiles: 0" if line == b"ModifyDeviceFiles: 1" else line for line in lines
-    )
 
 
 class UpdateLdCache(Operation):
