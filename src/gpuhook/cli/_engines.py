@@ -1,0 +1,80 @@
+"""What install, uninstall and configure share: where things are, and how results are told."""
+
+import os
+import shutil
+import sys
+
+import click
+
+from gpuhook.engines import DEFAULT_STATE
+from gpuhook.engines.installer import Outcome
+from gpuhook.errors import EngineError
+
+ALL = "all"
+
+
+def is_rootless(prefix: str) -> bool:
+    """Tell whether the user's own files are meant and not the system's."""
+    return os.geteuid() != 0 and not prefix
+
+
+def state_folder(given: str | None, prefix: str) -> str:
+    """Return where it is remembered what was changed."""
+    if given:
+        return os.path.abspath(given)
+    if is_rootless(prefix):
+        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        return os.path.join(base, "gpuhook")
+    return prefix.rstrip("/") + DEFAULT_STATE
+
+
+def absolute(path: str | None) -> str | None:
+    """Return a path that was given by the user as an absolute one."""
+    return os.path.abspath(path) if path else None
+
+
+def our_program(name: str) -> str:
+    """Return the absolute path of one of our programs: beside gpuhook, else on PATH."""
+    beside = [os.path.dirname(os.path.abspath(word)) for word in (sys.argv[0], sys.executable)]
+    for folder in beside:
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK):
+            return path
+    found = shutil.which(name)
+    if found is None:
+        raise EngineError(
+            f"The program {name} was not found beside gpuhook nor on PATH",
+            "Reinstall gpuhook, or give its place with --runtime-path",
+        )
+    return os.path.abspath(found)
+
+
+def checked_program(path: str, prefix: str) -> str:
+    """Return the path of a program that an engine is to start; EngineError if it can't be."""
+    if not os.path.isabs(path):
+        raise EngineError(f"{path} is no absolute path", "Give the whole path of the program")
+    if not prefix and not os.access(path, os.X_OK):
+        raise EngineError(
+            f"{path} is no program that can be started", "Check the path, or reinstall gpuhook"
+        )
+    return path
+
+
+def tell(outcomes: list[Outcome], *, dry_run: bool) -> None:
+    """Print what was done to the files, or as a diff what would be."""
+    for outcome in outcomes:
+        change = outcome.change
+        if dry_run:
+            click.echo(change.diff(), nl=False)
+        elif not change:
+            click.echo(f"{outcome.engine}: {change.path} is as it should be")
+        elif change.new is None:
+            click.echo(f"{outcome.engine}: removed {change.path}")
+        else:
+            word = "wrote" if change.old is None else "changed"
+            click.echo(f"{outcome.engine}: {word} {change.path}")
+
+
+def warn(text: str) -> None:
+    """Print a warning to standard error."""
+    click.echo(f"gpuhook: warning: {text}", err=True)

@@ -1,0 +1,158 @@
+"""``gpuhook install``: tell container engines about gpu-py."""
+
+import dataclasses
+import os
+
+import click
+
+from gpuhook import nvidia_names as names
+from gpuhook.cli import _engines as shared
+from gpuhook.config.loader import PATH_VARIABLE
+from gpuhook.engines import ENGINES, Answer, Ask, Store, installer
+from gpuhook.engines.ask import RUNTIME_NAME
+from gpuhook.errors import EngineError
+
+_NVIDIA_RUNTIME = "nvidia"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One installation: the engines, what each is told, and where that is remembered."""
+
+    engines: tuple[str, ...]
+    ask: Ask
+    state: str
+    links: str | None = None
+    reload: bool = False
+    dry_run: bool = False
+
+
+def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[str, ...]:
+    """Return the engines meant: ``all`` are those that are present."""
+    if shared.ALL not in engines:
+        return tuple(dict.fromkeys(engines))
+    found = tuple(name for name, engine in ENGINES.items() if engine.is_present(ask))
+    if not found:
+        raise EngineError(
+            "No container engine was found", f"Name one with --engine: {', '.join(ENGINES)}"
+        )
+    return found
+
+
+def carry_out(job: Job) -> None:
+    """Do an installation and print what was done."""
+    answers = {name: ENGINES[name].install(job.ask) for name in job.engines}
+    targets = [target for answer in answers.values() for target in answer.targets]
+    store = Store(job.state)
+    if job.dry_run:
+        shared.tell(installer.preview(store, targets), dry_run=True)
+        _make_links(job)
+    else:
+        with store.locked():
+            outcomes = installer.install(store, targets)
+            shared.tell(outcomes, dry_run=False)
+            _make_links(job)
+    for name, answer in answers.items():
+        _tell_answer(name, answer, job)
+
+
+def _make_links(job: Job) -> None:
+    if job.links is None:
+        return
+    programs = os.path.dirname(job.ask.runtimes[0][1])
+    links, reasons = names.plan(job.links, programs, job.ask.prefix)
+    for reason in reasons:
+        shared.warn(reason)
+    if job.dry_run:
+        missing = [link for link in links if not link.is_there]
+        word = "would link"
+    else:
+        missing = names.LinkRecord(job.state).make(links)
+        word = "linked"
+    for link in missing:
+        click.echo(f"{word} {link.path} to {link.program}")
+
+
+def _tell_answer(name: str, answer: Answer, job: Job) -> None:
+    for warning in answer.warnings:
+        shared.warn(warning)
+    if job.dry_run:
+        return
+    if job.reload:
+        pids = ENGINES[name].reload(answer.targets[0].config)
+        click.echo(f"{name}: " + (f"reloaded {_words(pids)}" if pids else "nothing to reload"))
+        return
+    for line in answer.afterwards:
+        click.echo(f"{name}: {line}")
+    if name == "docker" and job.links is not None:
+        click.echo(
+            "docker: For --gpus, restart Docker, which looks for "
+            "nvidia-container-runtime-hook only at its start: systemctl restart docker"
+        )
+
+
+def _words(pids: list[int]) -> str:
+    return " ".join(str(pid) for pid in pids)
+
+
+@click.command()
+@click.option(
+    "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
+    default=[shared.ALL], show_default=True, help="The engine; may be repeated.",
+)  # fmt: skip
+@click.option("--set-default", is_flag=True, help="Make gpu-py the default runtime.")
+@click.option("--nvidia-names", is_flag=True, help="Serve NVIDIA's program names too.")
+@click.option("--cdi", is_flag=True, help="Switch CDI on where it is a setting.")
+@click.option(
+    "--hook", type=click.Choice(["prestart", "precreate"]),
+    help="Have podman call the hook for all containers, whatever their runtime.",
+)  # fmt: skip
+@click.option("--config", metavar="FILE", help="The engine's configuration file.")
+@click.option("--drop-in-config", metavar="FILE", help="The file for containerd, CRI-O, podman.")
+@click.option("--runtime-name", default=RUNTIME_NAME, show_default=True)
+@click.option("--runtime-path", metavar="PATH", help="Where gpu-py is.  [default: beside gpuhook]")
+@click.option("--bin-dir", metavar="DIR", help="For NVIDIA's names.  [default: /usr/local/bin]")
+@click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
+@click.option("--state-dir", metavar="DIR", help="Where to remember what was changed.")
+@click.option("--reload", is_flag=True, help="Have the running Docker read its configuration.")
+@click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
+def install(
+    engines: tuple[str, ...],
+    set_default: bool,
+    nvidia_names: bool,
+    cdi: bool,
+    hook: str | None,
+    config: str | None,
+    drop_in_config: str | None,
+    runtime_name: str,
+    runtime_path: str | None,
+    bin_dir: str | None,
+    prefix: str,
+    state_dir: str | None,
+    reload: bool,
+    dry_run: bool,
+) -> None:
+    """Tell container engines about gpu-py.
+
+    Everything that is changed is remembered, and ``gpuhook uninstall`` takes it back.
+    """
+    if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
+        raise click.UsageError("--config and --drop-in-config need one --engine.")
+    program = shared.checked_program(runtime_path or shared.our_program("gpu-py"), prefix)
+    ask = Ask(
+        runtimes=((runtime_name, program),),
+        also=((_NVIDIA_RUNTIME, program),) if nvidia_names else (),
+        set_default=set_default,
+        cdi=cdi,
+        config=shared.absolute(config),
+        drop_in=shared.absolute(drop_in_config),
+        prefix=prefix and os.path.abspath(prefix),
+        hook=hook,
+        hook_path=os.path.join(os.path.dirname(program), "gpuhook-prestart"),
+        gpuhook_config=shared.absolute(os.environ.get(PATH_VARIABLE)),
+        rootless=shared.is_rootless(prefix),
+    )
+    folder = os.path.expanduser("~/.local/bin") if ask.rootless else names.DEFAULT_FOLDER
+    links = os.path.abspath(bin_dir or ask.system(folder)) if nvidia_names else None
+    state = shared.state_folder(state_dir, ask.prefix)
+    carry_out(Job(chosen_engines(engines, ask), ask, state, links, reload, dry_run))

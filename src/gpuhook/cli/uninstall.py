@@ -1,0 +1,105 @@
+"""``gpuhook uninstall``: take back what ``gpuhook install`` did to container engines."""
+
+import os
+
+import click
+
+from gpuhook import nvidia_names
+from gpuhook.cli import _engines as shared
+from gpuhook.engines import ENGINES, Ask, Store, installer
+from gpuhook.engines.merge import Path
+from gpuhook.engines.store import Record
+
+_NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
+
+
+@click.command()
+@click.option(
+    "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
+    default=[shared.ALL], show_default=True, help="The engine; may be repeated.",
+)  # fmt: skip
+@click.option("--config", metavar="FILE", help="Only what belongs to this configuration file.")
+@click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
+@click.option("--state-dir", metavar="DIR", help="Where it was remembered what was changed.")
+@click.option("--reload", is_flag=True, help="Have the running Docker read its configuration.")
+@click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
+def uninstall(
+    engines: tuple[str, ...],
+    config: str | None,
+    prefix: str,
+    state_dir: str | None,
+    reload: bool,
+    dry_run: bool,
+) -> None:
+    """Take back what ``gpuhook install`` did.
+
+    A file that nobody else changed becomes what it was, byte for byte; from another one only
+    our settings are taken out. Containers that still need the runtime are listed.
+    """
+    prefix = prefix and os.path.abspath(prefix)
+    state = shared.state_folder(state_dir, prefix)
+    wanted = set(ENGINES) if shared.ALL in engines else set(engines)
+    store = Store(state)
+    records = [
+        record
+        for record in store.records()
+        if record.engine in wanted and (config is None or _is(record.config, config))
+    ]
+    links = nvidia_names.LinkRecord(state)
+    remove_links = shared.ALL in engines
+    if not records and not (remove_links and links.links()):
+        click.echo(_NOTHING)
+        return
+    _warn_of_bound(records, prefix)
+    if dry_run:
+        shared.tell(installer.preview_removal(store, records), dry_run=True)
+        return
+    with store.locked():
+        shared.tell(installer.uninstall(store, records), dry_run=False)
+        for link in links.remove() if remove_links else []:
+            click.echo(f"removed {link.path}")
+    _tell_afterwards(records, reload)
+
+
+def _is(path: str, given: str) -> bool:
+    return os.path.abspath(path) == os.path.abspath(given)
+
+
+def _warn_of_bound(records: list[Record], prefix: str) -> None:
+    """List the containers that can't be started, or even stopped, without the runtime."""
+    for engine, config in dict.fromkeys((record.engine, record.config) for record in records):
+        owned = [
+            path
+            for record in records
+            if (record.engine, record.config) == (engine, config)
+            for path in record.owned
+        ]
+        names = _names(owned)
+        ask = Ask(
+            runtimes=tuple((name, name) for name in names),
+            config=config,
+            prefix=prefix,
+            rootless=shared.is_rootless(prefix),
+        )
+        bound = ENGINES[engine].bound(names, ask)
+        if bound:
+            shared.warn(
+                f"these containers of {engine} were made for {' or '.join(names)} and can't be "
+                f"started without it; make them anew with another runtime: {', '.join(bound)}"
+            )
+
+
+def _names(owned: list[Path]) -> tuple[str, ...]:
+    """Return the runtimes' names: the last part of what we own in a file."""
+    return tuple(dict.fromkeys(path[-1] for path in owned))
+
+
+def _tell_afterwards(records: list[Record], reload: bool) -> None:
+    for engine, config in dict.fromkeys((record.engine, record.config) for record in records):
+        advice = ENGINES[engine].afterwards()
+        if reload:
+            pids = ENGINES[engine].reload(config)
+            words = " ".join(str(pid) for pid in pids)
+            click.echo(f"{engine}: " + (f"reloaded {words}" if pids else "nothing to reload"))
+        elif advice:
+            click.echo(f"{engine}: {advice}")

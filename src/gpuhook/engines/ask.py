@@ -1,0 +1,84 @@
+"""What an installation is asked to do, and what an engine answers."""
+
+import os
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gpuhook.engines.store import Target
+
+RUNTIME_NAME = "gpu-py"
+DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What an engine is to be told.
+
+    ``runtimes`` are (name, absolute path) pairs, of which the first may become the default
+    runtime; ``also`` are more of them, to be left out where the engine has a runtime of that
+    name already. ``config`` and ``drop_in`` are files to use instead of the engine's own,
+    ``prefix`` a folder that stands for / . ``hook`` is the stage (prestart, precreate) at
+    which podman is to call ``hook_path``, None for not at all.
+    """
+
+    runtimes: tuple[tuple[str, str], ...]
+    also: tuple[tuple[str, str], ...] = ()
+    set_default: bool = False
+    cdi: bool = False
+    config: str | None = None
+    drop_in: str | None = None
+    prefix: str = ""
+    hook: str | None = None
+    hook_path: str = ""
+    gpuhook_config: str | None = None
+    rootless: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The runtimes' names."""
+        return tuple(name for name, _ in self.runtimes)
+
+    def beside(self, existing: Container[str]) -> "Ask":
+        """Return the same with those of ``also`` among the runtimes that don't exist."""
+        more = tuple(pair for pair in self.also if pair[0] not in existing)
+        return replace(self, runtimes=self.runtimes + more, also=())
+
+    def system(self, path: str) -> str:
+        """Return a path of the system below the prefix."""
+        return self.prefix.rstrip("/") + path
+
+    def user(self, path: str) -> str:
+        """Return a path below the user's configuration folder."""
+        base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        return self.prefix.rstrip("/") + os.path.join(base, path)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The files an engine wants, what to do afterwards, and what the admin should know."""
+
+    targets: tuple[Target, ...]
+    afterwards: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = field(default=())
+
+
+class Engine(Protocol):
+    """A container engine that can be told about gpu-py."""
+
+    name: str
+
+    def install(self, ask: Ask) -> Answer:
+        """Return what tells the engine about the runtimes; change nothing."""
+
+    def afterwards(self) -> str:
+        """Return what makes the engine see that it no longer has the runtimes."""
+
+    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+        """Return the containers that were made for one of these runtimes."""
+
+    def reload(self, config: str) -> list[int]:
+        """Have running daemons read ``config`` again; return their process ids."""
+
+    def is_present(self, ask: Ask) -> bool:
+        """Tell whether the engine seems to be on this machine."""

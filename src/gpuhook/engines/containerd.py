@@ -1,0 +1,340 @@
+"""containerd: a runtime of its CRI plugin, in a drop-in file where the version knows them.
+
+Source: containerd-config.toml(5), docs/cri/config.md; configuration versions 1 to 3.
+"""
+
+import copy
+import fnmatch
+import glob
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from gpuhook.engines import toml_text
+from gpuhook.engines.ask import DROP_IN_HEADER, Answer, Ask
+from gpuhook.engines.files import read_text
+from gpuhook.engines.merge import Document, Path, get
+from gpuhook.engines.store import Target
+from gpuhook.errors import EngineError
+
+_CONFIG = "/etc/containerd/config.toml"
+_DROP_IN = "conf.d/99-gpuhook.toml"
+_STATE = "/run/containerd"
+# Where the CRI plugin's settings are, by configuration version.
+_CRI = {
+    1: ("plugins", "cri"),
+    2: ("plugins", "io.containerd.grpc.v1.cri"),
+    3: ("plugins", "io.containerd.cri.v1.runtime"),
+}
+_PLAIN_RUNTIME: Document = {
+    "runtime_type": "io.containerd.runc.v2",
+    "runtime_root": "",
+    "runtime_engine": "",
+    "privileged_without_host_devices": False,
+}
+# Until then a plugin's table in an imported file replaces the whole of the main file's.
+_MERGES_TABLES = (2, 1)
+_COPY_NOTE = (
+    "This containerd takes the CRI settings from one file alone: they are copied from the\n"
+    "others. After changing them there, run the installation again."
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A main configuration file as it is; ``text`` is empty where there is none."""
+
+    path: str
+    text: str
+    document: Document
+    version: int
+
+    @property
+    def cri(self) -> Path:
+        """Where the CRI plugin's settings are."""
+        return _CRI[min(self.version, 3)]
+
+
+class Containerd:
+    """containerd with its CRI plugin, as Kubernetes uses it."""
+
+    name = "containerd"
+
+    def install(self, ask: Ask) -> Answer:
+        """Add the runtimes with the options that the present default has."""
+        program = None if ask.prefix else containerd_version()
+        return answer(ask, program)
+
+    def afterwards(self) -> str:
+        """Return what makes containerd read its configuration."""
+        return "Restart containerd: systemctl restart containerd (running containers keep running)"
+
+    def reload(self, config: str) -> list[int]:
+        """Refuse: containerd reads its configuration only at its start."""
+        del config
+        raise EngineError(
+            "containerd can't be told to read its configuration again",
+            "Leave --reload out and restart it: systemctl restart containerd",
+        )
+
+    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+        """Return the running containers that use one of the runtimes.
+
+        A shim notes the runtime's binary in its container's folder.
+        """
+        programs = {os.path.realpath(program) for _, program in ask.runtimes}
+        state = get(self._document(ask), ("state",)) or ask.system(_STATE)
+        pattern = f"{glob.escape(str(state))}/io.containerd.runtime.v2.task/*/*/runtime"
+        found = []
+        for path in sorted(glob.glob(pattern)):
+            binary = read_text(path) or ""
+            if os.path.realpath(binary) in programs or os.path.basename(binary) in names:
+                namespace, container = path.split("/")[-3:-1]
+                found.append(f"{namespace}/{container}")
+        return found
+
+    def _document(self, ask: Ask) -> Document:
+        path = _config(ask)
+        return toml_text.parse(read_text(path) or "", path)
+
+    def is_present(self, ask: Ask) -> bool:
+        """Tell whether containerd or its configuration is here."""
+        return bool(shutil.which("containerd")) or os.path.exists(_config(ask))
+
+
+def containerd_version() -> tuple[int, int] | None:
+    """Return the installed containerd's version, None if it can't be told."""
+    program = shutil.which("containerd")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"\sv?(\d+)\.(\d+)\.", done.stdout)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _config(ask: Ask) -> str:
+    return ask.config or ask.system(_CONFIG)
+
+
+def read_source(path: str, program: tuple[int, int] | None) -> Source:
+    """Read a main configuration file and tell its version; EngineError if that is unknown.
+
+    A file without content gets the newest version that the program is known to read, and
+    one that only lacks the version has version 1.
+    """
+    text = read_text(path) or ""
+    document = toml_text.parse(text, path)
+    newest = 3 if program is not None and program >= (2, 0) else 2
+    version = document.get("version", 1 if document else newest)
+    if not isinstance(version, int) or version < 1:
+        raise EngineError(
+            f"{path} has the configuration version {version!r}, which containerd doesn't know",
+            "Correct it and run this again; the file was left as it is",
+        )
+    return Source(path, text, document, version)
+
+
+def answer(ask: Ask, program: tuple[int, int] | None) -> Answer:
+    """Return the files for a containerd of that version (None: not known)."""
+    source = read_source(_config(ask), program)
+    ask = ask.beside(_foreign(source, ask))
+    warnings = _warnings(source, ask)
+    if source.version == 1:
+        targets: tuple[Target, ...] = (_whole_file(source, ask),)
+    else:
+        drop_in = ask.drop_in or os.path.join(os.path.dirname(source.path), _DROP_IN)
+        settings = _drop_in_settings(source, ask, drop_in, program)
+        targets = (
+            _drop_in_target(source, ask, drop_in, settings),
+            _importing_target(source, ask, drop_in),
+        )
+    return Answer(targets, (Containerd().afterwards(),), tuple(warnings))
+
+
+def _foreign(source: Source, ask: Ask) -> set[str]:
+    """Return the names of the runtimes in the main file that don't lead to us."""
+    ours = {program for _, program in ask.runtimes}
+    table = get(source.document, (*source.cri, "containerd", "runtimes"))
+    runtimes = table if isinstance(table, dict) else {}
+    binary = ("options", "BinaryName")
+    return {name for name, entry in runtimes.items() if get(entry, binary) not in ours}
+
+
+def _warnings(source: Source, ask: Ask) -> list[str]:
+    warnings = []
+    disabled = source.document.get("disabled_plugins") or []
+    if {"cri", "io.containerd.grpc.v1.cri"} & set(disabled):
+        warnings.append(
+            f"{source.path} disables the plugin cri: Kubernetes can't use this containerd "
+            "until disabled_plugins no longer names it"
+        )
+    if ask.cdi and source.version == 1:
+        warnings.append("CDI needs a configuration of version 2; --cdi changed nothing")
+    return warnings
+
+
+def _whole_file(source: Source, ask: Ask) -> Target:
+    """Edit the main file itself, which in version 1 has no imports."""
+    wanted = copy.deepcopy(source.document)
+    cri = _table(wanted, source.cri)
+    _add_runtimes(cri, source, ask, old=True)
+    text = toml_text.edited(source.text, wanted, source.path)
+    return Target("containerd", source.path, "toml", text, source.path, _owned(source, ask))
+
+
+def _drop_in_settings(
+    source: Source, ask: Ask, drop_in: str, program: tuple[int, int] | None
+) -> Document:
+    """Return the CRI settings that the drop-in has to hold."""
+    merges = program is not None and program >= _MERGES_TABLES
+    effective = _effective_cri(source, ask, drop_in, merges=merges)
+    settings = copy.deepcopy(effective)
+    default = get(settings, ("containerd", "default_runtime_name"))
+    if default in ask.names and not ask.set_default:
+        del settings["containerd"]["default_runtime_name"]
+    _add_runtimes(settings, source, ask, old=False)
+    if not merges:
+        return settings
+    ours: Document = {"containerd": {"runtimes": {}}}
+    for name in ask.names:
+        ours["containerd"]["runtimes"][name] = settings["containerd"]["runtimes"][name]
+    if ask.set_default:
+        ours["containerd"]["default_runtime_name"] = ask.names[0]
+    if ask.cdi:
+        ours["enable_cdi"] = True
+    return ours
+
+
+def _effective_cri(source: Source, ask: Ask, drop_in: str, *, merges: bool) -> Document:
+    """Return the CRI settings of the main file and of what it imports, without our drop-in."""
+    settings: Document = copy.deepcopy(get(source.document, source.cri) or {})
+    for path in _imported(source, ask):
+        if os.path.abspath(path) == os.path.abspath(drop_in):
+            continue
+        table = get(toml_text.parse(read_text(path) or "", path), source.cri)
+        if isinstance(table, dict):
+            settings = _merged(settings, table) if merges else copy.deepcopy(table)
+    return settings
+
+
+def _merged(base: Document, over: Document) -> Document:
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = _merged(old, value) if both else copy.deepcopy(value)  # type: ignore[arg-type]
+    return result
+
+
+def _imports(source: Source, ask: Ask) -> list[str]:
+    imports = source.document.get("imports", [])
+    if not isinstance(imports, list) or not all(isinstance(item, str) for item in imports):
+        raise EngineError(
+            f"imports in {source.path} is no list of file names",
+            "Correct it and run this again; the file was left as it is",
+        )
+    folder = os.path.dirname(os.path.abspath(source.path))
+    return [ask.system(item) if item[:1] == "/" else f"{folder}/{item}" for item in imports]
+
+
+def _imported(source: Source, ask: Ask) -> list[str]:
+    return [path for pattern in _imports(source, ask) for path in sorted(glob.glob(pattern))]
+
+
+def _add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None:
+    """Add the runtimes to CRI settings; ``old`` is configuration version 1."""
+    containerd = _table(cri, ("containerd",))
+    runtimes = _table(containerd, ("runtimes",))
+    for name, program in ask.runtimes:
+        entry = _template(containerd, ask)
+        if not entry.get("runtime_type"):
+            entry["runtime_type"] = _PLAIN_RUNTIME["runtime_type"]
+        options = _table(entry, ("options",))
+        options["BinaryName"] = program
+        if old:
+            options["Runtime"] = program
+        runtimes[name] = entry
+    if ask.set_default:
+        containerd["default_runtime_name"] = ask.names[0]
+    if ask.cdi and source.version > 1:
+        cri["enable_cdi"] = True
+
+
+def _template(containerd: Document, ask: Ask) -> Document:
+    """Copy the options of the present default runtime, of runc or of crun.
+
+    What matters most is SystemdCgroup: with another value than the kubelet's, pods don't
+    stay up.
+    """
+    default = containerd.get("default_runtime_name")
+    candidates = ["runc", "crun"]
+    foreign = isinstance(default, str) and not default.startswith("nvidia")
+    if foreign and default not in ask.names:
+        candidates.insert(0, str(default))
+    for name in candidates:
+        entry = get(containerd, ("runtimes", name))
+        if isinstance(entry, dict):
+            return copy.deepcopy(entry)
+    return copy.deepcopy(_PLAIN_RUNTIME)
+
+
+def _table(document: Document, path: Path) -> Document:
+    """Return the table at a path, made where it is missing."""
+    for key in path:
+        document = document.setdefault(key, {})
+        if not isinstance(document, dict):
+            raise EngineError(
+                f"{'.'.join(path)} in containerd's configuration is no table",
+                "Correct it and run this again; the file was left as it is",
+            )
+    return document
+
+
+def _owned(source: Source, ask: Ask) -> tuple[Path, ...]:
+    return tuple((*source.cri, "containerd", "runtimes", name) for name in ask.names)
+
+
+def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> Target:
+    if not os.path.isabs(path):
+        raise EngineError(
+            f"The drop-in file {path} is no absolute path", "Give --drop-in-config one"
+        )
+    head, plugin = source.cri
+    document = {"version": source.version, head: {plugin: settings}}
+    copied = set(settings) - {"containerd", "enable_cdi"} or len(
+        settings["containerd"]["runtimes"]
+    ) > len(ask.names)
+    header = DROP_IN_HEADER + ("\n" + _COPY_NOTE if copied else "")
+    text = toml_text.render(document, header)
+    owned = _owned(source, ask)
+    return Target("containerd", path, "toml", text, source.path, owned, ours=True)
+
+
+def _importing_target(source: Source, ask: Ask, drop_in: str) -> Target:
+    """Have the main file import the drop-in, where it doesn't do so already."""
+    wanted = dict(source.document)
+    if not any(_matches(drop_in, pattern) for pattern in _imports(source, ask)):
+        folder = os.path.dirname(os.path.abspath(drop_in)).removeprefix(ask.prefix.rstrip("/"))
+        wanted["imports"] = [*source.document.get("imports", []), f"{folder}/*.toml"]
+    text = source.text
+    if not source.document:
+        wanted["version"] = source.version
+        text = toml_text.edited(text, {"version": source.version}, source.path)
+    text = toml_text.edited(text, wanted, source.path)
+    return Target("containerd", source.path, "toml", text, source.path)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Tell whether a glob pattern covers a path, which needn't exist yet."""
+    path = os.path.abspath(path)
+    folder, name = os.path.split(pattern)
+    if os.path.dirname(path) != os.path.normpath(folder):
+        return False
+    return fnmatch.fnmatchcase(os.path.basename(path), name)

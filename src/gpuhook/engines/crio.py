@@ -1,0 +1,112 @@
+"""CRI-O: a runtime handler in a drop-in file of its own; the main file is never touched.
+
+Source: crio.conf(5), "crio.runtime.runtimes", and crio.conf.d(5).
+"""
+
+import copy
+import glob
+import json
+import os
+import shutil
+
+from gpuhook.engines import toml_text
+from gpuhook.engines.ask import DROP_IN_HEADER, Answer, Ask
+from gpuhook.engines.files import read_text
+from gpuhook.engines.merge import Document, get
+from gpuhook.engines.store import Target
+from gpuhook.errors import EngineError
+
+_CONFIG = "/etc/crio/crio.conf"
+_DROP_IN = "crio.conf.d/99-gpuhook.conf"
+_CONTAINERS = "/var/lib/containers/storage/overlay-containers"
+_HANDLER = "io.kubernetes.cri-o.RuntimeHandler"
+_RUNTIMES = ("crio", "runtime", "runtimes")
+_DEFAULT = ("crio", "runtime", "default_runtime")
+
+
+class Crio:
+    """CRI-O, as Kubernetes uses it."""
+
+    name = "crio"
+
+    def install(self, ask: Ask) -> Answer:
+        """Write the drop-in with the options that the present default has."""
+        config = _config(ask)
+        path = ask.drop_in or os.path.join(os.path.dirname(config), _DROP_IN)
+        default, known = _known(_sources(config, path))
+        ask = ask.beside(known)
+        entry = _template(default, known, ask)
+        entry["runtime_type"] = "oci"
+        runtimes = {name: {**entry, "runtime_path": program} for name, program in ask.runtimes}
+        runtime: Document = {"runtimes": runtimes}
+        if ask.set_default:
+            runtime["default_runtime"] = ask.names[0]
+        text = toml_text.render({"crio": {"runtime": runtime}}, DROP_IN_HEADER)
+        owned = tuple((*_RUNTIMES, name) for name in ask.names)
+        target = Target(self.name, path, "toml", text, config, owned, ours=True)
+        warnings = ("CRI-O always knows CDI; --cdi changed nothing",) if ask.cdi else ()
+        return Answer((target,), (self.afterwards(),), warnings)
+
+    def afterwards(self) -> str:
+        """Return what makes CRI-O read its configuration."""
+        return "Restart CRI-O: systemctl restart crio"
+
+    def reload(self, config: str) -> list[int]:
+        """Refuse: not every CRI-O takes a new handler at a reload."""
+        del config
+        raise EngineError(
+            "CRI-O takes a new runtime handler only at its start",
+            "Leave --reload out and restart it: systemctl restart crio",
+        )
+
+    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+        """Return the containers made with one of the handlers.
+
+        CRI-O can't stop them once it has forgotten the handler.
+        """
+        pattern = f"{glob.escape(ask.system(_CONTAINERS))}/*/userdata/config.json"
+        found = []
+        for path in sorted(glob.glob(pattern)):
+            try:
+                with open(path, encoding="utf-8") as file:
+                    handler = json.load(file)["annotations"][_HANDLER]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if handler in names:
+                found.append(path.split("/")[-3][:12])
+        return found
+
+    def is_present(self, ask: Ask) -> bool:
+        """Tell whether CRI-O or its configuration is here."""
+        return bool(shutil.which("crio")) or os.path.isdir(os.path.dirname(_config(ask)))
+
+
+def _config(ask: Ask) -> str:
+    return ask.config or ask.system(_CONFIG)
+
+
+def _sources(config: str, drop_in: str) -> list[Document]:
+    """Return the main file and the drop-ins beside ours, in CRI-O's order."""
+    paths = sorted(glob.glob(f"{glob.escape(os.path.dirname(drop_in))}/*"))
+    others = [path for path in paths if path != drop_in and os.path.isfile(path)]
+    return [toml_text.parse(read_text(path) or "", path) for path in (config, *others)]
+
+
+def _known(sources: list[Document]) -> tuple[str | None, Document]:
+    """Return the default runtime's name and all runtimes that the files describe."""
+    default = None
+    runtimes: Document = {}
+    for document in sources:
+        default = get(document, _DEFAULT) or default
+        table = get(document, _RUNTIMES)
+        runtimes.update(table if isinstance(table, dict) else {})
+    return default, runtimes
+
+
+def _template(default: str | None, runtimes: Document, ask: Ask) -> Document:
+    """Copy the options of the present default runtime, of runc or of crun."""
+    for name in (default, "runc", "crun"):
+        entry = None if name in (None, *ask.names) else runtimes.get(str(name))
+        if isinstance(entry, dict):
+            return copy.deepcopy(entry)
+    return {}

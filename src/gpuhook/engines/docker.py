@@ -1,0 +1,149 @@
+"""Docker: the runtimes in daemon.json.
+
+Source: dockerd(8), "Daemon configuration file" and "Configuration reload behavior".
+"""
+
+import glob
+import json
+import os
+import shutil
+import signal
+
+from gpuhook.engines import json_text
+from gpuhook.engines.ask import Answer, Ask
+from gpuhook.engines.files import read_text
+from gpuhook.engines.merge import Document, Path
+from gpuhook.engines.processes import Daemon, running
+from gpuhook.engines.store import Target
+from gpuhook.errors import EngineError
+
+_CONFIG = "/etc/docker/daemon.json"
+_DATA = "/var/lib/docker"
+
+
+class Docker:
+    """dockerd, rootful or rootless."""
+
+    name = "docker"
+
+    def install(self, ask: Ask) -> Answer:
+        """Merge the runtimes into daemon.json; whatever else stands there stays."""
+        path = self._config(ask)
+        text = read_text(path) or ""
+        document = json_text.parse(text, path)
+        ask = ask.beside(_foreign(document, ask, path))
+        wanted = wanted_document(document, ask, path)
+        owned: tuple[Path, ...] = tuple(("runtimes", name) for name in ask.names)
+        target = Target(self.name, path, "json", json_text.edited(text, wanted, path), path, owned)
+        return Answer((target,), (self._advice(path, ask),))
+
+    def _config(self, ask: Ask) -> str:
+        if ask.config:
+            return ask.config
+        return ask.user("docker/daemon.json") if ask.rootless else ask.system(_CONFIG)
+
+    def _advice(self, path: str, ask: Ask) -> str:
+        if ask.cdi:
+            return (
+                "Restart Docker, which reads features only at its start: systemctl restart docker"
+            )
+        daemons = _daemons(path)
+        if daemons:
+            pids = " ".join(str(daemon.pid) for daemon in daemons)
+            return f"Have Docker read it: kill -HUP {pids} (or run this again with --reload)"
+        return "Docker reads it at its next start"
+
+    def afterwards(self) -> str:
+        """Return what makes dockerd see the old daemon.json."""
+        return "Have Docker read it: systemctl reload docker (or use --reload)"
+
+    def reload(self, config: str) -> list[int]:
+        """Send SIGHUP to every dockerd that reads this daemon.json."""
+        pids = [daemon.pid for daemon in _daemons(config)]
+        for pid in pids:
+            os.kill(pid, signal.SIGHUP)
+        return pids
+
+    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+        """Return the containers, running or not, whose runtime is one of ``names``."""
+        config = self._config(ask)
+        folders = [glob.escape(root) + "/containers/*" for root in _data_roots(config, ask)]
+        return [
+            _name_of(folder)
+            for pattern in folders
+            for folder in sorted(glob.glob(pattern))
+            if _read_key(os.path.join(folder, "hostconfig.json"), "Runtime") in names
+        ]
+
+    def is_present(self, ask: Ask) -> bool:
+        """Tell whether dockerd or its configuration is here."""
+        return bool(shutil.which("dockerd")) or os.path.exists(self._config(ask))
+
+
+def wanted_document(document: Document, ask: Ask, path: str) -> Document:
+    """Return daemon.json as it is to be."""
+    runtimes = dict(_table(document, "runtimes", path))
+    for name, program in ask.runtimes:
+        if name == "runc":
+            raise EngineError(
+                "Docker keeps the runtime name runc for itself", "Choose another --runtime-name"
+            )
+        entry = runtimes.get(name)
+        if not isinstance(entry, dict) or entry.get("path") != program:
+            runtimes[name] = {"path": program}
+    wanted = {**document, "runtimes": runtimes}
+    if ask.set_default:
+        wanted["default-runtime"] = ask.names[0]
+    if ask.cdi:
+        wanted["features"] = {**_table(document, "features", path), "cdi": True}
+    return wanted
+
+
+def _foreign(document: Document, ask: Ask, path: str) -> set[str]:
+    """Return the names of the runtimes that don't lead to us."""
+    ours = {program for _, program in ask.runtimes}
+    return {
+        name
+        for name, entry in _table(document, "runtimes", path).items()
+        if not isinstance(entry, dict) or entry.get("path") not in ours
+    }
+
+
+def _table(document: Document, key: str, path: str) -> Document:
+    value = document.get(key, {})
+    if not isinstance(value, dict):
+        raise EngineError(
+            f'"{key}" in {path} is no JSON object',
+            "Correct it and run this again; the file was left as it is",
+        )
+    return value
+
+
+def _daemons(config: str) -> list[Daemon]:
+    """Return the running dockerds that read a configuration file."""
+    return [
+        daemon
+        for daemon in running("dockerd")
+        if daemon.reads(daemon.option("config-file") or _CONFIG, config)
+    ]
+
+
+def _data_roots(config: str, ask: Ask) -> list[str]:
+    document = json_text.parse(read_text(config) or "", config)
+    configured = document.get("data-root") or document.get("graph") or ask.system(_DATA)
+    roots = [daemon.option("data-root") or str(configured) for daemon in _daemons(config)]
+    return list(dict.fromkeys(roots or [str(configured)]))
+
+
+def _name_of(folder: str) -> str:
+    name = _read_key(os.path.join(folder, "config.v2.json"), "Name")
+    return name.removeprefix("/") if name else os.path.basename(folder)[:12]
+
+
+def _read_key(path: str, key: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file).get(key)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return value if isinstance(value, str) else None

@@ -1,0 +1,115 @@
+"""Read engine configurations, and show and make a change to one as a whole.
+
+Nothing but ``Change.commit`` writes to a file of an engine.
+"""
+
+import contextlib
+import difflib
+import os
+from dataclasses import dataclass
+
+from gpuhook import atomic
+from gpuhook.errors import EngineError
+
+_LIMIT = 16 << 20
+
+
+def read(path: str) -> bytes | None:
+    """Return a file's content, None where there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LIMIT + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise EngineError(
+            f"{path} can't be read: {error.strerror}",
+            "Run this as root and check that it is an ordinary file",
+        ) from None
+    if len(data) > _LIMIT:
+        raise EngineError(
+            f"{path} is larger than {_LIMIT >> 20} MiB",
+            "Check that it is an engine's configuration",
+        )
+    return data
+
+
+def read_text(path: str) -> str | None:
+    """Return a file's text, None where there is no such file."""
+    data = read(path)
+    return None if data is None else decode(data, path)
+
+
+def decode(data: bytes, path: str) -> str:
+    """Return the text that a file's bytes spell; EngineError if they are not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise EngineError(
+            f"{path} is not UTF-8 text",
+            "Correct it and run this again; the file was left as it is",
+        ) from None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A file as it is and as it is to be; None stands for no file."""
+
+    path: str
+    old: bytes | None
+    new: bytes | None
+
+    def __bool__(self) -> bool:
+        return self.old != self.new
+
+    def diff(self) -> str:
+        """Return the change as a unified diff."""
+        before, after = (_lines(data) for data in (self.old, self.new))
+        names = (
+            "/dev/null" if self.old is None else self.path,
+            "/dev/null" if self.new is None else self.path,
+        )
+        return "".join(difflib.unified_diff(before, after, *names))
+
+    def commit(self) -> list[str]:
+        """Make the change, whole or not at all; return the folders made for it."""
+        made = []
+        try:
+            if self.new is None:
+                os.unlink(self.path)
+            elif self:
+                made = make_folders(os.path.dirname(self.path))
+                atomic.replace(self.path, self.new)
+        except OSError as error:
+            remove_folders(made)
+            raise EngineError(
+                f"{self.path} can't be changed: {error.strerror}",
+                "Run this as root; where the system's folders are read-only, name a file "
+                "elsewhere with --config, or a writable copy of the system with --prefix",
+            ) from None
+        return made
+
+
+def _lines(data: bytes | None) -> list[str]:
+    lines = (data or b"").decode("utf-8", "replace").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n\\ No newline at end of file\n"
+    return lines
+
+
+def make_folders(path: str) -> list[str]:
+    """Make a folder and the missing ones above it; return those made, outermost first."""
+    missing: list[str] = []
+    while path and not os.path.isdir(path):
+        missing.insert(0, path)
+        path = os.path.dirname(path)
+    for folder in missing:
+        os.mkdir(folder, 0o755)
+    return missing
+
+
+def remove_folders(paths: list[str]) -> None:
+    """Remove folders that were made by us and are empty, innermost first."""
+    for path in reversed(paths):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)

@@ -1,0 +1,109 @@
+"""Compare configuration documents as plain values: what to edit, and what of it is ours.
+
+A document is nested dicts with string keys, as JSON and TOML give them. A path is the tuple
+of keys that leads to a value.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Document = dict[str, Any]
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One edit: give ``path`` the ``value``, or take it out where ``remove`` is true."""
+
+    path: Path
+    value: Any = None
+    remove: bool = False
+
+
+def steps(current: Document, wanted: Document, prefix: Path = ()) -> Iterator[Step]:
+    """Yield the fewest edits that turn ``current`` into ``wanted``."""
+    for key in current:
+        if key not in wanted:
+            yield Step((*prefix, key), remove=True)
+    for key, value in wanted.items():
+        old = current.get(key)
+        if key in current and isinstance(old, dict) and isinstance(value, dict):
+            yield from steps(old, value, (*prefix, key))
+        elif key not in current or not _same(old, value):
+            yield Step((*prefix, key), value)
+
+
+def _same(one: object, other: object) -> bool:
+    """Compare as JSON and TOML do, where true isn't 1 and 1 isn't 1.0."""
+    return type(one) is type(other) and one == other
+
+
+def get(document: Document, path: Path) -> Any:
+    """Return the value at a path, None where there is none."""
+    node: Any = document
+    for key in path:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
+
+
+def without_ours(
+    current: Document, original: Document, written: Document, owned: Iterable[Path]
+) -> Document:
+    """Return ``current`` without what turned ``original`` into ``written``.
+
+    What somebody changed since then stays as they made it, except below the paths in
+    ``owned``, where everything becomes as it was.
+    """
+    result = copy.deepcopy(current)
+    _take_back(result, original, written)
+    for path in owned:
+        _restore(result, original, path)
+    return result
+
+
+def _take_back(node: Document, original: Document, written: Document) -> None:
+    for key in original:
+        if key not in written and key not in node:
+            _put_back(node, key, original)
+    for key, ours in written.items():
+        before, now = original.get(key), node.get(key)
+        if key not in node or (key in original and _same(before, ours)):
+            continue
+        if isinstance(ours, dict) and isinstance(now, dict):
+            _take_back(now, before if isinstance(before, dict) else {}, ours)
+            if not now and not isinstance(before, dict):
+                _put_back(node, key, original)
+        elif _same(now, ours):
+            _put_back(node, key, original)
+        elif isinstance(ours, list) and isinstance(now, list):
+            added = [item for item in ours if item not in (before or [])]
+            node[key] = [item for item in now if item not in added]
+
+
+def _put_back(node: Document, key: str, original: Document) -> None:
+    if key in original:
+        node[key] = copy.deepcopy(original[key])
+    else:
+        del node[key]
+
+
+def _restore(result: Document, original: Document, path: Path) -> None:
+    """Make everything at ``path`` as it was, and leave no empty parents that weren't there."""
+    parents = [result]
+    for key in path[:-1]:
+        child = parents[-1].get(key)
+        if not isinstance(child, dict):
+            return
+        parents.append(child)
+    if path[-1] in parents[-1]:
+        _put_back(parents[-1], path[-1], _parent(original, path))
+    for depth in range(len(path) - 1, 0, -1):
+        if not parents[depth] and get(original, path[:depth]) is None:
+            del parents[depth - 1][path[depth - 1]]
+
+
+def _parent(original: Document, path: Path) -> Document:
+    found = get(original, path[:-1])
+    return found if isinstance(found, dict) else {}

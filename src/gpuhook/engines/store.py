@@ -1,0 +1,201 @@
+"""What gpuhook changed in the engines' files, kept so that it can be taken back exactly.
+
+For every file there is one folder below the state folder, named after the file's path:
+
+    record.json   whose file it is, what we own in it, the folders made for it
+    original      the file before the first change (absent: there was no file)
+    written       the file as we last wrote it
+
+The record is written before the file, so that a crash between the two loses nothing.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+from gpuhook import atomic
+from gpuhook.engines import json_text, toml_text
+from gpuhook.engines.files import Change, decode, make_folders, read, remove_folders
+from gpuhook.engines.merge import Document, Path, without_ours
+from gpuhook.errors import EngineError
+
+DEFAULT_STATE = "/var/lib/gpuhook"
+
+
+class Syntax(Protocol):
+    """A way to write a configuration, with an editor that keeps what it doesn't change."""
+
+    def parse(self, text: str, path: str, /) -> Document:
+        """Return the document that a text says."""
+
+    def edited(self, text: str, wanted: Document, path: str, /) -> str:
+        """Return the text changed so that it says another document."""
+
+
+_SYNTAXES: dict[str, Syntax] = {"json": json_text, "toml": toml_text}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file as an engine wants it.
+
+    ``syntax`` is json or toml. ``owned`` are the paths in the document that are ours
+    whatever stands there. ``ours`` is true for a file that is ours by its name, which
+    never had another content. ``config`` is the engine's main configuration file.
+    """
+
+    engine: str
+    path: str
+    syntax: str
+    text: str
+    config: str
+    owned: tuple[Path, ...] = ()
+    ours: bool = False
+
+
+@dataclass
+class Record:
+    """What is remembered of one changed file."""
+
+    engine: str
+    path: str
+    syntax: str
+    config: str
+    owned: list[Path] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+
+
+class Store:
+    """The records below one state folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = os.path.join(folder, "engines")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep others from changing the engines' files meanwhile."""
+        fd = self._lock()
+        try:
+            yield
+        finally:
+            remove_folders([os.path.dirname(self.folder), self.folder])
+            os.close(fd)
+
+    def _lock(self) -> int:
+        """Lock the folder; whoever held the lock before may have removed it meanwhile."""
+        try:
+            while True:
+                make_folders(self.folder)
+                fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(fd), os.stat(self.folder)):
+                        return fd
+                os.close(fd)
+        except OSError as error:
+            raise EngineError(
+                f"The state folder {self.folder} can't be used: {error.strerror}",
+                "Run this as root, or name another folder with --state-dir",
+            ) from None
+
+    def records(self) -> list[Record]:
+        """Return all records, by path."""
+        try:
+            names = sorted(os.listdir(self.folder))
+        except FileNotFoundError:
+            return []
+        return [self._load(os.path.join(self.folder, name)) for name in names]
+
+    def _load(self, folder: str) -> Record:
+        path = os.path.join(folder, "record.json")
+        try:
+            with open(path, encoding="utf-8") as file:
+                record = Record(**json.load(file))
+        except (OSError, ValueError, TypeError) as error:
+            raise EngineError(
+                f"{path} is damaged: {error}",
+                f"Compare {folder}/original with the engine's file by hand, then remove {folder}",
+            ) from None
+        record.owned = [tuple(item) for item in record.owned]
+        return record
+
+    def _place(self, path: str) -> str:
+        return os.path.join(self.folder, urllib.parse.quote(path, safe=""))
+
+    def plan(self, target: Target) -> Change:
+        """Return what ``apply`` would change."""
+        return Change(target.path, read(target.path), target.text.encode("utf-8"))
+
+    def apply(self, target: Target) -> Change:
+        """Bring a file into the wanted state and remember how it was."""
+        change = self.plan(target)
+        place = self._place(target.path)
+        known = os.path.isdir(place)
+        if not change and not known:
+            return change
+        if known:
+            record = self._load(place)
+            original = self._rebased(record, change.old)
+        else:
+            record = Record(target.engine, target.path, target.syntax, target.config)
+            original = None if target.ours else change.old
+        record.owned = list(dict.fromkeys([*record.owned, *target.owned]))
+        self._save(place, record, original, change.new)
+        record.folders += change.commit()
+        self._save(place, record, original, change.new)
+        return change
+
+    def _rebased(self, record: Record, current: bytes | None) -> bytes | None:
+        """Return the original of a file as it is now: with what others changed, without ours."""
+        place = self._place(record.path)
+        original, written = (read(f"{place}/{name}") for name in ("original", "written"))
+        if current in (written, original):
+            return original
+        return _separate(record, current, original, written)
+
+    def _save(self, place: str, record: Record, original: bytes | None, new: bytes | None) -> None:
+        os.makedirs(place, exist_ok=True)
+        for name, data in (("original", original), ("written", new)):
+            if data is not None:
+                atomic.replace(f"{place}/{name}", data)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{place}/{name}")
+        atomic.replace(f"{place}/record.json", json.dumps(asdict(record), indent=2).encode())
+
+    def plan_removal(self, record: Record) -> Change:
+        """Return what ``take_back`` would change."""
+        current = read(record.path)
+        return Change(record.path, current, self._rebased(record, current))
+
+    def take_back(self, record: Record) -> Change:
+        """Undo everything that was done to a file, and forget it."""
+        change = self.plan_removal(record)
+        if change:
+            change.commit()
+        remove_folders(record.folders)
+        shutil.rmtree(self._place(record.path))
+        return change
+
+
+def _separate(
+    record: Record, current: bytes | None, original: bytes | None, written: bytes | None
+) -> bytes | None:
+    """Take only our own keys out of a file that somebody else has changed too."""
+    if current is None:
+        return None
+    syntax = _SYNTAXES[record.syntax]
+
+    def parsed(data: bytes | None) -> Document:
+        return syntax.parse(decode(data or b"", record.path), record.path)
+
+    wanted = without_ours(parsed(current), parsed(original), parsed(written), record.owned)
+    if not wanted and original is None:
+        return None
+    return syntax.edited(decode(current, record.path), wanted, record.path).encode("utf-8")

@@ -1,0 +1,184 @@
+"""containerd gets the runtimes with the options of its default, in every configuration version."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.engines.ask import Ask
+from gpuhook.engines.containerd import Containerd, answer
+from gpuhook.engines.merge import get
+from gpuhook.engines.toml_text import render
+from gpuhook.errors import EngineError
+
+PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+ASK = {"runtimes": (("gpu-py", "/opt/gpu-py"),)}
+COMMENTED = """\
+version = 2
+# ours
+imports = [
+  "/etc/containerd/more/*.toml", # the admin's
+]
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "/usr/lib/cni"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  SystemdCgroup = true
+"""
+
+
+def ask_for(config: Path, **more: Any) -> Ask:
+    return Ask(**{**ASK, "config": str(config), **more})
+
+
+def source_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Build a configuration file's document from a case's short form."""
+    containerd: dict[str, Any] = {}
+    for key, value in given["source"].items():
+        if key.startswith("runtimes."):
+            containerd.setdefault("runtimes", {})[key.removeprefix("runtimes.")] = value
+        else:
+            containerd[key] = value
+    document = {} if given["version"] == 1 else {"version": given["version"]}
+    return {**document, "plugins": {PLUGINS[given["version"]]: {"containerd": containerd}}}
+
+
+@pytest.mark.vectors("engine", "engine.containerd")
+@pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
+def test_vectors(case: dict[str, Any], program: tuple[int, int] | None, tmp_path: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    config = tmp_path / "config.toml"
+    config.write_text(render(source_of(given), "the admin's"))
+    pair = (given["add"]["name"], given["add"]["path"])
+    ask = Ask((pair,), set_default=given["set_as_default"], config=str(config))
+    plugin = expected.get("plugin", PLUGINS[given["version"]])
+    text = answer(ask, program).targets[0].text
+    containerd = get(tomllib.loads(text), ("plugins", plugin, "containerd"))
+    assert containerd["runtimes"]["test"] == expected["runtimes.test"]
+    if "runtimes.runc" in expected and program != (2, 1):
+        assert containerd["runtimes"]["runc"] == expected["runtimes.runc"]
+    if "default_runtime_name" in expected and (program != (2, 1) or given["set_as_default"]):
+        assert containerd.get("default_runtime_name") == expected["default_runtime_name"]
+
+
+def test_imports_are_appended(tmp_path: Path) -> None:
+    """As the vector "containerd imports appended" has it, but in the file's own order."""
+    config = tmp_path / "config.toml"
+    config.write_text('version = 2\nimports = ["/foo/bar/*.toml"]\n')
+    drop_in = "/etc/containerd/conf.d/99-nvidia.toml"
+    main = answer(ask_for(config, drop_in=drop_in), None).targets[1]
+    assert main.text == (
+        'version = 2\nimports = ["/foo/bar/*.toml", "/etc/containerd/conf.d/*.toml"]\n'
+    )
+
+
+def test_comments_and_the_rest_of_the_main_file_stay(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(COMMENTED)
+    drop_in, main = answer(ask_for(config), (1, 7)).targets
+    line = '  "/etc/containerd/more/*.toml", # the admin\'s\n'
+    assert main.text == COMMENTED.replace(line, line + f'  "{tmp_path}/conf.d/*.toml",\n')
+    assert drop_in.path == f"{tmp_path}/conf.d/99-gpuhook.toml"
+    cri = get(tomllib.loads(drop_in.text), ("plugins", PLUGINS[2]))
+    # This containerd takes the table from the last file alone, so all of it has to be there.
+    assert cri["cni"] == {"bin_dir": "/usr/lib/cni"}
+    assert cri["containerd"]["runtimes"]["runc"]["options"] == {"SystemdCgroup": True}
+    assert cri["containerd"]["runtimes"]["gpu-py"]["options"] == {
+        "SystemdCgroup": True,
+        "BinaryName": "/opt/gpu-py",
+    }
+    assert "copied" in drop_in.text
+
+
+def test_where_tables_are_merged_the_drop_in_holds_ours_alone(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(COMMENTED)
+    ask = ask_for(config, set_default=True, cdi=True)
+    document = tomllib.loads(answer(ask, (2, 1)).targets[0].text)
+    cri = get(document, ("plugins", PLUGINS[2]))
+    assert set(cri) == {"containerd", "enable_cdi"}
+    assert set(cri["containerd"]) == {"runtimes", "default_runtime_name"}
+    assert set(cri["containerd"]["runtimes"]) == {"gpu-py"}
+    assert cri["containerd"]["runtimes"]["gpu-py"]["options"]["SystemdCgroup"] is True
+
+
+@pytest.mark.parametrize(
+    ("pattern", "covered"),
+    [("conf.d/*.toml", True), ("{}/conf.d/99-*.toml", True), ("{}/conf.d/10-*.toml", False)],
+)
+def test_an_import_that_covers_the_drop_in_is_enough(
+    tmp_path: Path, pattern: str, covered: bool
+) -> None:
+    config = tmp_path / "config.toml"
+    text = f'version = 2\nimports = ["{pattern.format(tmp_path)}"]\n'
+    config.write_text(text)
+    assert (answer(ask_for(config), None).targets[1].text == text) is covered
+
+
+def test_settings_of_other_imported_files_are_copied(tmp_path: Path) -> None:
+    config, folder = tmp_path / "config.toml", tmp_path / "conf.d"
+    folder.mkdir()
+    config.write_text('version = 2\nimports = ["conf.d/*.toml"]\n')
+    (folder / "10.toml").write_text(
+        f'version = 2\n[plugins."{PLUGINS[2]}"]\nsandbox_image = "pause:1"\n'
+    )
+    (folder / "99-gpuhook.toml").write_text(
+        f'version = 2\n[plugins."{PLUGINS[2]}"]\nsandbox_image = "old copy"\n'
+    )
+    document = tomllib.loads(answer(ask_for(config), None).targets[0].text)
+    assert get(document, ("plugins", PLUGINS[2], "sandbox_image")) == "pause:1"
+
+
+def test_without_any_file_a_new_one_is_written(tmp_path: Path) -> None:
+    config = tmp_path / "containerd" / "config.toml"
+    drop_in, main = answer(ask_for(config), (1, 6)).targets
+    assert tomllib.loads(main.text) == {
+        "version": 2,
+        "imports": [f"{tmp_path}/containerd/conf.d/*.toml"],
+    }
+    assert tomllib.loads(drop_in.text)["version"] == 2
+    assert tomllib.loads(answer(ask_for(config), (2, 0)).targets[1].text)["version"] == 3
+
+
+def test_version_1_is_edited_in_place(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('# one\nroot = "/r"\n[plugins.cri]\n  sandbox_image = "p" # two\n')
+    found = answer(ask_for(config, set_default=True, cdi=True), None)
+    [target] = found.targets
+    assert target.path == str(config)
+    assert target.text.startswith('# one\nroot = "/r"\n[plugins.cri]\n  sandbox_image = "p" # two')
+    containerd = get(tomllib.loads(target.text), ("plugins", "cri", "containerd"))
+    assert containerd["default_runtime_name"] == "gpu-py"
+    assert containerd["runtimes"]["gpu-py"]["options"]["Runtime"] == "/opt/gpu-py"
+    assert any("version 2" in warning for warning in found.warnings)
+
+
+def test_a_disabled_cri_is_warned_of(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('version = 2\ndisabled_plugins = ["cri"]\n')
+    assert any("disables" in warning for warning in answer(ask_for(config), None).warnings)
+
+
+@pytest.mark.parametrize("text", ["version = 'x'", "version = 0", "version = 2\nimports = 1"])
+def test_wrong_values_are_refused(tmp_path: Path, text: str) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(text)
+    with pytest.raises(EngineError, match=str(config)):
+        answer(ask_for(config), None)
+
+
+def test_a_reload_is_refused() -> None:
+    with pytest.raises(EngineError, match="restart it"):
+        Containerd().reload("/etc/containerd/config.toml")
+
+
+def test_running_containers_are_found_by_their_binary(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'version = 2\nstate = "{tmp_path}"\n')
+    tasks = tmp_path / "io.containerd.runtime.v2.task"
+    for name, binary in (("one", "/opt/gpu-py"), ("two", "/usr/sbin/runc")):
+        (tasks / "k8s.io" / name).mkdir(parents=True)
+        (tasks / "k8s.io" / name / "runtime").write_text(binary)
+    assert Containerd().bound(("gpu-py",), ask_for(config)) == ["k8s.io/one"]

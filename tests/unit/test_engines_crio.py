@@ -1,0 +1,68 @@
+"""CRI-O gets a drop-in with the options of its default runtime."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.engines.ask import Ask
+from gpuhook.engines.crio import Crio
+from gpuhook.engines.toml_text import render
+
+
+def document_of(short: dict[str, Any]) -> dict[str, Any]:
+    """Build a crio.conf from a case's short form, or what a case expects of the drop-in."""
+    runtime: dict[str, Any] = {}
+    for key, value in short.items():
+        if key.startswith("runtimes."):
+            runtime.setdefault("runtimes", {})[key.removeprefix("runtimes.")] = value
+        else:
+            runtime[key] = value
+    return {"crio": {"runtime": runtime}}
+
+
+@pytest.mark.vectors("engine", "engine.crio")
+def test_vectors(case: dict[str, Any], tmp_path: Path) -> None:
+    given = case["input"]
+    config = tmp_path / "crio.conf"
+    config.write_text(render(document_of(given["source"]), ""))
+    pair = (given["add"]["name"], given["add"]["path"])
+    ask = Ask((pair,), set_default=given["set_as_default"], config=str(config))
+    [target] = Crio().install(ask).targets
+    assert target.path == f"{tmp_path}/crio.conf.d/99-gpuhook.conf"
+    assert tomllib.loads(target.text) == document_of(case["expected"]["dropin"])
+
+
+def test_main_config_untouched(tmp_path: Path) -> None:
+    """As the vector "crio main config untouched" has it."""
+    config = tmp_path / "crio.conf"
+    ask = Ask((("nvidia", "/usr/bin/nvidia-container-runtime"),), config=str(config))
+    [target] = Crio().install(ask).targets
+    assert "[crio.runtime.runtimes.nvidia]\n" in target.text
+    assert 'runtime_path = "/usr/bin/nvidia-container-runtime"\n' in target.text
+
+
+def test_drop_ins_count_in_their_order_and_ours_not(tmp_path: Path) -> None:
+    folder = tmp_path / "crio.conf.d"
+    folder.mkdir()
+    crun = {"runtimes.crun": {"runtime_path": "/crun", "monitor_cgroup": "pod"}}
+    first = {"default_runtime": "crun", **crun}
+    (folder / "10-crun.conf").write_text(render(document_of(first), ""))
+    ours = {"default_runtime": "gpu-py", "runtimes.gpu-py": {"runtime_root": "/old"}}
+    (folder / "99-gpuhook.conf").write_text(render(document_of(ours), ""))
+    ask = Ask((("gpu-py", "/x"),), config=str(tmp_path / "crio.conf"))
+    [target] = Crio().install(ask).targets
+    expected = {"runtime_path": "/x", "runtime_type": "oci", "monitor_cgroup": "pod"}
+    assert tomllib.loads(target.text) == document_of({"runtimes.gpu-py": expected})
+
+
+def test_containers_of_a_handler_are_found(tmp_path: Path) -> None:
+    storage = tmp_path / "var/lib/containers/storage/overlay-containers"
+    for name, handler in (("a" * 20, "gpu-py"), ("b" * 20, "crun")):
+        folder = storage / name / "userdata"
+        folder.mkdir(parents=True)
+        annotations = {"io.kubernetes.cri-o.RuntimeHandler": handler}
+        (folder / "config.json").write_text(json.dumps({"annotations": annotations}))
+    assert Crio().bound(("gpu-py",), Ask((), prefix=str(tmp_path))) == ["a" * 12]

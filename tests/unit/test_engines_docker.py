@@ -1,0 +1,103 @@
+"""daemon.json gets the runtimes, and what else stands there stays."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.engines.ask import Ask
+from gpuhook.engines.docker import Docker, wanted_document
+from gpuhook.engines.processes import Daemon
+from gpuhook.errors import EngineError
+
+
+def without_args(document: dict[str, Any]) -> dict[str, Any]:
+    """Leave out "args", which Docker doesn't know: its key is runtimeArgs."""
+    runtimes = document.get("runtimes", {})
+    kept = {name: {"path": entry["path"]} for name, entry in runtimes.items()}
+    return {**document, "runtimes": kept}
+
+
+@pytest.mark.vectors("engine", "engine.docker")
+def test_vectors(case: dict[str, Any]) -> None:
+    given, expected = case["input"], case["expected"]
+    runtimes = tuple(given.get("add", {}).items()) or ((given["name"], "/x"),)
+    ask = Ask(runtimes, set_default=given.get("set_as_default", False))
+    document = wanted_document(given["config"], ask, "daemon.json")
+    if "config" in expected:
+        assert document == without_args(expected["config"])
+    else:
+        assert document.get("default-runtime") == expected["default-runtime"]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"runtimes": []}, '"runtimes" in /d.json is no JSON object'),
+        ({"features": True}, '"features" in /d.json is no JSON object'),
+    ],
+)
+def test_wrong_types_are_refused(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        wanted_document(document, Ask((("gpu-py", "/x"),), cdi=True), "/d.json")
+
+
+def test_runc_is_docker_s_own_name() -> None:
+    with pytest.raises(EngineError, match="runc"):
+        wanted_document({}, Ask((("runc", "/x"),)), "/d.json")
+
+
+def test_features_are_merged_and_an_entry_of_ours_keeps_its_options() -> None:
+    entry = {"path": "/x", "runtimeArgs": ["--debug"]}
+    document = {"features": {"buildkit": False}, "runtimes": {"gpu-py": entry}}
+    wanted = wanted_document(document, Ask((("gpu-py", "/x"),), cdi=True), "/d.json")
+    assert wanted["features"] == {"buildkit": False, "cdi": True}
+    assert wanted["runtimes"] == {"gpu-py": entry}
+
+
+def test_another_s_runtime_nvidia_stays(tmp_path: Path) -> None:
+    config = tmp_path / "daemon.json"
+    config.write_text('{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}')
+    ask = Ask((("gpu-py", "/x"),), also=(("nvidia", "/x"),), config=str(config))
+    [target] = Docker().install(ask).targets
+    assert json.loads(target.text)["runtimes"] == {
+        "nvidia": {"path": "nvidia-container-runtime"},
+        "gpu-py": {"path": "/x"},
+    }
+
+
+def test_containers_bound_to_a_runtime_are_found(tmp_path: Path) -> None:
+    config = tmp_path / "daemon.json"
+    config.write_text(json.dumps({"data-root": str(tmp_path / "data")}))
+    for name, runtime in (("one", "gpu-py"), ("two", "runc"), ("three", "gpu-py")):
+        folder = tmp_path / "data" / "containers" / name
+        folder.mkdir(parents=True)
+        (folder / "hostconfig.json").write_text(json.dumps({"Runtime": runtime}))
+        (folder / "config.v2.json").write_text(json.dumps({"Name": f"/{name}"}))
+    (tmp_path / "data" / "containers" / "broken").mkdir()
+    assert Docker().bound(("gpu-py",), Ask((), config=str(config))) == ["one", "three"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["dockerd", "--config-file=/a"], "/a"),
+        (["dockerd", "--debug", "--config-file", "/a"], "/a"),
+        (["dockerd", "--config-file"], None),
+        (["dockerd", "--config-file-x=/a"], None),
+    ],
+)
+def test_a_daemon_s_options(argv: list[str], expected: str | None) -> None:
+    assert Daemon(1, tuple(argv)).option("config-file") == expected
+
+
+def test_a_daemon_reads_a_file_by_any_of_its_names(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.touch()
+    link.symlink_to(real)
+    ourselves = Daemon(os.getpid(), ())
+    assert ourselves.reads(str(link), str(real))
+    assert not ourselves.reads(str(tmp_path), str(real))
+    assert ourselves.reads("/no/such/file", "/no/such/../such/file")

@@ -1,0 +1,168 @@
+"""Changes to engines' files are remembered, and taken back to the byte."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuhook.engines import installer
+from gpuhook.engines.store import Store, Target
+from gpuhook.errors import EngineError
+
+OLD = '{"debug":   true}\n'
+NEW = '{"debug":   true, "runtimes": {"gpu-py": {"path": "/p"}}}\n'
+OWNED = (("runtimes", "gpu-py"),)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "state"))
+
+
+def target(path: Path, text: str = NEW, *, ours: bool = False) -> Target:
+    return Target("docker", str(path), "json", text, str(path), OWNED, ours)
+
+
+def put(store: Store, wanted: Target) -> None:
+    with store.locked():
+        installer.install(store, [wanted])
+
+
+def take(store: Store) -> None:
+    with store.locked():
+        installer.uninstall(store, store.records())
+
+
+def test_a_file_becomes_what_it_was_with_its_mode(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "daemon.json"
+    path.write_text(OLD)
+    path.chmod(0o640)
+    put(store, target(path))
+    assert path.read_text() == NEW
+    put(store, target(path))
+    assert path.stat().st_mode & 0o777 == 0o640
+    take(store)
+    assert path.read_text() == OLD
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_was_not_there_goes_with_its_folders(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "etc" / "docker" / "daemon.json"
+    put(store, target(path))
+    put(store, target(path, NEW.replace("/p", "/q")))
+    assert path.stat().st_mode & 0o777 == 0o644
+    take(store)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_somebody_uses_stays(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "etc" / "daemon.json"
+    put(store, target(path))
+    (path.parent / "other").touch()
+    take(store)
+    assert [item.name for item in path.parent.iterdir()] == ["other"]
+
+
+def test_somebody_else_s_change_stays(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "daemon.json"
+    path.write_text(OLD)
+    put(store, target(path))
+    path.write_text(NEW.replace("true", "false"))
+    take(store)
+    assert path.read_text() == OLD.replace("true", "false")
+
+
+def test_a_change_between_two_installations_stays(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "daemon.json"
+    path.write_text(OLD)
+    put(store, target(path))
+    path.write_text(NEW.replace("true", "false"))
+    put(store, target(path, NEW.replace("true", "false").replace("/p", "/q")))
+    take(store)
+    assert path.read_text() == OLD.replace("true", "false")
+
+
+def test_a_file_that_somebody_removed_stays_removed(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "daemon.json"
+    path.write_text(OLD)
+    put(store, target(path))
+    path.unlink()
+    take(store)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_our_name_is_ours_whatever_it_held(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "99-gpuhook.json"
+    path.write_text(OLD)
+    put(store, target(path, ours=True))
+    take(store)
+    assert not path.exists()
+
+
+def test_a_link_stays_a_link(store: Store, tmp_path: Path) -> None:
+    real, link = tmp_path / "real.json", tmp_path / "daemon.json"
+    real.write_text(OLD)
+    link.symlink_to("real.json")
+    put(store, target(link))
+    assert link.is_symlink()
+    assert real.read_text() == NEW
+    take(store)
+    assert link.is_symlink()
+    assert real.read_text() == OLD
+
+
+def test_no_change_leaves_no_trace(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "daemon.json"
+    path.write_text(NEW)
+    put(store, target(path))
+    assert store.records() == []
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_all_or_nothing(store: Store, tmp_path: Path) -> None:
+    path, folder = tmp_path / "daemon.json", tmp_path / "folder"
+    path.write_text(OLD)
+    folder.mkdir()
+    (folder / "file").touch()
+    impossible = target(folder / "file" / "daemon.json")
+    with store.locked(), pytest.raises(EngineError, match="can't be changed"):
+        installer.install(store, [target(path), impossible])
+    assert path.read_text() == OLD
+    assert store.records() == []
+
+
+def test_a_file_that_no_longer_parses_stops_the_removal(store: Store, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    for path in (good, bad):
+        path.write_text(OLD)
+        put(store, target(path))
+    bad.write_text("{")
+    with pytest.raises(EngineError, match=r"bad\.json is not valid JSON"):
+        take(store)
+    assert good.read_text() == NEW
+    assert len(store.records()) == 2
+
+
+def test_damaged_records_are_named(store: Store, tmp_path: Path) -> None:
+    put(store, target(tmp_path / "daemon.json"))
+    [record] = (tmp_path / "state" / "engines").glob("*/record.json")
+    record.write_text(json.dumps({"engine": "docker"}))
+    with pytest.raises(EngineError, match=r"record\.json is damaged"):
+        store.records()
+
+
+def test_the_difference_is_shown(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "daemon.json"
+    path.write_text(OLD.rstrip("\n"))
+    diff = store.plan(target(path)).diff()
+    assert diff.splitlines() == [
+        f"--- {path}",
+        f"+++ {path}",
+        "@@ -1 +1 @@",
+        '-{"debug":   true}',
+        "\\ No newline at end of file",
+        f"+{NEW.rstrip()}",
+    ]
+    assert path.read_text() == OLD.rstrip("\n")
+    assert list(tmp_path.iterdir()) == [path]
