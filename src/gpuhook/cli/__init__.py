@@ -8,12 +8,18 @@ import click
 from gpuhook import __version__
 from gpuhook.errors import GpuhookError
 
-# name -> (module, one line for --help); the module holds a click command of the same name.
+# name -> (module, one line for --help); the module holds a click command of that name.
 _COMMANDS = {
+    "completion": ("gpuhook.cli.completion", "Print the script for a shell's completion."),
+    "configure": ("gpuhook.cli.configure", "Tell one engine, with the options of nvidia-ctk."),
     "config": ("gpuhook.cli.config", "Show, check and change the configuration."),
+    "doctor": ("gpuhook.cli.doctor", "Check everything and say what to do about it."),
     "explain": ("gpuhook.cli.explain", "Show what a container would get, and why."),
+    "install": ("gpuhook.cli.install", "Tell container engines about gpu-py."),
     "info": ("gpuhook.cli.info", "Show the driver and the GPUs of this machine."),
+    "list": ("gpuhook.cli.list", "Show the GPUs and which container has which."),
     "refresh": ("gpuhook.cli.refresh", "Save what the machine has, ahead of container starts."),
+    "uninstall": ("gpuhook.cli.uninstall", "Take back what install did."),
     "simulate": ("gpuhook.cli.simulate", "Build a simulated driver with GPUs that don't exist."),
 }
 
@@ -30,7 +36,8 @@ class _LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(_COMMANDS[cmd_name][0])
-        command: click.Command = getattr(module, cmd_name)
+        # A command that Python has a word for already (list) ends in _ there.
+        command: click.Command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
         return command
 
 
