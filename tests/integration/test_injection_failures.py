@@ -1,0 +1,202 @@
+"""Whatever call fails on the way, the container and the host are as they were before it."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.sandbox import Sandbox, Volume, contents, sandbox
+from harness.snapshot import mount_table
+
+from gpuhook import kernel
+from gpuhook.errors import InjectError
+from gpuhook.file_operations import WriteFile
+from gpuhook.journal import Journal
+from gpuhook.operations import (
+    FILE_OPTIONS,
+    BindDevice,
+    BindFile,
+    MaskProc,
+    Operation,
+    Symlink,
+    UpdateLdCache,
+)
+
+# Every function of the seam that changes something, or makes what changes something.
+CHANGING = (
+    "attach_mount",
+    "change_owner",
+    "clone_tree",
+    "create_file",
+    "create_folder",
+    "create_link",
+    "enter_mount_namespace",
+    "new_tmpfs",
+    "remove_file",
+    "rename",
+    "set_label",
+    "set_mode",
+    "set_mount_attributes",
+    "write",
+)
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+GPU = "gpus/0000:1b:00.0/information"
+MIG = "capabilities/gpu0/mig/gi1/access"
+
+
+class Recorder:
+    """The seam to the kernel, wrapped: counts the calls and lets one of them fail."""
+
+    def __init__(self, failing: int) -> None:
+        self._failing = failing
+        self._calls = 0
+
+    def wrap(self) -> None:
+        for name in CHANGING:
+            setattr(kernel, name, self._wrapped(name, getattr(kernel, name)))
+
+    def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self._calls += 1
+            if self._calls == self._failing:
+                raise OSError(errno.EIO, "made to fail", name)
+            return real(*args, **options)
+
+        return call
+
+
+def without_undoing() -> None:
+    Journal.record = lambda self, undo: None  # type: ignore[method-assign]
+
+
+def write(path: Path, data: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(data)
+
+
+@pytest.fixture
+def driver(tmp_path: Path, workspace: Path) -> Path:
+    root = tmp_path / "driver"
+    for name in ("libcuda.so.1.2.3", "libnvidia-ml.so.1.2.3", "libnew.so.1.2.3"):
+        write(root / "usr/lib" / name, name)
+    write(root / "proc/driver/nvidia/params", "ModifyDeviceFiles: 1\n")
+    write(root / "proc/driver/nvidia/version", "1.2.3\n")
+    write(root / "proc/driver/nvidia" / GPU, "GPU\n")
+    write(root / "proc/driver/nvidia" / MIG, "DeviceFileMinor: 3\n")
+    (root / "dev").mkdir()
+    os.mknod(root / "dev/nvidia0", 0o20666, os.makedev(195, 0))
+    return root
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """A root with everything that has to be put back: links, files, a mount point, a cache."""
+    root = tmp_path / "rootfs"
+    libraries = root / LIBRARIES.lstrip("/")
+    for folder in ("dev", "etc", "proc/driver/nvidia/gpus/0000:ff:00.0"):
+        (root / folder).mkdir(parents=True)
+    write(libraries / "libcuda.so.1.2.3", "an earlier placeholder")
+    write(libraries / "libnvidia-ml.so.1", "a file where a link has to be")
+    (libraries / "libcuda.so.1").symlink_to("libcuda.so.0.9")
+    write(root / "etc/profile.json", "the image's own")
+    (root / "etc/ld.so.cache").symlink_to("../var/cache/elsewhere")
+    return root
+
+
+def plan(driver: Path) -> list[Operation]:
+    source = str(driver)
+    binds = [
+        BindFile(source, f"/usr/lib/{name}", f"{folder}/{name}", FILE_OPTIONS, "test")
+        for name, folder in (
+            ("libcuda.so.1.2.3", LIBRARIES),
+            ("libnvidia-ml.so.1.2.3", LIBRARIES),
+            ("libnew.so.1.2.3", "/opt/not/there/yet"),
+        )
+    ]
+    return [
+        MaskProc(source, ("params", "version", "registry"), (GPU, MIG), "test"),
+        *binds,
+        BindDevice(source, "/dev/nvidia0", (195, 0), "test"),
+        Symlink(f"{LIBRARIES}/libcuda.so.1", "libcuda.so.1.2.3", replace=True, reason="stale"),
+        Symlink(f"{LIBRARIES}/libnvidia-ml.so.1", "libnvidia-ml.so.1.2.3", replace=True, reason=""),
+        Symlink(f"{LIBRARIES}/libcuda.so", "libcuda.so.1", replace=False, reason="new"),
+        WriteFile("/etc/profile.json", "ours", 0o644, "over the image's"),
+        WriteFile("/etc/new.conf", "ours", 0o600, "new"),
+        UpdateLdCache((("libcuda.so.1", f"{LIBRARIES}/libcuda.so.1", 0x303),), "test"),
+    ]
+
+
+def state(box: Sandbox) -> tuple[Any, ...]:
+    return (
+        mount_table(),
+        mount_table(box.mounts()),
+        contents(box.root),
+        contents(box.inside("/dev")),
+    )
+
+
+def failure(
+    box: Sandbox, operations: list[Operation], driver: Path, failing: int
+) -> InjectError | None:
+    """Return the error of an injection whose call of that number fails, None if none was left."""
+    try:
+        box.inject(operations, driver, Recorder(failing).wrap)
+    except InjectError as error:
+        return error
+    return None
+
+
+def fail_each_call(box: Sandbox, operations: list[Operation], driver: Path) -> int:
+    """Let the 1st, 2nd, ... call fail until there is none left to; return how many there are."""
+    before = state(box)
+    failing = 1
+    while error := failure(box, operations, driver, failing):
+        assert "made to fail" in error.cause or "can't be entered" in error.cause
+        assert "left behind" not in error.remedy
+        assert state(box) == before, f"call {failing} left something: {error}"
+        failing += 1
+    return failing - 1
+
+
+def test_every_call_can_fail(driver: Path, image: Path) -> None:
+    with sandbox(image) as box:
+        count = fail_each_call(box, plan(driver), driver)
+        assert count > 60, "fewer calls than the plan has steps: are they still recorded?"
+        # None failed the last time, so this injection is whole.
+        assert b"\0" in contents(image)["etc/ld.so.cache"][-1]
+        inside = contents(box.inside(LIBRARIES))
+        assert inside["libcuda.so.1.2.3"][-1] == b"libcuda.so.1.2.3"
+        assert inside["libnvidia-ml.so.1"][-1] == b"libnvidia-ml.so.1.2.3"
+        assert inside["libcuda.so.1"][-1] == b"libcuda.so.1.2.3"
+
+
+def test_every_call_can_fail_while_a_volume_is_covered(
+    driver: Path, image: Path, tmp_path: Path
+) -> None:
+    volume = tmp_path / "etc-of-the-host"
+    write(volume / "ld.so.cache", "")
+    write(volume / "profile.json", "the host's")
+    operations = [step for step in plan(driver) if "new.conf" not in step.describe()]
+    before = contents(volume)
+    with sandbox(image, [Volume(volume, "/etc")]) as box:
+        (volume / "ld.so.cache").unlink()
+        write(volume / "ld.so.cache", "")
+        fail_each_call(box, operations, driver)
+        assert box.inside("/etc/profile.json").read_text() == "ours"
+        assert b"libcuda.so.1" in box.inside("/etc/ld.so.cache").read_bytes()
+    assert contents(volume) == before
+
+
+def test_without_the_journal_something_is_left(driver: Path, image: Path) -> None:
+    with sandbox(image) as box:
+        before = state(box)
+
+        def prepare() -> None:
+            without_undoing()
+            Recorder(60).wrap()
+
+        with pytest.raises(InjectError):
+            box.inject(plan(driver), driver, prepare)
+        assert state(box) != before
