@@ -9,7 +9,7 @@ Hot path only while no saved inventory is fresh.
 import os
 import stat
 
-from gpuhook import driver_files, feature_files, nvml
+from gpuhook import driver_files, feature_files, kernel_modules, nvml
 from gpuhook.errors import DriverError
 from gpuhook.inventory import Gpu, Inventory, Mig, Node
 from gpuhook.rootfs import Rootfs
@@ -46,6 +46,8 @@ def discover(config: "Config") -> Inventory:
 
 
 def _discover(root: Rootfs, config: "Config") -> Inventory:
+    if config.load_kmods:
+        kernel_modules.prepare(root, config.environment)
     index = driver_files.LibraryIndex(root, config.ldcache, config.library_search_paths)
     library = driver_files.find_nvml(root, index)
     answer = nvml.ask(root.path, library, config.user, config.nvml_timeout)

@@ -1,5 +1,6 @@
 """What gpuhook says of a machine is what the machine is: discovery over simulated drivers."""
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,3 +128,42 @@ def test_a_missing_root_is_named(root: Path) -> None:
     config.driver_root = str(root)
     with pytest.raises(DriverError, match=str(root)):
         discover(config)
+
+
+def modprobe(root: Path, script: str) -> None:
+    """Give the driver root an nvidia-modprobe, which runs below it with busybox' shell."""
+    (root / "bin").mkdir(exist_ok=True)
+    shutil.copy2("/bin/busybox", root / "bin/busybox")
+    program = root / "usr/bin/nvidia-modprobe"
+    program.write_text(f"#!/bin/busybox sh\n{script}\n")
+    program.chmod(0o755)
+
+
+def test_missing_nodes_are_made_by_the_drivers_own_program(root: Path) -> None:
+    _, config = simulate(root, gpus=1)
+    (root / "dev/nvidia-uvm").unlink()
+    modprobe(
+        root,
+        'echo "$@ $MARK" >/seen; busybox() { /bin/busybox "$@"; }; '
+        "busybox mknod /dev/nvidia-uvm c 511 0",
+    )
+    config.environment = ("MARK=here",)
+    assert discover(config).node("/dev/nvidia-uvm") is not None
+    assert (root / "seen").read_text() == "-c 0 -u here\n"
+
+
+def test_it_is_not_run_without_need_or_against_the_configuration(root: Path) -> None:
+    _, config = simulate(root, gpus=1)
+    modprobe(root, "echo run >/seen")
+    discover(config)
+    (root / "dev/nvidia-uvm").unlink()
+    config.load_kmods = False
+    discover(config)
+    assert not (root / "seen").exists()
+
+
+def test_its_failure_is_no_error(root: Path) -> None:
+    _, config = simulate(root, gpus=1)
+    (root / "dev/nvidia-uvm").unlink()
+    modprobe(root, "exit 1")
+    assert discover(config).node("/dev/nvidia-uvm") is None
