@@ -65,11 +65,32 @@ def loads(text: str) -> "Any":
 
 def _value(text: str, start: int) -> "tuple[Any, int]":
     try:
-        return _scan(text, start)
+        try:
+            return _scan(text, start)
+        except SystemError:
+            _load_errors()
+            return _scan(text, start)
     except StopIteration as stop:
         raise ValueError(f"a JSON value is missing at character {stop.value}") from None
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def _string(text: str, start: int) -> tuple[str, int]:
+    """Read the string whose quotation mark is before ``start``."""
+    try:
+        return _scan_string(text, start, False)
+    except SystemError:
+        _load_errors()
+        return _scan_string(text, start, False)
+
+
+def _load_errors() -> None:
+    """Load the module that the C scanner looks up for the class of its errors.
+
+    It raises nothing at all, which is a SystemError, as long as nobody has imported it.
+    """
+    import json.decoder  # noqa: F401, PLC0415 - slow, and needed for an error message alone
 
 
 def _skip(text: str, index: int) -> int:
@@ -93,7 +114,7 @@ def members(text: str, start: int) -> "Iterator[tuple[str, Any, int, int]]":
     while True:
         if text[index : index + 1] != '"':
             raise ValueError(f"a name is missing at character {index}")
-        key, index = _scan_string(text, index + 1, False)
+        key, index = _string(text, index + 1)
         index = _skip(text, index)
         if text[index : index + 1] != ":":
             raise ValueError(f"a colon is missing at character {index}")
