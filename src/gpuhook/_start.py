@@ -38,8 +38,13 @@ def main() -> "NoReturn":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     program, launcher, *argv = sys.argv[1:]
     if program == "hook":
+        folder = os.path.dirname(os.path.abspath(launcher))
         os.chdir("/")
-        from gpuhook import prestart_hook  # noqa: PLC0415 - the path is known only now
+        if argv[-1:] == ["precreate"]:
+            from gpuhook import precreate  # noqa: PLC0415 - the path is known only now
+
+            precreate.main(folder, argv[:-1])
+        from gpuhook import prestart_hook  # noqa: PLC0415
 
         prestart_hook.main(argv)
     from gpuhook import runtime_shim  # noqa: PLC0415

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from gpuhook.resolve import Resolved
 
 PROGRAM = "gpuhook-prestart"
-USAGE = f"""usage: {PROGRAM} [--config FILE] [prestart]
+USAGE = f"""usage: {PROGRAM} [--config FILE] [prestart | precreate]
 
 Reads an OCI container state on standard input and puts the GPUs that the container asks
 for into it. Register it as a prestart or createRuntime hook.
+
+With precreate, podman's stage before the runtime is called, reads a config.json instead,
+and prints it with the device rules and the hook that its GPUs need.
 """
 _STATE_LIMIT = 16 << 20
 # NVIDIA's hook has verbs of which only the first does anything; hook files name them.
@@ -37,7 +40,7 @@ def main(argv: list[str]) -> "NoReturn":
     if "-h" in argv or "--help" in argv:
         sys.stdout.write(USAGE)
         sys.exit(0)
-    config_path, verb = _read_arguments(argv)
+    config_path, verb = read_arguments(argv)
     state = _drain(0)
     if verb in _IDLE_VERBS:
         sys.exit(0)
@@ -49,7 +52,8 @@ def main(argv: list[str]) -> "NoReturn":
     sys.exit(0)
 
 
-def _read_arguments(argv: list[str]) -> tuple[str | None, str]:
+def read_arguments(argv: list[str]) -> tuple[str | None, str]:
+    """Return the configuration file given (None: none) and the verb; usage and exit 2 else."""
     config_path = None
     words = list(argv)
     verbs = []

@@ -101,18 +101,24 @@ def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> None:
     ``folder`` is where gpuhook-prestart lies beside gpu-py.
     """
     from gpuhook.oci import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
-    from gpuhook.resolve import resolve  # noqa: PLC0415
 
-    spec = read_spec(os.path.join(arguments.bundle or "", arguments.config))
+    edited = edit(read_spec(os.path.join(arguments.bundle or "", arguments.config)), config, folder)
+    if edited is not None:
+        edited.write()
+
+
+def edit(spec: "Spec", config: Config, folder: str) -> "Spec | None":
+    """Return a spec with what its GPUs need; None where it asks for none."""
+    from gpuhook.resolve import resolve  # noqa: PLC0415 - as in prepare_bundle
+
     resolved = resolve(spec.data, config)
     if resolved is None:
-        return
+        return None
     from gpuhook import mode  # noqa: PLC0415 - only where a GPU is asked for
 
     if mode.resolve(config.mode, resolved.request) == "spec":
-        _edit_spec(spec, resolved, config).write()
-    else:
-        add_hook(_add_device_rules(spec, _plan_anywhere(resolved)), config, folder).write()
+        return _edit_spec(spec, resolved, config)
+    return add_hook(_add_device_rules(spec, _plan_anywhere(resolved)), config, folder)
 
 
 def _plan_anywhere(resolved: "Resolved") -> "Plan":
