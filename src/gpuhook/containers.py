@@ -67,7 +67,7 @@ def _root_of(entry: str) -> tuple[int, int]:
 
 
 def _note(found: dict[str, Container], entry: str, wanted: set[tuple[int, int]]) -> None:
-    name, engine = identify(_text(f"/proc/{entry}/cgroup"))
+    name, engine = identify(_text(f"/proc/{entry}/cgroup"), _text("/proc/self/cgroup"))
     container = found.get(name)
     if container is None:
         command = _text(f"/proc/{entry}/comm").strip()
@@ -81,20 +81,28 @@ def _text(path: str) -> str:
         return file.read()
 
 
-def identify(cgroups: str) -> tuple[str, str]:
-    """Return (container id, engine) from a process' /proc/PID/cgroup.
+def identify(cgroups: str, ours: str = "") -> tuple[str, str]:
+    """Return (container id, engine) from a process' /proc/PID/cgroup; ``ours`` is our own.
 
-    The id is the 64 hex digits that engines use, else the last part of the path.
+    The id is the 64 hex digits that engines use, else the last part of the path. Only a
+    hierarchy in which the process has a cgroup of its own can tell: the devices', else the
+    unified one, else any.
     """
-    paths = {line.split(":", 2)[1]: line.split(":", 2)[2] for line in cgroups.splitlines()}
-    path = next((path for key, path in paths.items() if "devices" in key.split(",")), None)
-    if path in (None, "/"):
-        path = next((path for path in paths.values() if path != "/"), "/")
-    engine = next((name for word, name in _ENGINES if word in str(path)), "")
-    ids = _ID.findall(str(path))
+    hosts = _paths(ours)
+    own = {key: path for key, path in _paths(cgroups).items() if path != hosts.get(key, "/")}
+    preferred = sorted(own, key=lambda key: ("devices" not in key.split(","), key != ""))
+    path = own[preferred[0]] if preferred else "/"
+    engine = next((name for word, name in _ENGINES if word in path), "")
+    ids = _ID.findall(path)
     if ids:
         return ids[-1], engine
-    return str(path).rpartition("/")[2].removesuffix(".scope") or "/", engine
+    return path.rpartition("/")[2].removesuffix(".scope") or "/", engine
+
+
+def _paths(cgroups: str) -> dict[str, str]:
+    """Return controllers -> path; the unified hierarchy has no controllers there."""
+    fields = [line.split(":", 2) for line in cgroups.splitlines()]
+    return {parts[1]: parts[2] for parts in fields if len(parts) > 2}
 
 
 def _nodes(root: Rootfs, mountinfo: str) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,142 @@
+"""gpuhook list finds the running containers that have a GPU, whoever started them."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.bundles import Bundle
+from harness.commands import run, wait_until
+from harness.docker import Docker
+from harness.driver import Driver, simulate
+from harness.images import image
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+
+SLEEP = ("sleep", "1000")
+
+
+def listed(installation: Installation, config: Path) -> dict[str, Any]:
+    argv: list[str | Path] = [installation.command, "list", "--config", config, "--format", "json"]
+    answer: dict[str, Any] = json.loads(run(argv).ok().stdout)
+    return answer
+
+
+def start(bundle: Bundle, installation: Installation, env: dict[str, str]) -> None:
+    """Start the bundle's container and leave it running."""
+    bundle.command(*SLEEP)
+    quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
+    words: list[str | Path] = ["run", "--detach", "--bundle", bundle.path, bundle.name]
+    bundle.call(*quiet, installation.runtime, *words, env=env).ok()
+
+
+def users(answer: dict[str, Any]) -> dict[int, list[str]]:
+    """Return the names of the containers that have each GPU, where any has."""
+    return {gpu["index"]: gpu["containers"] for gpu in answer["gpus"] if gpu["containers"]}
+
+
+def test_a_container_of_a_low_level_runtime(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
+) -> None:
+    config = Path(runtime_env["GPUHOOK_CONFIG"])
+    before = users(listed(installation, config))
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0,7")
+    start(bundle, installation, runtime_env)
+    answer = listed(installation, config)
+    assert len(answer["gpus"]) == len(driver.gpus)
+    mine = {index: names for index, names in users(answer).items() if bundle.name in names}
+    assert set(mine) == {0, 7}
+    [container] = [each for each in answer["containers"] if each["name"] == bundle.name]
+    assert container["command"] == "sleep"
+    assert Path(f"/proc/{container['pid']}/root").exists()
+    assert all(bundle.name not in names for names in before.values())
+
+
+def test_a_container_without_gpus_is_not_listed(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str]
+) -> None:
+    start(bundle, installation, runtime_env)
+    answer = listed(installation, Path(runtime_env["GPUHOOK_CONFIG"]))
+    assert bundle.name not in [each["name"] for each in answer["containers"]]
+
+
+def test_a_node_made_by_the_container_elsewhere_is_not_taken_for_a_gpu(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str]
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
+    start(bundle, installation, runtime_env)
+    make = ("busybox", "mknod", "/tmp/nvidia5", "c", "195", "4")
+    runc = "runc" if runtime_env["GPUHOOK_CONFIG"].find("/runc/") >= 0 else "crun"
+    bundle.call(runc, "exec", bundle.name, *make).ok()
+    answer = listed(installation, Path(runtime_env["GPUHOOK_CONFIG"]))
+    mine = {index for index, names in users(answer).items() if bundle.name in names}
+    assert mine == {1}
+
+
+@pytest.fixture(scope="module")
+def mig_driver(installation: Installation, workspace: Path) -> Driver:
+    options = ("--gpus=2", "--model=H100", "--mig=0:1g.10gb,2g.20gb")
+    return simulate(installation, workspace / "list-mig", *options)
+
+
+@pytest.mark.parametrize(
+    ("asked", "whole", "parts"), [("0:1", [], [1]), ("0:0,1", [1], [0]), ("0", [0], [])]
+)
+def test_mig_devices(
+    bundle: Bundle,
+    low_level: tuple[str, Namespace],
+    mig_driver: Driver,
+    workspace: Path,
+    installation: Installation,
+    asked: str,
+    whole: list[int],
+    parts: list[int],
+) -> None:
+    config = write_config(
+        workspace / "list-mig-config" / bundle.name, mig_driver.root, low_level[:1]
+    )
+    bundle.environ(f"NVIDIA_VISIBLE_DEVICES={asked}")
+    start(bundle, installation, {"GPUHOOK_CONFIG": str(config)})
+    answer = listed(installation, config)
+    assert [index for index, names in users(answer).items() if bundle.name in names] == whole
+    migs = answer["gpus"][0]["mig"]
+    assert [mig["index"] for mig in migs if bundle.name in mig["containers"]] == parts
+
+
+def test_a_container_of_docker(
+    docker: Docker, installation: Installation, configs: dict[str, Path], driver: Driver
+) -> None:
+    words = ["run", "--detach", "--runtime=gpu-py", "-e", "NVIDIA_VISIBLE_DEVICES=3"]
+    name = docker.call(*words, image("debian"), *SLEEP).ok().stdout.strip()
+    try:
+        answer = listed(installation, configs["runc"])
+        assert name in users(answer)[3]
+        argv: list[str | Path] = [installation.command, "list", "--config", configs["runc"]]
+        text = run(argv).ok().stdout.splitlines()
+        [row] = [line for line in text if driver.gpus[3].uuid in line]
+        assert name[:12] in row
+    finally:
+        docker.call("rm", "--force", name).ok()
+    wait_until(
+        lambda: name not in users(listed(installation, configs["runc"])).get(3, []),
+        "the container is gone from the list",
+    )
+
+
+def test_files_are_listed_on_request(
+    installation: Installation, configs: dict[str, Path], driver: Driver
+) -> None:
+    argv: list[str | Path] = [installation.command, "list", "--files", "--config", configs["runc"]]
+    text = run(argv).ok().stdout
+    assert f"libcuda.so.{driver.version}" in text
+    assert "libcuda" not in run([word for word in argv if word != "--files"]).ok().stdout
+
+
+def test_the_list_needs_a_driver(installation: Installation, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "config", tmp_path, ["runc"])
+    done = subprocess.run(
+        [installation.command, "list", "--config", config], capture_output=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"gpuhook: There is no NVIDIA driver")
