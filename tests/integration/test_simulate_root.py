@@ -76,6 +76,20 @@ def test_nodes(folder: Path) -> None:
         os.close(os.open(dev / "nvidia-uvm", os.O_RDONLY))
 
 
+def test_more_devices(folder: Path) -> None:
+    root = folder / "root"
+    features = frozenset({"gds", "gdrcopy", "mofed", "nvswitch"})
+    build(Options(root=str(root), models=("T4",), drm=False, imex_channels=2, features=features))
+    dev = root / "dev"
+    [major, _] = numbers(dev / "nvidia-caps-imex-channels/channel1")
+    assert numbers(dev / "nvidia-caps-imex-channels/channel1") == (major, 1)
+    assert f"{major} nvidia-caps-imex-channels\n" in (root / "proc/devices").read_text()
+    for name in ("nvidia-fs0", "gdrdrv", "infiniband/uverbs0", "nvidia-nvswitchctl"):
+        assert numbers(dev / name)[0] not in {195, major}
+    assert not (dev / "dri").exists()
+    assert not (dev / "nvidia-caps").exists()  # no model with MIG
+
+
 def test_proc_and_sys(folder: Path) -> None:
     root = folder / "root"
     [first, second] = build(

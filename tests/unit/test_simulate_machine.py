@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook.errors import SimulateError
-from gpuhook.simulate.devices import free_majors
+from gpuhook.simulate.devices import FEATURE_NODES, free_majors
 from gpuhook.simulate.driver import with_soname
 from gpuhook.simulate.kernel_files import mig_minors_text, version_text
 from gpuhook.simulate.machine import cap_minor, make_machine, place
 from gpuhook.simulate.models import MigProfile, find_model
-from gpuhook.simulate.options import Failure, Options
+from gpuhook.simulate.options import FEATURES, Failure, Options
 from gpuhook.simulate.tables import generated_header, generated_source
 
 
@@ -130,7 +130,13 @@ def test_cap_minors_are_those_of_the_driver() -> None:
 
 def test_free_majors() -> None:
     text = "Character devices:\n  1 mem\n511 x\n509 y\n\nBlock devices:\n510 sd\n"
-    assert free_majors(text, 3) == [510, 508, 507]
+    majors = free_majors(text)
+    assert (majors["nvidia-uvm"], majors["nvidia-caps"]) == (510, 508)
+    assert len(set(majors.values())) == len(majors) == 7
+
+
+def test_features_have_nodes() -> None:
+    assert set(FEATURE_NODES) == set(FEATURES)
 
 
 def test_generated_text_for_no_gpus_and_for_all_models() -> None:

@@ -29,6 +29,7 @@ GOOD: list[dict[str, Any]] = [
     {"failure": Failure.NOT_LOADED},
     {"gpus": 2, "failure": Failure.GPU_LOST, "lost_gpu": 1},
     {"driver_files": "/srv/driver"},
+    {"imex_channels": 3, "features": frozenset({"gds", "nvswitch"})},
 ]
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -46,6 +47,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"library_dir": "/usr/../lib"}, "can't be the library folder"),
     ({"init_seconds": -1.0}, "can't take -1 seconds"),
     ({"init_seconds": float("nan")}, "can't take nan seconds"),
+    ({"imex_channels": -1}, "-1 IMEX channels"),
+    ({"features": frozenset({"rdma"})}, "There is no feature 'rdma'"),
     ({"mig": {1: ()}}, "There is no GPU 1 among 1"),
     ({"unplugged": frozenset({4})}, "There is no GPU 4 among 1"),
     ({"failure": Failure.GPU_LOST, "lost_gpu": 1}, "There is no GPU 1 among 1"),

@@ -6,7 +6,13 @@ import click
 
 from gpuhook.simulate import Built, Options, build, remove
 from gpuhook.simulate.models import MODELS
-from gpuhook.simulate.options import DEFAULT_DRIVER, parse_failure, parse_mig, parse_numbers
+from gpuhook.simulate.options import (
+    DEFAULT_DRIVER,
+    FEATURES,
+    parse_failure,
+    parse_mig,
+    parse_numbers,
+)
 
 
 @click.command()
@@ -35,6 +41,8 @@ from gpuhook.simulate.options import DEFAULT_DRIVER, parse_failure, parse_mig, p
 )
 @click.option("--drm/--no-drm", default=True, help="With or without /dev/dri.  [default: with]")
 @click.option("--compat32", is_flag=True, help="With 32-bit libraries.")
+@click.option("--imex-channels", default=0, help="Number of IMEX channels.")
+@click.option("--features", default="", help=f"Devices beyond GPUs: some of {','.join(FEATURES)}.")
 @click.option("--libdir", default="", help="Library folder below DIR.  [default: multiarch]")
 @click.option("--seed", default="gpuhook", help="Another seed gives other UUIDs.")
 @click.option("--remove", "removing", is_flag=True, help="Delete the simulated root DIR.")
@@ -53,6 +61,8 @@ def simulate(
     driver_files: str | None,
     drm: bool,
     compat32: bool,
+    imex_channels: int,
+    features: str,
     libdir: str,
     seed: str,
     removing: bool,
@@ -81,6 +91,8 @@ def simulate(
         driver_files=driver_files or "",
         drm=drm,
         compat32=compat32,
+        imex_channels=imex_channels,
+        features=frozenset(word.strip() for word in features.split(",") if word.strip()),
         library_dir=libdir.rstrip("/"),
         seed=seed,
     )

@@ -88,8 +88,8 @@ def _fill(
         driver.install_probes(tree, compiled)
     driver.install_firmware(tree, machine.driver_version)
     if machine.loaded:
-        majors = devices.host_majors()
-        devices.make_nodes(tree, machine, majors, drm=options.drm)
+        majors = devices.used_majors(options, machine, devices.host_majors())
+        devices.make_nodes(tree, options, machine, majors)
         kernel_files.make_proc(tree, machine, majors)
         kernel_files.make_sys(tree, machine, drm=options.drm)
         driver.install_sockets(tree)

@@ -1,49 +1,96 @@
 """The device nodes of the simulated driver and the numbers they get."""
 
 from gpuhook.simulate.machine import CAP_CONFIG, CAP_MONITOR, Machine
+from gpuhook.simulate.options import Options
 from gpuhook.simulate.tree import Tree
 
 NVIDIA_MAJOR = 195
-DRM_MAJOR = 226
+_DRM_MAJOR = 226
 _MINOR_MODESET, _MINOR_CONTROL = 254, 255
-_DYNAMIC_MAJORS = range(511, 383, -1)  # Documentation/admin-guide/devices.txt
+
+# From here downwards the kernel gives numbers to drivers that have none of their own
+# (Documentation/admin-guide/devices.txt).
+_DYNAMIC_MAJORS = range(511, 383, -1)
+_DRIVERS = (
+    "nvidia-uvm",
+    "nvidia-caps",
+    "nvidia-caps-imex-channels",
+    "nvidia-nvswitch",
+    "nvidia-fs",
+    "gdrdrv",
+    "infiniband",
+)
+
+# feature -> its nodes: path, driver, minor. The features are those a container can ask for.
+FEATURE_NODES = {
+    "gds": (("dev/nvidia-fs0", "nvidia-fs", 0),),
+    "gdrcopy": (("dev/gdrdrv", "gdrdrv", 0),),
+    "mofed": (
+        ("dev/infiniband/uverbs0", "infiniband", 192),
+        ("dev/infiniband/rdma_cm", "infiniband", 58),
+    ),
+    "nvswitch": (
+        ("dev/nvidia-nvswitch0", "nvidia-nvswitch", 0),
+        ("dev/nvidia-nvswitch1", "nvidia-nvswitch", 1),
+        ("dev/nvidia-nvswitchctl", "nvidia-nvswitch", 255),
+    ),
+}
 
 
-def free_majors(proc_devices: str, count: int) -> list[int]:
-    """Return character majors that no driver in the text of /proc/devices uses."""
+def free_majors(proc_devices: str) -> dict[str, int]:
+    """Return a major for each driver; none is used in the text of /proc/devices."""
     used = set()
     for line in proc_devices.partition("Block devices:")[0].splitlines():
         number = line.split()[:1]
         if number and number[0].isdecimal():
             used.add(int(number[0]))
-    return [major for major in _DYNAMIC_MAJORS if major not in used][:count]
+    free = [major for major in _DYNAMIC_MAJORS if major not in used]
+    return dict(zip(_DRIVERS, free, strict=False))
 
 
-def host_majors() -> tuple[int, int]:
-    """Return majors for nvidia-uvm and nvidia-caps that mean nothing else on this machine."""
+def host_majors() -> dict[str, int]:
+    """Return a major for each driver that means nothing else on this machine."""
     with open("/proc/devices", encoding="ascii") as file:
-        uvm, caps = free_majors(file.read(), 2)
-    return uvm, caps
+        return free_majors(file.read())
 
 
-def make_nodes(tree: Tree, machine: Machine, majors: tuple[int, int], drm: bool) -> None:
+def used_majors(options: Options, machine: Machine, majors: dict[str, int]) -> dict[str, int]:
+    """Return those of the majors that belong to drivers of this machine."""
+    names = {"nvidia-uvm"}
+    if machine.mig_capable:
+        names.add("nvidia-caps")
+    if options.imex_channels:
+        names.add("nvidia-caps-imex-channels")
+    for feature in options.features:
+        names |= {driver for _, driver, _ in FEATURE_NODES[feature]}
+    return {name: major for name, major in majors.items() if name in names}
+
+
+def make_nodes(tree: Tree, options: Options, machine: Machine, majors: dict[str, int]) -> None:
     """Make what the loaded driver has in /dev."""
-    uvm, caps = majors
     tree.node("dev/nvidiactl", NVIDIA_MAJOR, _MINOR_CONTROL)
     tree.node("dev/nvidia-modeset", NVIDIA_MAJOR, _MINOR_MODESET)
-    tree.node("dev/nvidia-uvm", uvm, 0)
-    tree.node("dev/nvidia-uvm-tools", uvm, 1)
+    tree.node("dev/nvidia-uvm", majors["nvidia-uvm"], 0)
+    tree.node("dev/nvidia-uvm-tools", majors["nvidia-uvm"], 1)
     for gpu in machine.gpus:
         tree.node(f"dev/nvidia{gpu.minor}", NVIDIA_MAJOR, gpu.minor)
-        if drm:
+        if options.drm:
             _make_drm(tree, gpu.index, gpu.proc_bus_id)
     if machine.mig_capable:
-        _make_caps(tree, machine, caps)
+        _make_caps(tree, machine, majors["nvidia-caps"])
+    for channel in range(options.imex_channels):
+        path = f"dev/nvidia-caps-imex-channels/channel{channel}"
+        tree.node(path, majors["nvidia-caps-imex-channels"], channel)
+    for feature in sorted(options.features):
+        for path, driver, minor in FEATURE_NODES[feature]:
+            tree.node(path, majors[driver], minor)
+    if "gds" in options.features:
+        tree.text("etc/cufile.json", "{}\n")
 
 
 def _make_drm(tree: Tree, index: int, bus_id: str) -> None:
-    tree.node(f"dev/dri/card{index}", DRM_MAJOR, index, 0o660)
-    tree.node(f"dev/dri/renderD{128 + index}", DRM_MAJOR, 128 + index)
+    tree.node(f"dev/dri/card{index}", _DRM_MAJOR, index, 0o660)
+    tree.node(f"dev/dri/renderD{128 + index}", _DRM_MAJOR, 128 + index)
     tree.link(f"dev/dri/by-path/pci-{bus_id}-card", f"../card{index}")
     tree.link(f"dev/dri/by-path/pci-{bus_id}-render", f"../renderD{128 + index}")
 

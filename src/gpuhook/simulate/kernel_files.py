@@ -77,7 +77,7 @@ GPU Excluded:\t No
 """
 
 
-def make_proc(tree: Tree, machine: Machine, majors: tuple[int, int]) -> None:
+def make_proc(tree: Tree, machine: Machine, majors: dict[str, int]) -> None:
     """Write /proc/driver/nvidia and the majors in /proc/devices."""
     tree.text(f"{_PROC}/version", version_text(machine), 0o444)
     tree.text(f"{_PROC}/params", _PARAMS, 0o444)
@@ -89,7 +89,7 @@ def make_proc(tree: Tree, machine: Machine, majors: tuple[int, int]) -> None:
         _make_gpu(tree, machine, gpu)
     if machine.mig_capable:
         _make_capabilities(tree, machine)
-    tree.text("proc/devices", _devices_text(machine, majors), 0o444)
+    tree.text("proc/devices", _devices_text(majors), 0o444)
 
 
 def version_text(machine: Machine) -> str:
@@ -156,16 +156,12 @@ def mig_minors_text() -> str:
     return "".join(lines)
 
 
-def _devices_text(machine: Machine, majors: tuple[int, int]) -> str:
+def _devices_text(majors: dict[str, int]) -> str:
     """Return this machine's /proc/devices with the driver's majors added."""
     with open("/proc/devices", encoding="ascii") as file:
         characters, heading, blocks = file.read().partition("Block devices:")
-    uvm, caps = majors
-    ours = [(NVIDIA_MAJOR, "nvidia"), (NVIDIA_MAJOR, "nvidia-modeset"), (NVIDIA_MAJOR, "nvidiactl")]
-    ours += [(uvm, "nvidia-uvm")]
-    if machine.mig_capable:
-        ours += [(caps, "nvidia-caps")]
-    added = "".join(f"{major:3d} {name}\n" for major, name in ours)
+    ours = dict.fromkeys(("nvidia", "nvidia-modeset", "nvidiactl"), NVIDIA_MAJOR) | majors
+    added = "".join(f"{major:3d} {name}\n" for name, major in ours.items())
     return f"{characters.rstrip()}\n{added}\n{heading}{blocks}"
 
 

@@ -9,6 +9,8 @@ from gpuhook.errors import SimulateError
 
 DEFAULT_DRIVER = "580.65.06"
 MAX_GPUS = 64
+MAX_CHANNELS = 2048  # nvidia's module parameter NVreg_ImexChannelCount
+FEATURES = ("gds", "gdrcopy", "mofed", "nvswitch")
 MAX_MINOR = 253  # 254 is nvidia-modeset and 255 nvidiactl
 
 # Driver branch -> the newest CUDA that it serves, from the CUDA toolkit release notes.
@@ -56,7 +58,8 @@ class Options:
     are the indices of GPUs that have gone. ``driver_files`` is a tree of extracted packages
     to lay into the root, which then decide the version and the places. ``cuda_version`` and
     ``library_dir`` are empty for "what goes with the driver" and "the multiarch folder of
-    this machine". ``drm`` asks for /dev/dri, ``compat32`` for 32-bit libraries.
+    this machine". ``drm`` asks for /dev/dri, ``compat32`` for 32-bit libraries,
+    ``features`` for the devices of some of FEATURES.
     """
 
     root: str
@@ -74,12 +77,15 @@ class Options:
     driver_files: str = ""
     drm: bool = True
     compat32: bool = False
+    imex_channels: int = 0
+    features: frozenset[str] = frozenset()
     seed: str = "gpuhook"
 
     def check(self) -> None:
         """Raise SimulateError for the first thing that can't be simulated."""
         _check_counts(self)
         _check_minors(self)
+        _check_extras(self)
         if self.driver_version and not _DRIVER.fullmatch(self.driver_version):
             raise SimulateError(
                 f"{self.driver_version!r} is not a driver version", "Write it like 580.65.06"
@@ -125,6 +131,18 @@ def _check_counts(options: Options) -> None:
             raise SimulateError(
                 f"There is no GPU {index} among {options.gpus}",
                 "Count the GPUs from 0, or simulate more of them",
+            )
+
+
+def _check_extras(options: Options) -> None:
+    if not 0 <= options.imex_channels <= MAX_CHANNELS:
+        raise SimulateError(
+            f"{options.imex_channels} IMEX channels can't be simulated", f"Give 0 to {MAX_CHANNELS}"
+        )
+    for feature in sorted(options.features):
+        if feature not in FEATURES:
+            raise SimulateError(
+                f"There is no feature {feature!r}", f"Use some of {', '.join(FEATURES)}"
             )
 
 
