@@ -150,6 +150,22 @@ def test_view_from_inside_the_root(folder: Path) -> None:
     assert done.stdout == "0 0 2\n0 0 2\n"
 
 
+@pytest.mark.parametrize("gpus", [0, 64])
+def test_fewest_and_most_gpus(folder: Path, gpus: int) -> None:
+    built = build(
+        Options(root=str(folder / "root"), gpus=gpus, minors=tuple(range(100, 100 + gpus)))
+    )
+    done = subprocess.run(
+        [f"{built.root}/usr/bin/nvidia-smi", "-L"],
+        env={"LD_LIBRARY_PATH": f"{built.root}{built.library_dir}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    expected = [f"GPU {gpu.index}: NVIDIA H200 (UUID: {gpu.uuid})" for gpu in built.gpus]
+    assert done.stdout.splitlines() == (expected or ["No devices were found"])
+
+
 def test_other_library_folder_and_32_bit(folder: Path) -> None:
     if os.uname().machine != "x86_64":
         with pytest.raises(SimulateError, match="x86_64 alone"):

@@ -149,7 +149,7 @@ static int attribute(const struct sim_cuda_device *device, int number)
     case 50: return (int)gpu->domain;
     case 75: return (int)gpu->cc_major;
     case 76: return (int)gpu->cc_minor;
-    case 78: case 83: case 88: case 89: return 1; /* priorities, managed and pageable memory */
+    case 78: case 83: case 88: case 89: return 1; /* priorities, managed memory */
     case 84: return 0;                   /* not a multi-GPU board */
     default: return 0;
     }

@@ -66,8 +66,9 @@ static void enumerate(void)
     }
 }
 
-/* The device that one word of CUDA_VISIBLE_DEVICES names: an index, or a UUID or the start of one. */
-static int find_visible(const char *word, size_t length, const struct sim_cuda_device *all, int count)
+/* The device that one word of CUDA_VISIBLE_DEVICES names: an index, or a UUID or its start. */
+static int find_visible(const char *word, size_t length, const struct sim_cuda_device *all,
+                        int count)
 {
     int i;
 

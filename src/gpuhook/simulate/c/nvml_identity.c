@@ -24,7 +24,9 @@ API int nvmlDeviceGetUUID(nvml_device handle, char *uuid, unsigned length)
     struct sim_device device;
     int result = sim_resolve(handle, &device);
 
-    return result ? result : sim_copy(uuid, length, device.mig ? device.mig->uuid : device.gpu->uuid);
+    if (result)
+        return result;
+    return sim_copy(uuid, length, device.mig ? device.mig->uuid : device.gpu->uuid);
 }
 
 /* Defines a call that copies one text of a whole GPU. */

@@ -174,7 +174,9 @@ API const char *nvmlErrorString(int result)
 
 API int nvmlSystemGetDriverVersion(char *version, unsigned length)
 {
-    return sim_initialized() ? NVML_ERROR_UNINITIALIZED : sim_copy(version, length, SIM_DRIVER_VERSION);
+    if (sim_initialized())
+        return NVML_ERROR_UNINITIALIZED;
+    return sim_copy(version, length, SIM_DRIVER_VERSION);
 }
 
 /* NVML's own version needs no driver: nvidia-smi prints it when initialisation failed. */
