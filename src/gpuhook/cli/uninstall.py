@@ -101,5 +101,5 @@ def _tell_afterwards(records: list[Record], reload: bool) -> None:
             pids = ENGINES[engine].reload(config)
             words = " ".join(str(pid) for pid in pids)
             click.echo(f"{engine}: " + (f"reloaded {words}" if pids else "nothing to reload"))
-        elif advice:
+        if advice:
             click.echo(f"{engine}: {advice}")

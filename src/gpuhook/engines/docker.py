@@ -54,8 +54,11 @@ class Docker:
         return "Docker reads it at its next start"
 
     def afterwards(self) -> str:
-        """Return what makes dockerd see the old daemon.json."""
-        return "Have Docker read it: systemctl reload docker (or use --reload)"
+        """Return what makes dockerd see the old daemon.json.
+
+        Told to reload a file without "runtimes" it keeps those that it knows.
+        """
+        return "Restart Docker, so that it forgets the runtime: systemctl restart docker"
 
     def reload(self, config: str) -> list[int]:
         """Send SIGHUP to every dockerd that reads this daemon.json."""

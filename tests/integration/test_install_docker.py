@@ -1,0 +1,200 @@
+"""gpuhook install and uninstall on a running Docker, and Docker's own --gpus."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness.commands import Result, run, wait_until
+from harness.docker import Docker, dockerd
+from harness.driver import Driver, lines_of_nvidia_smi
+from harness.images import PATH, image
+from harness.inside import look, seen
+from harness.installation import Installation
+from harness.namespaces import Namespace
+
+DEBIAN = image("debian")
+TWO = ["NVIDIA_VISIBLE_DEVICES=0,2"]
+# Nobody's generator writes like this, so what comes back was kept and not written anew.
+ODD_FILE = """\
+{
+\t"features": { "buildkit":true },
+\t"default-runtime":   "runc",
+\t"runtimes": {
+\t},
+\t"log-opts": {"max-size":"10m",
+\t             "max-file":"3"},
+\t"labels": ["a=1", "b=2"]
+}"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A Docker to install to: its daemon, its daemon.json, our command and its state."""
+
+    docker: Docker
+    config: Path
+    command: Path
+    state: Path
+
+    def gpuhook(self, verb: str, *words: str) -> Result:
+        options = ["--engine=docker", f"--config={self.config}", f"--state-dir={self.state}"]
+        return run([self.command, verb, *options, *words])
+
+    def default_runtime(self) -> str:
+        """Return what the running daemon says."""
+        done = self.docker.call("info", "--format", "{{.DefaultRuntime}}").ok()
+        return done.stdout.strip()
+
+    def runtimes(self) -> set[str]:
+        done = self.docker.call("info", "--format", "{{json .Runtimes}}").ok()
+        return set(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def names(workspace: Path, installation: Installation) -> Path:
+    """A folder with NVIDIA's names, made by gpuhook for an engine that isn't there."""
+    folder = workspace / "install-names"
+    words = ["--engine=docker", f"--config={workspace}/names.json", "--nvidia-names"]
+    words += [f"--bin-dir={folder}", f"--state-dir={workspace}/names-state"]
+    run([installation.command, "install", *words]).ok()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def daemon(
+    workspace: Path,
+    host: Namespace,
+    archive: Path,
+    names: Path,
+    configs: dict[str, Path],
+) -> Iterator[Docker]:
+    """A Docker that knows no runtime of ours, but finds NVIDIA's names."""
+    env = {"GPUHOOK_CONFIG": str(configs["runc"]), "PATH": f"{names}:{PATH}"}
+    with dockerd(workspace / "install-docker", host, {}, archive, env) as engine:
+        yield engine
+
+
+@pytest.fixture
+def site(daemon: Docker, installation: Installation, tmp_path: Path) -> Site:
+    config = daemon.folder / "daemon.json"
+    config.write_text(ODD_FILE)
+    return Site(daemon, config, installation.command, tmp_path / "state")
+
+
+def test_install_run_uninstall(site: Site, driver: Driver) -> None:
+    shown = site.gpuhook("install", "--dry-run").ok().stdout
+    assert site.config.read_text() == ODD_FILE
+    assert '+\t\t"gpu-py": {' in shown.splitlines()
+
+    done = site.gpuhook("install", "--reload").ok()
+    assert f"reloaded {site.docker.pid}" in done.stdout
+    wait_until(lambda: "gpu-py" in site.runtimes(), "Docker knows gpu-py")
+    assert site.default_runtime() == "runc"
+    inside = seen(site.docker.run(DEBIAN, *look(driver.minors), env=TWO))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
+    installed = site.config.read_bytes()
+    site.gpuhook("install", "--reload").ok()
+    assert site.config.read_bytes() == installed
+
+    site.gpuhook("uninstall", "--reload").ok()
+    assert site.config.read_text() == ODD_FILE
+    assert not site.state.exists()
+    # With no "runtimes" in the file at all, only a restart would make it forget.
+    wait_until(lambda: "gpu-py" not in site.runtimes(), "Docker has forgotten gpu-py")
+    assert "gpu-py" in site.docker.run(DEBIAN, "true").failed().stderr
+
+
+def test_as_default_runtime(site: Site, driver: Driver) -> None:
+    site.gpuhook("install", "--set-default", "--reload").ok()
+    wait_until(lambda: site.default_runtime() == "gpu-py", "gpu-py is Docker's default")
+    done = site.docker.call("run", "--rm", "-e", TWO[0], DEBIAN, "nvidia-smi", "-L").ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
+    site.gpuhook("uninstall", "--reload").ok()
+    wait_until(lambda: site.default_runtime() == "runc", "runc is Docker's default again")
+    assert site.config.read_text() == ODD_FILE
+
+
+def test_what_the_admin_changed_meanwhile_stays(site: Site) -> None:
+    site.gpuhook("install", "--set-default", "--cdi").ok()
+    changed = site.config.read_text().replace('"10m"', '"20m"')
+    site.config.write_text(changed)
+    site.gpuhook("uninstall").ok()
+    kept = ODD_FILE.replace('"10m"', '"20m"')
+    assert site.config.read_text() == kept.replace('"runtimes": {\n\t}', '"runtimes": {}')
+
+
+def test_containers_that_need_the_runtime_are_named(site: Site) -> None:
+    site.gpuhook("install", "--reload").ok()
+    wait_until(lambda: "gpu-py" in site.runtimes(), "Docker knows gpu-py")
+    site.docker.call("create", "--runtime=gpu-py", "--name=bound", DEBIAN).ok()
+    site.docker.call("create", "--name=free", DEBIAN).ok()
+    try:
+        done = site.gpuhook("uninstall").ok()
+    finally:
+        site.docker.call("rm", "--force", "bound", "free").ok()
+    assert "bound" in done.stderr
+    assert "free" not in done.stderr
+
+
+@pytest.mark.parametrize("text", ["{,}", '{"runtimes": ', "[]", "\udcff"])
+def test_a_file_that_does_not_parse_is_left_alone(site: Site, text: str) -> None:
+    content = text.encode("utf-8", "surrogateescape")
+    site.config.write_bytes(content)
+    done = site.gpuhook("install")
+    assert done.status == 1
+    assert str(site.config) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert site.config.read_bytes() == content
+    assert not site.state.exists()
+
+
+@pytest.fixture
+def registered(site: Site) -> Iterator[Site]:
+    site.gpuhook("install", "--reload").ok()
+    wait_until(lambda: "gpu-py" in site.runtimes(), "Docker knows gpu-py")
+    yield site
+    site.gpuhook("uninstall", "--reload").ok()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "indices"),
+    [
+        ('"device=0,2"', [0, 2]),
+        ("device=3", [3]),
+        ("all", range(8)),
+        ("2", [0, 1]),
+        ('all,"capabilities=utility"', range(8)),
+    ],
+)
+@pytest.mark.parametrize("runtime", ["runc", "gpu-py"])
+def test_gpus_option(
+    registered: Site, driver: Driver, gpus: str, indices: list[int], runtime: str
+) -> None:
+    """With runc the hook works alone; with gpu-py it arrives twice, and works once."""
+    options = ["--gpus", gpus]
+    script = look(driver.minors)
+    inside = seen(registered.docker.run(DEBIAN, *script, options=options, runtime=runtime))
+    minors = {gpu.minor for gpu in driver.chosen(*indices)}
+    assert inside.gpu_minors == minors
+    assert {opened for opened, _ in inside.nodes.values()} == {"ENXIO"}
+    assert {minor for minor, opened in inside.by_hand.items() if opened == "ENXIO"} == minors
+
+
+def test_gpus_option_without_such_a_gpu(registered: Site) -> None:
+    options = ["--gpus", "device=99"]
+    done = registered.docker.run(DEBIAN, "true", options=options, runtime="runc").failed()
+    assert "This machine has no GPU or MIG device '99'" in done.stderr
+
+
+def test_an_old_entry_that_names_nvidia_s_runtime(site: Site, names: Path, driver: Driver) -> None:
+    """What a daemon.json of before says goes on working: the name leads to gpu-py."""
+    path = str(names / "nvidia-container-runtime")
+    old = {"runtimes": {"nvidia": {"path": path, "runtimeArgs": []}}}
+    site.config.write_text(json.dumps(old))
+    assert site.docker.pid is not None
+    run(["kill", "-HUP", str(site.docker.pid)]).ok()
+    wait_until(lambda: "nvidia" in site.runtimes(), "Docker knows nvidia")
+    done = site.docker.run(DEBIAN, "nvidia-smi", "-L", env=TWO, runtime="nvidia").ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
