@@ -1,0 +1,281 @@
+"""Links in an image lead nowhere but into the image, also when they appear in mid-air.
+
+Each attack is also tried with the protection taken out, and must then work: else the test
+would prove nothing.
+"""
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from harness.sandbox import contents, in_child, sandbox, unshare_mounts
+from harness.snapshot import mount_table
+
+from gpuhook import inject as injection
+from gpuhook import kernel, mounts
+from gpuhook.container import Container
+from gpuhook.errors import InjectError, VolumeError
+from gpuhook.file_operations import WriteFile
+from gpuhook.operations import (
+    FILE_OPTIONS,
+    BindFile,
+    MaskProc,
+    Operation,
+    Symlink,
+    UpdateLdCache,
+)
+
+LIBRARY = "libcuda.so.1.2.3"
+FOLDER = "/usr/lib/x86_64-linux-gnu"
+FIRMWARE = "/lib/firmware/nvidia/1.2.3/gsp.bin"
+
+# Every place that an injection reaches: itself, and each folder above it.
+TARGETS = [
+    "usr",
+    "usr/lib",
+    "usr/lib/x86_64-linux-gnu",
+    f"usr/lib/x86_64-linux-gnu/{LIBRARY}",
+    "usr/lib/x86_64-linux-gnu/libcuda.so.1",
+    "lib",
+    "lib/firmware",
+    "lib/firmware/nvidia",
+    "lib/firmware/nvidia/1.2.3",
+    "lib/firmware/nvidia/1.2.3/gsp.bin",
+    "dev/nvidia0",
+    "etc",
+    "etc/ld.so.cache",
+    "etc/ld.so.conf.d",
+    "etc/ld.so.conf.d/00-compat.conf",
+    "run",
+    "run/nvidia-persistenced",
+    "run/nvidia-persistenced/socket",
+    "proc",
+    "proc/driver",
+    "proc/driver/nvidia",
+]
+
+# How a link may say where the victim is. The hook's own folders are what magic links give.
+ROUTES = {
+    "absolute": "{victim}",
+    "relative": "../../../../../../../../../../../..{victim}",
+    "own root": "/proc/self/root{victim}",
+    "first process": "/proc/1/root{victim}",
+    "descriptor": "/proc/self/fd/{descriptor}",
+    "working folder": "/proc/self/cwd",
+    "circle": "{itself}",
+}
+
+RENAME_EXCHANGE = 2  # linux/fs.h
+RACES = 4000
+
+
+@pytest.fixture
+def driver(tmp_path: Path, workspace: Path) -> Path:
+    root = tmp_path / "driver"
+    for path in (f"usr/lib/{LIBRARY}", "gsp.bin", "socket", "proc/driver/nvidia/version"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("the driver's")
+    return root
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A folder of the host that has what an attacker would like to have changed."""
+    folder = tmp_path / "victim"
+    for path in (f"lib/{LIBRARY}", "ld.so.cache", "00-compat.conf", "gsp.bin"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("the host's")
+    (folder / "ld.so.cache").write_text("")  # what isn't a cache would be refused
+    for name in ("x86_64-linux-gnu", "nvidia/1.2.3", "1.2.3", "ld.so.conf.d", "driver"):
+        (folder / name).mkdir(parents=True)
+    return folder
+
+
+def operations(driver: Path) -> list[Operation]:
+    source = str(driver)
+    return [
+        MaskProc(source, ("version",), (), "test"),
+        BindFile(source, f"/usr/lib/{LIBRARY}", f"{FOLDER}/{LIBRARY}", FILE_OPTIONS, "test"),
+        BindFile(source, "/gsp.bin", FIRMWARE, FILE_OPTIONS, "test"),
+        BindFile(source, "/socket", "/run/nvidia-persistenced/socket", FILE_OPTIONS, "test"),
+        BindFile(source, "/gsp.bin", "/dev/nvidia0", FILE_OPTIONS, "test"),
+        Symlink(f"{FOLDER}/libcuda.so.1", LIBRARY, replace=True, reason="test"),
+        WriteFile("/etc/ld.so.conf.d/00-compat.conf", "ours", 0o644, "test"),
+        UpdateLdCache((("libcuda.so.1", f"{FOLDER}/libcuda.so.1", 0x303),), "test"),
+    ]
+
+
+def put_link(root: Path, target: str, text: str) -> None:
+    place = root / target
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(text)
+
+
+def everything(victim: Path) -> tuple[list[str], object]:
+    return mount_table(), contents(victim)
+
+
+def no_boundary() -> None:
+    """Take the second line of defence out: every mount counts as the container's own."""
+    own = mounts.Verdict(own=True, shared=False)
+    mounts.Boundary.verdict = lambda self, fd: own  # type: ignore[method-assign]
+
+
+def follow_anything() -> None:
+    """Take the confinement out: resolve paths as open(2) does."""
+
+    def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+
+    kernel.openat2 = openat2
+
+
+def without_any_defence() -> None:
+    no_boundary()
+    follow_anything()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_links_out_of_the_root(
+    tmp_path: Path, driver: Path, victim: Path, target: str, route: str
+) -> None:
+    root = tmp_path / "rootfs"
+    descriptor = os.open(victim, os.O_RDONLY)
+    os.set_inheritable(descriptor, True)
+    text = ROUTES[route].format(victim=victim, descriptor=descriptor, itself=f"/{target}")
+    for folder in ("dev", "proc"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    if target == "proc":
+        (root / "proc").rmdir()
+    if not target.startswith("dev/"):
+        put_link(root, target, text)
+    before = everything(victim)
+    try:
+        with sandbox(root) as box:
+            if target.startswith("dev/"):
+                put_link(box.inside("/"), target, text)
+            try:
+                box.inject(operations(driver), driver, lambda: os.chdir(victim))
+            except InjectError as error:
+                assert error.remedy  # noqa: PT017 - either outcome is fine, if it is clear
+            inside = mount_table(box.mounts())
+    finally:
+        os.close(descriptor)
+    assert everything(victim) == before
+    assert [line for line in inside if line.startswith(str(victim))] == []
+
+
+@pytest.mark.parametrize(
+    "target", ["usr/lib/x86_64-linux-gnu", "etc", "lib/firmware", "run/nvidia-persistenced"]
+)
+def test_unconfined_such_a_link_works(
+    tmp_path: Path, driver: Path, victim: Path, target: str
+) -> None:
+    """Unconfined, the mount table still says that the victim is not the container's."""
+    root = tmp_path / "rootfs"
+    for folder in ("dev", "proc"):
+        (root / folder).mkdir(parents=True)
+    put_link(root, target, str(victim))
+    before = contents(victim)
+    with sandbox(root) as box:
+        with pytest.raises(VolumeError):
+            box.inject(operations(driver), driver, follow_anything)
+        assert contents(victim) == before
+        box.inject(operations(driver), driver, without_any_defence)
+    assert contents(victim) != before
+
+
+@contextmanager
+def swapping(root: Path, name: str, link: str) -> Iterator[None]:
+    """Exchange a folder of a root and a link as fast as possible, as another container would."""
+    trap = root / "trap"
+    trap.symlink_to(link)
+    libc = ctypes.CDLL(None)
+    first, second = str(root / name).encode(), str(trap).encode()
+    pid = os.fork()
+    if pid == 0:
+        unshare_mounts()
+        while True:
+            libc.renameat2(-100, first, -100, second, RENAME_EXCHANGE)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def forget_places(container: Container) -> None:
+    """Have every step resolve its path anew, so that there is more to race for."""
+    for fd in (*container._places.values(), *container._held):
+        os.close(fd)
+    container._places.clear()
+    container._held.clear()
+
+
+def race(pid: int, root: Path, victim: Path) -> dict[str, int]:
+    """Do the steps of an injection again and again in one process; count how they end."""
+    outcomes = {"done": 0, "refused": 0, "outside": 0}
+    outside = {os.stat(path).st_ino for path in (victim, *victim.rglob("*"))}
+    with injection.open_container(pid, str(root)) as container:
+        fd = os.open("ns/mnt", os.O_RDONLY, dir_fd=container.process)
+        kernel.enter_mount_namespace(fd, "")
+        for number in range(RACES):
+            forget_places(container)
+            try:
+                place = container.mount_point(f"{FOLDER}/placeholder-{number % 50}")
+                if place is not None:
+                    os.close(place)
+                container.make_link(f"{FOLDER}/link", f"to-{number % 2}", replace=True)
+                container.replace_file(f"{FOLDER}/file", b"data", 0o644)
+                outcomes["done"] += 1
+            except (OSError, InjectError):
+                outcomes["refused"] += 1
+            places = [os.fstat(fd).st_ino for fd in container._places.values()]
+            outcomes["outside"] += bool(outside.intersection(places))
+            container.journal.roll_back()
+    return outcomes
+
+
+@pytest.mark.parametrize("route", ["{victim}", "../../../../../../../../..{victim}"])
+def test_folders_swapped_for_links_all_the_while(tmp_path: Path, victim: Path, route: str) -> None:
+    root = tmp_path / "rootfs"
+    (root / FOLDER.lstrip("/")).mkdir(parents=True)
+    (root / "dev").mkdir()
+    before = everything(victim)
+    with sandbox(root) as box, swapping(root, "usr/lib", route.format(victim=victim)):
+        outcomes = in_child(lambda: race(box.pid, root, victim))
+    assert everything(victim) == before
+    assert outcomes["outside"] == 0
+    assert outcomes["done"] > RACES // 100
+
+
+def check_then_open() -> None:
+    """Confine as a program does that resolves a path first and uses the answer afterwards."""
+
+    def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+        root = os.readlink(f"/proc/self/fd/{dir_fd}")
+        found = os.path.realpath(f"{root}/{path}")
+        if not found.startswith(root):
+            raise OSError(40, "leads out of the root", path)
+        return os.open(f"{root}/{path}", flags | os.O_CLOEXEC, mode)
+
+    kernel.openat2 = openat2
+
+
+def test_a_check_before_the_use_loses_the_race(tmp_path: Path, victim: Path) -> None:
+    root = tmp_path / "rootfs"
+    (root / FOLDER.lstrip("/")).mkdir(parents=True)
+    (root / "dev").mkdir()
+
+    def careless() -> int:
+        no_boundary()
+        check_then_open()
+        return race(box.pid, root, victim)["outside"]
+
+    with sandbox(root) as box, swapping(root, "usr/lib", str(victim)):
+        assert any(in_child(careless) for _ in range(20))
