@@ -415,3 +415,40 @@ def test_every_name_of_pynvml_is_there(make_root: MakeRoot) -> None:
     assert len(names) > 200
     assert [name for name in sorted(names) if not hasattr(library, name)] == []
     assert library.nvmlDeviceValidateInforom(None) == 1  # uninitialized
+
+
+def test_no_function_falls_over_missing_arguments(make_root: MakeRoot) -> None:
+    root, machine = make_root(mig={0: ("1g.18gb",)})
+    script = (
+        "import ctypes as c, sys\n"
+        "nvml, cuda = c.CDLL('libnvidia-ml.so.1'), c.CDLL('libcuda.so.1')\n"
+        "gpu, mig, none = c.c_void_p(), c.c_void_p(), [None] * 5\n"
+        "assert nvml.nvmlInit_v2() == 0 == cuda.cuInit(0)\n"
+        "assert nvml.nvmlDeviceGetHandleByIndex_v2(0, c.byref(gpu)) == 0\n"
+        "assert nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0, c.byref(mig)) == 0\n"
+        "for name in sys.argv[1:]:\n"
+        "    if name.startswith('cu'):\n"
+        "        getattr(cuda, name)(None, *none)\n"
+        "    elif name != 'nvmlShutdown':\n"
+        "        getattr(nvml, name)(None, *none)\n"
+        "        if 'Device' in name and 'Count' not in name:\n"
+        "            getattr(nvml, name)(gpu, *none)\n"
+        "            getattr(nvml, name)(mig, *none)\n"
+        "print('alive')\n"
+    )
+    names = []
+    for library in ("libnvidia-ml", "libcuda"):
+        path = f"{root}{LIBRARY_DIR}/{library}.so.{machine.driver_version}"
+        table = subprocess.run(
+            ["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True
+        )
+        names += [line.split()[-1] for line in table.stdout.splitlines()]
+    assert len(names) > 450
+    done = subprocess.run(
+        [sys.executable, "-c", script, *names],
+        env=environment(root),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n")

@@ -92,6 +92,8 @@ API int cuDeviceTotalMem(unsigned *bytes, int ordinal)
     size_t all;
     int error = cuDeviceTotalMem_v2(&all, ordinal);
 
+    if (!bytes)
+        return CUDA_ERROR_INVALID_VALUE;
     if (error == CUDA_SUCCESS)
         *bytes = all > 0xffffffff ? 0xffffffff : (unsigned)all;
     return error;
@@ -115,6 +117,8 @@ API int cuDeviceComputeCapability(int *major, int *minor, int ordinal)
 static int attribute(const struct sim_cuda_device *device, int number)
 {
     const struct sim_gpu *gpu = device->gpu;
+    unsigned multiprocessors =
+        device->mig ? device->mig->profile->multiprocessors : gpu->multiprocessors;
 
     switch (number) {
     case 1: return 1024;                 /* threads per block */
@@ -130,7 +134,7 @@ static int attribute(const struct sim_cuda_device *device, int number)
     case 13: return (int)gpu->sm_clock * 1000; /* kHz */
     case 14: return 512;                 /* texture alignment */
     case 15: return 1;                   /* copy while running */
-    case 16: return (int)(device->mig ? device->mig->profile->multiprocessors : gpu->multiprocessors);
+    case 16: return (int)multiprocessors;
     case 17: return 0;                   /* no run time limit */
     case 18: return 0;                   /* not integrated */
     case 19: return 1;                   /* can map host memory */
