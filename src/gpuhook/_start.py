@@ -1,7 +1,7 @@
 """Where the launchers start Python: an isolated interpreter that knows nothing of site-packages.
 
-Run as ``python -I -S .../gpuhook/_start.py runtime|hook LAUNCHER ARG...``. Puts the folder
-above this package on the module path, restores the environment that the launcher was
+The launcher puts this package on the module path and calls ``main`` with the arguments
+runtime|runtime-anew|hook LAUNCHER ARG... It restores the environment that the launcher was
 given, and calls the program.
 
 Hot path: imports os and sys.
@@ -35,7 +35,6 @@ def caller_environment() -> dict[bytes, bytes]:
 
 def main() -> "NoReturn":
     """Start the program that the first argument names."""
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     program, launcher, *argv = sys.argv[1:]
     if program == "hook":
         folder = os.path.dirname(os.path.abspath(launcher))
@@ -49,7 +48,8 @@ def main() -> "NoReturn":
         prestart_hook.main(argv)
     from gpuhook import runtime_shim  # noqa: PLC0415
 
-    runtime_shim.main(os.path.abspath(launcher), argv, caller_environment())
+    leave = program == "runtime-anew"
+    runtime_shim.main(os.path.abspath(launcher), argv, caller_environment(), leave=leave)
 
 
 if __name__ == "__main__":

@@ -33,16 +33,19 @@ _DEFAULT_FOLDERS = (
 )  # fmt: skip
 
 
-def main(launcher: str, argv: list[str], environment: dict[bytes, bytes]) -> "NoReturn":
+def main(
+    launcher: str, argv: list[str], environment: dict[bytes, bytes], *, leave: bool
+) -> "NoReturn":
     """Act on a command line and become the low-level runtime, or exit with status 1.
 
     ``launcher`` is the absolute path of gpu-py, ``argv`` the words after it,
-    ``environment`` what the low-level runtime is to get.
+    ``environment`` what the low-level runtime is to get; ``leave`` says that the launcher
+    lacks its files.
     """
     arguments = Arguments(argv)
     try:
         creating = arguments.verb in CREATING_VERBS
-        config = _load_config(creating)
+        config = _load_for_launcher(creating) if leave else _load_config(creating)
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
         if creating:
             prepare_bundle(arguments, config, os.path.dirname(launcher))
@@ -60,6 +63,16 @@ def _load_config(creating: bool) -> Config:
         if creating:
             raise
         return Config()
+
+
+def _load_for_launcher(creating: bool) -> Config:
+    """Load the configuration, and leave the launcher what it must know of it."""
+    from gpuhook import launcher_files  # noqa: PLC0415 - once after every change
+
+    as_of = launcher_files.now()
+    config = _load_config(creating)
+    launcher_files.leave(config, as_of)
+    return config
 
 
 def _become(runtime: str, argv: list[str], environment: dict[bytes, bytes]) -> "NoReturn":

@@ -1,0 +1,119 @@
+"""What the launcher, a shell script, must know of config.toml: two small files in /run.
+
+``runtimes`` names the low-level runtimes, ``words`` what config.json holds wherever a GPU is
+asked for. The launcher takes them for right while they are younger than config.toml and its
+folder, and root's own; otherwise Python does the work and leaves them anew.
+
+Hot path: imports os.
+"""
+
+import os
+import time
+
+from gpuhook import environment, mount_requests, requirements
+from gpuhook.request import VISIBLE_DEVICES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.config import Config
+
+# Not below state-dir: the launcher has to find it before it has read any configuration.
+FOLDER = "/run/gpuhook/launcher"
+
+_PATH_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./")
+# What JSON has one way to write, or two: itself, and \u and its number.
+_PLAIN = _PATH_CHARACTERS - {"/"}
+# How the number of a plain character may begin, - and . and the digits and the letters.
+ESCAPES = (
+    *("\\u002" + digit for digit in "dDeE"),
+    *("\\u003" + digit for digit in "0123456789"),
+    *("\\u00" + digit for digit in "4567"),
+)
+_MARGIN = 20_000_000  # nanoseconds by which a file's time may lag behind the clock
+
+
+def now() -> int:
+    """Return the time, in nanoseconds, that files must bear which are true as of now."""
+    return time.time_ns() - _MARGIN
+
+
+def words(config: "Config") -> tuple[str, ...] | None:
+    """Return words of which one is in any config.json that asks for a GPU.
+
+    None where there are no such words, because the configuration names something that JSON
+    could write in many ways.
+    """
+    names = environment.items(config.swarm_resource)
+    plain = [_plain_part(name) for name in (*names, *config.cdi_annotation_prefixes)]
+    if not all(plain):
+        return None
+    fixed = (VISIBLE_DEVICES, requirements.CUDA_VERSION, mount_requests.ROOT.rpartition("/")[2])
+    return (*fixed, *plain, *ESCAPES)
+
+
+def _plain_part(text: str) -> str:
+    """Return the longest part of a text whose letters JSON escapes by their numbers alone."""
+    parts = "".join(char if char in _PLAIN else " " for char in text).split(" ")
+    return max(parts, key=len)
+
+
+def leave(config: "Config", as_of: int) -> None:
+    """Write what the launcher needs, unless it is there; failing to costs time alone.
+
+    ``as_of`` is what ``now`` returned before the configuration was read.
+    """
+    path = config.path
+    if path is None or not _can_be_left(config, path):
+        return
+    folder = FOLDER + path
+    contents = {"runtimes": "".join(runtime + ":" for runtime in config.runtimes) + "\n"}
+    found = words(config)
+    if found is not None:
+        contents["words"] = "\n".join(found) + "\n"
+    try:
+        newest = max(os.stat(place).st_mtime_ns for place in (path, os.path.dirname(path)))
+        for name, content in contents.items():
+            if not _is_fresh(f"{folder}/{name}", newest):
+                _write(folder, name, content, as_of)
+    except OSError:
+        return
+
+
+def _can_be_left(config: "Config", path: str) -> bool:
+    """Tell whether the launcher could find the files, and read the runtimes' names."""
+    if not path.startswith("/") or ".." in path or not _PATH_CHARACTERS.issuperset(path):
+        return False
+    return all(
+        _PATH_CHARACTERS.issuperset(name) and ("/" not in name or name.startswith("/"))
+        for name in config.runtimes
+    )
+
+
+def _is_fresh(path: str, newest: int) -> bool:
+    try:
+        return os.stat(path).st_mtime_ns > newest
+    except FileNotFoundError:
+        return False
+
+
+def _write(folder: str, name: str, content: str, as_of: int) -> None:
+    """Write a file whole or not at all; root owns /run, so nobody else is in the way."""
+    _make_folders(folder)
+    temporary = f"{folder}/.{name}.{os.getpid()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, content.encode("ascii"))
+        os.utime(fd, ns=(as_of, as_of))
+    finally:
+        os.close(fd)
+    os.rename(temporary, f"{folder}/{name}")
+
+
+def _make_folders(path: str) -> None:
+    if os.path.isdir(path):
+        return
+    old = os.umask(0o022)
+    try:
+        os.makedirs(path, exist_ok=True)
+    finally:
+        os.umask(old)

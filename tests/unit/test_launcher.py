@@ -1,0 +1,340 @@
+"""The launcher: what it does without Python is what Python would have done."""
+
+import json
+import os
+import random
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuhook import launcher_files
+from gpuhook.config import Config, loads
+from gpuhook.errors import GpuhookError
+from gpuhook.request import read_request
+from gpuhook.runtime_argv import CREATING_VERBS, Arguments
+
+LAUNCHER = Path(__file__).parents[2] / "launchers/gpu-py"
+FUNCTIONS = LAUNCHER.read_text().partition("\ngp_self=$0")[0]
+
+# Command lines -----------------------------------------------------------------------------
+
+GLOBALS = (
+    "--root", "--log", "--log-format", "--log-level", "--rootless", "--criu", "--cgroup-manager",
+    "--debug", "--systemd-cgroup", "-root", "--unknown", "--root=/x", "--log=create", "-v",
+)  # fmt: skip
+OPTIONS = (
+    "--bundle", "-b", "--bundle=/b", "-b=/b", "-b/b", "--pid-file", "--pid-file=/p", "--detach",
+    "--console-socket", "--no-pivot", "--config", "-f", "--preserve-fds", "-d", "--keep", "--",
+)  # fmt: skip
+VERBS = ("create", "run", "start", "delete", "state", "exec", "kill", "restore", "what")
+WORDS = ("", "a", "create", "start", "two words", "new\nline", "*", "$(id)", "--bundle", "é", "\\")
+argvs = st.lists(st.sampled_from((*GLOBALS, *OPTIONS, *VERBS, *WORDS)), max_size=9)
+likely = st.builds(
+    lambda before, verb, after: [*before, verb, *after],
+    st.lists(st.sampled_from((*GLOBALS, "/x")), max_size=4),
+    st.sampled_from(VERBS),
+    st.lists(st.sampled_from((*OPTIONS, *WORDS, "/b")), max_size=5),
+)
+
+
+def verdict(argv: Sequence[str]) -> tuple[str, str]:
+    """Return what the script makes of a command line: (verb, bundle)."""
+    script = FUNCTIONS + '\nread_arguments "$@"\nprintf "%s\\n%s" "$gp_verb" "$gp_bundle"\n'
+    done = subprocess.run(["sh", "-c", script, "sh", *argv], capture_output=True, check=True)
+    assert done.stderr == b""
+    verb, _, bundle = done.stdout.decode().partition("\n")
+    return verb, bundle
+
+
+@settings(max_examples=400, deadline=None)
+@given(argvs | likely)
+def test_script_never_contradicts_python(argv: list[str]) -> None:
+    verb, bundle = verdict(argv)
+    arguments = Arguments(argv)
+    if verb == "pass":
+        assert arguments.verb not in CREATING_VERBS
+    elif verb == "create":
+        assert arguments.verb in CREATING_VERBS
+        assert (arguments.bundle or ".", arguments.config) == (bundle, "config.json")
+    else:
+        assert verb == ""
+
+
+ENGINES = {
+    "docker create": (
+        "--root /r --log /l --log-format json create --bundle /b --pid-file /p ID",
+        ("create", "/b"),
+    ),
+    "docker start": ("--root /r --log /l --log-format json start ID", ("pass", ".")),
+    "docker delete": ("--root /r --log /l --log-format json delete --force ID", ("pass", ".")),
+    "docker exec": (
+        "--root /r --log /l exec --process /p --detach --pid-file /f ID",
+        ("pass", "."),
+    ),
+    "systemd": ("--root /r --systemd-cgroup create --bundle /b ID", ("create", "/b")),
+    "podman create": ("create --bundle /u --pid-file /p ID", ("create", "/u")),
+    "podman crun": ("--systemd-cgroup --root=/r create --bundle /u ID", ("create", "/u")),
+    "podman info": ("--version", ("pass", ".")),
+    "a working directory": ("create ID", ("create", ".")),
+    "a container called create": ("start create", ("pass", ".")),
+    "a folder called start": ("--root start create --bundle delete ID", ("create", "delete")),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), ENGINES.values(), ids=ENGINES.keys())
+def test_engines_are_understood(line: str, expected: tuple[str, str]) -> None:
+    assert verdict(line.split()) == expected
+
+
+# Words -------------------------------------------------------------------------------------
+
+
+def test_defaults_are_pythons() -> None:
+    config = Config()
+    [words] = [part.split("'")[0] for part in FUNCTIONS.split("gp_words='")[1:]]
+    assert tuple(words.split("\n")) == launcher_files.words(config)
+    assert f"\ngp_runtimes={''.join(name + ':' for name in config.runtimes)}\n" in FUNCTIONS
+
+
+def escaped(text: str, seed: int) -> str:
+    """Write a JSON string as somebody could who likes escapes."""
+    chance = random.Random(seed)  # noqa: S311 - to spell, not to hide
+    result = ""
+    for char in text:
+        kind = chance.choice(("plain", "plain", "lower", "upper"))
+        if kind == "plain" and char not in '"\\':
+            result += "\\/" if char == "/" and chance.random() < 0.3 else char
+        else:
+            number = f"{ord(char):04x}"
+            result += "\\u" + (number.upper() if kind == "upper" else number)
+    return f'"{result}"'
+
+
+CONFIGS = [
+    Config(),
+    loads("accept-nvidia-visible-devices-as-volume-mounts = true\n"),
+    loads('swarm-resource = "DOCKER_RESOURCE_GPU, other"\n'),
+    loads('[nvidia-container-runtime]\nmode = "cdi"\n'),
+    loads('[nvidia-container-runtime.modes.cdi]\nannotation-prefixes = ["a.b/c-", "x/"]\n'),
+]
+names = st.sampled_from(
+    ("NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "DOCKER_RESOURCE_GPU", "other", "PATH", "NVIDIA_VI")
+)
+values = st.sampled_from(("all", "0", "12.2", "void", "", "nvidia.com/gpu=0"))
+destinations = st.sampled_from(
+    ("/var/run/nvidia-container-devices/all", "/var/run/./nvidia-container-devices//0", "/x")
+)
+annotations = st.sampled_from(("cdi.k8s.io/x", "a.b/c-d", "x/y", "cdi.k8s"))
+
+
+@settings(max_examples=400)
+@given(
+    st.sampled_from(CONFIGS),
+    st.lists(st.tuples(names, values), max_size=3),
+    st.lists(destinations, max_size=2),
+    st.lists(annotations, max_size=2),
+    st.integers(0, 1 << 32),
+)
+def test_no_request_without_a_word(
+    config: Config,
+    env: list[tuple[str, str]],
+    mounts: list[str],
+    notes: list[str],
+    seed: int,
+) -> None:
+    entries = ",".join(escaped(f"{name}={value}", seed) for name, value in env)
+    points = ",".join(
+        f'{{"source":{escaped("/dev/null", seed)},"destination":{escaped(point, seed)}}}'
+        for point in mounts
+    )
+    pairs = ",".join(f'{escaped(key, seed)}:"nvidia.com/gpu=0"' for key in notes)
+    text = f'{{"process":{{"env":[{entries}]}},"mounts":[{points}],"annotations":{{{pairs}}}}}'
+    words = launcher_files.words(config)
+    assert words is not None
+    try:
+        asks = read_request(json.loads(text), config).devices is not None
+    except GpuhookError:
+        asks = True
+    assert not asks or any(word in text for word in words)
+
+
+def test_engines_escapes_are_no_words() -> None:
+    """What Go's encoder escapes by itself (< > &) must not cost a Python start."""
+    words = launcher_files.words(Config())
+    assert words is not None
+    assert not any(word in "\\u0026\\u0026 \\u003c \\u003e \\u2028" for word in words)
+
+
+def test_no_words_for_what_json_writes_in_many_ways() -> None:
+    assert launcher_files.words(loads('swarm-resource = "é"\n')) is None
+    assert launcher_files.words(loads('swarm-resource = "a b"\n')) is not None
+
+
+# The whole script --------------------------------------------------------------------------
+
+
+class Installed:
+    """A launcher in a virtual environment whose Python and low-level runtime only tell."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.left = folder / "run/gpuhook/launcher"
+        self.config = folder / "etc/config.toml"
+        self.log = folder / "log"
+        self.bin = folder / "venv/bin"
+        self.path = folder / "path"
+        self.bundle = folder / "bundle"
+        for made in (self.bin, self.path, self.bundle, self.config.parent):
+            made.mkdir(parents=True)
+        (folder / "venv/pyvenv.cfg").touch()
+        package = folder / "venv/lib/python3.11/site-packages/gpuhook"
+        package.mkdir(parents=True)
+        (package / "_start.py").touch()
+        script = LAUNCHER.read_text().replace("/run/gpuhook/launcher", str(self.left))
+        self.program(self.bin / "gpu-py", script)
+        self.program(self.bin / "python3", f'#!/bin/sh\nshift 5\necho python "$1" >{self.log}\n')
+        self.runtime("runc")
+
+    def program(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def runtime(self, name: str) -> None:
+        lines = f'echo {name} "$@" >{self.log}', f"cat /proc/$$/environ >{self.log}.env"
+        self.program(self.path / name, "\n".join(("#!/bin/sh", *lines, "")))
+
+    def configure(self, text: str = "") -> None:
+        """Write the configuration, a while ago, and what Python leaves of it."""
+        self.config.write_text(text)
+        past = time.time() - 10
+        os.utime(self.config, (past, past))
+        os.utime(self.config.parent, (past, past))
+        launcher_files.leave(loads(text, str(self.config)), launcher_files.now())
+
+    def run(self, *argv: str, env: dict[str, str] | None = None) -> str:
+        environ = {"PATH": f"{self.path}:/usr/bin:/bin", "GPUHOOK_CONFIG": str(self.config)}
+        self.log.unlink(missing_ok=True)
+        subprocess.run([self.bin / "gpu-py", *argv], env=environ | (env or {}), check=True)
+        return self.log.read_text().strip()
+
+    def create(self, text: str) -> str:
+        (self.bundle / "config.json").write_text(text)
+        return self.run("create", "--bundle", str(self.bundle), "ID").split()[0]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    made = Installed(tmp_path)
+    monkeypatch.setattr(launcher_files, "FOLDER", str(made.left))
+    return made
+
+
+def test_python_is_asked_until_it_has_left_its_files(installed: Installed) -> None:
+    installed.config.touch()
+    assert installed.run("state", "ID") == "python runtime-anew"
+    installed.configure()
+    assert installed.run("state", "ID") == "runc state ID"
+    assert installed.create("{}") == "runc"
+    assert installed.create('{"env":"NVIDIA_VISIBLE_DEVICES"}') == "python"
+    assert installed.create('{"env":"\\u004e"}') == "python"
+    assert installed.run("state", "--future", "ID") == "runc state --future ID"
+    assert installed.run("--future", "state", "ID") == "python runtime"
+
+
+def test_missing_bundle_is_pythons(installed: Installed) -> None:
+    installed.configure()
+    assert installed.run("create", "--bundle", "/nonexistent", "ID") == "python runtime"
+
+
+def test_changed_config_is_noticed(installed: Installed) -> None:
+    installed.configure()
+    installed.config.write_text("# changed\n")
+    assert installed.run("state", "ID") == "python runtime-anew"
+
+
+def test_config_replaced_by_an_older_one_is_noticed(installed: Installed) -> None:
+    installed.configure()
+    older = installed.folder / "older.toml"
+    older.touch()
+    os.utime(older, (1, 1))
+    older.rename(installed.config)
+    assert installed.run("state", "ID") == "python runtime-anew"
+
+
+def test_files_are_left_once(installed: Installed) -> None:
+    installed.configure()
+    [file] = installed.left.rglob("runtimes")
+    before = file.stat()
+    launcher_files.leave(loads("", str(installed.config)), launcher_files.now())
+    assert file.stat() == before
+
+
+def test_configured_runtimes_are_tried_in_order(installed: Installed) -> None:
+    installed.runtime("crun")
+    names = f'"none-such", "/none", "{installed.path}/crun", "runc"'
+    installed.configure(f"[nvidia-container-runtime]\nruntimes = [{names}]")
+    assert installed.run("state", "ID") == "crun state ID"
+    (installed.path / "crun").unlink()
+    assert installed.run("state", "ID") == "runc state ID"
+
+
+def test_no_runtime_is_pythons_to_tell(installed: Installed) -> None:
+    text = f'[nvidia-container-runtime]\nruntimes = ["none-such", "{installed.path}/runc"]'
+    installed.configure(text)
+    (installed.path / "runc").chmod(0o644)
+    assert installed.run("state", "ID") == "python runtime"
+
+
+def test_launcher_is_never_its_own_runtime(installed: Installed) -> None:
+    installed.runtime("crun")
+    (installed.path / "runc").unlink()
+    (installed.path / "runc").symlink_to(installed.bin / "gpu-py")
+    text = f'[nvidia-container-runtime]\nruntimes = ["{installed.path}/runc", "crun"]'
+    installed.configure(text)
+    assert installed.run("state", "ID") == "crun state ID"
+
+
+@pytest.mark.parametrize("runtime", ["dir/runc", "./runc", "ru nc", "a:b", "é"])
+def test_runtimes_that_the_script_can_not_read_are_pythons(
+    installed: Installed, runtime: str
+) -> None:
+    installed.configure(f'[nvidia-container-runtime]\nruntimes = ["{runtime}"]')
+    assert installed.run("state", "ID") == "python runtime-anew"
+
+
+def test_environment_and_odd_arguments_survive(installed: Installed) -> None:
+    installed.configure()
+    odd = ["two words", "", "*", "$(id)", "new\nline", "\\", "-n", "é"]
+    environ = {
+        "name": "n", "word": "w", "config": "c", "LD_LIBRARY_PATH": "/nowhere",
+        "EMPTY": "", "TWO": "one\ntwo", "QUOTES": "'\"`$(id)", "PWD": str(Path.cwd()),
+    }  # fmt: skip
+    assert installed.run("exec", "ID", *odd, env=environ).startswith("runc exec ID two words  * ")
+    found = (installed.folder / "log.env").read_bytes().decode().split("\0")
+    assert {f"{name}={value}" for name, value in environ.items()} <= set(found)
+    assert not [entry for entry in found if entry.startswith("gp_")]
+
+
+def test_words_are_not_searched_by_a_program_of_the_callers(installed: Installed) -> None:
+    installed.configure()
+    installed.program(installed.path / "grep", "#!/bin/sh\nexit 1\n")
+    assert installed.create('"NVIDIA_VISIBLE_DEVICES"') == "python"
+
+
+def test_without_config_the_defaults_hold(installed: Installed) -> None:
+    script = installed.bin / "gpu-py"
+    script.write_text(
+        script.read_text().replace("/etc/gpuhook/config.toml", str(installed.config) + ".none")
+    )
+    environ = {"GPUHOOK_CONFIG": ""}
+    assert installed.run("kill", "ID", "9", env=environ) == "runc kill ID 9"
+    (installed.bundle / "config.json").write_text('{"env":"CUDA_VERSION"}')
+    words = ("create", "--bundle", str(installed.bundle), "ID")
+    assert installed.run(*words, env=environ) == "python runtime"
+    (installed.bundle / "config.json").write_text('{"args":["\\u0026"]}')
+    assert installed.run(*words, env=environ).startswith("runc create")
