@@ -45,13 +45,16 @@ _LIBRARY_SETS = {
 }
 
 # name of a library's file -> (link beside it, what the link says; None: the file itself).
-_EXTRA_LINKS = {
+_EXTRA_LINKS: "dict[str, tuple[str, str | None]]" = {
     "libcuda.so": ("libcuda.so", "libcuda.so.1"),
     "libGLX_nvidia.so": ("libGLX_indirect.so.0", None),
     "libnvidia-opticalflow.so": ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
     "libnvidia-vulkan-producer.so": ("libnvidia-vulkan-producer.so", None),
-    "libnvidia-allocator.so": ("gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1"),
 }
+
+# The allocator is CUDA's as well; only with graphics it is also the GBM backend.
+_GBM_LIBRARY = "libnvidia-allocator.so."
+_GBM_LINK = ("gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1")
 
 COMPAT_CONFIG = "/etc/ld.so.conf.d/00-compat-gpuhook.conf"
 
@@ -86,6 +89,7 @@ def make_plan(
         *_device_binds(request, inventory, nodes),
         *_drm_links(selection, nodes),
         *_links(libraries),
+        *_gbm_link(request, libraries),
         *_profile(request, selection),
     ]
     if compat:
@@ -200,6 +204,16 @@ def _extra_links(files: "list[DriverFile]") -> "Iterator[tuple[str, str, str]]":
         if stem in _EXTRA_LINKS:
             link, target = _EXTRA_LINKS[stem]
             yield link, file.target, target or file.target
+
+
+def _gbm_link(
+    request: "Request", libraries: "list[tuple[DriverFile, str]]"
+) -> "Iterator[Operation]":
+    """Yield the link by which GBM finds the driver."""
+    for file, folder in libraries:
+        if file.target.startswith(_GBM_LIBRARY) and "graphics" in request.capabilities:
+            name, target = _GBM_LINK
+            yield Symlink(f"{folder}/{name}", target, replace=False, reason="graphics")
 
 
 def _profile(request: "Request", selection: "Selection") -> "Iterator[Operation]":

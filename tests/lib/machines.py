@@ -41,6 +41,7 @@ FILES = (
     library(f"libcuda.so.{VERSION}", "compute", "libcuda.so.1"),
     library(f"libcuda.so.{VERSION}", "compute", "libcuda.so.1", "library32"),
     library(f"libnvidia-gpucomp.so.{VERSION}", "compute", f"libnvidia-gpucomp.so.{VERSION}"),
+    library(f"libnvidia-allocator.so.{VERSION}", "compute", "libnvidia-allocator.so.1"),
     library(f"libnvidia-encode.so.{VERSION}", "video", "libnvidia-encode.so.1"),
     library(f"libGLX_nvidia.so.{VERSION}", "graphics", "libGLX_nvidia.so.0"),
     library(f"libnvidia-gpucomp.so.{VERSION}", "graphics", f"libnvidia-gpucomp.so.{VERSION}"),

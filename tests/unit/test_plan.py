@@ -52,6 +52,7 @@ def test_default_is_utility_and_compute_on_the_selected_gpu() -> None:
         f"{LIBS}/libnvidia-ml.so.{VERSION}",
         f"{LIBS}/libcuda.so.{VERSION}",
         f"{LIBS}/libnvidia-gpucomp.so.{VERSION}",
+        f"{LIBS}/libnvidia-allocator.so.{VERSION}",
         "/usr/bin/nvidia-smi",
         "/usr/bin/x",
         "/lib/firmware/nvidia/g.bin",
@@ -63,6 +64,7 @@ def test_links_are_ldconfigs_and_the_known_extras() -> None:
     links = [(op["destination"], op["target"]) for op in found(plan(), "symlink")]
     assert links == [
         (f"{LIBS}/libcuda.so.1", f"libcuda.so.{VERSION}"),
+        (f"{LIBS}/libnvidia-allocator.so.1", f"libnvidia-allocator.so.{VERSION}"),
         (f"{LIBS}/libnvidia-ml.so.1", f"libnvidia-ml.so.{VERSION}"),
         (f"{LIBS}/libcuda.so", "libcuda.so.1"),
     ]
@@ -133,6 +135,13 @@ def test_graphics_brings_vendor_files_links_and_a_profile() -> None:
 def test_a_file_of_two_capabilities_is_mounted_once() -> None:
     made = destinations(plan(NVIDIA_DRIVER_CAPABILITIES="compute,graphics"), "bind")
     assert len(made) == len(set(made))
+
+
+def test_the_gbm_backend_comes_with_graphics_alone() -> None:
+    link = f"{LIBS}/gbm/nvidia-drm_gbm.so"
+    assert link not in destinations(plan(), "symlink")
+    both = plan(NVIDIA_DRIVER_CAPABILITIES="compute,graphics")
+    assert link in destinations(both, "symlink")
 
 
 def test_none_gets_the_driver_and_no_gpu() -> None:
