@@ -198,15 +198,22 @@ def containerd_crun(
 
 
 @pytest.fixture(scope="session")
+def podman_config(workspace: Path, configs: dict[str, Path]) -> Path:
+    """The config.toml that is found without GPUHOOK_CONFIG, which podman doesn't pass on."""
+    config = Path("/etc/gpuhook/config.toml")  # the session has an /etc of its own
+    config.parent.mkdir()
+    config.symlink_to(configs[RUNC])
+    return config
+
+
+@pytest.fixture(scope="session")
 def podman_runtime(
     workspace: Path,
     host: Namespace,
     installation: Installation,
     archive: Path,
-    configs: dict[str, Path],
+    podman_config: Path,
 ) -> Iterator[Podman]:
-    Path("/etc/gpuhook").mkdir()
-    Path("/etc/gpuhook/config.toml").symlink_to(configs[RUNC])
     with podman(workspace / "podman-runtime", host, installation.runtime, archive) as engine:
         yield engine
 

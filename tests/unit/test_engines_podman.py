@@ -42,7 +42,11 @@ def test_the_hook_is_described_for_all_containers(tmp_path: Path, stage: str) ->
     ask = ask_below(
         tmp_path, hook=stage, hook_path="/opt/gpuhook-prestart", gpuhook_config="/c.toml"
     )
-    _, target = Podman().install(ask).targets
+    drop_in, target = Podman().install(ask).targets
+    assert tomllib.loads(drop_in.text)["engine"]["hooks_dir"] == [
+        "/usr/share/containers/oci/hooks.d",
+        "/etc/containers/oci/hooks.d",
+    ]
     assert target.path == f"{tmp_path}/etc/containers/oci/hooks.d/gpuhook.json"
     assert json.loads(target.text) == {
         "version": "1.0.0",
@@ -64,4 +68,5 @@ def test_rootless_uses_the_user_s_folders(tmp_path: Path, monkeypatch: pytest.Mo
         f"{tmp_path}/home/u/.config/containers/containers.conf.d/99-gpuhook.conf",
         f"{tmp_path}/home/u/.config/containers/oci/hooks.d/gpuhook.json",
     ]
-    assert any("--hooks-dir" in warning for warning in found.warnings)
+    folders = tomllib.loads(found.targets[0].text)["engine"]["hooks_dir"]
+    assert folders[-1] == "/home/u/.config/containers/oci/hooks.d"

@@ -13,15 +13,16 @@ from typing import Any
 from gpuhook.engines import json_text, toml_text
 from gpuhook.engines.ask import DROP_IN_HEADER, Answer, Ask
 from gpuhook.engines.files import read_text
-from gpuhook.engines.merge import Document, get
+from gpuhook.engines.merge import Document
 from gpuhook.engines.store import Target
 
 _DROP_IN = "containers/containers.conf.d/99-gpuhook.conf"
 _HOOK = "containers/oci/hooks.d/gpuhook.json"
 _HOOK_ENVIRONMENT = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
-# podman asks only runtimes of this list for errors as JSON, and a setting replaces the list.
-_JSON_RUNTIMES = ["crun", "runc", "kata", "runsc", "youki", "krun"]
-_JSON_KEY = ("engine", "runtime_supports_json")
+# Lists with podman's default, which a setting replaces: the runtimes that are asked for
+# errors as JSON, and where hooks are looked for (from 5.0 also where ours is).
+_JSON_RUNTIMES = ("runtime_supports_json", ["crun", "runc", "kata", "runsc", "youki", "krun"])
+_HOOK_FOLDERS = ("hooks_dir", ["/usr/share/containers/oci/hooks.d"])
 _LIST_S = 20
 
 
@@ -37,20 +38,21 @@ class Podman:
         engine: Document = {}
         if ask.set_default:
             engine["runtime"] = ask.names[0]
-        engine["runtime_supports_json"] = [*_json_runtimes(path, ask), *ask.names]
+        sources = _sources(path, ask)
+        engine["runtime_supports_json"] = _extended(sources, _JSON_RUNTIMES, ask.names)
         engine["runtimes"] = {name: [program] for name, program in ask.runtimes}
+        hook = _configured(_HOOK, ask)
+        if ask.hook:
+            folder = os.path.dirname(hook).removeprefix(ask.prefix.rstrip("/"))
+            engine["hooks_dir"] = _extended(sources, _HOOK_FOLDERS, (folder,))
         text = toml_text.render({"engine": engine}, DROP_IN_HEADER)
         owned = tuple(("engine", "runtimes", name) for name in ask.names)
         targets = [Target(self.name, path, "toml", text, path, owned, ours=True)]
-        warnings = []
         if ask.hook:
-            targets.append(_hook_target(ask, path))
-        if ask.hook and ask.rootless:
-            folder = os.path.dirname(targets[-1].path)
-            warnings.append(f"Rootless podman reads no hooks unless told to: --hooks-dir={folder}")
-        if ask.cdi:
-            warnings.append("podman always knows CDI; --cdi changed nothing")
-        return Answer(tuple(targets), (), tuple(warnings))
+            text = hook_document(ask.hook_path, ask.hook, ask.gpuhook_config)
+            targets.append(Target(self.name, hook, "json", text, path, (), ours=True))
+        warnings = ("podman always knows CDI; --cdi changed nothing",) if ask.cdi else ()
+        return Answer(tuple(targets), (), warnings)
 
     def afterwards(self) -> str:
         """Return nothing: podman reads its files every time."""
@@ -95,24 +97,32 @@ def _drop_in(ask: Ask) -> str:
     return ask.config or ask.drop_in or _configured(_DROP_IN, ask)
 
 
-def _json_runtimes(drop_in: str, ask: Ask) -> list[str]:
-    """Return the list that is in force without our file."""
+def _sources(drop_in: str, ask: Ask) -> list[Document]:
+    """Return what the other files say about the engine, in podman's order."""
+    folders = [ask.system("/etc/containers/containers.conf.d")]
+    if ask.rootless:
+        folders.append(ask.user("containers/containers.conf.d"))
     paths = [ask.system("/usr/share/containers/containers.conf")]
-    for folder in {os.path.dirname(drop_in), ask.system("/etc/containers/containers.conf.d")}:
+    for folder in folders:
         paths.append(folder.removesuffix(".d"))
         paths += sorted(glob.glob(f"{glob.escape(folder)}/*.conf"))
-    names: list[str] = list(_JSON_RUNTIMES)
-    for path in paths:
-        if os.path.abspath(path) == os.path.abspath(drop_in) or os.path.isdir(path):
-            continue
-        found = get(toml_text.parse(read_text(path) or "", path), _JSON_KEY)
-        names = found if isinstance(found, list) else names
-    return [name for name in names if name not in ask.names]
+    documents = [
+        toml_text.parse(read_text(path) or "", path)
+        for path in paths
+        if os.path.abspath(path) != os.path.abspath(drop_in)
+    ]
+    return [engine for one in documents if isinstance(engine := one.get("engine"), dict)]
 
 
-def _hook_target(ask: Ask, config: str) -> Target:
-    text = hook_document(ask.hook_path, str(ask.hook), ask.gpuhook_config)
-    return Target("podman", _configured(_HOOK, ask), "json", text, config, (), ours=True)
+def _extended(
+    sources: list[Document], setting: tuple[str, list[str]], more: tuple[str, ...]
+) -> list[str]:
+    """Return a list setting as it is in force without our file, and ``more``."""
+    key, found = setting
+    for engine in sources:
+        if isinstance(engine.get(key), list):
+            found = engine[key]
+    return [*(item for item in found if item not in more), *more]
 
 
 def hook_document(hook: str, stage: str, gpuhook_config: str | None) -> str:

@@ -14,14 +14,16 @@ from harness.namespaces import Namespace
 
 @dataclass(frozen=True)
 class Podman:
-    """podman with its storage in ``folder``; ``hooks`` is a hooks-dir or None.
+    """podman with its storage in ``folder``.
+
+    ``runtime`` and ``hooks``, a hooks-dir, are podman's own defaults where they are None.
 
     podman gives the runtime an environment of its own making: no GPUHOOK_CONFIG gets there.
     """
 
     folder: Path
     namespace: Namespace
-    runtime: Path
+    runtime: Path | None
     hooks: Path | None
 
     @property
@@ -32,7 +34,7 @@ class Podman:
     @property
     def shows_errors_of_hooks(self) -> bool:
         """Whether the user is told what a hook that failed said: crun drops it."""
-        return self.runtime.name != "crun"
+        return self.runtime is None or self.runtime.name != "crun"
 
     def call(self, *words: str | Path) -> Result:
         """Run podman on this storage."""
@@ -43,7 +45,7 @@ class Podman:
             f"--tmpdir={self.folder}/tmp",
             "--cgroup-manager=cgroupfs",
             "--events-backend=file",
-            f"--runtime={self.runtime}",
+            *([f"--runtime={self.runtime}"] if self.runtime else []),
             *([f"--hooks-dir={self.hooks}"] if self.hooks else []),
         ]
         return self.namespace.run(*argv, *words)

@@ -37,6 +37,15 @@ def tree(*folders: Path) -> dict[str, tuple[int, int, int, str]]:
     return found
 
 
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Return what the files below ``folder`` hold by path; None for a folder."""
+    return {
+        str(path): path.read_bytes() if path.is_file() else None
+        for path in [folder, *folder.rglob("*")]
+        if path.exists()
+    }
+
+
 @contextmanager
 def nothing_left(*folders: Path, pid: int | None = None) -> Iterator[None]:
     """Assert at the end of the block that mounts and ``folders`` are as they were.

@@ -1,0 +1,150 @@
+"""gpuhook install and uninstall for podman: as a runtime, and as a hook with no runtime of ours."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.commands import Result, run
+from harness.driver import Driver, lines_of_nvidia_smi
+from harness.images import image
+from harness.inside import look, seen
+from harness.installation import Installation
+from harness.namespaces import Namespace
+from harness.podman import Podman, podman
+from harness.snapshot import contents
+
+DEBIAN = image("debian")
+TWO = ["NVIDIA_VISIBLE_DEVICES=0,2"]
+CONTAINERS = Path("/etc/containers")  # the test session has an /etc of its own
+
+
+@pytest.fixture(scope="module")
+def storage(workspace: Path, host: Namespace, archive: Path) -> Iterator[Podman]:
+    with podman(workspace / "install-podman", host, Path("/usr/sbin/runc"), archive) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def crun_storage(workspace: Path, v1: Namespace, archive: Path) -> Iterator[Podman]:
+    with podman(workspace / "install-podman-crun", v1, Path("/usr/bin/crun"), archive) as engine:
+        yield engine
+
+
+@pytest.fixture(params=["storage", "crun_storage"])
+def engine(request: pytest.FixtureRequest) -> Podman:
+    """podman with runc and with crun, and no runtime of ours."""
+    found: Podman = request.getfixturevalue(request.param)
+    return found
+
+
+class Installer:
+    """Installs for podman, with state in a folder of its own."""
+
+    def __init__(self, command: Path, config: Path, state: Path) -> None:
+        self._command = command
+        self._env = {"GPUHOOK_CONFIG": str(config)}
+        self._state = state
+
+    def __call__(self, verb: str, *words: str) -> Result:
+        options = ["--engine=podman", f"--state-dir={self._state}"]
+        return run([self._command, verb, *options, *words], env=self._env)
+
+
+@pytest.fixture
+def gpuhook(installation: Installation, podman_config: Path, tmp_path: Path) -> Iterator[Installer]:
+    """The command; whatever a test installs is gone at its end, without a trace."""
+    before = contents(CONTAINERS)
+    installer = Installer(installation.command, podman_config, tmp_path / "state")
+    yield installer
+    installer("uninstall").ok()
+    assert contents(CONTAINERS) == before
+    assert not (tmp_path / "state").exists()
+
+
+def test_runtime_by_name(gpuhook: Installer, storage: Podman, driver: Driver) -> None:
+    named = dataclasses.replace(storage, runtime=Path("gpu-py"))
+    named.run(DEBIAN, "true").failed()
+    gpuhook("install").ok()
+    inside = seen(named.run(DEBIAN, *look(driver.minors), env=TWO))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
+    gpuhook("uninstall").ok()
+    named.run(DEBIAN, "true").failed()
+
+
+def test_errors_reach_the_user(gpuhook: Installer, storage: Podman) -> None:
+    """podman passes --log only to runtimes that are in its list, where ours now is."""
+    gpuhook("install").ok()
+    named = dataclasses.replace(storage, runtime=Path("gpu-py"))
+    done = named.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=99"]).failed()
+    assert "This machine has no GPU or MIG device '99'" in done.stderr
+
+
+def test_as_default_runtime(gpuhook: Installer, storage: Podman, driver: Driver) -> None:
+    gpuhook("install", "--set-default").ok()
+    default = dataclasses.replace(storage, runtime=None)
+    done = default.run(DEBIAN, "nvidia-smi", "-L", env=TWO).ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
+
+
+@pytest.mark.parametrize("stage", ["prestart", "precreate"])
+def test_hook_without_a_runtime(
+    gpuhook: Installer, engine: Podman, driver: Driver, stage: str
+) -> None:
+    gpuhook("install", f"--hook={stage}").ok()
+    inside = seen(engine.run(DEBIAN, *look(driver.minors), env=TWO))
+    minors = {gpu.minor for gpu in driver.chosen(0, 2)}
+    assert inside.gpu_minors == minors
+    assert {minor for minor, opened in inside.by_hand.items() if opened == "ENXIO"} == minors
+    gpuhook("uninstall").ok()
+    assert seen(engine.run(DEBIAN, *look(), env=TWO)).nodes == {}
+
+
+def test_precreate_writes_the_device_rules(
+    gpuhook: Installer, engine: Podman, driver: Driver
+) -> None:
+    """Rules in config.json outlive podman update and systemctl daemon-reload."""
+    gpuhook("install", "--hook=precreate").ok()
+    create = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
+    create += ["--pids-limit=-1", "--env", TWO[0]]
+    name = engine.call("create", *create, DEBIAN, "sleep", "1000").ok().stdout.strip()
+    try:
+        engine.call("start", name).ok()
+        for verb in (["exec", name], ["restart", "--time=0", name], ["exec", name]):
+            words = ["nvidia-smi", "-L"] if verb[0] == "exec" else []
+            done = engine.call(*verb, *words).ok()
+        assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
+        path = engine.call("inspect", "--format={{.OCIConfigPath}}", name).ok().stdout.strip()
+        config = engine.namespace.run("cat", path).ok().stdout
+    finally:
+        engine.call("rm", "--force", "--time=0", name).ok()
+    minors = [gpu.minor for gpu in driver.chosen(0, 2)]
+    for minor in minors:
+        assert f'"major":195,"minor":{minor}' in config.replace(" ", "").replace("\n", "")
+    assert "gpuhook-prestart" in config
+
+
+@pytest.mark.parametrize("stage", ["prestart", "precreate"])
+def test_hook_leaves_other_containers_alone(gpuhook: Installer, engine: Podman, stage: str) -> None:
+    script = "busybox find /dev /etc /usr/lib | sort; busybox env | sort"
+    before = engine.run(DEBIAN, "sh", "-c", script, options=["--hostname=one"]).ok()
+    gpuhook("install", f"--hook={stage}").ok()
+    after = engine.run(DEBIAN, "sh", "-c", script, options=["--hostname=one"]).ok()
+    assert (after.stdout, after.stderr) == (before.stdout, before.stderr)
+
+
+@pytest.mark.parametrize("stage", ["prestart", "precreate"])
+def test_hook_that_refuses(gpuhook: Installer, engine: Podman, stage: str) -> None:
+    gpuhook("install", f"--hook={stage}").ok()
+    done = engine.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=99"]).failed()
+    if engine.shows_errors_of_hooks and stage == "prestart":
+        assert "This machine has no GPU or MIG device '99'" in done.stderr
+
+
+def test_runtime_and_hook_together_work_once(
+    gpuhook: Installer, storage: Podman, driver: Driver
+) -> None:
+    gpuhook("install", "--set-default", "--hook=prestart").ok()
+    default = dataclasses.replace(storage, runtime=None)
+    inside = seen(default.run(DEBIAN, *look(driver.minors), env=TWO))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
