@@ -12,7 +12,7 @@ scanner is used.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
+    from typing import Any, NoReturn
 
 _BLANKS = " \t\n\r"
 
@@ -25,6 +25,11 @@ def _exact_int(text: str) -> "int | float":
         return float(text)
 
 
+def _no_constant(text: str) -> "NoReturn":
+    """Refuse NaN and Infinity, which Python's scanner knows and JSON doesn't."""
+    raise ValueError(f"{text} is not JSON")
+
+
 class _Settings:
     """What the C scanner asks of its context (see json.decoder.JSONDecoder)."""
 
@@ -33,7 +38,7 @@ class _Settings:
     object_pairs_hook = None
     parse_float = float
     parse_int = staticmethod(_exact_int)
-    parse_constant = float
+    parse_constant = staticmethod(_no_constant)
 
     def __init__(self) -> None:
         self.memo: dict[str, str] = {}
@@ -49,7 +54,7 @@ except ImportError:
     import json.decoder as _decoder
     import json.encoder as _encoder
 
-    _scan = _decoder.JSONDecoder(strict=False).scan_once  # type: ignore[attr-defined]
+    _scan = _decoder.JSONDecoder(strict=False, parse_constant=_no_constant).scan_once  # type: ignore[attr-defined]
     _scan_string = _decoder.scanstring  # type: ignore[attr-defined]
     _encode_string = _encoder.encode_basestring_ascii
 
@@ -204,10 +209,16 @@ def dumps(value: "Any") -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (int, float)):
-        return repr(value)
+        return _number(value)
     if isinstance(value, dict):
         inside = ",".join([quote(str(key)) + ":" + dumps(item) for key, item in value.items()])
         return "{" + inside + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join([dumps(item) for item in value]) + "]"
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _number(value: float) -> str:
+    """Write a number; one too large for a float as another that is, as it was read."""
+    text = repr(value)
+    return {"inf": "1e999", "-inf": "-1e999"}.get(text, text)

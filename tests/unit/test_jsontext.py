@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from gpuhook import jsontext
 
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | FINITE | st.text(),
     lambda children: st.lists(children) | st.dictionaries(st.text(), children),
     max_leaves=20,
 )
@@ -36,11 +37,28 @@ def test_any_text_is_read_or_refused_with_value_error(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", '{"a":}', '{"a" 1}', "[1,]", "nul", '"\\q"', "1 2", "[" * 200_000]
+    "text",
+    [
+        "",
+        "{",
+        '{"a":}',
+        '{"a" 1}',
+        "[1,]",
+        "nul",
+        "NaN",
+        "[-Infinity]",
+        '"\\q"',
+        "1 2",
+        "[" * 200_000,
+    ],
 )
 def test_refuses_broken_text(text: str) -> None:
     with pytest.raises(ValueError):
         jsontext.loads(text)
+
+
+def test_a_number_too_large_stays_one() -> None:
+    assert jsontext.dumps(jsontext.loads("[1e999, -1e999]")) == "[1e999,-1e999]"
 
 
 def test_reads_integers_of_any_length() -> None:
