@@ -14,6 +14,11 @@ PACKAGES_ENGINES=(
     runc=runc crun=crun dockerd=docker.io docker=docker.io containerd=containerd ctr=containerd
     podman=podman conmon=conmon busybox=busybox-static unshare=util-linux mount=mount
 )
+PACKAGES_DEBIAN=(
+    lintian=lintian mandoc=mandoc deb-systemd-helper=init-system-helpers
+    /usr/lib/python3/dist-packages/click=python3-click
+    /usr/lib/python3/dist-packages/tomlkit=python3-tomlkit
+)
 
 say() {
     printf '\n== %s\n' "$*"

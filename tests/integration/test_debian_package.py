@@ -1,0 +1,180 @@
+"""The Debian package: built by the script, installed into a copy of this Debian, taken out again.
+
+The copy is an overlay: what was installed and what is left behind lies in its upper layer.
+"""
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.commands import Result, run
+from harness.driver import Driver
+from harness.images import REPOSITORY
+from harness.inside import look, seen
+
+# What dpkg itself and its triggers write.
+OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
+DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
+
+
+@dataclass(frozen=True)
+class Debian:
+    """A Debian system to change at will."""
+
+    root: Path
+    upper: Path
+
+    def call(self, *argv: str, fails: bool = False) -> Result:
+        """Run a command in it, with an environment as after login."""
+        env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+        words = ["env", "-i", *(f"{name}={value}" for name, value in env.items())]
+        done = run(["chroot", self.root, *words, *argv])
+        return done.failed() if fails else done.ok()
+
+    def changed(self) -> set[str]:
+        """Return the files that differ from the Debian that it is a copy of."""
+        found = set()
+        for folder, _, names in os.walk(self.upper):
+            for name in names:
+                path = str(Path(folder, name).relative_to(self.upper))
+                if not path.startswith(OF_DPKG):
+                    found.add(path)
+        return found
+
+
+@pytest.fixture(scope="module")
+def package(workspace: Path) -> Path:
+    folder = workspace / "deb-dist"
+    built = run([REPOSITORY / "scripts/build-deb", folder], timeout=600.0).ok().stdout.split()
+    assert [Path(path).suffix for path in built[-2:]] == [".deb", ".whl"]
+    return Path(built[-2])
+
+
+@pytest.fixture
+def debian(workspace: Path, package: Path) -> Iterator[Debian]:
+    """A Debian with the package file in its root folder."""
+    folder = workspace / "deb-root"
+    parts = {name: folder / name for name in ("upper", "work", "root")}
+    for part in parts.values():
+        part.mkdir(parents=True)
+    layers = f"lowerdir=/,upperdir={parts['upper']},workdir={parts['work']}"
+    run(["mount", "-t", "overlay", "-o", layers, "overlay", parts["root"]]).ok()
+    run(["mount", "-t", "proc", "proc", parts["root"] / "proc"]).ok()
+    run(["mount", "--bind", "/dev", parts["root"] / "dev"]).ok()
+    run(["mount", "-t", "tmpfs", "tmpfs", parts["root"] / "run"]).ok()
+    try:
+        run(["cp", package, parts["root"] / "package.deb"]).ok()
+        yield Debian(parts["root"], parts["upper"])
+    finally:
+        for path in ("run", "dev", "proc", ""):
+            run(["umount", parts["root"] / path]).ok()
+        run(["rm", "-rf", "--one-file-system", folder]).ok()
+
+
+def test_lintian_has_nothing_to_say(package: Path) -> None:
+    options = ["--allow-root", "--fail-on", "error,warning"]
+    assert run(["lintian", *options, package]).ok().stdout == ""
+
+
+def test_two_builds_are_the_same(package: Path, workspace: Path) -> None:
+    env = {"SOURCE_DATE_EPOCH": "1700000000"}
+    made = []
+    for name in ("one", "two"):
+        folder = workspace / f"deb-{name}"
+        run([REPOSITORY / "scripts/build-deb", folder], env=env, timeout=600.0).ok()
+        [deb] = folder.glob("*.deb")
+        made.append(deb.read_bytes())
+    assert made[0] == made[1]
+
+
+def test_the_installed_programs_run(debian: Debian) -> None:
+    debian.call("dpkg", "-i", "/package.deb")
+    assert debian.call("gpu-py", "--version").stdout == run(["runc", "--version"]).ok().stdout
+    assert "usage: gpuhook-prestart" in debian.call("gpuhook-prestart", "--help").stdout
+    assert debian.call("gpuhook", "--version").stdout.startswith("gpuhook, version ")
+    assert "is valid" in debian.call("gpuhook", "config", "validate").stdout
+    assert "no NVIDIA driver" in debian.call("gpuhook", "info", fails=True).stderr
+    assert debian.call("gpuhook", "config", "set", "--dry-run", "disable-require").stdout
+    findings = json.loads(debian.call("gpuhook", "doctor", "--format", "json", fails=True).stdout)
+    status = {each["check"]: each["status"] for each in findings["findings"]}
+    assert status["launchers"] == status["runtime-starts"] == status["configuration"] == "ok"
+    assert "launcher-owner" not in status
+
+
+def test_the_modules_are_compiled(debian: Debian) -> None:
+    debian.call("dpkg", "-i", "/package.deb")
+    compiled = {Path(path).name for path in debian.changed() if path.endswith(".pyc")}
+    for name in ("runtime_shim", "prestart_hook", "pynvml"):
+        assert any(each.startswith(f"{name}.cpython-") for each in compiled), compiled
+
+
+def test_nothing_is_left_after_a_purge(debian: Debian) -> None:
+    before = debian.changed()
+    debian.call("dpkg", "-i", "/package.deb")
+    debian.call("gpuhook", "--help")
+    assert "usr/bin/gpu-py" in debian.changed()
+    debian.call("dpkg", "-r", "gpuhook")
+    assert debian.changed() - before == {"etc/gpuhook/config.toml"}
+    debian.call("dpkg", "-P", "gpuhook")
+    assert debian.changed() == before
+    assert not (debian.root / "usr/lib/gpuhook").exists()
+    assert not (debian.root / "etc/gpuhook").exists()
+    assert not (debian.root / "run/gpuhook").exists()
+
+
+def test_a_changed_configuration_is_kept(debian: Debian) -> None:
+    debian.call("dpkg", "-i", "/package.deb")
+    debian.call("gpuhook", "config", "set", "disable-require=true")
+    changed = (debian.root / "etc/gpuhook/config.toml").read_text()
+    debian.call("dpkg", "-i", "/package.deb")
+    debian.call("dpkg", "-r", "gpuhook")
+    assert (debian.root / "etc/gpuhook/config.toml").read_text() == changed
+
+
+def test_removal_takes_gpu_py_out_of_the_engines(debian: Debian) -> None:
+    settings = debian.root / "etc/docker/daemon.json"
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text(DAEMON_JSON)
+    debian.call("dpkg", "-i", "/package.deb")
+    debian.call("gpuhook", "install", "--engine", "docker")
+    runtimes = json.loads(settings.read_text())["runtimes"]
+    assert runtimes == {"gpu-py": {"path": "/usr/bin/gpu-py"}}
+    debian.call("dpkg", "-r", "gpuhook")
+    assert settings.read_text() == DAEMON_JSON
+
+
+def test_completion_in_bash(debian: Debian) -> None:
+    debian.call("dpkg", "-i", "/package.deb")
+    script = (
+        ". /usr/share/bash-completion/completions/gpuhook; "
+        "COMP_WORDS=(gpuhook do); COMP_CWORD=1; _gpuhook_completion gpuhook; "
+        'echo "${COMPREPLY[@]}"'
+    )
+    assert debian.call("bash", "-c", script).stdout == "doctor\n"
+
+
+def test_the_manual_pages_are_well_formed(debian: Debian) -> None:
+    debian.call("dpkg", "-i", "/package.deb")
+    pages = sorted(debian.upper.glob("usr/share/man/man?/*.gz"))
+    assert len(pages) == 5
+    for page in pages:
+        said = run(["mandoc", "-Tlint"], stdin=gzip.decompress(page.read_bytes())).stdout
+        # Which other pages are installed on this machine is no business of ours.
+        lines = [line for line in said.splitlines() if "referenced manual not found" not in line]
+        assert lines == [], page.name
+
+
+def test_the_packaged_runtime_gives_gpus(
+    package: Path, workspace: Path, bundle: Bundle, runtime_env: dict[str, str], driver: Driver
+) -> None:
+    unpacked = workspace / f"deb-unpacked-{bundle.name}"
+    run(["dpkg-deb", "--extract", package, unpacked]).ok()
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
+    bundle.command(*look(driver.minors))
+    inside = seen(bundle.run(unpacked / "usr/bin/gpu-py", runtime_env))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
