@@ -1,7 +1,7 @@
 """Where the launchers start Python: an isolated interpreter that knows nothing of site-packages.
 
 The launcher puts this package on the module path and calls ``main`` with the arguments
-runtime|runtime-anew|hook LAUNCHER ARG... It restores the environment that the launcher was
+runtime|runtime-anew|hook|cli LAUNCHER ARG... It restores the environment that the launcher was
 given, and calls the program.
 
 Hot path: imports os and sys.
@@ -46,6 +46,10 @@ def main() -> "NoReturn":
         from gpuhook import prestart_hook  # noqa: PLC0415
 
         prestart_hook.main(argv)
+    if program == "cli":
+        from gpuhook.nvidia_cli import main as nvidia_cli  # noqa: PLC0415
+
+        nvidia_cli.main(argv)
     from gpuhook import runtime_shim  # noqa: PLC0415
 
     leave = program == "runtime-anew"

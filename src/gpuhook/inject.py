@@ -120,10 +120,11 @@ def allow_devices(
     return cgroup.allow(pid, missing)
 
 
-def inject(plan: "Plan", host: "Rootfs", container: Container) -> None:
+def inject(plan: "Plan", host: "Rootfs", container: Container, *, enter: bool = True) -> None:
     """Execute a plan's operations; InjectError, and nothing left behind, if one fails.
 
     This process is in the container's mount namespace afterwards, also after a failure.
+    With ``enter`` off it is there already, because the caller started it there.
     """
     try:
         for operation in plan.operations:
@@ -131,7 +132,8 @@ def inject(plan: "Plan", host: "Rootfs", container: Container) -> None:
                 operation.prepare(host)
             except OSError as error:
                 raise _failed(operation, error) from error
-        _enter(container)
+        if enter:
+            _enter(container)
         for operation in plan.operations:
             try:
                 operation.execute(container)

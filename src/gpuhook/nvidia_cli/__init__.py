@@ -1,0 +1,1 @@
+"""nvidia-container-cli for those who call it: ctr --gpus, Apptainer, enroot, gVisor."""
