@@ -87,6 +87,18 @@ def _imex(request: "Request", inventory: "Inventory") -> "Iterator[tuple[Node, s
         yield node, f"IMEX channel {channel}"
 
 
+def allowed(
+    request: "Request", inventory: "Inventory", selection: "Selection"
+) -> dict[tuple[int, int], str]:
+    """Return the (major, minor) of all that the container may open, each with the reason."""
+    found = {
+        (node.major, node.minor): reason for node, reason in nodes(request, inventory, selection)
+    }
+    for pair in mig_management_minors(request, inventory, selection.gpus):
+        found.setdefault(pair, "management of MIG")
+    return found
+
+
 def mig_management_minors(
     request: "Request", inventory: "Inventory", gpus: "tuple[Gpu, ...]"
 ) -> list[tuple[int, int]]:

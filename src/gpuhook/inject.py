@@ -126,12 +126,26 @@ def inject(plan: "Plan", host: "Rootfs", container: Container, *, enter: bool = 
     This process is in the container's mount namespace afterwards, also after a failure.
     With ``enter`` off it is there already, because the caller started it there.
     """
+    prepare(plan, host)
+    apply(plan, container, enter=enter)
+
+
+def prepare(plan: "Plan", host: "Rootfs") -> None:
+    """Open what a plan takes from the driver root; InjectError, and all closed, if that fails."""
     try:
         for operation in plan.operations:
             try:
                 operation.prepare(host)
             except OSError as error:
                 raise _failed(operation, error) from error
+    except BaseException:
+        close(plan)
+        raise
+
+
+def apply(plan: "Plan", container: Container, *, enter: bool = True) -> None:
+    """Do what was prepared, all of it or nothing: the second half of ``inject``."""
+    try:
         if enter:
             _enter(container)
         for operation in plan.operations:
@@ -143,8 +157,13 @@ def inject(plan: "Plan", host: "Rootfs", container: Container, *, enter: bool = 
         _take_back(container.journal, error)
         raise
     finally:
-        for operation in plan.operations:
-            operation.close()
+        close(plan)
+
+
+def close(plan: "Plan") -> None:
+    """Let go of what was opened for a plan."""
+    for operation in plan.operations:
+        operation.close()
 
 
 def _failed(operation: "Operation", error: OSError) -> InjectError:

@@ -79,11 +79,12 @@ def make_plan(
     Raises UnknownDeviceError where an IMEX channel doesn't exist.
     """
     nodes = device_choice.nodes(request, inventory, selection)
+    allowed = device_choice.allowed(request, inventory, selection)
     files = list(_wanted_files(request, inventory))
     libraries = [(file, folder) for file in files if (folder := _folder(file, image.layout))]
     compat = _compat(request, inventory, image)
     operations: list[Operation] = [
-        *_allow(request, inventory, selection, nodes),
+        *(AllowDevice(pair, reason) for pair, reason in allowed.items()),
         _proc(request, inventory, selection),
         *_file_binds(inventory, files, image.layout),
         *_device_binds(request, inventory, nodes),
@@ -98,19 +99,6 @@ def make_plan(
     if libraries and image.layout.uses_cache:
         operations.append(_ld_cache(libraries, compat))
     return Plan(operations)
-
-
-def _allow(
-    request: "Request",
-    inventory: "Inventory",
-    selection: "Selection",
-    nodes: "list[tuple[Node, str]]",
-) -> "Iterator[Operation]":
-    allowed = {(node.major, node.minor): reason for node, reason in nodes}
-    for pair in device_choice.mig_management_minors(request, inventory, selection.gpus):
-        allowed.setdefault(pair, "management of MIG")
-    for pair, reason in allowed.items():
-        yield AllowDevice(pair, reason)
 
 
 def _wanted_files(request: "Request", inventory: "Inventory") -> "Iterator[DriverFile]":

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpuhook.oci import Spec
-    from gpuhook.plan import Plan
     from gpuhook.resolve import Resolved
 
 PROGRAM = "gpu-py"
@@ -131,15 +130,10 @@ def edit(spec: "Spec", config: Config, folder: str) -> "Spec | None":
 
     if mode.resolve(config.mode, resolved.request) == "spec":
         return _edit_spec(spec, resolved, config)
-    return add_hook(_add_device_rules(spec, _plan_anywhere(resolved)), config, folder)
+    from gpuhook import device_choice  # noqa: PLC0415
 
-
-def _plan_anywhere(resolved: "Resolved") -> "Plan":
-    """Return the plan for any image: what it brings makes no difference to the devices."""
-    from gpuhook import image  # noqa: PLC0415 - only where a GPU is asked for
-    from gpuhook.plan import make_plan  # noqa: PLC0415
-
-    return make_plan(resolved.request, resolved.inventory, resolved.selection, image.unknown())
+    devices = device_choice.allowed(resolved.request, resolved.inventory, resolved.selection)
+    return add_hook(_add_device_rules(spec, list(devices)), config, folder)
 
 
 def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
@@ -157,13 +151,13 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
             "Have it mounted before the runtime is called, or use mode hook",
         ) from None
     plan = make_plan(resolved.request, resolved.inventory, resolved.selection, found)
-    return spec_edits.apply(_add_device_rules(spec, plan), plan)
+    return spec_edits.apply(_add_device_rules(spec, plan.devices), plan)
 
 
-def _add_device_rules(spec: "Spec", plan: "Plan") -> "Spec":
+def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
     from gpuhook import cgroup  # noqa: PLC0415 - only where a GPU is asked for
 
-    missing = [pair for pair in plan.devices if not cgroup.spec_allows(spec.device_rules, *pair)]
+    missing = [pair for pair in devices if not cgroup.spec_allows(spec.device_rules, *pair)]
     if not missing:
         return spec
     return spec.append(("linux", "resources", "devices"), cgroup.device_rules(missing))
