@@ -161,7 +161,7 @@ def test_completion_in_bash(debian: Debian) -> None:
 def test_the_manual_pages_are_well_formed(debian: Debian) -> None:
     debian.call("dpkg", "-i", "/package.deb")
     pages = sorted(debian.upper.glob("usr/share/man/man?/*.gz"))
-    assert len(pages) == 5
+    assert len(pages) == 6
     for page in pages:
         said = run(["mandoc", "-Tlint"], stdin=gzip.decompress(page.read_bytes())).stdout
         # Which other pages are installed on this machine is no business of ours.

@@ -1,0 +1,76 @@
+"""What the wheel contains: all of the package, the programs, and nothing else."""
+
+import stat
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from harness.commands import run
+from harness.images import REPOSITORY
+
+SOURCES = REPOSITORY / "src"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+    run([*pip, "--no-deps", "--wheel-dir", folder, REPOSITORY], timeout=600.0).ok()
+    [path] = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def members(wheel: zipfile.ZipFile, under: str) -> dict[str, zipfile.ZipInfo]:
+    """Return the members whose path has ``under`` in it, by what follows that."""
+    found = {}
+    for member in wheel.infolist():
+        _, marker, name = member.filename.partition(under)
+        if marker:
+            found[name] = member
+    return found
+
+
+def test_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFile) -> None:
+    package = {
+        str(path.relative_to(SOURCES))
+        for path in (SOURCES / "gpuhook").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    names = {
+        name for name in wheel.namelist() if ".data/" not in name and ".dist-info/" not in name
+    }
+    assert names == package
+    for name in ("py.typed", "config/config.toml", "simulate/c/nvml.h", "cli/doctor.py"):
+        assert f"gpuhook/{name}" in names
+    assert any(name.endswith(".c") for name in names)
+
+
+def test_the_launchers_are_programs(wheel: zipfile.ZipFile) -> None:
+    scripts = members(wheel, ".data/scripts/")
+    launchers = {path.name: path.read_bytes() for path in (REPOSITORY / "launchers").iterdir()}
+    assert {name: wheel.read(member) for name, member in scripts.items()} == launchers
+    assert {"gpu-py", "gpuhook-prestart"} <= set(scripts)
+    for member in scripts.values():
+        assert stat.S_IMODE(member.external_attr >> 16) & 0o111 == 0o111
+
+
+def test_the_commands(wheel: zipfile.ZipFile) -> None:
+    text = wheel.read(members(wheel, ".dist-info/")["entry_points.txt"]).decode()
+    commands = {line.partition(" = ")[0] for line in text.splitlines() if " = " in line}
+    assert commands == {"gpuhook", "gpu-docker"}
+
+
+def test_what_pip_is_told(wheel: zipfile.ZipFile) -> None:
+    info = members(wheel, ".dist-info/")
+    text = wheel.read(info["METADATA"]).decode()
+    assert "Requires-Python: >=3.11\n" in text
+    for name in ("nvidia-ml-py", "toml", "click", "pyroute2"):
+        assert f"Requires-Dist: {name}>=" in text
+    assert "licenses/LICENSE" in info
+
+
+def test_no_path_leads_out(wheel: zipfile.ZipFile) -> None:
+    for name in wheel.namelist():
+        assert not name.startswith("/")
+        assert ".." not in Path(name).parts
