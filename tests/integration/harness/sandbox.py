@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from gpuhook import inject as injection
+from gpuhook import kernel
 from gpuhook.operations import Operation
 from gpuhook.plan import Plan
 from gpuhook.rootfs import Rootfs
@@ -50,8 +51,11 @@ def in_child(function: Callable[[], T]) -> T:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(reader)
-        _report(writer, function)
+        try:
+            os.close(reader)
+            _report(writer, function)
+        finally:
+            os._exit(1)  # never go on as a second pytest
     os.close(writer)
     with open(reader, "rb") as pipe:
         data = pipe.read()
@@ -77,7 +81,11 @@ def _report(writer: int, function: Callable[[], Any]) -> NoReturn:
 
 @dataclass(frozen=True)
 class Volume:
-    """A folder or file of the host that is mounted at a place in the container."""
+    """A folder or file of the host that is mounted at a place in the container.
+
+    Shared means that it is left as it is on the host, which sandboxes see only where their
+    root's propagation is shared, too.
+    """
 
     source: Path
     destination: str
@@ -117,6 +125,19 @@ class Sandbox:
         """Return a path through which this process sees a path of the container."""
         return Path(f"/proc/{self.pid}/root{self.root}{path}")
 
+    def read(self, path: str) -> str:
+        """Return what a program in the container reads from a file."""
+
+        def work() -> str:
+            fd = os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY)
+            kernel.enter_mount_namespace(fd, path)
+            os.chroot(self.root)
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            with open(fd, encoding="utf-8", errors="replace") as file:
+                return file.read()
+
+        return in_child(work)
+
     def mounts(self) -> str:
         """Return the container's mount table."""
         return Path(f"/proc/{self.pid}/mountinfo").read_text()
@@ -124,17 +145,24 @@ class Sandbox:
 
 @contextmanager
 def sandbox(
-    root: Path, volumes: Sequence[Volume] = (), propagation: int = MS_SLAVE
+    root: Path,
+    volumes: Sequence[Volume] = (),
+    propagation: int = MS_SLAVE,
+    prepare: Callable[[], None] = lambda: None,
 ) -> Iterator[Sandbox]:
     """Start a container's first process on a root; what runc does until its prestart hooks.
 
-    ``propagation`` is what config.json calls rootfsPropagation.
+    ``propagation`` is what config.json calls rootfsPropagation; ``prepare`` is called in the
+    process when its mounts are there.
     """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(reader)
-        _be_container(root, volumes, propagation, writer)
+        try:
+            os.close(reader)
+            _be_container(root, volumes, propagation, prepare, writer)
+        finally:
+            os._exit(1)  # never go on as a second pytest
     os.close(writer)
     try:
         with open(reader, "rb") as pipe:
@@ -146,7 +174,13 @@ def sandbox(
         os.waitpid(pid, 0)
 
 
-def _be_container(root: Path, volumes: Sequence[Volume], propagation: int, writer: int) -> NoReturn:
+def _be_container(
+    root: Path,
+    volumes: Sequence[Volume],
+    propagation: int,
+    prepare: Callable[[], None],
+    writer: int,
+) -> NoReturn:
     try:
         unshare_mounts()
         mount("", "/", "", propagation | MS_REC)
@@ -157,6 +191,7 @@ def _be_container(root: Path, volumes: Sequence[Volume], propagation: int, write
             mount(volume.source, target, "", MS_BIND | MS_REC)
             if volume.propagation != MS_SHARED:
                 mount("", target, "", volume.propagation)
+        prepare()
         os.write(writer, b"ready")
     except BaseException:  # noqa: BLE001 - handed on to the parent
         os.write(writer, traceback.format_exc().encode())
