@@ -13,10 +13,12 @@ PACKAGES_BUILD=(gcc=gcc /usr/include/stdio.h=libc6-dev)
 PACKAGES_ENGINES=(
     runc=runc crun=crun dockerd=docker.io docker=docker.io containerd=containerd ctr=containerd
     podman=podman conmon=conmon busybox=busybox-static unshare=util-linux mount=mount
+    debootstrap=debootstrap musl-gcc=musl-tools
 )
 PACKAGES_DEBIAN=(
     lintian=lintian mandoc=mandoc deb-systemd-helper=init-system-helpers
     /usr/lib/python3/dist-packages/click=python3-click
+    /usr/lib/python3/dist-packages/toml=python3-toml
     /usr/lib/python3/dist-packages/tomlkit=python3-tomlkit
 )
 

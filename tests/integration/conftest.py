@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import bundles, images, namespaces
+from harness import bundles, distributions, images, namespaces
 from harness.bundles import Bundle
 from harness.commands import run
 from harness.containerd import Containerd, containerd
@@ -53,8 +53,11 @@ def installation() -> Installation:
 def workspace(request: pytest.FixtureRequest, installation: Installation) -> Iterator[Path]:
     """A folder that vanishes with the session, in a mount namespace that does so too."""
     # What is downloaded must be here by now: name resolution needs the host's /run and /etc.
-    if any("real_driver" in getattr(item, "fixturenames", ()) for item in request.session.items):
+    used = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    if "real_driver" in used:
         fetch_driver_files(WORK)
+    if "releases" in used:
+        distributions.fetch()
     namespaces.isolate_session()
     WORKSPACE.mkdir()
     yield WORKSPACE
@@ -84,6 +87,12 @@ def real_driver(workspace: Path, installation: Installation) -> Iterator[Driver]
 def roots(workspace: Path) -> dict[str, Path]:
     probes = images.compile_probes(workspace / "probes")
     return images.build(workspace / "roots", probes)
+
+
+@pytest.fixture(scope="session")
+def releases(workspace: Path) -> dict[str, Path]:
+    """The root filesystems of Debian's releases; they are shared, so change none."""
+    return distributions.fetch()
 
 
 @pytest.fixture(scope="session")
