@@ -19,6 +19,7 @@ PACKAGES_DEBIAN=(
     lintian=lintian mandoc=mandoc deb-systemd-helper=init-system-helpers
     /usr/lib/python3/dist-packages/click=python3-click
     /usr/lib/python3/dist-packages/toml=python3-toml
+    /usr/lib/python3/dist-packages/toml=python3-toml
     /usr/lib/python3/dist-packages/tomlkit=python3-tomlkit
 )
 
@@ -72,7 +73,7 @@ install_python() {
 
 has_tools() {
     [[ -x .venv/bin/ruff ]] && .venv/bin/python - 2>/dev/null <<'PYTHON'
-import click, hypothesis, mypy, pynvml, pyroute2, pytest, toml
+import click, grpc, hypothesis, mypy, pynvml, pyroute2, pytest, toml
 import gpuhook
 PYTHON
 }
