@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,11 @@ def compile_probes(folder: Path) -> dict[str, Path]:
     return programs
 
 
-def save(roots: dict[str, Path], archive: Path) -> Path:
+def save(roots: dict[str, Path], archive: Path, command: Sequence[str] = ("sh",)) -> Path:
     """Write ``roots`` into ``archive`` as docker save would: all engines can load that.
 
-    The root called debian becomes the image localhost/debian:test.
+    The root called debian becomes the image localhost/debian:test; ``command`` is what a
+    container runs that is told nothing.
     """
     manifest = []
     with tarfile.open(archive, "w") as tar:
@@ -56,7 +58,7 @@ def save(roots: dict[str, Path], archive: Path) -> Path:
             layer = archive.with_name(f"{kind}.layer")
             run(["tar", "-C", root, "-cf", layer, "."]).ok()
             tar.add(layer, f"{kind}/layer.tar")
-            _add(tar, f"{kind}.json", _image_config(layer))
+            _add(tar, f"{kind}.json", _image_config(layer, command))
             layer.unlink()
             manifest.append(
                 {
@@ -74,12 +76,12 @@ def image(kind: str) -> str:
     return f"localhost/{kind}:test"
 
 
-def _image_config(layer: Path) -> dict[str, Any]:
+def _image_config(layer: Path, command: Sequence[str]) -> dict[str, Any]:
     digest = hashlib.sha256(layer.read_bytes()).hexdigest()
     return {
         "architecture": run(["dpkg", "--print-architecture"]).ok().stdout.strip(),
         "os": "linux",
-        "config": {"Env": [f"PATH={PATH}"], "Cmd": ["sh"]},
+        "config": {"Env": [f"PATH={PATH}"], "Cmd": list(command)},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
     }
 

@@ -1,0 +1,164 @@
+"""The kubelet's side of the CRI: pods and containers of a containerd, asked for over gRPC.
+
+Only the few messages and fields that the tests need are spelled out here, by number, as in
+k8s.io/cri-api, pkg/apis/runtime/v1/api.proto.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from harness.bundles import CGROUP_PARENT
+from harness.commands import Result
+
+NODE = 2  # NamespaceMode: the node's own network, so that no CNI plugin is needed
+VARINT, BYTES = 0, 2  # wire types of Protocol Buffers
+TIMEOUT_S = 60
+SERVICE = "/runtime.v1.RuntimeService/"
+
+Value = int | str | bytes
+
+
+class CriError(Exception):
+    """What the engine answered instead of doing what it was asked to."""
+
+
+def varint(number: int) -> bytes:
+    """Return a number as Protocol Buffers write it, seven bits at a time."""
+    parts = []
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def message(*fields: tuple[int, Value]) -> bytes:
+    """Return (number, value) fields as a message; a nested message is its bytes."""
+    text = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            text += varint(number << 3 | VARINT) + varint(value)
+        else:
+            data = value.encode() if isinstance(value, str) else value
+            text += varint(number << 3 | BYTES) + varint(len(data)) + data
+    return text
+
+
+def fields(text: bytes) -> dict[int, int | bytes]:
+    """Return a message's fields by number; of a repeated one the last."""
+    found: dict[int, int | bytes] = {}
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = text[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(text):
+        tag = number()
+        if tag & 7 == VARINT:
+            found[tag >> 3] = number()
+        else:
+            size = number()
+            found[tag >> 3] = text[at : at + size]
+            at += size
+    return found
+
+
+@dataclass(frozen=True)
+class Container:
+    """A running container of a pod."""
+
+    cri: "Cri"
+    name: str
+
+    def exec(self, *command: str) -> Result:
+        """Run ``command`` in the container, as an exec probe does."""
+        words = [(2, word) for word in command]
+        answer = fields(self.cri.call("ExecSync", (1, self.name), *words, (3, TIMEOUT_S)))
+        stdout, stderr = (answer.get(number, b"") for number in (1, 2))
+        status = answer.get(3, 0)
+        assert isinstance(stdout, bytes)
+        assert isinstance(stderr, bytes)
+        assert isinstance(status, int)
+        return Result(command, status, stdout.decode(), stderr.decode())
+
+
+class Cri:
+    """A connection to an engine's CRI socket."""
+
+    def __init__(self, socket: Path) -> None:
+        self._channel = grpc.insecure_channel(f"unix://{socket}")
+
+    def call(self, method: str, *request: tuple[int, Value]) -> bytes:
+        """Call a method of the runtime service; CriError if the engine refuses."""
+        call = self._channel.unary_unary(SERVICE + method)
+        try:
+            answer: bytes = call(message(*request), timeout=TIMEOUT_S, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise CriError(error.details()) from None
+        return answer
+
+    def is_ready(self) -> bool:
+        """Tell whether the engine answers."""
+        try:
+            self.call("Version", (1, "v1"))
+        except CriError:
+            return False
+        return True
+
+    @contextmanager
+    def pod(self, handler: str) -> Iterator["Pod"]:
+        """Run a pod with a RuntimeClass' handler until the end of the block."""
+        answer = fields(self.call("RunPodSandbox", (1, _sandbox()), (2, handler)))
+        name = answer[1]
+        assert isinstance(name, bytes)
+        try:
+            yield Pod(self, name.decode())
+        finally:
+            self.call("StopPodSandbox", (1, name))
+            self.call("RemovePodSandbox", (1, name))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod's sandbox."""
+
+    cri: Cri
+    name: str
+
+    def start(self, image: str, *command: str, env: Sequence[str] = ()) -> Container:
+        """Create and start a container with NAME=value settings ``env``."""
+        config: list[tuple[int, Value]] = [(1, message((1, "main"))), (2, message((1, image)))]
+        config += [(3, word) for word in command]
+        for setting in env:
+            name, _, value = setting.partition("=")
+            config.append((6, message((1, name), (2, value))))
+        security = message((3, message((1, NODE))), (1, message((1, "MKNOD"))))
+        config.append((15, message((2, security))))
+        wanted = (2, message(*config))
+        answer = fields(self.cri.call("CreateContainer", (1, self.name), wanted, (3, _sandbox())))
+        container = answer[1]
+        assert isinstance(container, bytes)
+        self.cri.call("StartContainer", (1, container))
+        return Container(self.cri, container.decode())
+
+
+def _sandbox() -> bytes:
+    """Return the configuration of the one pod that the tests know."""
+    metadata = message((1, "pod"), (2, "uid-1"), (3, "default"))
+    security = message((1, message((1, NODE))))
+    return message((1, metadata), (8, message((1, CGROUP_PARENT), (2, security))))

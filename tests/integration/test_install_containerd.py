@@ -1,0 +1,216 @@
+"""gpuhook install and uninstall for containerd, and pods of it with a RuntimeClass of ours."""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import images
+from harness.commands import Result, daemon, run
+from harness.cri import Cri, CriError
+from harness.driver import Driver, lines_of_nvidia_smi
+from harness.inside import look, seen
+from harness.installation import Installation
+from harness.snapshot import contents
+
+DEBIAN = images.image("debian")
+PAUSE = images.image("pause")
+TWO = ["NVIDIA_VISIBLE_DEVICES=0,2"]
+CRI = "io.containerd.grpc.v1.cri"
+COMMENTED = """\
+# The admin's own words,
+version = 2   # and more of them
+root = "{folder}/root"
+state = "{folder}/state"
+
+[grpc]
+  address = "{folder}/containerd.sock"
+[ttrpc]
+  address = "{folder}/containerd.sock.ttrpc"
+
+[plugins]
+  # Kubernetes
+  [plugins."io.containerd.grpc.v1.cri"]
+    sandbox_image = "{pause}"
+    restrict_oom_score_adj = true
+    disable_apparmor = true
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+        NoNewKeyring = true
+"""
+OLD = """\
+root = "{folder}/root"
+[plugins.cri]
+  sandbox_image = "{pause}" # one
+  [plugins.cri.containerd]
+    default_runtime_name = "runc"
+    [plugins.cri.containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+"""
+
+
+class Site:
+    """A containerd to install to: its configuration and our command, with its own state."""
+
+    def __init__(self, command: Path, folder: Path) -> None:
+        self.folder = folder / "containerd"
+        self.config = self.folder / "config.toml"
+        self._command = command
+        self._state = folder / "state"
+        self.folder.mkdir()
+
+    def gpuhook(self, verb: str, *words: str) -> Result:
+        options = ["--engine=containerd", f"--config={self.config}", f"--state-dir={self._state}"]
+        return run([self._command, verb, *options, *words])
+
+    def dump(self) -> dict[str, Any]:
+        """Return what containerd itself makes of its files."""
+        text = run(["containerd", "--config", self.config, "config", "dump"]).ok().stdout
+        return tomllib.loads(text)
+
+    def call(self, *words: str | Path) -> Result:
+        """Run ctr where the CRI's images are."""
+        return run(["ctr", f"--address={self.folder}/containerd.sock", "-n", "k8s.io", *words])
+
+
+@pytest.fixture
+def site(workspace: Path, installation: Installation, tmp_path: Path) -> Site:
+    made = Site(installation.command, tmp_path)
+    made.config.write_text(COMMENTED.format(folder=made.folder, pause=PAUSE))
+    return made
+
+
+@pytest.fixture(scope="module")
+def pause_archive(workspace: Path, roots: dict[str, Path]) -> Path:
+    """The image of the process that holds a pod's namespaces."""
+    command = ("sleep", "infinity")
+    return images.save({"pause": roots["busybox"]}, workspace / "pause.tar", command)
+
+
+@contextmanager
+def running(site: Site, config: Path, *archives: Path) -> Iterator[Cri]:
+    """Run containerd on the site's configuration."""
+    cri = Cri(site.folder / "containerd.sock")
+    argv = ["containerd", "--config", str(site.config)]
+    env = {"GPUHOOK_CONFIG": str(config)}
+    try:
+        with daemon(argv, site.folder / "log", cri.is_ready, env):
+            for archive in archives:
+                site.call("images", "import", archive).ok()
+            yield cri
+    finally:
+        cri.close()
+
+
+def test_install_run_uninstall(
+    site: Site, driver: Driver, configs: dict[str, Path], archive: Path, pause_archive: Path
+) -> None:
+    before = contents(site.folder)
+    site.gpuhook("install").ok()
+    with running(site, configs["runc"], archive, pause_archive) as cri, cri.pod("gpu-py") as pod:
+        container = pod.start(DEBIAN, "sleep", "1000", env=TWO)
+        inside = seen(container.exec(*look(driver.minors)))
+        minors = {gpu.minor for gpu in driver.chosen(0, 2)}
+        assert inside.gpu_minors == minors
+        assert {minor for minor, opened in inside.by_hand.items() if opened == "ENXIO"} == minors
+        done = container.exec("nvidia-smi", "-L").ok()
+        assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
+        assert "hooks" not in bundle_of(site, pod.name)
+        assert "hooks" in bundle_of(site, container.name)
+        assert container.name in site.gpuhook("uninstall", "--dry-run").ok().stderr
+
+    site.gpuhook("uninstall").ok()
+    after = contents(site.folder)
+    assert {path: after[path] for path in before} == before
+    assert not (site.folder / "conf.d").exists()
+    unknown = pytest.raises(CriError, match='no runtime for "gpu-py" is configured')
+    with running(site, configs["runc"]) as cri, unknown, cri.pod("gpu-py"):
+        pass
+
+
+def bundle_of(site: Site, container: str) -> dict[str, Any]:
+    """Return the config.json that a container was created from."""
+    tasks = site.folder / "state/io.containerd.runtime.v2.task/k8s.io"
+    spec: dict[str, Any] = json.loads((tasks / container / "config.json").read_text())
+    return spec
+
+
+def test_as_default_runtime(
+    site: Site, driver: Driver, configs: dict[str, Path], archive: Path, pause_archive: Path
+) -> None:
+    """A pod that names no RuntimeClass gets GPUs too, and one that wants none gets none."""
+    site.gpuhook("install", "--set-default").ok()
+    with running(site, configs["runc"], archive, pause_archive) as cri, cri.pod("") as pod:
+        container = pod.start(DEBIAN, "sleep", "1000", env=["NVIDIA_VISIBLE_DEVICES=1"])
+        done = container.exec("nvidia-smi", "-L").ok()
+        assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
+    with running(site, configs["runc"]) as cri, cri.pod("") as pod:
+        container = pod.start(DEBIAN, "sleep", "1000")
+        assert "nvidia" not in container.exec("ls", "/dev").ok().stdout
+
+
+def test_containerd_reads_what_was_written(site: Site) -> None:
+    """The rest of the configuration means what it meant; the new runtime is as runc's."""
+    before = site.dump()
+    site.gpuhook("install", "--set-default").ok()
+    after = site.dump()
+    imports = after.pop("imports")
+    before.pop("imports")
+    assert f"{site.folder}/conf.d/99-gpuhook.toml" in imports
+    containerd = after["plugins"][CRI]["containerd"]
+    ours = containerd["runtimes"].pop("gpu-py")
+    binary = ours["options"].pop("BinaryName")
+    runc = dict(before["plugins"][CRI]["containerd"]["runtimes"]["runc"])
+    runc["options"] = {k: v for k, v in runc["options"].items() if k != "BinaryName"}
+    assert os.path.basename(binary) == "gpu-py"
+    assert ours == runc
+    assert containerd.pop("default_runtime_name") == "gpu-py"
+    assert before["plugins"][CRI]["containerd"].pop("default_runtime_name") == "runc"
+    assert after == before
+
+
+def test_configuration_of_version_1(site: Site) -> None:
+    text = OLD.format(folder=site.folder, pause=PAUSE)
+    site.config.write_text(text)
+    site.gpuhook("install", "--set-default").ok()
+    assert "# one" in site.config.read_text()
+    containerd = site.dump()["plugins"][CRI]["containerd"]  # as version 2 has it
+    assert containerd["default_runtime_name"] == "gpu-py"
+    assert containerd["runtimes"]["gpu-py"]["options"]["BinaryName"].endswith("/gpu-py")
+    site.gpuhook("uninstall").ok()
+    assert site.config.read_text() == text
+
+
+def test_no_configuration_at_all(site: Site) -> None:
+    site.config.unlink()
+    site.gpuhook("install").ok()
+    assert "gpu-py" in site.dump()["plugins"][CRI]["containerd"]["runtimes"]
+    site.gpuhook("uninstall").ok()
+    assert list(site.folder.iterdir()) == []
+
+
+def test_what_the_admin_changed_meanwhile_stays(site: Site) -> None:
+    text = site.config.read_text()
+    site.gpuhook("install").ok()
+    site.config.write_text(site.config.read_text().replace("# Kubernetes", "# k8s"))
+    site.gpuhook("uninstall").ok()
+    assert site.config.read_text() == text.replace("# Kubernetes", "# k8s")
+
+
+@pytest.mark.parametrize("text", ["version = ", "[plugins", 'version = "two"', "version = 2\n\xff"])
+def test_a_file_that_does_not_parse_is_left_alone(site: Site, text: str) -> None:
+    site.config.write_text(text, encoding="latin-1")
+    before = contents(site.folder)
+    done = site.gpuhook("install")
+    assert done.status == 1
+    assert str(site.config) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert contents(site.folder) == before
