@@ -1,0 +1,157 @@
+"""A container that asks for no GPU lives the same life with gpu-py as without it."""
+
+import json
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.commands import Result, wait_until
+from harness.installation import Installation
+
+Step = tuple[str, int, str, str]
+
+# Times and process ids differ from run to run, whatever the runtime.
+DIGITS = re.compile(r"\d+")
+STEPS: list[list[str]] = [
+    ["state", "NAME"],
+    ["start", "NAME"],
+    ["start", "NAME"],
+    ["state", "NAME"],
+    ["list"],
+    ["exec", "NAME", "echo", "two  words"],
+    ["exec", "NAME", "sh", "-c", "echo out; echo err >&2; exit 3"],
+    ["exec", "NAME", "no-such-program"],
+    ["exec", "--env", "A=b c", "--cwd", "/etc", "NAME", "sh", "-c", 'echo "$A"; pwd'],
+    ["ps", "NAME"],
+    ["ps", "--format", "json", "NAME"],
+    ["pause", "NAME"],
+    ["state", "NAME"],
+    ["resume", "NAME"],
+    ["state", "NAME"],
+    ["update", "--pids-limit", "77", "NAME"],
+    ["update", "--no-such-option", "NAME"],
+    ["checkpoint", "--image-path", "/nonexistent/images", "NAME"],
+    ["restore", "--no-such-option", "NAME"],
+    ["delete", "NAME"],
+    ["kill", "NAME", "NOSUCHSIGNAL"],
+    ["kill", "NAME", "KILL"],
+]
+AFTERWARDS: list[list[str]] = [
+    ["state", "NAME"],
+    ["exec", "NAME", "true"],
+    ["delete", "NAME"],
+    ["delete", "NAME"],
+    ["delete", "--force", "NAME"],
+    ["state", "NAME"],
+    ["kill", "NAME", "TERM"],
+    ["start", "NAME"],
+    ["no-such-verb"],
+    ["features"],
+    ["--version"],
+]
+
+
+def live(bundle: Bundle, runtime: str | Path, env: dict[str, str]) -> list[Step]:
+    """Lead a container through its life; return what every step printed and returned."""
+
+    def call(words: Sequence[str]) -> Result:
+        argv = [bundle.name if word == "NAME" else word for word in words]
+        return bundle.call(runtime, *argv, env=env)
+
+    def record(words: Sequence[str]) -> Step:
+        done = call(words)
+        texts = [DIGITS.sub("N", text) for text in (done.stdout, done.stderr)]
+        return " ".join(words), done.status, texts[0], texts[1]
+
+    created = create(bundle, runtime, env)
+    steps: list[Step] = [("create", created, DIGITS.sub("N", output_of(bundle)), "")]
+    steps += [record(words) for words in STEPS]
+    wait_until(lambda: '"stopped"' in call(["state", "NAME"]).stdout, "the container stopped")
+    return steps + [record(words) for words in AFTERWARDS]
+
+
+def create(bundle: Bundle, runtime: str | Path, env: dict[str, str]) -> int:
+    """Create the container with its output in a file, as the runtime would else keep our pipe."""
+    with (bundle.path / "output").open("wb") as file:
+        words = [runtime, "create", "--bundle", bundle.path, bundle.name]
+        argv = bundle.namespace.enter("env", *(f"{k}={v}" for k, v in env.items()), *words)
+        done = subprocess.run(
+            argv, cwd=bundle.path, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False
+        )
+    return done.returncode
+
+
+def output_of(bundle: Bundle) -> str:
+    return (bundle.path / "output").read_text()
+
+
+def test_the_same_life(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, object],
+    runtime_env: dict[str, str],
+) -> None:
+    bundle.command("sleep", "1000")
+    spec = bundle.config.read_bytes()
+    without = live(bundle, low_level[0], runtime_env)
+    assert without[0][:3] == ("create", 0, "")
+    assert {status for _, status, _, _ in without} > {0, 3}
+    with_gpu_py = live(bundle, installation.runtime, runtime_env)
+    for ours, theirs in zip(with_gpu_py, without, strict=True):
+        assert ours == theirs
+    assert bundle.config.read_bytes() == spec
+
+
+def test_the_same_statistics(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, object],
+    runtime_env: dict[str, str],
+) -> None:
+    bundle.command("sleep", "1000")
+    assert create(bundle, installation.runtime, runtime_env) == 0
+    bundle.call(low_level[0], "start", bundle.name).ok()
+    words = ["events", "--stats", bundle.name]
+    ours = bundle.call(installation.runtime, *words, env=runtime_env)
+    theirs = bundle.call(low_level[0], *words)
+    assert ours.status == theirs.status
+    if ours.status == 0:
+        told = [json.loads(done.stdout) for done in (ours, theirs)]
+        assert told[0].keys() == told[1].keys()
+        assert told[0]["id"] == told[1]["id"] == bundle.name
+    else:
+        assert (ours.stdout, ours.stderr) == (theirs.stdout, theirs.stderr)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        pytest.param(lambda spec: spec["process"].update(args=["no-such-program"]), id="program"),
+        pytest.param(lambda spec: spec["process"].update(cwd="relative"), id="cwd"),
+        pytest.param(lambda spec: spec["root"].update(path="/nonexistent"), id="root"),
+        pytest.param(lambda spec: spec["mounts"].append({"destination": "/x"}), id="mount"),
+        pytest.param(
+            lambda spec: spec.update(hooks={"prestart": [{"path": "/nonexistent"}]}), id="hook"
+        ),
+    ],
+)
+def test_the_same_refusals(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, object],
+    runtime_env: dict[str, str],
+    mutate: object,
+) -> None:
+    """What the low-level runtime has to say about a bad config.json is what the user reads."""
+    assert callable(mutate)
+    bundle.change(mutate)
+    found = []
+    for runtime in (low_level[0], installation.runtime):
+        status = create(bundle, runtime, runtime_env)
+        found.append((status, DIGITS.sub("N", output_of(bundle))))
+        bundle.call(low_level[0], "delete", "--force", bundle.name)
+    assert found[0] == found[1]
+    assert found[0][1] or found[0][0] == 0
