@@ -153,7 +153,7 @@ def _decode(data: bytes, status: int) -> Answer:
         ) from None
     if "error" in answer:
         raise DriverError(
-            f"NVML failed: {answer['error']}",
+            f"NVML failed: {answer['error'].rstrip('.')}",
             _REMEDIES.get(answer["number"], _DEFAULT_REMEDY),
         )
     return Answer(
