@@ -50,10 +50,10 @@ def test_verb_and_bundle(line: str, verb: str, bundle: str | None) -> None:
 
 def test_log_and_config() -> None:
     assert Arguments(DOCKER.split()).log == "/b/log.json"
-    assert Arguments("--log=/l create id".split()).log == "/l"
-    assert Arguments("create id".split()).log is None
-    assert Arguments("create -f other.json id".split()).config == "other.json"
-    assert Arguments("create --config=other.json id".split()).config == "other.json"
+    assert Arguments(["--log=/l", "create", "id"]).log == "/l"
+    assert Arguments(["create", "id"]).log is None
+    assert Arguments(["create", "-f", "other.json", "id"]).config == "other.json"
+    assert Arguments(["create", "--config=other.json", "id"]).config == "other.json"
 
 
 @given(st.lists(st.text() | st.sampled_from(["create", "--", "-b", "--bundle", "--log", "-"])))
