@@ -81,7 +81,7 @@ def allow(pid: int, devices: "Sequence[tuple[int, int]]", *, proc: str = "/proc"
             return "v1"
         return "v2" if _allow_v2(folder, devices) else "none-needed:no-program"
     except OSError as error:
-        if error.errno in DENIED and not _in_first_user_namespace(proc):
+        if error.errno in DENIED and not in_first_user_namespace(proc):
             return "none-needed:rootless"
         raise CgroupError(
             f"the cgroup of process {pid} can't be given its devices: {error}",
@@ -90,7 +90,8 @@ def allow(pid: int, devices: "Sequence[tuple[int, int]]", *, proc: str = "/proc"
         ) from error
 
 
-def _in_first_user_namespace(proc: str) -> bool:
+def in_first_user_namespace(proc: str = "/proc") -> bool:
+    """Tell whether we are in the host's own user namespace, where root is root."""
     try:
         return os.stat(f"{proc}/self/ns/user").st_ino == USER_NS_INIT_INO
     except OSError:

@@ -39,11 +39,16 @@ _REMEDIES = {
 
 
 def container_owner(process: int) -> tuple[int, int]:
-    """Return the host's user and group ids of the root user of a process' namespace.
+    """Return what the root user of a process' namespace is called in ours: user and group id.
 
-    ``process`` is a descriptor of /proc/PID. Source: user_namespaces(7). OSError if the
-    process is gone.
+    ``process`` is a descriptor of /proc/PID. The maps count from the namespace above where
+    the process is in our own, as with rootless engines. Source: user_namespaces(7). OSError
+    if the process is gone.
     """
+    theirs = os.stat("ns/user", dir_fd=process)
+    ours = os.stat("/proc/self/ns/user")
+    if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
+        return 0, 0
     return _host_id(process, "uid_map"), _host_id(process, "gid_map")
 
 

@@ -13,6 +13,7 @@ import select
 import time
 
 from gpuhook import jsontext, kernel
+from gpuhook.cgroup import in_first_user_namespace
 from gpuhook.errors import DriverError
 from gpuhook.inventory import Gpu, Mig
 
@@ -206,9 +207,10 @@ def _load(root: str, library: str, uid: int, gid: int) -> "Any":
     """Load NVML with as little privilege as it needs; OSError if that fails."""
     import ctypes  # noqa: PLC0415 - beside pynvml, which imports it anyway
 
+    rootless = not in_first_user_namespace()  # asked while /proc is still the host's
     if root == "/" or os.geteuid() != 0:
         loaded = ctypes.CDLL(root.rstrip("/") + library)
-        _drop_privileges(uid, gid)
+        _drop_privileges(uid, gid, rootless=rootless)
         return loaded
     for name in _PRELOAD:
         try:
@@ -217,16 +219,22 @@ def _load(root: str, library: str, uid: int, gid: int) -> "Any":
             continue  # newer C libraries have merged some of them
     os.chroot(root)
     os.chdir("/")
-    _drop_privileges(uid, gid)
+    _drop_privileges(uid, gid, rootless=rootless)
     return ctypes.CDLL(library)
 
 
-def _drop_privileges(uid: int, gid: int) -> None:
+def _drop_privileges(uid: int, gid: int, *, rootless: bool) -> None:
+    """Become another user; in a user's own namespace, which may map none, stay that user."""
     kernel.set_no_new_privileges()
-    if os.geteuid() == 0:
+    if os.geteuid() != 0:
+        return
+    try:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
+    except OSError:
+        if not rootless:
+            raise
 
 
 def _everything(nvml: "Any") -> "dict[str, Any]":

@@ -1,0 +1,112 @@
+"""podman of an ordinary user, who also installs gpuhook for himself."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness.commands import Result
+from harness.driver import Driver, lines_of_nvidia_smi
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace, namespace
+
+UID = 4242
+NAME = "gpuhook-user"
+
+
+@dataclass(frozen=True)
+class User:
+    """An ordinary user with a home, in a namespace of his own where crun runs."""
+
+    home: Path
+    namespace: Namespace
+    config: Path
+
+    def call(self, *argv: str | Path) -> Result:
+        """Run a command as the user."""
+        environ = [
+            f"HOME={self.home}",
+            f"XDG_RUNTIME_DIR={self.home}/run",
+            f"GPUHOOK_CONFIG={self.config}",
+            f"PATH={os.environ['PATH']}",
+        ]
+        identity = [f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
+        words = ["setpriv", *identity, "env", "-i", *environ, *argv]
+        return self.namespace.run(*words, cwd=self.home)
+
+    def podman(self, runtime: str, *command: str, env: tuple[str, ...] = ()) -> Result:
+        """Run a command in a container on the root below the user's home."""
+        words = ["podman", "--storage-driver=vfs", "--cgroup-manager=cgroupfs"]
+        words += [f"--runtime={runtime}", "run", "--rm", "--network=none"]
+        words += ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
+        words += [word for setting in env for word in ("--env", setting)]
+        return self.call(*words, "--rootfs", str(self.home / "root"), *command)
+
+
+@pytest.fixture(scope="module")
+def user(
+    workspace: Path, roots: dict[str, Path], driver: Driver, podman_config: Path
+) -> Iterator[User]:
+    """A user with one id alone in his namespaces: there are no subordinate ones."""
+    for file, line in (
+        ("/etc/passwd", f"{NAME}:x:{UID}:{UID}::{workspace}/home:/bin/sh\n"),
+        ("/etc/group", f"{NAME}:x:{UID}:\n"),
+    ):
+        with Path(file).open("a") as table:  # the session has an /etc of its own
+            table.write(line)
+    config = write_config(workspace / "rootless", driver.root, ["crun"])
+    home = workspace / "home"
+    (home / "run").mkdir(parents=True)
+    layout = "v1" if Path("/sys/fs/cgroup/unified").is_dir() else "host"
+    with namespace(layout) as entered:
+        own = f"cp -a {roots['debian']} {home}/root && chown -R {UID}:{UID} {home}"
+        entered.run("sh", "-c", own).ok()
+        entered.run("mount", "--bind", config, podman_config).ok()  # in this namespace alone
+        _open_folders(entered, home, roots["debian"])
+        yield User(home, entered, config)
+
+
+def _open_folders(entered: Namespace, *also: Path) -> None:
+    """Let the user reach the interpreter that gpuhook was installed with, wherever it is.
+
+    Folders on the way that are closed are covered by an open copy of themselves.
+    """
+    python = Path(os.path.realpath("/proc/self/exe"))
+    for path in (python, *also):
+        for folder in reversed(path.parents):
+            if not folder.stat().st_mode & 0o001:
+                copy = Path("/run/gpuhook-open") / folder.name
+                layers = f"lowerdir={folder},upperdir={copy}/upper,workdir={copy}/work"
+                script = f"mkdir -p {copy}/upper {copy}/work && chmod 755 {copy}/upper"
+                script += f" && mount -t overlay -o {layers} overlay {folder} && chmod 755 {folder}"
+                entered.run("sh", "-c", script).ok()
+
+
+@pytest.fixture(params=["prestart", "precreate"])
+def installed(
+    request: pytest.FixtureRequest, user: User, installation: Installation
+) -> Iterator[User]:
+    """The user with gpuhook installed for him, as a runtime and as a hook of every stage."""
+    command = installation.command
+    done = user.call(command, "install", "--engine=podman", f"--hook={request.param}").ok()
+    assert f"{user.home}/.config/containers/containers.conf.d/99-gpuhook.conf" in done.stdout
+    yield user
+    user.call(command, "uninstall").ok()
+    assert not (user.home / ".config/containers").exists()
+    assert not (user.home / ".local/state/gpuhook").exists()
+
+
+@pytest.mark.parametrize("runtime", ["crun", "gpu-py"])
+def test_gpus(installed: User, driver: Driver, runtime: str) -> None:
+    done = installed.podman(runtime, "nvidia-smi", "-L", env=("NVIDIA_VISIBLE_DEVICES=0,2",)).ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
+    nodes = installed.podman(
+        runtime, "sh", "-c", "devopen /dev/nvidia*", env=("NVIDIA_VISIBLE_DEVICES=1",)
+    )
+    expected = f"/dev/nvidia{driver.gpus[1].minor} ENXIO"
+    assert expected in nodes.ok().stdout.splitlines()
+
+
+def test_no_gpu(installed: User) -> None:
+    assert "nvidia" not in installed.podman("gpu-py", "ls", "/dev").ok().stdout
