@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpuhook.engines import Store, installer
 from gpuhook.engines.ask import Ask
 from gpuhook.engines.containerd import Containerd, answer
 from gpuhook.engines.merge import get
@@ -90,6 +91,20 @@ def test_comments_and_the_rest_of_the_main_file_stay(tmp_path: Path) -> None:
         "BinaryName": "/opt/gpu-py",
     }
     assert "copied" in drop_in.text
+
+
+def test_half_of_a_copy_is_not_left(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(COMMENTED)
+    store = Store(str(tmp_path / "state"))
+    targets = list(answer(ask_for(config), (1, 7)).targets)
+    with store.locked():
+        installer.install(store, targets)
+        drop_in = Path(targets[0].path)
+        drop_in.write_text(drop_in.read_text().replace("/usr/lib/cni", "/opt/cni"))
+        installer.uninstall(store, store.records())
+    assert not drop_in.exists()
+    assert config.read_text() == COMMENTED
 
 
 def test_where_tables_are_merged_the_drop_in_holds_ours_alone(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.engines import installer
+from gpuhook.engines.podman import HOOK_KEYS, hook_document
 from gpuhook.engines.store import Store, Target
 from gpuhook.errors import EngineError
 
@@ -142,6 +143,23 @@ def test_a_file_that_no_longer_parses_stops_the_removal(store: Store, tmp_path: 
         take(store)
     assert good.read_text() == NEW
     assert len(store.records()) == 2
+
+
+def test_half_of_a_hook_file_is_not_left(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "hook.json"
+    text = hook_document("/opt/hook", "prestart", None)
+    put(store, Target("podman", str(path), "json", text, str(path), HOOK_KEYS, ours=True))
+    path.write_text(text.replace("/opt/hook", "/other"))
+    take(store)
+    assert not path.exists()
+
+
+def test_a_version_stays_with_what_it_is_the_version_of(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    put(store, Target("containerd", str(path), "toml", 'version = 3\nimports = ["a"]\n', ""))
+    path.write_text('version = 3\nimports = ["a"]\nroot = "/r"\n')
+    take(store)
+    assert path.read_text() == 'version = 3\nroot = "/r"\n'
 
 
 def test_damaged_records_are_named(store: Store, tmp_path: Path) -> None:

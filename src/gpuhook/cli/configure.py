@@ -9,7 +9,7 @@ from gpuhook.cli.install import Job, carry_out
 from gpuhook.config.loader import PATH_VARIABLE
 from gpuhook.engines import ENGINES, Ask, Store, installer
 from gpuhook.engines.ask import RUNTIME_NAME
-from gpuhook.engines.podman import hook_document
+from gpuhook.engines.podman import HOOK_KEYS, hook_document
 from gpuhook.engines.store import Target
 from gpuhook.errors import EngineError
 
@@ -75,7 +75,7 @@ def _write_hook(path: str | None, hook: str, state: str, *, dry_run: bool) -> No
         click.echo(text, nl=False)
         return
     path = os.path.abspath(path)
-    target = Target("podman", path, "json", text, path, ours=True)
+    target = Target("podman", path, "json", text, path, HOOK_KEYS, ours=True)
     store = Store(state)
     if dry_run:
         shared.tell(installer.preview(store, [target]), dry_run=True)

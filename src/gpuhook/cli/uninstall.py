@@ -90,8 +90,8 @@ def _warn_of_bound(records: list[Record], prefix: str) -> None:
 
 
 def _names(owned: list[Path]) -> tuple[str, ...]:
-    """Return the runtimes' names: the last part of what we own in a file."""
-    return tuple(dict.fromkeys(path[-1] for path in owned))
+    """Return the runtimes' names: what we own in an engine's table of runtimes."""
+    return tuple(dict.fromkeys(path[-1] for path in owned if path[-2:-1] == ("runtimes",)))
 
 
 def _tell_afterwards(records: list[Record], reload: bool) -> None:

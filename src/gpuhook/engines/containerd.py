@@ -313,7 +313,8 @@ def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> 
     ) > len(ask.names)
     header = DROP_IN_HEADER + ("\n" + _COPY_NOTE if copied else "")
     text = toml_text.render(document, header)
-    owned = _owned(source, ask)
+    # Half of a copy would replace the whole of what it is a copy of.
+    owned = (*_owned(source, ask), *(((head,),) if copied else ()))
     return Target("containerd", path, "toml", text, source.path, owned, ours=True)
 
 

@@ -24,6 +24,8 @@ _HOOK_ENVIRONMENT = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
 _JSON_RUNTIMES = ("runtime_supports_json", ["crun", "runc", "kata", "runsc", "youki", "krun"])
 _HOOK_FOLDERS = ("hooks_dir", ["/usr/share/containers/oci/hooks.d"])
 _LIST_S = 20
+# All of a hook file is ours: half of one would stop every container.
+HOOK_KEYS = (("version",), ("hook",), ("when",), ("stages",))
 
 
 class Podman:
@@ -50,7 +52,7 @@ class Podman:
         targets = [Target(self.name, path, "toml", text, path, owned, ours=True)]
         if ask.hook:
             text = hook_document(ask.hook_path, ask.hook, ask.gpuhook_config)
-            targets.append(Target(self.name, hook, "json", text, path, (), ours=True))
+            targets.append(Target(self.name, hook, "json", text, path, HOOK_KEYS, ours=True))
         warnings = ("podman always knows CDI; --cdi changed nothing",) if ask.cdi else ()
         return Answer(tuple(targets), (), warnings)
 

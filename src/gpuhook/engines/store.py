@@ -26,6 +26,7 @@ from gpuhook.engines.merge import Document, Path, without_ours
 from gpuhook.errors import EngineError
 
 DEFAULT_STATE = "/var/lib/gpuhook"
+_VERSION = "version"
 
 
 class Syntax(Protocol):
@@ -195,7 +196,10 @@ def _separate(
     def parsed(data: bytes | None) -> Document:
         return syntax.parse(decode(data or b"", record.path), record.path)
 
-    wanted = without_ours(parsed(current), parsed(original), parsed(written), record.owned)
+    ours = parsed(written)
+    wanted = without_ours(parsed(current), parsed(original), ours, record.owned)
+    if wanted and _VERSION in ours and (_VERSION,) not in record.owned:
+        wanted.setdefault(_VERSION, ours[_VERSION])  # it says how to read the rest
     if not wanted and original is None:
         return None
     return syntax.edited(decode(current, record.path), wanted, record.path).encode("utf-8")
