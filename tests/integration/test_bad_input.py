@@ -186,16 +186,12 @@ def test_log_file_that_cannot_be_opened_fails_nothing(
     assert "Traceback" not in done.stderr
 
 
-def empty(config: Path) -> None:
-    config.write_bytes(b"")
-
-
 def cut_off(config: Path) -> None:
     config.write_bytes(config.read_bytes()[:-20])
 
 
 def list_and_not_object(config: Path) -> None:
-    config.write_bytes(b"[]")
+    config.write_bytes(b'["NVIDIA_VISIBLE_DEVICES=0"]')
 
 
 def missing(config: Path) -> None:
@@ -208,10 +204,10 @@ def folder(config: Path) -> None:
 
 
 def deep(config: Path) -> None:
-    config.write_bytes(b'{"a":' * 100_000)
+    config.write_bytes(b'{"NVIDIA_VISIBLE_DEVICES":' * 100_000)
 
 
-@pytest.mark.parametrize("spoil", [empty, cut_off, list_and_not_object, missing, folder, deep])
+@pytest.mark.parametrize("spoil", [cut_off, list_and_not_object, missing, folder, deep])
 def test_config_json_that_cannot_be_read(
     bundle: Bundle,
     installation: Installation,
@@ -228,8 +224,28 @@ def test_config_json_that_cannot_be_read(
     assert tree(bundle.path) == before
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{", "\0"])
+def test_config_json_that_names_no_gpu_is_the_low_level_runtimes_affair(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    low_level: tuple[str, Namespace],
+    text: str,
+) -> None:
+    bundle.config.write_text(text)
+    ours = bundle.run(installation.runtime, runtime_env).failed()
+    theirs = bundle.run(low_level[0]).failed()
+    assert ours.status == theirs.status
+    assert len(ours.stderr.splitlines()) == len(theirs.stderr.splitlines())
+    assert bundle.config.read_text() == text
+
+
 def test_hook_alone_says_what_is_wrong(
-    bundle: Bundle, installation: Installation, broken: dict[str, Broken], driver: Driver
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    broken: dict[str, Broken],
+    driver: Driver,
 ) -> None:
     """The hook runs inside create: what it mounted must be gone with the failed container."""
     config = broken["missing driver"].config
@@ -239,8 +255,7 @@ def test_hook_alone_says_what_is_wrong(
     bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}, annotations=shown))
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     upper = bundle.path / "upper"
-    runtime = "crun" if bundle.namespace.cgroups == "v1" else "runc"
     with nothing_left(driver.root, upper, pid=bundle.namespace.pid):
-        done = bundle.run(runtime).failed()
+        done = bundle.run(low_level[0]).failed()
     assert "driver" in done.stderr.lower()
     assert "Traceback" not in done.stderr

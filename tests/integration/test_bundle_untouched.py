@@ -1,0 +1,68 @@
+"""A container that asks for no GPU runs as if gpu-py were the low-level runtime itself."""
+
+import pytest
+from harness.bundles import Bundle
+from harness.driver import Driver
+from harness.inside import look, seen
+from harness.installation import Installation
+from harness.namespaces import Namespace
+from harness.snapshot import nothing_left
+
+NOTHING: list[list[str]] = [
+    [],
+    ["NVIDIA_VISIBLE_DEVICES="],
+    ["NVIDIA_VISIBLE_DEVICES=void"],
+    ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void"],
+    ["NVIDIA_DRIVER_CAPABILITIES=all"],
+    ["nvidia_visible_devices=all"],
+]
+
+
+@pytest.mark.parametrize("settings", NOTHING, ids=str)
+def test_config_json_and_image_are_not_written(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    settings: list[str],
+) -> None:
+    bundle.environ(*settings)
+    bundle.command(*look(libraries=["libcuda.so.1"]))
+    before = bundle.config.stat(), bundle.config.read_bytes()
+    with nothing_left(driver.root, bundle.path / "upper", pid=bundle.namespace.pid):
+        inside = seen(bundle.run(installation.runtime, runtime_env))
+    after = bundle.config.stat(), bundle.config.read_bytes()
+    assert after[1] == before[1]
+    assert after[0].st_ino == before[0].st_ino
+    assert after[0].st_mtime_ns == before[0].st_mtime_ns
+    assert inside.nodes == {}
+    assert inside.libraries["libcuda.so.1"][0] == "-"
+
+
+def test_same_container_with_and_without_gpu_py(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    low_level: tuple[str, Namespace],
+) -> None:
+    script = """
+    busybox find /dev /etc /run /usr/lib | sort
+    busybox env
+    busybox awk '{print $4, $5, $6}' /proc/self/mountinfo
+    busybox grep -E 'Cap|Groups|NoNewPrivs|Seccomp|Sig' /proc/self/status
+    ls -l /proc/self/fd | busybox wc -l
+    """
+    bundle.command("sh", "-c", script)
+    ours = bundle.run(installation.runtime, runtime_env).ok()
+    theirs = bundle.run(low_level[0]).ok()
+    assert (ours.stdout, ours.stderr) == (theirs.stdout, theirs.stderr)
+
+
+@pytest.mark.parametrize("status", [0, 1, 42])
+def test_exit_status_is_the_containers(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], status: int
+) -> None:
+    for settings in ([], ["NVIDIA_VISIBLE_DEVICES=0"]):
+        bundle.environ(*settings)
+        bundle.command("sh", "-c", f"exit {status}")
+        assert bundle.run(installation.runtime, runtime_env).status == status
