@@ -83,6 +83,7 @@ def _image_config(layer: Path, command: Sequence[str]) -> dict[str, Any]:
         "os": "linux",
         "config": {"Env": [f"PATH={PATH}"], "Cmd": list(command)},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        "history": [{"created_by": "the tests"}],
     }
 
 
