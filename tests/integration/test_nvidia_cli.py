@@ -23,8 +23,10 @@ PROGRAM = "nvidia-container-cli"
 def folder(workspace: Path, installation: Installation) -> Path:
     """A folder for PATH that holds the name, as gpuhook install makes it."""
     names = workspace / "cli-names"
-    names.mkdir()
-    (names / PROGRAM).symlink_to(installation.bin / "gpuhook-container-cli")
+    names.mkdir(exist_ok=True)
+    link = names / PROGRAM
+    link.unlink(missing_ok=True)
+    link.symlink_to(installation.bin / "gpuhook-container-cli")
     return names
 
 
