@@ -1,0 +1,310 @@
+"""Every error text in docs/troubleshooting.md is one that users really get to see.
+
+A heading of the document is what a user searches for; ``...`` in it stands for what differs. For
+each heading about our own errors there is a way here to provoke it, and the other way round.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness import bundles
+from harness.bundles import Bundle
+from harness.commands import Result, run
+from harness.containerd import Containerd
+from harness.docker import Docker, dockerd
+from harness.driver import Driver, simulate
+from harness.images import REPOSITORY, image
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+from harness.podman import Podman
+
+DOCUMENT = REPOSITORY / "docs/troubleshooting.md"
+DEBIAN = image("debian")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A machine with a simulated driver and a bundle, to break in some way."""
+
+    bundle: Bundle
+    installation: Installation
+    driver: Driver
+    folder: Path
+
+    def start(
+        self,
+        *settings: str,
+        root: Path | None = None,
+        config: Path | None = None,
+        runtime: Path | None = None,
+    ) -> Result:
+        """Start the container with environment ``settings``."""
+        if config is None:
+            config = write_config(self.folder / "config", root or self.driver.root, ["runc"])
+        self.bundle.environ(*settings)
+        env = {"GPUHOOK_CONFIG": str(config)}
+        return self.bundle.run(runtime or self.installation.runtime, env)
+
+    def broken_driver(self, *options: str) -> Path:
+        """Return the root of another simulated driver."""
+        return simulate(self.installation, self.folder / "driver", "--gpus=2", *options).root
+
+    def config(self, text: str) -> Path:
+        path = self.folder / "config.toml"
+        path.write_text(text)
+        return path
+
+
+ALL = "NVIDIA_VISIBLE_DEVICES=all"
+Provocation = Callable[[Scene], Result]
+
+
+def no_driver(scene: Scene) -> Result:
+    (scene.folder / "empty").mkdir()
+    return scene.start(ALL, root=scene.folder / "empty")
+
+
+def hung_driver(scene: Scene) -> Result:
+    root = scene.broken_driver("--init-seconds=5")
+    config = write_config(scene.folder / "config", root, ["runc"])
+    text = config.read_text().replace("[gpuhook]", "[gpuhook]\nnvml-timeout = 0.3")
+    return scene.start(ALL, config=scene.config(text))
+
+
+def closed_nodes(scene: Scene) -> Path:
+    """Return the root of a driver whose nodes only root may open."""
+    root = scene.broken_driver()
+    for node in (root / "dev").glob("nvidia*"):
+        if node.is_char_device():
+            node.chmod(0o600)
+    return root
+
+
+def crashing_driver(scene: Scene) -> Result:
+    root = scene.broken_driver()
+    [library] = root.glob("usr/lib/*/libnvidia-ml.so.5*")
+    source = scene.folder / "crash.c"
+    source.write_text("void __attribute__((constructor)) crash(void) { __builtin_trap(); }\n")
+    run(["gcc", "-shared", "-fPIC", "-o", library, source]).ok()
+    return scene.start(ALL, root=root)
+
+
+def no_hook(scene: Scene) -> Result:
+    bin_folder = scene.folder / "venv/bin"
+    shutil.copytree(scene.installation.bin.parent, bin_folder.parent, symlinks=True)
+    (bin_folder / "gpuhook-prestart").unlink()
+    return scene.start(ALL, runtime=bin_folder / "gpu-py")
+
+
+def folder_in_a_files_place(scene: Scene) -> Result:
+    library = scene.driver.library("libcuda.so.1")
+    place = scene.bundle.root / library.relative_to(scene.driver.root)
+    scene.bundle.call("mkdir", "-p", place).ok()
+    return scene.start(ALL)
+
+
+def damaged_cache(scene: Scene) -> Result:
+    cache = scene.bundle.root / "etc/ld.so.cache"
+    scene.bundle.call("sh", "-c", f"echo nonsense >{cache}").ok()
+    return scene.start(ALL)
+
+
+def volume(scene: Scene, *options: str) -> Path:
+    """Mount a folder where the driver's libraries go, and return it."""
+    folder = scene.folder / "volume"
+    folder.mkdir()
+    place = scene.driver.library("libcuda.so.1").relative_to(scene.driver.root).parent
+    scene.bundle.change(
+        lambda spec: spec["mounts"].append(
+            {
+                "destination": f"/{place}",
+                "type": "bind",
+                "source": str(folder),
+                "options": ["rbind", *options],
+            }
+        )
+    )
+    return folder
+
+
+def volume_over_libraries(scene: Scene) -> Result:
+    volume(scene, "rprivate")
+    return scene.start(ALL)
+
+
+def shared_volume(scene: Scene) -> Result:
+    folder = volume(scene, "rshared")
+    scene.bundle.change(lambda spec: spec["linux"].update(rootfsPropagation="rshared"))
+    for library in scene.driver.library("libcuda.so.1").parent.glob("lib*"):
+        (folder / library.name).touch()
+    return scene.start(ALL)
+
+
+OURS: dict[str, Provocation] = {
+    "There is no NVIDIA driver ...: libnvidia-ml.so.1 is not there": no_driver,
+    "The driver root ... can't be opened": lambda scene: scene.start(
+        ALL, root=scene.folder / "none"
+    ),
+    "NVML failed: Driver Not Loaded": lambda scene: scene.start(
+        ALL, root=scene.broken_driver("--fail=not-loaded")
+    ),
+    "NVML failed: RM has detected an NVML/RM version mismatch": lambda scene: scene.start(
+        ALL, root=scene.broken_driver("--fail=version-mismatch")
+    ),
+    "NVML failed: Insufficient Permissions": lambda scene: scene.start(
+        ALL, root=closed_nodes(scene)
+    ),
+    "NVML didn't answer within ... seconds": hung_driver,
+    "NVML ended with ... instead of listing the GPUs": crashing_driver,
+    "This machine has no GPU or MIG device '...'": lambda scene: scene.start(
+        "NVIDIA_VISIBLE_DEVICES=9"
+    ),
+    "The container requires '...' and this machine has ...": lambda scene: scene.start(
+        ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"
+    ),
+    "NVIDIA_DRIVER_CAPABILITIES asks for '...'": lambda scene: scene.start(
+        ALL, "NVIDIA_DRIVER_CAPABILITIES=magic"
+    ),
+    "CUDA_VERSION is '...', which is not a version number": lambda scene: scene.start(
+        ALL, "CUDA_VERSION=nonsense"
+    ),
+    "This machine has no IMEX channel ...": lambda scene: scene.start(
+        ALL, "NVIDIA_IMEX_CHANNELS=5"
+    ),
+    "The container asks for CDI devices (...), which gpuhook doesn't inject itself": (
+        lambda scene: scene.start("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0")
+    ),
+    "... is not valid TOML": lambda scene: scene.start(
+        ALL, config=scene.config("[nvidia-container-cli\n")
+    ),
+    "...: disable-require must be true or false, not '1'": lambda scene: scene.start(
+        ALL, config=scene.config("disable-require = 1\n")
+    ),
+    "The configuration file ... does not exist": lambda scene: scene.start(
+        ALL, config=scene.folder / "none.toml"
+    ),
+    "None of the low-level runtimes ... was found": lambda scene: scene.start(
+        ALL, config=scene.config('[nvidia-container-runtime]\nruntimes = ["no-such-runc"]\n')
+    ),
+    "The hook ... doesn't exist beside gpu-py": no_hook,
+    "the image has ... at ..., where ... has to be mounted": folder_in_a_files_place,
+    "... is damaged or not a loader cache": damaged_cache,
+    "'...' would have to be made in a volume of the container": volume_over_libraries,
+    "what is mounted on ... in the container would show up on the host": shared_volume,
+}
+
+
+def gone(engine: Docker) -> Result:
+    return engine.call("run", "--rm", "--network=none", "--runtime=gone", DEBIAN, "true")
+
+
+def by_runc(engine: Docker, *words: str) -> Result:
+    return engine.call("run", "--rm", "--network=none", *words)
+
+
+DOCKERS: dict[str, Callable[[Docker], Result]] = {
+    'could not select device driver "" with capabilities: [[gpu]]': lambda engine: by_runc(
+        engine, "--gpus=all", DEBIAN, "true"
+    ),
+    'could not select device driver "cdi" with capabilities: []': lambda engine: by_runc(
+        engine, "--device=nvidia.com/gpu=0", DEBIAN, "true"
+    ),
+    "Unknown runtime specified gpu-py": lambda engine: by_runc(
+        engine, "--runtime=gpu-py", DEBIAN, "true"
+    ),
+    "fork/exec .../gpu-py: no such file or directory": gone,
+    'exec: "nvidia-smi": executable file not found in $PATH': lambda engine: by_runc(
+        engine, DEBIAN, "nvidia-smi"
+    ),
+    "libcuda.so.1: cannot open shared object file: No such file or directory": (
+        lambda engine: by_runc(engine, DEBIAN, "gpuhook-cuda-probe")
+    ),
+}
+OTHERS = {
+    'default OCI runtime "gpu-py" not found: invalid argument',
+    'exec: "nvidia-container-cli": executable file not found in $PATH',
+    "No devices were found",
+    "Failed to initialize NVML: ...",
+}
+# Headings below this one are no texts that a program prints.
+WITHOUT_TEXT = "## Without a message"
+
+
+def headings() -> set[str]:
+    text = DOCUMENT.read_text().partition(WITHOUT_TEXT)[0]
+    return set(re.findall(r"^### `(.*)`$", text, re.MULTILINE))
+
+
+def assert_says(done: Result, heading: str) -> None:
+    """Assert that a program that failed printed the heading's text."""
+    done.failed()
+    pattern = ".*".join(re.escape(part) for part in heading.split("..."))
+    assert re.search(pattern, done.stderr + done.stdout), str(done)
+
+
+@pytest.fixture
+def scene(
+    workspace: Path,
+    roots: dict[str, Path],
+    host: Namespace,
+    installation: Installation,
+    driver: Driver,
+) -> Iterator[Scene]:
+    parent = workspace / "troubleshooting"
+    with bundles.bundle(parent, roots["debian"], host, "runc") as made:
+        folder = parent / f"{made.name}-scene"
+        folder.mkdir()
+        yield Scene(made, installation, driver, folder)
+        run(["rm", "-rf", folder]).ok()
+
+
+@pytest.fixture(scope="module")
+def bare(workspace: Path, host: Namespace, archive: Path) -> Iterator[Docker]:
+    """A dockerd that knows a runtime whose program is gone, and no other."""
+    runtimes = {"gone": Path("/nonexistent/gpu-py")}
+    folder = workspace / "troubleshooting-docker"
+    with dockerd(folder, host, runtimes, archive, {"PATH": "/usr/sbin:/usr/bin"}) as engine:
+        yield engine
+
+
+def test_the_document_is_about_these_texts() -> None:
+    assert headings() == OURS.keys() | DOCKERS.keys() | OTHERS
+
+
+@pytest.mark.parametrize("heading", OURS)
+def test_what_gpuhook_says(scene: Scene, heading: str) -> None:
+    assert_says(OURS[heading](scene), heading)
+
+
+@pytest.mark.parametrize("heading", DOCKERS)
+def test_what_docker_says(bare: Docker, heading: str) -> None:
+    assert_says(DOCKERS[heading](bare), heading)
+
+
+def test_what_podman_says(podman_runtime: Podman) -> None:
+    done = podman_runtime.namespace.run("podman", "--runtime=gpu-py", "run", "IMAGE")
+    assert_says(done, 'default OCI runtime "gpu-py" not found: invalid argument')
+
+
+def test_what_ctr_says(containerd_runc: Containerd) -> None:
+    done = containerd_runc.call("run", "--rm", "--gpus=0", DEBIAN, "troubleshooting", "true")
+    containerd_runc.call("container", "rm", "troubleshooting")
+    assert_says(done, 'exec: "nvidia-container-cli": executable file not found in $PATH')
+
+
+def test_a_driver_without_a_gpu(docker: Docker) -> None:
+    done = docker.run(DEBIAN, "nvidia-smi", env=["NVIDIA_VISIBLE_DEVICES=none"])
+    assert_says(done, "No devices were found")
+
+
+def test_nodes_that_cannot_be_opened(scene: Scene) -> None:
+    config = write_config(scene.folder / "config", closed_nodes(scene), ["runc"])
+    text = config.read_text().replace("load-kmods", 'user = "root"\nload-kmods')
+    scene.bundle.change(lambda spec: spec["process"].update(user={"uid": 1000, "gid": 1000}))
+    scene.bundle.command("nvidia-smi", "-L")
+    done = scene.start(ALL, config=scene.config(text))
+    assert_says(done, "Failed to initialize NVML: ...")
