@@ -59,6 +59,7 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
     if "releases" in used:
         distributions.fetch()
     namespaces.isolate_session()
+    bundles.remove_forgotten_cgroups()
     WORKSPACE.mkdir()
     yield WORKSPACE
     bundles.remove_cgroups()

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,8 @@ CAPABILITIES = [
     "CAP_SETUID",
 ]
 # A cgroup for everything that this process starts; others may test beside us.
-CGROUP_PARENT = f"/gpuhook-test-{os.getpid()}"
+_CGROUP = "gpuhook-test-"
+CGROUP_PARENT = f"/{_CGROUP}{os.getpid()}"
 
 Spec = dict[str, Any]
 
@@ -196,6 +197,16 @@ def remove_cgroups() -> None:
             for pid in (each / "cgroup.procs").read_text().split():
                 os.kill(int(pid), signal.SIGKILL)
             wait_until(partial(_remove_cgroup, each), f"{each} could be removed")
+
+
+def remove_forgotten_cgroups() -> None:
+    """Remove the cgroups of test runs that were killed, where nothing runs in them."""
+    for folder in Path("/sys/fs/cgroup").glob(f"*/{_CGROUP}*"):
+        if not Path("/proc", folder.name.removeprefix(_CGROUP)).exists():
+            below = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
+            for each in [*below, folder]:
+                with suppress(OSError):
+                    each.rmdir()
 
 
 def _remove_cgroup(folder: Path) -> bool:
