@@ -2,9 +2,11 @@
 
 import click
 
-from gpuhook import store
+from gpuhook import dev_char, store
 from gpuhook.cli._output import config_option
 from gpuhook.config import load
+from gpuhook.errors import DriverError
+from gpuhook.inventory import Inventory
 
 
 @click.command()
@@ -13,8 +15,9 @@ from gpuhook.config import load
 def refresh(config_path: str | None, if_stale: bool) -> None:
     """Save what this machine has to give, so that no container start has to ask NVML.
 
-    Needs root. The next container after a change would do the same by itself, at the cost
-    of the time that starting NVML takes.
+    Also makes the links in /dev/char that systemd needs for a container to keep its GPUs
+    across systemctl daemon-reload. Needs root. Without it, the next container after a
+    change would ask NVML itself, at the cost of the time that starting it takes.
     """
     config = load(config_path)
     inventory = store.saved(config) if if_stale else None
@@ -24,3 +27,15 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
         f"Driver {inventory.driver_version}, {len(inventory.gpus)} GPUs, "
         f"{len(inventory.files)} files: saved in {config.state_dir}"
     )
+    for link in _dev_char_links(inventory):
+        click.echo(f"Made the link {link}")
+
+
+def _dev_char_links(inventory: Inventory) -> list[str]:
+    try:
+        return dev_char.make_links(inventory.nodes)
+    except OSError as error:
+        raise DriverError(
+            f"{error.filename2 or error.filename} can't be made: {error.strerror}",
+            "Run this as root, where /dev can be written to",
+        ) from None

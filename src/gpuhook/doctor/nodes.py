@@ -110,7 +110,7 @@ def dev_char_links(case: Case) -> Iterator[Finding]:
             "dev-char",
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: with the "
             "systemd cgroup driver, containers lose their GPUs at systemctl daemon-reload",
-            "Have a udev rule make the links: ln -s ../nvidia0 /dev/char/195:0, and so on",
+            "Run gpuhook refresh, at every boot",
         )
     else:
         yield ok("dev-char", "/dev/char links to every device node")
