@@ -183,7 +183,8 @@ class State:
 def parse_state(data: bytes) -> State:
     """Read the state JSON; StateError where pid or bundle are missing or malformed.
 
-    ``bundlePath`` is the name that runc had before 1.0; ``root`` is crun's addition.
+    ``bundlePath`` is the name that runc had before 1.0; ``root`` is crun's addition, which
+    newer ones give as it stands in config.json, perhaps relative to the bundle.
     """
     try:
         state = jsontext.loads(data.decode("utf-8", "surrogateescape"))
@@ -203,7 +204,7 @@ def parse_state(data: bytes) -> State:
         name if isinstance(name, str) else "",
         pid,
         bundle,
-        root if isinstance(root, str) and root else None,
+        os.path.join(bundle, root) if isinstance(root, str) and root else None,
     )
 
 

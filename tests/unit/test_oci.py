@@ -107,6 +107,8 @@ def test_mount_namespace() -> None:
 def test_state_of_today_and_of_old_runc() -> None:
     state = parse_state(b'{"id": "c", "pid": 7, "bundle": "/b", "root": "/r"}')
     assert (state.container_id, state.pid, state.bundle, state.root) == ("c", 7, "/b", "/r")
+    state = parse_state(b'{"pid": 7, "bundle": "/b", "root": "rootfs"}')
+    assert state.root == "/b/rootfs"
     assert parse_state(b'{"pid": 7, "bundlePath": "/old"}').bundle == "/old"
 
 
