@@ -13,8 +13,9 @@ from harness.installation import Installation
 
 Step = tuple[str, int, str, str]
 
-# Times and process ids differ from run to run, whatever the runtime.
-DIGITS = re.compile(r"\d+")
+# Times and process ids differ from run to run, whatever the runtime, and with them the
+# blanks beside them in tables.
+DIGITS = re.compile(r"\d+ *")
 STEPS: list[list[str]] = [
     ["state", "NAME"],
     ["start", "NAME"],
