@@ -18,9 +18,12 @@ from gpuhook.rootfs import PATH_FLAGS, Rootfs, enter, read_all, read_link, reope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
+    from collections.abc import Callable
+    from typing import Final, TypeVar
 
     from gpuhook.journal import Journal
+
+    T = TypeVar("T")
 
 _LINK_FLAGS: "Final" = PATH_FLAGS | os.O_NOFOLLOW
 _FILE_LIMIT: "Final" = 64 << 20
@@ -116,7 +119,7 @@ class Container(Rootfs):
             self._refuse_volume(parent, name)
         held = os.dup(parent)
         self._held.append(held)
-        kernel.create_folder(held, name)
+        _make(self._owner, kernel.create_folder, held, name)
         self.journal.record(lambda: kernel.remove_folder(held, name))
         self._give(held, name)
         return enter(held, name)
@@ -165,7 +168,7 @@ class Container(Rootfs):
         if folder:
             return self._enter_or_make(parent, name)
         self._refuse_volume(parent, name)
-        fd = kernel.create_file(parent, name, 0o644)
+        fd = _make(self._owner, kernel.create_file, parent, name, 0o644)
         try:
             made = os.fstat(fd)
             self.journal.record(lambda: _remove_same(parent, name, made))
@@ -209,7 +212,7 @@ class Container(Rootfs):
         if not needed and not self._verdict(parent).own:
             return
         self._refuse_volume(parent, name)
-        kernel.create_link(parent, name, target)
+        _make(self._owner, kernel.create_link, parent, name, target)
         self.journal.record(lambda: _remove_link(parent, name, target))
         self._give(parent, name)
 
@@ -361,11 +364,29 @@ def _label(fd: int) -> bytes | None:
         return None
 
 
+def _make(owner: tuple[int, int], create: "Callable[..., T]", *args: object) -> "T":
+    """Create something, as the container's root user where a filesystem knows no other.
+
+    A filesystem mounted in a user namespace refuses what would belong to a user that the
+    namespace doesn't know, which the host's root is (EOVERFLOW, fs/namei.c).
+    """
+    try:
+        return create(*args)
+    except OSError as error:
+        if error.errno != errno.EOVERFLOW or owner == (0, 0):
+            raise
+    kernel.act_as(owner)
+    try:
+        return create(*args)
+    finally:
+        kernel.act_as((0, 0))
+
+
 def _put_file(
     parent: int, name: str, data: bytes, mode: int, owner: tuple[int, int], label: bytes | None
 ) -> None:
     temporary = _temporary(parent, name)
-    fd = kernel.create_file(parent, temporary, 0o600)
+    fd = _make(owner, kernel.create_file, parent, temporary, 0o600)
     try:
         write_all(fd, data)
         if owner != (0, 0):
@@ -383,7 +404,7 @@ def _put_file(
 
 def _put_link(parent: int, name: str, target: str, owner: tuple[int, int]) -> None:
     temporary = _temporary(parent, name)
-    kernel.create_link(parent, temporary, target)
+    _make(owner, kernel.create_link, parent, temporary, target)
     try:
         if owner != (0, 0):
             kernel.change_owner(parent, temporary, owner)

@@ -130,3 +130,9 @@ class ReportError(GpuhookError):
     """The doctor's archive for bug reports can't be written."""
 
     code = "report"
+
+
+class ContainerError(GpuhookError):
+    """A running container can't be found or looked into."""
+
+    code = "container"

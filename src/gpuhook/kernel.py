@@ -232,11 +232,28 @@ def enter_mount_namespace(fd: int, path: str) -> None:
         raise _os_error(path)
 
 
+def act_as(owner: tuple[int, int]) -> None:
+    """Have what this process makes belong to a user and a group, setfsuid(2), setfsgid(2).
+
+    Any other user than 0 has less rights to files until this is called with 0 again.
+    """
+    _libc.setfsgid(owner[1])
+    _libc.setfsuid(owner[0])
+
+
 def set_no_new_privileges() -> None:
     """Forbid this process and its children to gain privileges, prctl(2)."""
     pr_set_no_new_privs = 38  # include/uapi/linux/prctl.h
     if _libc.prctl(pr_set_no_new_privs, 1, 0, 0, 0) != 0:
         raise _os_error("prctl")
+
+
+def end_after(seconds: int) -> None:
+    """Have the kernel end this process in so many seconds, whatever it does; 0: not any more.
+
+    Source: alarm(2); the signal's own effect, which Python leaves as it is.
+    """
+    _libc.alarm(seconds)
 
 
 def die_with_parent() -> None:
