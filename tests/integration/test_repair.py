@@ -1,0 +1,110 @@
+"""gpuhook repair gives a running container back exactly the devices that it lost."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.commands import Result, wait_until
+from harness.driver import Driver
+from harness.installation import Installation
+from harness.namespaces import Namespace
+
+# What systemctl daemon-reload and docker update come to: the device rules are written anew.
+LOSE = {
+    "v1": """
+echo a >"/sys/fs/cgroup/devices$1/devices.deny"
+""",
+    "v2": f"""
+exec {sys.executable} -c '
+import os, sys
+from gpuhook import bpf, device_program as code
+cgroup = os.open("/sys/fs/cgroup" + sys.argv[1], os.O_RDONLY)
+denied = code.instruction(code.SET_32, 0, imm=0) + code.instruction(code.EXIT)
+new = bpf.load_program(denied, False, "test")
+for number in bpf.attached_programs(cgroup, "test")[1]:
+    bpf.attach_program(cgroup, new, 2, bpf.open_program(number, "test"), "test")
+' "$1"
+""",
+}
+
+
+class Running:
+    """A container that goes on running, and the command line that repairs it."""
+
+    def __init__(self, bundle: Bundle, runtime: str, command: Path, config: str) -> None:
+        self.bundle = bundle
+        self._runtime = runtime
+        self._command = command
+        self._config = config
+
+    def opens(self, node: str) -> str:
+        """Return what open() gives inside: ENXIO is an allowed device without a driver."""
+        done = self.bundle.call(self._runtime, "exec", self.bundle.name, "devopen", node).ok()
+        return done.stdout.split()[1]
+
+    def make_node(self, minor: int) -> str:
+        """Let the container make a node of a GPU that it wasn't given."""
+        node = f"/dev/made-{minor}"
+        words = ("busybox", "mknod", node, "c", "195", str(minor))
+        self.bundle.call(self._runtime, "exec", self.bundle.name, *words).ok()
+        return node
+
+    def lose(self) -> None:
+        """Take the container's devices away behind its back."""
+        layout = "v2" if self.bundle.namespace.cgroups == "v2" else "v1"
+        cgroup = self.bundle.spec()["linux"]["cgroupsPath"]
+        self.bundle.call("sh", "-ec", LOSE[layout], "sh", cgroup).ok()
+
+    def repair(self, *words: str) -> Result:
+        """Run gpuhook repair."""
+        return self.bundle.call(self._command, "repair", "--config", self._config, *words)
+
+
+@pytest.fixture
+def running(
+    bundle: Bundle,
+    low_level: tuple[str, Namespace],
+    installation: Installation,
+    configs: dict[str, Path],
+) -> Iterator[Running]:
+    runtime = low_level[0]
+    config = str(configs[runtime])
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
+    bundle.command("sleep", "1000")
+    create = f"exec {installation.runtime} create --bundle {bundle.path} {bundle.name} >log 2>&1"
+    assert bundle.call("sh", "-c", create, env={"GPUHOOK_CONFIG": config}).status == 0
+    bundle.call(runtime, "start", bundle.name).ok()
+    yield Running(bundle, runtime, installation.command, config)
+    bundle.call(runtime, "kill", bundle.name, "KILL")
+    wait_until(
+        lambda: _status(bundle, runtime) == "stopped", f"the container {bundle.name} stopped"
+    )
+
+
+def _status(bundle: Bundle, runtime: str) -> str:
+    state: dict[str, str] = json.loads(bundle.call(runtime, "state", bundle.name).ok().stdout)
+    return state["status"]
+
+
+@pytest.mark.parametrize("by", ["name", "beginning", "all"])
+def test_what_was_lost_is_given_back(running: Running, driver: Driver, by: str) -> None:
+    given = [f"/dev/nvidia{gpu.minor}" for gpu in driver.chosen(0, 2)] + ["/dev/nvidiactl"]
+    foreign = running.make_node(driver.gpus[5].minor)
+    assert {running.opens(node) for node in given} == {"ENXIO"}
+    running.lose()
+    assert {running.opens(node) for node in given} == {"EPERM"}
+    name = running.bundle.name
+    words = {"name": name, "beginning": name[:-2], "all": "--all"}
+    done = running.repair(words[by]).ok()
+    assert name[:12] in done.stdout
+    assert {running.opens(node) for node in given} == {"ENXIO"}
+    assert running.opens(foreign) == "EPERM", "a node that the container made counted"
+
+
+def test_a_container_that_is_none(running: Running) -> None:
+    failed = running.repair("no-such-container").failed()
+    assert "no running container" in failed.stderr
+    assert running.repair().status == 2
