@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from gpuhook.config import Config
 
 # The settings that an inventory depends on; another value of one means another inventory.
-SETTINGS = ("driver_root", "ldcache", "library_search_paths", "user")
+SETTINGS = (
+    "driver_root",
+    "environment",
+    "ldcache",
+    "library_search_paths",
+    "load_kmods",
+    "user",
+)
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _PROC = "/proc/driver/nvidia"

@@ -47,6 +47,20 @@ class Image:
         self.compat = compat
 
 
+def same(one: Image, other: Image) -> bool:
+    """Tell whether two images make the same plan."""
+    return _facts(one) == _facts(other)
+
+
+def _facts(image: Image) -> "tuple[object, ...]":
+    layout, compat = image.layout, image.compat
+    folders = (layout.libraries, layout.libraries32, layout.uses_cache)
+    if compat is None:
+        return folders
+    note = (compat.note.cuda, compat.note.branches) if compat.note else None
+    return (*folders, compat.folder, compat.version, compat.libraries, note)
+
+
 def unknown() -> Image:
     """Return what to assume where there is no image to look at: Debian, without CUDA."""
     return Image(layout.debian(os.uname().machine))

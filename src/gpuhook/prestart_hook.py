@@ -10,16 +10,13 @@ import sys
 
 from gpuhook import log
 from gpuhook.config import Config, load
-from gpuhook.errors import GpuhookError, StateError
+from gpuhook.errors import GpuhookError
 from gpuhook.oci import parse_state, read_spec
 from gpuhook.resolve import resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
-
-    from gpuhook.oci import Spec, State
-    from gpuhook.resolve import Resolved
 
 PROGRAM = "gpuhook-prestart"
 USAGE = f"""usage: {PROGRAM} [--config FILE] [prestart | precreate]
@@ -95,47 +92,6 @@ def run(state_text: bytes, config: Config) -> None:
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     resolved = resolve(spec.data, config)
     if resolved is not None:
-        how = _inject(state, spec, config, resolved)
-        _log(state, config, resolved, how)
+        from gpuhook.injection import Injection  # noqa: PLC0415 - only where a GPU is asked for
 
-
-def _inject(state: "State", spec: "Spec", config: Config, resolved: "Resolved") -> str:
-    from gpuhook import image, inject  # noqa: PLC0415 - only where a GPU is asked for
-    from gpuhook.plan import make_plan  # noqa: PLC0415
-    from gpuhook.rootfs import Rootfs  # noqa: PLC0415
-
-    if not spec.has_mount_namespace:
-        raise StateError(
-            f"{spec.path} gives the container no mount namespace of its own",
-            "Give it one: what gpuhook mounts would otherwise stay on the host",
-        )
-    root_path = state.root or spec.root_path
-    with (
-        Rootfs(resolved.inventory.root) as host,
-        inject.open_container(state.pid, root_path) as container,
-    ):
-        plan = make_plan(
-            resolved.request,
-            resolved.inventory,
-            resolved.selection,
-            image.look(container, config),
-        )
-        how = inject.allow_devices(
-            state.pid, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
-        )
-        inject.inject(plan, host, container)
-    return how
-
-
-def _log(state: "State", config: Config, resolved: "Resolved", how: str) -> None:
-    log.append(
-        config.cli_debug,
-        {
-            "level": "info",
-            "msg": "injected",
-            "time": log.timestamp(),
-            "container": state.container_id,
-            "devices": list(resolved.selection.uuids),
-            "cgroup": how,
-        },
-    )
+        Injection(spec, config, resolved).finish(state)

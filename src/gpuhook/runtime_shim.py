@@ -15,6 +15,7 @@ from gpuhook.runtime_argv import CREATING_VERBS, Arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import NoReturn
 
     from gpuhook.oci import Spec
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 PROGRAM = "gpu-py"
 HOOK_NAME = "gpuhook-prestart"
+HOOK_STAGES = ("prestart", "createRuntime")
+HELPER_OPTION = "--helper"
 
 # Docker's --gpus adds NVIDIA's hook by itself; ours does its work.
 NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
@@ -114,13 +117,18 @@ def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> None:
     """
     from gpuhook.oci import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
 
-    edited = edit(read_spec(os.path.join(arguments.bundle or "", arguments.config)), config, folder)
+    spec = read_spec(os.path.join(arguments.bundle or "", arguments.config))
+    edited = edit(spec, config, folder, helped=config.helper)
     if edited is not None:
         edited.write()
 
 
-def edit(spec: "Spec", config: Config, folder: str) -> "Spec | None":
-    """Return a spec with what its GPUs need; None where it asks for none."""
+def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> "Spec | None":
+    """Return a spec with what its GPUs need; None where it asks for none.
+
+    With ``helped``, a helper is started that does the hook's work, for callers that become
+    the low-level runtime.
+    """
     from gpuhook.resolve import resolve  # noqa: PLC0415 - as in prepare_bundle
 
     resolved = resolve(spec.data, config)
@@ -133,7 +141,15 @@ def edit(spec: "Spec", config: Config, folder: str) -> "Spec | None":
     from gpuhook import device_choice  # noqa: PLC0415
 
     devices = device_choice.allowed(resolved.request, resolved.inventory, resolved.selection)
-    return add_hook(_add_device_rules(spec, list(devices)), config, folder)
+    spec = make_way(_add_device_rules(spec, list(devices)))
+    if has_hook(spec):
+        return spec
+    words: list[str] = []
+    if helped:
+        from gpuhook import helper  # noqa: PLC0415
+
+        words = helper.start(spec, config, resolved)
+    return add_hook(spec, config, folder, [HELPER_OPTION, *words] if words else [])
 
 
 def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
@@ -163,17 +179,30 @@ def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
     return spec.append(("linux", "resources", "devices"), cgroup.device_rules(missing))
 
 
-def add_hook(spec: "Spec", config: Config, folder: str) -> "Spec":
-    """Return the spec with our hook as the last prestart hook, once.
+def make_way(spec: "Spec") -> "Spec":
+    """Return a spec without the hooks that ours replaces.
 
-    NVIDIA's own hook, which Docker's --gpus adds, gives way to it.
+    NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone.
     """
     from gpuhook.oci import hook_name  # noqa: PLC0415 - as in prepare_bundle
 
-    for stage in ("prestart", "createRuntime"):
+    for stage in HOOK_STAGES:
         spec = spec.drop_hooks(stage, NVIDIA_HOOKS)
-        if any(hook_name(hook) == HOOK_NAME for hook in spec.hooks(stage)):
-            return spec
+        for hook in spec.hooks(stage):
+            if hook_name(hook) == HOOK_NAME and HELPER_OPTION in (hook.get("args") or ()):
+                spec = spec.drop_hooks(stage, (HOOK_NAME,))
+    return spec
+
+
+def has_hook(spec: "Spec") -> bool:
+    """Tell whether somebody else, a hooks folder of podman's, has added our hook already."""
+    from gpuhook.oci import hook_name  # noqa: PLC0415 - as in prepare_bundle
+
+    return any(hook_name(hook) == HOOK_NAME for stage in HOOK_STAGES for hook in spec.hooks(stage))
+
+
+def add_hook(spec: "Spec", config: Config, folder: str, words: "Sequence[str]" = ()) -> "Spec":
+    """Return the spec with our hook as the last prestart hook; ``words`` lead to its helper."""
     path = os.path.join(os.path.abspath(folder), HOOK_NAME)
     if not os.access(path, os.X_OK):
         raise RuntimeMissingError(
@@ -181,5 +210,7 @@ def add_hook(spec: "Spec", config: Config, folder: str) -> "Spec":
             "Reinstall gpuhook, so that both lie in one folder",
         )
     options = ["--config", os.path.abspath(config.path)] if config.path else []
-    hook = {"path": path, "args": [HOOK_NAME, *options, "prestart"], "env": _HOOK_ENVIRONMENT}
-    return spec.append(("hooks", "prestart"), [hook])
+    args = [HOOK_NAME, *words, *options, "prestart"]
+    return spec.append(
+        ("hooks", "prestart"), [{"path": path, "args": args, "env": _HOOK_ENVIRONMENT}]
+    )

@@ -31,6 +31,7 @@ class Config:
         "driver_root",
         "environment",
         "features",
+        "helper",
         "ignored",
         "ldcache",
         "ldconfig",
@@ -61,6 +62,7 @@ class Config:
         driver_root: str
         environment: tuple[str, ...]
         features: dict[str, bool]
+        helper: bool
         ignored: tuple[tuple[str, str], ...]
         ldcache: str
         ldconfig: str

@@ -1,0 +1,203 @@
+"""The helper does the hook's work, is as safe as the hook, and leaves nothing of itself."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.commands import Result, wait_until
+from harness.driver import Driver
+from harness.inside import Inside, look, seen
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+from harness.snapshot import nothing_left
+
+WRAPPER = """\
+#!/bin/sh
+words=$(sed -n 's/.*"--helper",\\([^]]*\\)\\].*/\\1/p' {bundle}/config.json)
+helper=$(echo "$words" | sed 's/^"\\([0-9]*\\)".*/\\1/')
+[ -z "$helper" ] || echo "$helper" >{folder}/helper
+{script}
+exec {runtime} "$@"
+"""
+
+
+class Case:
+    """A container whose low-level runtime is called by a script of the test."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        installation: Installation,
+        driver: Driver,
+        runtime: str,
+        folder: Path,
+    ) -> None:
+        self.bundle = bundle
+        self.installation = installation
+        self.driver = driver
+        self.runtime = runtime
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        self.config = write_config(folder / "etc", driver.root, [folder / "runtime"])
+        text = self.config.read_text().replace("[gpuhook]", "[gpuhook]\nhelper = true")
+        self.config.write_text(text)
+        self.env = {"GPUHOOK_CONFIG": str(self.config)}
+        bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
+        bundle.command(*look(driver.minors))
+
+    def wrap(self, script: str = "") -> None:
+        path = self.folder / "runtime"
+        names = {"bundle": self.bundle.path, "folder": self.folder, "runtime": self.runtime}
+        path.write_text(WRAPPER.format(script=script, **names))
+        path.chmod(0o755)
+
+    def run(self, script: str = "") -> Result:
+        self.wrap(script)
+        return self.bundle.run(self.installation.runtime, self.env)
+
+    @property
+    def helper(self) -> int:
+        return int((self.folder / "helper").read_text())
+
+    def helper_is_gone(self) -> bool:
+        return not is_running(self.helper)
+
+    def assert_sees_its_gpus(self, inside: Inside) -> None:
+        assert inside.gpu_minors == {gpu.minor for gpu in self.driver.chosen(0, 2)}
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process exists and hasn't ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+@pytest.fixture
+def case(
+    bundle: Bundle,
+    installation: Installation,
+    driver: Driver,
+    low_level: tuple[str, Namespace],
+    tmp_path: Path,
+) -> Case:
+    return Case(bundle, installation, driver, low_level[0], tmp_path / "case")
+
+
+def test_helper_does_the_work(case: Case) -> None:
+    """A hook that did it by itself would stumble over the configuration."""
+    with nothing_left(case.driver.root, pid=case.bundle.namespace.pid):
+        inside = seen(case.run(f"echo broken >{case.config}"))
+    case.assert_sees_its_gpus(inside)
+    assert case.helper_is_gone()
+
+
+def test_hook_does_the_work_where_the_helper_was_killed(case: Case) -> None:
+    inside = seen(case.run('kill -9 "$helper"'))
+    case.assert_sees_its_gpus(inside)
+
+
+def test_hook_does_the_work_where_the_helper_dies_when_asked(case: Case) -> None:
+    """It is stopped before the hook asks it, and killed while the hook waits."""
+    killer = '(sleep 1; kill -9 "$helper") >/dev/null 2>&1 &'
+    inside = seen(case.run(f'kill -STOP "$helper"; {killer}'))
+    case.assert_sees_its_gpus(inside)
+
+
+def test_helper_ends_with_the_runtime(case: Case) -> None:
+    case.wrap("exit 9")
+    assert case.bundle.run(case.installation.runtime, case.env).status == 9
+    wait_until(case.helper_is_gone, "the helper is gone", timeout=5)
+
+
+@pytest.mark.parametrize("signal", ["KILL", "TERM"])
+def test_helper_ends_with_a_killed_runtime(case: Case, signal: str) -> None:
+    case.wrap(f"kill -{signal} $$; sleep 30")
+    assert case.bundle.run(case.installation.runtime, case.env).status != 0
+    wait_until(case.helper_is_gone, "the helper is gone", timeout=5)
+
+
+def test_helper_keeps_no_descriptor_of_the_caller(case: Case) -> None:
+    """An engine waits for the end of the pipe that is our standard error."""
+    case.wrap("exec </dev/null >/dev/null 2>&1 3>&- 4>&-; sleep 3; exit 0")
+    reader, writer = os.pipe()
+    started = subprocess.Popen(
+        case.bundle.namespace.enter(
+            case.installation.runtime, "run", "--bundle", case.bundle.path, case.bundle.name
+        ),
+        env={**os.environ, **case.env},
+        stdout=writer,
+        stderr=writer,
+        pass_fds=[writer],
+        cwd=case.bundle.path,
+    )
+    os.close(writer)
+    wait_until((case.folder / "helper").exists, "the helper runs")
+    links = [os.readlink(path) for path in Path(f"/proc/{case.helper}/fd").iterdir()]
+    pipe = os.readlink(f"/proc/self/fd/{reader}")
+    assert pipe not in links
+    os.close(reader)
+    assert started.wait(30) == 0
+    wait_until(case.helper_is_gone, "the helper is gone", timeout=5)
+
+
+def test_same_bundle_again(case: Case) -> None:
+    """The hook of the first start, whose helper is gone, is replaced."""
+    for _ in range(2):
+        case.assert_sees_its_gpus(seen(case.run()))
+    hooks = case.bundle.spec()["hooks"]["prestart"]
+    assert [hook["path"] for hook in hooks] == [str(case.installation.hook)]
+    assert str(case.helper) in hooks[0]["args"]
+
+
+def test_hook_of_a_foreign_process_is_not_asked(case: Case) -> None:
+    """A process with the helper's number that isn't the helper is left alone."""
+    case.run()
+
+    def point_to_us(spec: dict[str, object]) -> None:
+        text = json.dumps(spec).replace(f'"{case.helper}"', f'"{os.getpid()}"')
+        spec.update(json.loads(text))
+
+    case.bundle.change(point_to_us)
+    again = case.bundle.call(
+        case.runtime, "run", "--bundle", case.bundle.path, case.bundle.name, env=case.env
+    )
+    case.assert_sees_its_gpus(seen(again))
+
+
+def test_failure_is_told_as_the_hook_tells_it(case: Case) -> None:
+    """A folder is in the place of a program."""
+    case.bundle.call("mkdir", "-p", case.bundle.root / "usr/bin/nvidia-smi").ok()
+    helped = case.run().failed()
+    text = case.config.read_text().replace("helper = true", "helper = false")
+    case.config.write_text(text)
+    plain = case.run().failed()
+    sentence = "gpuhook-prestart: "
+    # crun shows nothing that a hook says, whoever says it.
+    assert sentence in helped.stderr or case.runtime == "crun"
+    told = [one.stderr.partition(sentence)[2].split("\\n")[0] for one in (helped, plain)]
+    assert told[0] == told[1]
+
+
+def test_deadline(case: Case, installation: Installation) -> None:
+    """A helper that nobody asks ends by itself, as its timer says."""
+    case.wrap("sleep 2; exit 0")
+    started = subprocess.Popen(
+        case.bundle.namespace.enter(
+            installation.runtime, "run", "--bundle", case.bundle.path, case.bundle.name
+        ),
+        env={**os.environ, **case.env},
+        cwd=case.bundle.path,
+    )
+    wait_until((case.folder / "helper").exists, "the helper runs")
+    status = Path(f"/proc/{case.helper}/status").read_text()
+    ignored = int(next(line for line in status.splitlines() if "SigIgn" in line).split()[1], 16)
+    assert not ignored >> 13 & 1, "SIGALRM must end it"
+    os.kill(case.helper, 14)
+    wait_until(case.helper_is_gone, "the helper is gone", timeout=5)
+    started.wait(30)
