@@ -52,12 +52,23 @@ class Spec:
 
     @property
     def has_mount_namespace(self) -> bool:
-        """Whether the container gets a mount namespace of its own."""
+        """Whether the container gets a mount namespace of its own, not one that exists."""
         linux = self.data.get("linux")
         namespaces = linux.get("namespaces") if isinstance(linux, dict) else None
         if not isinstance(namespaces, list):
             return False
-        return any(isinstance(item, dict) and item.get("type") == "mount" for item in namespaces)
+        return any(
+            isinstance(item, dict) and item.get("type") == "mount" and not item.get("path")
+            for item in namespaces
+        )
+
+    def require_mount_namespace(self) -> None:
+        """Raise SpecError where what is mounted for the container would stay on the host."""
+        if not self.has_mount_namespace:
+            raise SpecError(
+                f"{self.path} gives the container no mount namespace of its own",
+                "Give it one (linux.namespaces): what gpuhook mounts would stay on the host",
+            )
 
     @property
     def device_rules(self) -> "list[Any]":
