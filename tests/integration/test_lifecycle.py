@@ -14,8 +14,8 @@ from harness.installation import Installation
 Step = tuple[str, int, str, str]
 
 # Times and process ids differ from run to run, whatever the runtime, and with them the
-# blanks beside them in tables.
-DIGITS = re.compile(r"\d+ *")
+# blanks in tables.
+VARYING = re.compile(r"\d+| {2,}")
 STEPS: list[list[str]] = [
     ["state", "NAME"],
     ["start", "NAME"],
@@ -64,11 +64,11 @@ def live(bundle: Bundle, runtime: str | Path, env: dict[str, str]) -> list[Step]
 
     def record(words: Sequence[str]) -> Step:
         done = call(words)
-        texts = [DIGITS.sub("N", text) for text in (done.stdout, done.stderr)]
+        texts = [VARYING.sub("_", text) for text in (done.stdout, done.stderr)]
         return " ".join(words), done.status, texts[0], texts[1]
 
     created = create(bundle, runtime, env)
-    steps: list[Step] = [("create", created, DIGITS.sub("N", output_of(bundle)), "")]
+    steps: list[Step] = [("create", created, VARYING.sub("_", output_of(bundle)), "")]
     steps += [record(words) for words in STEPS]
     wait_until(lambda: '"stopped"' in call(["state", "NAME"]).stdout, "the container stopped")
     return steps + [record(words) for words in AFTERWARDS]
@@ -152,7 +152,7 @@ def test_the_same_refusals(
     found = []
     for runtime in (low_level[0], installation.runtime):
         status = create(bundle, runtime, runtime_env)
-        found.append((status, DIGITS.sub("N", output_of(bundle))))
+        found.append((status, VARYING.sub("_", output_of(bundle))))
         bundle.call(low_level[0], "delete", "--force", bundle.name)
     assert found[0] == found[1]
     assert found[0][1] or found[0][0] == 0

@@ -18,6 +18,7 @@ from harness.commands import Result, run, stop
 
 CLONE_NEWNS = 0x00020000  # linux/sched.h
 CGROUP = Path("/sys/fs/cgroup")
+FIRST_TO_KNOW_CAPABILITIES = 23  # Docker's version
 CAP_SYS_RESOURCE = 24  # linux/capability.h
 LAST_CAP = Path("/proc/sys/kernel/cap_last_cap")
 ETC = Path("/run/gpuhook-test-etc")
@@ -85,8 +86,15 @@ def privileged_options() -> list[str]:
     """
     if capabilities() == (2 << int(LAST_CAP.read_text())) - 1:
         return ["--privileged"]
-    missing = ["--cap-drop=SYS_RESOURCE"] if not may_raise_memlock() else []
+    lacking = not may_raise_memlock() and not _docker_knows_capabilities()
+    missing = ["--cap-drop=SYS_RESOURCE"] if lacking else []
     return ["--cap-add=ALL", *missing, "--device-cgroup-rule=a *:* rwm"]
+
+
+def _docker_knows_capabilities() -> bool:
+    """Tell whether all capabilities are, to this dockerd, those that it has itself."""
+    version = run(["dockerd", "--version"]).ok().stdout.split()[2]
+    return int(version.partition(".")[0]) >= FIRST_TO_KNOW_CAPABILITIES
 
 
 def runtime_layouts() -> list[tuple[str, str]]:
