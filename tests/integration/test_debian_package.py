@@ -127,6 +127,17 @@ def test_nothing_is_left_after_a_purge(debian: Debian) -> None:
     assert not (debian.root / "run/gpuhook").exists()
 
 
+def test_the_units_are_enabled_and_well_formed(debian: Debian) -> None:
+    debian.call("dpkg", "-i", "/package.deb")
+    units = sorted((REPOSITORY / "packaging/systemd").iterdir())
+    assert [unit.name for unit in units] == ["gpuhook-refresh.path", "gpuhook-refresh.service"]
+    for unit in units:
+        link = debian.root / "etc/systemd/system/multi-user.target.wants" / unit.name
+        assert link.readlink() == Path("/lib/systemd/system") / unit.name
+        verified = debian.call("systemd-analyze", "verify", "--man=no", unit.name)
+        assert verified.stderr == ""
+
+
 def test_a_changed_configuration_is_kept(debian: Debian) -> None:
     debian.call("dpkg", "-i", "/package.deb")
     debian.call("gpuhook", "config", "set", "disable-require=true")
