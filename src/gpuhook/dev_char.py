@@ -1,42 +1,61 @@
-"""The links in /dev/char, by which systemd finds a device that it knows by its numbers.
+"""Links /dev/char/MAJOR:MINOR for the driver's nodes, by which systemd finds devices.
 
-NVIDIA's kernel module makes no such links. Where the engines let systemd manage cgroups, a
-container's rule for 195:0 is one for /dev/char/195:0 there; without the link systemd drops
-the rule, and at the next daemon-reload the container loses its GPU.
+systemd writes the device rules of a container's scope anew at ``daemon-reload``, and takes
+into them only devices that it finds as /dev/char/MAJOR:MINOR. The driver makes its nodes
+without telling udev, so nobody else makes these links. Source: systemd's bpf-devices.c,
+sd_bus property DeviceAllow.
 
-Not on the hot path: only ``gpuhook refresh`` comes here. Source: runc's
-libcontainer/cgroups/devices/systemd.go.
+Hot path where the engine lets systemd manage cgroups: imports os and stat.
 """
 
 import os
 import stat
-from collections.abc import Iterable
 
-from gpuhook.inventory import Node
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-FOLDER = "/dev/char"
+    from gpuhook.inventory import Node
 
 
-def make_links(nodes: Iterable[Node], folder: str = FOLDER) -> list[str]:
-    """Link to every node that exists at its path on the host; return the links made.
+def wanted(cgroups_path: object) -> bool:
+    """Tell whether systemd makes the container's cgroup: its path is then slice:prefix:name."""
+    return isinstance(cgroups_path, str) and cgroups_path.count(":") == 2
 
-    A link that exists is left alone, whatever it says. Raises OSError.
+
+def make_links(nodes: "Iterable[Node]", dev: str = "/dev") -> list[str]:
+    """Make the links that are missing; return their names.
+
+    Only where the host's own /dev has the node with these numbers. What can't be made is
+    left: a container must never fail for it.
     """
     made = []
+    folder = f"{dev}/char"
     for node in nodes:
-        link = f"{folder}/{node.major}:{node.minor}"
-        if not _is_there(node) or os.path.lexists(link):
-            continue
-        os.makedirs(folder, exist_ok=True)
-        os.symlink(os.path.relpath(node.path, folder), link)
-        made.append(link)
+        name = f"{node.major}:{node.minor}"
+        below = node.path.removeprefix("/dev/")
+        try:
+            os.lstat(f"{folder}/{name}")
+        except FileNotFoundError:
+            if _is_node(f"{dev}/{below}", node) and _link(f"../{below}", f"{folder}/{name}"):
+                made.append(name)
+        except OSError:
+            return made
     return made
 
 
-def _is_there(node: Node) -> bool:
-    """Tell whether the host has the node: a driver root may have nodes of its own."""
+def _is_node(path: str, node: "Node") -> bool:
     try:
-        status = os.stat(node.path)
+        status = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(node.major, node.minor)
+    numbers = (os.major(status.st_rdev), os.minor(status.st_rdev))
+    return stat.S_ISCHR(status.st_mode) and numbers == (node.major, node.minor)
+
+
+def _link(target: str, path: str) -> bool:
+    try:
+        os.symlink(target, path)
+    except OSError:
+        return False
+    return True

@@ -1,37 +1,59 @@
-"""The links by which systemd finds devices, made to devices that every Linux has."""
-
+import os
 from pathlib import Path
 
-from gpuhook.dev_char import make_links
+import pytest
+
+from gpuhook import dev_char
 from gpuhook.inventory import Node
 
 NULL = Node("/dev/null", 1, 3)
+ZERO = Node("/dev/zero", 1, 5)
 
 
-def test_a_link_leads_to_the_node(tmp_path: Path) -> None:
-    folder = tmp_path / "char"
-    assert make_links([NULL], str(folder)) == [f"{folder}/1:3"]
-    link = folder / "1:3"
-    assert link.is_symlink()
-    assert not str(link.readlink()).startswith("/")
-    assert link.samefile("/dev/null")
+@pytest.fixture
+def dev(tmp_path: Path) -> Path:
+    """A /dev whose null and zero are links, since only root may make nodes."""
+    (tmp_path / "char").mkdir()
+    return tmp_path
 
 
-def test_in_dev_char_itself_links_are_short(tmp_path: Path) -> None:
-    made = make_links([NULL], str(tmp_path))
-    assert made
-    assert (tmp_path / "1:3").readlink().parts[-2:] == ("dev", "null")
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("system.slice:docker:0123", True),
+        (":cri-containerd:0123", True),
+        ("/docker/0123", False),
+        ("", False),
+        (None, False),
+        (["a:b:c"], False),
+    ],
+)
+def test_only_where_systemd_manages_cgroups(path: object, expected: bool) -> None:
+    assert dev_char.wanted(path) is expected
 
 
-def test_what_is_there_stays(tmp_path: Path) -> None:
-    (tmp_path / "1:3").symlink_to("elsewhere")
-    assert make_links([NULL], str(tmp_path)) == []
-    assert str((tmp_path / "1:3").readlink()) == "elsewhere"
+def test_links_of_real_nodes(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.lstat
+
+    def lstat(path: str) -> os.stat_result:
+        name = os.path.basename(path)
+        return real(f"/dev/{name}") if name in ("null", "zero") else real(path)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    (dev / "char/1:5").symlink_to("../zero")
+    assert dev_char.make_links([NULL, ZERO], str(dev)) == ["1:3"]
+    assert (dev / "char/1:3").readlink() == Path("../null")
+    assert dev_char.make_links([NULL, ZERO], str(dev)) == []
 
 
-def test_nodes_that_the_host_does_not_have(tmp_path: Path) -> None:
-    missing = Node("/dev/no-such-node", 195, 0)
-    other_numbers = Node("/dev/null", 195, 0)
-    no_device = Node("/etc/passwd", 0, 0)
-    assert make_links([missing, other_numbers, no_device], str(tmp_path)) == []
+def test_a_simulated_node_is_none_of_the_hosts(dev: Path) -> None:
+    simulated = Node("/dev/nvidia0", 195, 0)
+    assert dev_char.make_links([simulated], str(dev)) == []
+    (dev / "nvidia0").touch()
+    assert dev_char.make_links([simulated], str(dev)) == []
+    assert list((dev / "char").iterdir()) == []
+
+
+def test_without_the_folder_nothing_happens(tmp_path: Path) -> None:
+    assert dev_char.make_links([NULL], str(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
