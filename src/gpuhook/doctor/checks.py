@@ -20,6 +20,7 @@ CHECKS: tuple[Check, ...] = (
     install.runtime_works,
     install.python,
     install.configuration,
+    install.launcher_settings,
     install.saved_inventory,
     engines.engine_found,
     docker.docker,

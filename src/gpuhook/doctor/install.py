@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from gpuhook import __version__, store
+from gpuhook import __version__, launcher_files, store
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.errors import RuntimeMissingError
@@ -133,4 +133,21 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
             "saved-inventory",
             f"No fresh inventory is saved in {folder}: the next GPU container waits for NVML",
             "To have it done now: gpuhook refresh",
+        )
+
+
+def launcher_settings(case: Case) -> Iterator[Finding]:
+    """Ask whether the launcher knows the configuration, or has to start Python to read it."""
+    path = case.config.path
+    if path is None or case.config_error:
+        return
+    left = case.machine.stat(f"{launcher_files.FOLDER}{path}/runtimes")
+    newest = [case.machine.stat(place) for place in (path, os.path.dirname(path))]
+    times = [status.st_mtime for status in newest if status is not None]
+    if left is not None and left.st_uid == 0 and all(left.st_mtime > time for time in times):
+        yield ok("launcher-settings", f"gpu-py knows what {path} says")
+    else:
+        yield ok(
+            "launcher-settings",
+            f"gpu-py hasn't read {path} since it was changed; the next container start does",
         )

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 from fabricated import BIN, VERSION, Tree, said
 
@@ -5,6 +7,7 @@ from gpuhook.config import loads
 from gpuhook.doctor import Case, Finding, Status, examine, host, install, worst
 from gpuhook.doctor.finding import failure, ok, warning
 from gpuhook.doctor.machine import Machine
+from gpuhook.launcher_files import FOLDER
 
 V1 = "30 24 0:26 / /sys/fs/cgroup/devices rw - cgroup cgroup rw,devices\n"
 V2 = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -213,3 +216,18 @@ def test_a_state_folder_that_others_may_change(tree: Tree) -> None:
     assert said(install.saved_inventory(tree.case))["saved-inventory"][0] == "ok"
     folder.chmod(0o777)
     assert said(install.saved_inventory(tree.case))["saved-inventory"][0] == "failure"
+
+
+def test_what_the_launcher_knows(tree: Tree) -> None:
+    assert said(install.launcher_settings(tree.case)) == {}
+    path = "/etc/gpuhook/config.toml"
+    settings = tree.write(path)
+    tree.config = loads("", path)
+    assert "hasn't read" in said(install.launcher_settings(tree.case))["launcher-settings"][1]
+    left = tree.write(f"{FOLDER}{path}/runtimes", "runc:\n")
+    later = settings.stat().st_mtime + 10
+    os.utime(left, (later, later))
+    knows = "gpu-py knows" in said(install.launcher_settings(tree.case))["launcher-settings"][1]
+    assert knows == (os.geteuid() == 0)
+    os.utime(settings, (later + 10, later + 10))
+    assert "hasn't read" in said(install.launcher_settings(tree.case))["launcher-settings"][1]
