@@ -1,6 +1,8 @@
 """gpuhook install and uninstall on a running Docker, and Docker's own --gpus."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,7 +196,7 @@ def test_an_old_entry_that_names_nvidia_s_runtime(site: Site, names: Path, drive
     old = {"runtimes": {"nvidia": {"path": path, "runtimeArgs": []}}}
     site.config.write_text(json.dumps(old))
     assert site.docker.pid is not None
-    run(["kill", "-HUP", str(site.docker.pid)]).ok()
+    os.kill(site.docker.pid, signal.SIGHUP)
     wait_until(lambda: "nvidia" in site.runtimes(), "Docker knows nvidia")
     done = site.docker.run(DEBIAN, "nvidia-smi", "-L", env=TWO, runtime="nvidia").ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
