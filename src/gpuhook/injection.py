@@ -7,7 +7,7 @@ Hot path: imports all that touches the driver or the container.
 """
 
 from gpuhook import image, inject, log
-from gpuhook.errors import GpuhookError, StateError
+from gpuhook.errors import GpuhookError
 from gpuhook.plan import make_plan
 from gpuhook.rootfs import Rootfs
 
@@ -56,11 +56,7 @@ class Injection:
     def finish(self, state: "State") -> None:
         """Inject into the container of that state, and log it."""
         spec, config = self._spec, self._config
-        if not spec.has_mount_namespace:
-            raise StateError(
-                f"{spec.path} gives the container no mount namespace of its own",
-                "Give it one: what gpuhook mounts would otherwise stay on the host",
-            )
+        spec.require_mount_namespace()
         with inject.open_container(state.pid, state.root or spec.root_path) as container:
             plan = self._prepare(image.look(container, config))
             how = inject.allow_devices(
@@ -76,5 +72,6 @@ class Injection:
                 "container": state.container_id,
                 "devices": list(self._resolved.selection.uuids),
                 "cgroup": how,
+                "skipped": container.skipped,
             },
         )

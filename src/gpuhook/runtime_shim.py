@@ -15,7 +15,7 @@ from gpuhook.runtime_argv import CREATING_VERBS, Arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
     from typing import NoReturn
 
     from gpuhook.oci import Spec
@@ -134,6 +134,7 @@ def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> 
     resolved = resolve(spec.data, config)
     if resolved is None:
         return None
+    spec.require_mount_namespace()
     from gpuhook import mode  # noqa: PLC0415 - only where a GPU is asked for
 
     if mode.resolve(config.mode, resolved.request) == "spec":
@@ -141,6 +142,7 @@ def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> 
     from gpuhook import device_choice  # noqa: PLC0415
 
     devices = device_choice.allowed(resolved.request, resolved.inventory, resolved.selection)
+    _link_nodes(spec, resolved, devices)
     spec = make_way(_add_device_rules(spec, list(devices)))
     if has_hook(spec):
         return spec
@@ -150,6 +152,16 @@ def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> 
 
         words = helper.start(spec, config, resolved)
     return add_hook(spec, config, folder, [HELPER_OPTION, *words] if words else [])
+
+
+def _link_nodes(spec: "Spec", resolved: "Resolved", devices: "Container[tuple[int, int]]") -> None:
+    """Let systemd, where it manages the container's cgroup, find the devices allowed in it."""
+    from gpuhook import dev_char  # noqa: PLC0415 - only where a GPU is asked for
+
+    linux = spec.data.get("linux")
+    if isinstance(linux, dict) and dev_char.wanted(linux.get("cgroupsPath")):
+        nodes = resolved.inventory.nodes
+        dev_char.make_links(node for node in nodes if (node.major, node.minor) in devices)
 
 
 def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
