@@ -53,6 +53,7 @@ class Tree:
         *argv: str,
         started: int = BOOT,
         environ: Iterable[str] | None = ("PATH=/usr/bin",),
+        uid: int = 0,
     ) -> None:
         """Have a program run since ``started``; None for an environment that can't be read."""
         self.write("/proc/stat", f"cpu 1 2 3\nbtime {BOOT}\n")
@@ -60,6 +61,7 @@ class Tree:
         name = argv[0].rpartition("/")[2]
         numbers = " ".join(["0"] * 18)
         self.write(f"/proc/{pid}/comm", f"{name[:15]}\n")
+        self.write(f"/proc/{pid}/status", f"Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
         self.write(f"/proc/{pid}/cmdline", "".join(f"{word}\0" for word in argv))
         self.write(f"/proc/{pid}/stat", f"{pid} ({name}) S {numbers} {ticks} 0\n")
         if environ is not None:

@@ -14,7 +14,7 @@ from gpuhook.store import get_inventory
 _SHORT = 12  # characters of a container's id, as Docker prints it
 
 
-@click.command("list")
+@click.command("list", short_help="Show the GPUs and which container has which.")
 @click.option("--files", is_flag=True, help="Also list the driver's files.")
 @config_option
 @format_option

@@ -57,8 +57,8 @@ def _registered(machine: Machine, path: str, loaded: dict[str, str]) -> Iterator
         text = f"{path} isn't JSON, and dockerd won't start with it: {error}"
         yield failure("docker-registered", text, "Correct the file; dockerd --validate checks it")
         return
-    ours = {name: program for name, program in runtimes.items() if _is_gpu_py(program)}
-    if not ours and not any(_is_gpu_py(program) for program in loaded.values()):
+    ours = {name: path for name, path in runtimes.items() if is_gpu_py(machine, path)}
+    if not ours and not any(is_gpu_py(machine, program) for program in loaded.values()):
         text = f"{path} doesn't register the runtime {RUNTIME}"
         yield warning("docker-registered", text, _REGISTER)
     for name, program in ours.items():
@@ -72,8 +72,9 @@ def _registered(machine: Machine, path: str, loaded: dict[str, str]) -> Iterator
             )
 
 
-def _is_gpu_py(program: str) -> bool:
-    return os.path.basename(program) == RUNTIME
+def is_gpu_py(machine: Machine, program: str) -> bool:
+    """Tell whether a configured program is our runtime, under its own name or another."""
+    return os.path.basename(program) == RUNTIME or is_ours(machine, program)
 
 
 def _loaded(found: DockerInfo) -> Iterator[Finding]:
@@ -85,13 +86,14 @@ def _loaded(found: DockerInfo) -> Iterator[Finding]:
             "Run the doctor as root",
         )
         return
-    ours = [name for name, program in found.runtimes.items() if _is_gpu_py(program)]
+    machine = found.process.machine
+    ours = [name for name, program in found.runtimes.items() if is_gpu_py(machine, program)]
     try:
-        wanted = _runtimes(found.process.machine, found.config_path)
+        wanted = _runtimes(machine, found.config_path)
     except ValueError:
         wanted = {}
     for name, program in wanted.items():
-        if _is_gpu_py(program) and found.runtimes.get(name) != program:
+        if is_gpu_py(machine, program) and found.runtimes.get(name) != program:
             yield failure(
                 "docker-loaded",
                 f"{who} hasn't loaded the runtime {name} that {found.config_path} registers",

@@ -67,13 +67,22 @@ def ask(path: str) -> dict[str, Any]:
 def running_dockers(machine: Machine) -> Iterator[DockerInfo]:
     """Yield every dockerd of this machine, asked."""
     for process in machine.processes("dockerd"):
-        config = (process.option("--config-file") or [DEFAULT_CONFIG])[-1]
+        config = (process.option("--config-file") or [_default_config(process)])[-1]
         path = _socket_of(process, config)
         try:
             yield DockerInfo(process, config, path, ask(process.machine.path(path)), "")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             yield DockerInfo(process, config, path, None, reason)
+
+
+def _default_config(process: Process) -> str:
+    """Return where dockerd looks for its settings: in the user's home where it is rootless."""
+    environment = process.environment or {}
+    if process.uid == 0 or "HOME" not in environment:
+        return DEFAULT_CONFIG
+    folder = environment.get("XDG_CONFIG_HOME") or f"{environment['HOME']}/.config"
+    return f"{folder}/docker/daemon.json"
 
 
 def _socket_of(process: Process, config: str) -> str:
@@ -85,4 +94,5 @@ def _socket_of(process: Process, config: str) -> str:
     for host in (*hosts, *listed):
         if isinstance(host, str) and host.startswith("unix://"):
             return host.removeprefix("unix://")
-    return _DEFAULT_SOCKET
+    runtime_dir = (process.environment or {}).get("XDG_RUNTIME_DIR")
+    return f"{runtime_dir}/docker.sock" if process.uid != 0 and runtime_dir else _DEFAULT_SOCKET

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpuhook.doctor.case import Case
-from gpuhook.doctor.docker import RUNTIME
+from gpuhook.doctor.docker import RUNTIME, is_gpu_py
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.machine import Machine, Process
 
@@ -100,7 +100,7 @@ def _registered(
             yield failure(check, text, "Correct the file")
             return
         for name, program in _programs(tables):
-            if os.path.basename(program) != RUNTIME:
+            if not is_gpu_py(machine, program):
                 continue
             if not machine.is_program(program):
                 text = f"{path} registers {program} as {name}, which can't be executed"
@@ -141,11 +141,10 @@ def podman(case: Case) -> Iterator[Finding]:
     hooks = list(_podman_hooks(case))
     found = [finding for finding in hooks if finding.status == "ok"]
     yield from hooks
-    files = [*_PODMAN_FILES, *case.machine.glob("/etc/containers/containers.conf.d/*.conf")]
-    for path in files:
+    for path in _podman_files(case):
         runtimes = _toml(case.machine, path)[0].get("engine", {}).get("runtimes", {})
         for name, programs in runtimes.items() if isinstance(runtimes, dict) else ():
-            if any(os.path.basename(str(program)) == RUNTIME for program in programs):
+            if any(is_gpu_py(case.machine, str(program)) for program in programs):
                 found.append(ok("podman-runtime", f"{path} registers the runtime {name}"))
                 yield found[-1]
     if not found and not hooks:
@@ -156,9 +155,18 @@ def podman(case: Case) -> Iterator[Finding]:
         )
 
 
+def _podman_files(case: Case) -> list[str]:
+    """Return podman's configuration files, the user's own included where we aren't root."""
+    files = list(_PODMAN_FILES)
+    if os.geteuid() != 0:
+        base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        files.append(f"{base}/containers/containers.conf")
+    return [name for path in files for name in (path, *case.machine.glob(f"{path}.d/*.conf"))]
+
+
 def _podman_hooks(case: Case) -> Iterator[Finding]:
     folders = list(_HOOK_FOLDERS)
-    for path in _PODMAN_FILES:
+    for path in _podman_files(case):
         more = _toml(case.machine, path)[0].get("engine", {}).get("hooks_dir", [])
         folders += [str(folder) for folder in more if folder not in folders]
     for folder in folders:

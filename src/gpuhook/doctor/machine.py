@@ -130,7 +130,15 @@ class Machine:
             environment = {key: value for key, _, value in pairs}
         argv = tuple(command.rstrip("\0").split("\0"))
         started = self._started(entry)
-        return Process(int(entry), status.st_uid, argv, started, environment, self._seen_by(entry))
+        uid = self._uid(entry, status.st_uid)
+        return Process(int(entry), uid, argv, started, environment, self._seen_by(entry))
+
+    def _uid(self, entry: str, owner: int) -> int:
+        """Return a process' real user; its folder belongs to root where it dumps no core."""
+        for line in (self.text(f"/proc/{entry}/status") or "").splitlines():
+            if line.startswith("Uid:"):
+                return int(line.split()[1])
+        return owner
 
     def _seen_by(self, entry: str) -> "Machine":
         if self._namespace(entry, "mnt") in (self._namespace("self", "mnt"), ""):

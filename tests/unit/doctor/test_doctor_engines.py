@@ -131,6 +131,28 @@ def test_a_dockerd_with_files_of_its_own(tree: Tree, docker: RunDocker) -> None:
     assert "/srv/d.json" in found["docker-registered"][1]
 
 
+def test_a_rootless_dockerd_has_its_files_at_home(tree: Tree, docker: RunDocker) -> None:
+    environ = ["HOME=/home/ann", "XDG_RUNTIME_DIR=/run/user/1000"]
+    tree.process(9, "dockerd", environ=environ, uid=1000)
+    _daemon_json(tree, path="/home/ann/.config/docker/daemon.json")
+    tree.program(GPU_PY)
+    docker({"gpu-py": GPU_PY}, "/run/user/1000/docker.sock")
+    found = _docker(tree)
+    assert found["docker-registered"][0] == found["docker-loaded"][0] == "ok"
+    assert "/home/ann/" in found["docker-registered"][1]
+
+
+def test_our_runtime_under_nvidias_name(tree: Tree, docker: RunDocker) -> None:
+    program = "/usr/local/bin/nvidia-container-runtime"
+    tree.link(program, str(tree.program(GPU_PY)))
+    settings = {"runtimes": {"nvidia": {"path": program}}}
+    tree.write(DAEMON_JSON, json.dumps(settings))
+    tree.process(9, "dockerd")
+    docker({"nvidia": program})
+    found = _docker(tree)
+    assert found["docker-registered"][0] == found["docker-loaded"][0] == "ok"
+
+
 def test_the_socket_that_daemon_json_names(tree: Tree, docker: RunDocker) -> None:
     tree.process(9, "dockerd")
     tree.write(DAEMON_JSON, '{"hosts": ["tcp://x", "unix:///srv/d.sock"]}')
