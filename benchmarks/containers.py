@@ -1,0 +1,144 @@
+"""Lead containers through their whole life with any OCI runtime, and measure how long it takes."""
+
+import itertools
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_CAPABILITIES = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_MKNOD", "CAP_SETGID"]
+_MOUNTS = (
+    ("/proc", "proc", "nosuid noexec nodev"),
+    ("/dev", "tmpfs", "nosuid strictatime mode=755 size=65536k"),
+    ("/dev/pts", "devpts", "nosuid noexec newinstance ptmxmode=0666 mode=0620"),
+    ("/dev/shm", "tmpfs", "nosuid noexec nodev mode=1777 size=65536k"),
+    ("/sys", "sysfs", "nosuid noexec nodev ro"),
+)
+_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Container:
+    """What one kind of container asks for, and how it is started."""
+
+    runtime: str
+    environ: tuple[str, ...] = ()
+    config: str = ""
+    hook: str = ""
+
+
+@dataclass(frozen=True)
+class Life:
+    """Seconds that the parts of one container's life took."""
+
+    create: float
+    start: float
+    delete: float
+
+    @property
+    def whole(self) -> float:
+        """From before create to after delete, with the program's own run in it."""
+        return self.create + self.start + self.delete
+
+
+class Bundle:
+    """A bundle on an overlay of its own, used for one container."""
+
+    def __init__(self, folder: Path, lower: Path) -> None:
+        self.folder = folder
+        self.lower = lower
+        self.root = folder / "rootfs"
+
+    def set_up(self, container: Container) -> None:
+        """Make the root filesystem and config.json as an engine would have them."""
+        for name in ("rootfs", "upper", "work"):
+            (self.folder / name).mkdir(parents=True)
+        layers = f"lowerdir={self.lower},upperdir={self.folder}/upper,workdir={self.folder}/work"
+        subprocess.run(["mount", "-t", "overlay", "-o", layers, "none", self.root], check=True)
+        (self.folder / "config.json").write_text(json.dumps(self._spec(container)))
+
+    def tear_down(self) -> None:
+        """Unmount and delete everything."""
+        subprocess.run(["umount", self.root], check=True)
+        shutil.rmtree(self.folder)
+
+    def _spec(self, container: Container) -> dict[str, Any]:
+        sets = ("bounding", "effective", "permitted")
+        spec: dict[str, Any] = {
+            "ociVersion": "1.0.2",
+            "process": {
+                "user": {"uid": 0, "gid": 0},
+                "args": ["true"],
+                "env": [_PATH, *container.environ],
+                "cwd": "/",
+                "capabilities": {name: list(_CAPABILITIES) for name in sets},
+                "noNewPrivileges": True,
+            },
+            "root": {"path": str(self.root), "readonly": False},
+            "hostname": "container",
+            "mounts": [
+                {"destination": point, "type": kind, "source": kind, "options": options.split()}
+                for point, kind, options in _MOUNTS
+            ],
+            "linux": {
+                "cgroupsPath": f"/gpuhook-benchmark/{self.folder.name}",
+                "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+                "namespaces": [
+                    {"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")
+                ],
+                "maskedPaths": ["/proc/kcore", "/proc/keys", "/sys/firmware"],
+                "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"],
+            },
+        }
+        if container.hook:
+            spec["hooks"] = {"prestart": [{"path": container.hook}]}
+        return spec
+
+
+def live(container: Container, folder: Path, lower: Path) -> Life:
+    """Start a container that ends at once, from create to delete; RuntimeError if it fails."""
+    bundle = Bundle(folder, lower)
+    bundle.set_up(container)
+    name = f"gpuhook-benchmark-{uuid.uuid4().hex[:12]}"
+    environ = {**os.environ, **({"GPUHOOK_CONFIG": container.config} if container.config else {})}
+    pid_file = folder / "pid"
+    create = ["create", "--bundle", str(folder), "--pid-file", str(pid_file), name]
+    try:
+        moments = [time.perf_counter()]
+        _call(container, create, environ, folder)
+        moments.append(time.perf_counter())
+        process = os.pidfd_open(int(pid_file.read_text()))
+        _call(container, ["start", name], environ, folder)
+        select.select([process], [], [])
+        os.close(process)
+        moments.append(time.perf_counter())
+        _call(container, ["delete", name], environ, folder)
+        moments.append(time.perf_counter())
+    finally:
+        subprocess.run(["runc", "delete", "--force", name], stderr=subprocess.DEVNULL, check=False)
+        bundle.tear_down()
+    return Life(*(after - before for before, after in itertools.pairwise(moments)))
+
+
+def _call(
+    container: Container, words: Sequence[str], environ: dict[str, str], folder: Path
+) -> None:
+    with (folder / "output").open("w+") as output:
+        done = subprocess.run(
+            [container.runtime, *words],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            check=False,
+        )
+        if done.returncode != 0:
+            output.seek(0)
+            raise RuntimeError(f"{container.runtime} {words[0]} failed: {output.read().strip()}")

@@ -1,0 +1,73 @@
+"""A machine to measure on: a mount namespace of our own, simulated drivers, a root filesystem."""
+
+import ctypes
+import os
+import subprocess
+from pathlib import Path
+
+_REPOSITORY = Path(__file__).parents[1]
+_CLONE_NEWNS = 0x00020000  # include/uapi/linux/sched.h
+
+
+class Machine:
+    """Where everything lies: the installed gpuhook, the root filesystem, the drivers."""
+
+    def __init__(self, folder: Path, runtime: str) -> None:
+        self.folder = folder
+        self.runtime = runtime
+        self.bin = Path(runtime).parent
+        self.lower = folder / "root"
+        beside = self.bin / "python3"
+        self.python = str(beside) if beside.exists() else "/usr/bin/python3"
+
+    def build(self) -> None:
+        """Build the root filesystem that all containers share."""
+        run(str(_REPOSITORY / "scripts/lib/rootfs"), "debian", str(self.lower))
+
+    def driver(self, init_seconds: float) -> str:
+        """Build a simulated driver with 8 GPUs whose NVML takes so long to start."""
+        root = self.folder / f"driver-{init_seconds:g}"
+        if not root.exists():
+            command = [str(self.bin / "gpuhook"), "simulate", str(root), "--gpus=8"]
+            run(*command, f"--init-seconds={init_seconds:g}")
+        return str(root)
+
+    def config(self, init_seconds: float = 0.0, *, mode: str = "hook", helper: bool = True) -> Path:
+        """Write a config.toml, older than anything that is saved about it."""
+        path = self.folder / f"{mode}-{init_seconds:g}-{helper}" / "config.toml"
+        if not path.exists():
+            path.parent.mkdir()
+            path.write_text(
+                f'[nvidia-container-cli]\nroot = "{self.driver(init_seconds)}"\n'
+                f'load-kmods = false\n[nvidia-container-runtime]\nmode = "{mode}"\n'
+                f"[gpuhook]\nhelper = {str(helper).lower()}\n"
+                f'state-dir = "{path.parent}/state"\n'
+            )
+            for each in (path, path.parent):
+                os.utime(each, (1, 1))
+        return path
+
+    def forget(self, config: str) -> None:
+        """Delete the saved inventory."""
+        for file in (Path(config).parent / "state").glob("inventory-*"):
+            file.unlink()
+
+
+def installed() -> str:
+    """Install this tree with pip into an environment of its own; return its gpu-py."""
+    return run(str(_REPOSITORY / "scripts/lib/installed")) + "/bin/gpu-py"
+
+
+def isolate() -> None:
+    """Move into a mount namespace with a /run of its own: nothing of this machine is touched."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNS) failed; run this as root")
+    run("mount", "--make-rprivate", "/")
+    run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+
+
+def run(*words: str) -> str:
+    """Run a program that must succeed; return what it printed, without the last newline."""
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True)
+    return done.stdout.strip()
