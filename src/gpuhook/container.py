@@ -57,7 +57,7 @@ class Container(Rootfs):
         self.process = process
         self.journal = journal
         self.skipped: list[str] = []
-        self._owner = owner
+        self.owner = owner
         self._places: dict[str, int] = {}
         self._held: list[int] = []
         self._attached: dict[str, int] = {}
@@ -119,7 +119,7 @@ class Container(Rootfs):
             self._refuse_volume(parent, name)
         held = os.dup(parent)
         self._held.append(held)
-        _make(self._owner, kernel.create_folder, held, name)
+        _make(self.owner, kernel.create_folder, held, name)
         self.journal.record(lambda: kernel.remove_folder(held, name))
         self._give(held, name)
         return enter(held, name)
@@ -168,7 +168,7 @@ class Container(Rootfs):
         if folder:
             return self._enter_or_make(parent, name)
         self._refuse_volume(parent, name)
-        fd = _make(self._owner, kernel.create_file, parent, name, 0o644)
+        fd = _make(self.owner, kernel.create_file, parent, name, 0o644)
         try:
             made = os.fstat(fd)
             self.journal.record(lambda: _remove_same(parent, name, made))
@@ -212,13 +212,13 @@ class Container(Rootfs):
         if not needed and not self._verdict(parent).own:
             return
         self._refuse_volume(parent, name)
-        _make(self._owner, kernel.create_link, parent, name, target)
+        _make(self.owner, kernel.create_link, parent, name, target)
         self.journal.record(lambda: _remove_link(parent, name, target))
         self._give(parent, name)
 
     def _replace_link(self, parent: int, name: str, target: str, old: str) -> None:
         was = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        _put_link(parent, name, target, self._owner)
+        _put_link(parent, name, target, self.owner)
         owner = (was.st_uid, was.st_gid)
         self.journal.record(lambda: _put_link(parent, name, old, owner))
 
@@ -239,8 +239,8 @@ class Container(Rootfs):
             os.close(place)
 
     def _give(self, parent: int, name: str) -> None:
-        if self._owner != (0, 0):
-            kernel.change_owner(parent, name, self._owner)
+        if self.owner != (0, 0):
+            kernel.change_owner(parent, name, self.owner)
 
     # Files -------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class Container(Rootfs):
     def _replace(self, parent: int, name: str, data: bytes, mode: int) -> None:
         old = _remember(parent, name)
         label = old.label if old else None
-        _put_file(parent, name, data, mode, self._owner, label)
+        _put_file(parent, name, data, mode, self.owner, label)
         if old is None:
             self.journal.record(lambda: kernel.remove_file(parent, name))
         else:
@@ -293,7 +293,7 @@ class Container(Rootfs):
             raise _shared(path)
         tmpfs = kernel.new_tmpfs({"mode": "0755", "size": f"{len(data) + (1 << 20)}"}, 0)
         try:
-            _put_file(tmpfs, "file", data, mode, self._owner, None)
+            _put_file(tmpfs, "file", data, mode, self.owner, None)
             kernel.attach_mount(tmpfs, self._fd, path)
             try:
                 fd = os.open("file", _LINK_FLAGS, dir_fd=tmpfs)

@@ -28,7 +28,7 @@ EM_AARCH64 = 183
 EM_RISCV = 243
 
 # Segment types, dynamic tags, section types and the section number that means "look elsewhere".
-PT_LOAD, PT_DYNAMIC = 1, 2
+PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
 DT_NULL, DT_NEEDED, DT_STRTAB, DT_STRSZ, DT_SONAME = 0, 1, 5, 10, 14
 SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
@@ -105,6 +105,14 @@ def note(source: int | bytes, name: bytes, owner: bytes, path: str = "library") 
             return content[start:end]
         at = end + 3 & ~3
     return None
+
+
+def wants_loader(source: int | bytes, path: str = "program") -> bool:
+    """Tell whether a program is started by a dynamic loader: not if it is static.
+
+    ``path`` is only for messages. Raises ElfError for anything that is not an ELF file.
+    """
+    return any(segment[0] == PT_INTERP for segment in _Elf(source, path).segments())
 
 
 class _Elf:

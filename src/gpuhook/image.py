@@ -38,13 +38,20 @@ class CudaCompat:
 
 
 class Image:
-    """The facts about an image that a plan depends on."""
+    """The facts about an image that a plan depends on.
 
-    __slots__ = ("compat", "layout")
+    ``ldconfig`` is the host's program that may make a cache where the image's own is
+    damaged, "" if none may.
+    """
 
-    def __init__(self, folders: layout.Layout, compat: CudaCompat | None = None) -> None:
+    __slots__ = ("compat", "layout", "ldconfig")
+
+    def __init__(
+        self, folders: layout.Layout, compat: CudaCompat | None = None, ldconfig: str = ""
+    ) -> None:
         self.layout = folders
         self.compat = compat
+        self.ldconfig = ldconfig
 
 
 def same(one: Image, other: Image) -> bool:
@@ -69,7 +76,8 @@ def unknown() -> Image:
 def look(root: "Rootfs", config: "Config") -> Image:
     """Look at an image through its confined root."""
     compat = _compat(root) if cuda_compat.wanted(config) else None
-    return Image(layout.of_image(root), compat)
+    ldconfig = config.host_ldconfig() if config.ldconfig_fallback else ""
+    return Image(layout.of_image(root), compat, ldconfig)
 
 
 def _compat(root: "Rootfs") -> CudaCompat | None:

@@ -12,7 +12,7 @@ import stat
 
 from gpuhook import kernel, ldcache, procfs_params
 from gpuhook.container import Container, write_all
-from gpuhook.errors import InjectError, VolumeError
+from gpuhook.errors import InjectError, LdCacheError, VolumeError
 from gpuhook.journal import Journal
 
 TYPE_CHECKING = False
@@ -359,17 +359,36 @@ class UpdateLdCache(Operation):
 
     ``libraries`` are (SONAME, absolute path in the container, cache flags) in order of
     precedence. Always the last step: it is whole or not at all, and nothing after it can fail.
+    Where the image's cache is damaged, ``ldconfig``, a program of the host, makes one; LdCacheError
+    without it.
     """
 
     kind = "ldcache"
 
-    def __init__(self, libraries: tuple[tuple[str, str, int], ...], reason: str) -> None:
+    def __init__(
+        self, libraries: tuple[tuple[str, str, int], ...], reason: str, ldconfig: str = ""
+    ) -> None:
         super().__init__(reason)
         self.libraries = libraries
+        self._ldconfig = ldconfig
+        self._program = -1
 
     def describe(self) -> str:
         """Say how many libraries enter the cache."""
         return f"add {len(self.libraries)} libraries to {LD_CACHE}"
+
+    def prepare(self, host: "Rootfs") -> None:  # noqa: ARG002 - not the driver root's program
+        """Copy the host's ldconfig, which can't be seen from the container's namespace."""
+        if self._ldconfig:
+            from gpuhook import ldconfig_fallback  # noqa: PLC0415 - hardly anybody has it on
+
+            self._program = ldconfig_fallback.load(self._ldconfig)
+
+    def close(self) -> None:
+        """Let go of the copy."""
+        if self._program >= 0:
+            os.close(self._program)
+            self._program = -1
 
     def execute(self, container: Container) -> None:
         """Merge and replace the file; an equal one is left as it is."""
@@ -378,9 +397,20 @@ class UpdateLdCache(Operation):
             # Without a cache the loader looks in its default folders, where the libraries are.
             container.skipped.append(f"{LD_CACHE}: it would have to be made in a volume")
             return
-        new = ldcache.merge(old, self.libraries, LD_CACHE)
+        try:
+            new = ldcache.merge(old, self.libraries, LD_CACHE)
+        except LdCacheError:
+            if self._program < 0:
+                raise
+            new = self._rebuild(container)
         if new != old:
             container.replace_file(LD_CACHE, new, 0o644)
+
+    def _rebuild(self, container: Container) -> bytes:
+        from gpuhook import ldconfig_fallback  # noqa: PLC0415 - as in prepare
+
+        made = ldconfig_fallback.build(self._program, container)
+        return ldcache.merge(made, self.libraries, "the cache that the host's ldconfig made")
 
     def to_json(self) -> "dict[str, Any]":
         """Add the file and the libraries' names."""

@@ -97,7 +97,7 @@ def make_plan(
         reason = f"CUDA {compat.version} of the image is newer than the driver's"
         operations.append(WriteFile(COMPAT_CONFIG, compat.folder + "\n", 0o644, reason))
     if libraries and image.layout.uses_cache:
-        operations.append(_ld_cache(libraries, compat))
+        operations.append(_ld_cache(libraries, compat, image.ldconfig))
     return Plan(operations)
 
 
@@ -225,7 +225,7 @@ def _compat(request: "Request", inventory: "Inventory", image: "Image") -> "Cuda
 
 
 def _ld_cache(
-    libraries: "list[tuple[DriverFile, str]]", compat: "CudaCompat | None"
+    libraries: "list[tuple[DriverFile, str]]", compat: "CudaCompat | None", ldconfig: str
 ) -> UpdateLdCache:
     machine = os.uname().machine
     entries = []
@@ -238,7 +238,7 @@ def _ld_cache(
             names = [(file.target, file.soname) for file in files]
             extra = [link for link, _, _ in _extra_links(files)]
             entries += sonames.cache_entries(folder, names, flags, extra)
-    return UpdateLdCache(tuple(entries), "driver libraries")
+    return UpdateLdCache(tuple(entries), "driver libraries", ldconfig)
 
 
 def _proc(request: "Request", inventory: "Inventory", selection: "Selection") -> MaskProc:

@@ -35,6 +35,7 @@ class Config:
         "ignored",
         "ldcache",
         "ldconfig",
+        "ldconfig_fallback",
         "library_search_paths",
         "load_kmods",
         "log_level",
@@ -66,6 +67,7 @@ class Config:
         ignored: tuple[tuple[str, str], ...]
         ldcache: str
         ldconfig: str
+        ldconfig_fallback: bool
         library_search_paths: tuple[str, ...]
         load_kmods: bool
         log_level: str
