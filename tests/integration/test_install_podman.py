@@ -74,6 +74,26 @@ def test_runtime_by_name(gpuhook: Installer, storage: Podman, driver: Driver) ->
     named.run(DEBIAN, "true").failed()
 
 
+def test_containers_that_need_the_runtime_are_named(
+    gpuhook: Installer, storage: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = tmp_path / "storage.conf"
+    folders = f'graphroot = "{storage.folder}/root"\nrunroot = "{storage.folder}/run"\n'
+    conf.write_text(f'[storage]\ndriver = "overlay"\n{folders}')
+    gpuhook("install").ok()
+    named = dataclasses.replace(storage, runtime=Path("gpu-py"))
+    for engine, name in ((named, "bound"), (storage, "free")):
+        engine.call("create", "--network=none", f"--name={name}", DEBIAN).ok()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("CONTAINERS_STORAGE_CONF", str(conf))
+            done = gpuhook("uninstall", "--dry-run").ok()
+    finally:
+        named.call("rm", "--force", "bound", "free").ok()
+    assert "bound" in done.stderr
+    assert "free" not in done.stderr
+
+
 def test_errors_reach_the_user(gpuhook: Installer, storage: Podman) -> None:
     """podman passes --log only to runtimes that are in its list, where ours now is."""
     gpuhook("install").ok()

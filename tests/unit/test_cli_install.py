@@ -145,6 +145,19 @@ def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
         CliRunner().invoke(cli, [*words, "--runtime-path=gpu-py"], catch_exceptions=False)
 
 
+@pytest.mark.parametrize("name", ["", "-x", "a/b", 'a"b', "a b", "x" * 64, "ä"])
+def test_a_name_that_no_engine_understands(system: Path, name: str) -> None:
+    with pytest.raises(EngineError, match="can't be a runtime's name"):
+        call(system, "install", "--engine=docker", f"--runtime-name={name}")
+
+
+def test_reload_says_what_can_only_be_restarted(system: Path) -> None:
+    done = call(system, "install", "--engine=docker", "--engine=containerd", "--reload")
+    assert done.exit_code == 0
+    assert "docker: nothing to reload" in done.stdout
+    assert "containerd: Restart containerd" in done.stdout
+
+
 def configure(*words: str) -> Result:
     return CliRunner().invoke(cli, ["configure", *words], catch_exceptions=False)
 

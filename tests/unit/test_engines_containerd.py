@@ -184,9 +184,12 @@ def test_wrong_values_are_refused(tmp_path: Path, text: str) -> None:
         answer(ask_for(config), None)
 
 
-def test_a_reload_is_refused() -> None:
-    with pytest.raises(EngineError, match="restart it"):
-        Containerd().reload("/etc/containerd/config.toml")
+def test_a_containerd_that_only_docker_uses_is_left_out_of_all(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('disabled_plugins = ["cri"]\n')
+    assert not Containerd().is_present(ask_for(config))
+    config.write_text("version = 2\n")
+    assert Containerd().is_present(ask_for(config))
 
 
 def test_running_containers_are_found_by_their_binary(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """What install, uninstall and configure share: where things are, and how results are told."""
 
 import os
+import re
 import shutil
 import sys
 
 import click
 
-from gpuhook.engines import DEFAULT_STATE
+from gpuhook.engines import DEFAULT_STATE, ENGINES
 from gpuhook.engines.installer import Outcome
 from gpuhook.errors import EngineError
+from gpuhook.quoting import shown
 
 ALL = "all"
 
@@ -58,6 +60,25 @@ def checked_program(path: str, prefix: str) -> str:
             f"{path} is no program that can be started", "Check the path, or reinstall gpuhook"
         )
     return path
+
+
+def check_name(name: str) -> None:
+    """Raise EngineError for a runtime's name that not every engine understands."""
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) is None:
+        raise EngineError(
+            f"{shown(name)} can't be a runtime's name",
+            "Use letters, digits, dots, dashes and underscores, at most 63",
+        )
+
+
+def reload(engine: str, config: str) -> bool:
+    """Have the engine's daemons read a file again and say so; False if they can't."""
+    pids = ENGINES[engine].reload(config)
+    if pids is None:
+        return False
+    words = " ".join(str(pid) for pid in pids)
+    click.echo(f"{engine}: " + (f"reloaded {words}" if pids else "nothing to reload"))
+    return True
 
 
 def tell(outcomes: list[Outcome], *, dry_run: bool) -> None:

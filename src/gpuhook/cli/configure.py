@@ -56,6 +56,7 @@ def configure(
         hook = hook_path or shared.our_program("gpuhook-prestart")
         _write_hook(oci_hook_path, shared.checked_program(hook, ""), state, dry_run=dry_run)
         return
+    shared.check_name(runtime_name)
     program = shared.checked_program(runtime_path or shared.our_program("gpu-py"), "")
     ask = Ask(
         runtimes=((runtime_name, program),),

@@ -78,9 +78,7 @@ def _tell_answer(name: str, answer: Answer, job: Job) -> None:
         shared.warn(warning)
     if job.dry_run:
         return
-    if job.reload:
-        pids = ENGINES[name].reload(answer.targets[0].config)
-        click.echo(f"{name}: " + (f"reloaded {_words(pids)}" if pids else "nothing to reload"))
+    if job.reload and shared.reload(name, answer.targets[0].config):
         return
     for line in answer.afterwards:
         click.echo(f"{name}: {line}")
@@ -89,10 +87,6 @@ def _tell_answer(name: str, answer: Answer, job: Job) -> None:
             "docker: For --gpus, restart Docker, which looks for "
             "nvidia-container-runtime-hook only at its start: systemctl restart docker"
         )
-
-
-def _words(pids: list[int]) -> str:
-    return " ".join(str(pid) for pid in pids)
 
 
 @click.command()
@@ -138,6 +132,7 @@ def install(
     """
     if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
+    shared.check_name(runtime_name)
     program = shared.checked_program(runtime_path or shared.our_program("gpu-py"), prefix)
     ask = Ask(
         runtimes=((runtime_name, program),),

@@ -98,8 +98,6 @@ def _tell_afterwards(records: list[Record], reload: bool) -> None:
     for engine, config in dict.fromkeys((record.engine, record.config) for record in records):
         advice = ENGINES[engine].afterwards()
         if reload:
-            pids = ENGINES[engine].reload(config)
-            words = " ".join(str(pid) for pid in pids)
-            click.echo(f"{engine}: " + (f"reloaded {words}" if pids else "nothing to reload"))
+            shared.reload(engine, config)
         if advice:
             click.echo(f"{engine}: {advice}")

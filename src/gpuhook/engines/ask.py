@@ -77,8 +77,11 @@ class Engine(Protocol):
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the containers that were made for one of these runtimes."""
 
-    def reload(self, config: str) -> list[int]:
-        """Have running daemons read ``config`` again; return their process ids."""
+    def reload(self, config: str) -> list[int] | None:
+        """Have running daemons read ``config`` again; return their process ids.
+
+        None: they only read it at their start, and nothing was done.
+        """
 
     def is_present(self, ask: Ask) -> bool:
         """Tell whether the engine seems to be on this machine."""

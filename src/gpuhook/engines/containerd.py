@@ -71,13 +71,9 @@ class Containerd:
         """Return what makes containerd read its configuration."""
         return "Restart containerd: systemctl restart containerd (running containers keep running)"
 
-    def reload(self, config: str) -> list[int]:
-        """Refuse: containerd reads its configuration only at its start."""
+    def reload(self, config: str) -> None:
+        """Do nothing: containerd reads its configuration only at its start."""
         del config
-        raise EngineError(
-            "containerd can't be told to read its configuration again",
-            "Leave --reload out and restart it: systemctl restart containerd",
-        )
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the running containers that use one of the runtimes.
@@ -100,8 +96,9 @@ class Containerd:
         return toml_text.parse(read_text(path) or "", path)
 
     def is_present(self, ask: Ask) -> bool:
-        """Tell whether containerd or its configuration is here."""
-        return bool(shutil.which("containerd")) or os.path.exists(_config(ask))
+        """Tell whether containerd is here, and not for Docker alone, which needs no CRI."""
+        found = bool(shutil.which("containerd")) or os.path.exists(_config(ask))
+        return found and not _disables_cri(self._document(ask))
 
 
 def containerd_version() -> tuple[int, int] | None:
@@ -167,10 +164,14 @@ def _foreign(source: Source, ask: Ask) -> set[str]:
     return {name for name, entry in runtimes.items() if get(entry, binary) not in ours}
 
 
+def _disables_cri(document: Document) -> bool:
+    disabled = document.get("disabled_plugins")
+    return isinstance(disabled, list) and ("cri" in disabled or _CRI[2][1] in disabled)
+
+
 def _warnings(source: Source, ask: Ask) -> list[str]:
     warnings = []
-    disabled = source.document.get("disabled_plugins") or []
-    if {"cri", "io.containerd.grpc.v1.cri"} & set(disabled):
+    if _disables_cri(source.document):
         warnings.append(
             f"{source.path} disables the plugin cri: Kubernetes can't use this containerd "
             "until disabled_plugins no longer names it"

@@ -14,7 +14,6 @@ from gpuhook.engines.ask import DROP_IN_HEADER, Answer, Ask
 from gpuhook.engines.files import read_text
 from gpuhook.engines.merge import Document, get
 from gpuhook.engines.store import Target
-from gpuhook.errors import EngineError
 
 _CONFIG = "/etc/crio/crio.conf"
 _DROP_IN = "crio.conf.d/99-gpuhook.conf"
@@ -51,13 +50,9 @@ class Crio:
         """Return what makes CRI-O read its configuration."""
         return "Restart CRI-O: systemctl restart crio"
 
-    def reload(self, config: str) -> list[int]:
-        """Refuse: not every CRI-O takes a new handler at a reload."""
+    def reload(self, config: str) -> None:
+        """Do nothing: not every CRI-O takes a new handler at a reload."""
         del config
-        raise EngineError(
-            "CRI-O takes a new runtime handler only at its start",
-            "Leave --reload out and restart it: systemctl restart crio",
-        )
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the containers made with one of the handlers.
