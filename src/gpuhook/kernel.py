@@ -3,12 +3,13 @@
 One function per call, numbers and constants named as in the kernel's headers. This module
 and ``rootfs`` are the only ones that change anything in a container.
 
-Hot path: ctypes (2 ms) is imported here because mount calls need it; os and errno are free.
+Hot path: imports clib, because mount calls need it; os and errno are free.
 """
 
-import ctypes
 import errno
 import os
+
+from gpuhook import clib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ LABEL: "Final" = "security.selinux"
 # Flags with which a file is made: never over an existing one, never through a link.
 CREATE_FLAGS: "Final" = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+_libc = clib.Library()
+_libc.syscall.restype = clib.c_long
 
 # How often a look-up is tried again that a rename elsewhere disturbed, openat2(2), EAGAIN.
 _LOOKUP_ATTEMPTS = 1000
@@ -77,39 +78,39 @@ def syscall(number: int, *args: object, path: str = "") -> int:
     Raises OSError with errno, its text (and for ENOSYS and EPERM a hint) and ``path``.
     Source: syscall(2).
     """
-    converted = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
-    result: int = _libc.syscall(ctypes.c_long(number), *converted)
+    converted = [clib.c_long(arg) if isinstance(arg, int) else arg for arg in args]
+    result: int = _libc.syscall(clib.c_long(number), *converted)
     if result < 0:
         raise _os_error(path)
     return result
 
 
 def _os_error(path: str) -> OSError:
-    number = ctypes.get_errno()
+    number = clib.get_errno()
     text = os.strerror(number)
     if number in _HINTS:
         text = f"{text} ({_HINTS[number]})"
     return OSError(number, text, path)
 
 
-class _OpenHow(ctypes.Structure):
+class _OpenHow(clib.Structure):
     """Struct open_how of include/uapi/linux/openat2.h."""
 
     _fields_ = (
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
+        ("flags", clib.c_uint64),
+        ("mode", clib.c_uint64),
+        ("resolve", clib.c_uint64),
     )
 
 
-class _MountAttr(ctypes.Structure):
+class _MountAttr(clib.Structure):
     """Struct mount_attr of include/uapi/linux/mount.h."""
 
     _fields_ = (
-        ("attr_set", ctypes.c_uint64),
-        ("attr_clr", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("userns_fd", ctypes.c_uint64),
+        ("attr_set", clib.c_uint64),
+        ("attr_clr", clib.c_uint64),
+        ("propagation", clib.c_uint64),
+        ("userns_fd", clib.c_uint64),
     )
 
 
@@ -123,7 +124,7 @@ def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> 
     name = os.fsencode(path)
     for attempt in range(_LOOKUP_ATTEMPTS):
         try:
-            return syscall(_OPENAT2, dir_fd, name, ctypes.byref(how), ctypes.sizeof(how), path=path)
+            return syscall(_OPENAT2, dir_fd, name, clib.byref(how), clib.sizeof(how), path=path)
         except BlockingIOError:
             if attempt == _LOOKUP_ATTEMPTS - 1:
                 raise
@@ -143,8 +144,8 @@ def clone_tree(fd: int, path: str) -> int:
 def set_mount_attributes(fd: int, attributes: int, path: str, cleared: int = 0) -> None:
     """Add and clear MOUNT_ATTR_* flags of a mount and make it private, mount_setattr(2)."""
     attr = _MountAttr(attributes, cleared, MS_PRIVATE, 0)
-    size = ctypes.sizeof(attr)
-    syscall(_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, ctypes.byref(attr), size, path=path)
+    size = clib.sizeof(attr)
+    syscall(_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, clib.byref(attr), size, path=path)
 
 
 def attach_mount(mount_fd: int, target_fd: int, path: str) -> None:
