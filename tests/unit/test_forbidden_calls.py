@@ -1,0 +1,152 @@
+"""No module that handles an image reaches it by a path: each forbidden call names its reason.
+
+A path that was resolved a moment ago can mean something else when it is used: that is the
+class of CVE-2024-0132, CVE-2024-0133, CVE-2024-0134, CVE-2025-23359 and CVE-2025-23267.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import gpuhook
+
+SOURCE = Path(gpuhook.__file__).parent
+
+# Call -> why not. A dir_fd argument makes those that take one act on a held folder.
+FORBIDDEN = {
+    "open": "CVE-2024-0133: open(path) follows links out of the image; use Rootfs.open_file",
+    "os.open": "CVE-2024-0133: use Rootfs.open, or a descriptor of the folder as dir_fd",
+    "os.mkdir": "CVE-2024-0134: use Container.mount_point",
+    "os.makedirs": "CVE-2024-0134: use Container.mount_point",
+    "os.symlink": "CVE-2024-0134: use Container.make_link",
+    "os.link": "CVE-2024-0134: nothing needs it",
+    "os.rename": "CVE-2024-0134: use Container.replace_file",
+    "os.replace": "CVE-2024-0134: use Container.replace_file",
+    "os.unlink": "CVE-2025-23267: the journal removes what we made, and nothing else",
+    "os.remove": "CVE-2025-23267: the journal removes what we made, and nothing else",
+    "os.rmdir": "CVE-2025-23267: the journal removes what we made, and nothing else",
+    "os.chmod": "the peer's chmod hook followed links; use kernel.set_mode on a descriptor",
+    "os.chown": "as os.chmod; use kernel.change_owner",
+    "os.truncate": "CVE-2025-23267: use Container.replace_file",
+    "os.mknod": "device nodes are mounted from the driver root, never made",
+    "os.listdir": "CVE-2024-0132: use Rootfs.list_folder",
+    "os.scandir": "CVE-2024-0132: use Rootfs.list_folder",
+    "os.walk": "CVE-2024-0132: use Rootfs.list_folder",
+    "os.stat": "CVE-2024-0132: use Rootfs.stat, or a descriptor of the folder as dir_fd",
+    "os.lstat": "CVE-2024-0132: use Rootfs.stat",
+    "os.readlink": "CVE-2024-0132: use rootfs.read_link",
+    "os.access": "CVE-2024-0132: a check before the use; use Rootfs.exists",
+    "os.chroot": "the root's own programs and links would be ours",
+    "os.chdir": "the working folder would be the image's (CVE-2025-23266)",
+    "os.path.realpath": "CVE-2024-0132: resolves first, to be used later",
+    "os.path.exists": "CVE-2024-0132: a check before the use; use Rootfs.exists",
+    "os.path.isfile": "CVE-2024-0132: a check before the use; use Rootfs.stat",
+    "os.path.isdir": "CVE-2024-0132: a check before the use; use Rootfs.stat",
+    "os.path.islink": "CVE-2024-0132: a check before the use; use rootfs.read_link",
+    "os.system": "CVE-2024-0136: no program runs where the image could reach it",
+    "os.execve": "CVE-2024-0136: no program runs where the image could reach it",
+    "os.posix_spawn": "CVE-2024-0136: no program runs where the image could reach it",
+}
+FORBIDDEN_MODULES = {
+    "shutil": "CVE-2024-0134: works on paths",
+    "subprocess": "CVE-2024-0136: no program runs where the image could reach it",
+    "pathlib": "CVE-2024-0134: works on paths",
+    "tempfile": "CVE-2024-0134: works on paths",
+    "glob": "CVE-2024-0132: follows links out of the image",
+}
+
+# (module, function, call) -> why it is no path of an image.
+ALLOWED = {
+    ("rootfs", "__init__" , "os.open"): "the root itself, named by whoever made the container",
+    ("rootfs", "reopen", "os.open"): "our own descriptor, through /proc/self/fd",
+    ("rootfs", "real_path", "os.readlink"): "our own descriptor, through /proc/self/fd",
+    ("rootfs", "list_folder", "os.listdir"): "a descriptor",
+    ("mounts", "mount_id", "os.open"): "our own descriptor, through /proc/self/fdinfo",
+    ("mounts", "__init__", "os.open"): "our own mount table",
+    ("inject", "_open_container", "os.open"): "/proc/PID, opened once",
+    ("inject", "_refuse_host_root", "os.stat"): "the host's own root",
+    ("inject", "_refuse_host_namespace", "os.stat"): "our own namespace",
+    ("inject", "container_owner", "os.stat"): "our own namespace",
+}  # fmt: skip
+
+
+def handling_images() -> list[Path]:
+    """Return the modules that hold a Rootfs or a Container, by what they import."""
+    words = ("gpuhook.rootfs", "gpuhook.container ", "gpuhook.operations")
+    found = [SOURCE / "mounts.py", SOURCE / "rootfs.py"]
+    for path in sorted(SOURCE.glob("*.py")):
+        text = path.read_text()
+        if any(f"from {word.strip()} import" in text for word in words):
+            found.append(path)
+    return found
+
+
+# Modules that hold a Rootfs of the host or of the driver, or change nothing in an image.
+OF_THE_HOST = {
+    "discover": "looks at the driver root",
+    "driver_files": "looks at the driver root",
+    "feature_files": "looks at the driver root",
+    "graphics_files": "looks at the driver root",
+    "containers": "reads, for gpuhook list",
+    "kernel_modules": "runs in the driver root",
+    "ldconfig_fallback": "runs the host's ldconfig, sealed, in namespaces of its own",
+    "runtime_shim": "looks for low-level runtimes on the host",
+    "repair": "reads, for gpuhook repair",
+}
+
+
+def calls(tree: ast.Module) -> Iterator[tuple[str, str, ast.Call]]:
+    """Yield (function around it, name, call) of every call by a plain or dotted name."""
+
+    def visit(node: ast.AST, function: str) -> Iterator[tuple[str, str, ast.Call]]:
+        if isinstance(node, ast.FunctionDef):
+            function = node.name
+        if isinstance(node, ast.Call):
+            yield function, ast.unparse(node.func), node
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, function)
+
+    yield from visit(tree, "")
+
+
+def violations(module: str, text: str) -> list[str]:
+    """Return what a module does that it must not, with the reason."""
+    tree = ast.parse(text)
+    found = []
+    for function, name, call in calls(tree):
+        held = any(keyword.arg in ("dir_fd", "src_dir_fd") for keyword in call.keywords)
+        if name in FORBIDDEN and not held and (module, function, name) not in ALLOWED:
+            found.append(f"{module}.{function}: {name}: {FORBIDDEN[name]}")
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        found += [f"{module}: {name}: {FORBIDDEN_MODULES[name]}" for name in names
+                  if name in FORBIDDEN_MODULES]  # fmt: skip
+    return found
+
+
+def test_images_are_reached_through_descriptors_alone() -> None:
+    modules = [path for path in handling_images() if path.stem not in OF_THE_HOST]
+    assert {"container", "operations", "inject", "image", "layout"} <= {
+        path.stem for path in modules
+    }
+    found = [each for path in modules for each in violations(path.stem, path.read_text())]
+    assert found == []
+
+
+def test_every_exception_is_still_needed() -> None:
+    used = set()
+    for path in handling_images():
+        for function, name, _ in calls(ast.parse(path.read_text())):
+            used.add((path.stem, function, name))
+    assert set(ALLOWED) - used == set()
+    assert {path.stem for path in handling_images()} >= set(OF_THE_HOST)
+
+
+def test_what_it_catches() -> None:
+    assert violations("x", "import os\nos.open('/a', 0)\n")
+    assert violations("x", "def f():\n    open('/a')\n")
+    assert violations("x", "from shutil import copy\n")
+    assert violations("x", "import os\nos.path.realpath('/a')\n")
+    assert not violations("x", "import os\nos.open('a', 0, dir_fd=3)\n")
