@@ -205,6 +205,14 @@ def test_configure_writes_a_hook_file(tmp_path: Path) -> None:
     assert hook["stages"] == ["prestart"]
 
 
+def test_configure_is_found_where_nvidia_has_it(tmp_path: Path) -> None:
+    words = ["--runtime=docker", f"--config={tmp_path}/daemon.json", "--runtime-path=/bin/true"]
+    words += [f"--state-dir={tmp_path}/state"]
+    done = CliRunner().invoke(cli, ["runtime", "configure", *words], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "gpu-py" in (tmp_path / "daemon.json").read_text()
+
+
 def test_configure_has_nvidia_s_spelling_of_options(tmp_path: Path) -> None:
     config = tmp_path / "daemon.json"
     words = ["--runtime=docker", f"--config={config}", f"--state-dir={tmp_path}/state"]

@@ -21,6 +21,7 @@ _COMMANDS = {
     "repair": ("gpuhook.cli.repair", "Give back GPUs to running containers that lost them."),
     "refresh": ("gpuhook.cli.refresh", "Save what the machine has, ahead of container starts."),
     "uninstall": ("gpuhook.cli.uninstall", "Take back what install did."),
+    "runtime": ("gpuhook.cli.runtime", "Hold configure, as nvidia-ctk does."),
     "simulate": ("gpuhook.cli.simulate", "Build a simulated driver with GPUs that don't exist."),
 }
 
