@@ -63,10 +63,9 @@ def crio(case: Case) -> Iterator[Finding]:
 
 def _imports(machine: Machine, path: str) -> list[str]:
     """Return the files that containerd's configuration imports."""
-    patterns = _toml(machine, path)[0].get("imports", [])
     found: list[str] = []
-    for pattern in patterns if isinstance(patterns, list) else []:
-        absolute = os.path.join(os.path.dirname(path), str(pattern))
+    for pattern in _strings(_toml(machine, path)[0].get("imports")):
+        absolute = os.path.join(os.path.dirname(path), pattern)
         found += [name for name in machine.glob(absolute) if name != path]
     return found
 
@@ -77,6 +76,17 @@ def _toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
         return tomllib.loads(machine.text(path) or ""), ""
     except tomllib.TOMLDecodeError as error:
         return {}, str(error)
+
+
+def _table(table: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a table's table, an empty one where there is something else."""
+    value = table.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _strings(value: object) -> list[str]:
+    """Return the strings in a list, none where there is something else."""
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def _programs(value: object, name: str = "") -> Iterator[tuple[str, str]]:
@@ -142,9 +152,9 @@ def podman(case: Case) -> Iterator[Finding]:
     found = [finding for finding in hooks if finding.status == "ok"]
     yield from hooks
     for path in _podman_files(case):
-        runtimes = _toml(case.machine, path)[0].get("engine", {}).get("runtimes", {})
-        for name, programs in runtimes.items() if isinstance(runtimes, dict) else ():
-            if any(is_gpu_py(case.machine, str(program)) for program in programs):
+        runtimes = _table(_table(_toml(case.machine, path)[0], "engine"), "runtimes")
+        for name, programs in runtimes.items():
+            if any(is_gpu_py(case.machine, program) for program in _strings(programs)):
                 found.append(ok("podman-runtime", f"{path} registers the runtime {name}"))
                 yield found[-1]
     if not found and not hooks:
@@ -167,8 +177,8 @@ def _podman_files(case: Case) -> list[str]:
 def _podman_hooks(case: Case) -> Iterator[Finding]:
     folders = list(_HOOK_FOLDERS)
     for path in _podman_files(case):
-        more = _toml(case.machine, path)[0].get("engine", {}).get("hooks_dir", [])
-        folders += [str(folder) for folder in more if folder not in folders]
+        more = _strings(_table(_toml(case.machine, path)[0], "engine").get("hooks_dir"))
+        folders += [folder for folder in more if folder not in folders]
     for folder in folders:
         for name in case.machine.names(folder):
             if name.endswith(".json"):
