@@ -1,0 +1,168 @@
+"""A container that ends or isn't one, an old kernel, a hook in the wrong place: said clearly."""
+
+import ctypes
+import os
+import signal
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness.sandbox import Sandbox, contents, in_child, mount, sandbox, unshare_mounts
+from harness.snapshot import mount_table
+
+from gpuhook import inject as injection
+from gpuhook.errors import GpuhookError, InjectError
+from gpuhook.operations import FILE_OPTIONS, BindFile
+from gpuhook.plan import Plan
+from gpuhook.rootfs import Rootfs
+
+OPEN_TREE, MOVE_MOUNT, OPENAT2, MOUNT_SETATTR = 428, 429, 437, 442  # asm-generic/unistd.h
+ENOSYS, EPERM = 38, 1
+
+
+@pytest.fixture
+def driver(tmp_path: Path, workspace: Path) -> Path:
+    root = tmp_path / "driver"
+    root.mkdir()
+    (root / "library").write_text("the driver's")
+    return root
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    root = tmp_path / "rootfs"
+    (root / "dev").mkdir(parents=True)
+    return root
+
+
+def plan(driver: Path) -> Plan:
+    return Plan([BindFile(str(driver), "/library", "/usr/lib/library", FILE_OPTIONS, "test")])
+
+
+def refuse_call(number: int, error: int) -> Callable[[], None]:
+    """Return what makes the kernel refuse a call, as an old one or a seccomp profile does."""
+
+    def work() -> None:
+        # Load the call's number; if it is that one, return the error, else allow it.
+        program = b"".join(
+            struct.pack("=HBBI", *code)
+            for code in (
+                (0x20, 0, 0, 0),
+                (0x15, 0, 1, number),
+                (0x06, 0, 0, 0x00050000 | error),
+                (0x06, 0, 0, 0x7FFF0000),
+            )
+        )
+        buffer = ctypes.create_string_buffer(program, len(program))
+        header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+        assert libc.prctl(22, 2, ctypes.c_char_p(header), 0, 0) == 0  # PR_SET_SECCOMP
+
+    return work
+
+
+@pytest.mark.parametrize("call", [OPEN_TREE, MOVE_MOUNT, OPENAT2, MOUNT_SETATTR])
+@pytest.mark.parametrize(("error", "words"), [(ENOSYS, "5.12"), (EPERM, "CAP_SYS_ADMIN")])
+def test_a_kernel_that_refuses_a_call(
+    driver: Path, image: Path, call: int, error: int, words: str
+) -> None:
+    before = contents(image), mount_table()
+    with sandbox(image) as box:
+        with pytest.raises(InjectError) as caught:
+            box.inject(plan(driver).operations, driver, refuse_call(call, error))
+        assert words in str(caught.value)
+    assert (contents(image), mount_table()) == before
+
+
+def test_an_old_kernel_can_still_be_looked_at(driver: Path) -> None:
+    def work() -> bytes | None:
+        refuse_call(OPENAT2, ENOSYS)()
+        with Rootfs(str(driver)) as root:
+            return root.read_file("/library", 100)
+
+    assert in_child(work) == b"the driver's"
+
+
+def dying(box: Sandbox, driver: Path) -> None:
+    """End the container after it was opened and before it is entered."""
+    with (
+        Rootfs(str(driver)) as host,
+        injection.open_container(box.pid, str(box.root)) as container,
+    ):
+        made = plan(driver)
+        injection.prepare(made, host)
+        os.kill(box.pid, signal.SIGKILL)
+        while _lives(box.pid):
+            pass
+        injection.apply(made, container)
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_container_that_ends_meanwhile(driver: Path, image: Path) -> None:
+    """Its process id may belong to another process by then, which must not be touched."""
+    before = contents(image), mount_table()
+    with sandbox(image) as box, pytest.raises(InjectError, match="can't be entered"):
+        in_child(lambda: dying(box, driver))
+    assert (contents(image), mount_table()) == before
+
+
+def test_a_process_that_is_none(image: Path, workspace: Path) -> None:
+    with pytest.raises(InjectError, match="can't be opened"):
+        in_child(lambda: injection.open_container(2**22 + 1, str(image)).close())
+
+
+@pytest.mark.parametrize("root", ["/", "/.", "/../.."])
+def test_the_hosts_root_as_a_containers(workspace: Path, root: str) -> None:
+    with pytest.raises(InjectError, match="the host's own"):
+        in_child(lambda: injection.open_container(os.getpid(), root).close())
+
+
+def in_our_namespace(driver: Path, image: Path, protected: bool) -> tuple[list[str], list[str]]:
+    """Inject into a process that has no mount namespace of its own; return the mounts after."""
+    unshare_mounts()  # so that what is mounted unprotected goes away with this process
+    mount("", "/", "", 1 << 18 | 16384)
+    before = mount_table()
+    if not protected:
+        injection._refuse_host_namespace = lambda fd: None
+    try:
+        with (
+            Rootfs(str(driver)) as host,
+            injection.open_container(os.getpid(), str(image)) as container,
+        ):
+            # The image's folder is on a filesystem of the host, so it counts as a volume.
+            injection.inject(plan(driver), host, container)
+    except GpuhookError as error:
+        assert "no mount namespace of its own" in str(error)  # noqa: PT017 - seen in a child
+    return before, mount_table()
+
+
+def test_a_process_in_the_hosts_namespace(driver: Path, image: Path) -> None:
+    before, after = in_child(lambda: in_our_namespace(driver, image, True))
+    assert before == after
+    assert contents(image).keys() == {".", "dev"}
+    before, after = in_child(lambda: in_our_namespace(driver, image, False))
+    assert before != after, "unprotected, the mount shows in the host's table"
+
+
+def test_links_on_the_way_to_the_root_are_the_containers(
+    driver: Path, image: Path, tmp_path: Path
+) -> None:
+    """/var/lib/containers may be a link to another disk, also an absolute one."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    with sandbox(image) as box:
+
+        def work() -> None:
+            with (
+                Rootfs(str(driver)) as host,
+                injection.open_container(box.pid, f"{link}/rootfs") as container,
+            ):
+                injection.inject(plan(driver), host, container)
+
+        in_child(work)
+        assert box.read("/usr/lib/library") == "the driver's"
