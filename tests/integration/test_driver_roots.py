@@ -1,0 +1,93 @@
+"""Drivers that are not installed as a distribution installs them: other roots, other folders."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.driver import Driver, simulate
+from harness.inside import look, seen
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+from harness.snapshot import nothing_left
+
+GKE = "usr/local/nvidia/lib64"
+
+
+@pytest.fixture(scope="module")
+def moved(workspace: Path, installation: Installation) -> Driver:
+    """A driver as on GKE: all libraries in a folder that no ld.so.cache names."""
+    made = simulate(installation, workspace / "driver-gke", "--gpus=2")
+    folder = made.root / GKE
+    folder.mkdir(parents=True)
+    for path in (made.root / "usr/lib/x86_64-linux-gnu").iterdir():
+        shutil.move(path, folder / path.name)
+    (made.root / "etc/ld.so.cache").unlink()
+    return made
+
+
+def environment(
+    driver: Path, folder: Path, low_level: tuple[str, Namespace], more: str
+) -> dict[str, str]:
+    config = write_config(folder, driver, [low_level[0]])
+    text = config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{more}\n")
+    config.write_text(text)
+    return {"GPUHOOK_CONFIG": str(config)}
+
+
+def test_libraries_that_no_cache_names(
+    bundle: Bundle,
+    low_level: tuple[str, Namespace],
+    installation: Installation,
+    moved: Driver,
+    tmp_path: Path,
+) -> None:
+    more = f'library-search-paths = ["/{GKE}"]'
+    env = environment(moved.root, tmp_path / "config", low_level, more)
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
+    bundle.command(*look(libraries=["libcuda.so.1", "libnvidia-ml.so.1"]))
+    with nothing_left(moved.root, pid=bundle.namespace.pid):
+        inside = seen(bundle.run(installation.runtime, env))
+    assert inside.gpu_minors == {gpu.minor for gpu in moved.gpus}
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        status = (moved.root / GKE / name).resolve().stat()
+        assert inside.libraries[name][1] == f"{status.st_dev}:{status.st_ino}"
+
+
+def test_where_they_are_has_to_be_said(
+    bundle: Bundle,
+    low_level: tuple[str, Namespace],
+    installation: Installation,
+    moved: Driver,
+    tmp_path: Path,
+) -> None:
+    env = environment(moved.root, tmp_path / "config", low_level, "")
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
+    failed = bundle.run(installation.runtime, env).failed()
+    assert "libnvidia-ml.so.1" in failed.stderr
+    assert str(moved.root) in failed.stderr
+
+
+def test_a_driver_container_that_is_not_there_yet(
+    bundle: Bundle, low_level: tuple[str, Namespace], installation: Installation, tmp_path: Path
+) -> None:
+    env = environment(tmp_path / "run/nvidia/driver", tmp_path / "config", low_level, "")
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
+    failed = bundle.run(installation.runtime, env).failed()
+    assert "Start the driver container" in failed.stderr
+
+
+def test_a_driver_root_behind_a_link(
+    bundle: Bundle,
+    low_level: tuple[str, Namespace],
+    installation: Installation,
+    driver: Driver,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "driver").symlink_to(driver.root)
+    env = environment(tmp_path / "driver", tmp_path / "config", low_level, "")
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=4")
+    bundle.command(*look(libraries=["libcuda.so.1"]))
+    inside = seen(bundle.run(installation.runtime, env))
+    assert inside.gpu_minors == {driver.gpus[4].minor}
+    assert inside.libraries["libcuda.so.1"][0] != "-"
