@@ -1,0 +1,55 @@
+"""What gpuhook install writes is what the doctor looks for, and what uninstall leaves it misses."""
+
+import pytest
+from click.testing import CliRunner
+from fabricated import BIN, Tree, said
+
+from gpuhook.cli import cli
+from gpuhook.doctor import docker, engines
+from gpuhook.doctor.checks import Check
+
+GPU_PY = f"{BIN}/gpu-py"
+CHECKS: dict[str, Check] = {
+    "docker": docker.docker,
+    "containerd": engines.containerd,
+    "crio": engines.crio,
+    "podman": engines.podman,
+}
+PROGRAMS = {"docker": "dockerd"}
+
+
+def _gpuhook(tree: Tree, command: str, engine: str, *options: str) -> None:
+    words = [command, "--engine", engine, "--prefix", str(tree.root)]
+    done = CliRunner().invoke(cli, [*words, *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+def _statuses(tree: Tree, engine: str) -> dict[str, str]:
+    return {check: status for check, (status, _) in said(CHECKS[engine](tree.case)).items()}
+
+
+@pytest.mark.parametrize("engine", CHECKS)
+@pytest.mark.parametrize("version", ["2", "3"])
+def test_install_and_uninstall(tree: Tree, engine: str, version: str) -> None:
+    tree.program(f"/usr/bin/{PROGRAMS.get(engine, engine)}")
+    tree.process(7, "/usr/bin/kubelet")
+    tree.program(GPU_PY)
+    tree.program(f"{BIN}/gpuhook-prestart")
+    if engine == "containerd":
+        tree.write("/etc/containerd/config.toml", f"version = {version}\n")
+    assert "warning" in _statuses(tree, engine).values()
+    _gpuhook(tree, "install", engine, "--runtime-path", GPU_PY)
+    found = _statuses(tree, engine)
+    assert set(found.values()) == {"ok"}, found
+    _gpuhook(tree, "uninstall", engine)
+    assert "warning" in _statuses(tree, engine).values()
+
+
+@pytest.mark.parametrize("stage", ["prestart", "precreate"])
+def test_podmans_hook(tree: Tree, stage: str) -> None:
+    tree.program("/usr/bin/podman")
+    tree.program(GPU_PY)
+    tree.program(f"{BIN}/gpuhook-prestart")
+    _gpuhook(tree, "install", "podman", "--runtime-path", GPU_PY, "--hook", stage)
+    found = _statuses(tree, "podman")
+    assert found["podman-hook"] == "ok", found
