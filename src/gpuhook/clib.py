@@ -49,7 +49,7 @@ else:
 
         _HANDLE = dlopen(None, 0)
 
-        def _function(name):
+        def _function(name: str) -> "Any":
             return _Function(dlsym(_HANDLE, name))
 
     except (ImportError, AttributeError, TypeError):
@@ -57,7 +57,7 @@ else:
 
         _LIBRARY = CDLL(None, use_errno=True)
 
-        def _function(name):
+        def _function(name: str) -> "Any":
             return _LIBRARY[name]
 
 

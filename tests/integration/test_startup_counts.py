@@ -1,0 +1,127 @@
+"""What a container start costs, in programs, system calls and memory: counts, never times."""
+
+import json
+import os
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.driver import Driver
+from harness.installation import Installation, write_config
+
+CALL = re.compile(r"^(\d+) +(?:<\.\.\. )?([a-z0-9_]+)")
+EXEC = re.compile(r'^(\d+) +execve\("([^"]*)".*(?:\) += 0|<unfinished \.\.\.>)$')
+
+
+class Trace:
+    """The programs that were started and the system calls that each of them made."""
+
+    def __init__(self, text: str) -> None:
+        self.programs: list[str] = []
+        self.calls: Counter[str] = Counter()
+        running: dict[str, str] = {}
+        for line in text.splitlines():
+            started = EXEC.match(line)
+            if started:
+                running[started[1]] = Path(started[2]).name
+                self.programs.append(running[started[1]])
+            call = CALL.match(line)
+            if call and "resumed>" not in line:
+                self.calls[running.get(call[1], "forked")] += 1
+
+    def count(self, prefix: str) -> int:
+        """Return how many programs were started whose name begins so."""
+        return sum(name.startswith(prefix) for name in self.programs)
+
+
+@pytest.fixture
+def config(driver: Driver, tmp_path: Path) -> Path:
+    """Of a machine on which everything but the container's own work has been done."""
+    runtime = tmp_path / "runtime"
+    runtime.write_text("#!/bin/sh\nexit 0\n")
+    runtime.chmod(0o755)
+    path = write_config(tmp_path / "etc", driver.root, [runtime])
+    for each in (path, path.parent):
+        os.utime(each, (1, 1))
+    return path
+
+
+def trace(bundle: Bundle, config: Path, log: Path, *argv: str | Path) -> Trace:
+    env = {"GPUHOOK_CONFIG": str(config)}
+    saved = bundle.config.read_bytes()
+    bundle.call(*argv, env=env).ok()  # saves the inventory and what the launcher needs
+    bundle.config.write_bytes(saved)
+    bundle.call("strace", "-f", "-o", log, *argv, env=env).ok()
+    return Trace(log.read_text())
+
+
+def test_other_verbs_start_no_python(
+    bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
+) -> None:
+    found = trace(bundle, config, tmp_path / "log", installation.runtime, "state", "x")
+    assert found.programs == ["gpu-py", "runtime"]
+    assert found.calls["gpu-py"] <= 200
+
+
+def test_container_without_gpu_starts_no_python(
+    bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
+) -> None:
+    words = ("create", "--bundle", bundle.path, "x")
+    found = trace(bundle, config, tmp_path / "log", installation.runtime, *words)
+    assert found.programs == ["gpu-py", "grep", "runtime"]
+    assert found.calls["gpu-py"] + found.calls["grep"] <= 300
+
+
+@pytest.mark.parametrize("helper", ["true", "false"])
+def test_container_with_gpus_starts_python_once(
+    bundle: Bundle, installation: Installation, config: Path, tmp_path: Path, helper: str
+) -> None:
+    config.write_text(config.read_text().replace("[gpuhook]", f"[gpuhook]\nhelper = {helper}"))
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
+    words = ("create", "--bundle", bundle.path, "x")
+    found = trace(bundle, config, tmp_path / "log", installation.runtime, *words)
+    assert found.count("python") == 1
+    assert found.programs[-1] == "runtime"
+    assert found.calls["python3"] <= 1000
+
+
+def test_hook_starts_nothing_else(
+    bundle: Bundle,
+    installation: Installation,
+    driver: Driver,
+    low_level: tuple[str, object],
+    tmp_path: Path,
+) -> None:
+    """One interpreter, one pass, less than 20 MiB."""
+    config = write_config(tmp_path / "etc", driver.root, [low_level[0]])
+    measure = tmp_path / "measure.py"
+    measure.write_text(
+        "import json, resource, subprocess, sys\n"
+        "status = subprocess.run(sys.argv[2:]).returncode\n"
+        "usage = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "open(sys.argv[1], 'w').write(json.dumps([status, usage.ru_maxrss]))\n"
+        "sys.exit(status)\n"
+    )
+    result, log = tmp_path / "result", tmp_path / "log"
+    hook = [str(installation.hook), "--config", str(config), "prestart"]
+    args = [sys.executable, str(measure), str(result), "strace", "-f", "-o", str(log), *hook]
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
+    bundle.change(
+        lambda spec: spec.update(
+            hooks={"prestart": [{"path": sys.executable, "args": args, "env": ["PATH=/usr/bin"]}]}
+        )
+    )
+    for _ in range(2):
+        bundle.call(low_level[0], "run", "--bundle", bundle.path, bundle.name).ok()
+    status, kibibytes = json.loads(result.read_text())
+    found = Trace(log.read_text())
+    assert status == 0
+    assert [name for name in found.programs if not name.startswith("python")] == [
+        "gpuhook-prestart"
+    ]
+    assert found.count("python") == 1
+    assert found.calls["python3"] <= 2200
+    assert kibibytes < 20 << 10
