@@ -11,6 +11,7 @@ import pytest
 from harness.commands import run
 from harness.sandbox import (
     MS_BIND,
+    MS_NODEV,
     MS_PRIVATE,
     MS_RDONLY,
     MS_REMOUNT,
@@ -342,6 +343,17 @@ def test_a_replaced_cache_keeps_its_label_owner_and_mode(driver: Path, image: Pa
         box.inject([CACHE], driver)
     assert cache.stat().st_size > 0
     assert os.getxattr(cache, "security.selinux") == label
+
+
+def test_a_driver_on_a_filesystem_without_devices(driver: Path, image: Path) -> None:
+    """/run and /tmp are often mounted nodev; a node that is given must open all the same."""
+    mount("tmpfs", driver / "dev", "tmpfs", MS_NODEV)
+    os.mknod(driver / "dev/nvidia0", 0o20666, os.makedev(195, 0))
+    with sandbox(image) as box:
+        box.inject([device(driver)], driver)
+        with pytest.raises(OSError, match="No such device or address"):
+            box.read("/dev/nvidia0")
+    unmount(driver / "dev")
 
 
 def test_a_shared_proc_leaks_nothing(driver: Path, image: Path, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_what_is_no_file_is_not_even_opened(tmp_path: Path, root: Rootfs, by: st
         os.close(os.open(tmp_path / "root/pipe", os.O_WRONLY))
         opened.set()
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=write, daemon=True)
     writer.start()
     for _ in range(50):
         assert root.read_file("/pipe", 100) is None

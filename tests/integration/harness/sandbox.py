@@ -24,7 +24,7 @@ from gpuhook.rootfs import Rootfs
 T = TypeVar("T")
 
 CLONE_NEWNS = 0x00020000  # linux/sched.h
-MS_RDONLY, MS_BIND, MS_REC = 1, 4096, 16384  # linux/mount.h
+MS_RDONLY, MS_NODEV, MS_BIND, MS_REC = 1, 4, 4096, 16384  # linux/mount.h
 MS_REMOUNT = 32
 MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 18, 1 << 19, 1 << 20
 
