@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,22 @@ def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
         CliRunner().invoke(cli, [*words, "--runtime-path=/no/such"], catch_exceptions=False)
     with pytest.raises(EngineError, match="no absolute path"):
         CliRunner().invoke(cli, [*words, "--runtime-path=gpu-py"], catch_exceptions=False)
+
+
+def test_installations_at_the_same_time_lose_nothing(system: Path) -> None:
+    program = "from gpuhook.cli import main; main()"
+    options = [f"--prefix={system}", f"--runtime-path={system}/opt/bin/gpu-py"]
+    words = [sys.executable, "-c", program, "install", "--engine=docker", *options]
+    names = [f"gpu-{number}" for number in range(6)]
+    running = [
+        subprocess.Popen([*words, f"--runtime-name={name}"], stdout=subprocess.DEVNULL)
+        for name in names
+    ]
+    assert [one.wait() for one in running] == [0] * len(names)
+    runtimes = json.loads((system / "etc/docker/daemon.json").read_text())["runtimes"]
+    assert sorted(runtimes) == names
+    call(system, "uninstall")
+    assert (system / "etc/docker/daemon.json").read_text() == DAEMON
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a/b", 'a"b', "a b", "x" * 64, "ä"])

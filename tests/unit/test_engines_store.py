@@ -162,6 +162,17 @@ def test_a_version_stays_with_what_it_is_the_version_of(store: Store, tmp_path: 
     assert path.read_text() == 'version = 3\nroot = "/r"\n'
 
 
+def test_a_state_folder_that_can_t_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with (
+            pytest.raises(EngineError, match="can't be used"),
+            Store(f"{tmp_path}/{name}").locked(),
+        ):
+            pass
+
+
 def test_damaged_records_are_named(store: Store, tmp_path: Path) -> None:
     put(store, target(tmp_path / "daemon.json"))
     [record] = (tmp_path / "state" / "engines").glob("*/record.json")

@@ -1,5 +1,6 @@
 """``gpuhook install``: tell container engines about gpu-py."""
 
+import contextlib
 import dataclasses
 import os
 
@@ -41,17 +42,14 @@ def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[str, ...]:
 
 def carry_out(job: Job) -> None:
     """Do an installation and print what was done."""
-    answers = {name: ENGINES[name].install(job.ask) for name in job.engines}
-    targets = [target for answer in answers.values() for target in answer.targets]
     store = Store(job.state)
-    if job.dry_run:
-        shared.tell(installer.preview(store, targets), dry_run=True)
+    # Read under the lock too: what another installation writes meanwhile must not be lost.
+    with contextlib.nullcontext() if job.dry_run else store.locked():
+        answers = {name: ENGINES[name].install(job.ask) for name in job.engines}
+        targets = [target for answer in answers.values() for target in answer.targets]
+        act = installer.preview if job.dry_run else installer.install
+        shared.tell(act(store, targets), dry_run=job.dry_run)
         _make_links(job)
-    else:
-        with store.locked():
-            outcomes = installer.install(store, targets)
-            shared.tell(outcomes, dry_run=False)
-            _make_links(job)
     for name, answer in answers.items():
         _tell_answer(name, answer, job)
 

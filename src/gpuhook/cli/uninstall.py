@@ -1,5 +1,6 @@
 """``gpuhook uninstall``: take back what ``gpuhook install`` did to container engines."""
 
+import contextlib
 import os
 
 import click
@@ -40,25 +41,23 @@ def uninstall(
     state = shared.state_folder(state_dir, prefix)
     wanted = set(ENGINES) if shared.ALL in engines else set(engines)
     store = Store(state)
-    records = [
-        record
-        for record in store.records()
-        if record.engine in wanted and (config is None or _is(record.config, config))
-    ]
-    links = nvidia_names.LinkRecord(state)
-    remove_links = shared.ALL in engines
-    if not records and not (remove_links and links.links()):
-        click.echo(_NOTHING)
-        return
-    _warn_of_bound(records, prefix)
-    if dry_run:
-        shared.tell(installer.preview_removal(store, records), dry_run=True)
-        return
-    with store.locked():
-        shared.tell(installer.uninstall(store, records), dry_run=False)
-        for link in links.remove() if remove_links else []:
+    links = nvidia_names.LinkRecord(state) if shared.ALL in engines else None
+    with contextlib.nullcontext() if dry_run else store.locked():
+        records = [
+            record
+            for record in store.records()
+            if record.engine in wanted and (config is None or _is(record.config, config))
+        ]
+        if not records and not (links and links.links()):
+            click.echo(_NOTHING)
+            return
+        _warn_of_bound(records, prefix)
+        act = installer.preview_removal if dry_run else installer.uninstall
+        shared.tell(act(store, records), dry_run=dry_run)
+        for link in links.remove() if links and not dry_run else []:
             click.echo(f"removed {link.path}")
-    _tell_afterwards(records, reload)
+    if not dry_run:
+        _tell_afterwards(records, reload)
 
 
 def _is(path: str, given: str) -> bool:

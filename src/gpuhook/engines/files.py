@@ -103,9 +103,12 @@ def make_folders(path: str) -> list[str]:
     while path and not os.path.isdir(path):
         missing.insert(0, path)
         path = os.path.dirname(path)
+    made = []
     for folder in missing:
-        os.mkdir(folder, 0o755)
-    return missing
+        with contextlib.suppress(FileExistsError):  # somebody was faster, or it's a dead link
+            os.mkdir(folder, 0o755)
+            made.append(folder)
+    return made
 
 
 def remove_folders(paths: list[str]) -> None:

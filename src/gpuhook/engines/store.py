@@ -27,6 +27,7 @@ from gpuhook.errors import EngineError
 
 DEFAULT_STATE = "/var/lib/gpuhook"
 _VERSION = "version"
+_ATTEMPTS = 100
 
 
 class Syntax(Protocol):
@@ -81,29 +82,39 @@ class Store:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from changing the engines' files meanwhile."""
-        fd = self._lock()
+        made = {os.path.dirname(self.folder), self.folder}
+        fd = self._lock(made)
         try:
             yield
         finally:
-            remove_folders([os.path.dirname(self.folder), self.folder])
+            remove_folders(sorted(made))
             os.close(fd)
 
-    def _lock(self) -> int:
-        """Lock the folder; whoever held the lock before may have removed it meanwhile."""
-        try:
-            while True:
-                make_folders(self.folder)
+    def _lock(self, made: set[str]) -> int:
+        """Lock the folder; whoever held the lock before may have removed it meanwhile.
+
+        The folders that had to be made for it are added to ``made``.
+        """
+        for attempt in range(_ATTEMPTS):
+            try:
+                made.update(make_folders(self.folder))
                 fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(fd), os.stat(self.folder)):
-                        return fd
-                os.close(fd)
-        except OSError as error:
-            raise EngineError(
-                f"The state folder {self.folder} can't be used: {error.strerror}",
-                "Run this as root, or name another folder with --state-dir",
-            ) from None
+            except OSError as error:
+                if isinstance(error, FileNotFoundError) and attempt + 1 < _ATTEMPTS:
+                    continue
+                raise EngineError(
+                    f"The state folder {self.folder} can't be used: {error.strerror}",
+                    "Run this as root, or name another folder with --state-dir",
+                ) from None
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(self.folder)):
+                    return fd
+            os.close(fd)
+        raise EngineError(
+            f"The state folder {self.folder} is removed again and again",
+            "Wait until no other gpuhook install or uninstall runs",
+        )
 
     def records(self) -> list[Record]:
         """Return all records, by path."""
