@@ -6,6 +6,8 @@ The copy is an overlay: what was installed and what is left behind lies in its u
 import gzip
 import json
 import os
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +81,16 @@ def debian(workspace: Path, package: Path) -> Iterator[Debian]:
 def test_lintian_has_nothing_to_say(package: Path) -> None:
     options = ["--allow-root", "--fail-on", "error,warning"]
     assert run(["lintian", *options, package]).ok().stdout == ""
+
+
+def test_every_library_that_is_imported_comes_along(package: Path) -> None:
+    sources = "".join(path.read_text() for path in (REPOSITORY / "src").rglob("*.py"))
+    imported = set(re.findall(r"^ *(?:import|from) ([a-z0-9_]+)", sources, re.MULTILINE))
+    foreign = imported - sys.stdlib_module_names - {"gpuhook", "_imp"}
+    fields = run(["dpkg-deb", "--field", package, "Depends"]).ok().stdout
+    packages = {f"python3-{name}" for name in foreign - {"pynvml"}}
+    assert packages <= set(re.findall(r"python3-[a-z0-9-]+", fields))
+    assert "./usr/lib/gpuhook/pynvml.py" in run(["dpkg-deb", "--contents", package]).ok().stdout
 
 
 def test_two_builds_are_the_same(package: Path, workspace: Path) -> None:
