@@ -3,6 +3,7 @@
 The copy is an overlay: what was installed and what is left behind lies in its upper layer.
 """
 
+import ast
 import gzip
 import json
 import os
@@ -84,8 +85,13 @@ def test_lintian_has_nothing_to_say(package: Path) -> None:
 
 
 def test_every_library_that_is_imported_comes_along(package: Path) -> None:
-    sources = "".join(path.read_text() for path in (REPOSITORY / "src").rglob("*.py"))
-    imported = set(re.findall(r"^ *(?:import|from) ([a-z0-9_]+)", sources, re.MULTILINE))
+    imported = set[str]()
+    for path in (REPOSITORY / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(str(node.module).partition(".")[0])
     foreign = imported - sys.stdlib_module_names - {"gpuhook", "_imp"}
     fields = run(["dpkg-deb", "--field", package, "Depends"]).ok().stdout
     packages = {f"python3-{name}" for name in foreign - {"pynvml"}}
