@@ -4,9 +4,10 @@ The launcher puts this package on the module path and calls ``main`` with the ar
 runtime|runtime-anew|hook|cli LAUNCHER ARG... It restores the environment that the launcher was
 given, and calls the program.
 
-Hot path: imports os and sys.
+Hot path: imports gc, os and sys.
 """
 
+import gc
 import os
 import sys
 
@@ -35,6 +36,7 @@ def caller_environment() -> dict[bytes, bytes]:
 
 def main() -> "NoReturn":
     """Start the program that the first argument names."""
+    gc.disable()  # a process that lives for milliseconds makes no garbage worth collecting
     program, launcher, *argv = sys.argv[1:]
     if program == "hook":
         folder = os.path.dirname(os.path.abspath(launcher))

@@ -59,6 +59,7 @@ class Container(Rootfs):
         self.skipped: list[str] = []
         self.owner = owner
         self._places: dict[str, int] = {}
+        self._folder_verdicts: dict[int, Verdict] = {}
         self._held: list[int] = []
         self._attached: dict[str, int] = {}
         self._boundary = Boundary(process, fd) if process >= 0 else None
@@ -81,6 +82,13 @@ class Container(Rootfs):
 
     def _verdict(self, fd: int) -> Verdict:
         return self._boundary.verdict(fd) if self._boundary else _EVERYTHING_OWN
+
+    def _folder_verdict(self, fd: int) -> Verdict:
+        """Return the verdict on a folder that stays open, and so stays on its mount."""
+        found = self._folder_verdicts.get(fd)
+        if found is None:
+            found = self._folder_verdicts[fd] = self._verdict(fd)
+        return found
 
     # Places ------------------------------------------------------------------------------
 
@@ -143,7 +151,10 @@ class Container(Rootfs):
             parent, name = self._behind_link(path)
             fd = _open_here(parent, name)
         if fd is None:
-            fd = self._make_mount_point(parent, name, folder)
+            # What is made in a folder is on the folder's mount.
+            if self._folder_verdict(parent).shared:
+                raise _shared(path)
+            return self._make_mount_point(parent, name, folder)
         try:
             return self._usable(fd, path, folder, source)
         except BaseException:
@@ -167,7 +178,8 @@ class Container(Rootfs):
     def _make_mount_point(self, parent: int, name: str, folder: bool) -> int:
         if folder:
             return self._enter_or_make(parent, name)
-        self._refuse_volume(parent, name)
+        if not self._folder_verdict(parent).own:
+            raise _in_volume(name)
         fd = _make(self.owner, kernel.create_file, parent, name, 0o644)
         try:
             made = os.fstat(fd)
@@ -308,11 +320,7 @@ class Container(Rootfs):
 
     def _refuse_volume(self, parent: int, name: str) -> None:
         if not self._verdict(parent).own:
-            raise VolumeError(
-                f"{name!r} would have to be made in a volume of the container",
-                "Mount that volume elsewhere, or put the file into it: gpuhook writes to "
-                "no folder that the container shares with the host",
-            )
+            raise _in_volume(name)
 
 
 class _OldFile:
@@ -466,6 +474,14 @@ def _wrong_kind(path: str, folder: bool) -> InjectError:
     return InjectError(
         f"the image has {found} at {path}, where {wanted} has to be mounted",
         f"Remove {path} from the image",
+    )
+
+
+def _in_volume(name: str) -> VolumeError:
+    return VolumeError(
+        f"{name!r} would have to be made in a volume of the container",
+        "Mount that volume elsewhere, or put the file into it: gpuhook writes to "
+        "no folder that the container shares with the host",
     )
 
 

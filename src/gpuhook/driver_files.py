@@ -12,6 +12,7 @@ import stat
 from gpuhook import elf, feature_files, graphics_files, ldcache
 from gpuhook.errors import DriverError, ElfError
 from gpuhook.inventory import DriverFile
+from gpuhook.layout import cache_flags
 from gpuhook.rootfs import Rootfs
 
 TYPE_CHECKING = False
@@ -91,21 +92,8 @@ IPC = {
     "compute": ("/tmp/nvidia-mps",),  # noqa: S108 - where NVIDIA's MPS daemon has its pipes
 }
 
-# uname -m -> ld.so.cache flags of ordinary libraries, and of 32-bit ones.
-_CACHE_FLAGS = {
-    "x86_64": (0x0303, 0x0003),
-    "aarch64": (0x0A03, 0x0903),
-    "ppc64le": (0x0503, None),
-    "riscv64": (0x1003, None),
-}
-
 _BINARY_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
 _CACHE_LIMIT = 64 << 20
-
-
-def cache_flags(machine: str, *, bits32: bool) -> int | None:
-    """Return the ld.so.cache flags of this machine's libraries, None where there are none."""
-    return _CACHE_FLAGS.get(machine, (None, None))[1 if bits32 else 0]
 
 
 def library_folders(machine: str) -> tuple[str, ...]:

@@ -18,6 +18,15 @@ _TRIPLETS = {
 }
 
 
+# uname -m -> ld.so.cache flags of ordinary libraries, and of 32-bit ones.
+_CACHE_FLAGS = {
+    "x86_64": (0x0303, 0x0003),
+    "aarch64": (0x0A03, 0x0903),
+    "ppc64le": (0x0503, None),
+    "riscv64": (0x1003, None),
+}
+
+
 class Layout:
     """The folders that a container's driver files go to.
 
@@ -30,6 +39,11 @@ class Layout:
         self.libraries = libraries
         self.libraries32 = libraries32
         self.uses_cache = uses_cache
+
+
+def cache_flags(machine: str, *, bits32: bool) -> int | None:
+    """Return the ld.so.cache flags of this machine's libraries, None where there are none."""
+    return _CACHE_FLAGS.get(machine, (None, None))[1 if bits32 else 0]
 
 
 def debian(machine: str) -> Layout:

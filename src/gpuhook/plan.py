@@ -8,8 +8,9 @@ Hot path: imports operations.
 
 import os
 
-from gpuhook import application_profile, cuda_compat, device_choice, driver_files, sonames
+from gpuhook import application_profile, cuda_compat, device_choice, sonames
 from gpuhook.file_operations import WriteFile
+from gpuhook.layout import cache_flags
 from gpuhook.operations import (
     FILE_OPTIONS,
     IPC_OPTIONS,
@@ -229,11 +230,11 @@ def _ld_cache(
 ) -> UpdateLdCache:
     machine = os.uname().machine
     entries = []
-    native = driver_files.cache_flags(machine, bits32=False)
+    native = cache_flags(machine, bits32=False)
     if compat is not None and native is not None:
         entries += [(name, f"{compat.folder}/{name}", native) for name in compat.libraries]
     for folder, files in _by_folder(libraries).items():
-        flags = driver_files.cache_flags(machine, bits32=files[0].kind == "library32")
+        flags = cache_flags(machine, bits32=files[0].kind == "library32")
         if flags is not None:
             names = [(file.target, file.soname) for file in files]
             extra = [link for link, _, _ in _extra_links(files)]

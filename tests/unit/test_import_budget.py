@@ -14,7 +14,7 @@ SOURCES = Path(__file__).parents[2] / "src"
 
 # What the interpreter itself has imported when it begins, and what costs nothing to import.
 FREE = {
-    "__main__", "_abc", "_codecs", "_collections_abc", "_frozen_importlib",
+    "__main__", "gc", "_abc", "_codecs", "_collections_abc", "_frozen_importlib",
     "_frozen_importlib_external", "_imp", "_io", "_locale", "_signal", "_stat", "_thread",
     "_warnings", "_weakref", "abc", "builtins", "codecs", "encodings", "encodings.aliases",
     "encodings.utf_8", "errno", "genericpath", "io", "marshal", "os", "os.path", "posix",
