@@ -138,6 +138,8 @@ def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> 
     from gpuhook import mode  # noqa: PLC0415 - only where a GPU is asked for
 
     if mode.resolve(config.mode, resolved.request) == "spec":
+        for stage in HOOK_STAGES:  # nothing is left for them to do
+            spec = spec.drop_hooks(stage, (*NVIDIA_HOOKS, HOOK_NAME))
         return _edit_spec(spec, resolved, config)
     from gpuhook import device_choice  # noqa: PLC0415
 

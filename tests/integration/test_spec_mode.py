@@ -50,3 +50,25 @@ def test_a_container_that_asks_for_nothing_is_left_alone(
     before = Path(bundle.config).read_bytes()
     bundle.run(installation.runtime, spec_env).ok()
     assert Path(bundle.config).read_bytes() == before
+
+
+def test_hooks_that_the_engine_added_give_way(
+    bundle: Bundle,
+    installation: Installation,
+    spec_env: dict[str, str],
+    driver: Driver,
+    tmp_path: Path,
+) -> None:
+    """Docker's --gpus and podman's hooks-dir add a hook, which would do the work again."""
+    nvidia = tmp_path / "nvidia-container-runtime-hook"
+    nvidia.symlink_to(installation.hook)
+    other = {"path": "/bin/true", "args": ["true"]}
+    given = [
+        {"path": str(hook), "args": [hook.name, "prestart"]} for hook in (nvidia, installation.hook)
+    ]
+    bundle.change(lambda spec: spec.update(hooks={"prestart": [*given, other]}))
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
+    bundle.command(*look(driver.minors))
+    inside = seen(bundle.run(installation.runtime, spec_env))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(5)}
+    assert bundle.spec()["hooks"] == {"prestart": [other]}
