@@ -4,12 +4,14 @@ The launcher puts this package on the module path and calls ``main`` with the ar
 runtime|runtime-anew|hook|cli LAUNCHER ARG... It restores the environment that the launcher was
 given, and calls the program.
 
-Hot path: imports gc, os and sys.
+Hot path: imports gc, os, sys and preload.
 """
 
 import gc
 import os
 import sys
+
+from gpuhook import preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def main() -> "NoReturn":
             from gpuhook import precreate  # noqa: PLC0415 - the path is known only now
 
             precreate.main(folder, argv[:-1])
+        preload.load(preload.HOOK)
         from gpuhook import prestart_hook  # noqa: PLC0415
 
         prestart_hook.main(argv)
@@ -52,6 +55,7 @@ def main() -> "NoReturn":
         from gpuhook.nvidia_cli import main as nvidia_cli  # noqa: PLC0415
 
         nvidia_cli.main(argv)
+    preload.load(preload.RUNTIME)
     from gpuhook import runtime_shim  # noqa: PLC0415
 
     leave = program == "runtime-anew"

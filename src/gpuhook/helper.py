@@ -14,6 +14,7 @@ Hot path: forks with what runtime_shim has imported; the rest is imported in the
 
 import os
 
+from gpuhook import preload
 from gpuhook.errors import GpuhookError, StateError
 
 TYPE_CHECKING = False
@@ -93,6 +94,7 @@ def _let_go_of_all_but(kept: tuple[int, ...]) -> None:
 def _serve(
     bundle: int, asked: int, answer: int, spec: "Spec", config: "Config", resolved: "Resolved"
 ) -> None:
+    preload.load(preload.INJECTION)
     from gpuhook import kernel  # noqa: PLC0415 - as in _main
     from gpuhook.injection import Injection  # noqa: PLC0415
 

@@ -8,7 +8,7 @@ imported only when a GPU is asked for. A test holds this file to that.
 import os
 import sys
 
-from gpuhook import log
+from gpuhook import log, preload
 from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError
 from gpuhook.oci import parse_state, read_spec
@@ -92,6 +92,7 @@ def run(state_text: bytes, config: Config) -> None:
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     resolved = resolve(spec.data, config)
     if resolved is not None:
+        preload.load(preload.INJECTION)
         from gpuhook.injection import Injection  # noqa: PLC0415 - only where a GPU is asked for
 
         Injection(spec, config, resolved).finish(state)

@@ -1,0 +1,100 @@
+"""Importing at once is importing: the same modules, the same code, never an outdated one."""
+
+import compileall
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "src"
+
+LISTS = {
+    "RUNTIME": (
+        "gpuhook.runtime_shim, gpuhook.oci, gpuhook.resolve, gpuhook.store, gpuhook.mode, "
+        "gpuhook.device_choice, gpuhook.cgroup, gpuhook.helper"
+    ),
+    "HOOK": "gpuhook.prestart_hook",
+    "HOOK + preload.INJECTION": "gpuhook.prestart_hook, gpuhook.injection",
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A compiled copy of the package that a test may spoil."""
+    copy = tmp_path / "gpuhook"
+    shutil.copytree(SOURCES / "gpuhook", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    assert compileall.compile_dir(str(copy), quiet=2)
+    return copy
+
+
+def run(package: Path, code: str) -> list[str]:
+    """Return what isolated code prints that has the package on its path."""
+    begin = f"import sys; sys.path.append({str(package.parent)!r}); from gpuhook import preload\n"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-B", "-c", begin + code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(("names", "imports"), LISTS.items(), ids=LISTS.keys())
+def test_lists_hold_what_is_imported(package: Path, names: str, imports: str) -> None:
+    """In an order in which no module makes the import system look for another."""
+    ours = "[m for m in sys.modules if m.startswith('gpuhook.') and m != 'gpuhook.preload']"
+    code = f"preload.load(preload.{names})\nby_us = {ours}\n"
+    assert run(package, f"{code}print(*[m for m in by_us if sys.modules[m].__spec__])") == []
+    loaded = run(package, f"{code}print(*by_us)")
+    assert sorted(loaded) == sorted(run(package, f"import {imports}\nprint(*{ours})"))
+
+
+def test_modules_are_the_same(package: Path) -> None:
+    show = (
+        "import gpuhook.runtime_shim, gpuhook.config.loader\n"
+        "for module in (gpuhook.runtime_shim, gpuhook.config, gpuhook.config.loader):\n"
+        "    print(module.__name__, module.__package__, module.__file__, *sorted(vars(module)))\n"
+    )
+    internal = {"__spec__", "__loader__", "__cached__", "__path__"}
+    imported = [word for word in run(package, show) if word not in internal]
+    loaded = run(package, f"preload.load(preload.RUNTIME)\n{show}")
+    assert [word for word in loaded if word not in internal] == imported
+
+
+def test_changed_source_is_what_runs(package: Path) -> None:
+    source = package / "quoting.py"
+    source.write_text(source.read_text() + "\nCHANGED = 'yes'\n")
+    code = "preload.load(preload.RUNTIME)\nfrom gpuhook import quoting\nprint(quoting.CHANGED)"
+    assert run(package, code) == ["yes"]
+
+
+SPOILERS = {
+    "removed": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:10]),
+    "of another Python": lambda file: file.write_bytes(b"1234" + file.read_bytes()[4:]),
+    "valid by its source's hash": lambda file: file.write_bytes(
+        file.read_bytes()[:4] + b"\1\0\0\0" + file.read_bytes()[8:]
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS.keys())
+@pytest.mark.parametrize("module", ["errors", "config/model", "config/__init__", "store"])
+def test_unusable_file_is_left_to_the_import_system(
+    package: Path, module: str, spoil: object
+) -> None:
+    folder, _, name = module.rpartition("/")
+    [file] = (package / folder / "__pycache__").glob(f"{name}.*.pyc")
+    assert callable(spoil)
+    spoil(file)
+    code = (
+        "preload.load(preload.RUNTIME)\n"
+        "import gpuhook.runtime_shim, gpuhook.store\n"
+        "from gpuhook.config import Config, load\n"
+        "print(Config().mode, gpuhook.config.loader.DEFAULT_PATH)"
+    )
+    assert run(package, code) == ["hook", "/etc/gpuhook/config.toml"]
