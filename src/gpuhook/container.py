@@ -152,7 +152,8 @@ class Container(Rootfs):
             fd = _open_here(parent, name)
         if fd is None:
             # What is made in a folder is on the folder's mount.
-            if self._folder_verdict(parent).shared:
+            verdict = self._folder_verdict(parent)
+            if verdict.own and verdict.shared:
                 raise _shared(path)
             return self._make_mount_point(parent, name, folder)
         try:
@@ -217,13 +218,15 @@ class Container(Rootfs):
                 self._cover_by_target(path, target)
             return
         if replace and old != target:
-            self._refuse_volume(parent, name)
+            if not self._folder_verdict(parent).own:
+                raise _in_volume(name)
             self._replace_link(parent, name, target, old)
 
     def _make_missing_link(self, parent: int, name: str, target: str, needed: bool) -> None:
-        if not needed and not self._verdict(parent).own:
+        if not self._folder_verdict(parent).own:
+            if needed:
+                raise _in_volume(name)
             return
-        self._refuse_volume(parent, name)
         _make(self.owner, kernel.create_link, parent, name, target)
         self.journal.record(lambda: _remove_link(parent, name, target))
         self._give(parent, name)
