@@ -316,7 +316,7 @@ def test_a_folder_in_a_files_place_is_named(driver: Path, image: Path, name: str
     before = contents(image)
     with sandbox(image) as box, pytest.raises(InjectError) as caught:
         box.inject([library(driver), LINK], driver)
-    assert f"{FOLDER}/{name}" in str(caught.value)
+    assert f"the image has a folder at {FOLDER}/{name}" in caught.value.cause
     assert contents(image) == before
 
 
