@@ -317,9 +317,19 @@ class Container(Rootfs):
                 finally:
                     os.close(fd)
             finally:
-                kernel.detach_mount(tmpfs)
+                self._uncover(tmpfs)
         finally:
             os.close(tmpfs)
+
+    def _uncover(self, tmpfs: int) -> None:
+        """Take the tmpfs off the root again; leave it to the journal if that fails."""
+        try:
+            kernel.detach_mount(tmpfs)
+        except OSError:
+            held = os.dup(tmpfs)
+            self._held.append(held)
+            self.journal.record(lambda: kernel.detach_mount(held))
+            raise
 
     def _refuse_volume(self, parent: int, name: str) -> None:
         if not self._verdict(parent).own:

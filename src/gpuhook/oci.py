@@ -112,7 +112,8 @@ class Spec:
 
     def write(self) -> None:
         """Replace the file whole, keeping its mode and owner; SpecError if that fails."""
-        temporary = f"{self.path}.gpuhook-{os.getpid()}"
+        temporary = f"{self.path}.gpuhook"
+        _remove(temporary)  # what a killed run may have left
         try:
             old = os.stat(self.path)
             _write_new(temporary, self.text.encode("utf-8", "surrogateescape"), old)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.sandbox import Sandbox, Volume, contents, sandbox
+from harness.sandbox import Sandbox, Volume, contents, in_child, sandbox
 from harness.snapshot import mount_table
 
+from gpuhook import inject as injection
 from gpuhook import kernel
 from gpuhook.errors import InjectError
 from gpuhook.file_operations import WriteFile
@@ -23,6 +24,8 @@ from gpuhook.operations import (
     Symlink,
     UpdateLdCache,
 )
+from gpuhook.plan import Plan
+from gpuhook.rootfs import Rootfs
 
 # Every function of the seam that changes something, or makes what changes something.
 CHANGING = (
@@ -32,6 +35,7 @@ CHANGING = (
     "create_file",
     "create_folder",
     "create_link",
+    "detach_mount",
     "enter_mount_namespace",
     "new_tmpfs",
     "remove_file",
@@ -51,7 +55,7 @@ class Recorder:
 
     def __init__(self, failing: int) -> None:
         self._failing = failing
-        self._calls = 0
+        self.calls: list[str] = []
 
     def wrap(self) -> None:
         for name in CHANGING:
@@ -59,8 +63,8 @@ class Recorder:
 
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            self._calls += 1
-            if self._calls == self._failing:
+            self.calls.append(name)
+            if len(self.calls) == self._failing:
                 raise OSError(errno.EIO, "made to fail", name)
             return real(*args, **options)
 
@@ -200,3 +204,31 @@ def test_without_the_journal_something_is_left(driver: Path, image: Path) -> Non
         with pytest.raises(InjectError):
             box.inject(plan(driver), driver, prepare)
         assert state(box) != before
+
+
+def recorded(box: Sandbox, driver: Path) -> list[str]:
+    """Inject in this process; return the names of the calls in order."""
+    recorder = Recorder(0)
+    recorder.wrap()
+    with (
+        Rootfs(str(driver)) as host,
+        injection.open_container(box.pid, str(box.root)) as container,
+    ):
+        injection.inject(Plan(plan(driver)), host, container)
+    return recorder.calls
+
+
+def test_the_order_of_the_calls(driver: Path, image: Path) -> None:
+    """Sources are cloned on the host, with their flags; the cache is the last to change."""
+    with sandbox(image) as box:
+        calls = in_child(lambda: recorded(box, driver))
+    entered = calls.index("enter_mount_namespace")
+    before, after = calls[:entered], calls[entered + 1 :]
+    assert "attach_mount" not in before
+    assert "create_folder" not in before
+    assert before.count("clone_tree") == 6  # three libraries, a node, a GPU, an instance
+    assert before.count("set_mount_attributes") == before.count("clone_tree")
+    assert after.count("clone_tree") == 1  # a file of the image that has a SONAME is covered
+    assert after.count("attach_mount") == before.count("clone_tree") + 2  # that, and /proc
+    assert calls[-1] == "rename"
+    assert "detach_mount" not in calls
