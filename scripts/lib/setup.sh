@@ -18,6 +18,7 @@ PACKAGES_ENGINES=(
 PACKAGES_DEBIAN=(
     lintian=lintian mandoc=mandoc deb-systemd-helper=init-system-helpers
     /usr/lib/python3/dist-packages/click=python3-click
+    /usr/lib/python3/dist-packages/pyroute2=python3-pyroute2
     /usr/lib/python3/dist-packages/toml=python3-toml
     /usr/lib/python3/dist-packages/tomlkit=python3-tomlkit
 )

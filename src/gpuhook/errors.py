@@ -136,3 +136,9 @@ class ContainerError(GpuhookError):
     """A running container can't be found or looked into."""
 
     code = "container"
+
+
+class WatchError(GpuhookError):
+    """The kernel's events can't be watched."""
+
+    code = "watch"

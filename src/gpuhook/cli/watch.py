@@ -1,0 +1,40 @@
+"""gpuhook watch: keep the saved inventory fresh, where no systemd unit does."""
+
+import signal
+import sys
+
+import click
+
+from gpuhook.cli._output import config_option
+from gpuhook.config import load
+from gpuhook.errors import WatchError
+
+
+@click.command(short_help="Keep the saved inventory fresh, as a service.")
+@click.option(
+    "--interval",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0.1),
+    help="Seconds between two looks where no event comes.",
+)
+@config_option
+def watch(interval: float, config_path: str | None) -> None:
+    """Refresh the saved inventory whenever GPUs, MIG devices or the driver change.
+
+    Runs until it is told to stop (SIGTERM, SIGINT), and prints a line for each change. A
+    service for machines without systemd; with it, the units of the package do the same.
+    """
+    from gpuhook.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
+
+    config = load(config_path)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    try:
+        with Events() as events:
+            Watch(config, click.echo).run(events, interval)
+    except OSError as error:
+        raise WatchError(
+            f"The kernel's events can't be listened to: {error.strerror}",
+            "Run this on the host, in its own network namespace",
+        ) from None
