@@ -16,15 +16,13 @@ our own reader and written by our own writer: ldconfig itself changes nothing in
 Imported only where it is needed.
 """
 
-import errno
-import fcntl
 import os
 import resource
 import select
 import signal
 
 from gpuhook import elf, isolation, kernel
-from gpuhook.container import Container, write_all
+from gpuhook.container import Container
 from gpuhook.errors import ElfError, LdCacheError
 from gpuhook.rootfs import read_all
 
@@ -49,8 +47,6 @@ _NAMESPACES = (
     | isolation.CLONE_NEWNET
 )
 _HARMLESS = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC
-_MFD_EXEC = 0x10  # include/uapi/linux/memfd.h
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 # Folders that engines make in every container; the first that is there takes the result.
 _COVERED = ("/dev", "/proc", "/sys")
 _RESULT = "ld.so.cache"
@@ -64,23 +60,11 @@ def load(path: str) -> int:
             program = file.read(64 * _MIB)
         if elf.wants_loader(program, path):
             raise _unfit(path, "it is not statically linked")
-        fd = _new_memory("ldconfig", _MFD_EXEC | os.MFD_ALLOW_SEALING)
+        return isolation.sealed_program("ldconfig", program)
     except ElfError as error:
         raise _unfit(path, error.cause) from None
     except OSError as error:
         raise _unfit(path, str(error)) from None
-    write_all(fd, program)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    return fd
-
-
-def _new_memory(name: str, flags: int) -> int:
-    try:
-        return os.memfd_create(name, os.MFD_CLOEXEC | flags)
-    except OSError as error:  # Linux before 6.3 doesn't know MFD_EXEC, and needs none
-        if error.errno != errno.EINVAL:
-            raise
-        return os.memfd_create(name, os.MFD_CLOEXEC | flags & ~_MFD_EXEC)
 
 
 def _unfit(path: str, why: str) -> LdCacheError:
