@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from harness.bundles import Bundle
-from harness.commands import Result, wait_until
+from harness.commands import Result, run, wait_until
+from harness.docker import Docker
 from harness.driver import Driver
+from harness.images import image
 from harness.installation import Installation
-from harness.namespaces import Namespace
+from harness.namespaces import Namespace, host_cgroups
 
 # What systemctl daemon-reload and docker update come to: the device rules are written anew.
 LOSE = {
@@ -102,6 +104,42 @@ def test_what_was_lost_is_given_back(running: Running, driver: Driver, by: str) 
     assert name[:12] in done.stdout
     assert {running.opens(node) for node in given} == {"ENXIO"}
     assert running.opens(foreign) == "EPERM", "a node that the container made counted"
+
+
+@pytest.fixture(params=["docker", "docker_v2"])
+def a_docker(request: pytest.FixtureRequest) -> Docker:
+    found: Docker = request.getfixturevalue(request.param)
+    return found
+
+
+def test_dockers_own_name(
+    a_docker: Docker, installation: Installation, configs: dict[str, Path], driver: Driver
+) -> None:
+    """A container that docker update has taken the device away from, by the name it has there."""
+    node = f"/dev/nvidia{driver.gpus[3].minor}"
+    options = ["--detach", "--runtime=gpu-py", "--name=web", "-e", "NVIDIA_VISIBLE_DEVICES=3"]
+    name = a_docker.call("run", *options, image("busybox"), "sleep", "1000").ok().stdout.strip()
+
+    def opens() -> str:
+        return a_docker.call("exec", "web", "devopen", node).ok().stdout.split()[1]
+
+    pid = a_docker.call("inspect", "--format={{.State.Pid}}", "web").ok().stdout.strip()
+    enter = ["nsenter", "-t", str(a_docker.pid), "-m", "--wdns=/"]
+    layout = "v1" if host_cgroups() != "v2" and "docker-v2" not in str(a_docker.folder) else "v2"
+    kind = {"v1": ":devices:", "v2": "^0::"}[layout]
+    line = run(["sh", "-c", f"grep -E '{kind}' /proc/{pid}/cgroup"]).ok().stdout
+    cgroup = line.strip().split(":", 2)[2]
+    try:
+        assert opens() == "ENXIO"
+        run([*enter, "sh", "-ec", LOSE[layout], "sh", cgroup]).ok()
+        assert opens() == "EPERM"
+        env = {"DOCKER_HOST": f"unix://{a_docker.folder}/docker.sock"}
+        words = ("repair", "--config", configs["runc"], "web")
+        done = run((*enter, installation.command, *words), env=env).ok()
+        assert name[:12] in done.stdout
+        assert opens() == "ENXIO"
+    finally:
+        a_docker.call("rm", "--force", "web").ok()
 
 
 def test_a_container_that_is_none(running: Running) -> None:
