@@ -113,9 +113,9 @@ def test_refresh_command_saves(host: Host, installation: Any) -> None:
     )
     told = run([installation.command, "refresh", "--config", config]).ok().stdout
     assert "3 GPUs" in told
-    found = store.saved(host.config)
-    assert found is not None
-    assert len(found.gpus) == 3
+    # What another installation saved, ours doesn't believe; but the file is there and whole.
+    (saved,) = Path(host.config.state_dir).glob("inventory-????????????????")
+    assert saved.read_text().count('"uuid"') == 3
     host.simulate(gpus=2)
     told = run([installation.command, "refresh", "--if-stale", "--config", config]).ok().stdout
     assert "2 GPUs" in told
