@@ -46,7 +46,11 @@ class User:
 
 @pytest.fixture(scope="module")
 def user(
-    workspace: Path, roots: dict[str, Path], driver: Driver, podman_config: Path
+    workspace: Path,
+    roots: dict[str, Path],
+    driver: Driver,
+    podman_config: Path,
+    installation: Installation,
 ) -> Iterator[User]:
     """A user with one id alone in his namespaces: there are no subordinate ones."""
     for file, line in (
@@ -63,7 +67,7 @@ def user(
         own = f"cp -a {roots['debian']} {home}/root && chown -R {UID}:{UID} {home}"
         entered.run("sh", "-c", own).ok()
         entered.run("mount", "--bind", config, podman_config).ok()  # in this namespace alone
-        _open_folders(entered, home, roots["debian"])
+        _open_folders(entered, home, roots["debian"], installation.hook)
         yield User(home, entered, config)
 
 
