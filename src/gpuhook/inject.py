@@ -200,8 +200,9 @@ def _refuse_host_namespace(fd: int) -> None:
     target, ours = os.fstat(fd), os.stat("/proc/self/ns/mnt")
     if (target.st_dev, target.st_ino) == (ours.st_dev, ours.st_ino):
         raise InjectError(
-            "The container has no mount namespace of its own",
-            "Give it one (linux.namespaces in config.json): GPUs can't be mounted into it",
+            "The container has no mount namespace of its own, or the hook runs in it",
+            "Register the hook as prestart or createRuntime, not as createContainer, and give "
+            "the container a mount namespace of its own (linux.namespaces in config.json)",
         )
 
 

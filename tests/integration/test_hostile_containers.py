@@ -348,6 +348,22 @@ def test_a_container_in_the_hosts_mount_namespace(
     assert contents(driver.root / "etc") == before
 
 
+@pytest.mark.parametrize("stage", ["createContainer", "startContainer"])
+def test_a_hook_in_a_stage_that_is_too_late(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    stage: str,
+) -> None:
+    args = [installation.hook.name, "--config", runtime_env["GPUHOOK_CONFIG"], "prestart"]
+    hook = {"path": str(installation.hook), "args": args, "env": ["PATH=/usr/bin:/bin"]}
+    bundle.change(lambda spec: spec.update(hooks={stage: [hook]}))
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        refused(bundle.run(runtime_env["RUNTIME"], runtime_env))
+
+
 def test_a_user_namespace(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
 ) -> None:

@@ -100,7 +100,9 @@ def test_what_was_lost_is_given_back(running: Running, driver: Driver, by: str) 
     assert {running.opens(node) for node in given} == {"EPERM"}
     name = running.bundle.name
     words = {"name": name, "beginning": name[:-2], "all": "--all"}
-    done = running.repair(words[by]).ok()
+    done = running.repair(words[by])
+    # Other containers of this machine may not be ours to repair, so all may fail for them.
+    assert done.status == 0 or by == "all", done
     assert name[:12] in done.stdout
     assert {running.opens(node) for node in given} == {"ENXIO"}
     assert running.opens(foreign) == "EPERM", "a node that the container made counted"

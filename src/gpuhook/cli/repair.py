@@ -1,11 +1,14 @@
 """gpuhook repair: give back GPUs to running containers that lost access to them."""
 
+from collections.abc import Collection
+
 import click
 
 from gpuhook import containers
 from gpuhook.cli._output import config_option
 from gpuhook.config import load
-from gpuhook.errors import ContainerError
+from gpuhook.containers import Container
+from gpuhook.errors import ContainerError, GpuhookError
 
 
 @click.command(short_help="Give back GPUs to running containers that lost them.")
@@ -27,15 +30,37 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
     inventory = get_inventory(load(config_path))
     devices = {(node.major, node.minor) for node in inventory.nodes}
     running = containers.running(devices)
-    chosen = running if everything else repairs.select(names, running)
-    failed = []
-    for container in chosen:
+    if everything:
+        failed = [each for each in running if not _repaired(each, devices)]
+        if failed:
+            raise ContainerError(
+                f"{len(failed)} of the containers could not be repaired",
+                "The messages above say why; stop and start these containers",
+            )
+        return
+    for container in repairs.select(names, running):
+        if not repairs.mounted_devices(container.pid, devices):
+            raise ContainerError(
+                f"No device node is mounted in {container.name}",
+                "Start it again: its GPUs were given by somebody else than gpuhook",
+            )
         how, count = repairs.repair(container, devices)
-        click.echo(f"{container.name[:12]}: {count} devices allowed ({how})")
-        if not count:
-            failed.append(container.name)
-    if failed:
-        raise ContainerError(
-            f"No device node is mounted in {', '.join(failed)}",
-            "Start it again: its GPUs were given by somebody else than gpuhook",
-        )
+        click.echo(_line(container, how, count))
+
+
+def _repaired(container: Container, devices: Collection[tuple[int, int]]) -> bool:
+    """Repair one of many containers; those that others gave their GPUs are left alone."""
+    from gpuhook import repair as repairs  # noqa: PLC0415 - as above
+
+    try:
+        how, count = repairs.repair(container, devices)
+    except GpuhookError as error:
+        click.echo(f"{container.name[:12]}: {error}", err=True)
+        return False
+    if count:
+        click.echo(_line(container, how, count))
+    return True
+
+
+def _line(container: Container, how: str, count: int) -> str:
+    return f"{container.name[:12]}: {count} devices allowed ({how})"
