@@ -109,7 +109,9 @@ def test_a_hook_killed_at_any_moment(hook: Hook, image: Path, tmp_path: Path) ->
         with sandbox(image) as box:
             process = hook.start(box)
             time.sleep(chance.uniform(0, duration))
-            unfinished += process.poll() is None
+            running = process.poll() is None
+            unfinished += running
+            duration *= 1.05 if running else 0.9  # whatever else the machine is doing meanwhile
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             assert process.stderr is not None
@@ -119,7 +121,7 @@ def test_a_hook_killed_at_any_moment(hook: Hook, image: Path, tmp_path: Path) ->
         if number % 5 == 4:
             assert whole(hook, image) == expected, f"kill {number} left something"
     assert (mount_table(), contents(hook.state), contents(hook.bundle)) == before
-    assert unfinished > KILLS // 3
+    assert unfinished > KILLS // 5
 
 
 @pytest.fixture(params=["runc", "crun"])
