@@ -14,7 +14,7 @@ Hot path: forks with what runtime_shim has imported; the rest is imported in the
 
 import os
 
-from gpuhook import preload
+from gpuhook import log, preload
 from gpuhook.errors import GpuhookError, StateError
 
 TYPE_CHECKING = False
@@ -104,6 +104,8 @@ def _serve(
     os.write(answer, f"{TAKEN}\n".encode())
     kernel.end_after(DEADLINE)
     told = _finish(injection, hook, bundle)
+    if told != DONE:
+        log.remember(config.state_dir, "gpuhook-prestart", told)
     os.write(answer, f"{' '.join(told.split())}\n".encode("utf-8", "replace"))
 
 

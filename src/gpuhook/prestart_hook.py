@@ -41,10 +41,13 @@ def main(argv: list[str]) -> "NoReturn":
     state = _drain(0)
     if verb in _IDLE_VERBS:
         sys.exit(0)
+    config = Config()
     try:
-        run(state, load(config_path))
+        config = load(config_path)
+        run(state, config)
     except GpuhookError as error:
         log.error(PROGRAM, str(error), None)
+        log.remember(config.state_dir, PROGRAM, str(error))
         sys.exit(1)
     sys.exit(0)
 

@@ -22,6 +22,7 @@ CHECKS: tuple[Check, ...] = (
     install.configuration,
     install.launcher_settings,
     install.saved_inventory,
+    install.recent_errors,
     engines.engine_found,
     docker.docker,
     engines.containerd,

@@ -1,5 +1,6 @@
 """Checks of gpuhook itself: its programs, its configuration, its saved inventory."""
 
+import json
 import os
 import stat
 import subprocess
@@ -7,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from gpuhook import __version__, launcher_files, store
+from gpuhook import __version__, launcher_files, log, store
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.errors import RuntimeMissingError
@@ -134,6 +135,24 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
             f"No fresh inventory is saved in {folder}: the next GPU container waits for NVML",
             "To have it done now: gpuhook refresh",
         )
+
+
+def recent_errors(case: Case) -> Iterator[Finding]:
+    """Show what stopped containers lately: crun shows nobody what a hook says."""
+    text = case.machine.text(f"{case.config.state_dir}/{log.ERRORS}") or ""
+    yesterday = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 86400))
+    lately = []
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off while it was written
+        if isinstance(record, dict) and str(record.get("time", "")) > yesterday:
+            lately.append(f"{record['time']} {record.get('msg', '')}")
+    if lately:
+        count = f"{len(lately)} containers failed" if len(lately) > 1 else "A container failed"
+        remedy = "Do what it says; other engines than crun show it themselves"
+        yield ok("recent-errors", f"{count} within a day, the last: {lately[-1]}", remedy)
 
 
 def launcher_settings(case: Case) -> Iterator[Finding]:

@@ -1,8 +1,10 @@
+import json
 import os
 
 import pytest
 from fabricated import BIN, VERSION, Tree, said
 
+from gpuhook import log
 from gpuhook.config import loads
 from gpuhook.doctor import Case, Finding, Status, examine, host, install, worst
 from gpuhook.doctor.finding import failure, ok, warning
@@ -231,3 +233,22 @@ def test_what_the_launcher_knows(tree: Tree) -> None:
     assert knows == (os.geteuid() == 0)
     os.utime(settings, (later + 10, later + 10))
     assert "hasn't read" in said(install.launcher_settings(tree.case))["launcher-settings"][1]
+
+
+def test_recent_errors_are_shown_and_old_ones_not(tree: Tree) -> None:
+    now = log.timestamp()
+    lines = [
+        {"level": "error", "msg": "old", "time": "2001-01-01T00:00:00Z"},
+        {"level": "error", "msg": "gpuhook-prestart: no such GPU", "time": now},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + "cut off"
+    tree.write(f"{tree.case.config.state_dir}/{log.ERRORS}", text)
+    status, words = said(install.recent_errors(tree.case))["recent-errors"]
+    assert status == "ok"
+    assert (
+        words == f"A container failed within a day, the last: {now} gpuhook-prestart: no such GPU"
+    )
+
+
+def test_no_errors_are_no_finding(tree: Tree) -> None:
+    assert said(install.recent_errors(tree.case)) == {}
