@@ -25,6 +25,11 @@ class WriteFile(Operation):
         self.content = content
         self.mode = mode
 
+    @property
+    def optional(self) -> bool:
+        """Say yes: what we write makes things better, but not possible."""
+        return True
+
     def describe(self) -> str:
         """Say which file."""
         return f"write {self.destination}"

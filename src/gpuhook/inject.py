@@ -14,7 +14,7 @@ import os
 
 from gpuhook import cgroup, kernel
 from gpuhook.container import Container
-from gpuhook.errors import GpuhookError, InjectError
+from gpuhook.errors import GpuhookError, InjectError, VolumeError
 from gpuhook.journal import Journal
 from gpuhook.rootfs import PATH_FLAGS, RESOLVE
 
@@ -154,15 +154,23 @@ def apply(plan: "Plan", container: Container, *, enter: bool = True) -> None:
         if enter:
             _enter(container)
         for operation in plan.operations:
-            try:
-                operation.execute(container)
-            except OSError as error:
-                raise _failed(operation, error) from error
+            _execute(operation, container)
     except BaseException as error:
         _take_back(container.journal, error)
         raise
     finally:
         close(plan)
+
+
+def _execute(operation: "Operation", container: Container) -> None:
+    try:
+        operation.execute(container)
+    except VolumeError as error:
+        if not operation.optional:
+            raise
+        container.skipped.append(f"{operation.describe()}: {error.cause}")
+    except OSError as error:
+        raise _failed(operation, error) from error
 
 
 def close(plan: "Plan") -> None:

@@ -59,7 +59,7 @@ def debian(machine: str) -> Layout:
 def of_image(root: "Rootfs") -> Layout:
     """Tell a container's layout from its root filesystem."""
     machine = os.uname().machine
-    if root.exists("/etc/debian_version"):
+    if _is_debian(root, machine):
         return debian(machine)
     if root.exists(f"/lib/ld-musl-{machine}.so.1") and not root.exists("/usr/lib64"):
         return Layout("/usr/lib", None, uses_cache=False)
@@ -67,6 +67,14 @@ def of_image(root: "Rootfs") -> Layout:
     if not root.exists(folder32) and _is_other_folder(root, "/usr/lib", "/usr/lib64"):
         folder32 = "/usr/lib"
     return Layout("/usr/lib64", folder32, uses_cache=True)
+
+
+def _is_debian(root: "Rootfs", machine: str) -> bool:
+    """Tell whether the loader looks in Debian's folders, also where /etc is a volume."""
+    if root.exists("/etc/debian_version"):
+        return True
+    triplet, _ = _TRIPLETS.get(machine, (f"{machine}-linux-gnu", None))
+    return root.exists(f"/lib/{triplet}/libc.so.6") or root.exists(f"/usr/lib/{triplet}/libc.so.6")
 
 
 def _is_other_folder(root: "Rootfs", path: str, other: str) -> bool:

@@ -12,7 +12,7 @@ import stat
 
 from gpuhook import kernel, ldcache, procfs_params
 from gpuhook.container import Container, write_all
-from gpuhook.errors import InjectError, LdCacheError, VolumeError
+from gpuhook.errors import InjectError, LdCacheError
 from gpuhook.journal import Journal
 
 TYPE_CHECKING = False
@@ -31,6 +31,18 @@ _ATTRIBUTES = {
 FILE_OPTIONS = ("ro", "nosuid", "nodev")
 IPC_OPTIONS = ("nosuid", "nodev", "noexec")
 DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
+# What is left out where it would have to be made in a volume. Libraries, programs and nodes
+# aren't: a container that asked for them and hasn't got them must not start.
+_OPTIONAL_FOLDERS = (
+    "/etc/",
+    "/lib/firmware/",
+    "/run/",
+    "/tmp/",  # noqa: S108 - where NVIDIA's MPS daemon has its pipes
+    "/usr/lib/firmware/",
+    "/usr/share/",
+    "/var/run/",
+)
+
 PROC_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 
 LD_CACHE = "/etc/ld.so.cache"
@@ -54,6 +66,11 @@ class Operation:
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+
+    @property
+    def optional(self) -> bool:
+        """Whether a container with a volume in this step's way does without it."""
+        return False
 
     def prepare(self, host: "Rootfs") -> None:
         """Open whatever the step takes from the driver root."""
@@ -143,14 +160,10 @@ class BindFile(_Bind):
 
     kind = "bind"
 
-    def execute(self, container: Container) -> None:
-        """Mount it; a daemon's socket is not worth failing a container that has its own /run."""
-        try:
-            super().execute(container)
-        except VolumeError as error:
-            if self.options != IPC_OPTIONS:
-                raise
-            container.skipped.append(f"{self.destination}: {error.cause}")
+    @property
+    def optional(self) -> bool:
+        """Whether it is a convenience: a daemon's socket, a vendor's file, firmware."""
+        return self.destination.startswith(_OPTIONAL_FOLDERS)
 
     def describe(self) -> str:
         """Say what is mounted where, and how."""

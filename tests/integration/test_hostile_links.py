@@ -215,6 +215,7 @@ def forget_places(container: Container) -> None:
         os.close(fd)
     container._places.clear()
     container._held.clear()
+    container._folder_verdicts.clear()
 
 
 def race(pid: int, root: Path, victim: Path) -> dict[str, int]:

@@ -192,7 +192,7 @@ def test_another_version_in_a_volume_is_covered(driver: Path, image: Path, volum
 def test_a_socket_is_not_worth_failing_for(driver: Path, image: Path, volume: Path) -> None:
     with sandbox(image, [Volume(volume, "/run")]) as box:
         [skipped] = box.inject([socket(driver)], driver)
-    assert skipped.startswith("/run/daemon/socket")
+    assert "/run/daemon/socket" in skipped
     assert contents(volume).keys() == {"."}
 
 

@@ -1,0 +1,102 @@
+"""Volumes, propagation and user namespaces as users of Docker and podman ask for them."""
+
+from pathlib import Path
+
+import pytest
+from harness.docker import Docker
+from harness.driver import Driver
+from harness.images import image
+from harness.inside import look, seen
+from harness.podman import Podman
+from harness.sandbox import contents
+from harness.snapshot import nothing_left
+
+ENGINES = ["docker", "podman_runtime", "podman_hook_crun"]
+GPU = ["NVIDIA_VISIBLE_DEVICES=3"]
+DEBIAN = image("debian")
+
+
+@pytest.fixture(params=ENGINES)
+def one(request: pytest.FixtureRequest) -> Docker | Podman:
+    found: Docker | Podman = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(params=["podman_runtime", "podman_hook_crun"])
+def a_podman(request: pytest.FixtureRequest) -> Podman:
+    found: Podman = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def volume(workspace: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder that the engines' namespaces see."""
+    folder = workspace / f"volume-{abs(hash(request.node.name))}"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["rw", "rw,rslave"])
+def test_a_volume_over_etc(one: Docker | Podman, driver: Driver, volume: Path, mode: str) -> None:
+    """Without a cache the loader finds the libraries in its default folders."""
+    (volume / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    before = contents(volume)
+    with nothing_left(driver.root, pid=one.pid):
+        done = one.run(
+            DEBIAN,
+            *look(libraries=["libcuda.so.1"]),
+            env=GPU,
+            options=[f"--volume={volume}:/etc:{mode}"],
+        )
+    # Engines themselves make mount points for hosts, hostname and resolv.conf in it.
+    made = {name: found for name, found in contents(volume).items() if name in before}
+    assert made == before
+    assert not list(volume.glob("ld.so*"))
+    assert seen(done).libraries["libcuda.so.1"][0] != "-"
+
+
+@pytest.mark.parametrize("mode", ["rw", "rw,rshared"])
+def test_a_volume_over_the_library_folder(
+    one: Docker | Podman, driver: Driver, volume: Path, mode: str
+) -> None:
+    folder = "/usr/local/lib"  # a folder of the image that its own programs don't need
+    with nothing_left(driver.root, volume, pid=one.pid):
+        done = one.run(
+            DEBIAN,
+            *look(libraries=["libcuda.so.1"]),
+            env=GPU,
+            options=[f"--volume={volume}:{folder}:{mode}"],
+        )
+    assert seen(done).libraries["libcuda.so.1"][0] != "-"
+    with nothing_left(driver.root, volume, pid=one.pid):
+        one.run(
+            DEBIAN,
+            "true",
+            env=GPU,
+            options=[f"--volume={volume}:/usr/lib/firmware:{mode}", "--volume=/tmp"],
+        )
+
+
+def test_a_user_namespace_of_podman(a_podman: Podman, driver: Driver) -> None:
+    options = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"]
+    with nothing_left(driver.root, pid=a_podman.pid):
+        done = a_podman.run(DEBIAN, *look(libraries=["libcuda.so.1"]), env=GPU, options=options)
+    inside = seen(done)
+    assert inside.gpu_minors == {driver.gpus[3].minor}
+    assert inside.libraries["libcuda.so.1"][0] != "-"
+
+
+def test_an_image_that_was_committed(docker: Docker, driver: Driver) -> None:
+    """Its layer holds our mount points, empty, and links of this driver's version."""
+    name = "gpuhook-committed"
+    docker.call("run", "--runtime=gpu-py", "-e", GPU[0], f"--name={name}", DEBIAN, "true").ok()
+    try:
+        docker.call("commit", name, "localhost/committed:test").ok()
+        for _ in range(2):
+            done = docker.run(
+                "localhost/committed:test", *look(libraries=["libcuda.so.1"]), env=GPU
+            )
+            assert seen(done).libraries["libcuda.so.1"][0] != "-"
+    finally:
+        docker.call("rm", "--force", name).ok()
+        docker.call("rmi", "--force", "localhost/committed:test")
