@@ -16,7 +16,7 @@ PACKAGES_ENGINES=(
     debootstrap=debootstrap musl-gcc=musl-tools strace=strace
 )
 PACKAGES_DEBIAN=(
-    lintian=lintian mandoc=mandoc deb-systemd-helper=init-system-helpers
+    lintian=lintian mandoc=mandoc deb-systemd-helper=init-system-helpers systemd-analyze=systemd
     /usr/lib/python3/dist-packages/click=python3-click
     /usr/lib/python3/dist-packages/pyroute2=python3-pyroute2
     /usr/lib/python3/dist-packages/toml=python3-toml

@@ -210,9 +210,6 @@ DOCKERS: dict[str, Callable[[Docker], Result]] = {
     'could not select device driver "" with capabilities: [[gpu]]': lambda engine: by_runc(
         engine, "--gpus=all", DEBIAN, "true"
     ),
-    "Unknown runtime specified gpu-py": lambda engine: by_runc(
-        engine, "--runtime=gpu-py", DEBIAN, "true"
-    ),
     "fork/exec .../gpu-py: no such file or directory": gone,
     'exec: "nvidia-smi": executable file not found in $PATH': lambda engine: by_runc(
         engine, DEBIAN, "nvidia-smi"
@@ -226,6 +223,8 @@ CDI = {
     'could not select device driver "cdi" with capabilities: []',
     "docker: nvidia.com/gpu=0 is not an absolute path",
 }
+# And what is said of a runtime that isn't there depends on the daemon's age.
+RUNTIME = {"Unknown runtime specified gpu-py", "unknown or invalid runtime name: gpu-py"}
 OTHERS = {
     'default OCI runtime "gpu-py" not found: invalid argument',
     'exec: "nvidia-container-cli": executable file not found in $PATH',
@@ -274,7 +273,7 @@ def bare(workspace: Path, host: Namespace, archive: Path) -> Iterator[Docker]:
 
 
 def test_the_document_is_about_these_texts() -> None:
-    assert headings() == OURS.keys() | DOCKERS.keys() | CDI | OTHERS
+    assert headings() == OURS.keys() | DOCKERS.keys() | CDI | RUNTIME | OTHERS
 
 
 @pytest.mark.parametrize("heading", OURS)
@@ -290,6 +289,11 @@ def test_what_docker_says(bare: Docker, heading: str) -> None:
 def test_what_docker_says_of_a_cdi_name(bare: Docker) -> None:
     done = by_runc(bare, "--device=nvidia.com/gpu=0", DEBIAN, "true").failed()
     assert [text for text in CDI if text in done.stderr], str(done)
+
+
+def test_what_docker_says_of_an_unknown_runtime(bare: Docker) -> None:
+    done = by_runc(bare, "--runtime=gpu-py", DEBIAN, "true").failed()
+    assert [text for text in RUNTIME if text in done.stderr], str(done)
 
 
 def test_what_podman_says(podman_runtime: Podman) -> None:
