@@ -1,0 +1,52 @@
+"""What the documents name exists: commands and their options, and files that they link to."""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from gpuhook.cli import cli
+
+REPOSITORY = Path(__file__).parents[2]
+DOCUMENTS = [
+    *(REPOSITORY / "docs").rglob("*.md"),
+    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+]
+# In code: gpuhook, a command, and what follows on the line or up to the closing backtick.
+USE = re.compile(r"(?:^|[`(] ?|\$ |&& )gpuhook ([a-z]+)([^`\n|#&;]*)", re.MULTILINE)
+FENCED = re.compile(r"^ *```.*?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def _code(text: str) -> str:
+    """Return a document's code: what is between backticks, and the fenced blocks."""
+    blocks = re.findall(r"^ *```.*?\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    inline = re.findall(
+        r"`[^`\n]+`", re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+    )
+    return "\n".join([*lines, *inline])
+
+
+def _options(command: click.Command) -> set[str]:
+    own = {word for parameter in command.params for word in parameter.opts}
+    if isinstance(command, click.Group):
+        own |= {word for inner in command.commands.values() for word in _options(inner)}
+    return own | {"--help", "-h"}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_commands_and_options_exist(path: Path) -> None:
+    context = click.Context(cli)
+    for name, rest in USE.findall(_code(path.read_text())):
+        command = cli.get_command(context, name)
+        assert command is not None, name
+        used = set(re.findall(r"(?<=\s)(--?[a-z][a-z.-]*)", rest))
+        assert used <= _options(command), (name, used - _options(command))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = LINK.findall(path.read_text())
+    assert [target for target in targets if not (path.parent / target).exists()] == []
