@@ -49,7 +49,7 @@ def main(argv: list[str]) -> "NoReturn":
         log.error(PROGRAM, str(error), None)
         log.remember(config.state_dir, PROGRAM, str(error))
         sys.exit(1)
-    sys.exit(0)
+    os._exit(0)  # nothing is buffered, and taking the interpreter apart takes 2 ms
 
 
 def read_arguments(argv: list[str]) -> tuple[str | None, str]:
