@@ -18,7 +18,7 @@ WRAPPER = """\
 #!/bin/sh
 words=$(sed -n 's/.*"--helper",\\([^]]*\\)\\].*/\\1/p' {bundle}/config.json)
 helper=$(echo "$words" | sed 's/^"\\([0-9]*\\)".*/\\1/')
-[ -z "$helper" ] || echo "$helper" >{folder}/helper
+[ -z "$helper" ] || {{ echo "$helper" >{folder}/new && mv {folder}/new {folder}/helper; }}
 {script}
 exec {runtime} "$@"
 """
