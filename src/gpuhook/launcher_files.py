@@ -57,10 +57,11 @@ def _plain_part(text: str) -> str:
     return max(parts, key=len)
 
 
-def leave(config: "Config", as_of: int) -> None:
+def leave(config: "Config", as_of: int, *, again: bool = False) -> None:
     """Write what the launcher needs, unless it is there; failing to costs time alone.
 
-    ``as_of`` is what ``now`` returned before the configuration was read.
+    ``as_of`` is what ``now`` returned before the configuration was read. ``again`` writes it
+    even if it looks fresh: config.toml may be another file with an older time.
     """
     path = config.path
     if path is None or not _can_be_left(config, path):
@@ -73,7 +74,7 @@ def leave(config: "Config", as_of: int) -> None:
     try:
         newest = max(os.stat(place).st_mtime_ns for place in (path, os.path.dirname(path)))
         for name, content in contents.items():
-            if not _is_fresh(f"{folder}/{name}", newest):
+            if again or not _is_fresh(f"{folder}/{name}", newest):
                 _write(folder, name, content, as_of)
     except OSError:
         return

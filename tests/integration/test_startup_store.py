@@ -111,8 +111,12 @@ def test_refresh_command_saves(host: Host, installation: Any) -> None:
         f'[nvidia-container-cli]\nroot = "{host.root}"\n'
         f'[gpuhook]\nstate-dir = "{host.config.state_dir}"\n'
     )
+    left = Path(f"/run/gpuhook/launcher{config}")
+    left.mkdir(parents=True)
+    (left / "runtimes").write_text("of another config.toml with an older time:")
     told = run([installation.command, "refresh", "--config", config]).ok().stdout
     assert "3 GPUs" in told
+    assert (left / "runtimes").read_text() == "runc:crun:\n"
     # What another installation saved, ours doesn't believe; but the file is there and whole.
     (saved,) = Path(host.config.state_dir).glob("inventory-????????????????")
     assert saved.read_text().count('"uuid"') == 3
