@@ -20,6 +20,8 @@ FREE = {
     "encodings.utf_8", "errno", "genericpath", "io", "marshal", "os", "os.path", "posix",
     "posixpath", "stat", "sys", "time", "zipimport",
 }  # fmt: skip
+if sys.version_info >= (3, 13):
+    FREE.add("linecache")  # by the interpreter, to remember what -c was given
 JSON = {"_json"}
 KERNEL = {"_ctypes", "_struct", "struct"}
 
