@@ -1,11 +1,15 @@
 """gpuhook install and uninstall on a running Docker, and Docker's own --gpus."""
 
+import contextlib
+import http.client
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.commands import Result, run, wait_until
@@ -182,6 +186,65 @@ def test_gpus_option(
     assert inside.gpu_minors == minors
     assert {opened for opened, _ in inside.nodes.values()} == {"ENXIO"}
     assert {minor for minor, opened in inside.by_hand.items() if opened == "ENXIO"} == minors
+
+
+class ApiConnection(http.client.HTTPConnection):
+    """Docker's API on its unix socket, which is how docker compose talks to it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost")
+        self.path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self.path)
+
+    def create(self, name: str, body: dict[str, Any]) -> None:
+        """Make a container as compose does: in one request, all that the file says."""
+        headers = {"Content-Type": "application/json"}
+        path = f"/v1.41/containers/create?name={name}"
+        self.request("POST", path, json.dumps(body), headers)
+        answer = self.getresponse()
+        assert answer.status == 201, answer.read()
+
+
+@pytest.mark.parametrize(
+    ("environment", "more"),
+    [
+        (["NVIDIA_VISIBLE_DEVICES=0,2", "OTHER"], {"Runtime": "gpu-py"}),
+        (
+            ["NVIDIA_DRIVER_CAPABILITIES=utility,compute"],
+            {"DeviceRequests": [{"DeviceIDs": ["0", "2"], "Capabilities": [["gpu"]]}]},
+        ),
+        (
+            ["NVIDIA_VISIBLE_DEVICES=all"],
+            {
+                "Runtime": "gpu-py",
+                "DeviceRequests": [
+                    {"Driver": "nvidia", "DeviceIDs": ["0", "2"], "Capabilities": [["gpu"]]}
+                ],
+            },
+        ),
+    ],
+    ids=["environment", "devices", "both"],
+)
+def test_what_compose_asks_for(
+    registered: Site, driver: Driver, environment: list[str], more: dict[str, Any]
+) -> None:
+    """compose's ``environment`` and ``deploy.resources.reservations.devices``."""
+    body = {
+        "Image": DEBIAN,
+        "Cmd": ["nvidia-smi", "-L"],
+        "Env": environment,
+        "HostConfig": {"NetworkMode": "none", **more},
+    }
+    with contextlib.closing(ApiConnection(registered.docker.folder / "docker.sock")) as docker:
+        docker.create("composed", body)
+    try:
+        done = registered.docker.call("start", "--attach", "composed").ok()
+    finally:
+        registered.docker.call("rm", "--force", "composed").ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
 
 
 def test_gpus_option_without_such_a_gpu(registered: Site) -> None:
