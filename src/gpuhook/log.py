@@ -40,13 +40,13 @@ def remember(state_dir: str, program: str, text: str) -> None:
     """
     path = f"{state_dir}/{ERRORS}"
     try:
+        if not os.path.isdir(state_dir):
+            os.mkdir(state_dir, 0o755)
         folder = os.stat(state_dir)
         if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
             return
-        if os.stat(path).st_size > _FULL:
+        if os.path.exists(path) and os.stat(path).st_size > _FULL:
             os.unlink(path)
-    except FileNotFoundError:
-        pass  # there is none yet
     except OSError:
         return
     append(path, {"level": "error", "msg": f"{program}: {text}", "time": timestamp()}, mode=0o600)

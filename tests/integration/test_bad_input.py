@@ -128,12 +128,20 @@ def test_docker_prints_what_is_wrong_with_the_machine(
 
 @pytest.mark.parametrize(("env", "words"), REQUESTS.values(), ids=REQUESTS.keys())
 def test_every_engine_prints_what_is_wrong_with_the_request(
-    engine: Engine, driver: Driver, env: list[str], words: list[str]
+    engine: Engine,
+    driver: Driver,
+    configs: dict[str, Path],
+    env: list[str],
+    words: list[str],
 ) -> None:
     with nothing_left(driver.root, pid=engine.pid):
         done = engine.run(DEBIAN, "true", env=env).failed()
     if engine.shows_errors_of_hooks:
         assert_one_clear_error(done, *words)
+    else:
+        kept = configs["runc"].parent / "state/errors.log"
+        last = kept.read_text().splitlines()[-1]
+        assert [word for word in words if word not in last] == []
 
 
 @pytest.mark.parametrize(("env", "words"), REQUESTS.values(), ids=REQUESTS.keys())

@@ -48,6 +48,11 @@ def test_a_folder_open_to_others_is_left_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_without_a_state_folder_nothing_is_remembered(tmp_path: Path) -> None:
-    log.remember(str(tmp_path / "missing"), "gpuhook-prestart", "lost")
+def test_the_state_folder_is_made(tmp_path: Path) -> None:
+    log.remember(str(tmp_path / "state"), "gpuhook-prestart", "kept")
+    assert os.listdir(tmp_path / "state") == [log.ERRORS]
+
+
+def test_where_it_cannot_be_made_nothing_is_remembered(tmp_path: Path) -> None:
+    log.remember(str(tmp_path / "missing/state"), "gpuhook-prestart", "lost")
     assert os.listdir(tmp_path) == []
