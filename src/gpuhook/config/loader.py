@@ -54,7 +54,7 @@ def load(path: str | None = None) -> Config:
         if path:
             raise ConfigError(
                 f"The configuration file {shown(path)} does not exist",
-                f"Create it with `gpuhook config default`, or unset {PATH_VARIABLE}",
+                f"Create it (`gpuhook config default` prints one), or unset {PATH_VARIABLE}",
             ) from None
         config = Config()
     else:
