@@ -38,7 +38,7 @@ def granted(value: str | None, legacy: bool, supported: tuple[str, ...]) -> tupl
 
     ``value`` is NVIDIA_DRIVER_CAPABILITIES (None: not set), ``legacy`` says that the image
     is older than that variable. Raises CapabilityError, naming the words, for a list that
-    holds more than is supported; ``all`` never does.
+    holds more than is supported (``all`` never does), or a word that is none.
     """
     if value is None and legacy:
         return supported
@@ -47,6 +47,9 @@ def granted(value: str | None, legacy: bool, supported: tuple[str, ...]) -> tupl
         return intersection(DEFAULT, supported)
     if "all" in asked:
         return supported
+    unknown = tuple(word for word in asked if word not in KNOWN)
+    if unknown:
+        raise _unknown(unknown)
     refused = tuple(shown(word) for word in asked if word not in supported)
     if refused:
         raise CapabilityError(
@@ -56,3 +59,31 @@ def granted(value: str | None, legacy: bool, supported: tuple[str, ...]) -> tupl
             "in gpuhook's config.toml",
         )
     return asked
+
+
+def _unknown(words: tuple[str, ...]) -> CapabilityError:
+    verb = "is no driver capability" if len(words) == 1 else "are no driver capabilities"
+    meant = tuple(dict.fromkeys(guess for word in words if (guess := _meant(word))))
+    hint = f" (did you mean {','.join(meant)}?)" if meant else ""
+    return CapabilityError(
+        f"{listed(tuple(map(shown, words)))} {verb}: there are {', '.join(KNOWN)} and all",
+        f"Correct {VARIABLE}{hint}",
+    )
+
+
+def _meant(word: str) -> str:
+    """Return the known words, comma-separated, that a misspelled one must stand for, or ""."""
+    parts = word.lower().split()
+    found = [next((name for name in (*KNOWN, "all") if _near(part, name)), "") for part in parts]
+    return ",".join(found) if all(found) else ""
+
+
+def _near(word: str, name: str) -> bool:
+    """Tell whether one letter too many, too few or wrong, or two swapped, is all the difference."""
+    if abs(len(word) - len(name)) > 1:
+        return False
+    while word and name and word[0] == name[0]:
+        word, name = word[1:], name[1:]
+    while word and name and word[-1] == name[-1]:
+        word, name = word[:-1], name[:-1]
+    return max(len(word), len(name)) <= 1 or (len(word) == 2 and word == name[::-1])

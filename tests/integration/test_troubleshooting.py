@@ -75,6 +75,12 @@ def hung_driver(scene: Scene) -> Result:
     return scene.start(ALL, config=scene.config(text))
 
 
+def forbidden_capability(scene: Scene) -> Result:
+    config = write_config(scene.folder / "config", scene.driver.root, ["runc"])
+    text = 'supported-driver-capabilities = "utility"\n' + config.read_text()
+    return scene.start(ALL, "NVIDIA_DRIVER_CAPABILITIES=video", config=scene.config(text))
+
+
 def closed_nodes(scene: Scene) -> Path:
     """Return the root of a driver whose nodes only root may open."""
     root = scene.broken_driver()
@@ -166,7 +172,8 @@ OURS: dict[str, Provocation] = {
     "The container requires '...' and this machine has ...": lambda scene: scene.start(
         ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"
     ),
-    "NVIDIA_DRIVER_CAPABILITIES asks for '...'": lambda scene: scene.start(
+    "NVIDIA_DRIVER_CAPABILITIES asks for '...'": forbidden_capability,
+    "'...' is no driver capability: there are ...": lambda scene: scene.start(
         ALL, "NVIDIA_DRIVER_CAPABILITIES=magic"
     ),
     "CUDA_VERSION is '...', which is not a version number": lambda scene: scene.start(

@@ -71,13 +71,43 @@ def test_blank_all_and_duplicates(value: str | None, supported: str, result: str
     assert granted(value, supported) == result
 
 
-@pytest.mark.parametrize("value", ["compute,foo", "Compute", "foo", "compute utility", "a\nb"])
-def test_refusal_names_word_and_bound(value: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("compute,foo", ""),
+        ("compute,utlity", " (did you mean utility?)"),
+        ("Compute", " (did you mean compute?)"),
+        ("COMPUTE UTILITY", " (did you mean compute,utility?)"),
+        ("compute foo", ""),
+        ("vidoe", " (did you mean video?)"),
+        ("grafics", ""),
+        ("graphicss", " (did you mean graphics?)"),
+        ("utilities", ""),
+        ("All", " (did you mean all?)"),
+        ("a\nb", ""),
+        ("utility" * 1000, ""),
+    ],
+)
+def test_an_unknown_word_is_named_and_corrected(value: str, hint: str) -> None:
     with pytest.raises(CapabilityError) as caught:
         granted(value, "compute,utility")
     word = next(word for word in value.split(",") if word != "compute")
-    assert ascii(word) in caught.value.cause
-    assert "compute,utility" in caught.value.cause
+    assert ascii(word[:48]) in caught.value.cause
+    assert "is no driver capability: there are compat32, compute, " in caught.value.cause
+    assert caught.value.remedy == f"Correct NVIDIA_DRIVER_CAPABILITIES{hint}"
+    assert caught.value.code == "unsupported-capability"
+
+
+def test_several_unknown_words() -> None:
+    with pytest.raises(CapabilityError) as caught:
+        granted("utlity,compte,x")
+    assert "'compte', 'utlity', 'x' are no driver capabilities" in caught.value.cause
+    assert "did you mean compute,utility?" in caught.value.remedy
+
+
+def test_a_refusal_names_the_bound() -> None:
+    with pytest.raises(CapabilityError, match="'video', and only compute,utility") as caught:
+        granted("compute,video", "compute,utility")
     assert "supported-driver-capabilities" in caught.value.remedy
     assert caught.value.code == "unsupported-capability"
 
