@@ -57,6 +57,24 @@ root = "{folder}/root"
 """
 
 
+STOCK = """\
+version = 2
+root = "{folder}/root"
+state = "{folder}/state"
+[grpc]
+  address = "{folder}/containerd.sock"
+[ttrpc]
+  address = "{folder}/containerd.sock.ttrpc"
+[plugins."{plugin}"]
+  sandbox_image = "{pause}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins."{plugin}".cni]
+    bin_dir = "/usr/lib/cni"
+"""
+STOCK_OLD = STOCK.replace("version = 2\n", "")
+
+
 class Site:
     """A containerd to install to: its configuration and our command, with its own state."""
 
@@ -195,6 +213,30 @@ def test_no_configuration_at_all(site: Site) -> None:
     assert "gpu-py" in site.dump()["plugins"][CRI]["containerd"]["runtimes"]
     site.gpuhook("uninstall").ok()
     assert list(site.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("stock", [STOCK, STOCK_OLD])
+def test_the_built_in_runtime_still_works(
+    site: Site, configs: dict[str, Path], pause_archive: Path, stock: str
+) -> None:
+    """Debian's own file names no runtime; containerd forgets runc as soon as a file names one."""
+    plugin = CRI if stock is STOCK else "cri"
+    text = stock.format(folder=site.folder, pause=PAUSE, plugin=plugin)
+    site.config.write_text(text)
+    site.gpuhook("install").ok()
+    with running(site, configs["runc"], pause_archive) as cri:
+        [line] = [
+            line.split()
+            for line in site.call("plugins", "ls").ok().stdout.splitlines()
+            if line.split()[:2] == ["io.containerd.grpc.v1", "cri"]
+        ]
+        assert line[-1] == "ok"
+        for handler in ("", "runc", "gpu-py"):
+            with cri.pod(handler):
+                pass
+    site.gpuhook("uninstall").ok()
+    assert site.config.read_text() == text
+    assert not (site.folder / "conf.d").exists()
 
 
 def test_what_the_admin_changed_meanwhile_stays(site: Site) -> None:

@@ -200,3 +200,45 @@ def test_running_containers_are_found_by_their_binary(tmp_path: Path) -> None:
         (tasks / "k8s.io" / name).mkdir(parents=True)
         (tasks / "k8s.io" / name / "runtime").write_text(binary)
     assert Containerd().bound(("gpu-py",), ask_for(config)) == ["k8s.io/one"]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
+def test_where_no_file_names_a_runtime_the_built_in_one_is_kept(
+    tmp_path: Path, version: int, program: tuple[int, int] | None
+) -> None:
+    """Any entry in ``runtimes`` makes containerd forget runc, its default."""
+    config = tmp_path / "config.toml"
+    head = "" if version == 1 else f"version = {version}\n"
+    text = head + f'[plugins."{PLUGINS[version]}".cni]\n  bin_dir = "/usr/lib/cni"\n'
+    config.write_text(text)
+    store = Store(str(tmp_path / "state"))
+    with store.locked():
+        for _ in range(2):  # once more on what the first wrote
+            targets = list(answer(ask_for(config), program).targets)
+            installer.install(store, targets)
+            document = tomllib.loads(targets[0].text)
+            runtimes = get(document, ("plugins", PLUGINS[version], "containerd", "runtimes"))
+            assert set(runtimes) == {"runc", "gpu-py"}
+            assert runtimes["runc"] == {"runtime_type": "io.containerd.runc.v2", "options": {}}
+            assert runtimes["gpu-py"]["options"]["BinaryName"] == "/opt/gpu-py"
+        installer.uninstall(store, store.records())
+    assert config.read_text() == text
+    assert not (tmp_path / "conf.d").exists()
+
+
+def test_where_another_runtime_is_named_none_is_added(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    table = f'[plugins."{PLUGINS[2]}".containerd'
+    config.write_text(
+        f'version = 2\n{table}]\ndefault_runtime_name = "crun"\n'
+        f'{table}.runtimes.crun]\nruntime_type = "io.containerd.runc.v2"\n'
+    )
+    document = tomllib.loads(answer(ask_for(config), (1, 6)).targets[0].text)
+    runtimes = get(document, ("plugins", PLUGINS[2], "containerd", "runtimes"))
+    assert set(runtimes) == {"crun", "gpu-py"}
+
+
+def test_the_built_in_runtime_is_no_reason_to_tell_of_a_copy(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    assert "copied" not in answer(ask_for(config), (1, 6)).targets[0].text

@@ -34,6 +34,8 @@ _PLAIN_RUNTIME: Document = {
     "runtime_engine": "",
     "privileged_without_host_devices": False,
 }
+# What containerd has built in. It forgets this as soon as a file names any runtime.
+_BUILT_IN: dict[str, Document] = {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {}}}
 # Until then a plugin's table in an imported file replaces the whole of the main file's.
 _MERGES_TABLES = (2, 1)
 _COPY_NOTE = (
@@ -203,9 +205,10 @@ def _drop_in_settings(
     _add_runtimes(settings, source, ask, old=False)
     if not merges:
         return settings
-    ours: Document = {"containerd": {"runtimes": {}}}
-    for name in ask.names:
-        ours["containerd"]["runtimes"][name] = settings["containerd"]["runtimes"][name]
+    known = get(effective, ("containerd", "runtimes")) or {}
+    runtimes = settings["containerd"]["runtimes"]
+    added = [name for name in runtimes if name in ask.names or name not in known]
+    ours: Document = {"containerd": {"runtimes": {name: runtimes[name] for name in added}}}
     if ask.set_default:
         ours["containerd"]["default_runtime_name"] = ask.names[0]
     if ask.cdi:
@@ -262,6 +265,8 @@ def _add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None
         if old:
             options["Runtime"] = program
         runtimes[name] = entry
+    if set(runtimes) <= set(ask.names):
+        runtimes.update(copy.deepcopy(_BUILT_IN) if "runc" not in runtimes else {})
     if ask.set_default:
         containerd["default_runtime_name"] = ask.names[0]
     if ask.cdi and source.version > 1:
@@ -309,13 +314,14 @@ def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> 
         )
     head, plugin = source.cri
     document = {"version": source.version, head: {plugin: settings}}
-    copied = set(settings) - {"containerd", "enable_cdi"} or len(
-        settings["containerd"]["runtimes"]
-    ) > len(ask.names)
+    runtimes = settings["containerd"]["runtimes"]
+    others = {name: runtimes[name] for name in runtimes if name not in ask.names}
+    elsewhere = set(settings) - {"containerd", "enable_cdi"}
+    copied = elsewhere or others not in ({}, _BUILT_IN)
     header = DROP_IN_HEADER + ("\n" + _COPY_NOTE if copied else "")
     text = toml_text.render(document, header)
     # Half of a copy would replace the whole of what it is a copy of.
-    owned = (*_owned(source, ask), *(((head,),) if copied else ()))
+    owned = (*_owned(source, ask), *(((head,),) if elsewhere or others else ()))
     return Target("containerd", path, "toml", text, source.path, owned, ours=True)
 
 
