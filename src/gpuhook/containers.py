@@ -4,7 +4,7 @@ A container is a set of processes with another root filesystem than ours, named 
 cgroup. Its nodes are the ones in its own /dev and the ones mounted elsewhere; they are told
 apart by their device numbers, because a container may call them as it likes.
 
-Not on the hot path: only ``gpuhook list`` comes here.
+Not on the hot path: only ``gpuhook list`` and ``gpuhook repair`` come here.
 """
 
 import os
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from gpuhook.rootfs import Rootfs
 
+WITHOUT_ROOT = "Without root only your own containers are seen; run this as root for all."
 _ID = re.compile(r"[0-9a-f]{64}")
 _ENGINES = (
     ("libpod", "podman"),

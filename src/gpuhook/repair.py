@@ -72,7 +72,7 @@ def select(names: Iterable[str], running: Collection[Container]) -> list[Contain
             what = "means several containers" if found else "is no running container with a GPU"
             raise ContainerError(
                 f"{name} {what}",
-                "Use the whole id that gpuhook list shows, or repair all with --all",
+                "Use an id or name as `gpuhook list` or the engine shows it, or --all",
             )
         chosen += found
     return chosen

@@ -133,6 +133,21 @@ def test_files_are_listed_on_request(
     assert "libcuda" not in run([word for word in argv if word != "--files"]).ok().stdout
 
 
+@pytest.mark.parametrize("words", [["list"], ["list", "--format=json"], ["repair", "--all"]])
+def test_without_root_it_is_said_that_others_are_not_seen(
+    installation: Installation, configs: dict[str, Path], words: list[str]
+) -> None:
+    """Without capabilities and as nobody, whose containers can't be there."""
+    argv = [installation.command, *words, "--config", configs["runc"]]
+    plain = "Without root only your own containers are seen; run this as root for all.\n"
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    done = run([*nobody, *argv]).ok()
+    assert done.stderr == plain
+    assert ("No running container with a GPU was found." in done.stdout) == ("repair" in words)
+    if "repair" not in words:
+        assert run(argv).ok().stderr == ""
+
+
 def test_the_list_needs_a_driver(installation: Installation, tmp_path: Path) -> None:
     config = write_config(tmp_path / "config", tmp_path, ["runc"])
     done = subprocess.run(

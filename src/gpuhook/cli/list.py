@@ -1,5 +1,6 @@
 """gpuhook list: GPUs, MIG devices, and the running containers that have them."""
 
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -7,7 +8,7 @@ import click
 
 from gpuhook.cli._output import config_option, format_option, print_json, table
 from gpuhook.config import load
-from gpuhook.containers import Container, running
+from gpuhook.containers import WITHOUT_ROOT, Container, running
 from gpuhook.inventory import Gpu, Inventory, Mig
 from gpuhook.store import get_inventory
 
@@ -25,6 +26,8 @@ def list_(files: bool, config_path: str | None, output_format: str) -> None:
     """
     inventory = get_inventory(load(config_path))
     containers = running((node.major, node.minor) for node in inventory.nodes)
+    if os.geteuid() != 0:
+        click.echo(WITHOUT_ROOT, err=True)
     if output_format == "json":
         print_json(_as_json(inventory, containers))
         return

@@ -1,5 +1,6 @@
 """gpuhook repair: give back GPUs to running containers that lost access to them."""
 
+import os
 from collections.abc import Collection
 
 import click
@@ -30,7 +31,11 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
     inventory = get_inventory(load(config_path))
     devices = {(node.major, node.minor) for node in inventory.nodes}
     running = containers.running(devices)
+    if os.geteuid() != 0:
+        click.echo(containers.WITHOUT_ROOT, err=True)
     if everything:
+        if not running:
+            click.echo("No running container with a GPU was found.")
         failed = [each for each in running if not _repaired(each, devices)]
         if failed:
             raise ContainerError(
