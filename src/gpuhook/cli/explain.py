@@ -6,12 +6,15 @@ from typing import Any
 
 import click
 
+from gpuhook import environment as environments
 from gpuhook import image
 from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError
 from gpuhook.oci import Spec, read_spec
 from gpuhook.plan import Plan, make_plan
+from gpuhook.quoting import shown
+from gpuhook.request import VISIBLE_DEVICES
 from gpuhook.resolve import Progress, Resolved, resolve
 from gpuhook.rootfs import Rootfs
 
@@ -24,13 +27,16 @@ class Explanation:
         self.resolved: Resolved | None = None
         self.plan: Plan | None = None
         self.error: GpuhookError | None = None
+        self.why_nothing = ""
 
     def follow(self, spec: dict[str, Any], root_path: str | None, config_path: str | None) -> None:
         """Take the steps that the hook would take, short of changing anything."""
         try:
             config = load(config_path)
             self.resolved = resolve(spec, config, self.progress, save=False)
-            if self.resolved is not None:
+            if self.resolved is None:
+                self.why_nothing = _why_nothing(spec, config)
+            else:
                 self.plan = make_plan(
                     self.resolved.request,
                     self.resolved.inventory,
@@ -84,6 +90,7 @@ def _request_lines(explanation: Explanation) -> list[str]:
         return []
     lines = [f"Ignored from {source}: {reason}" for source, reason in request.ignored]
     if request.devices is None:
+        lines += [f"Because: {explanation.why_nothing}"] if explanation.why_nothing else []
         return [*lines, "The container asks for no GPU: nothing is done to it."]
     lines += [
         f"Asked for by:    {request.source}",
@@ -102,6 +109,21 @@ def _request_lines(explanation: Explanation) -> list[str]:
             f"Selected:        {', '.join(explanation.resolved.selection.uuids) or 'no GPU'}"
         )
     return lines
+
+
+def _why_nothing(spec: dict[str, Any], config: Config) -> str:
+    """Return why the environment asks for nothing, "" where it names devices."""
+    env = environments.parse((spec.get("process") or {}).get("env") or [])
+    variables = [name for name in environments.items(config.swarm_resource) if name in env]
+    variables = variables or [VISIBLE_DEVICES]
+    what = " and ".join(variables)
+    values = [env[name] for name in variables if name in env]
+    names = [name for value in values for name in environments.items(value)]
+    if not values:
+        return f"{what} isn't set"
+    if not names:
+        return f"{what} is empty"
+    return f"void is among the names in {what}" if "void" in names else ""
 
 
 def _spelled_out(environment: tuple[str, ...], privileged: bool) -> dict[str, Any]:
@@ -135,6 +157,10 @@ def explain(
     The container is given by its bundle, by its spec, or spelled out with -e. The exit
     status is 1 if the container could not be started.
     """
+    for word in environment:
+        name, equals, _ = word.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"-e takes NAME=VALUE, not {shown(word)}.")
     given = [bool(bundle), bool(spec_path), bool(environment or privileged)]
     if sum(given) != 1:
         raise click.UsageError("Give one of --bundle, --spec, or the request with -e.")
