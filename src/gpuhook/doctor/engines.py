@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +18,9 @@ _CONTAINERD_FILE = "/etc/containerd/config.toml"
 _FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 _PODMAN_FILES = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
+_READ_SINCE_PODMAN_5 = "/etc/containers/oci/hooks.d"
+_PATIENCE = 5.0  # seconds
+_START_PRECISION = 2.0  # seconds: /proc/stat has the boot in whole ones, and clocks are corrected
 _PROGRAM_KEYS = ("BinaryName", "runtime_path", "runtime_engine")
 
 
@@ -35,7 +40,14 @@ def _runs(case: Case, name: str) -> Process | None:
 
 
 def containerd(case: Case) -> Iterator[Finding]:
-    """Look for the runtime in containerd's configuration and compare with when it started."""
+    """Look for the runtime in containerd's configuration and compare with when it started.
+
+    What is true of several containerds alike is said once.
+    """
+    yield from dict.fromkeys(_containerds(case))
+
+
+def _containerds(case: Case) -> Iterator[Finding]:
     running = [
         process
         for process in case.machine.processes("containerd")
@@ -123,7 +135,7 @@ def _registered(
         text = f"{engine} doesn't know the runtime {RUNTIME} ({files[0]})"
         yield warning(check, text, f"Run {install}")
     else:
-        text = f"{engine} isn't told of {RUNTIME}, which only Kubernetes needs"
+        text = f"{engine} isn't told of {RUNTIME}, which only Kubernetes needs ({files[0]})"
         yield ok(check, text, f"If you want it: {install}")
 
 
@@ -137,7 +149,7 @@ def _started_after(
     elif status is None or not running.started:
         text = f"When {engine} started is unknown, and so whether it has read {path}"
         yield warning(check, text, f"Run systemctl restart {engine} if in doubt")
-    elif status.st_mtime > running.started:
+    elif status.st_mtime > running.started + _START_PRECISION:
         text = f"{path} is newer than the running {engine}, which hasn't read it"
         yield failure(check, text, f"Run systemctl restart {engine}")
     else:
@@ -175,17 +187,19 @@ def _podman_files(case: Case) -> list[str]:
 
 
 def _podman_hooks(case: Case) -> Iterator[Finding]:
-    folders = list(_HOOK_FOLDERS)
+    named = []
     for path in _podman_files(case):
         more = _strings(_table(_toml(case.machine, path)[0], "engine").get("hooks_dir"))
-        folders += [folder for folder in more if folder not in folders]
-    for folder in folders:
+        named += [os.path.normpath(folder) for folder in more]
+    for folder in dict.fromkeys((*_HOOK_FOLDERS, *named)):
         for name in case.machine.names(folder):
             if name.endswith(".json"):
-                yield from _podman_hook(case, f"{folder}/{name}")
+                is_new = folder == _READ_SINCE_PODMAN_5 and folder not in named
+                yield from _podman_hook(case, f"{folder}/{name}", is_new)
 
 
-def _podman_hook(case: Case, path: str) -> Iterator[Finding]:
+def _podman_hook(case: Case, path: str, needs_podman_5: bool) -> Iterator[Finding]:
+    """Judge one hook file; one that lies where only podman 5 looks may not be read at all."""
     try:
         described = json.loads(case.machine.text(path) or "")
         program = described.get("hook")
@@ -200,4 +214,33 @@ def _podman_hook(case: Case, path: str) -> Iterator[Finding]:
         text = f"{path} names the hook {program}, which can't be executed; every container fails"
         yield failure("podman-hook", text, "Reinstall the hook, or delete the file")
     elif os.path.basename(str(program)) == _HOOK:
-        yield ok("podman-hook", f"{path} registers {program}")
+        yield _read_hook(case, path, f"{path} registers {program}", needs_podman_5)
+
+
+def _read_hook(case: Case, path: str, text: str, needs_podman_5: bool) -> Finding:
+    version = _podman_version(case.machine) if needs_podman_5 else ""
+    folder = os.path.dirname(path)
+    if needs_podman_5 and not version:
+        text += "; podman before 5.0 reads this folder only if hooks_dir names it"
+    elif needs_podman_5 and int(version.partition(".")[0]) < 5:
+        return warning(
+            "podman-hook",
+            f"podman {version} doesn't read {path}: podman before 5.0 looks into {folder} "
+            "only if hooks_dir names it",
+            f"Add {folder} to hooks_dir in containers.conf, as gpuhook install --engine podman "
+            "--hook precreate does",
+        )
+    return ok("podman-hook", text)
+
+
+def _podman_version(machine: Machine) -> str:
+    """Return what podman --version says, "" if it says nothing of use."""
+    program = machine.path(machine.which("podman", _FOLDERS) or "")
+    try:
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, timeout=_PATIENCE, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = re.search(rb"\b\d{1,4}\.\d[\d.]*", done.stdout)
+    return found[0].decode() if found else ""

@@ -148,10 +148,10 @@ def recent_errors(case: Case) -> Iterator[Finding]:
         except ValueError:
             continue  # cut off while it was written
         if isinstance(record, dict) and str(record.get("time", "")) > yesterday:
-            lately.append(f"{record['time']} {record.get('msg', '')}")
+            lately.append(f"{record['time']} {record.get('msg', '')}".rstrip("."))
     if lately:
         count = f"{len(lately)} containers failed" if len(lately) > 1 else "A container failed"
-        remedy = "Do what it says; other engines than crun show it themselves"
+        remedy = "Do what the message says; crun hides what hooks say, so it is kept here"
         yield ok("recent-errors", f"{count} within a day, the last: {lately[-1]}", remedy)
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -235,6 +236,29 @@ def test_a_daemon_older_than_its_file(tree: Tree, started: int, status: str) -> 
     assert said(engines.containerd(tree.case))["containerd-loaded"][0] == status
 
 
+@pytest.mark.parametrize(
+    ("newer", "status"), [(-60, "ok"), (0.9, "ok"), (1.9, "ok"), (2.1, "failure"), (60, "failure")]
+)
+def test_a_daemon_restarted_right_after_its_file_was_written(
+    tree: Tree, newer: float, status: str
+) -> None:
+    tree.process(3, "/usr/bin/containerd", started=BOOT + 100)
+    tree.program(GPU_PY)
+    file = tree.write(CONTAINERD, RUNTIME_TABLES["2"].format(GPU_PY))
+    os.utime(file, (BOOT + 100 + newer, BOOT + 100 + newer))
+    assert said(engines.containerd(tree.case))["containerd-loaded"][0] == status
+
+
+def test_several_containerds_are_told_of_once_or_by_their_files(tree: Tree) -> None:
+    tree.process(3, "/usr/bin/containerd")
+    tree.process(4, "/usr/bin/containerd")
+    assert len(list(engines.containerd(tree.case))) == 1
+    tree.process(5, "/usr/bin/containerd", "--config", "/srv/c.toml")
+    messages = [finding.message for finding in engines.containerd(tree.case)]
+    assert [CONTAINERD in message for message in messages] == [True, False]
+    assert "/srv/c.toml" in messages[1]
+
+
 def test_a_daemon_whose_age_is_unknown(tree: Tree) -> None:
     tree.process(3, "/usr/bin/containerd")
     (tree.root / "proc/stat").unlink()
@@ -298,6 +322,34 @@ def test_podman_with_the_hook(tree: Tree, key: str) -> None:
     hook: object = f"/{path}" if key == "old" else {"path": f"/{path}"}
     tree.write(f"{HOOKS}/gpuhook.json", json.dumps({"version": "1.0.0", "hook": hook}))
     assert said(engines.podman(tree.case))["podman-hook"][0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("version", "named", "status", "words"),
+    [
+        ("podman version 4.9.4", False, "warning", "podman 4.9.4 doesn't read"),
+        ("podman version 4.9.4", True, "ok", "registers"),
+        ("podman version 5.0.0-rc1", False, "ok", "registers"),
+        ("podman version 10.1", False, "ok", "registers"),
+        ("nonsense", False, "ok", "only if hooks_dir names it"),
+        ("", False, "ok", "only if hooks_dir names it"),
+    ],
+)
+def test_a_hook_where_old_podmans_do_not_look(
+    tree: Tree, version: str, named: bool, status: str, words: str
+) -> None:
+    tree.program("/usr/bin/podman", f"#!/bin/sh\necho {version}\n")
+    tree.program(f"{BIN}/gpuhook-prestart")
+    folder = "/etc/containers/oci/hooks.d"
+    hook = {"version": "1.0.0", "hook": {"path": f"{BIN}/gpuhook-prestart"}}
+    tree.write(f"{folder}/gpuhook.json", json.dumps(hook))
+    if named:
+        text = f'[engine]\nhooks_dir = ["{folder}/"]\n'
+        tree.write("/etc/containers/containers.conf", text)
+    found, message = said(engines.podman(tree.case))["podman-hook"]
+    assert found == status
+    assert words in message
+    assert ("hooks_dir" in message) == ("hooks_dir" in words or status == "warning")
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_recent_errors_are_shown_and_old_ones_not(tree: Tree) -> None:
     now = log.timestamp()
     lines = [
         {"level": "error", "msg": "old", "time": "2001-01-01T00:00:00Z"},
-        {"level": "error", "msg": "gpuhook-prestart: no such GPU", "time": now},
+        {"level": "error", "msg": "gpuhook-prestart: no such GPU.", "time": now},
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines) + "cut off"
     tree.write(f"{tree.case.config.state_dir}/{log.ERRORS}", text)
