@@ -88,7 +88,8 @@ def _find(selector: str, inventory: "Inventory") -> "list[Found]":
         if found:
             return found
     raise UnknownDeviceError(
-        f"This machine has no GPU or MIG device {shown(selector)}: {_what_exists(inventory)}",
+        f"This machine has no GPU or MIG device {shown(selector)}: "
+        f"{_wrong_in_range(wanted, inventory)}{_what_exists(inventory)}",
         "Ask for one that exists, or for all; `gpuhook info` lists them",
     )
 
@@ -124,6 +125,22 @@ def _by_range(wanted: str, inventory: "Inventory") -> "list[Found]":
     gpus = [_gpu_at(number, inventory) for number in range(start, end + 1)]
     found: list[Found] = [(gpu, None) for gpu in gpus if gpu is not None]
     return found if len(found) == len(gpus) else []
+
+
+def _wrong_in_range(wanted: str, inventory: "Inventory") -> str:
+    """Return why a range fits nothing, "" for what is no range."""
+    first, _, last = wanted.partition("-")
+    start, end = _number(first), _number(last)
+    if start is None or end is None or not inventory.gpus:
+        return ""
+    if start > end:
+        return "the range runs backwards; "
+    have = {gpu.index for gpu in inventory.gpus}
+    while start in have:
+        start += 1
+    later = [index for index in have if start < index <= end]
+    end = min(later) - 1 if later else end
+    return f"{start} doesn't exist; " if start == end else f"{start} to {end} don't exist; "
 
 
 def _by_gpu_uuid(wanted: str, inventory: "Inventory") -> "list[Found]":

@@ -155,6 +155,34 @@ def test_unknown_device_is_named_with_what_exists(selector: str) -> None:
     assert caught.value.code == "unknown-device"
 
 
+@pytest.mark.parametrize(
+    ("selector", "words"),
+    [
+        ("0-12", "'0-12': 8 to 12 don't exist; it has "),
+        ("0-8", ": 8 doesn't exist; it has "),
+        ("9-999999999", ": 9 to 999999999 don't exist; it has "),
+        ("9-9", ": 9 doesn't exist; it has "),
+        ("3-1", ": the range runs backwards; it has "),
+        ("12-9", ": the range runs backwards; it has "),
+        ("0-", "'0-': it has "),
+        ("12", "'12': it has "),
+    ],
+)
+def test_what_is_wrong_in_a_range(selector: str, words: str) -> None:
+    eight = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in range(8)))
+    with pytest.raises(UnknownDeviceError) as caught:
+        selected(selector, inventory=eight)
+    assert words in caught.value.cause
+
+
+def test_a_gap_in_a_range_is_named() -> None:
+    gaps = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in (0, 1, 4, 6)))
+    with pytest.raises(UnknownDeviceError, match=": 2 to 3 don't exist; it has "):
+        selected("0-6", inventory=gaps)
+    with pytest.raises(UnknownDeviceError, match=": 5 doesn't exist; it has "):
+        selected("4-9", inventory=gaps)
+
+
 @pytest.mark.parametrize(("prefix", "both"), [("GPU-8", (A, B)), ("MIG-1111", (M0, M1))])
 def test_ambiguous_prefix_names_the_candidates(prefix: str, both: tuple[str, str]) -> None:
     with pytest.raises(UnknownDeviceError) as caught:
