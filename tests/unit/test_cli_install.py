@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -241,3 +242,58 @@ def test_configure_has_nvidia_s_spelling_of_options(tmp_path: Path) -> None:
     document = json.loads(config.read_text())
     assert document == {"runtimes": {"gpu-py": {"path": "/bin/true"}}, "features": {"cdi": True}}
     assert "default-runtime" not in document
+
+
+FOREIGN = "# mine\n[engine]\ncgroup_manager = 'systemd'\n"
+
+
+@pytest.mark.parametrize(
+    ("engine", "option", "usual"),
+    [
+        ("podman", "config", "etc/containers/containers.conf.d/99-gpuhook.conf"),
+        ("podman", "drop-in-config", "etc/containers/containers.conf.d/99-gpuhook.conf"),
+        ("crio", "drop-in-config", "etc/crio/crio.conf.d/99-gpuhook.conf"),
+        ("containerd", "drop-in-config", "etc/containerd/conf.d/99-gpuhook.toml"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_a_file_of_somebody_else_is_not_replaced(
+    system: Path, engine: str, option: str, usual: str, dry_run: list[str]
+) -> None:
+    path = system / "etc/theirs.conf"
+    path.write_text(FOREIGN)
+    before = tree(system)
+    with pytest.raises(EngineError, match=f"{path} exists and is not gpuhook's") as caught:
+        call(system, "install", f"--engine={engine}", f"--{option}={path}", *dry_run)
+    assert f"such as {system / usual}," in str(caught.value)
+    assert tree(system) == before
+
+
+@pytest.mark.parametrize(
+    ("engine", "path"),
+    [
+        ("podman", "etc/containers/containers.conf.d/99-gpuhook.conf"),
+        ("podman", "etc/containers/oci/hooks.d/gpuhook.json"),
+        ("crio", "etc/crio/crio.conf.d/99-gpuhook.conf"),
+        ("containerd", "etc/containerd/conf.d/99-gpuhook.toml"),
+    ],
+)
+@pytest.mark.parametrize("text", ["", "[other]\n", '{"hook": {"path": "/bin/other"}}'])
+def test_at_the_usual_place_neither(system: Path, engine: str, path: str, text: str) -> None:
+    theirs = system / path
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text(text if path.endswith(".json") or not text.startswith("{") else "a = 1\n")
+    before = tree(system)
+    with pytest.raises(EngineError, match=f"{theirs} exists and is not gpuhook's"):
+        call(system, "install", f"--engine={engine}", "--hook=prestart")
+    assert tree(system) == before
+
+
+@pytest.mark.parametrize("engine", ["podman", "crio", "containerd"])
+def test_what_we_wrote_is_ours_without_a_record_too(system: Path, engine: str) -> None:
+    words = ["install", f"--engine={engine}", "--hook=prestart"]
+    call(system, *words)
+    shutil.rmtree(system / "var")
+    assert call(system, *words, "--set-default").exit_code == 0
+    call(system, "uninstall")
+    assert not list((system / "etc").rglob("*gpuhook*"))

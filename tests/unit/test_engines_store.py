@@ -93,9 +93,25 @@ def test_a_file_that_somebody_removed_stays_removed(store: Store, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_our_name_is_ours_whatever_it_held(store: Store, tmp_path: Path) -> None:
+def test_a_file_that_is_to_be_ours_replaces_none_of_others(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "99-gpuhook.json"
     path.write_text(OLD)
+    with pytest.raises(EngineError, match="exists and is not gpuhook's"):
+        put(store, target(path, ours=True))
+    assert path.read_text() == OLD
+    assert store.records() == []
+
+
+@pytest.mark.parametrize("path_of_hook", ["/usr/bin/gpuhook-prestart", "/usr/bin/other"])
+def test_a_hook_file_is_known_by_its_program(
+    store: Store, tmp_path: Path, path_of_hook: str
+) -> None:
+    path = tmp_path / "gpuhook.json"
+    path.write_text(json.dumps({"hook": {"path": path_of_hook}}))
+    if path_of_hook == "/usr/bin/other":
+        with pytest.raises(EngineError, match="exists and is not gpuhook's"):
+            put(store, target(path, ours=True))
+        return
     put(store, target(path, ours=True))
     take(store)
     assert not path.exists()

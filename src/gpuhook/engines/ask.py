@@ -8,7 +8,6 @@ from typing import Protocol
 from gpuhook.engines.store import Target
 
 RUNTIME_NAME = "gpu-py"
-DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
 
 
 @dataclass(frozen=True)

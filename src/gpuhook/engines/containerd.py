@@ -13,10 +13,10 @@ import subprocess
 from dataclasses import dataclass
 
 from gpuhook.engines import toml_text
-from gpuhook.engines.ask import DROP_IN_HEADER, Answer, Ask
+from gpuhook.engines.ask import Answer, Ask
 from gpuhook.engines.files import read_text
 from gpuhook.engines.merge import Document, Path, get
-from gpuhook.engines.store import Target
+from gpuhook.engines.store import DROP_IN_HEADER, Target
 from gpuhook.errors import EngineError
 
 _CONFIG = "/etc/containerd/config.toml"
@@ -148,13 +148,17 @@ def answer(ask: Ask, program: tuple[int, int] | None) -> Answer:
     if source.version == 1:
         targets: tuple[Target, ...] = (_whole_file(source, ask),)
     else:
-        drop_in = ask.drop_in or os.path.join(os.path.dirname(source.path), _DROP_IN)
+        drop_in = ask.drop_in or _usual_drop_in(source)
         settings = _drop_in_settings(source, ask, drop_in, program)
         targets = (
             _drop_in_target(source, ask, drop_in, settings),
             _importing_target(source, ask, drop_in),
         )
     return Answer(targets, (Containerd().afterwards(),), tuple(warnings))
+
+
+def _usual_drop_in(source: Source) -> str:
+    return os.path.join(os.path.dirname(source.path), _DROP_IN)
 
 
 def _foreign(source: Source, ask: Ask) -> set[str]:
@@ -322,7 +326,8 @@ def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> 
     text = toml_text.render(document, header)
     # Half of a copy would replace the whole of what it is a copy of.
     owned = (*_owned(source, ask), *(((head,),) if elsewhere or others else ()))
-    return Target("containerd", path, "toml", text, source.path, owned, ours=True)
+    usual = _usual_drop_in(source)
+    return Target("containerd", path, "toml", text, source.path, owned, ours=True, usual=usual)
 
 
 def _importing_target(source: Source, ask: Ask, drop_in: str) -> Target:

@@ -10,10 +10,10 @@ import os
 import shutil
 
 from gpuhook.engines import toml_text
-from gpuhook.engines.ask import DROP_IN_HEADER, Answer, Ask
+from gpuhook.engines.ask import Answer, Ask
 from gpuhook.engines.files import read_text
 from gpuhook.engines.merge import Document, get
-from gpuhook.engines.store import Target
+from gpuhook.engines.store import DROP_IN_HEADER, Target
 
 _CONFIG = "/etc/crio/crio.conf"
 _DROP_IN = "crio.conf.d/99-gpuhook.conf"
@@ -31,7 +31,8 @@ class Crio:
     def install(self, ask: Ask) -> Answer:
         """Write the drop-in with the options that the present default has."""
         config = _config(ask)
-        path = ask.drop_in or os.path.join(os.path.dirname(config), _DROP_IN)
+        usual = os.path.join(os.path.dirname(config), _DROP_IN)
+        path = ask.drop_in or usual
         default, known = _known(_sources(config, path))
         ask = ask.beside(known)
         entry = _template(default, known, ask)
@@ -42,7 +43,7 @@ class Crio:
             runtime["default_runtime"] = ask.names[0]
         text = toml_text.render({"crio": {"runtime": runtime}}, DROP_IN_HEADER)
         owned = tuple((*_RUNTIMES, name) for name in ask.names)
-        target = Target(self.name, path, "toml", text, config, owned, ours=True)
+        target = Target(self.name, path, "toml", text, config, owned, ours=True, usual=usual)
         warnings = ("CRI-O always knows CDI; --cdi changed nothing",) if ask.cdi else ()
         return Answer((target,), (self.afterwards(),), warnings)
 

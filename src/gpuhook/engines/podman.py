@@ -11,10 +11,10 @@ import subprocess
 from typing import Any
 
 from gpuhook.engines import json_text, toml_text
-from gpuhook.engines.ask import DROP_IN_HEADER, Answer, Ask
+from gpuhook.engines.ask import Answer, Ask
 from gpuhook.engines.files import read_text
 from gpuhook.engines.merge import Document
-from gpuhook.engines.store import Target
+from gpuhook.engines.store import DROP_IN_HEADER, Target
 
 _DROP_IN = "containers/containers.conf.d/99-gpuhook.conf"
 _HOOK = "containers/oci/hooks.d/gpuhook.json"
@@ -49,7 +49,8 @@ class Podman:
             engine["hooks_dir"] = _extended(sources, _HOOK_FOLDERS, (folder,))
         text = toml_text.render({"engine": engine}, DROP_IN_HEADER)
         owned = tuple(("engine", "runtimes", name) for name in ask.names)
-        targets = [Target(self.name, path, "toml", text, path, owned, ours=True)]
+        usual = _configured(_DROP_IN, ask)
+        targets = [Target(self.name, path, "toml", text, path, owned, ours=True, usual=usual)]
         if ask.hook:
             text = hook_document(ask.hook_path, ask.hook, ask.gpuhook_config)
             targets.append(Target(self.name, hook, "json", text, path, HOOK_KEYS, ours=True))

@@ -26,6 +26,9 @@ from gpuhook.engines.merge import Document, Path, without_ours
 from gpuhook.errors import EngineError
 
 DEFAULT_STATE = "/var/lib/gpuhook"
+# The first line of a file of its own, with which it is known as ours without a record too.
+DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
+_HOOK_PROGRAM = "gpuhook-prestart"  # and what a hook file, which has no comments, is known by
 _VERSION = "version"
 _ATTEMPTS = 100
 
@@ -48,8 +51,9 @@ class Target:
     """A file as an engine wants it.
 
     ``syntax`` is json or toml. ``owned`` are the paths in the document that are ours
-    whatever stands there. ``ours`` is true for a file that is ours by its name, which
-    never had another content. ``config`` is the engine's main configuration file.
+    whatever stands there. ``ours`` is true for a file that holds nothing but what we write
+    and goes with it; ``usual`` is where such a file of that engine usually is. ``config`` is
+    the engine's main configuration file.
     """
 
     engine: str
@@ -59,6 +63,7 @@ class Target:
     config: str
     owned: tuple[Path, ...] = ()
     ours: bool = False
+    usual: str = ""
 
 
 @dataclass
@@ -141,15 +146,18 @@ class Store:
         return os.path.join(self.folder, urllib.parse.quote(path, safe=""))
 
     def plan(self, target: Target) -> Change:
-        """Return what ``apply`` would change."""
-        return Change(target.path, read(target.path), target.text.encode("utf-8"))
+        """Return what ``apply`` would change; EngineError if it would replace another's file."""
+        change = Change(target.path, read(target.path), target.text.encode("utf-8"))
+        if target.ours and change.old is not None and not os.path.isdir(self._place(target.path)):
+            _check_ours(target, change)
+        return change
 
     def apply(self, target: Target) -> Change:
         """Bring a file into the wanted state and remember how it was."""
         change = self.plan(target)
         place = self._place(target.path)
         known = os.path.isdir(place)
-        if not change and not known:
+        if not change and not known and not target.ours:
             return change
         if known:
             record = self._load(place)
@@ -194,6 +202,28 @@ class Store:
         remove_folders(record.folders)
         shutil.rmtree(self._place(record.path))
         return change
+
+
+def _check_ours(target: Target, change: Change) -> None:
+    """Refuse to replace a file that we don't remember and that doesn't look as if we wrote it."""
+    old = change.old or b""
+    if not change or old.startswith(f"# {DROP_IN_HEADER}".encode()):
+        return
+    if target.syntax == "json" and _is_our_hook(old):
+        return
+    elsewhere = f", such as {target.usual}," if target.usual not in ("", target.path) else ""
+    raise EngineError(
+        f"{target.path} exists and is not gpuhook's",
+        f"Name a new file{elsewhere} or move it away; the file was left as it is",
+    )
+
+
+def _is_our_hook(data: bytes) -> bool:
+    try:
+        path = json.loads(data)["hook"]["path"]
+    except (ValueError, TypeError, KeyError):
+        return False
+    return os.path.basename(str(path)) == _HOOK_PROGRAM
 
 
 def _separate(
