@@ -177,6 +177,14 @@ def test_reload_says_what_can_only_be_restarted(system: Path) -> None:
     assert "containerd: Restart containerd" in done.stdout
 
 
+def test_reload_keeps_the_notes_on_what_needs_a_restart(system: Path) -> None:
+    done = call(system, "install", "--engine=docker", "--nvidia-names", "--reload")
+    assert "docker: nothing to reload" in done.stdout
+    assert "docker: For --gpus, restart Docker" in done.stdout
+    done = call(system, "install", "--engine=docker", "--cdi", "--reload")
+    assert "docker: Restart Docker, which reads features only at its start" in done.stdout
+
+
 def configure(*words: str) -> Result:
     return CliRunner().invoke(cli, ["configure", *words], catch_exceptions=False)
 

@@ -76,10 +76,10 @@ def _tell_answer(name: str, answer: Answer, job: Job) -> None:
         shared.warn(warning)
     if job.dry_run:
         return
-    if job.reload and shared.reload(name, answer.targets[0].config):
-        return
-    for line in answer.afterwards:
-        click.echo(f"{name}: {line}")
+    reloaded = job.reload and shared.reload(name, answer.targets[0].config)
+    if not reloaded or job.ask.cdi:  # CDI is what no reload switches on
+        for line in answer.afterwards:
+            click.echo(f"{name}: {line}")
     if name == "docker" and job.links is not None:
         click.echo(
             "docker: For --gpus, restart Docker, which looks for "
