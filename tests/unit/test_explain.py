@@ -28,8 +28,8 @@ def test_why_nothing_is_done(tmp_path: Path, word: str, reason: str) -> None:
     done = explain(tmp_path, "-e", word, config='swarm-resource = "SWARM"\n')
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
-        f"Because: {reason}",
         "The container asks for no GPU: nothing is done to it.",
+        f"Because: {reason}",
     ]
 
 

@@ -90,8 +90,8 @@ def _request_lines(explanation: Explanation) -> list[str]:
         return []
     lines = [f"Ignored from {source}: {reason}" for source, reason in request.ignored]
     if request.devices is None:
-        lines += [f"Because: {explanation.why_nothing}"] if explanation.why_nothing else []
-        return [*lines, "The container asks for no GPU: nothing is done to it."]
+        lines.append("The container asks for no GPU: nothing is done to it.")
+        return [*lines, *([f"Because: {why}"] if (why := explanation.why_nothing) else [])]
     lines += [
         f"Asked for by:    {request.source}",
         f"Devices:         {', '.join(request.devices) or 'none (driver files alone)'}",
