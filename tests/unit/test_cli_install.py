@@ -133,6 +133,27 @@ def test_names_of_nvidia_are_never_replaced(system: Path) -> None:
     assert theirs.read_text() == "theirs"
 
 
+def test_names_of_nvidia_go_with_the_last_configuration(system: Path) -> None:
+    folder = system / "opt/names"
+    config = f"--config={system}/etc/other.json"
+    names = ["--nvidia-names", f"--bin-dir={folder}"]
+    call(system, "install", "--engine=docker", config, *names)
+    call(system, "install", "--engine=docker")
+    call(system, "install", "--engine=crio")
+    for words in (["--engine=crio"], ["--engine=docker", config]):
+        done = call(system, "uninstall", *words)
+        assert f"{folder}/nvidia-container-cli" in done.stdout
+        assert "kept" in done.stdout
+        assert sorted(os.listdir(folder)) == sorted(nvidia_names.LINKS)
+    done = call(system, "uninstall", "--engine=docker", "--dry-run")
+    assert f"would remove {folder}/nvidia-container-cli" in done.stdout
+    assert sorted(os.listdir(folder)) == sorted(nvidia_names.LINKS)
+    done = call(system, "uninstall", "--engine=docker")
+    assert f"removed {folder}/nvidia-container-cli" in done.stdout
+    assert os.listdir(folder) == []
+    assert "nothing to take back" in call(system, "uninstall").stdout
+
+
 @pytest.mark.parametrize("engines", [[], ["--engine=all"], ["--engine=docker", "--engine=crio"]])
 def test_one_file_is_for_one_engine(system: Path, engines: list[str]) -> None:
     done = call(system, "install", *engines, "--config=/x")

@@ -41,23 +41,40 @@ def uninstall(
     state = shared.state_folder(state_dir, prefix)
     wanted = set(ENGINES) if shared.ALL in engines else set(engines)
     store = Store(state)
-    links = nvidia_names.LinkRecord(state) if shared.ALL in engines else None
+    links = nvidia_names.LinkRecord(state)
     with contextlib.nullcontext() if dry_run else store.locked():
+        known = store.records()
         records = [
             record
-            for record in store.records()
+            for record in known
             if record.engine in wanted and (config is None or _is(record.config, config))
         ]
-        if not records and not (links and links.links()):
+        is_last = len(records) == len(known)
+        if not records and not (is_last and links.links()):
             click.echo(_NOTHING)
             return
         _warn_of_bound(records, prefix)
         act = installer.preview_removal if dry_run else installer.uninstall
         shared.tell(act(store, records), dry_run=dry_run)
-        for link in links.remove() if links and not dry_run else []:
-            click.echo(f"removed {link.path}")
+        _take_links_back(links, is_last=is_last, dry_run=dry_run)
     if not dry_run:
         _tell_afterwards(records, reload)
+
+
+def _take_links_back(links: nvidia_names.LinkRecord, *, is_last: bool, dry_run: bool) -> None:
+    """Remove NVIDIA's names with the last configuration; until then say that they stay."""
+    there = [link for link in links.links() if link.is_there]
+    if not is_last:
+        if there:
+            paths = ", ".join(link.path for link in there)
+            click.echo(
+                f"kept for what else is installed: {paths}; "
+                "gpuhook uninstall without --engine and --config removes them too"
+            )
+        return
+    word = "would remove" if dry_run else "removed"
+    for link in there if dry_run else links.remove():
+        click.echo(f"{word} {link.path}")
 
 
 def _is(path: str, given: str) -> bool:
