@@ -68,27 +68,15 @@ def _main(
     """Serve one request and end, whatever happens; never return into the caller's code."""
     bundle, asked, _, answer = descriptors
     try:
-        _let_go_of_all_but(descriptors)
         from gpuhook import kernel  # noqa: PLC0415 - in the helper, where time is not short
 
+        kernel.keep_only(descriptors)
         kernel.die_with_parent()
         kernel.end_after(DEADLINE)
         if os.getppid() == parent:
             _serve(bundle, asked, answer, spec, config, resolved)
     finally:
         os._exit(0)
-
-
-def _let_go_of_all_but(kept: tuple[int, ...]) -> None:
-    """Close what our caller waits for the end of: its pipes, above all standard error."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    start = 3
-    for fd in sorted(kept):
-        os.closerange(start, fd)
-        start = fd + 1
-    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
 def _serve(

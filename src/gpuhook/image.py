@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from gpuhook.config import Config
     from gpuhook.rootfs import Rootfs
 
+# NVIDIA's have a dozen files; reading thousands would cost the host's time, not the image's.
+_MOST_FILES = 64
+
 
 class CudaCompat:
     """The CUDA compatibility libraries of an image.
@@ -82,19 +85,27 @@ def look(root: "Rootfs", config: "Config") -> Image:
 
 def _compat(root: "Rootfs") -> CudaCompat | None:
     names = root.list_folder(cuda_compat.FOLDER)
-    if not names:
+    if not names or len(names) > _MOST_FILES:
         return None
     regular = [name for name in names if _is_regular(root, name)]
     version = cuda_compat.compat_version(regular)
     if version is None:
         return None
+    folder = root.real_path(cuda_compat.FOLDER)
+    if not _is_plain(folder):
+        return None
     sonames = [_soname(root, name) for name in regular]
     return CudaCompat(
-        root.real_path(cuda_compat.FOLDER),
+        folder,
         version,
         _note(root, f"{cuda_compat.FOLDER}/libcuda.so.{version}"),
-        tuple(dict.fromkeys(name for name in sonames if name)),
+        tuple(dict.fromkeys(name for name in sonames if name and _is_plain(name))),
     )
+
+
+def _is_plain(text: str) -> bool:
+    """Tell whether a text from the image can stand in the loader's configuration as it is."""
+    return text.isascii() and text.isprintable() and " " not in text
 
 
 def _is_regular(root: "Rootfs", name: str) -> bool:

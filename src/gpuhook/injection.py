@@ -7,13 +7,14 @@ Hot path: imports all that touches the driver or the container.
 """
 
 from gpuhook import image, inject, log
-from gpuhook.errors import GpuhookError
+from gpuhook.errors import GpuhookError, InjectError
 from gpuhook.plan import make_plan
 from gpuhook.rootfs import Rootfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.config import Config
+    from gpuhook.container import Container
     from gpuhook.image import Image
     from gpuhook.oci import Spec, State
     from gpuhook.plan import Plan
@@ -58,7 +59,7 @@ class Injection:
         spec, config = self._spec, self._config
         spec.require_mount_namespace()
         with inject.open_container(state.pid, state.root or spec.root_path) as container:
-            plan = self._prepare(image.look(container, config))
+            plan = self._prepare(_look(container, config))
             how = inject.allow_devices(
                 state.pid, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
             )
@@ -75,3 +76,13 @@ class Injection:
                 "skipped": container.skipped,
             },
         )
+
+
+def _look(container: "Container", config: "Config") -> "Image":
+    try:
+        return image.look(container, config)
+    except OSError as error:
+        raise InjectError(
+            f"The image can't be looked at: {error.strerror} ({error.filename})",
+            "Mend or remove that path in the image",
+        ) from None

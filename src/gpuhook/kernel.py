@@ -8,6 +8,7 @@ Hot path: imports clib, because mount calls need it; os and errno are free.
 
 import errno
 import os
+import time
 
 from gpuhook import clib
 
@@ -59,6 +60,8 @@ LABEL: "Final" = "security.selinux"
 
 # Flags with which a file is made: never over an existing one, never through a link.
 CREATE_FLAGS: "Final" = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_PAUSE = 0.0005  # seconds between two looks at a child
 
 _libc = clib.Library()
 _libc.syscall.restype = clib.c_long
@@ -255,6 +258,34 @@ def end_after(seconds: int) -> None:
     Source: alarm(2); the signal's own effect, which Python leaves as it is.
     """
     _libc.alarm(seconds)
+
+
+def reap(child: int, seconds: float) -> int:
+    """Return a child's wait status; that of a killed one if it hasn't ended in this time."""
+    end = time.monotonic() + seconds
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        if time.monotonic() >= end:
+            return 9
+        time.sleep(_PAUSE)
+
+
+def keep_only(descriptors: tuple[int, ...]) -> None:
+    """Close all descriptors but these and put /dev/null on the first three.
+
+    For a child that goes on beside its parent: nobody may wait for the end of a pipe that
+    it doesn't know it holds, nor for a lock.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    start = 3
+    for fd in sorted(descriptors):
+        os.closerange(start, fd)
+        start = fd + 1
+    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
 def die_with_parent() -> None:

@@ -12,6 +12,8 @@ Not on the hot path while a saved inventory is fresh.
 import os
 import time
 
+from gpuhook import kernel
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -25,6 +27,7 @@ _ARGUMENTS = ("-c", "0", "-u")
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _SECONDS = 10.0
 _PAUSE = 0.005
+_REAP_SECONDS = 0.5
 
 
 def prepare(root: "Rootfs", environment: tuple[str, ...] = ()) -> bool:
@@ -47,9 +50,7 @@ def prepare(root: "Rootfs", environment: tuple[str, ...] = ()) -> bool:
 
 def _become(root: str, variables: dict[str, str]) -> "NoReturn":
     try:
-        null = os.open("/dev/null", os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
+        kernel.keep_only(())
         if root != "/":
             os.chroot(root)
         os.chdir("/")
@@ -63,6 +64,6 @@ def _wait(child: int, deadline: float) -> None:
     while os.waitpid(child, os.WNOHANG)[0] == 0:
         if time.monotonic() > deadline:
             os.kill(child, 9)
-            os.waitpid(child, 0)
+            kernel.reap(child, _REAP_SECONDS)
             return
         time.sleep(_PAUSE)

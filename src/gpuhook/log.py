@@ -6,7 +6,6 @@ Hot path: imports os and time.
 """
 
 import os
-import sys
 import time
 
 from gpuhook import jsontext
@@ -26,10 +25,12 @@ def timestamp() -> str:
 
 def error(program: str, text: str, log_file: str | None) -> None:
     """Tell an error to the user: on stderr, and in the log that the engine reads."""
-    sys.stderr.write(f"{program}: {text}\n")
-    sys.stderr.flush()
     if log_file:
         append(log_file, {"level": "error", "msg": f"{program}: {text}", "time": timestamp()})
+    try:
+        os.write(2, f"{program}: {text}\n".encode("utf-8", "surrogateescape"))
+    except OSError:
+        return  # closed, or full: the log has it
 
 
 def remember(state_dir: str, program: str, text: str) -> None:

@@ -56,6 +56,10 @@ _NOBODY = 65534  # the kernel's overflowuid and overflowgid
 # libnvidia-ml.so.1 needs these; below a driver root of its own there may be no C library.
 _PRELOAD = ("libm.so.6", "librt.so.1", "libpthread.so.0", "libdl.so.2")
 _ANSWER_LIMIT = 16 << 20
+_SIGKILL = 9
+# A child that the kernel can't end just now, because the driver hangs in it, is left to init.
+_REAP_SECONDS = 0.5
+_SPARE_SECONDS = 5
 
 
 class Answer:
@@ -84,15 +88,14 @@ def ask(root: str, library: str, user: str, timeout: float) -> Answer:
     reader, writer = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
-        os.close(reader)
-        _child(writer, root, library, uid, gid)
+        _child(writer, int(timeout) + _SPARE_SECONDS, root, library, uid, gid)
     os.close(writer)
     try:
         data = _read_until(reader, time.monotonic() + timeout)
     finally:
         os.close(reader)
-        os.kill(child, 9)  # it has answered and is ending, or will never answer
-        status = os.waitpid(child, 0)[1]
+        os.kill(child, _SIGKILL)  # it has answered and is ending, or will never answer
+        status = kernel.reap(child, _REAP_SECONDS)
     if data is None:
         raise DriverError(
             f"NVML didn't answer within {timeout:g} seconds",
@@ -168,12 +171,12 @@ def _decode(data: bytes, status: int) -> Answer:
 # In the child -------------------------------------------------------------------------------
 
 
-def _child(writer: int, root: str, library: str, uid: int, gid: int) -> "NoReturn":
+def _child(writer: int, seconds: int, root: str, library: str, uid: int, gid: int) -> "NoReturn":
     """Answer on the pipe and end, whatever happens."""
     status = 1
     try:
-        kernel.die_with_parent()
-        _silence()
+        kernel.keep_only((writer,))  # not our parent's lock, nor the pipes of its engine
+        kernel.end_after(seconds)
         answer = _answer(root, library, uid, gid)
         data = memoryview(jsontext.dumps(answer).encode())
         while data:
@@ -181,12 +184,6 @@ def _child(writer: int, root: str, library: str, uid: int, gid: int) -> "NoRetur
         status = 0
     finally:
         os._exit(status)
-
-
-def _silence() -> None:
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
 
 
 def _answer(root: str, library: str, uid: int, gid: int) -> "dict[str, Any]":
@@ -226,15 +223,15 @@ def _load(root: str, library: str, uid: int, gid: int) -> "Any":
 def _drop_privileges(uid: int, gid: int, *, rootless: bool) -> None:
     """Become another user; in a user's own namespace, which may map none, stay that user."""
     kernel.set_no_new_privileges()
-    if os.geteuid() != 0:
-        return
-    try:
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-    except OSError:
-        if not rootless:
-            raise
+    if os.geteuid() == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        except OSError:
+            if not rootless:
+                raise
+    kernel.die_with_parent()  # only now: the kernel forgets it when a process changes its user
 
 
 def _everything(nvml: "Any") -> "dict[str, Any]":

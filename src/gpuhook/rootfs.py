@@ -25,7 +25,9 @@ PATH_FLAGS: "Final" = os.O_PATH | os.O_CLOEXEC
 RESOLVE: "Final" = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
 _READ_FLAGS: "Final" = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAX_LINKS: "Final" = 40  # as the kernel's own limit, include/linux/namei.h
-_ABSENT: "Final" = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
+_ABSENT: "Final" = (
+    errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.ENAMETOOLONG,
+)  # fmt: skip
 
 
 class Rootfs:
@@ -135,7 +137,7 @@ class Rootfs:
         try:
             fd = self.open(path)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
                 return None
             raise
         try:

@@ -5,6 +5,7 @@ configuration and the request; everything about the driver is imported only when
 asked for. A test holds this file to that.
 """
 
+import _signal  # type: ignore[import-not-found]
 import os
 import sys
 
@@ -78,6 +79,9 @@ def _load_for_launcher(creating: bool) -> Config:
 
 
 def _become(runtime: str, argv: list[str], environment: dict[bytes, bytes]) -> "NoReturn":
+    # Python ignores these two, and what is ignored stays so across exec, into every hook.
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
+        _signal.signal(number, _signal.SIG_DFL)
     try:
         os.execve(runtime, [runtime, *argv], environment)  # noqa: S606 - becoming it is the point
     except OSError as error:

@@ -24,9 +24,17 @@ def apply(spec: "Spec", plan: "Plan") -> "Spec":
     devices = [_node(op) for op in plan.operations if isinstance(op, BindDevice)]
     mounts = [_mount(op.source, op.destination, op.options) for op in _binds(plan)]
     mounts += _links_as_mounts(plan)
+    # A bundle that is started again holds them already.
+    linux = spec.data.get("linux")
+    devices = _missing(devices, linux.get("devices") if isinstance(linux, dict) else None)
+    mounts = _missing(mounts, spec.data.get("mounts"))
     if devices:
         spec = spec.append(("linux", "devices"), devices)
     return spec.append(("mounts",), mounts) if mounts else spec
+
+
+def _missing(wanted: "list[dict[str, Any]]", there: "Any") -> "list[dict[str, Any]]":
+    return [one for one in wanted if not isinstance(there, list) or one not in there]
 
 
 def undone(plan: "Plan") -> list[str]:

@@ -28,6 +28,7 @@ _FOLDER_MODE = 0o755  # what is saved is no secret: nvidia-smi tells it to every
 _HASH_KEY = 0x67707568  # any number; the hash finds damage, it keeps no secret
 _POLL = 0.01  # seconds between two tries to get the lock
 _TRIES = 3  # to make an inventory while nothing around it changes
+_LOST_SECONDS = 10.0  # how long an inventory counts that misses a GPU
 _SPARE = 5.0  # seconds that a waiter grants the others beyond NVML's own limit
 
 
@@ -239,6 +240,7 @@ def _load(folder: int, config: "Config") -> Inventory | None:
     """Return the saved inventory, None unless it is whole, trustworthy and fresh."""
     try:
         data = _read(folder, _file_name(config))
+        saved_at = os.stat(_file_name(config), dir_fd=folder).st_mtime
     except OSError:
         return None
     digest, _, body = data.partition(b"\n")
@@ -251,6 +253,8 @@ def _load(folder: int, config: "Config") -> Inventory | None:
         found = Inventory.from_json(inventory)
     except (ValueError, KeyError, TypeError):
         return None
+    if found.lost and time.time() - saved_at > _LOST_SECONDS:
+        return None  # nothing but NVML tells when a lost GPU is back
     return found if _still_there(found, missing) else None
 
 

@@ -1,12 +1,15 @@
 """What gpuhook says of a machine is what the machine is: discovery over simulated drivers."""
 
+import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.commands import wait_until
 
 from gpuhook.config import Config
 from gpuhook.discover import discover
@@ -101,6 +104,25 @@ def test_a_driver_that_hangs_is_given_up_in_time(root: Path) -> None:
     with pytest.raises(DriverError, match=r"0\.5 seconds"):
         discover(config)
     assert time.monotonic() - start < 30
+
+
+def test_a_driver_that_hangs_does_not_outlive_the_one_who_asked(root: Path) -> None:
+    _, config = simulate(root, gpus=1, init_seconds=60)
+    asker = os.fork()
+    if asker == 0:
+        try:
+            discover(config)
+        finally:
+            os._exit(1)
+    children = Path(f"/proc/{asker}/task/{asker}/children")
+    wait_until(lambda: children.read_text() != "", "NVML was asked")
+    (child,) = children.read_text().split()
+    wait_until(lambda: "Uid:\t65534" in Path(f"/proc/{child}/status").read_text(), "it is nobody")
+    held = {os.readlink(fd) for fd in Path(f"/proc/{child}/fd").iterdir() if fd.name not in "012"}
+    assert len({name for name in held if name.startswith("pipe:")}) == 1
+    os.kill(asker, signal.SIGKILL)
+    os.waitpid(asker, 0)
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), "the child ended with it")
 
 
 def test_a_driver_that_crashes_is_an_error(root: Path) -> None:

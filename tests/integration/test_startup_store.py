@@ -1,5 +1,6 @@
 """The saved inventory over simulated drivers: NVML is left alone, and no change is missed."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,3 +124,13 @@ def test_refresh_command_saves(host: Host, installation: Any) -> None:
     host.simulate(gpus=2)
     told = run([installation.command, "refresh", "--if-stale", "--config", config]).ok().stdout
     assert "2 GPUs" in told
+
+
+def test_an_inventory_that_misses_a_gpu_soon_counts_no_more(host: Host) -> None:
+    """Nothing but NVML tells when a GPU that had fallen off the bus is back."""
+    host.simulate(gpus=2, failure=Failure.GPU_LOST, lost_gpu=1)
+    assert host.inventory().lost == (1,)
+    assert store.saved(host.config) is not None
+    (saved,) = Path(host.config.state_dir).glob("inventory-????????????????")
+    os.utime(saved, (0, 0))
+    assert store.saved(host.config) is None

@@ -105,6 +105,33 @@ def test_a_link_is_not_the_library(tmp_path: Path) -> None:
     assert look(tmp_path).compat is None
 
 
+def test_a_folder_of_thousands_is_not_read(tmp_path: Path, library: LibraryBuilder) -> None:
+    put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
+    for number in range(70):
+        put(tmp_path, f"{COMPAT}/lib{number}.so.1", library(f"lib{number}.so.1"))
+    assert look(tmp_path).compat is None
+
+
+@pytest.mark.parametrize("name", ["with\nnewline", "with blank", "by\udcffte", "x" * 300])
+def test_a_folder_whose_name_configures_nothing(
+    tmp_path: Path, library: LibraryBuilder, name: str
+) -> None:
+    if len(name) < 256:
+        put(tmp_path, f"opt/{name}/libcuda.so.600.1.2", library("libcuda.so.1"))
+    link = tmp_path / COMPAT
+    link.parent.mkdir(parents=True)
+    link.symlink_to(f"/opt/{name}" if len(name) < 256 else name)
+    assert look(tmp_path).compat is None
+
+
+def test_a_soname_that_configures_nothing(tmp_path: Path, library: LibraryBuilder) -> None:
+    put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
+    put(tmp_path, f"{COMPAT}/libodd.so.1", library("lib\nodd.so.1"))
+    compat = look(tmp_path).compat
+    assert compat is not None
+    assert compat.libraries == ("libcuda.so.1",)
+
+
 def test_switched_off(tmp_path: Path, library: LibraryBuilder) -> None:
     put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
     config = Config()

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,15 +12,23 @@ from gpuhook import log
 
 
 def test_an_error_goes_to_stderr_and_the_engines_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine = tmp_path / "log.json"
     engine.write_text("{}\n")
     log.error("gpu-py", "It failed. Mend it.", str(engine))
-    assert capsys.readouterr().err == "gpu-py: It failed. Mend it.\n"
+    assert capfd.readouterr().err == "gpu-py: It failed. Mend it.\n"
     record = json.loads(engine.read_text().splitlines()[1])
     assert (record["level"], record["msg"]) == ("error", "gpu-py: It failed. Mend it.")
     assert record["time"].endswith("Z")
+
+
+def test_a_closed_stderr_loses_no_log_line(tmp_path: Path) -> None:
+    engine = tmp_path / "log.json"
+    code = f"from gpuhook import log; log.error('gpu-py', 'It failed.', {str(engine)!r})"
+    words = [sys.executable, "-c", f"import os; os.close(2)\n{code}"]
+    assert subprocess.run(words, check=False).returncode == 0
+    assert json.loads(engine.read_text())["msg"] == "gpu-py: It failed."
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/log.json", "/", "/dev/full"])

@@ -50,5 +50,10 @@ def test_what_the_mode_leaves_out_is_known() -> None:
     assert [text.split()[0] for text in spec_edits.undone(plan())] == ["cover", "add"]
 
 
+def test_a_bundle_started_again_does_not_grow() -> None:
+    once = spec_edits.apply(Spec("/b/config.json", "{}"), plan())
+    assert spec_edits.apply(once, plan()).data == once.data
+
+
 def test_an_empty_plan_changes_nothing() -> None:
     assert applied(Plan([]), '{"a": 1}') == {"a": 1}
