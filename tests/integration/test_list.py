@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +134,24 @@ def test_files_are_listed_on_request(
     assert "libcuda" not in run([word for word in argv if word != "--files"]).ok().stdout
 
 
+@pytest.fixture
+def reachable(workspace: Path, installation: Installation) -> Iterator[Path]:
+    """The installation where nobody can get at it, whatever folder it is in."""
+    place = workspace / "reachable"
+    place.mkdir()
+    run(["mount", "--bind", installation.bin.parent, place]).ok()
+    yield place / "bin"
+    run(["umount", place]).ok()
+    place.rmdir()
+
+
 @pytest.mark.parametrize("words", [["list"], ["list", "--format=json"], ["repair", "--all"]])
 def test_without_root_it_is_said_that_others_are_not_seen(
-    installation: Installation, configs: dict[str, Path], words: list[str]
+    reachable: Path, configs: dict[str, Path], words: list[str]
 ) -> None:
     """Without capabilities and as nobody, whose containers can't be there."""
-    argv = [installation.command, *words, "--config", configs["runc"]]
+    command: list[str | Path] = [reachable / "python3", reachable / "gpuhook"]
+    argv = [*command, *words, "--config", configs["runc"]]
     plain = "Without root only your own containers are seen; run this as root for all.\n"
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     done = run([*nobody, *argv]).ok()
