@@ -280,11 +280,12 @@ def keep_only(descriptors: tuple[int, ...]) -> None:
     """
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
-        os.dup2(null, fd)
+        if fd not in descriptors:  # as one is where the caller had closed it
+            os.dup2(null, fd)
     start = 3
     for fd in sorted(descriptors):
         os.closerange(start, fd)
-        start = fd + 1
+        start = max(start, fd + 1)
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 

@@ -125,6 +125,20 @@ def test_a_driver_that_hangs_does_not_outlive_the_one_who_asked(root: Path) -> N
     wait_until(lambda: not Path(f"/proc/{child}").exists(), "the child ended with it")
 
 
+def test_a_caller_without_standard_streams(root: Path) -> None:
+    """Their numbers are free then, and the pipe to NVML's child gets them."""
+    _, config = simulate(root, gpus=1)
+    asker = os.fork()
+    if asker == 0:
+        found = 0
+        try:
+            os.closerange(0, 3)
+            found = len(discover(config).gpus)
+        finally:
+            os._exit(0 if found == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(asker, 0)[1]) == 0
+
+
 def test_a_driver_that_crashes_is_an_error(root: Path) -> None:
     """NVML runs in a child: what kills it does not kill the container's creator."""
     built, config = simulate(root, gpus=1)
