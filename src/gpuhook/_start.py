@@ -1,8 +1,9 @@
 """Where the launchers start Python: an isolated interpreter that knows nothing of site-packages.
 
 The launcher puts this package on the module path and calls ``main`` with the arguments
-runtime|runtime-anew|hook|cli LAUNCHER ARG... It restores the environment that the launcher was
-given, and calls the program.
+runtime|runtime-anew|helper|hook|cli LAUNCHER ARG... It restores the environment that the
+launcher was given, and calls the program. ``runtime:PATH`` says where the launcher would look
+for an edit to repeat.
 
 Hot path: imports gc, os, sys and preload.
 """
@@ -39,7 +40,8 @@ def caller_environment() -> dict[bytes, bytes]:
 def main() -> "NoReturn":
     """Start the program that the first argument names."""
     gc.disable()  # a process that lives for milliseconds makes no garbage worth collecting
-    program, launcher, *argv = sys.argv[1:]
+    name, launcher, *argv = sys.argv[1:]
+    program, _, record = name.partition(":")
     if program == "hook":
         folder = os.path.dirname(os.path.abspath(launcher))
         os.chdir("/")
@@ -51,6 +53,10 @@ def main() -> "NoReturn":
         from gpuhook import prestart_hook  # noqa: PLC0415
 
         prestart_hook.main(argv)
+    if program == "helper":
+        from gpuhook import helper  # noqa: PLC0415 - as above
+
+        helper.main(argv)
     if program == "cli":
         from gpuhook.nvidia_cli import main as nvidia_cli  # noqa: PLC0415
 
@@ -58,8 +64,8 @@ def main() -> "NoReturn":
     preload.load(preload.RUNTIME)
     from gpuhook import runtime_shim  # noqa: PLC0415
 
-    leave = program == "runtime-anew"
-    runtime_shim.main(os.path.abspath(launcher), argv, caller_environment(), leave=leave)
+    left = runtime_shim.Left(anew=program == "runtime-anew", record=record)
+    runtime_shim.main(os.path.abspath(launcher), argv, caller_environment(), left)
 
 
 if __name__ == "__main__":

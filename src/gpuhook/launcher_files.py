@@ -1,8 +1,9 @@
-"""What the launcher, a shell script, must know of config.toml: two small files in /run.
+"""What the launcher, a shell script, must know of config.toml: three small files in /run.
 
-``runtimes`` names the low-level runtimes, ``words`` what config.json holds wherever a GPU is
-asked for. The launcher takes them for right while they are younger than config.toml and its
-folder, and root's own; otherwise Python does the work and leaves them anew.
+``runtimes`` names the low-level runtimes, ``machine`` the driver's root, ``words`` what
+config.json holds wherever a GPU is asked for, and what decides on which device nodes. The
+launcher takes them for right while they are younger than config.toml and its folder, and
+root's own; otherwise Python does the work and leaves them anew.
 
 Hot path: imports os.
 """
@@ -11,7 +12,7 @@ import os
 import time
 
 from gpuhook import environment, mount_requests, requirements
-from gpuhook.request import VISIBLE_DEVICES
+from gpuhook.request import DEVICE_VARIABLES, VISIBLE_DEVICES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,21 +21,23 @@ if TYPE_CHECKING:
 # Not below state-dir: the launcher has to find it before it has read any configuration.
 FOLDER = "/run/gpuhook/launcher"
 
-_PATH_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./")
+PATH_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./")
 # What JSON has one way to write, or two: itself, and \u and its number.
-_PLAIN = _PATH_CHARACTERS - {"/"}
+_PLAIN = PATH_CHARACTERS - {"/"}
 # How the number of a plain character may begin, - and . and the digits and the letters.
 ESCAPES = (
     *("\\u002" + digit for digit in "dDeE"),
     *("\\u003" + digit for digit in "0123456789"),
     *("\\u00" + digit for digit in "4567"),
 )
-_MARGIN = 20_000_000  # nanoseconds by which a file's time may lag behind the clock
+# Words that ask for nothing by themselves, but decide on what a container gets that asks.
+SETTINGS = (*(name for name in DEVICE_VARIABLES if name != VISIBLE_DEVICES), requirements.CUDA)
+MARGIN = 20_000_000  # nanoseconds by which a file's time may lag behind the clock
 
 
 def now() -> int:
     """Return the time, in nanoseconds, that files must bear which are true as of now."""
-    return time.time_ns() - _MARGIN
+    return time.time_ns() - MARGIN
 
 
 def words(config: "Config") -> tuple[str, ...] | None:
@@ -63,31 +66,36 @@ def leave(config: "Config", as_of: int, *, again: bool = False) -> None:
     ``as_of`` is what ``now`` returned before the configuration was read. ``again`` writes it
     even if it looks fresh: config.toml may be another file with an older time.
     """
-    path = config.path
-    if path is None or not _can_be_left(config, path):
+    folder = folder_of(config)
+    if folder is None:
         return
-    folder = FOLDER + path
     contents = {"runtimes": "".join(runtime + ":" for runtime in config.runtimes) + "\n"}
+    root = config.driver_root.rstrip("/")
+    if PATH_CHARACTERS.issuperset(root):
+        contents["machine"] = f"{root}\n"
     found = words(config)
     if found is not None:
-        contents["words"] = "\n".join(found) + "\n"
+        contents["words"] = "\n".join((*found, *SETTINGS)) + "\n"
     try:
+        path = str(config.path)
         newest = max(os.stat(place).st_mtime_ns for place in (path, os.path.dirname(path)))
         for name, content in contents.items():
             if again or not _is_fresh(f"{folder}/{name}", newest):
-                _write(folder, name, content, as_of)
+                write(folder, name, content, as_of)
     except OSError:
         return
 
 
-def _can_be_left(config: "Config", path: str) -> bool:
-    """Tell whether the launcher could find the files, and read the runtimes' names."""
-    if not path.startswith("/") or ".." in path or not _PATH_CHARACTERS.issuperset(path):
-        return False
-    return all(
-        _PATH_CHARACTERS.issuperset(name) and ("/" not in name or name.startswith("/"))
+def folder_of(config: "Config") -> str | None:
+    """Return the folder of the launcher's files; None where it couldn't find or read them."""
+    path = config.path
+    if path is None or not path.startswith("/") or ".." in path:
+        return None
+    readable = PATH_CHARACTERS.issuperset(path) and all(
+        PATH_CHARACTERS.issuperset(name) and ("/" not in name or name.startswith("/"))
         for name in config.runtimes
     )
+    return FOLDER + path if readable else None
 
 
 def _is_fresh(path: str, newest: int) -> bool:
@@ -97,8 +105,11 @@ def _is_fresh(path: str, newest: int) -> bool:
         return False
 
 
-def _write(folder: str, name: str, content: str, as_of: int) -> None:
-    """Write a file whole or not at all; root owns /run, so nobody else is in the way."""
+def write(folder: str, name: str, content: str, as_of: int) -> None:
+    """Write a file whole or not at all, as of that time; OSError if that fails.
+
+    Root owns /run, so nobody else is in the way.
+    """
     _make_folders(folder)
     temporary = f"{folder}/.{name}.{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)

@@ -35,11 +35,12 @@ RUNTIME = (
     "device_choice", "cgroup", "helper",
 )  # fmt: skip
 INJECTION = (
-    "cgroup", "feature_files", "cuda_compat", "layout", "image", "clib", "kernel", "rootfs",
-    "mounts", "journal", "container", "inject", "application_profile", "device_choice", "elf",
-    "ldcache", "sonames", "procfs_params", "operations", "file_operations", "plan", "injection",
+    "edit_check", "cgroup", "feature_files", "cuda_compat", "layout", "image", "clib", "kernel",
+    "rootfs", "mounts", "journal", "container", "inject", "application_profile", "device_choice",
+    "elf", "ldcache", "sonames", "procfs_params", "operations", "file_operations", "plan",
+    "injection",
 )  # fmt: skip
-HOOK = (*REQUEST, "prestart_hook")
+HOOK = (*REQUEST, "edit_check", "prestart_hook")
 
 
 def load(names: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ asked for. A test holds this file to that.
 import _signal  # type: ignore[import-not-found]
 import os
 import sys
+import time
 
 from gpuhook import log
 from gpuhook.config import Config, load
@@ -36,22 +37,33 @@ _DEFAULT_FOLDERS = (
 )  # fmt: skip
 
 
-def main(
-    launcher: str, argv: list[str], environment: dict[bytes, bytes], *, leave: bool
-) -> "NoReturn":
+class Left:
+    """What the launcher lacks to do without Python: its files, or an edit to repeat."""
+
+    def __init__(self, *, anew: bool = False, record: str = "") -> None:
+        self.anew = anew
+        self.record = record  # the path at which it looks for the edit; empty: nowhere
+
+
+def main(launcher: str, argv: list[str], environment: dict[bytes, bytes], left: Left) -> "NoReturn":
     """Act on a command line and become the low-level runtime, or exit with status 1.
 
     ``launcher`` is the absolute path of gpu-py, ``argv`` the words after it,
-    ``environment`` what the low-level runtime is to get; ``leave`` says that the launcher
-    lacks its files.
+    ``environment`` what the low-level runtime is to get; ``left`` is what to leave for the
+    launcher.
     """
     arguments = Arguments(argv)
+    as_of = time.time_ns()
     try:
         creating = arguments.verb in CREATING_VERBS
-        config = _load_for_launcher(creating) if leave else _load_config(creating)
+        config = _load_for_launcher(creating) if left.anew else _load_config(creating)
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
         if creating:
-            prepare_bundle(arguments, config, os.path.dirname(launcher))
+            edit = prepare_bundle(arguments, config, os.path.dirname(launcher))
+            if edit is not None and left.record:
+                from gpuhook import edit_records  # noqa: PLC0415 - once for a kind of container
+
+                edit_records.learn(left.record, *edit, config, as_of)
         _become(runtime, argv, environment)
     except GpuhookError as error:
         log.error(PROGRAM, str(error), arguments.log)
@@ -114,17 +126,20 @@ def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str) -> str
     )
 
 
-def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> None:
+def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> "tuple[Spec, Spec] | None":
     """Rewrite a bundle's config.json for the GPUs it asks for; leave it alone if for none.
 
-    ``folder`` is where gpuhook-prestart lies beside gpu-py.
+    ``folder`` is where gpuhook-prestart lies beside gpu-py. Returns what was rewritten, and
+    to what.
     """
     from gpuhook.oci import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
 
     spec = read_spec(os.path.join(arguments.bundle or "", arguments.config))
     edited = edit(spec, config, folder, helped=config.helper)
-    if edited is not None:
-        edited.write()
+    if edited is None:
+        return None
+    edited.write()
+    return spec, edited
 
 
 def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> "Spec | None":
