@@ -214,7 +214,7 @@ class Container(Rootfs):
             return None
         file, made = placeholder
         try:
-            kernel.link_file(file, parent, name)
+            _make(self.owner, kernel.link_file, file, parent, name)
         except FileExistsError:
             return None
         except OSError as error:

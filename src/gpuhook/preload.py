@@ -37,7 +37,7 @@ RUNTIME = (
 INJECTION = (
     "edit_check", "cgroup", "feature_files", "cuda_compat", "layout", "image", "clib", "kernel",
     "rootfs", "mounts", "journal", "container", "inject", "application_profile", "device_choice",
-    "elf", "ldcache", "sonames", "procfs_params", "operations", "file_operations", "plan",
+    "ldcache", "sonames", "procfs_params", "operations", "file_operations", "plan",
     "injection",
 )  # fmt: skip
 HOOK = (*REQUEST, "edit_check", "prestart_hook")

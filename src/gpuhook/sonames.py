@@ -1,50 +1,17 @@
-"""What ldconfig makes of a folder of libraries: ABI flags, SONAME links, cache entries.
+"""What ldconfig makes of a folder of libraries: SONAME links and cache entries.
 
-Sources: ldconfig(8), glibc's elf/ldconfig.c and sysdeps/*/readelflib.c for the rules, the
-dl-cache.h of each architecture for the flags.
+Sources: ldconfig(8), glibc's elf/ldconfig.c for the rules.
 
-Hot path: imports elf and ldcache.
+Hot path: imports ldcache.
 """
 
 import os
 
-from gpuhook import elf
 from gpuhook.ldcache import order_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-FLAG_LIBC6 = 0x0003
-
-# The second byte of an entry's flags, by width and machine.
-ARCHES = {
-    (32, elf.EM_386): 0x0000,
-    (32, elf.EM_PPC): 0x0000,
-    (32, elf.EM_ARM): 0x0000,
-    (64, elf.EM_X86_64): 0x0300,
-    (64, elf.EM_PPC64): 0x0500,
-    (32, elf.EM_X86_64): 0x0800,
-    (64, elf.EM_AARCH64): 0x0A00,
-}
-ARM_FLOAT = {0x400: 0x0900, 0x200: 0x0B00}
-RISCV_FLOAT = {0x0: 0x0F00, 0x4: 0x1000}
-EF_ARM_ABI_FLOAT = 0x600
-EF_RISCV_FLOAT_ABI = 0x6
-
-
-def flags_for(bits: int, machine: int, e_flags: int = 0) -> int | None:
-    """Return the flags of a cache entry for an ELF library, None for a machine without one.
-
-    The numbers are ``elf.Library``'s; ``e_flags`` matters to ARM and RISC-V, whose loaders
-    keep floating-point ABIs apart.
-    """
-    arch = ARCHES.get((bits, machine))
-    if machine == elf.EM_ARM:
-        arch = ARM_FLOAT.get(e_flags & EF_ARM_ABI_FLOAT, arch)
-    elif machine == elf.EM_RISCV and bits == 64:
-        arch = RISCV_FLOAT.get(e_flags & EF_RISCV_FLOAT_ABI)
-    return None if arch is None else arch | FLAG_LIBC6
 
 
 def is_library_name(name: str) -> bool:

@@ -21,6 +21,7 @@ from gpuhook.errors import LdCacheError
 LibraryBuilder = Callable[..., bytes]
 Addition = tuple[str, str, int]
 X86_64, I386 = 0x303, 0x3
+NEW_HEADER, NEW_ENTRY = "=20sIIB3xI12x", "=iIIIQ"  # as struct has them
 HOST_CACHE = Path("/etc/ld.so.cache")
 FOLDER = "/usr/lib/x86_64-linux-gnu"
 DRIVER = [
@@ -335,9 +336,7 @@ EXTENSION = struct.unpack_from("=I", damaged(0, "0s", b""), 32)[0]  # type: igno
         (damaged(EXTENSION + 8, "IIII", 1, 0, 0, 3), "cut short"),
         (damaged(EXTENSION + 8, "IIII", 1, 0, 0, 4), "processor folder lies outside"),
         (
-            struct.pack("=20sIIB3xI12x", b"glibc-ld.so.cache1.1", 0, 5000, 2, 0)
-            + b"x" * 4999
-            + b"\0",
+            struct.pack(NEW_HEADER, b"glibc-ld.so.cache1.1", 0, 5000, 2, 0) + b"x" * 4999 + b"\0",
             "more than 4095 bytes",
         ),
         (b"glibc-ld.so.cache1.1" + bytes(5 << 20), "it has 5242900 bytes"),
@@ -359,10 +358,10 @@ def costly(count: int) -> bytes:
     entries = bytearray()
     for n in range(count):
         at = base + n * 7919 % len(chunks) * 256 + n % 3
-        entries += struct.pack(ldcache.NEW_ENTRY, X86_64, at, at, 0, 0)
+        entries += struct.pack(NEW_ENTRY, X86_64, at, at, 0, 0)
     size = sum(map(len, chunks))
     fields = (ldcache.NEW_MAGIC, count, size, ldcache.NATIVE_ENDIAN, 0)
-    return b"".join((struct.pack(ldcache.NEW_HEADER, *fields), entries, *chunks))
+    return b"".join((struct.pack(NEW_HEADER, *fields), entries, *chunks))
 
 
 def test_a_cache_made_to_be_slow_is_not() -> None:

@@ -4,31 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuhook import elf, sonames
+from gpuhook import sonames
 
 LibraryBuilder = Callable[..., bytes]
-
-
-@pytest.mark.parametrize(
-    ("bits", "machine", "e_flags", "flags"),
-    [
-        (64, elf.EM_X86_64, 0, 0x0303),
-        (32, elf.EM_386, 0, 0x0003),
-        (32, elf.EM_X86_64, 0, 0x0803),
-        (64, elf.EM_AARCH64, 0, 0x0A03),
-        (32, elf.EM_ARM, 0x5000400, 0x0903),
-        (32, elf.EM_ARM, 0x5000200, 0x0B03),
-        (32, elf.EM_ARM, 0x5000000, 0x0003),
-        (64, elf.EM_PPC64, 2, 0x0503),
-        (64, elf.EM_RISCV, 5, 0x1003),
-        (64, elf.EM_RISCV, 1, 0x0F03),
-        (64, elf.EM_RISCV, 3, None),
-        (64, 0x1234, 0, None),
-        (64, elf.EM_386, 0, None),
-    ],
-)
-def test_flags(bits: int, machine: int, e_flags: int, flags: int | None) -> None:
-    assert sonames.flags_for(bits, machine, e_flags) == flags
 
 
 def test_highest_version_wins_as_numbers() -> None:
