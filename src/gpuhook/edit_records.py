@@ -3,7 +3,7 @@
 A record is a script for sed, at a path that the launcher makes of what a config.json asks
 for and of the machine's GPUs (``repeat_edit`` of launchers/gpu-py):
 
-    /run/gpuhook/launcher/CONFIG/edits/"NAME=VALUE"/.../gpus/.../plain or helped
+    /run/gpuhook/launcher/CONFIG/edits/"NAME=VALUE"/.../gpus/.../FOLDER/plain or helped
 
 It inserts the device rules and the hook where Python did, into a config.json that has the
 same device rules and the same shape there, and leaves any other one alone. It is recorded
@@ -15,6 +15,7 @@ Not on the hot path: runs once for each kind of container.
 import os
 import shutil
 import subprocess
+import tempfile
 
 from gpuhook import edit_check, jsontext, launcher_files, requirements
 from gpuhook.request import DEVICE_VARIABLES
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 HELPER_OPTION = "--helper"
 _HOOK_NAME = "gpuhook-prestart"
 _PLACE = "@helper@"  # where the launcher writes how the helper is found
+_EDITED = "edited"  # what sed says if it has edited
 _FOLDER = "edits"
 _LIMIT = 256  # records, and strings learned, before all are forgotten
 
@@ -69,6 +71,7 @@ def learn(path: str, before: "Spec", after: "Spec", config: "Config", began: int
         if script is not None and _makes(script, before.text, template.text):
             if sum(len(files) for _, _, files in os.walk(f"{folder}/{_FOLDER}")) >= _LIMIT:
                 forget(config)
+            shutil.rmtree(path, ignore_errors=True)
             launcher_files.write(path, "helped" if helped else "plain", script, as_of)
     except (OSError, ValueError, subprocess.SubprocessError):
         return
@@ -128,7 +131,8 @@ def _template(before: "Spec", after: "Spec") -> "tuple[Spec, bool]":
         args[2:7] = [_PLACE]
     rules = after.device_rules[len(before.device_rules) :]
     if rules:
-        args[-1:-1] = edit_check.option([(rule["major"], rule["minor"]) for rule in rules])
+        start = 3 if helped else 1
+        args[start:start] = edit_check.option([(rule["major"], rule["minor"]) for rule in rules])
     old, new = (jsontext.dumps(each) for each in (hook, {**hook, "args": args}))
     if after.text.count(old) != 1:
         raise ValueError("the hook isn't found again")
@@ -159,9 +163,10 @@ def _script(before: "Spec", template: "Spec") -> str | None:
         edits.append((f'\\("hooks":{{"prestart":\\[{_OBJECTS}\\)\\]', f"\\1,{hook}]"))
     if not _TEXT.issuperset(old + new + hook):  # anything else sed might take otherwise
         return None
-    lines = ["$!q1", *(f"/{text}/q1" for text in refused)]
-    lines += [f"\\|{pattern}|!q1" for pattern, _ in edits]
+    lines = ["$!b", *(f"/{text}/b" for text in refused)]
+    lines += [f"\\|{pattern}|!b" for pattern, _ in edits]
     lines += [f"s|{pattern}|{text}|" for pattern, text in edits]
+    lines += ["x", f"s/^/{_EDITED}/w /dev/stdout", "x"]
     return "\n".join(lines) + "\n"
 
 
@@ -170,13 +175,19 @@ def _pattern(text: str) -> str:
 
 
 def _makes(script: str, text: str, expected: str) -> bool:
-    """Tell whether sed, called as the launcher does, makes of a text what is expected."""
-    done = subprocess.run(
-        ["sed", script],
-        input=text.encode("utf-8", "surrogateescape"),
-        capture_output=True,
-        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
-        check=False,
-        timeout=5,
-    )
-    return done.returncode == 0 and done.stdout == expected.encode("utf-8", "surrogateescape")
+    """Tell whether sed, called as the launcher calls it, makes of a text what is expected."""
+    with tempfile.NamedTemporaryFile(dir=launcher_files.FOLDER) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+        file.flush()
+        done = subprocess.run(
+            ["sed", "-i", "-e", script, "--", file.name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+            check=False,
+            timeout=5,
+        )
+        with open(file.name, "rb") as edited:
+            made = edited.read()
+    wanted = expected.encode("utf-8", "surrogateescape")
+    return done.stdout.strip() == _EDITED.encode() and made == wanted

@@ -90,6 +90,7 @@ def main(argv: list[str]) -> "NoReturn":
     """
     try:
         parent, folder = argv
+        os.chdir("/")
         _bind(int(parent), ())
         bundle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         (asked, ask), (_, answer) = os.pipe(), os.pipe()

@@ -60,11 +60,10 @@ def _plain_part(text: str) -> str:
     return max(parts, key=len)
 
 
-def leave(config: "Config", as_of: int, *, again: bool = False) -> None:
-    """Write what the launcher needs, unless it is there; failing to costs time alone.
+def leave(config: "Config", as_of: int) -> None:
+    """Write what the launcher needs; failing to costs time alone.
 
-    ``as_of`` is what ``now`` returned before the configuration was read. ``again`` writes it
-    even if it looks fresh: config.toml may be another file with an older time.
+    ``as_of`` is what ``now`` returned before the configuration was read.
     """
     folder = folder_of(config)
     if folder is None:
@@ -77,32 +76,22 @@ def leave(config: "Config", as_of: int, *, again: bool = False) -> None:
     if found is not None:
         contents["words"] = "\n".join((*found, *SETTINGS)) + "\n"
     try:
-        path = str(config.path)
-        newest = max(os.stat(place).st_mtime_ns for place in (path, os.path.dirname(path)))
         for name, content in contents.items():
-            if again or not _is_fresh(f"{folder}/{name}", newest):
-                write(folder, name, content, as_of)
+            write(folder, name, content, as_of)
     except OSError:
         return
 
 
 def folder_of(config: "Config") -> str | None:
     """Return the folder of the launcher's files; None where it couldn't find or read them."""
-    path = config.path
-    if path is None or not path.startswith("/") or ".." in path:
+    path = "/defaults" if config.path is None else config.path
+    if not path.startswith("/") or ".." in path:
         return None
     readable = PATH_CHARACTERS.issuperset(path) and all(
         PATH_CHARACTERS.issuperset(name) and ("/" not in name or name.startswith("/"))
         for name in config.runtimes
     )
     return FOLDER + path if readable else None
-
-
-def _is_fresh(path: str, newest: int) -> bool:
-    try:
-        return os.stat(path).st_mtime_ns > newest
-    except FileNotFoundError:
-        return False
 
 
 def write(folder: str, name: str, content: str, as_of: int) -> None:

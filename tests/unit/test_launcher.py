@@ -5,13 +5,13 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launchers import LAUNCHER, Installed
 
 from gpuhook import launcher_files
 from gpuhook.config import Config, loads
@@ -19,7 +19,6 @@ from gpuhook.errors import GpuhookError
 from gpuhook.request import read_request
 from gpuhook.runtime_argv import CREATING_VERBS, Arguments
 
-LAUNCHER = Path(__file__).parents[2] / "launchers/gpu-py"
 FUNCTIONS = LAUNCHER.read_text().partition("\ngp_self=$0")[0]
 
 # Command lines -----------------------------------------------------------------------------
@@ -179,55 +178,6 @@ def test_no_words_for_what_json_writes_in_many_ways() -> None:
 # The whole script --------------------------------------------------------------------------
 
 
-class Installed:
-    """A launcher in a virtual environment whose Python and low-level runtime only tell."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.left = folder / "run/gpuhook/launcher"
-        self.config = folder / "etc/config.toml"
-        self.log = folder / "log"
-        self.bin = folder / "venv/bin"
-        self.path = folder / "path"
-        self.bundle = folder / "bundle"
-        for made in (self.bin, self.path, self.bundle, self.config.parent):
-            made.mkdir(parents=True)
-        (folder / "venv/pyvenv.cfg").touch()
-        package = folder / "venv/lib/python3.11/site-packages/gpuhook"
-        package.mkdir(parents=True)
-        (package / "_start.py").touch()
-        script = LAUNCHER.read_text().replace("/run/gpuhook/launcher", str(self.left))
-        self.program(self.bin / "gpu-py", script)
-        self.program(self.bin / "python3", f'#!/bin/sh\nshift 5\necho python "$1" >{self.log}\n')
-        self.runtime("runc")
-
-    def program(self, path: Path, text: str) -> None:
-        path.write_text(text)
-        path.chmod(0o755)
-
-    def runtime(self, name: str) -> None:
-        lines = f'echo {name} "$@" >{self.log}', f"cat /proc/$$/environ >{self.log}.env"
-        self.program(self.path / name, "\n".join(("#!/bin/sh", *lines, "")))
-
-    def configure(self, text: str = "") -> None:
-        """Write the configuration, a while ago, and what Python leaves of it."""
-        self.config.write_text(text)
-        past = time.time() - 10
-        os.utime(self.config, (past, past))
-        os.utime(self.config.parent, (past, past))
-        launcher_files.leave(loads(text, str(self.config)), launcher_files.now())
-
-    def run(self, *argv: str, env: dict[str, str] | None = None) -> str:
-        environ = {"PATH": f"{self.path}:/usr/bin:/bin", "GPUHOOK_CONFIG": str(self.config)}
-        self.log.unlink(missing_ok=True)
-        subprocess.run([self.bin / "gpu-py", *argv], env=environ | (env or {}), check=True)
-        return self.log.read_text().strip()
-
-    def create(self, text: str) -> str:
-        (self.bundle / "config.json").write_text(text)
-        return self.run("create", "--bundle", str(self.bundle), "ID").split()[0]
-
-
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
     made = Installed(tmp_path)
@@ -265,14 +215,6 @@ def test_config_replaced_by_an_older_one_is_noticed(installed: Installed) -> Non
     os.utime(older, (1, 1))
     older.rename(installed.config)
     assert installed.run("state", "ID") == "python runtime-anew"
-
-
-def test_files_are_left_once(installed: Installed) -> None:
-    installed.configure()
-    [file] = installed.left.rglob("runtimes")
-    before = file.stat()
-    launcher_files.leave(loads("", str(installed.config)), launcher_files.now())
-    assert file.stat() == before
 
 
 def test_configured_runtimes_are_tried_in_order(installed: Installed) -> None:
@@ -336,7 +278,7 @@ def test_without_config_the_defaults_hold(installed: Installed) -> None:
     assert installed.run("kill", "ID", "9", env=environ) == "runc kill ID 9"
     (installed.bundle / "config.json").write_text('{"env":"CUDA_VERSION"}')
     words = ("create", "--bundle", str(installed.bundle), "ID")
-    assert installed.run(*words, env=environ) == "python runtime"
+    assert installed.run(*words, env=environ) == "python runtime-anew"
     (installed.bundle / "config.json").write_text('{"args":["\\u0026"]}')
     assert installed.run(*words, env=environ).startswith("runc create")
 

@@ -22,7 +22,7 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
     """
     as_of = launcher_files.now()
     config = load(config_path)
-    launcher_files.leave(config, as_of, again=True)
+    launcher_files.leave(config, as_of)
     inventory = store.saved(config) if if_stale else None
     if inventory is None:
         inventory = store.refresh(config)

@@ -1,0 +1,298 @@
+"""Edits that the launcher repeats: what it writes is what Python would have written."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from launchers import Installed
+
+from gpuhook import edit_check, edit_records, launcher_files
+from gpuhook.config import Config, load, loads
+from gpuhook.errors import EditError
+from gpuhook.oci import Spec
+from gpuhook.runtime_shim import HELPER_OPTION, add_hook
+
+DENY = {"allow": False, "access": "rwm"}
+DOCKERS = [DENY, {"allow": True, "type": "c", "major": 1, "minor": 5, "access": "rwm"}]
+NETWORK_HOOK = {"path": "/proc/7/exe", "args": ["libnetwork-setkey", "-exec-root=/r", "id", "id2"]}
+ALL = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
+
+
+def spec(
+    env: tuple[str, ...] = ALL, rules: Any = DOCKERS, hooks: Any = None, **more: Any
+) -> dict[str, Any]:
+    """Return a config.json as an engine writes it."""
+    made: dict[str, Any] = {
+        "ociVersion": "1.0.2",
+        "process": {"args": ["true"], "env": ["PATH=/bin", *env], "cwd": "/"},
+        "root": {"path": "rootfs"},
+        **more,
+    }
+    if hooks is not None:
+        made["hooks"] = hooks
+    made["linux"] = {"resources": {"devices": rules}, "namespaces": [{"type": "mount"}]}
+    return made
+
+
+def compact(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"))
+
+
+class Machine:
+    """An installed launcher on a simulated machine, and Python's part of what happens there."""
+
+    def __init__(self, installed: Installed) -> None:
+        self.installed = installed
+        self.root = installed.folder / "driver"
+        self.gpus = self.root / "proc/driver/nvidia/gpus"
+        for bus in ("0000:01:00.0", "0000:02:00.0"):
+            (self.gpus / bus).mkdir(parents=True)
+        (self.root / "dev").mkdir()
+        past = time.time() - 10
+        os.utime(self.root / "dev", (past, past))
+        installed.configure(f'[nvidia-container-cli]\nroot = "{self.root}"\n')
+        self.config = load(str(installed.config))
+        self.rules = [(195, 255), (195, 0), (195, 1)]
+
+    def edit(self, text: str, *, helped: bool, options: tuple[str, ...] = ()) -> Spec:
+        """Edit a config.json as the runtime does for a container that gets both GPUs."""
+        rules: list[dict[str, Any]] = [
+            {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rwm"}
+            for major, minor in self.rules
+        ]
+        path = str(self.installed.bundle / "config.json")
+        edited = Spec(path, text).append(("linux", "resources", "devices"), rules)
+        words = [HELPER_OPTION, "77", "3", "4", "5", "/b"] if helped else []
+        return add_hook(edited, self.config, str(self.installed.bin), [*words, *options])
+
+    def create(self, text: str) -> tuple[str, str]:
+        """Have the launcher create a container: what was run, and config.json then."""
+        ran = self.installed.create(text)
+        return ran, (self.installed.bundle / "config.json").read_text()
+
+    def learn(self, text: str, *, helped: bool = False) -> None:
+        """Be the Python that the launcher starts: for one, or two, containers."""
+        for _ in range(2):
+            self.installed.create(text)
+            line = self.installed.log.read_text().split()
+            if line[0] != "python":
+                return
+            before = Spec(str(self.installed.bundle / "config.json"), text)
+            path = line[1].partition(":")[2]
+            began = time.time_ns()
+            after = self.edit(text, helped=helped)
+            edit_records.learn(path, before, after, self.config, began)
+
+    def expected(self, text: str, *, helped: bool = False) -> str:
+        """Return what Python writes, with the devices that the launcher names in it."""
+        options = edit_check.option(self.rules)
+        made = self.edit(text, helped=helped, options=tuple(options)).text
+        if not helped:
+            return made
+        pid = (self.installed.folder / "log.helper").read_text().split()[0]
+        return made.replace('"77","3","4","5","/b"', f'"{pid}","9","8","7","/b"')
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    installed = Installed(tmp_path)
+    monkeypatch.setattr(launcher_files, "FOLDER", str(installed.left))
+    return Machine(installed)
+
+
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        None,
+        {},
+        {"poststop": [{"path": "/bin/true"}]},
+        {"prestart": [NETWORK_HOOK]},
+        {"prestart": [NETWORK_HOOK, {"path": "/x", "env": ["A=b"], "timeout": 5}]},
+    ],
+    ids=["none", "empty", "another stage", "Docker's", "two"],
+)
+def test_edit_is_repeated(machine: Machine, hooks: Any) -> None:
+    machine.learn(compact(spec(hooks=hooks)))
+    another = compact(spec(hooks=hooks, hostname="another"))
+    assert machine.create(another) == ("runc", machine.expected(another))
+
+
+def test_helper_is_started(machine: Machine) -> None:
+    text = compact(spec())
+    machine.learn(text, helped=True)
+    ran, written = machine.create(text)
+    assert ran == "runc"
+    args = json.loads(written)["hooks"]["prestart"][0]["args"]
+    assert args[:2] == ["gpuhook-prestart", "--helper"]
+    assert args[3:7] == ["9", "8", "7", str(machine.installed.bundle)]
+    assert args[7:9] == ["--allowed", "195:255,195:0,195:1"]
+    helper = machine.installed.folder / "log.helper"
+    for _ in range(500):
+        if helper.exists() and helper.read_text().endswith("\n"):
+            break
+        time.sleep(0.01)
+    parent, bundle = helper.read_text().split()
+    assert (int(parent) > 0, bundle) == (True, str(machine.installed.bundle))
+    assert args[2] != parent
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        spec(env=("NVIDIA_VISIBLE_DEVICES=0", ALL[1])),
+        spec(env=(*ALL, "NVIDIA_GDS=enabled")),
+        spec(env=(*ALL, "CUDA_VERSION=12.2")),
+        spec(env=(*ALL, "NVIDIA_REQUIRE_CUDA=cuda>=12.2")),
+        spec(annotations={"cdi.k8s.io/x": "nvidia.com/gpu=0"}),
+        spec(rules=[DENY]),
+        spec(rules=[*DOCKERS, {"allow": True, "access": "rwm"}]),
+        spec(hooks={}),
+        spec(hooks={"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}),
+        spec(hooks={"prestart": [{"path": "/usr/bin/gpuhook-prestart"}]}),
+        spec(hostname="@helper@"),
+    ],
+    ids=[
+        "another GPU", "a feature", "an old image", "a requirement", "an annotation",
+        "other rules", "more rules", "hooks", "NVIDIA's hook", "our hook", "our mark",
+    ],
+)  # fmt: skip
+def test_other_containers_are_pythons(machine: Machine, other: dict[str, Any]) -> None:
+    machine.learn(compact(spec()))
+    assert machine.create(compact(spec()))[0] == "runc"
+    text = compact(other)
+    assert machine.create(text) == ("python", text)
+
+
+def test_text_of_several_lines_is_pythons(machine: Machine) -> None:
+    machine.learn(compact(spec()))
+    text = json.dumps(spec(), indent=1)
+    assert machine.create(text) == ("python", text)
+
+
+def test_nothing_is_learned_of_text_that_is_not_plain(machine: Machine) -> None:
+    for value in ("../..", "a/b", "a b", "é", "GPU-1&2"):
+        text = compact(spec(env=(f"NVIDIA_VISIBLE_DEVICES={value}",)))
+        machine.learn(text)
+        assert machine.create(text) == ("python", text)
+    assert not list(machine.installed.left.rglob("plain"))
+
+
+def test_new_configuration_is_noticed(machine: Machine) -> None:
+    machine.learn(compact(spec()))
+    machine.installed.configure("# another\n" + machine.installed.config.read_text())
+    os.utime(machine.installed.config)
+    assert machine.create(compact(spec()))[0] == "python"
+
+
+def test_new_launcher_is_noticed(machine: Machine) -> None:
+    machine.learn(compact(spec()))
+    os.utime(machine.installed.bin / "gpu-py")
+    assert machine.create(compact(spec()))[0] == "python"
+
+
+@pytest.mark.parametrize("change", ["gpu goes", "gpu comes", "node", "mig"])
+def test_changed_machine_is_noticed(machine: Machine, change: str) -> None:
+    machine.learn(compact(spec()))
+    assert machine.create(compact(spec()))[0] == "runc"
+    if change == "gpu goes":
+        (machine.gpus / "0000:02:00.0").rmdir()
+    elif change == "gpu comes":
+        (machine.gpus / "0000:03:00.0").mkdir()
+    elif change == "node":
+        (machine.root / "dev/nvidia7").touch()
+    else:
+        (machine.gpus.parent / "capabilities/gpu0/mig/gi1/ci0").mkdir(parents=True)
+    assert machine.create(compact(spec()))[0] == "python"
+
+
+def test_record_of_somebody_else_is_not_used(machine: Machine) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a file away")
+    machine.learn(compact(spec()))
+    for record in machine.installed.left.rglob("plain"):
+        os.chown(record, 1, 1)
+    assert machine.create(compact(spec()))[0] == "python"
+
+
+def test_records_are_limited(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edit_records, "_LIMIT", 3)
+    for number in range(7):
+        machine.learn(compact(spec(env=(f"NVIDIA_VISIBLE_DEVICES={number}",))))
+        assert len(list(machine.installed.left.rglob("plain"))) <= 3
+    [words] = machine.installed.left.rglob("words")
+    fixed = [*(launcher_files.words(Config()) or ()), *launcher_files.SETTINGS]
+    assert len(words.read_text().split()) <= len(fixed) + 3
+    last = compact(spec(env=("NVIDIA_VISIBLE_DEVICES=6",)))
+    assert machine.create(last) == ("runc", machine.expected(last))
+
+
+names = st.sampled_from((
+    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA", "CUDA_VERSION",
+    "NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "X",
+))  # fmt: skip
+values = st.sampled_from((
+    "all", "0", "0,1", "none", "compute,utility", "GPU-12-34,GPU-56-78", 'a"b', "/", "é", "..",
+    "NVIDIA_VISIBLE_DEVICES=all", '"NVIDIA_VISIBLE_DEVICES=all"', "*", "a b", "@helper@", "\\",
+    '}],"hooks":{}', "[{", "|", "&", "\n",
+))  # fmt: skip
+envs = st.lists(st.builds("{}={}".format, names, values), max_size=3).map(tuple)
+strings = st.sampled_from(("a", "", "]", "}", '"', "é", "&", "|", "\\1", "@helper@", '"hooks":{}'))
+hook_objects = st.fixed_dictionaries(
+    {"path": strings}, optional={"args": st.lists(strings, max_size=2), "timeout": st.just(3)}
+)
+hook_tables = st.none() | st.dictionaries(
+    st.sampled_from(("prestart", "poststop", "createRuntime")),
+    st.lists(hook_objects, max_size=2),
+    max_size=2,
+)
+rule_lists = st.sampled_from((DOCKERS, [DENY], [], [*DOCKERS, DENY], None))
+specs = st.builds(spec, envs, rule_lists, hook_tables, hostname=strings)
+writers = st.sampled_from((compact, json.dumps, lambda data: json.dumps(data, indent=1)))
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(specs, writers, specs, writers)
+def test_launcher_writes_what_python_would_or_nothing(
+    machine: Machine, first: dict[str, Any], write: Any, second: dict[str, Any], again: Any
+) -> None:
+    machine.learn(write(first))
+    for text in (write(first), again({**first, "hostname": "x"}), again(second)):
+        ran, written = machine.create(text)
+        if ran == "python" or written == text:
+            assert written == text
+        else:
+            assert written == machine.expected(text)
+
+
+# What the hook makes of it -----------------------------------------------------------------
+
+
+def repeated(devices: str) -> Spec:
+    hook = {"path": "/x/gpuhook-prestart", "args": ["gpuhook-prestart", "--allowed", devices, "p"]}
+    return Spec("/b/config.json", compact(spec(hooks={"prestart": [NETWORK_HOOK, hook]})))
+
+
+def test_hook_accepts_what_it_gives_itself() -> None:
+    edit_check.check(repeated("195:0,195:255"), [(195, 255), (195, 0), (195, 1)], Config())
+    edit_check.check(Spec("/b/config.json", compact(spec())), [], Config())
+
+
+def test_hook_refuses_what_it_would_not_give(machine: Machine) -> None:
+    machine.learn(compact(spec()))
+    assert list(machine.installed.left.rglob("plain"))
+    with pytest.raises(EditError, match=r"allows the devices 195:1, .*Start the container again"):
+        edit_check.check(repeated("195:0,195:1"), [(195, 0)], machine.config)
+    assert not list(machine.installed.left.rglob("plain"))
+
+
+def test_edits_are_kept_where_the_configuration_lies() -> None:
+    assert launcher_files.folder_of(Config()) == "/run/gpuhook/launcher/defaults"
+    assert launcher_files.folder_of(loads("", "/etc/x.toml")) == "/run/gpuhook/launcher/etc/x.toml"
+    assert launcher_files.folder_of(loads("", "/etc/../x.toml")) is None
