@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import select
-import shutil
 import subprocess
 import time
 import uuid
@@ -51,32 +50,71 @@ class Life:
 class Bundle:
     """A bundle on an overlay of its own, used for one container."""
 
-    def __init__(self, folder: Path, lower: Path) -> None:
-        self.folder = folder
+    def __init__(self, container: Container, parent: Path, lower: Path) -> None:
+        self.container = container
+        self.name = f"gpuhook-benchmark-{uuid.uuid4().hex[:12]}"
+        self.folder = parent / self.name
         self.lower = lower
-        self.root = folder / "rootfs"
+        self.root = self.folder / "rootfs"
 
-    def set_up(self, container: Container) -> None:
+    def set_up(self) -> None:
         """Make the root filesystem and config.json as an engine would have them."""
         for name in ("rootfs", "upper", "work"):
             (self.folder / name).mkdir(parents=True)
         layers = f"lowerdir={self.lower},upperdir={self.folder}/upper,workdir={self.folder}/work"
         subprocess.run(["mount", "-t", "overlay", "-o", layers, "none", self.root], check=True)
-        (self.folder / "config.json").write_text(json.dumps(self._spec(container)))
+        text = json.dumps(self._spec(), separators=(",", ":"))  # as Go writes it
+        (self.folder / "config.json").write_text(text)
 
     def tear_down(self) -> None:
-        """Unmount and delete everything."""
+        """Unmount it; its files stay, because ext4 is slow where many were deleted lately."""
         subprocess.run(["umount", self.root], check=True)
-        shutil.rmtree(self.folder)
 
-    def _spec(self, container: Container) -> dict[str, Any]:
+    def live(self) -> Life:
+        """Start a container that ends at once, from create to delete; RuntimeError if it fails."""
+        config = self.container.config
+        environ = {**os.environ, **({"GPUHOOK_CONFIG": config} if config else {})}
+        pid_file = self.folder / "pid"
+        create = ("create", "--bundle", str(self.folder), "--pid-file", str(pid_file), self.name)
+        try:
+            moments = [time.perf_counter()]
+            self._call(create, environ)
+            moments.append(time.perf_counter())
+            process = os.pidfd_open(int(pid_file.read_text()))
+            self._call(("start", self.name), environ)
+            select.select([process], [], [])
+            os.close(process)
+            moments.append(time.perf_counter())
+            self._call(("delete", self.name), environ)
+            moments.append(time.perf_counter())
+        except BaseException:
+            subprocess.run(["runc", "delete", "--force", self.name], check=False)
+            raise
+        return Life(*(after - before for before, after in itertools.pairwise(moments)))
+
+    def _call(self, words: Sequence[str], environ: dict[str, str]) -> None:
+        runtime = self.container.runtime
+        with (self.folder / "output").open("w+") as output:
+            done = subprocess.run(
+                [runtime, *words],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                check=False,
+            )
+            if done.returncode != 0:
+                output.seek(0)
+                raise RuntimeError(f"{runtime} {words[0]} failed: {output.read().strip()}")
+
+    def _spec(self) -> dict[str, Any]:
         sets = ("bounding", "effective", "permitted")
         spec: dict[str, Any] = {
             "ociVersion": "1.0.2",
             "process": {
                 "user": {"uid": 0, "gid": 0},
                 "args": ["true"],
-                "env": [_PATH, *container.environ],
+                "env": [_PATH, *self.container.environ],
                 "cwd": "/",
                 "capabilities": {name: list(_CAPABILITIES) for name in sets},
                 "noNewPrivileges": True,
@@ -97,48 +135,16 @@ class Bundle:
                 "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"],
             },
         }
-        if container.hook:
-            spec["hooks"] = {"prestart": [{"path": container.hook}]}
+        if self.container.hook:
+            spec["hooks"] = {"prestart": [{"path": self.container.hook}]}
         return spec
 
 
-def live(container: Container, folder: Path, lower: Path) -> Life:
-    """Start a container that ends at once, from create to delete; RuntimeError if it fails."""
-    bundle = Bundle(folder, lower)
-    bundle.set_up(container)
-    name = f"gpuhook-benchmark-{uuid.uuid4().hex[:12]}"
-    environ = {**os.environ, **({"GPUHOOK_CONFIG": container.config} if container.config else {})}
-    pid_file = folder / "pid"
-    create = ["create", "--bundle", str(folder), "--pid-file", str(pid_file), name]
+def live(container: Container, parent: Path, lower: Path) -> Life:
+    """Make a bundle in a folder, and lead its container through its life."""
+    bundle = Bundle(container, parent, lower)
+    bundle.set_up()
     try:
-        moments = [time.perf_counter()]
-        _call(container, create, environ, folder)
-        moments.append(time.perf_counter())
-        process = os.pidfd_open(int(pid_file.read_text()))
-        _call(container, ["start", name], environ, folder)
-        select.select([process], [], [])
-        os.close(process)
-        moments.append(time.perf_counter())
-        _call(container, ["delete", name], environ, folder)
-        moments.append(time.perf_counter())
+        return bundle.live()
     finally:
-        subprocess.run(["runc", "delete", "--force", name], stderr=subprocess.DEVNULL, check=False)
         bundle.tear_down()
-    return Life(*(after - before for before, after in itertools.pairwise(moments)))
-
-
-def _call(
-    container: Container, words: Sequence[str], environ: dict[str, str], folder: Path
-) -> None:
-    with (folder / "output").open("w+") as output:
-        done = subprocess.run(
-            [container.runtime, *words],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            check=False,
-        )
-        if done.returncode != 0:
-            output.seek(0)
-            raise RuntimeError(f"{container.runtime} {words[0]} failed: {output.read().strip()}")

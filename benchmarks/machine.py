@@ -3,9 +3,14 @@
 import ctypes
 import os
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _REPOSITORY = Path(__file__).parents[1]
+_DISK_SIZE = 8 << 30  # bytes, of which hardly any are ever written
 _CLONE_NEWNS = 0x00020000  # include/uapi/linux/sched.h
 
 
@@ -17,6 +22,7 @@ class Machine:
         self.runtime = runtime
         self.bin = Path(runtime).parent
         self.lower = folder / "root"
+        self.bundles = folder / "bundles"
         beside = self.bin / "python3"
         self.python = str(beside) if beside.exists() else "/usr/bin/python3"
 
@@ -65,6 +71,31 @@ def isolate() -> None:
         raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNS) failed; run this as root")
     run("mount", "--make-rprivate", "/")
     run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+
+
+@contextmanager
+def new_disk() -> Iterator[Path]:
+    """Give a folder on a new ext4 of its own, in a file that goes away with it.
+
+    Before ext4 makes a file, it looks at each one that was deleted in the last minutes, so
+    on the machine's own disk a measurement would tell what was done before it.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpuhook-benchmark-", dir="/var/tmp") as name:
+        folder, image = Path(name) / "disk", Path(name) / "image"
+        folder.mkdir()
+        with image.open("wb") as file:
+            file.truncate(_DISK_SIZE)
+        try:
+            run("mkfs.ext4", "-q", str(image))
+            run("mount", "-o", "loop,noinit_itable", str(image), str(folder))
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"No disk of its own, deleted files will tell: {error}", file=sys.stderr)
+            yield folder
+            return
+        try:
+            yield folder
+        finally:
+            run("umount", "--lazy", str(folder))
 
 
 def run(*words: str) -> str:

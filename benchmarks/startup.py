@@ -3,25 +3,27 @@
 
     sudo benchmarks/startup.py [--rounds N] [--storm N] [--against PATH]...
 
-All kinds of containers are started in turn, round after round, so that whatever else the
-machine does meets all of them alike. What is printed of each: the median with the quartiles
-of create + start + end + delete, the median of the differences to plain runc in the same
-round, and that in units of one bare interpreter start (python3 -I -S -c pass).
+All kinds of containers are started in turn, round after round and each time in another order,
+so that whatever else the machine does meets all of them alike. What is printed of each: the
+median with the quartiles of create + start + end + delete, the median of the differences to
+plain runc in the same round, and that in units of one bare interpreter start
+(python3 -I -S -c pass).
 """
 
 import argparse
+import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Barrier
 
-from containers import Container, live
-from machine import Machine, installed, isolate
+from containers import Bundle, Container, live
+from machine import Machine, installed, isolate, new_disk
 
 SOME = "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 EVERY = "NVIDIA_DRIVER_CAPABILITIES=all"
@@ -31,6 +33,10 @@ NO_GPU = "no GPU"
 EIGHT = "8 GPUs"
 PLAIN = "8 GPUs, no helper"
 SLOW = "8 GPUs, nvmlInit 2 s"
+
+# After so many lives of a container all is saved that can be: inventory, words, edit.
+_LIVES_TO_LEARN = 4
+_REST = 1.0  # seconds
 
 
 def kinds(machine: Machine, others: list[str]) -> dict[str, Container]:
@@ -72,14 +78,14 @@ def bare_start(machine: Machine) -> float:
 def measure(machine: Machine, found: dict[str, Container], rounds: int) -> None:
     """Start all kinds in turn, and print the table."""
     for container in found.values():
-        live(container, machine.folder / "bundle", machine.lower)  # saves the inventory
+        for _ in range(_LIVES_TO_LEARN):
+            live(container, machine.bundles, machine.lower)
     units: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in found}
     for number in range(rounds):
         units.append(bare_start(machine))
-        for name, container in found.items():
-            life = live(container, machine.folder / "bundle", machine.lower)
-            times[name].append(life.whole)
+        for name in random.sample(list(found), len(found)):
+            times[name].append(live(found[name], machine.bundles, machine.lower).whole)
         print(f"\rround {number + 1} of {rounds} ", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     unit = statistics.median(units)
@@ -121,16 +127,25 @@ def measure_cold(machine: Machine, found: dict[str, Container], rounds: int) -> 
     values = []
     for _ in range(max(rounds // 3, 2)):
         machine.forget(found[EIGHT].config)
-        values.append(live(found[EIGHT], machine.folder / "bundle", machine.lower).whole)
+        values.append(live(found[EIGHT], machine.bundles, machine.lower).whole)
     median = statistics.median(values) * 1e3
     print(f"8 GPUs, nothing saved, nvmlInit free: {median:.0f} ms ({spread(values)})")
 
 
 def storm(machine: Machine, container: Container, name: str, count: int) -> None:
-    """Start many at once; print how many failed, and how long the slowest took."""
-    job = partial(_timed, container, machine)
+    """Start many at once; print how many failed, and how long the slowest took.
+
+    All bundles are made before and unmade after, and the machine rests in between.
+    """
+    bundles = [Bundle(container, machine.bundles, machine.lower) for _ in range(count)]
+    for bundle in bundles:
+        bundle.set_up()
+    time.sleep(_REST)
     with ThreadPoolExecutor(count) as pool:
-        results = list(pool.map(job, range(count)))
+        together = partial(_timed, Barrier(count))
+        results = list(pool.map(together, bundles))
+    for bundle in bundles:
+        bundle.tear_down()
     times = [result for result in results if isinstance(result, float)]
     failures = [result for result in results if isinstance(result, str)]
     told = f"{count} at once: {name:36} {len(failures)} failed"
@@ -139,11 +154,12 @@ def storm(machine: Machine, container: Container, name: str, count: int) -> None
     print("\n    ".join((told, *failures[:3])))
 
 
-def _timed(container: Container, machine: Machine, number: int) -> float | str:
+def _timed(start: Barrier, bundle: Bundle) -> float | str:
     """Return the seconds that a container's life took, or why it failed."""
+    start.wait()
     try:
-        return live(container, machine.folder / f"storm-{number}", machine.lower).whole
-    except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+        return bundle.live().whole
+    except (RuntimeError, OSError) as error:
         return str(error)
 
 
@@ -159,8 +175,8 @@ def main() -> None:
     arguments = parser.parse_args()
     runtime = arguments.runtime or installed()
     isolate()
-    with tempfile.TemporaryDirectory(prefix="gpuhook-benchmark-", dir="/var/tmp") as folder:
-        machine = Machine(Path(folder), runtime)
+    with new_disk() as folder:
+        machine = Machine(folder, runtime)
         machine.build()
         found = kinds(machine, arguments.against)
         measure(machine, found, arguments.rounds)
