@@ -9,7 +9,7 @@ Hot path: imports _ctypes.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ctypes import Structure, byref, c_long, c_uint64, get_errno, sizeof
+    from ctypes import c_long, get_errno
     from typing import Any
 
     def _function(name: str) -> Any: ...
@@ -19,13 +19,10 @@ else:
             FUNCFLAG_CDECL,
             FUNCFLAG_USE_ERRNO,
             CFuncPtr,
-            Structure,
             _SimpleCData,
-            byref,
             dlopen,
             dlsym,
             get_errno,
-            sizeof,
         )
 
         class c_int(_SimpleCData):  # noqa: N801 - as ctypes calls it
@@ -38,11 +35,6 @@ else:
 
             _type_ = "l"
 
-        class c_uint64(_SimpleCData):  # noqa: N801
-            """A 64-bit number: unsigned long long on every machine."""
-
-            _type_ = "Q"
-
         class _Function(CFuncPtr):
             _flags_ = FUNCFLAG_CDECL | FUNCFLAG_USE_ERRNO
             _restype_ = c_int
@@ -53,7 +45,7 @@ else:
             return _Function(dlsym(_HANDLE, name))
 
     except (ImportError, AttributeError, TypeError):
-        from ctypes import CDLL, Structure, byref, c_long, c_uint64, get_errno, sizeof
+        from ctypes import CDLL, c_long, get_errno
 
         _LIBRARY = CDLL(None, use_errno=True)
 
@@ -61,7 +53,7 @@ else:
             return _LIBRARY[name]
 
 
-__all__ = ["Library", "Structure", "byref", "c_long", "c_uint64", "get_errno", "sizeof"]
+__all__ = ["Library", "c_long", "get_errno"]
 
 
 class Library:

@@ -42,7 +42,8 @@ def nodes(
         *_features(request, inventory),
     ):
         wanted.setdefault(path, reason)
-    found = [(node, reason) for path, reason in wanted.items() if (node := inventory.node(path))]
+    there = {node.path: node for node in inventory.nodes}
+    found = [(there[path], reason) for path, reason in wanted.items() if path in there]
     return found + list(_imex(request, inventory))
 
 
@@ -70,7 +71,7 @@ def _mig(selection: "Selection") -> "Iterator[tuple[str, str]]":
 
 
 def _features(request: "Request", inventory: "Inventory") -> "Iterator[tuple[str, str]]":
-    for node in inventory.nodes:
+    for node in inventory.nodes if request.features else ():
         feature = feature_files.feature_of(node.path)
         if feature in request.features:
             yield node.path, f"NVIDIA_{str(feature).upper()}=enabled"
@@ -88,12 +89,18 @@ def _imex(request: "Request", inventory: "Inventory") -> "Iterator[tuple[Node, s
 
 
 def allowed(
-    request: "Request", inventory: "Inventory", selection: "Selection"
+    request: "Request",
+    inventory: "Inventory",
+    selection: "Selection",
+    given: "list[tuple[Node, str]] | None" = None,
 ) -> dict[tuple[int, int], str]:
-    """Return the (major, minor) of all that the container may open, each with the reason."""
-    found = {
-        (node.major, node.minor): reason for node, reason in nodes(request, inventory, selection)
-    }
+    """Return the (major, minor) of all that the container may open, each with the reason.
+
+    ``given`` is what ``nodes`` returned, if it was asked already.
+    """
+    if given is None:
+        given = nodes(request, inventory, selection)
+    found = {(node.major, node.minor): reason for node, reason in given}
     for pair in mig_management_minors(request, inventory, selection.gpus):
         found.setdefault(pair, "management of MIG")
     return found

@@ -8,6 +8,7 @@ Hot path: imports clib, because mount calls need it; os and errno are free.
 
 import errno
 import os
+import sys
 import time
 
 from gpuhook import clib
@@ -96,25 +97,9 @@ def _os_error(path: str) -> OSError:
     return OSError(number, text, path)
 
 
-class _OpenHow(clib.Structure):
-    """Struct open_how of include/uapi/linux/openat2.h."""
-
-    _fields_ = (
-        ("flags", clib.c_uint64),
-        ("mode", clib.c_uint64),
-        ("resolve", clib.c_uint64),
-    )
-
-
-class _MountAttr(clib.Structure):
-    """Struct mount_attr of include/uapi/linux/mount.h."""
-
-    _fields_ = (
-        ("attr_set", clib.c_uint64),
-        ("attr_clr", clib.c_uint64),
-        ("propagation", clib.c_uint64),
-        ("userns_fd", clib.c_uint64),
-    )
+def _structure(*fields: int) -> bytes:
+    """Return a structure of 64-bit numbers, for calls that read it and write nothing to it."""
+    return b"".join([field.to_bytes(8, sys.byteorder) for field in fields])
 
 
 def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
@@ -123,11 +108,11 @@ def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> 
     Tried again while renames elsewhere make the kernel unsure that ``..`` stays inside.
     Source: openat2(2).
     """
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    how = _structure(flags | os.O_CLOEXEC, mode, resolve)  # struct open_how
     name = os.fsencode(path)
     for attempt in range(_LOOKUP_ATTEMPTS):
         try:
-            return syscall(_OPENAT2, dir_fd, name, clib.byref(how), clib.sizeof(how), path=path)
+            return syscall(_OPENAT2, dir_fd, name, how, len(how), path=path)
         except BlockingIOError:
             if attempt == _LOOKUP_ATTEMPTS - 1:
                 raise
@@ -146,9 +131,8 @@ def clone_tree(fd: int, path: str) -> int:
 
 def set_mount_attributes(fd: int, attributes: int, path: str, cleared: int = 0) -> None:
     """Add and clear MOUNT_ATTR_* flags of a mount and make it private, mount_setattr(2)."""
-    attr = _MountAttr(attributes, cleared, MS_PRIVATE, 0)
-    size = clib.sizeof(attr)
-    syscall(_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, clib.byref(attr), size, path=path)
+    attr = _structure(attributes, cleared, MS_PRIVATE, 0)  # struct mount_attr
+    syscall(_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, attr, len(attr), path=path)
 
 
 def attach_mount(mount_fd: int, target_fd: int, path: str) -> None:

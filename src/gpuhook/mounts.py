@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Final
 
 _READ_FLAGS: "Final" = os.O_RDONLY | os.O_CLOEXEC
-_CHUNK: "Final" = 1 << 20
+_CHUNK: "Final" = 1 << 16
 _FDINFO_SIZE: "Final" = 4096
 
 
@@ -77,14 +77,17 @@ class Boundary:
 
     def _judge(self, mount: bytes) -> Verdict:
         fields, group = self._line(mount)
-        if self._host_table is None:
-            self._host_table = _read(self._host)
-        shared = bool(group) and group in self._host_table
+        shared = bool(group) and group in self._host_mounts()
         own = mount == self._root
         if not own and fields:
             # A filesystem that the host hasn't mounted was made for this container.
-            own = b" " + fields[2] + b" " not in self._host_table
+            own = b" " + fields[2] + b" " not in self._host_mounts()
         return Verdict(own, shared)
+
+    def _host_mounts(self) -> bytes:
+        if self._host_table is None:
+            self._host_table = _read(self._host)
+        return self._host_table
 
     def _line(self, mount: bytes) -> tuple[list[bytes], bytes]:
         """Return the fields of a mount's line and its peer group as " shared:N "."""

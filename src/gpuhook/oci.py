@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _READ_LIMIT = 64 << 20  # a config.json with 10^6 environment entries has about 40 MiB
+_CHUNK = 1 << 16  # bytes read at once: memory that is too much costs more than a second read
 
 
 class Spec:
@@ -150,7 +151,7 @@ def read_spec(path: str) -> Spec:
 def _read(fd: int) -> bytes:
     chunks = []
     size = 0
-    while size <= _READ_LIMIT and (chunk := os.read(fd, 1 << 20)):
+    while size <= _READ_LIMIT and (chunk := os.read(fd, _CHUNK)):
         chunks.append(chunk)
         size += len(chunk)
     return b"".join(chunks)

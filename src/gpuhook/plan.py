@@ -8,8 +8,7 @@ Hot path: imports operations.
 
 import os
 
-from gpuhook import application_profile, cuda_compat, device_choice, sonames
-from gpuhook.file_operations import WriteFile
+from gpuhook import cuda_compat, device_choice, sonames
 from gpuhook.layout import cache_flags
 from gpuhook.operations import (
     FILE_OPTIONS,
@@ -80,7 +79,7 @@ def make_plan(
     Raises UnknownDeviceError where an IMEX channel doesn't exist.
     """
     nodes = device_choice.nodes(request, inventory, selection)
-    allowed = device_choice.allowed(request, inventory, selection)
+    allowed = device_choice.allowed(request, inventory, selection, nodes)
     files = list(_wanted_files(request, inventory))
     libraries = [(file, folder) for file in files if (folder := _folder(file, image.layout))]
     compat = _compat(request, inventory, image)
@@ -95,6 +94,8 @@ def make_plan(
         *_profile(request, selection),
     ]
     if compat:
+        from gpuhook.file_operations import WriteFile  # noqa: PLC0415 - few images have it
+
         reason = f"CUDA {compat.version} of the image is newer than the driver's"
         operations.append(WriteFile(COMPAT_CONFIG, compat.folder + "\n", 0o644, reason))
     if libraries and image.layout.uses_cache:
@@ -208,6 +209,9 @@ def _gbm_link(
 def _profile(request: "Request", selection: "Selection") -> "Iterator[Operation]":
     """Yield the profile that limits EGL to the container's GPUs."""
     if "graphics" in request.capabilities or "display" in request.capabilities:
+        from gpuhook import application_profile  # noqa: PLC0415 - most ask for compute alone
+        from gpuhook.file_operations import WriteFile  # noqa: PLC0415
+
         text = application_profile.content(gpu.minor for gpu in selection.gpus)
         if text is not None:
             mode = application_profile.MODE

@@ -30,14 +30,15 @@ REQUEST = (
     "jsontext", "log", *CONFIGURATION, "oci", "versions", "requirements", "inventory",
     "selection", "environment", "imex", "mount_requests", "request", "resolve",
 )  # fmt: skip
+STORE = ("host_state", "store")
 RUNTIME = (
-    *REQUEST, "runtime_argv", "runtime_shim", "host_state", "store", "mode", "feature_files",
+    *REQUEST, "runtime_argv", "runtime_shim", *STORE, "mode", "feature_files",
     "device_choice", "cgroup", "helper",
 )  # fmt: skip
 INJECTION = (
     "edit_check", "cgroup", "feature_files", "cuda_compat", "layout", "image", "clib", "kernel",
-    "rootfs", "mounts", "journal", "container", "inject", "application_profile", "device_choice",
-    "ldcache", "sonames", "procfs_params", "operations", "file_operations", "plan",
+    "rootfs", "mounts", "journal", "container", "inject", "device_choice",
+    "ldcache", "sonames", "procfs_params", "operations", "plan",
     "injection",
 )  # fmt: skip
 HOOK = (*REQUEST, "edit_check", "prestart_hook")

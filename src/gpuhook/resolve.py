@@ -5,7 +5,7 @@ The one sequence that the runtime, the hook and ``gpuhook explain`` share.
 Hot path: imports the pure steps; ``store`` only when a GPU is asked for.
 """
 
-from gpuhook import requirements, selection
+from gpuhook import preload, requirements, selection
 from gpuhook.errors import RequestError
 from gpuhook.request import read_request
 
@@ -62,6 +62,7 @@ def resolve(
             "which gpuhook doesn't inject itself",
             "Ask the engine for them (docker run --device NAME), or name GPUs by index or UUID",
         )
+    preload.load(preload.STORE)
     from gpuhook.store import get_inventory  # noqa: PLC0415 - not always needed
 
     inventory = progress.inventory = get_inventory(config, save=save)

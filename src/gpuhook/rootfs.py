@@ -25,6 +25,7 @@ PATH_FLAGS: "Final" = os.O_PATH | os.O_CLOEXEC
 RESOLVE: "Final" = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
 _READ_FLAGS: "Final" = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAX_LINKS: "Final" = 40  # as the kernel's own limit, include/linux/namei.h
+_CHUNK: "Final" = 1 << 16  # bytes; memory that is too much costs more than a second read
 _ABSENT: "Final" = (
     errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.ENAMETOOLONG,
 )  # fmt: skip
@@ -217,7 +218,7 @@ def read_all(fd: int, limit: int, path: str) -> bytes:
     """Read a descriptor to its end; OSError(EFBIG) past ``limit`` bytes."""
     chunks = []
     size = 0
-    while chunk := os.read(fd, 1 << 20):
+    while chunk := os.read(fd, _CHUNK):
         size += len(chunk)
         if size > limit:
             raise OSError(errno.EFBIG, f"more than {limit} bytes", path)

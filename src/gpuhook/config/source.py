@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SIZE_LIMIT = 1 << 18  # bytes; the commented default has less than 5 % of it
+_CHUNK = 1 << 14  # bytes read at once: memory that is too much costs more than a second read
 _DOTS_LIMIT = 64  # in a line's key; tomllib takes the square of their number in time
 _KEY_LIMIT = 256  # characters of a dotted key; no known one is half as long
 
@@ -41,7 +42,7 @@ def _read_bytes(path: str) -> bytes:
         if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
             raise ValueError("it is not a regular file")
         data = b""
-        while chunk := os.read(fd, SIZE_LIMIT + 1 - len(data)):
+        while len(data) <= SIZE_LIMIT and (chunk := os.read(fd, _CHUNK)):
             data += chunk
         if len(data) > SIZE_LIMIT:
             raise ValueError(f"it is larger than {SIZE_LIMIT} bytes")
