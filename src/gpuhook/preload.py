@@ -37,9 +37,8 @@ RUNTIME = (
 )  # fmt: skip
 INJECTION = (
     "edit_check", "cgroup", "feature_files", "cuda_compat", "layout", "image", "clib", "kernel",
-    "rootfs", "mounts", "journal", "container", "inject", "device_choice",
-    "ldcache", "sonames", "procfs_params", "operations", "plan",
-    "injection",
+    "rootfs", "mounts", "journal", "container", "inject", "device_choice", "ldcache",
+    "sonames", "procfs_params", "operations", "plan", "injection",
 )  # fmt: skip
 HOOK = (*REQUEST, "edit_check", "prestart_hook")
 
