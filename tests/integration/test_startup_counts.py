@@ -55,6 +55,7 @@ def trace(bundle: Bundle, config: Path, log: Path, *argv: str | Path) -> Trace:
     bundle.call(*argv, env=env).ok()  # saves the inventory and what the launcher needs
     bundle.config.write_bytes(saved)
     bundle.call("strace", "-f", "-o", log, *argv, env=env).ok()
+    bundle.config.write_bytes(saved)
     return Trace(log.read_text())
 
 

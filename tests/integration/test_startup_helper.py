@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,9 @@ class Case:
         self.config = write_config(folder / "etc", driver.root, [folder / "runtime"])
         text = self.config.read_text().replace("[gpuhook]", "[gpuhook]\nhelper = true")
         self.config.write_text(text)
+        past = time.time() - 10
+        for place in (self.config, self.config.parent):
+            os.utime(place, (past, past))
         self.env = {"GPUHOOK_CONFIG": str(self.config)}
         bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
         bundle.command(*look(driver.minors))
@@ -57,6 +61,17 @@ class Case:
     def run(self, script: str = "") -> Result:
         self.wrap(script)
         return self.bundle.run(self.installation.runtime, self.env)
+
+    def have_edit_repeated(self) -> None:
+        """Start it until the launcher starts the helper, without Python's runtime."""
+        self.wrap("exit 0")
+        saved = self.bundle.config.read_bytes()
+        words: list[str] = []
+        for _ in range(8):
+            self.bundle.run(self.installation.runtime, self.env).ok()
+            words = self.bundle.spec()["hooks"]["prestart"][-1]["args"]
+            self.bundle.config.write_bytes(saved)
+        assert "--allowed" in words
 
     @property
     def helper(self) -> int:
@@ -78,21 +93,27 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-@pytest.fixture
+@pytest.fixture(params=["by Python", "by the launcher"])
 def case(
+    request: pytest.FixtureRequest,
     bundle: Bundle,
     installation: Installation,
     driver: Driver,
     low_level: tuple[str, Namespace],
     tmp_path: Path,
 ) -> Case:
-    return Case(bundle, installation, driver, low_level[0], tmp_path / "case")
+    """A case whose helper is started so."""
+    made = Case(bundle, installation, driver, low_level[0], tmp_path / "case")
+    if request.param == "by the launcher":
+        made.have_edit_repeated()
+    return made
 
 
 def test_helper_does_the_work(case: Case) -> None:
     """A hook that did it by itself would stumble over the configuration."""
     with nothing_left(case.driver.root, pid=case.bundle.namespace.pid):
-        inside = seen(case.run(f"echo broken >{case.config}"))
+        ready = '[ "$(ls /proc/$helper/fd | wc -l)" -gt 20 ]'  # it has opened what it mounts
+        inside = seen(case.run(f"until {ready}; do :; done; echo broken >{case.config}"))
     case.assert_sees_its_gpus(inside)
     assert case.helper_is_gone()
 
