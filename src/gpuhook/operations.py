@@ -290,6 +290,8 @@ class MaskProc(Operation):
 
     def prepare(self, host: "Rootfs") -> None:
         """Fill a detached tmpfs with copies, and clone what is mounted into it."""
+        if _kernel_has_none():
+            return
         self._tmpfs = kernel.new_tmpfs({"mode": "0555", "size": "1m"}, 0)
         for name in self.files:
             data = host.read_file(f"{PROC_DRIVER}/{name}", _PROC_FILE_LIMIT)
@@ -321,7 +323,7 @@ class MaskProc(Operation):
 
     def execute(self, container: Container) -> None:
         """Mount the tmpfs, then the rest into it, then make it read-only."""
-        if not container.exists(PROC_DRIVER):
+        if self._tmpfs < 0 or not container.exists(PROC_DRIVER):
             return
         target = container.mount_point(PROC_DRIVER, folder=True)
         if target is None:
@@ -354,6 +356,14 @@ class MaskProc(Operation):
             "visible": [*self.files, *self.binds],
             "reason": self.reason,
         }
+
+
+def _kernel_has_none() -> bool:
+    """Tell whether there is nothing to cover: every procfs shows what the kernel's drivers show.
+
+    Ours could be mounted with subset=pid, which shows no /proc/driver either.
+    """
+    return os.path.exists(os.path.dirname(PROC_DRIVER)) and not os.path.exists(PROC_DRIVER)
 
 
 def _mount_inside(inside: Container, name: str, tree: int, folder: bool) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness.sandbox import contents, in_child, sandbox, unshare_mounts
+from harness.sandbox import contents, in_child, sandbox, see_drivers, unshare_mounts
 from harness.snapshot import mount_table
 
 from gpuhook import inject as injection
@@ -155,12 +155,17 @@ def test_links_out_of_the_root(
     if not target.startswith("dev/"):
         put_link(root, target, text)
     before = everything(victim)
+
+    def begin() -> None:
+        see_drivers("nvidia")
+        os.chdir(victim)
+
     try:
         with sandbox(root) as box:
             if target.startswith("dev/"):
                 put_link(box.inside("/"), target, text)
             try:
-                box.inject(operations(driver), driver, lambda: os.chdir(victim))
+                box.inject(operations(driver), driver, begin)
             except InjectError as error:
                 assert error.remedy  # noqa: PT017 - either outcome is fine, if it is clear
             inside = mount_table(box.mounts())

@@ -20,6 +20,7 @@ from harness.sandbox import (
     contents,
     mount,
     sandbox,
+    see_drivers,
 )
 from harness.snapshot import mount_table
 
@@ -377,7 +378,7 @@ def test_a_shared_proc_leaks_nothing(driver: Path, image: Path, tmp_path: Path) 
 
     before = contents(driver), contents(image), mount_table()
     with sandbox(image, prepare=prepare) as box:
-        box.inject([step], driver)
+        box.inject([step], driver, lambda: see_drivers("nvidia"))
         shown = contents(box.inside("/proc/driver/nvidia"))
         assert {path for path, found in shown.items() if found[-1]} == {
             "params",
@@ -390,3 +391,15 @@ def test_a_shared_proc_leaks_nothing(driver: Path, image: Path, tmp_path: Path) 
             with pytest.raises(OSError, match="Read-only"):
                 os.open(box.inside(f"/proc/driver/nvidia/{name}"), os.O_WRONLY | os.O_CREAT)
         assert (contents(driver), contents(image), mount_table()) == before
+
+
+def test_nothing_is_covered_where_the_kernel_has_no_driver(driver: Path, image: Path) -> None:
+    """What the image itself has at that place tells nothing about the machine."""
+    (image / "proc/driver/nvidia").mkdir(parents=True)
+    step = MaskProc(str(driver), ("version",), (), "test")
+    with sandbox(image) as box:
+        before = box.mounts()
+        box.inject([step], driver, lambda: see_drivers("rtc"))
+        assert box.mounts() == before
+        box.inject([step], driver, lambda: see_drivers("nvidia"))
+        assert box.mounts() != before

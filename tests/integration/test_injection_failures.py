@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.sandbox import Sandbox, Volume, contents, in_child, sandbox
+from harness.sandbox import Sandbox, Volume, contents, in_child, sandbox, see_drivers
 from harness.snapshot import mount_table
 
 from gpuhook import inject as injection
@@ -59,6 +59,8 @@ class Recorder:
         self.calls: list[str] = []
 
     def wrap(self) -> None:
+        """Begin, in a process that sees a driver."""
+        see_drivers("nvidia")
         for name in CHANGING:
             setattr(kernel, name, self._wrapped(name, getattr(kernel, name)))
 
