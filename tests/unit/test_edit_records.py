@@ -182,6 +182,14 @@ def test_nothing_is_learned_of_text_that_is_not_plain(machine: Machine) -> None:
     assert not list(machine.installed.left.rglob("plain"))
 
 
+def test_no_command_of_seds_gets_into_a_record(machine: Machine, tmp_path: Path) -> None:
+    written = tmp_path / "written"
+    text = compact(spec(rules=[{"allow": False, "access": f"|w {written}"}]))
+    machine.learn(text)
+    assert machine.create(text) == ("python", text)
+    assert not list(tmp_path.glob("written*"))
+
+
 def test_new_configuration_is_noticed(machine: Machine) -> None:
     machine.learn(compact(spec()))
     machine.installed.configure("# another\n" + machine.installed.config.read_text())
