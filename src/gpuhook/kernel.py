@@ -37,6 +37,10 @@ RESOLVE_NO_SYMLINKS: "Final" = 0x04
 RESOLVE_BENEATH: "Final" = 0x08
 RESOLVE_IN_ROOT: "Final" = 0x10
 
+# include/uapi/linux/stat.h: struct statx begins with the mask of what was filled in
+_STATX_MNT_ID: "Final" = 0x1000
+_STX_MNT_ID: "Final" = 0x90
+
 # include/uapi/linux/mount.h
 OPEN_TREE_CLONE: "Final" = 1
 OPEN_TREE_CLOEXEC: "Final" = os.O_CLOEXEC
@@ -66,6 +70,7 @@ _PAUSE = 0.0005  # seconds between two looks at a child
 
 _libc = clib.Library()
 _libc.syscall.restype = clib.c_long
+_statx = (clib.c_long * 64)()  # where a long has four bytes, too, it holds a struct statx
 
 # How often a look-up is tried again that a rename elsewhere disturbed, openat2(2), EAGAIN.
 _LOOKUP_ATTEMPTS = 1000
@@ -127,6 +132,19 @@ def clone_tree(fd: int, path: str) -> int:
     """
     flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH
     return syscall(_OPEN_TREE, fd, b"", flags, path=path)
+
+
+def mount_id(fd: int) -> int:
+    """Return the id of the mount that a descriptor's file was reached through, statx(2).
+
+    It is the one in /proc/PID/mountinfo. Needs Linux 5.8.
+    """
+    if _libc.statx(fd, b"", AT_EMPTY_PATH, _STATX_MNT_ID, _statx) != 0:
+        raise _os_error("")
+    told = memoryview(_statx).cast("B")
+    if not int.from_bytes(told[:4], sys.byteorder) & _STATX_MNT_ID:
+        raise OSError(errno.ENOSYS, f"{os.strerror(errno.ENOSYS)} ({_HINTS[errno.ENOSYS]})")
+    return int.from_bytes(told[_STX_MNT_ID : _STX_MNT_ID + 8], sys.byteorder)
 
 
 def set_mount_attributes(fd: int, attributes: int, path: str, cleared: int = 0) -> None:

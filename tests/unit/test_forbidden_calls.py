@@ -61,7 +61,6 @@ ALLOWED = {
     ("rootfs", "reopen", "os.open"): "our own descriptor, through /proc/self/fd",
     ("rootfs", "real_path", "os.readlink"): "our own descriptor, through /proc/self/fd",
     ("rootfs", "list_folder", "os.listdir"): "a descriptor",
-    ("mounts", "mount_id", "os.open"): "our own descriptor, through /proc/self/fdinfo",
     ("mounts", "__init__", "os.open"): "our own mount table",
     ("operations", "_kernel_has_none", "os.path.exists"): "our own /proc",
     ("inject", "_open_container", "os.open"): "/proc/PID, opened once",
