@@ -8,9 +8,11 @@ and checked as Python checks it). Whatever is amiss is left to the import system
 Hot path: imports what the interpreter itself has imported already.
 """
 
+import _imp
 import marshal
 import os
 import sys
+from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import MAGIC_NUMBER
 
 TYPE_CHECKING = False
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 _HEADER = 16  # bytes before the code: magic number, flags, the source's time and size
 _BY_TIME = b"\0\0\0\0"  # the flags of a file that is valid for that time and size
 _LIMIT = 1 << 32
+# The extension module of the standard library that one of ours begins with. To find it, the
+# import system would list two folders of it.
+_EXTENSIONS = {"jsontext": "_json", "clib": "_ctypes"}
+_EXTENSIONS_FOLDER = "lib-dynload"
 
 # The order in which importing would complete them, so that none asks for a later one.
 CONFIGURATION = (
@@ -59,6 +65,8 @@ def load(names: tuple[str, ...]) -> None:
         code = _compiled(path)
         if code is None:
             break
+        if name in _EXTENSIONS:
+            _load_extension(_EXTENSIONS[name])
         _execute(full, path, code)
         if full in waiting:
             waiting.remove(full)
@@ -75,6 +83,20 @@ def _package(folder: str, name: str) -> str:
     module.__package__ = full
     sys.modules[full] = module
     return full
+
+
+def _load_extension(name: str) -> None:
+    """Import an extension module from where the interpreter has its own, if it is there."""
+    folder = next((path for path in sys.path if path.endswith(_EXTENSIONS_FOLDER)), "")
+    path = f"{folder}/{name}{_imp.extension_suffixes()[0]}"
+    if name in sys.modules or _imp.is_builtin(name) or not os.access(path, os.R_OK):
+        return
+    try:
+        module = _imp.create_dynamic(ModuleSpec(name, None, origin=path))
+        _imp.exec_dynamic(module)
+    except ImportError:
+        return
+    sys.modules[name] = module
 
 
 def _compiled(path: str) -> "CodeType | None":

@@ -98,3 +98,19 @@ def test_unusable_file_is_left_to_the_import_system(
         "print(Config().mode, gpuhook.config.loader.DEFAULT_PATH)"
     )
     assert run(package, code) == ["hook", "/etc/gpuhook/config.toml"]
+
+
+@pytest.mark.parametrize("folder", ["lib-dynload", "nowhere"])
+def test_extension_modules_are_the_standard_librarys(package: Path, folder: str) -> None:
+    """Wherever they are found, and also where that is not where preload looks for them."""
+    code = (
+        f"preload._EXTENSIONS_FOLDER = {folder!r}\n"
+        "preload.load(preload.HOOK + preload.INJECTION)\n"
+        "import _json, _ctypes, json, ctypes\n"
+        "from gpuhook import jsontext, clib\n"
+        "print(jsontext.scanstring is json.decoder.c_scanstring)\n"
+        "print(clib.get_errno is ctypes.get_errno, jsontext.loads('[1]'), clib.Library().getpid())"
+    )
+    first, second, value, pid = run(package, code)
+    assert (first, second, value) == ("True", "True", "[1]")
+    assert int(pid) > 0
