@@ -43,6 +43,7 @@ _SPECIAL = frozenset(".[]")  # of _TEXT, to sed
 # A list of objects as engines write hooks: strings, and lists of strings, without brackets.
 _FLAT = r"[^][{}\\]*"
 _OBJECT = f"{{{_FLAT}\\(\\[{_FLAT}\\]{_FLAT}\\)*}}"
+_OR = "\\|"
 _OBJECTS = f"{_OBJECT}\\(,{_OBJECT}\\)*"
 # In a config.json with one of these nothing is repeated.
 _REFUSED = (_HOOK_NAME, "nvidia-container-runtime-hook", "nvidia-container-toolkit", _PLACE)
@@ -163,10 +164,10 @@ def _script(before: "Spec", template: "Spec") -> str | None:
         edits.append((f'\\("hooks":{{"prestart":\\[{_OBJECTS}\\)\\]', f"\\1,{hook}]"))
     if not _TEXT.issuperset(old + new + hook):  # anything else sed might take otherwise
         return None
-    lines = ["$!b", *(f"/{text}/b" for text in refused)]
-    lines += [f"\\|{pattern}|!b" for pattern, _ in edits]
-    lines += [f"s|{pattern}|{text}|" for pattern, text in edits]
-    lines += ["x", f"s/^/{_EDITED}/w /dev/stdout", "x"]
+    lines = ["$!b", f"/{_OR.join(refused)}/b", "h"]
+    for pattern, text in edits:  # all of them, or the text as it was
+        lines += [f"s|{pattern}|{text}|", "T back"]
+    lines += ["x", f"s/.*/{_EDITED}/w /dev/stdout", "x", "b done", ":back", "g", "b", ":done"]
     return "\n".join(lines) + "\n"
 
 

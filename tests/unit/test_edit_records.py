@@ -184,7 +184,7 @@ def test_nothing_is_learned_of_text_that_is_not_plain(machine: Machine) -> None:
 
 def test_no_command_of_seds_gets_into_a_record(machine: Machine, tmp_path: Path) -> None:
     written = tmp_path / "written"
-    text = compact(spec(rules=[{"allow": False, "access": f"|w {written}"}]))
+    text = compact(spec(rules=[{"allow": False, "access": f"|x|w {written}"}]))
     machine.learn(text)
     assert machine.create(text) == ("python", text)
     assert not list(tmp_path.glob("written*"))
