@@ -82,13 +82,13 @@ _HINTS = {
 
 
 def syscall(number: int, *args: object, path: str = "") -> int:
-    """Make a system call by its number; ints become longs, bytes and buffers pointers.
+    """Make a system call by its number; bytes and buffers are passed as pointers.
 
-    Raises OSError with errno, its text (and for ENOSYS and EPERM a hint) and ``path``.
-    Source: syscall(2).
+    An int must fit into 32 bits: it is passed as C's int, which libffi widens for a register.
+    At most five arguments, so that none is left without a register. Raises OSError with
+    errno, its text (and for ENOSYS and EPERM a hint) and ``path``. Source: syscall(2).
     """
-    converted = [clib.c_long(arg) if isinstance(arg, int) else arg for arg in args]
-    result: int = _libc.syscall(clib.c_long(number), *converted)
+    result: int = _libc.syscall(number, *args)
     if result < 0:
         raise _os_error(path)
     return result

@@ -203,7 +203,7 @@ def _file_name(config: "Config") -> str:
     return "inventory-" + _digest(settings.encode())
 
 
-def _digest(data: bytes) -> str:
+def _digest(data: "bytes | memoryview") -> str:
     return _imp.source_hash(_HASH_KEY, data).hex()
 
 
@@ -243,11 +243,12 @@ def _load(folder: int, config: "Config") -> Inventory | None:
         saved_at = os.stat(_file_name(config), dir_fd=folder).st_mtime
     except OSError:
         return None
-    digest, _, body = data.partition(b"\n")
-    if not body or digest.decode("ascii", "replace") != _digest(body):
+    begin = data.find(b"\n") + 1
+    body = memoryview(data)[begin:]  # no copy: there may be much of it
+    if not begin or data[: begin - 1] != _digest(body).encode():
         return None
     try:
-        around, missing, inventory = jsontext.loads(body.decode())
+        around, missing, inventory = jsontext.loads(str(body, "utf-8"))
         if around != host_state.surroundings(config):
             return None
         found = Inventory.from_json(inventory)
