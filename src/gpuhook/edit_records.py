@@ -1,80 +1,59 @@
 """Edits of config.json, recorded for the launcher to repeat them without Python.
 
-A record is a script for sed, at a path that the launcher makes of what a config.json asks
-for and of the machine's GPUs (``repeat_edit`` of launchers/gpu-py):
+A record is a script for sed (edit_script), at a path that the launcher makes of what a
+config.json asks for and of the machine's GPUs (``repeat_edit`` of launchers/gpu-py):
 
     /run/gpuhook/launcher/CONFIG/edits/"NAME=VALUE"/.../gpus/.../FOLDER/plain or helped
 
-It inserts the device rules and the hook where Python did, into a config.json that has the
-same device rules and the same shape there, and leaves any other one alone. It is recorded
-only if sed, run on the very text that Python edited, makes the very same of it.
+It is recorded only if sed, run on the very text that Python edited, makes the very same of
+it. Where it doesn't, a script that edits nothing is recorded, for some time.
 
 Not on the hot path: runs once for each kind of container.
 """
 
+import fcntl
 import os
-import shutil
-import subprocess
-import tempfile
+import time
 
-from gpuhook import edit_check, jsontext, launcher_files, requirements
+from gpuhook import edit_script, launcher_files, requirements
 from gpuhook.request import DEVICE_VARIABLES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from gpuhook.config import Config
     from gpuhook.oci import Spec
 
-HELPER_OPTION = "--helper"
-_HOOK_NAME = "gpuhook-prestart"
-_PLACE = "@helper@"  # where the launcher writes how the helper is found
-_EDITED = "edited"  # what sed says if it has edited
 _FOLDER = "edits"
 _LIMIT = 256  # records, and strings learned, before all are forgotten
-
-_RULES = ("linux", "resources", "devices")
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-_VALUE = frozenset(_LETTERS + "_=,-")  # of what the launcher takes into a path
-_TEXT = frozenset(_LETTERS + ' _=,-./:@{}[]"')  # of what is written into a script
-_SPECIAL = frozenset(".[]")  # of _TEXT, to sed
-
-# A list of objects as engines write hooks: strings, and lists of strings, without brackets.
-_FLAT = r"[^][{}\\]*"
-_OBJECT = f"{{{_FLAT}\\(\\[{_FLAT}\\]{_FLAT}\\)*}}"
-_OR = "\\|"
-_OBJECTS = f"{_OBJECT}\\(,{_OBJECT}\\)*"
-# In a config.json with one of these nothing is repeated.
-_REFUSED = (_HOOK_NAME, "nvidia-container-runtime-hook", "nvidia-container-toolkit", _PLACE)
+_NOTHING = "b\n"  # the script that edits nothing
+_PATIENCE = 60  # seconds that it lasts
+# What the launcher takes into a path.
+_VALUE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_=,-")
 
 
 def learn(path: str, before: "Spec", after: "Spec", config: "Config", began: int) -> None:
     """Record the edit of a config.json; failing to costs time later and nothing else.
 
-    ``path`` is the launcher's for it, ``began`` the time in nanoseconds before which the
-    configuration and the machine were as they are.
+    ``path`` is the launcher's for it, empty where it lacks what makes the path; ``began``
+    is the time in nanoseconds before which the configuration and the machine were as they
+    are. Of several processes at once one does it.
     """
-    as_of = began - launcher_files.MARGIN
     folder = launcher_files.folder_of(config)
     asked = _asked(before)
-    hooks = after.hooks("prestart")
-    if folder is None or asked is None or not path.startswith(f"{folder}/{_FOLDER}/"):
+    if folder is None or asked is None or not _is_plain(before, after):
         return
-    if any(text in before.text for text in _REFUSED) or not hooks:
-        return  # somebody else's hook is there, or the mode is one without
     try:
-        if not path.startswith(f"{folder}/{_FOLDER}/{_joined(asked)}/gpus/"):
-            _learn_words(folder, asked, config, as_of)
-            return
-        template, helped = _template(before, after)
-        script = _script(before, template)
-        if script is not None and _makes(script, before.text, template.text):
-            if sum(len(files) for _, _, files in os.walk(f"{folder}/{_FOLDER}")) >= _LIMIT:
-                forget(config)
-            shutil.rmtree(path, ignore_errors=True)
-            launcher_files.write(path, "helped" if helped else "plain", script, as_of)
-    except (OSError, ValueError, subprocess.SubprocessError):
+        lock = os.open(f"{folder}/.learning", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            as_of = began - launcher_files.MARGIN
+            if path.startswith(f"{folder}/{_FOLDER}/{_joined(asked)}/gpus/"):
+                _record(folder, path, before, after, as_of)
+            else:
+                _learn_words(folder, asked, config, as_of)
+        finally:
+            os.close(lock)
+    except OSError:
         return
 
 
@@ -82,7 +61,19 @@ def forget(config: "Config") -> None:
     """Remove all records."""
     folder = launcher_files.folder_of(config)
     if folder is not None:
-        shutil.rmtree(f"{folder}/{_FOLDER}", ignore_errors=True)
+        _remove(f"{folder}/{_FOLDER}")
+
+
+def _remove(folder: str) -> None:
+    import shutil  # noqa: PLC0415 - slow, and hardly ever needed
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_plain(before: "Spec", after: "Spec") -> bool:
+    """Tell whether the edit is one that could be repeated: a hook, added to a single line."""
+    refused = any(text in before.text for text in edit_script.REFUSED)
+    return bool(after.hooks("prestart")) and not refused and "\n" not in before.text.rstrip("\n")
 
 
 def _asked(spec: "Spec") -> list[str] | None:
@@ -123,72 +114,26 @@ def _learn_words(folder: str, asked: list[str], config: "Config", as_of: int) ->
     launcher_files.write(folder, "words", "".join(f"{word}\n" for word in known + learned), as_of)
 
 
-def _template(before: "Spec", after: "Spec") -> "tuple[Spec, bool]":
-    """Return the edited spec as the launcher is to write it, and whether it has a helper."""
-    hook: dict[str, Any] = after.hooks("prestart")[-1]
-    args = list(hook["args"])
-    helped = args[1:2] == [HELPER_OPTION]
-    if helped:
-        args[2:7] = [_PLACE]
-    rules = after.device_rules[len(before.device_rules) :]
-    if rules:
-        start = 3 if helped else 1
-        args[start:start] = edit_check.option([(rule["major"], rule["minor"]) for rule in rules])
-    old, new = (jsontext.dumps(each) for each in (hook, {**hook, "args": args}))
-    if after.text.count(old) != 1:
-        raise ValueError("the hook isn't found again")
-    return type(after)(after.path, after.text.replace(old, new)), helped
+def _record(folder: str, path: str, before: "Spec", after: "Spec", as_of: int) -> None:
+    name, other = ("helped", "plain") if edit_script.is_helped(after) else ("plain", "helped")
+    if _is_hopeless(f"{path}/{name}"):
+        return
+    edited = edit_script.template(before, after)
+    script = edit_script.write(before, edited)
+    if script is None or not edit_script.makes(script, folder, before.text, edited.text):
+        script = _NOTHING
+    if sum(len(files) for _, _, files in os.walk(f"{folder}/{_FOLDER}")) >= _LIMIT:
+        _remove(f"{folder}/{_FOLDER}")
+    if os.path.exists(f"{path}/{other}"):  # of another configuration
+        os.unlink(f"{path}/{other}")
+    launcher_files.write(path, name, script, as_of)
 
 
-def _script(before: "Spec", template: "Spec") -> str | None:
-    """Return the script that makes one text of the other; None if there is no plain one."""
-    edits = []
-    old = new = ""
-    if len(template.device_rules) > len(before.device_rules):
-        old, new = (jsontext.text_at(spec.text, _RULES) for spec in (before, template))
-        if not old:
-            return None
-        edits.append((_pattern(old), new))
-    hook = jsontext.dumps(template.hooks("prestart")[-1])
-    hooks = before.data.get("hooks")
-    refused = list(_REFUSED)
-    if hooks is None:
-        refused.append('"hooks"')
-        edits.append(("^{", f'{{"hooks":{{"prestart":[{hook}]}},'))
-    elif hooks == {}:
-        edits.append(('"hooks":{}', f'"hooks":{{"prestart":[{hook}]}}'))
-    elif isinstance(hooks, dict) and "prestart" not in hooks:
-        refused.append('"prestart"')
-        edits.append(('"hooks":{"', f'"hooks":{{"prestart":[{hook}],"'))
-    else:
-        edits.append((f'\\("hooks":{{"prestart":\\[{_OBJECTS}\\)\\]', f"\\1,{hook}]"))
-    if not _TEXT.issuperset(old + new + hook):  # anything else sed might take otherwise
-        return None
-    lines = ["$!b", f"/{_OR.join(refused)}/b", "h"]
-    for pattern, text in edits:  # all of them, or the text as it was
-        lines += [f"s|{pattern}|{text}|", "T back"]
-    lines += ["x", f"s/.*/{_EDITED}/w /dev/stdout", "x", "b done", ":back", "g", "b", ":done"]
-    return "\n".join(lines) + "\n"
-
-
-def _pattern(text: str) -> str:
-    return "".join("\\" + char if char in _SPECIAL else char for char in text)
-
-
-def _makes(script: str, text: str, expected: str) -> bool:
-    """Tell whether sed, called as the launcher calls it, makes of a text what is expected."""
-    with tempfile.NamedTemporaryFile(dir=launcher_files.FOLDER) as file:
-        file.write(text.encode("utf-8", "surrogateescape"))
-        file.flush()
-        done = subprocess.run(
-            ["sed", "-i", "-e", script, "--", file.name],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
-            check=False,
-            timeout=5,
-        )
-        with open(file.name, "rb") as edited:
-            made = edited.read()
-    wanted = expected.encode("utf-8", "surrogateescape")
-    return done.stdout.strip() == _EDITED.encode() and made == wanted
+def _is_hopeless(path: str) -> bool:
+    """Tell whether it was found a short while ago that there is nothing to repeat."""
+    try:
+        recent = time.time() - os.stat(path).st_mtime < _PATIENCE
+        with open(path, encoding="ascii") as file:
+            return recent and file.read(len(_NOTHING) + 1) == _NOTHING
+    except FileNotFoundError:
+        return False

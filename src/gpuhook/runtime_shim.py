@@ -60,7 +60,7 @@ def main(launcher: str, argv: list[str], environment: dict[bytes, bytes], left: 
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
         if creating:
             edit = prepare_bundle(arguments, config, os.path.dirname(launcher))
-            if edit is not None and left.record:
+            if edit is not None and (left.record or left.anew):
                 from gpuhook import edit_records  # noqa: PLC0415 - once for a kind of container
 
                 edit_records.learn(left.record, *edit, config, as_of)

@@ -1,5 +1,6 @@
 """Edits that the launcher repeats: what it writes is what Python would have written."""
 
+import fcntl
 import json
 import os
 import time
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launchers import Installed
 
-from gpuhook import edit_check, edit_records, launcher_files
+from gpuhook import edit_check, edit_records, edit_script, launcher_files
 from gpuhook.config import Config, load, loads
 from gpuhook.errors import EditError
 from gpuhook.oci import Spec
@@ -180,6 +181,34 @@ def test_nothing_is_learned_of_text_that_is_not_plain(machine: Machine) -> None:
         machine.learn(text)
         assert machine.create(text) == ("python", text)
     assert not list(machine.installed.left.rglob("plain"))
+
+
+def test_what_can_not_be_repeated_is_not_tried_again_at_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules stand in another place, too: sed would take the first one."""
+    text = compact(spec(annotations={"rules": DOCKERS}))
+    tries = []
+    makes = edit_script.makes
+    monkeypatch.setattr(edit_script, "makes", lambda *given: tries.append(1) or makes(*given))
+    for _ in range(3):
+        machine.learn(text)
+        assert machine.create(text) == ("python", text)
+    assert len(tries) == 1
+    for record in machine.installed.left.rglob("plain"):
+        os.utime(record, (time.time() - 61,) * 2)
+    machine.learn(text)
+    assert len(tries) == 2
+
+
+def test_one_process_learns_at_a_time(machine: Machine) -> None:
+    [words] = machine.installed.left.rglob("words")
+    with (words.parent / ".learning").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        machine.learn(compact(spec()))
+        assert machine.create(compact(spec()))[0] == "python"
+    machine.learn(compact(spec()))
+    assert machine.create(compact(spec()))[0] == "runc"
 
 
 def test_no_command_of_seds_gets_into_a_record(machine: Machine, tmp_path: Path) -> None:
