@@ -14,6 +14,7 @@ Hot path: forks with what runtime_shim has imported; the rest is imported in the
 """
 
 import os
+import stat
 
 from gpuhook import log, preload
 from gpuhook.errors import GpuhookError, StateError
@@ -91,17 +92,28 @@ def main(argv: list[str]) -> "NoReturn":
     try:
         parent, folder = argv
         os.chdir("/")
-        _bind(int(parent), ())
-        bundle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        (asked, ask), (_, answer) = os.pipe(), os.pipe()
-        for fd, number in zip((ask, answer, bundle), LAUNCHERS, strict=True):
-            os.dup2(fd, number)
+        _make_missing_pipes()
+        _bind(int(parent), LAUNCHERS)
         preload.load((*preload.REQUEST, *preload.INJECTION))
-        _serve_edited(f"{folder}/config.json", asked)
+        _serve_edited(f"{folder}/config.json")
     except GpuhookError:
         pass
     finally:
         os._exit(0)
+
+
+def _make_missing_pipes() -> None:
+    """Make the pipes that the launcher's shell couldn't make, both ends in one descriptor."""
+    for number in LAUNCHERS[:2]:
+        try:
+            if stat.S_ISFIFO(os.fstat(number).st_mode):
+                continue
+        except OSError:
+            pass
+        reader, writer = os.pipe()
+        os.dup2(os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_CLOEXEC), number)
+        os.close(reader)
+        os.close(writer)
 
 
 def _bind(parent: int, descriptors: tuple[int, ...]) -> None:
@@ -115,7 +127,7 @@ def _bind(parent: int, descriptors: tuple[int, ...]) -> None:
         os._exit(0)
 
 
-def _serve_edited(path: str, asked: int) -> None:
+def _serve_edited(path: str) -> None:
     """Serve for a config.json that the launcher is editing meanwhile."""
     from gpuhook.config import load  # noqa: PLC0415 - imported already
     from gpuhook.injection import Injection  # noqa: PLC0415
@@ -139,7 +151,7 @@ def _serve_edited(path: str, asked: int) -> None:
         same = (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
         return injection if same else prepared()
 
-    _, answer, bundle = LAUNCHERS
+    asked, answer, bundle = LAUNCHERS
     _serve(of_now, config, bundle, asked, answer)
 
 

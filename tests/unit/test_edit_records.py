@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,48 @@ def test_helper_is_started(machine: Machine) -> None:
     assert args[2] != parent
 
 
+HELPER = """\
+#!/bin/sh
+shift 5
+[ "$1" = helper ] || exit 1
+read -r hook <&9 && printf 'taken\\nIt was %s that asked.\\n' "$hook" >&8
+"""
+
+
+@pytest.mark.parametrize("shell", [("dash",), ("bash", "--posix"), ("bash",)])
+def test_hook_finds_the_helper_of_any_shell(machine: Machine, shell: tuple[str, ...]) -> None:
+    """A helper that hasn't come to Python's first line yet is waited for, too."""
+    installed = machine.installed
+    machine.learn(compact(spec()), helped=True)
+    installed.program(installed.bin / "python3", HELPER)
+    (installed.bundle / "config.json").write_text(compact(spec()))
+    environ = {"PATH": f"{installed.path}:/usr/bin:/bin", "GPUHOOK_CONFIG": str(installed.config)}
+    launcher = installed.bin / "gpu-py"
+    create = (launcher, "create", "--bundle", installed.bundle, "ID")
+    subprocess.run([*shell, *create], env=environ, check=True)
+    words = json.loads((installed.bundle / "config.json").read_text())["hooks"]["prestart"][0]
+    hook = installed.bin / "gpuhook-prestart"
+    installed.program(hook, launcher.read_text())
+    process = subprocess.Popen(
+        [*shell, hook, *words["args"][1:]],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, told = process.communicate()
+    assert told == f"gpuhook-prestart: It was {process.pid} that asked.\n"
+
+
+def test_helper_makes_the_pipes_that_a_shell_could_not() -> None:
+    script = (
+        "import os; from gpuhook import helper\n"
+        "os.dup2(os.open('/dev/null', os.O_RDONLY), 9)\n"
+        "helper._make_missing_pipes()\n"
+        "for number in (8, 9): os.write(number, b'x'); assert os.read(number, 5) == b'x'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -188,9 +232,14 @@ def test_what_can_not_be_repeated_is_not_tried_again_at_once(
 ) -> None:
     """The rules stand in another place, too: sed would take the first one."""
     text = compact(spec(annotations={"rules": DOCKERS}))
-    tries = []
+    tries: list[str] = []
     makes = edit_script.makes
-    monkeypatch.setattr(edit_script, "makes", lambda *given: tries.append(1) or makes(*given))
+
+    def counted(script: str, folder: str, before: str, after: str) -> bool:
+        tries.append(script)
+        return makes(script, folder, before, after)
+
+    monkeypatch.setattr(edit_script, "makes", counted)
     for _ in range(3):
         machine.learn(text)
         assert machine.create(text) == ("python", text)
