@@ -50,7 +50,7 @@ def learn(path: str, before: "Spec", after: "Spec", config: "Config", began: int
             if path.startswith(f"{folder}/{_FOLDER}/{_joined(asked)}/gpus/"):
                 _record(folder, path, before, after, as_of)
             else:
-                _learn_words(folder, asked, config, as_of)
+                _learn_settings(folder, asked, config, as_of)
         finally:
             os.close(lock)
     except OSError:
@@ -97,21 +97,19 @@ def _joined(asked: list[str]) -> str:
     return "/".join(part for text in asked for part in text.split(","))
 
 
-def _learn_words(folder: str, asked: list[str], config: "Config", as_of: int) -> None:
+def _learn_settings(folder: str, asked: list[str], config: "Config", as_of: int) -> None:
     """Have the launcher know the values of settings, not their names alone."""
-    words = launcher_files.words(config)
-    if words is None:
-        return
-    fixed = [*words, *launcher_files.SETTINGS]
-    with open(f"{folder}/words", encoding="ascii") as file:
+    fixed = list(launcher_files.SETTINGS)
+    with open(f"{folder}/settings", encoding="ascii") as file:
         known = file.read().split("\n")[:-1]
     learned = [text for text in asked if text.startswith('"') and text not in known]
-    if known[: len(fixed)] != fixed or not learned:
+    if not learned or not edit_script.grep_finds_all():
         return
     if len(known) + len(learned) > len(fixed) + _LIMIT:
         known = fixed
         forget(config)
-    launcher_files.write(folder, "words", "".join(f"{word}\n" for word in known + learned), as_of)
+    text = "".join(f"{word}\n" for word in known + learned)
+    launcher_files.write(folder, "settings", text, as_of)
 
 
 def _record(folder: str, path: str, before: "Spec", after: "Spec", as_of: int) -> None:

@@ -33,7 +33,6 @@ _OR = "\\|"
 _FLAT = r"[^][{}\\]*"
 _OBJECT = f"{{{_FLAT}\\(\\[{_FLAT}\\]{_FLAT}\\)*}}"
 _OBJECTS = f"{_OBJECT}\\(,{_OBJECT}\\)*"
-_SED = ("/usr/bin/sed", "/bin/sed")
 
 
 def template(before: "Spec", after: "Spec") -> "Spec":
@@ -102,7 +101,7 @@ def makes(script: str, folder: str, text: str, expected: str) -> bool:
     with open(path, "wb") as file:
         file.write(text.encode("utf-8", "surrogateescape"))
     try:
-        said = _sed("-i", "-e", script, "--", path)
+        said = _run('exec sed -i -e "$1" -- "$2"', script, path)
         with open(path, "rb") as file:
             made = file.read()
     finally:
@@ -110,14 +109,18 @@ def makes(script: str, folder: str, text: str, expected: str) -> bool:
     return said.strip() == EDITED.encode() and made == expected.encode("utf-8", "surrogateescape")
 
 
-def _sed(*words: str) -> bytes:
-    """Run sed; return what it says."""
-    sed = next((place for place in _SED if os.access(place, os.X_OK)), _SED[0])
+def grep_finds_all() -> bool:
+    """Tell whether the launcher's grep tells all words that it finds in a line; not all do."""
+    return _run("echo 'b a b' | grep -o -F -e a -e b") == b"b\na\nb\n"
+
+
+def _run(command: str, *words: str) -> bytes:
+    """Run a command in the launcher's shell; return what it says."""
     ours, its = os.pipe()
     try:
         pid = os.posix_spawn(
-            sed,
-            ["sed", *words],
+            "/bin/sh",
+            ["sh", "-c", command, "sh", *words],
             {"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

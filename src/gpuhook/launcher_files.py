@@ -1,9 +1,10 @@
-"""What the launcher, a shell script, must know of config.toml: three small files in /run.
+"""What the launcher, a shell script, must know of config.toml: four small files in /run.
 
 ``runtimes`` names the low-level runtimes, ``machine`` the driver's root, ``words`` what
-config.json holds wherever a GPU is asked for, and what decides on which device nodes. The
-launcher takes them for right while they are younger than config.toml and its folder, and
-root's own; otherwise Python does the work and leaves them anew.
+config.json holds wherever a GPU is asked for, ``settings`` what it may hold that decides on
+which device nodes, as names or, as they are learned, with their values. The launcher takes
+them for right while they are younger than config.toml and its folder, and root's own;
+otherwise Python does the work and leaves them anew.
 
 Hot path: imports os.
 """
@@ -30,7 +31,7 @@ ESCAPES = (
     *("\\u003" + digit for digit in "0123456789"),
     *("\\u00" + digit for digit in "4567"),
 )
-# Words that ask for nothing by themselves, but decide on what a container gets that asks.
+# Variables that ask for nothing by themselves, but decide on what a container gets that asks.
 SETTINGS = (*(name for name in DEVICE_VARIABLES if name != VISIBLE_DEVICES), requirements.CUDA)
 MARGIN = 20_000_000  # nanoseconds by which a file's time may lag behind the clock
 
@@ -74,7 +75,8 @@ def leave(config: "Config", as_of: int) -> None:
         contents["machine"] = f"{root}\n"
     found = words(config)
     if found is not None:
-        contents["words"] = "\n".join((*found, *SETTINGS)) + "\n"
+        contents["words"] = "\n".join(found) + "\n"
+        contents["settings"] = "\n".join(SETTINGS) + "\n"
     try:
         for name, content in contents.items():
             write(folder, name, content, as_of)

@@ -219,6 +219,21 @@ def test_text_of_several_lines_is_pythons(machine: Machine) -> None:
     assert machine.create(text) == ("python", text)
 
 
+@pytest.mark.parametrize("grep", ["grep", "busybox grep"])
+def test_settings_alone_ask_for_nothing(machine: Machine, grep: str) -> None:
+    """Not even where grep tells the first match alone, and there is another one behind it."""
+    installed = machine.installed
+    script = (installed.bin / "gpu-py").read_text()
+    assert script.count("run_plainly grep") == 2
+    changed = script.replace("run_plainly grep", f"run_plainly {grep}")
+    installed.program(installed.bin / "gpu-py", changed)
+    alone = compact(spec(env=("NVIDIA_DRIVER_CAPABILITIES=all", "NVIDIA_REQUIRE_CUDA=cuda>=12")))
+    machine.learn(compact(spec()))
+    assert machine.create(alone) == ("runc", alone)
+    asked = compact(spec(env=("NVIDIA_REQUIRE_CUDA=cuda>=12", "CUDA_VERSION=1")))
+    assert machine.create(asked) == ("python", asked)
+
+
 def test_nothing_is_learned_of_text_that_is_not_plain(machine: Machine) -> None:
     for value in ("../..", "a/b", "a b", "é", "GPU-1&2"):
         text = compact(spec(env=(f"NVIDIA_VISIBLE_DEVICES={value}",)))
@@ -251,8 +266,8 @@ def test_what_can_not_be_repeated_is_not_tried_again_at_once(
 
 
 def test_one_process_learns_at_a_time(machine: Machine) -> None:
-    [words] = machine.installed.left.rglob("words")
-    with (words.parent / ".learning").open("w") as lock:
+    [settings_file] = machine.installed.left.rglob("settings")
+    with (settings_file.parent / ".learning").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         machine.learn(compact(spec()))
         assert machine.create(compact(spec()))[0] == "python"
@@ -311,9 +326,8 @@ def test_records_are_limited(machine: Machine, monkeypatch: pytest.MonkeyPatch) 
     for number in range(7):
         machine.learn(compact(spec(env=(f"NVIDIA_VISIBLE_DEVICES={number}",))))
         assert len(list(machine.installed.left.rglob("plain"))) <= 3
-    [words] = machine.installed.left.rglob("words")
-    fixed = [*(launcher_files.words(Config()) or ()), *launcher_files.SETTINGS]
-    assert len(words.read_text().split()) <= len(fixed) + 3
+    [settings] = machine.installed.left.rglob("settings")
+    assert len(settings.read_text().split()) <= len(launcher_files.SETTINGS) + 3
     last = compact(spec(env=("NVIDIA_VISIBLE_DEVICES=6",)))
     assert machine.create(last) == ("runc", machine.expected(last))
 
