@@ -89,7 +89,7 @@ def three_views(recorder: Recorder, bundle: Path, config_path: str) -> Iterator[
     words = ["create", "--bundle", str(bundle), "id"]
     state = {"id": "id", "pid": 1, "bundle": str(bundle)}
     spec = read_spec(str(bundle / "config.json"))
-    views: list[Callable[[], None]] = [
+    views: list[Callable[[], object]] = [
         lambda: runtime_shim.prepare_bundle(Arguments(words), config, "/nowhere"),
         lambda: prestart_hook.run(json.dumps(state).encode(), config),
         lambda: Explanation().follow(spec.data, None, config_path),
