@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,9 +39,16 @@ class Machine:
             run(*command, f"--init-seconds={init_seconds:g}")
         return str(root)
 
-    def config(self, init_seconds: float = 0.0, *, mode: str = "hook", helper: bool = True) -> Path:
+    def config(
+        self,
+        init_seconds: float = 0.0,
+        *,
+        mode: str = "hook",
+        helper: bool = True,
+        first: bool = False,
+    ) -> Path:
         """Write a config.toml, older than anything that is saved about it."""
-        path = self.folder / f"{mode}-{init_seconds:g}-{helper}" / "config.toml"
+        path = self.folder / f"{mode}-{init_seconds:g}-{helper}-{first}" / "config.toml"
         if not path.exists():
             path.parent.mkdir()
             path.write_text(
@@ -52,6 +60,10 @@ class Machine:
             for each in (path, path.parent):
                 os.utime(each, (1, 1))
         return path
+
+    def forget_edits(self, config: str) -> None:
+        """Delete the edits that the launcher could repeat."""
+        shutil.rmtree(f"/run/gpuhook/launcher{config}/edits", ignore_errors=True)
 
     def forget(self, config: str) -> None:
         """Delete the saved inventory."""
