@@ -62,6 +62,16 @@ install_packages() {
     }
 }
 
+# Print the address of the Debian mirror that apt uses here.
+debian_mirror() {
+    local address
+    # shellcheck disable=SC2016  # apt-get puts the address there
+    address=$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Label: Debian' |
+        sed -n 1p)
+    [[ -n $address ]] || die 'apt knows no Debian mirror here: run apt-get update'
+    printf '%s\n' "$address"
+}
+
 # A Debian python3 without python3-venv has the module venv, but nothing to make pip from.
 install_python() {
     if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then

@@ -1,93 +1,79 @@
-"""Read a low-level runtime's command line as runc and crun do: verb, bundle, log.
+"""Read a low-level runtime's command line: verb, bundle, spec, log.
 
-Sources: runc(8) and runc-create(8), versions 1.1 to 1.4; crun(1), versions 1.8 to 1.28.
+What engines write is read here: it means the same to runc 1.1 to 1.4 and to crun 1.8 to 1.28.
+All else that these take is left to runtime_parsers.
 
 Hot path: imports nothing.
 """
 
-# Options before the verb that take the next word as their value. No runtime takes the bundle
-# there, but NVIDIA's does not mind, and so the verb is still found.
-_GLOBAL_VALUES = frozenset(
-    {"root", "log", "log-format", "log-level", "rootless", "criu", "cgroup-manager", "bundle", "b"}
-)
-# Options after create and run that take the next word as their value.
-_VERB_VALUES = frozenset(
-    {
-        "bundle", "b", "config", "f", "console-socket", "pidfd-socket", "pid-file",
-        "preserve-fds",
-    }
-)  # fmt: skip
-
 CREATING_VERBS = frozenset({"create", "run"})
+
+# Options before the verb and after create and run, those that take a value and those that don't.
+_VALUES_BEFORE = frozenset(
+    {"--root", "--log", "--log-format", "--log-level", "--rootless", "--cgroup-manager"}
+)
+_FLAGS_BEFORE = frozenset({"--debug", "--systemd-cgroup"})
+_VALUES_AFTER = frozenset(
+    {"--bundle", "-b", "--pid-file", "--console-socket", "--pidfd-socket", "--preserve-fds"}
+)
+_FLAGS_AFTER = frozenset(
+    {"--no-pivot", "--no-new-keyring", "--no-subreaper", "--detach", "-d", "--keep"}
+)
 
 
 class Arguments:
     """What a command line means to us.
 
-    ``verb`` is empty where there is none; ``bundle`` is None for the working directory;
-    ``config`` is the name of the spec file in the bundle (crun can change it); ``log`` is
-    the file that the engine reads errors from, if it gave one.
+    ``verb`` is empty where there is none, or where the runtime only tells of itself;
+    ``bundle`` is None for the working directory; ``config`` is the path of the spec, absolute
+    or else relative to the bundle (crun can change it); ``log`` is the file that the engine
+    reads errors from, if it gave one. ``ambiguous``: it has another meaning for crun.
     """
 
-    def __init__(self, argv: list[str]) -> None:
-        """Read the words after the program's name."""
+    def __init__(self, argv: list[str], *, crun: bool | None = None) -> None:
+        """Read the words after the program's name, as crun or as runc does.
+
+        Not told which, read them as the one that takes them; as runc, if both do.
+        """
         self.verb = ""
         self.bundle: str | None = None
         self.config = "config.json"
         self.log: str | None = None
-        rest = self._read_globals(argv)
-        if rest and rest[0] in CREATING_VERBS:
-            self.verb = rest[0]
-            self._read_verb_options(rest[1:])
-        elif rest:
-            self.verb = rest[0]
+        self.ambiguous = False
+        if not self._read_plain(argv):
+            from gpuhook.runtime_parsers import read  # noqa: PLC0415 - no engine writes such
 
-    def _read_globals(self, argv: list[str]) -> list[str]:
-        """Read options up to the first word that is none; return it and what follows."""
+            meaning, self.ambiguous = read(argv, crun=crun)
+            self.verb, self.bundle, self.config, self.log = meaning
+
+    def _read_plain(self, argv: list[str]) -> bool:
+        """Read whole options and then, for create and run, the id; tell whether this is all."""
         index = 0
         while index < len(argv):
-            name, value, used = _option(argv, index, _GLOBAL_VALUES)
-            if name is None:
-                return argv[index + used :]
-            if name == "log":
-                self.log = value
-            elif name in ("bundle", "b") and value is not None:
-                self.bundle = value
-            index += used
-        return []
+            word = argv[index]
+            name, equals, value = word.partition("=")
+            if name in (_VALUES_AFTER if self.verb else _VALUES_BEFORE):
+                if not equals:
+                    index += 1
+                    value = argv[index] if index < len(argv) else ""
+                if not self._take(name, value) or word[:3] == "-b=":
+                    return False
+            elif word not in (_FLAGS_AFTER if self.verb else _FLAGS_BEFORE):
+                if not word or word[0] == "-":
+                    return False
+                if self.verb:
+                    return index == len(argv) - 1
+                self.verb = word
+                if word not in CREATING_VERBS:
+                    return True
+            index += 1
+        return False
 
-    def _read_verb_options(self, argv: list[str]) -> None:
-        """Read options wherever they stand: both runtimes let them follow the id."""
-        index = 0
-        while index < len(argv):
-            name, value, used = _option(argv, index, _VERB_VALUES)
-            if name is None and used:
-                return  # "--": only the id follows
-            if name in ("bundle", "b") and value is not None:
-                self.bundle = value
-            elif name in ("config", "f") and value is not None:
-                self.config = value
-            index += used or 1
-
-
-def _option(
-    argv: list[str], index: int, with_value: frozenset[str]
-) -> tuple[str | None, str | None, int]:
-    """Read the option at ``index``: its name, its value, how many words it takes.
-
-    Name None: not an option (0 words), or the ``--`` that ends them (1 word).
-    """
-    word = argv[index]
-    if word == "--":
-        return None, None, 1
-    if not word.startswith("-") or word == "-":
-        return None, None, 0
-    name, equals, value = word.lstrip("-").partition("=")
-    if equals:
-        return name, value, 1
-    if name in with_value:
-        following = argv[index + 1] if index + 1 < len(argv) else None
-        return name, following, 2
-    if not word.startswith("--") and name[:1] in ("b", "f") and len(name) > 1:
-        return name[0], name[1:], 1  # -bDIR, which crun takes
-    return name, None, 1
+    def _take(self, name: str, value: str) -> bool:
+        """Note an option's value; tell whether it can be nothing else."""
+        if name in ("--bundle", "-b"):
+            self.bundle = value
+        elif name == "--log":
+            self.log = value
+            return value[:1] == "/" and ":" not in value  # crun knows file:PATH
+        return value[:1] not in ("", "-")

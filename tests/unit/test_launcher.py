@@ -17,7 +17,8 @@ from gpuhook import launcher_files
 from gpuhook.config import Config, loads
 from gpuhook.errors import GpuhookError
 from gpuhook.request import read_request
-from gpuhook.runtime_argv import CREATING_VERBS, Arguments
+from gpuhook.runtime_argv import Arguments
+from gpuhook.runtime_parsers import sound_readings
 
 FUNCTIONS = LAUNCHER.read_text().partition("\ngp_self=$0")[0]
 
@@ -54,15 +55,17 @@ def verdict(argv: Sequence[str]) -> tuple[str, str]:
 @settings(max_examples=400, deadline=None)
 @given(argvs | likely)
 def test_script_never_contradicts_python(argv: list[str]) -> None:
+    """Where a runtime takes a command line, both read it as that one does."""
     verb, bundle = verdict(argv)
+    assert verb in ("pass", "create", "")
     arguments = Arguments(argv)
-    if verb == "pass":
-        assert arguments.verb not in CREATING_VERBS
-    elif verb == "create":
-        assert arguments.verb in CREATING_VERBS
-        assert (arguments.bundle or ".", arguments.config) == (bundle, "config.json")
-    else:
-        assert verb == ""
+    for reading in sound_readings(argv):
+        if reading.creates:
+            assert verb != "pass"
+            found = reading.bundle or ".", reading.config
+            assert verb != "create" or found == (bundle, "config.json")
+        python = (arguments.verb, arguments.bundle, arguments.config, arguments.log)
+        assert arguments.ambiguous or python == reading.meaning()
 
 
 ENGINES = {

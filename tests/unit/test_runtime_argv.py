@@ -1,6 +1,7 @@
 """runtime_argv: what runc's and crun's command lines mean to us."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,85 @@ def test_log_and_config() -> None:
     assert Arguments(DOCKER.split()).log == "/b/log.json"
     assert Arguments(["--log=/l", "create", "id"]).log == "/l"
     assert Arguments(["create", "id"]).log is None
-    assert Arguments(["create", "-f", "other.json", "id"]).config == "other.json"
-    assert Arguments(["create", "--config=other.json", "id"]).config == "other.json"
+
+
+@pytest.mark.parametrize(
+    ("line", "config"),
+    [
+        ("create -f other.json id", f"{os.getcwd()}/other.json"),
+        ("create --bundle /b --config=other.json id", f"{os.getcwd()}/other.json"),
+        ("create --config ./config.json -b /b id", f"{os.getcwd()}/config.json"),
+        ("create -f/x/other.json id", "/x/other.json"),
+        ("create -f config.json -b /b id", "config.json"),
+    ],
+)
+def test_only_the_default_spec_is_looked_for_in_the_bundle(line: str, config: str) -> None:
+    assert Arguments(line.split()).config == config
+
+
+@pytest.mark.parametrize(
+    ("line", "verb", "bundle"),
+    [
+        ("--cgroup systemd create -b /b id", "create", "/b"),
+        ("--program-name state create -b /b id", "create", "/b"),
+        ("create --bun /b id", "create", "/b"),
+        ("create --bun=/b id", "create", "/b"),
+        ("run -dbb1 id", "run", "b1"),
+        ("create -bundle id", "create", "undle"),
+        ("create --program-name --bundle=/b id", "create", None),
+    ],
+)
+def test_what_only_crun_takes(line: str, verb: str, bundle: str | None) -> None:
+    for crun in (True, None):
+        arguments = Arguments(line.split(), crun=crun)
+        assert (arguments.verb, arguments.bundle) == (verb, bundle)
+        assert not arguments.ambiguous
+
+
+@pytest.mark.parametrize(
+    ("line", "verb", "bundle"),
+    [
+        ("-root /r create -bundle /b id", "create", "/b"),
+        ("--debug=false create id --bundle /b", "create", "/b"),
+        ("create /b id --bundle", "create", "/b"),
+        ("create --bundle -- id", "create", "--"),
+        ("create --pid-file --pidfd-socket /b id -b", "create", "/b"),
+        ("create --no-pivot=true id -b=/b", "create", "/b"),
+    ],
+)
+def test_what_only_runc_takes(line: str, verb: str, bundle: str | None) -> None:
+    for crun in (False, None):
+        arguments = Arguments(line.split(), crun=crun)
+        assert (arguments.verb, arguments.bundle) == (verb, bundle)
+
+
+@pytest.mark.parametrize(
+    ("line", "runc", "crun"),
+    [("create -b=/b id", "/b", "=/b"), ("run -bundle=/b id", "/b", "undle=/b")],
+)
+def test_what_each_takes_otherwise(line: str, runc: str, crun: str) -> None:
+    argv = line.split()
+    assert Arguments(argv).ambiguous
+    assert Arguments(argv).bundle == runc
+    assert Arguments(argv, crun=False).bundle == runc
+    assert Arguments(argv, crun=True).bundle == crun
+    assert not Arguments(argv, crun=True).ambiguous
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["create --help", "run --bundle /b -h id", "create --usage", "-V create id", "-v run id", "-?"],
+)
+def test_telling_of_itself_creates_nothing(line: str) -> None:
+    assert Arguments(line.split()).verb == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "file"), [("file:/l", "/l"), ("journald:id", None), ("syslog:id", None), ("/l", "/l")]
+)
+def test_crun_logs_elsewhere_too(log: str, file: str | None) -> None:
+    assert Arguments(["--log", log, "create", "id"], crun=True).log == file
+    assert Arguments(["--log", log, "create", "id"], crun=False).log == log
 
 
 @given(st.lists(st.text() | st.sampled_from(["create", "--", "-b", "--bundle", "--log", "-"])))
