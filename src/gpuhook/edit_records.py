@@ -42,6 +42,8 @@ def learn(path: str, before: "Spec", after: "Spec", config: "Config", began: int
     asked = _asked(before)
     if folder is None or asked is None or not _is_plain(before, after):
         return
+    if not config.accept_envvar_unprivileged:
+        return  # whether a container is privileged decides, which the path doesn't tell
     try:
         lock = os.open(f"{folder}/.learning", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

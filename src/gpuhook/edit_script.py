@@ -9,7 +9,7 @@ Not on the hot path: runs once for each kind of container.
 
 import os
 
-from gpuhook import edit_check, jsontext
+from gpuhook import dev_char, edit_check, jsontext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _RULES = ("linux", "resources", "devices")
 _TEXT = frozenset('ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _=,-./:@{}[]"')
 _SPECIAL = frozenset(".[]")  # of these, to sed
 _OR = "\\|"
+_SYSTEMD = '"cgroupsPath": *"[^"]*:[^"]*:'
 # A list of objects as engines write hooks: strings, and lists of strings, without brackets.
 _FLAT = r"[^][{}\\]*"
 _OBJECT = f"{{{_FLAT}\\(\\[{_FLAT}\\]{_FLAT}\\)*}}"
@@ -74,6 +75,9 @@ def write(before: "Spec", edited: "Spec") -> str | None:
         return None
     refused, *place = _hook_place(before.data.get("hooks"), hook)
     edits.append((place[0], place[1]))
+    linux = before.data.get("linux")
+    if not isinstance(linux, dict) or not dev_char.wanted(linux.get("cgroupsPath")):
+        refused = (*refused, _SYSTEMD)  # Python makes the links that systemd needs
     lines = ["$!b", f"/{_OR.join((*REFUSED, *refused))}/b", "h"]
     for pattern, text in edits:  # all of them, or the text as it was
         lines += [f"s|{pattern}|{text}|", "T back"]

@@ -213,6 +213,32 @@ def test_other_containers_are_pythons(machine: Machine, other: dict[str, Any]) -
     assert machine.create(text) == ("python", text)
 
 
+def test_privileges_are_pythons_where_they_decide(machine: Machine) -> None:
+    text = machine.installed.config.read_text()
+    setting = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+    machine.installed.configure(setting + text)
+    machine.config = load(str(machine.installed.config))
+    machine.learn(compact(spec()))
+    assert machine.create(compact(spec()))[0] == "python"
+    assert not list(machine.installed.left.rglob("plain"))
+
+
+def in_cgroup(path: str) -> str:
+    made = spec()
+    made["linux"]["cgroupsPath"] = path
+    return compact(made)
+
+
+def test_links_that_systemd_needs_are_made_first(machine: Machine) -> None:
+    machine.learn(in_cgroup("/docker/1"))
+    assert machine.create(in_cgroup("/docker/2"))[0] == "runc"
+    systemds = in_cgroup("system.slice:docker:1")
+    assert machine.create(systemds) == ("python", systemds)
+    machine.learn(systemds)
+    for path in ("system.slice:docker:2", "/docker/2"):
+        assert machine.create(in_cgroup(path))[0] == "runc"
+
+
 def test_text_of_several_lines_is_pythons(machine: Machine) -> None:
     machine.learn(compact(spec()))
     text = json.dumps(spec(), indent=1)
