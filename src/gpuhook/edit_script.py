@@ -29,6 +29,8 @@ _RULES = ("linux", "resources", "devices")
 _TEXT = frozenset('ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _=,-./:@{}[]"')
 _SPECIAL = frozenset(".[]")  # of these, to sed
 _OR = "\\|"
+# A mount namespace of the container's own: without one it is refused before it is made.
+_NAMESPACE = '{"type": *"mount"}'
 _SYSTEMD = '"cgroupsPath": *"[^"]*:[^"]*:'
 # A list of objects as engines write hooks: strings, and lists of strings, without brackets.
 _FLAT = r"[^][{}\\]*"
@@ -78,7 +80,7 @@ def write(before: "Spec", edited: "Spec") -> str | None:
     linux = before.data.get("linux")
     if not isinstance(linux, dict) or not dev_char.wanted(linux.get("cgroupsPath")):
         refused = (*refused, _SYSTEMD)  # Python makes the links that systemd needs
-    lines = ["$!b", f"/{_OR.join((*REFUSED, *refused))}/b", "h"]
+    lines = ["$!b", f"/{_OR.join((*REFUSED, *refused))}/b", f"/{_NAMESPACE}/!b", "h"]
     for pattern, text in edits:  # all of them, or the text as it was
         lines += [f"s|{pattern}|{text}|", "T back"]
     lines += ["x", f"s/.*/{EDITED}/w /dev/stdout", "x", "b done", ":back", "g", "b", ":done"]

@@ -80,6 +80,7 @@ def rebuild_cache(root: Path, operations: list[Operation]) -> None:
         if ".so." not in place.name:
             continue
         if op["kind"] == "bind":
+            place.unlink(missing_ok=True)  # the mount points are names of one file
             shutil.copy(op["source"], place)
         elif op["kind"] == "symlink" and place.name != NOT_LDCONFIGS:
             place.unlink()

@@ -27,7 +27,11 @@ ALL = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 
 def spec(
-    env: tuple[str, ...] = ALL, rules: Any = DOCKERS, hooks: Any = None, **more: Any
+    env: tuple[str, ...] = ALL,
+    rules: Any = DOCKERS,
+    hooks: Any = None,
+    namespaces: Any = ({"type": "pid"}, {"type": "mount"}),
+    **more: Any,
 ) -> dict[str, Any]:
     """Return a config.json as an engine writes it."""
     made: dict[str, Any] = {
@@ -38,7 +42,7 @@ def spec(
     }
     if hooks is not None:
         made["hooks"] = hooks
-    made["linux"] = {"resources": {"devices": rules}, "namespaces": [{"type": "mount"}]}
+    made["linux"] = {"resources": {"devices": rules}, "namespaces": namespaces}
     return made
 
 
@@ -200,10 +204,14 @@ def test_helper_makes_the_pipes_that_a_shell_could_not() -> None:
         spec(hooks={"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}),
         spec(hooks={"prestart": [{"path": "/usr/bin/gpuhook-prestart"}]}),
         spec(hostname="@helper@"),
+        spec(namespaces=[{"type": "pid"}]),
+        spec(namespaces=[{"type": "mount", "path": "/proc/1/ns/mnt"}]),
+        spec(namespaces=[{"path": "/proc/1/ns/mnt", "type": "mount"}]),
     ],
     ids=[
         "another GPU", "a feature", "an old image", "a requirement", "an annotation",
         "other rules", "more rules", "hooks", "NVIDIA's hook", "our hook", "our mark",
+        "no namespace", "another's namespace", "another's namespace, named first",
     ],
 )  # fmt: skip
 def test_other_containers_are_pythons(machine: Machine, other: dict[str, Any]) -> None:
