@@ -58,6 +58,8 @@ def main(launcher: str, argv: list[str], environment: dict[bytes, bytes], left: 
         creating = arguments.verb in CREATING_VERBS
         config = _load_for_launcher(creating) if left.anew else _load_config(creating)
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
+        if creating and arguments.ambiguous:
+            arguments = Arguments(argv, crun=is_crun(runtime, environment))
         if creating:
             edit = prepare_bundle(arguments, config, os.path.dirname(launcher))
             if edit is not None and (left.record or left.anew):
@@ -124,6 +126,19 @@ def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str) -> str
         f"None of the low-level runtimes {', '.join(candidates) or '(empty list)'} was found",
         "Install runc or crun, or name one in [nvidia-container-runtime] runtimes of config.toml",
     )
+
+
+def is_crun(runtime: str, environment: dict[bytes, bytes]) -> bool:
+    """Tell whether a low-level runtime is crun, whatever its file is called."""
+    import subprocess  # noqa: PLC0415 - only for a command line that crun reads in its own way
+
+    try:
+        done = subprocess.run(
+            [runtime, "--version"], env=environment, capture_output=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.startswith(b"crun")
 
 
 def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> "tuple[Spec, Spec] | None":

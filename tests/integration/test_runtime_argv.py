@@ -8,6 +8,7 @@ from harness.bundles import Bundle
 from harness.driver import Driver
 from harness.inside import look, seen
 from harness.installation import Installation
+from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
 
 Words = list[str | Path]
@@ -101,6 +102,23 @@ def test_bundle_in_a_folder_with_a_strange_name(
     argv: Words = [installation.runtime, "run", "--bundle", folder, bundle.name]
     inside = seen(bundle.call(*argv, env=runtime_env))
     assert inside.gpu_minors == {driver.gpus[5].minor}
+
+
+def test_bundle_that_crun_finds_elsewhere(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    runtime_env: dict[str, str],
+    driver: Driver,
+) -> None:
+    """``-b=b`` is the folder b for runc and the folder =b for crun."""
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
+    bundle.command(*look())
+    for name in ("b", "=b"):
+        (bundle.path / name).mkdir()
+    shutil.copy(bundle.config, bundle.path / ("=b" if low_level[0] == "crun" else "b"))
+    done = bundle.call(installation.runtime, "run", "-b=b", bundle.name, env=runtime_env)
+    assert seen(done).gpu_minors == {driver.gpus[5].minor}
 
 
 def test_through_a_link_from_another_folder(
