@@ -99,9 +99,10 @@ def test_engines_are_understood(line: str, expected: tuple[str, str]) -> None:
 
 def test_defaults_are_pythons() -> None:
     config = Config()
-    [words] = [part.split("'")[0] for part in FUNCTIONS.split("gp_words='")[1:]]
+    script = LAUNCHER.read_text()
+    [words] = [part.split("'")[0] for part in script.split("gp_words='")[1:]]
     assert tuple(words.split("\n")) == launcher_files.words(config)
-    assert f"\ngp_runtimes={''.join(name + ':' for name in config.runtimes)}\n" in FUNCTIONS
+    assert f"\ngp_runtimes={''.join(name + ':' for name in config.runtimes)}\n" in script
 
 
 def escaped(text: str, seed: int) -> str:
