@@ -33,7 +33,7 @@ def check(spec: "Spec", devices: "Container[tuple[int, int]]", config: "Config")
     Then nothing is repeated any more until Python has made the edits anew.
     """
     for hook in spec.hooks("prestart"):
-        extra = [pair for pair in _allowed(hook.get("args")) if pair not in devices]
+        extra = [pair for pair in allowed(hook.get("args")) if pair not in devices]
         if extra:
             from gpuhook import edit_records  # noqa: PLC0415 - slow, and hardly ever needed
 
@@ -41,13 +41,13 @@ def check(spec: "Spec", devices: "Container[tuple[int, int]]", config: "Config")
             names = ", ".join(f"{major}:{minor}" for major, minor in extra)
             raise EditError(
                 f"config.json allows the devices {names}, as for an earlier container that asked"
-                " for the same, but the machine has changed since and this one doesn't get them",
+                " for the same, and this one doesn't get them",
                 "Start the container again",
             )
 
 
-def _allowed(args: "Any") -> list[tuple[int, int]]:
-    """Return the devices that a hook's arguments name; none for a hook that isn't ours."""
+def allowed(args: "Any") -> list[tuple[int, int]]:
+    """Return the devices that a hook's arguments name; none for one that isn't ours."""
     if not isinstance(args, list) or args[:1] != [_HOOK_NAME] or ALLOWED_OPTION not in args:
         return []
     text = args[args.index(ALLOWED_OPTION) + 1]

@@ -15,18 +15,22 @@ import fcntl
 import os
 import time
 
-from gpuhook import edit_script, launcher_files, requirements
-from gpuhook.request import DEVICE_VARIABLES
+from gpuhook import capabilities, edit_script, launcher_files, requirements
+from gpuhook.oci import hook_name
+from gpuhook.request import DEVICE_VARIABLES, VISIBLE_DEVICES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.config import Config
     from gpuhook.oci import Spec
 
-_FOLDER = "edits"
+_FOLDER = "edits-1"  # as the launcher has it; the number is that of the records' form
+_PART_LIMIT = 200  # characters of a folder's name
+_ASKED_LIMIT = 1000  # characters of all that is asked for
 _LIMIT = 256  # records, and strings learned, before all are forgotten
 _NOTHING = "b\n"  # the script that edits nothing
 _PATIENCE = 60  # seconds that it lasts
+_DECIDED = frozenset({VISIBLE_DEVICES, capabilities.VARIABLE})
 # What the launcher takes into a path.
 _VALUE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_=,-")
 
@@ -38,25 +42,30 @@ def learn(path: str, before: "Spec", after: "Spec", config: "Config", began: int
     is the time in nanoseconds before which the configuration and the machine were as they
     are. Of several processes at once one does it.
     """
+    try:
+        _learn(path, before, after, config, began)
+    except Exception:  # noqa: BLE001 - whatever it is, it must not stop a container
+        return
+
+
+def _learn(path: str, before: "Spec", after: "Spec", config: "Config", began: int) -> None:
     folder = launcher_files.folder_of(config)
     asked = _asked(before)
     if folder is None or asked is None or not _is_plain(before, after):
         return
     if not config.accept_envvar_unprivileged:
         return  # whether a container is privileged decides, which the path doesn't tell
+    lock = os.open(f"{folder}/.learning", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        lock = os.open(f"{folder}/.learning", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            as_of = began - launcher_files.MARGIN
-            if path.startswith(f"{folder}/{_FOLDER}/{_joined(asked)}/gpus/"):
-                _record(folder, path, before, after, as_of)
-            else:
-                _learn_settings(folder, asked, config, as_of)
-        finally:
-            os.close(lock)
-    except OSError:
-        return
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        as_of = began - launcher_files.MARGIN
+        settings = [text for text in asked if text.startswith('"')]
+        if path.startswith(f"{folder}/{_FOLDER}/{_joined(asked)}/gpus/"):
+            _record(path, before, after, settings, as_of)
+        else:
+            _learn_settings(folder, settings, config, as_of)
+    finally:
+        os.close(lock)
 
 
 def forget(config: "Config") -> None:
@@ -73,9 +82,11 @@ def _remove(folder: str) -> None:
 
 
 def _is_plain(before: "Spec", after: "Spec") -> bool:
-    """Tell whether the edit is one that could be repeated: a hook, added to a single line."""
+    """Tell whether the edit is one that could be repeated: our hook, added to a single line."""
     refused = any(text in before.text for text in edit_script.REFUSED)
-    return bool(after.hooks("prestart")) and not refused and "\n" not in before.text.rstrip("\n")
+    names = [hook_name(hook) for hook in after.hooks("prestart")]
+    added = names[-1:] == [edit_script.HOOK_NAME]
+    return added and not refused and "\n" not in before.text.rstrip("\n")
 
 
 def _asked(spec: "Spec") -> list[str] | None:
@@ -91,7 +102,13 @@ def _asked(spec: "Spec") -> list[str] | None:
             if not _VALUE.issuperset(entry):
                 return None
             found.append(f'"{entry}"')
-    return found
+    names = {text.partition("=")[0].strip('"') for text in found}
+    # An old image gets what it doesn't ask for, and the launcher doesn't tell it from others.
+    if requirements.CUDA_VERSION in names and not names.issuperset(_DECIDED):
+        return None
+    parts = _joined(found).split("/")
+    short = max(map(len, parts)) <= _PART_LIMIT and sum(map(len, parts)) <= _ASKED_LIMIT
+    return found if short else None
 
 
 def _joined(asked: list[str]) -> str:
@@ -99,12 +116,12 @@ def _joined(asked: list[str]) -> str:
     return "/".join(part for text in asked for part in text.split(","))
 
 
-def _learn_settings(folder: str, asked: list[str], config: "Config", as_of: int) -> None:
+def _learn_settings(folder: str, settings: list[str], config: "Config", as_of: int) -> None:
     """Have the launcher know the values of settings, not their names alone."""
     fixed = list(launcher_files.SETTINGS)
     with open(f"{folder}/settings", encoding="ascii") as file:
         known = file.read().split("\n")[:-1]
-    learned = [text for text in asked if text.startswith('"') and text not in known]
+    learned = [text for text in settings if text not in known]
     if not learned or not edit_script.grep_finds_all():
         return
     if len(known) + len(learned) > len(fixed) + _LIMIT:
@@ -114,16 +131,19 @@ def _learn_settings(folder: str, asked: list[str], config: "Config", as_of: int)
     launcher_files.write(folder, "settings", text, as_of)
 
 
-def _record(folder: str, path: str, before: "Spec", after: "Spec", as_of: int) -> None:
-    name, other = ("helped", "plain") if edit_script.is_helped(after) else ("plain", "helped")
-    if _is_hopeless(f"{path}/{name}"):
+def _record(path: str, before: "Spec", after: "Spec", settings: list[str], as_of: int) -> None:
+    if _is_hopeless(f"{path}/plain"):
         return
+    name, other = ("helped", "plain") if edit_script.is_helped(after) else ("plain", "helped")
+    folder = f"{path.partition(f'/{_FOLDER}/')[0]}/{_FOLDER}"
     edited = edit_script.template(before, after)
-    script = edit_script.write(before, edited)
-    if script is None or not edit_script.makes(script, folder, before.text, edited.text):
-        script = _NOTHING
-    if sum(len(files) for _, _, files in os.walk(f"{folder}/{_FOLDER}")) >= _LIMIT:
-        _remove(f"{folder}/{_FOLDER}")
+    script = edit_script.write(before, edited, settings)
+    if script is None or not edit_script.makes(
+        script, os.path.dirname(folder), before.text, edited.text
+    ):
+        script, name, other = _NOTHING, "plain", "helped"
+    if sum(len(files) for _, _, files in os.walk(folder)) >= _LIMIT:
+        _remove(folder)
     if os.path.exists(f"{path}/{other}"):  # of another configuration
         os.unlink(f"{path}/{other}")
     launcher_files.write(path, name, script, as_of)

@@ -31,6 +31,8 @@ _SPECIAL = frozenset(".[]")  # of these, to sed
 _OR = "\\|"
 # A mount namespace of the container's own: without one it is refused before it is made.
 _NAMESPACE = '{"type": *"mount"}'
+# What comes before an entry of the environment.
+_ENVIRONMENT = r'"env": *\[\("\(\\.\|[^"\]\)*", *\)*'
 _SYSTEMD = '"cgroupsPath": *"[^"]*:[^"]*:'
 # A list of objects as engines write hooks: strings, and lists of strings, without brackets.
 _FLAT = r"[^][{}\\]*"
@@ -62,29 +64,33 @@ def is_helped(after: "Spec") -> bool:
     return bool(after.hooks("prestart")[-1]["args"][1:2] == [HELPER_OPTION])
 
 
-def write(before: "Spec", edited: "Spec") -> str | None:
-    """Return the script that makes one text of the other; None if there is no plain one."""
-    edits = []
-    old = new = ""
-    if len(edited.device_rules) > len(before.device_rules):
-        old, new = (jsontext.text_at(spec.text, _RULES) for spec in (before, edited))
-        if not old:
-            return None
-        pattern = "".join("\\" + char if char in _SPECIAL else char for char in old)
-        edits.append((pattern, new))
+def write(before: "Spec", edited: "Spec", settings: list[str]) -> str | None:
+    """Return the script that makes one text of the other; None if there is no plain one.
+
+    ``settings`` are what a container must have in its environment, as JSON strings.
+    """
+    old, new = (jsontext.text_at(spec.text, _RULES) for spec in (before, edited))
     hook = jsontext.dumps(edited.hooks("prestart")[-1])
-    if not _TEXT.issuperset(old + new + hook):
+    if not before.device_rules or not _TEXT.issuperset(old + new + hook + "".join(settings)):
         return None
+    edits = [(f'\\("devices": *\\){_literal(old)}', f"\\1{new}")]
     refused, *place = _hook_place(before.data.get("hooks"), hook)
     edits.append((place[0], place[1]))
     linux = before.data.get("linux")
     if not isinstance(linux, dict) or not dev_char.wanted(linux.get("cgroupsPath")):
         refused = (*refused, _SYSTEMD)  # Python makes the links that systemd needs
-    lines = ["$!b", f"/{_OR.join((*REFUSED, *refused))}/b", f"/{_NAMESPACE}/!b", "h"]
+    lines = ["$!b", f"/{_OR.join((*REFUSED, *refused))}/b", f"/{_NAMESPACE}/!b"]
+    lines += [f"/{_ENVIRONMENT}{_literal(setting)}[],]/!b" for setting in settings]
+    lines.append("h")
     for pattern, text in edits:  # all of them, or the text as it was
         lines += [f"s|{pattern}|{text}|", "T back"]
     lines += ["x", f"s/.*/{EDITED}/w /dev/stdout", "x", "b done", ":back", "g", "b", ":done"]
     return "\n".join(lines) + "\n"
+
+
+def _literal(text: str) -> str:
+    """Return the pattern of a text that consists of _TEXT."""
+    return "".join("\\" + char if char in _SPECIAL else char for char in text)
 
 
 def _hook_place(hooks: "Any", hook: str) -> tuple[tuple[str, ...], str, str]:
@@ -101,10 +107,13 @@ def _hook_place(hooks: "Any", hook: str) -> tuple[tuple[str, ...], str, str]:
 def makes(script: str, folder: str, text: str, expected: str) -> bool:
     """Tell whether sed, called as the launcher calls it, makes of a text what is expected.
 
-    ``folder`` is where to try; OSError if nothing can be written there.
+    ``folder`` is where to try, one process at a time; OSError if nothing can be written there.
     """
-    path = f"{folder}/.try.{os.getpid()}"
-    with open(path, "wb") as file:
+    path = f"{folder}/.try"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    if os.path.lexists(path):  # one killed meanwhile may have left it
+        os.unlink(path)
+    with open(os.open(path, flags, 0o600), "wb") as file:  # root's alone: it holds secrets
         file.write(text.encode("utf-8", "surrogateescape"))
     try:
         said = _run('exec sed -i -e "$1" -- "$2"', script, path)

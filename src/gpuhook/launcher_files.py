@@ -1,4 +1,4 @@
-"""What the launcher, a shell script, must know of config.toml: four small files in /run.
+"""What the launcher, a shell script, must know of config.toml: small files in /run.
 
 ``runtimes`` names the low-level runtimes, ``machine`` the driver's root, ``words`` what
 config.json holds wherever a GPU is asked for, ``settings`` what it may hold that decides on
@@ -9,6 +9,7 @@ otherwise Python does the work and leaves them anew.
 Hot path: imports os.
 """
 
+import errno
 import os
 import time
 
@@ -80,6 +81,8 @@ def leave(config: "Config", as_of: int) -> None:
     try:
         for name, content in contents.items():
             write(folder, name, content, as_of)
+        if config.path is not None:  # and of the configuration's own time, a file of that time
+            write(folder, "time", "", os.stat(config.path).st_mtime_ns)
     except OSError:
         return
 
@@ -105,11 +108,15 @@ def write(folder: str, name: str, content: str, as_of: int) -> None:
     temporary = f"{folder}/.{name}.{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        os.write(fd, content.encode("ascii"))
-        os.utime(fd, ns=(as_of, as_of))
-    finally:
-        os.close(fd)
-    os.rename(temporary, f"{folder}/{name}")
+        with open(fd, "wb", buffering=0) as file:
+            data = content.encode("ascii")
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
+            os.utime(file.fileno(), ns=(as_of, as_of))
+        os.rename(temporary, f"{folder}/{name}")
+    except OSError:
+        os.unlink(temporary)
+        raise
 
 
 def _make_folders(path: str) -> None:

@@ -179,7 +179,7 @@ def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> 
 
     devices = device_choice.allowed(resolved.request, resolved.inventory, resolved.selection)
     _link_nodes(spec, resolved, devices)
-    spec = make_way(_add_device_rules(spec, list(devices)))
+    spec = _add_device_rules(make_way(spec), list(devices))
     if has_hook(spec):
         return spec
     words: list[str] = []
@@ -230,16 +230,28 @@ def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
 def make_way(spec: "Spec") -> "Spec":
     """Return a spec without the hooks that ours replaces.
 
-    NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone.
+    NVIDIA's, which Docker's --gpus adds, and our own of an earlier start: its helper is gone,
+    and so are the device rules that came with it.
     """
-    from gpuhook.oci import hook_name  # noqa: PLC0415 - as in prepare_bundle
+    from gpuhook import edit_check  # noqa: PLC0415 - as in prepare_bundle
+    from gpuhook.oci import hook_name  # noqa: PLC0415
 
     for stage in HOOK_STAGES:
         spec = spec.drop_hooks(stage, NVIDIA_HOOKS)
         for hook in spec.hooks(stage):
-            if hook_name(hook) == HOOK_NAME and HELPER_OPTION in (hook.get("args") or ()):
+            args = hook.get("args") or ()
+            if hook_name(hook) != HOOK_NAME:
+                continue
+            if HELPER_OPTION in args or edit_check.ALLOWED_OPTION in args:
+                spec = _drop_rules(spec, edit_check.allowed(args))
                 spec = spec.drop_hooks(stage, (HOOK_NAME,))
     return spec
+
+
+def _drop_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
+    from gpuhook import cgroup  # noqa: PLC0415 - only for a bundle that is started again
+
+    return spec.drop_device_rules(cgroup.device_rules(devices))
 
 
 def has_hook(spec: "Spec") -> bool:

@@ -59,9 +59,13 @@ class Repeating:
         self.bundle.environ(env)
         self.bundle.command(*command)
 
+    def run(self) -> Result:
+        """Start the bundle as it is, and leave it so."""
+        return self.bundle.run(self.installation.runtime, {"GPUHOOK_CONFIG": str(self.config)})
+
     def start(self) -> Result:
         saved = self.bundle.config.read_bytes()
-        done = self.bundle.run(self.installation.runtime, {"GPUHOOK_CONFIG": str(self.config)})
+        done = self.run()
         self.left = self.bundle.spec()
         self.bundle.config.write_bytes(saved)
         return done
@@ -72,6 +76,10 @@ class Repeating:
             self.start().ok()
             if "--allowed" in self.hook_words:
                 return
+
+    def set_helper(self, value: str) -> None:
+        text = self.config.read_text().replace("[gpuhook]", f"[gpuhook]\nhelper = {value}")
+        self.config.write_text(text)
 
     @property
     def hook_words(self) -> list[str]:
@@ -92,8 +100,7 @@ def case(
 
 @pytest.mark.parametrize("helper", ["true", "false"])
 def test_edit_is_repeated_without_python(case: Repeating, driver: Driver, helper: str) -> None:
-    text = case.config.read_text().replace("[gpuhook]", f"[gpuhook]\nhelper = {helper}")
-    case.config.write_text(text)
+    case.set_helper(helper)
     case.ask("NVIDIA_VISIBLE_DEVICES=0,2", *look(driver.minors))
     case.start().ok()
     by_python = case.left
@@ -178,6 +185,34 @@ def test_wrong_edit_is_refused_once(case: Repeating, driver: Driver) -> None:
     assert "195:77" in told or "crun" in case.config.read_text()
     assert not records(str(case.config))
     assert seen(case.start()).gpu_minors == {gpu.minor for gpu in driver.chosen(5)}
+
+
+@pytest.mark.parametrize("helper", ["true", "false"])
+def test_refused_bundle_is_started_again(case: Repeating, driver: Driver, helper: str) -> None:
+    """What the wrong edit has left in config.json goes away with it."""
+    case.set_helper(helper)
+    case.ask("NVIDIA_VISIBLE_DEVICES=5", *look(driver.minors))
+    case.warm_up()
+    [right], [wrong] = driver.chosen(5), driver.chosen(0)
+    [record] = records(str(case.config))
+    text = record.read_text().replace(f'"minor":{right.minor},', f'"minor":{wrong.minor},')
+    record.write_text(text.replace(f"195:{right.minor}", f"195:{wrong.minor}"))
+    case.run().failed()
+    inside = seen(case.run())
+    assert inside.gpu_minors == {right.minor}
+    assert {minor for minor, opened in inside.by_hand.items() if opened == "ENXIO"} == {right.minor}
+
+
+def test_config_json_that_can_not_be_replaced_is_told(case: Repeating, driver: Driver) -> None:
+    """sed has edited then, but nothing comes of it: the container must not start without GPUs."""
+    case.ask("NVIDIA_VISIBLE_DEVICES=5", *look(driver.minors))
+    case.warm_up()
+    place = case.bundle.config
+    case.bundle.call("mount", "--bind", place, place).ok()
+    try:
+        assert "can't be written" in case.run().failed().stderr
+    finally:
+        case.bundle.call("umount", place).ok()
 
 
 def test_broken_record_is_pythons(case: Repeating, driver: Driver) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launchers import Installed
 
-from gpuhook import edit_check, edit_records, edit_script, launcher_files
+from gpuhook import cgroup, edit_check, edit_records, edit_script, launcher_files
 from gpuhook.config import Config, load, loads
 from gpuhook.errors import EditError
 from gpuhook.oci import Spec
-from gpuhook.runtime_shim import HELPER_OPTION, add_hook
+from gpuhook.runtime_shim import HELPER_OPTION, add_hook, make_way
 
 DENY = {"allow": False, "access": "rwm"}
 DOCKERS = [DENY, {"allow": True, "type": "c", "major": 1, "minor": 5, "access": "rwm"}]
@@ -31,12 +32,13 @@ def spec(
     rules: Any = DOCKERS,
     hooks: Any = None,
     namespaces: Any = ({"type": "pid"}, {"type": "mount"}),
+    args: tuple[str, ...] = ("true",),
     **more: Any,
 ) -> dict[str, Any]:
     """Return a config.json as an engine writes it."""
     made: dict[str, Any] = {
         "ociVersion": "1.0.2",
-        "process": {"args": ["true"], "env": ["PATH=/bin", *env], "cwd": "/"},
+        "process": {"args": args, "env": ["PATH=/bin", *env], "cwd": "/"},
         "root": {"path": "rootfs"},
         **more,
     }
@@ -59,9 +61,10 @@ class Machine:
         self.gpus = self.root / "proc/driver/nvidia/gpus"
         for bus in ("0000:01:00.0", "0000:02:00.0"):
             (self.gpus / bus).mkdir(parents=True)
-        (self.root / "dev").mkdir()
+        (self.root / "dev/dri").mkdir(parents=True)
         past = time.time() - 10
-        os.utime(self.root / "dev", (past, past))
+        for name in ("dev", "dev/dri"):
+            os.utime(self.root / name, (past, past))
         installed.configure(f'[nvidia-container-cli]\nroot = "{self.root}"\n')
         self.config = load(str(installed.config))
         self.rules = [(195, 255), (195, 0), (195, 1)]
@@ -73,7 +76,9 @@ class Machine:
             for major, minor in self.rules
         ]
         path = str(self.installed.bundle / "config.json")
-        edited = Spec(path, text).append(("linux", "resources", "devices"), rules)
+        edited = Spec(path, text)
+        if rules:
+            edited = edited.append(("linux", "resources", "devices"), rules)
         words = [HELPER_OPTION, "77", "3", "4", "5", "/b"] if helped else []
         return add_hook(edited, self.config, str(self.installed.bin), [*words, *options])
 
@@ -97,7 +102,7 @@ class Machine:
 
     def expected(self, text: str, *, helped: bool = False) -> str:
         """Return what Python writes, with the devices that the launcher names in it."""
-        options = edit_check.option(self.rules)
+        options = edit_check.option(self.rules) if self.rules else []
         made = self.edit(text, helped=helped, options=tuple(options)).text
         if not helped:
             return made
@@ -152,7 +157,8 @@ HELPER = """\
 #!/bin/sh
 shift 5
 [ "$1" = helper ] || exit 1
-read -r hook <&9 && printf 'taken\\nIt was %s that asked.\\n' "$hook" >&8
+while [ -z "$hook" ]; do read -r hook <&9; done
+printf 'taken\\nIt was %s that asked.\\n' "$hook" >&8
 """
 
 
@@ -204,6 +210,12 @@ def test_helper_makes_the_pipes_that_a_shell_could_not() -> None:
         spec(hooks={"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}),
         spec(hooks={"prestart": [{"path": "/usr/bin/gpuhook-prestart"}]}),
         spec(hostname="@helper@"),
+        spec(env=(ALL[1],), args=("env", ALL[0])),
+        spec(env=(ALL[1],), hostname=ALL[0]),
+        spec(env=(ALL[1], f'NOTE=say "{ALL[0]}')),
+        spec(env=(f'NOTE="{ALL[0]}"', ALL[1])),
+        spec(env=(*ALL, "TORCH_CUDA_VERSION=1")),
+        spec(rules=[]),
         spec(namespaces=[{"type": "pid"}]),
         spec(namespaces=[{"type": "mount", "path": "/proc/1/ns/mnt"}]),
         spec(namespaces=[{"path": "/proc/1/ns/mnt", "type": "mount"}]),
@@ -211,6 +223,7 @@ def test_helper_makes_the_pipes_that_a_shell_could_not() -> None:
     ids=[
         "another GPU", "a feature", "an old image", "a requirement", "an annotation",
         "other rules", "more rules", "hooks", "NVIDIA's hook", "our hook", "our mark",
+        "its arguments", "its name", "a note", "a quotation", "half a word", "no rules",
         "no namespace", "another's namespace", "another's namespace, named first",
     ],
 )  # fmt: skip
@@ -219,6 +232,95 @@ def test_other_containers_are_pythons(machine: Machine, other: dict[str, Any]) -
     assert machine.create(compact(spec()))[0] == "runc"
     text = compact(other)
     assert machine.create(text) == ("python", text)
+
+
+def test_odd_neighbours_do_no_harm(machine: Machine) -> None:
+    machine.learn(compact(spec()))
+    text = compact(spec(env=('A="\\', "B=\u003e", "C=é[],{}", *ALL)))
+    assert machine.create(text) == ("runc", machine.expected(text))
+
+
+def test_rules_that_allow_all_teach_nothing_about_others(machine: Machine) -> None:
+    every = [{"allow": True, "access": "rwm"}]
+    machine.rules = []
+    machine.learn(compact(spec(rules=every)))
+    assert machine.create(compact(spec(rules=every)))[0] == "runc"
+    assert machine.create(compact(spec()))[0] == "python"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        ("NVIDIA_VISIBLE_DEVICES=" + "9" * 201,),
+        ("NVIDIA_VISIBLE_DEVICES=" + "1," * 1200,),
+        (ALL[0], "NVIDIA_GDS=" + "x" * 100_000),
+        (ALL[0], "CUDA_VERSION=9.0"),
+        ("CUDA_VERSION=9.0", "NVIDIA_REQUIRE_CUDA="),
+    ],
+    ids=["long", "much", "huge", "an old image", "an old image without devices"],
+)
+def test_nothing_is_learned_of_what_is_long_or_old(machine: Machine, env: tuple[str, ...]) -> None:
+    [settings_file] = machine.installed.left.rglob("settings")
+    before = settings_file.read_text()
+    machine.learn(compact(spec(env=env)))
+    assert machine.create(compact(spec(env=env)))[0] == "python"
+    assert settings_file.read_text() == before
+
+
+def test_old_image_that_says_what_it_wants_is_like_any_other(machine: Machine) -> None:
+    text = compact(spec(env=("CUDA_VERSION=9.0", *ALL)))
+    machine.learn(text)
+    assert machine.create(text) == ("runc", machine.expected(text))
+
+
+def test_a_config_json_is_tried_in_secret(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[int] = []
+    run = edit_script._run
+
+    def looked(command: str, *words: str) -> bytes:
+        modes.extend(os.stat(word).st_mode & 0o777 for word in words if word.endswith(".try"))
+        said = run(command, *words)
+        modes.extend(os.stat(word).st_mode & 0o777 for word in words if word.endswith(".try"))
+        return said
+
+    monkeypatch.setattr(edit_script, "_run", looked)
+    old = os.umask(0)
+    try:
+        machine.learn(compact(spec()))
+    finally:
+        os.umask(old)
+    assert modes == [0o600, 0o600]
+    assert not list(machine.installed.left.rglob(".try"))
+
+
+def test_learning_never_fails_a_container(machine: Machine) -> None:
+    """Neither an engine's hook without arguments, nor a file that isn't as we left it."""
+    foreign = compact(spec(hooks={"prestart": [{"path": "/x"}]}))
+    path = str(machine.installed.bundle / "config.json")
+    edit_records.learn("", Spec(path, foreign), Spec(path, foreign), machine.config, 0)
+    [settings_file] = machine.installed.left.rglob("settings")
+    settings_file.write_bytes(b"\xff\n")
+    machine.learn(compact(spec()))
+    assert machine.create(compact(spec()))[0] == "python"
+
+
+def test_launcher_is_followed_where_links_lead_to_it(machine: Machine) -> None:
+    installed = machine.installed
+    real = installed.bin / "gpu-py"
+    elsewhere = installed.folder / "elsewhere"
+    elsewhere.mkdir()
+    moved = installed.bin / "gpu-py-1"
+    real.rename(moved)
+    real.symlink_to(moved)
+    machine.learn(compact(spec()))
+    assert machine.create(compact(spec()))[0] == "runc"
+    other = installed.folder / "venv2"
+    shutil.copytree(installed.bin.parent, other, symlinks=True)
+    real.unlink()
+    real.symlink_to(other / "bin/gpu-py-1")
+    assert machine.create(compact(spec()))[0] == "python"
 
 
 def test_privileges_are_pythons_where_they_decide(machine: Machine) -> None:
@@ -280,7 +382,7 @@ def test_what_can_not_be_repeated_is_not_tried_again_at_once(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rules stand in another place, too: sed would take the first one."""
-    text = compact(spec(annotations={"rules": DOCKERS}))
+    text = compact(spec(annotations={"devices": DOCKERS}))
     tries: list[str] = []
     makes = edit_script.makes
 
@@ -331,7 +433,7 @@ def test_new_launcher_is_noticed(machine: Machine) -> None:
     assert machine.create(compact(spec()))[0] == "python"
 
 
-@pytest.mark.parametrize("change", ["gpu goes", "gpu comes", "node", "mig"])
+@pytest.mark.parametrize("change", ["gpu goes", "gpu comes", "node", "mig", "dri"])
 def test_changed_machine_is_noticed(machine: Machine, change: str) -> None:
     machine.learn(compact(spec()))
     assert machine.create(compact(spec()))[0] == "runc"
@@ -341,6 +443,8 @@ def test_changed_machine_is_noticed(machine: Machine, change: str) -> None:
         (machine.gpus / "0000:03:00.0").mkdir()
     elif change == "node":
         (machine.root / "dev/nvidia7").touch()
+    elif change == "dri":
+        (machine.root / "dev/dri/renderD128").touch()
     else:
         (machine.gpus.parent / "capabilities/gpu0/mig/gi1/ci0").mkdir(parents=True)
     assert machine.create(compact(spec()))[0] == "python"
@@ -406,7 +510,7 @@ def test_launcher_writes_what_python_would_or_nothing(
             assert written == machine.expected(text)
 
 
-# What the hook makes of it -----------------------------------------------------------------
+# What others make of it -----------------------------------------------------------------
 
 
 def repeated(devices: str) -> Spec:
@@ -425,6 +529,20 @@ def test_hook_refuses_what_it_would_not_give(machine: Machine) -> None:
     with pytest.raises(EditError, match=r"allows the devices 195:1, .*Start the container again"):
         edit_check.check(repeated("195:0,195:1"), [(195, 0)], machine.config)
     assert not list(machine.installed.left.rglob("plain"))
+
+
+@pytest.mark.parametrize("helped", [True, False])
+def test_repeated_edit_is_taken_back_where_a_bundle_starts_again(helped: bool) -> None:
+    """The rules of the refused start must not outlive the hook that would check them."""
+    theirs = {"allow": True, "type": "c", "major": 195, "minor": 9, "access": "rwm"}
+    words = ["--helper", "1", "9", "8", "7", "/b"] if helped else []
+    args = ["gpuhook-prestart", *words, "--allowed", "195:0,195:1", "prestart"]
+    hook = {"path": "/x/gpuhook-prestart", "args": args}
+    rules = [*DOCKERS, theirs, *cgroup.device_rules([(195, 0), (195, 1)])]
+    before = Spec("/b/config.json", compact(spec(rules=rules, hooks={"prestart": [hook]})))
+    after = make_way(before)
+    assert after.device_rules == [*DOCKERS, theirs]
+    assert after.hooks("prestart") == []
 
 
 def test_edits_are_kept_where_the_configuration_lies() -> None:

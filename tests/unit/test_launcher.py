@@ -221,6 +221,14 @@ def test_config_replaced_by_an_older_one_is_noticed(installed: Installed) -> Non
     assert installed.run("state", "ID") == "python runtime-anew"
 
 
+def test_older_configuration_written_over_it_is_noticed(installed: Installed) -> None:
+    """As by cp -p: the file stays the one that it was, and gets a time of its past."""
+    installed.configure()
+    installed.config.write_text("# of another day\n")
+    os.utime(installed.config, (1, 1))
+    assert installed.run("state", "ID") == "python runtime-anew"
+
+
 def test_configured_runtimes_are_tried_in_order(installed: Installed) -> None:
     installed.runtime("crun")
     names = f'"none-such", "/none", "{installed.path}/crun", "runc"'
