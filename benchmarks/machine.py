@@ -63,7 +63,8 @@ class Machine:
 
     def forget_edits(self, config: str) -> None:
         """Delete the edits that the launcher could repeat."""
-        shutil.rmtree(f"/run/gpuhook/launcher{config}/edits", ignore_errors=True)
+        for folder in Path(f"/run/gpuhook/launcher{config}").glob("edits*"):
+            shutil.rmtree(folder)
 
     def forget(self, config: str) -> None:
         """Delete the saved inventory."""
