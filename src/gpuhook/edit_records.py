@@ -3,7 +3,7 @@
 A record is a script for sed (edit_script), at a path that the launcher makes of what a
 config.json asks for and of the machine's GPUs (``repeat_edit`` of launchers/gpu-py):
 
-    /run/gpuhook/launcher/CONFIG/edits/"NAME=VALUE"/.../gpus/.../FOLDER/plain or helped
+    /run/gpuhook/launcher/CONFIG/edits-1/"NAME=VALUE"/.../gpus/.../FOLDER/plain or helped
 
 It is recorded only if sed, run on the very text that Python edited, makes the very same of
 it. Where it doesn't, a script that edits nothing is recorded, for some time.
