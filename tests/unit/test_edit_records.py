@@ -134,6 +134,26 @@ def test_edit_is_repeated(machine: Machine, hooks: Any) -> None:
     assert machine.create(another) == ("runc", machine.expected(another))
 
 
+def test_edit_is_repeated_without_a_configuration(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after pip alone: the defaults hold, of which the driver's root is /."""
+    installed = machine.installed
+    script = (installed.bin / "gpu-py").read_text()
+    nowhere = str(installed.folder / "none/config.toml")
+    installed.program(installed.bin / "gpu-py", script.replace("/etc/gpuhook/config.toml", nowhere))
+    monkeypatch.setenv("GPUHOOK_CONFIG", "")
+    run = installed.run
+    monkeypatch.setattr(installed, "run", lambda *argv: run(*argv, env={"GPUHOOK_CONFIG": ""}))
+    machine.config = Config()
+    assert installed.create(compact(spec())) == "python"
+    assert installed.log.read_text() == "python runtime-anew\n"
+    launcher_files.leave(machine.config, launcher_files.now())
+    machine.learn(compact(spec()))
+    assert machine.create(compact(spec())) == ("runc", machine.expected(compact(spec())))
+    assert list((installed.left / "defaults").rglob("plain"))
+
+
 def test_helper_is_started(machine: Machine) -> None:
     text = compact(spec())
     machine.learn(text, helped=True)
