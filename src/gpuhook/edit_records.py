@@ -53,8 +53,8 @@ def _learn(path: str, before: "Spec", after: "Spec", config: "Config", began: in
     asked = _asked(before)
     if folder is None or asked is None or not _is_plain(before, after):
         return
-    if not config.accept_envvar_unprivileged:
-        return  # whether a container is privileged decides, which the path doesn't tell
+    if not config.repeat_edits or not config.accept_envvar_unprivileged:
+        return  # the latter: whether a container is privileged decides, which no path tells
     lock = os.open(f"{folder}/.learning", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -343,10 +343,17 @@ def test_launcher_is_followed_where_links_lead_to_it(machine: Machine) -> None:
     assert machine.create(compact(spec()))[0] == "python"
 
 
-def test_privileges_are_pythons_where_they_decide(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n", ""),
+        ("", "[gpuhook]\nrepeat-edits = false\n"),
+    ],
+    ids=["privileges decide", "switched off"],
+)
+def test_nothing_is_learned_where_it_must_not_be(machine: Machine, before: str, after: str) -> None:
     text = machine.installed.config.read_text()
-    setting = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
-    machine.installed.configure(setting + text)
+    machine.installed.configure(before + text + after)
     machine.config = load(str(machine.installed.config))
     machine.learn(compact(spec()))
     assert machine.create(compact(spec()))[0] == "python"
