@@ -72,6 +72,7 @@ class Case:
             words = self.bundle.spec()["hooks"]["prestart"][-1]["args"]
             self.bundle.config.write_bytes(saved)
         assert "--allowed" in words
+        (self.folder / "helper").unlink()  # that helper is gone
 
     @property
     def helper(self) -> int:
