@@ -18,6 +18,7 @@ import time
 from gpuhook import capabilities, edit_script, launcher_files, requirements
 from gpuhook.oci import hook_name
 from gpuhook.request import DEVICE_VARIABLES, VISIBLE_DEVICES
+from gpuhook.runtime_shim import HOOK_NAME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _NOTHING = "b\n"  # the script that edits nothing
 _PATIENCE = 60  # seconds that it lasts
 _DECIDED = frozenset({VISIBLE_DEVICES, capabilities.VARIABLE})
 # What the launcher takes into a path.
-_VALUE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_=,-")
+_VALUE = launcher_files.PATH_CHARACTERS - {".", "/"} | {"=", ","}
 
 
 def learn(path: str, before: "Spec", after: "Spec", config: "Config", began: int) -> None:
@@ -85,7 +86,7 @@ def _is_plain(before: "Spec", after: "Spec") -> bool:
     """Tell whether the edit is one that could be repeated: our hook, added to a single line."""
     refused = any(text in before.text for text in edit_script.REFUSED)
     names = [hook_name(hook) for hook in after.hooks("prestart")]
-    added = names[-1:] == [edit_script.HOOK_NAME]
+    added = names[-1:] == [HOOK_NAME]
     return added and not refused and "\n" not in before.text.rstrip("\n")
 
 

@@ -9,7 +9,8 @@ Not on the hot path: runs once for each kind of container.
 
 import os
 
-from gpuhook import dev_char, edit_check, jsontext
+from gpuhook import dev_char, edit_check, jsontext, launcher_files
+from gpuhook.runtime_shim import HELPER_OPTION, HOOK_NAME, NVIDIA_HOOKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,16 +18,14 @@ if TYPE_CHECKING:
 
     from gpuhook.oci import Spec
 
-HOOK_NAME = "gpuhook-prestart"
-HELPER_OPTION = "--helper"
 HELPER = "@helper@"  # in whose place the launcher writes how the helper is found
 EDITED = "edited"
 # In a config.json with one of these nothing is repeated.
-REFUSED = (HOOK_NAME, "nvidia-container-runtime-hook", "nvidia-container-toolkit", HELPER)
+REFUSED = (HOOK_NAME, *NVIDIA_HOOKS, HELPER)
 
 _RULES = ("linux", "resources", "devices")
 # What is written into a script; anything else sed might take otherwise.
-_TEXT = frozenset('ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _=,-./:@{}[]"')
+_TEXT = launcher_files.PATH_CHARACTERS | frozenset(' =,:@{}[]"')
 _SPECIAL = frozenset(".[]")  # of these, to sed
 _OR = "\\|"
 # A mount namespace of the container's own: without one it is refused before it is made.

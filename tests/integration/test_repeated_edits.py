@@ -215,6 +215,16 @@ def test_config_json_that_can_not_be_replaced_is_told(case: Repeating, driver: D
         case.bundle.call("umount", place).ok()
 
 
+def test_record_of_somebody_else_is_not_used(case: Repeating) -> None:
+    case.ask("NVIDIA_VISIBLE_DEVICES=5", "true")
+    case.warm_up()
+    assert "--allowed" in case.hook_words
+    for path in records(str(case.config)):
+        os.chown(path, 1, 1)
+    case.start().ok()
+    assert "--allowed" not in case.hook_words
+
+
 def test_broken_record_is_pythons(case: Repeating, driver: Driver) -> None:
     """sed refuses it, and config.json stays as it was until Python edits it."""
     case.ask("NVIDIA_VISIBLE_DEVICES=5", *look(driver.minors))
