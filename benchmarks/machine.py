@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,10 +44,9 @@ class Machine:
         *,
         mode: str = "hook",
         helper: bool = True,
-        first: bool = False,
     ) -> Path:
         """Write a config.toml, older than anything that is saved about it."""
-        path = self.folder / f"{mode}-{init_seconds:g}-{helper}-{first}" / "config.toml"
+        path = self.folder / f"{mode}-{init_seconds:g}-{helper}" / "config.toml"
         if not path.exists():
             path.parent.mkdir()
             path.write_text(
@@ -58,13 +56,8 @@ class Machine:
                 f'state-dir = "{path.parent}/state"\n'
             )
             for each in (path, path.parent):
-                os.utime(each, (1, 1))
+                os.utime(each, (10**9, 10**9))
         return path
-
-    def forget_edits(self, config: str) -> None:
-        """Delete the edits that the launcher could repeat."""
-        for folder in Path(f"/run/gpuhook/launcher{config}").glob("edits*"):
-            shutil.rmtree(folder)
 
     def forget(self, config: str) -> None:
         """Delete the saved inventory."""

@@ -32,11 +32,10 @@ RUNC = "plain runc"
 NO_GPU = "no GPU"
 EIGHT = "8 GPUs"
 PLAIN = "8 GPUs, no helper"
-FIRST = "8 GPUs, the first like it"  # the launcher has no edit to repeat
 SLOW = "8 GPUs, nvmlInit 2 s"
 
-# After so many lives of a container all is saved that can be: inventory, words, edit.
-_LIVES_TO_LEARN = 4
+# After so many lives of a container all is saved that can be: inventory and words.
+_LIVES_TO_SAVE = 2
 _REST = 1.0  # seconds
 
 
@@ -57,7 +56,6 @@ def kinds(machine: Machine, others: list[str]) -> dict[str, Container]:
         EIGHT: eight,
         "8 GPUs, all capabilities": replace(ours, environ=(ALL, EVERY)),
         PLAIN: by(machine.config(helper=False)),
-        FIRST: by(machine.config(helper=True, first=True)),
         "8 GPUs, mode spec": by(machine.config(mode="spec")),
         "8 GPUs, nvmlInit 50 ms": by(machine.config(0.05)),
         SLOW: by(machine.config(2.0)),
@@ -80,15 +78,13 @@ def bare_start(machine: Machine) -> float:
 def measure(machine: Machine, found: dict[str, Container], rounds: int) -> None:
     """Start all kinds in turn, and print the table."""
     for container in found.values():
-        for _ in range(_LIVES_TO_LEARN):
+        for _ in range(_LIVES_TO_SAVE):
             live(container, machine.bundles, machine.lower)
     units: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in found}
     for number in range(rounds):
         units.append(bare_start(machine))
         for name in random.sample(list(found), len(found)):
-            if name == FIRST:
-                machine.forget_edits(found[name].config)
             times[name].append(live(found[name], machine.bundles, machine.lower).whole)
         print(f"\rround {number + 1} of {rounds} ", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)

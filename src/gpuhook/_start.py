@@ -1,9 +1,8 @@
 """Where the launchers start Python: an isolated interpreter that knows nothing of site-packages.
 
 The launcher puts this package on the module path and calls ``main`` with the arguments
-runtime|runtime-anew|helper|hook|cli LAUNCHER ARG... It restores the environment that the
-launcher was given, and calls the program. ``runtime:PATH`` says where the launcher would look
-for an edit to repeat.
+runtime|runtime-save|hook|cli LAUNCHER ARG... It restores the environment that the launcher was
+given, and calls the program. ``runtime-save`` also saves what the launcher must know.
 
 Hot path: imports gc, os, sys and preload.
 """
@@ -40,8 +39,7 @@ def caller_environment() -> dict[bytes, bytes]:
 def main() -> "NoReturn":
     """Start the program that the first argument names."""
     gc.disable()  # a process that lives for milliseconds makes no garbage worth collecting
-    name, launcher, *argv = sys.argv[1:]
-    program, _, record = name.partition(":")
+    program, launcher, *argv = sys.argv[1:]
     if program == "hook":
         folder = os.path.dirname(os.path.abspath(launcher))
         os.chdir("/")
@@ -53,10 +51,6 @@ def main() -> "NoReturn":
         from gpuhook import prestart_hook  # noqa: PLC0415
 
         prestart_hook.main(argv)
-    if program == "helper":
-        from gpuhook import helper  # noqa: PLC0415 - as above
-
-        helper.main(argv)
     if program == "cli":
         from gpuhook.nvidia_cli import main as nvidia_cli  # noqa: PLC0415
 
@@ -64,8 +58,9 @@ def main() -> "NoReturn":
     preload.load(preload.RUNTIME)
     from gpuhook import runtime_shim  # noqa: PLC0415
 
-    left = runtime_shim.Left(anew=program == "runtime-anew", record=record)
-    runtime_shim.main(os.path.abspath(launcher), argv, caller_environment(), left)
+    runtime_shim.main(
+        os.path.abspath(launcher), argv, caller_environment(), save=program == "runtime-save"
+    )
 
 
 if __name__ == "__main__":

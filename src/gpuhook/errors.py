@@ -108,12 +108,6 @@ class InjectError(GpuhookError):
     code = "inject"
 
 
-class EditError(GpuhookError):
-    """config.json was edited for another container than the one that is being created."""
-
-    code = "edit"
-
-
 class VolumeError(InjectError):
     """Something would have to be made in a folder that the container shares with the host."""
 

@@ -1,7 +1,6 @@
 """The helper: does the hook's work, begun while the low-level runtime is making the container.
 
-The runtime forks it before it becomes the low-level runtime; where the launcher does without
-Python, it starts it itself. The hook, a few lines of shell
+The runtime forks it before it becomes the low-level runtime. The hook, a few lines of shell
 (launchers/gpu-py), asks it through a pipe of its own, which is reached as /proc/PID/fd/N:
 nobody but root can open that, it leaves no file behind, and it is gone when the helper is.
 Then the hook does the work by itself.
@@ -14,14 +13,12 @@ Hot path: forks with what runtime_shim has imported; the rest is imported in the
 """
 
 import os
-import stat
 
 from gpuhook import log, preload
 from gpuhook.errors import GpuhookError, StateError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import NoReturn
 
     from gpuhook.config import Config
@@ -36,8 +33,6 @@ TAKEN = "taken"
 DONE = "done"
 
 _STATE_LIMIT = 16 << 20
-# The descriptors as launchers/gpu-py tells them to the hook: ask, answer, bundle.
-LAUNCHERS = (9, 8, 7)
 _STATE_FD = 6  # where the hook keeps its standard input; a shell's read moves descriptor 0
 
 
@@ -79,41 +74,9 @@ def _main(
         injection = Injection(spec, config, resolved)
         injection.begin()
         bundle, asked, _, answer = descriptors
-        _serve(lambda: injection, config, bundle, asked, answer)
+        _serve(injection, config, bundle, asked, answer)
     finally:
         os._exit(0)
-
-
-def main(argv: list[str]) -> "NoReturn":
-    """Be the helper that the launcher starts: ``argv`` is its process id and the bundle.
-
-    Where anything is wrong this ends, and the hook does the work and says what it is.
-    """
-    try:
-        parent, folder = argv
-        os.chdir("/")
-        _make_missing_pipes()
-        _bind(int(parent), LAUNCHERS)
-        preload.load((*preload.REQUEST, *preload.INJECTION))
-        _serve_edited(f"{folder}/config.json")
-    except GpuhookError:
-        pass
-    finally:
-        os._exit(0)
-
-
-def _make_missing_pipes() -> None:
-    """Make the pipes that the launcher's shell couldn't make, both ends in one descriptor."""
-    for number in LAUNCHERS[:2]:
-        try:
-            if stat.S_ISFIFO(os.fstat(number).st_mode):
-                continue
-        except OSError:
-            pass
-        reader, writer = os.pipe()
-        os.dup2(os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_CLOEXEC), number)
-        os.close(reader)
-        os.close(writer)
 
 
 def _bind(parent: int, descriptors: tuple[int, ...]) -> None:
@@ -127,43 +90,10 @@ def _bind(parent: int, descriptors: tuple[int, ...]) -> None:
         os._exit(0)
 
 
-def _serve_edited(path: str) -> None:
-    """Serve for a config.json that the launcher is editing meanwhile."""
-    from gpuhook.config import load  # noqa: PLC0415 - imported already
-    from gpuhook.injection import Injection  # noqa: PLC0415
-    from gpuhook.oci import read_spec  # noqa: PLC0415
-    from gpuhook.resolve import resolve  # noqa: PLC0415
-
-    def prepared() -> "Injection":
-        spec = read_spec(path)
-        resolved = resolve(spec.data, config)
-        if resolved is None:
-            os._exit(0)
-        return Injection(spec, config, resolved)
-
-    config = load()
-    before = os.stat(path)
-    injection = prepared()
-    injection.begin()
-
-    def of_now() -> "Injection":
-        after = os.stat(path)
-        same = (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
-        return injection if same else prepared()
-
-    asked, answer, bundle = LAUNCHERS
-    _serve(of_now, config, bundle, asked, answer)
-
-
-def _serve(
-    injection: "Callable[[], Injection]", config: "Config", bundle: int, asked: int, answer: int
-) -> None:
+def _serve(injection: "Injection", config: "Config", bundle: int, asked: int, answer: int) -> None:
     from gpuhook import kernel  # noqa: PLC0415 - imported already
 
-    question = b""
-    while not question.strip():  # a shell that made the pipe has left an empty line in it
-        question = os.read(asked, 32)
-    hook = int(question)
+    hook = int(os.read(asked, 32))
     os.write(answer, f"{TAKEN}\n".encode())
     kernel.end_after(DEADLINE)
     told = _finish(injection, hook, bundle)
@@ -172,7 +102,7 @@ def _serve(
     os.write(answer, f"{' '.join(told.split())}\n".encode("utf-8", "replace"))
 
 
-def _finish(injection: "Callable[[], Injection]", hook: int, bundle: int) -> str:
+def _finish(injection: "Injection", hook: int, bundle: int) -> str:
     """Do the hook's work; return DONE, or what to tell the user instead."""
     from gpuhook.oci import parse_state  # noqa: PLC0415 - imported already
 
@@ -183,7 +113,7 @@ def _finish(injection: "Callable[[], Injection]", hook: int, bundle: int) -> str
                 f"The state of the container names another bundle, {state.bundle}",
                 "Start the container again; if that doesn't help, set helper = false",
             )
-        injection().finish(state)
+        injection.finish(state)
     except GpuhookError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - there is nobody else to show it to

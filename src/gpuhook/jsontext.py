@@ -183,17 +183,6 @@ def _add_member(text: str, start: int, key: str, value: str) -> str:
     return text[:inside] + quote(key) + ":" + value + separator + text[inside:]
 
 
-def text_at(text: str, path: tuple[str, ...]) -> str:
-    """Return the text of the value at ``path``, empty where there is none."""
-    start, end = _skip(text, 0), len(text)
-    for key in path:
-        found = _find(text, start, key) if text[start : start + 1] == "{" else None
-        if found is None:
-            return ""
-        _, start, end = found
-    return text[start:end]
-
-
 def replace(text: str, path: tuple[str, ...], value: str) -> str:
     """Replace the value at ``path`` by a JSON text; KeyError where it doesn't exist."""
     start = _skip(text, 0)

@@ -1,12 +1,11 @@
 """What the launcher, a shell script, must know of config.toml: small files in /run.
 
-``runtimes`` names the low-level runtimes, ``machine`` the driver's root, ``words`` what
-config.json holds wherever a GPU is asked for, ``settings`` what it may hold that decides on
-which device nodes, as names or, as they are learned, with their values. The launcher takes
-them for right while they are younger than config.toml and its folder, and root's own;
-otherwise Python does the work and leaves them anew.
+``runtimes`` names the low-level runtimes, ``words`` what config.json holds wherever a GPU is
+asked for. The launcher takes them for right while they are younger than config.toml and its
+folder, root's own, and made of this very file: ``config`` is a link to it, ``time`` has its
+time. Otherwise Python does the work and saves them again.
 
-Hot path: imports os.
+Not on the hot path: runs once after every change of the configuration.
 """
 
 import errno
@@ -14,7 +13,9 @@ import os
 import time
 
 from gpuhook import environment, mount_requests, requirements
-from gpuhook.request import DEVICE_VARIABLES, VISIBLE_DEVICES
+from gpuhook.config import load
+from gpuhook.errors import ConfigError
+from gpuhook.request import VISIBLE_DEVICES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,14 +33,8 @@ ESCAPES = (
     *("\\u003" + digit for digit in "0123456789"),
     *("\\u00" + digit for digit in "4567"),
 )
-# Variables that ask for nothing by themselves, but decide on what a container gets that asks.
-SETTINGS = (*(name for name in DEVICE_VARIABLES if name != VISIBLE_DEVICES), requirements.CUDA)
-MARGIN = 20_000_000  # nanoseconds by which a file's time may lag behind the clock
-
-
-def now() -> int:
-    """Return the time, in nanoseconds, that files must bear which are true as of now."""
-    return time.time_ns() - MARGIN
+_MARGIN = 20_000_000  # nanoseconds by which a file's time may lag behind the clock
+LONG_AGO = 1 << 29  # seconds, in 1987: files that are older were all given the same time
 
 
 def words(config: "Config") -> tuple[str, ...] | None:
@@ -62,32 +57,50 @@ def _plain_part(text: str) -> str:
     return max(parts, key=len)
 
 
-def leave(config: "Config", as_of: int) -> None:
-    """Write what the launcher needs; failing to costs time alone.
+def save(path: str | None) -> None:
+    """Write what the launcher needs of a configuration file (None: there is none).
 
-    ``as_of`` is what ``now`` returned before the configuration was read.
+    Failing to costs time alone. The file is read here, after it was looked which one it is.
     """
-    folder = folder_of(config)
-    if folder is None:
-        return
-    contents = {"runtimes": "".join(runtime + ":" for runtime in config.runtimes) + "\n"}
-    root = config.driver_root.rstrip("/")
-    if PATH_CHARACTERS.issuperset(root):
-        contents["machine"] = f"{root}\n"
-    found = words(config)
-    if found is not None:
-        contents["words"] = "\n".join(found) + "\n"
-        contents["settings"] = "\n".join(SETTINGS) + "\n"
+    as_of = time.time_ns() - _MARGIN
     try:
-        for name, content in contents.items():
-            write(folder, name, content, as_of)
-        if config.path is not None:  # and of the configuration's own time, a file of that time
-            write(folder, "time", "", os.stat(config.path).st_mtime_ns)
-    except OSError:
+        identity = path and _identity(path)
+        config = load(path)
+        folder = _folder_of(config)
+        if folder is None:
+            return
+        _make_folders(folder)
+        if identity:
+            _link(folder, "config", identity[0])
+            _write(folder, "time", "", identity[1])
+        _write(folder, "runtimes", "".join(f"{name}:" for name in config.runtimes) + "\n", as_of)
+        found = words(config)
+        if found is not None:
+            _write(folder, "words", "\n".join(found) + "\n", as_of)
+    except (OSError, ConfigError):
         return
 
 
-def folder_of(config: "Config") -> str | None:
+def _identity(path: str) -> tuple[str, int]:
+    """Return which file a path means, links resolved, and its time in nanoseconds.
+
+    OSError for a file of long ago that can be written to: Nix, ostree and reproducible builds
+    give all their files one time, so another content could come with the same time.
+    """
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    if status.st_mtime < LONG_AGO and not os.statvfs(real).f_flag & os.ST_RDONLY:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+    return real, status.st_mtime_ns
+
+
+def _link(folder: str, name: str, target: str) -> None:
+    temporary = f"{folder}/.{name}.{os.getpid()}"
+    os.symlink(target, temporary)
+    os.rename(temporary, f"{folder}/{name}")
+
+
+def _folder_of(config: "Config") -> str | None:
     """Return the folder of the launcher's files; None where it couldn't find or read them."""
     path = "/defaults" if config.path is None else config.path
     if not path.startswith("/") or ".." in path:
@@ -99,12 +112,11 @@ def folder_of(config: "Config") -> str | None:
     return FOLDER + path if readable else None
 
 
-def write(folder: str, name: str, content: str, as_of: int) -> None:
+def _write(folder: str, name: str, content: str, as_of: int) -> None:
     """Write a file whole or not at all, as of that time; OSError if that fails.
 
     Root owns /run, so nobody else is in the way.
     """
-    _make_folders(folder)
     temporary = f"{folder}/.{name}.{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:

@@ -105,14 +105,6 @@ class Spec:
         text = jsontext.replace(self.text, ("hooks", stage), jsontext.dumps(kept))
         return Spec(self.path, text)
 
-    def drop_device_rules(self, rules: "list[dict[str, Any]]") -> "Spec":
-        """Return a spec without these rules in linux.resources.devices."""
-        kept = [rule for rule in self.device_rules if rule not in rules]
-        if len(kept) == len(self.device_rules):
-            return self
-        path = ("linux", "resources", "devices")
-        return Spec(self.path, jsontext.replace(self.text, path, jsontext.dumps(kept)))
-
     def _bad_shape(self, error: ValueError) -> SpecError:
         return SpecError(
             f"{self.path} can't be edited: {error}",

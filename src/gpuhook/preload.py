@@ -42,11 +42,11 @@ RUNTIME = (
     "device_choice", "cgroup", "helper",
 )  # fmt: skip
 INJECTION = (
-    "edit_check", "cgroup", "feature_files", "cuda_compat", "layout", "image", "clib", "kernel",
+    "cgroup", "feature_files", "cuda_compat", "layout", "image", "clib", "kernel",
     "rootfs", "mounts", "journal", "container", "inject", "device_choice", "ldcache",
     "sonames", "procfs_params", "operations", "plan", "injection",
 )  # fmt: skip
-HOOK = (*REQUEST, "edit_check", "prestart_hook")
+HOOK = (*REQUEST, "prestart_hook")
 
 
 def load(names: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ imported only when a GPU is asked for. A test holds this file to that.
 import os
 import sys
 
-from gpuhook import edit_check, log, preload
+from gpuhook import log, preload
 from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError
 from gpuhook.oci import parse_state, read_spec
@@ -60,9 +60,7 @@ def read_arguments(argv: list[str]) -> tuple[str | None, str]:
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
-        if name == "--allowed":  # read in config.json, see edit_check
-            del words[:1]
-        elif name not in ("--config", "-config"):
+        if name not in ("--config", "-config"):
             verbs.append(word)
         elif equals:
             config_path = value
@@ -96,9 +94,7 @@ def run(state_text: bytes, config: Config) -> None:
     state = parse_state(state_text)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     resolved = resolve(spec.data, config)
-    if resolved is None:
-        edit_check.check(spec, (), config)
-    else:
+    if resolved is not None:
         preload.load(preload.INJECTION)
         from gpuhook.injection import Injection  # noqa: PLC0415 - only where a GPU is asked for
 

@@ -23,11 +23,6 @@ IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
 MIG_CONFIG = "NVIDIA_MIG_CONFIG_DEVICES"
 MIG_MONITOR = "NVIDIA_MIG_MONITOR_DEVICES"
 FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")  # NVIDIA_GDS=enabled and so on
-# The variables whose values decide on the device nodes that a container gets.
-DEVICE_VARIABLES = (
-    VISIBLE_DEVICES, capabilities.VARIABLE, MIG_CONFIG, MIG_MONITOR, IMEX_CHANNELS,
-    *(f"NVIDIA_{name.upper()}" for name in FEATURES),
-)  # fmt: skip
 
 # NVIDIA's kind for "found on the machine when the container starts": its names are selectors.
 AUTOMATIC = "runtime.nvidia.com/gpu="

@@ -8,7 +8,6 @@ asked for. A test holds this file to that.
 import _signal  # type: ignore[import-not-found]
 import os
 import sys
-import time
 
 from gpuhook import log
 from gpuhook.config import Config, load
@@ -37,35 +36,28 @@ _DEFAULT_FOLDERS = (
 )  # fmt: skip
 
 
-class Left:
-    """What the launcher lacks to do without Python: its files, or an edit to repeat."""
-
-    def __init__(self, *, anew: bool = False, record: str = "") -> None:
-        self.anew = anew
-        self.record = record  # the path at which it looks for the edit; empty: nowhere
-
-
-def main(launcher: str, argv: list[str], environment: dict[bytes, bytes], left: Left) -> "NoReturn":
+def main(
+    launcher: str, argv: list[str], environment: dict[bytes, bytes], *, save: bool = False
+) -> "NoReturn":
     """Act on a command line and become the low-level runtime, or exit with status 1.
 
     ``launcher`` is the absolute path of gpu-py, ``argv`` the words after it,
-    ``environment`` what the low-level runtime is to get; ``left`` is what to leave for the
-    launcher.
+    ``environment`` what the low-level runtime is to get. With ``save``, what the launcher
+    must know of the configuration is saved for it.
     """
     arguments = Arguments(argv)
-    as_of = time.time_ns()
     try:
         creating = arguments.verb in CREATING_VERBS
-        config = _load_for_launcher(creating) if left.anew else _load_config(creating)
+        config = _load_config(creating)
+        if save:
+            from gpuhook import launcher_files  # noqa: PLC0415 - once after every change
+
+            launcher_files.save(config.path)
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
         if creating and arguments.ambiguous:
             arguments = Arguments(argv, crun=is_crun(runtime, environment))
         if creating:
-            edit = prepare_bundle(arguments, config, os.path.dirname(launcher))
-            if edit is not None and (left.record or left.anew):
-                from gpuhook import edit_records  # noqa: PLC0415 - once for a kind of container
-
-                edit_records.learn(left.record, *edit, config, as_of)
+            prepare_bundle(arguments, config, os.path.dirname(launcher))
         _become(runtime, argv, environment)
     except GpuhookError as error:
         log.error(PROGRAM, str(error), arguments.log)
@@ -80,16 +72,6 @@ def _load_config(creating: bool) -> Config:
         if creating:
             raise
         return Config()
-
-
-def _load_for_launcher(creating: bool) -> Config:
-    """Load the configuration, and leave the launcher what it must know of it."""
-    from gpuhook import launcher_files  # noqa: PLC0415 - once after every change
-
-    as_of = launcher_files.now()
-    config = _load_config(creating)
-    launcher_files.leave(config, as_of)
-    return config
 
 
 def _become(runtime: str, argv: list[str], environment: dict[bytes, bytes]) -> "NoReturn":
@@ -141,20 +123,17 @@ def is_crun(runtime: str, environment: dict[bytes, bytes]) -> bool:
     return done.stdout.startswith(b"crun")
 
 
-def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> "tuple[Spec, Spec] | None":
+def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> None:
     """Rewrite a bundle's config.json for the GPUs it asks for; leave it alone if for none.
 
-    ``folder`` is where gpuhook-prestart lies beside gpu-py. Returns what was rewritten, and
-    to what.
+    ``folder`` is where gpuhook-prestart lies beside gpu-py.
     """
     from gpuhook.oci import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
 
     spec = read_spec(os.path.join(arguments.bundle or "", arguments.config))
     edited = edit(spec, config, folder, helped=config.helper)
-    if edited is None:
-        return None
-    edited.write()
-    return spec, edited
+    if edited is not None:
+        edited.write()
 
 
 def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> "Spec | None":
@@ -230,28 +209,16 @@ def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
 def make_way(spec: "Spec") -> "Spec":
     """Return a spec without the hooks that ours replaces.
 
-    NVIDIA's, which Docker's --gpus adds, and our own of an earlier start: its helper is gone,
-    and so are the device rules that came with it.
+    NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone.
     """
-    from gpuhook import edit_check  # noqa: PLC0415 - as in prepare_bundle
-    from gpuhook.oci import hook_name  # noqa: PLC0415
+    from gpuhook.oci import hook_name  # noqa: PLC0415 - as in prepare_bundle
 
     for stage in HOOK_STAGES:
         spec = spec.drop_hooks(stage, NVIDIA_HOOKS)
         for hook in spec.hooks(stage):
-            args = hook.get("args") or ()
-            if hook_name(hook) != HOOK_NAME:
-                continue
-            if HELPER_OPTION in args or edit_check.ALLOWED_OPTION in args:
-                spec = _drop_rules(spec, edit_check.allowed(args))
+            if hook_name(hook) == HOOK_NAME and HELPER_OPTION in (hook.get("args") or ()):
                 spec = spec.drop_hooks(stage, (HOOK_NAME,))
     return spec
-
-
-def _drop_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
-    from gpuhook import cgroup  # noqa: PLC0415 - only for a bundle that is started again
-
-    return spec.drop_device_rules(cgroup.device_rules(devices))
 
 
 def has_hook(spec: "Spec") -> bool:

@@ -62,18 +62,6 @@ class Case:
         self.wrap(script)
         return self.bundle.run(self.installation.runtime, self.env)
 
-    def have_edit_repeated(self) -> None:
-        """Start it until the launcher starts the helper, without Python's runtime."""
-        self.wrap("exit 0")
-        saved = self.bundle.config.read_bytes()
-        words: list[str] = []
-        for _ in range(8):
-            self.bundle.run(self.installation.runtime, self.env).ok()
-            words = self.bundle.spec()["hooks"]["prestart"][-1]["args"]
-            self.bundle.config.write_bytes(saved)
-        assert "--allowed" in words
-        (self.folder / "helper").unlink()  # that helper is gone
-
     @property
     def helper(self) -> int:
         return int((self.folder / "helper").read_text())
@@ -94,20 +82,15 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-@pytest.fixture(params=["by Python", "by the launcher"])
+@pytest.fixture
 def case(
-    request: pytest.FixtureRequest,
     bundle: Bundle,
     installation: Installation,
     driver: Driver,
     low_level: tuple[str, Namespace],
     tmp_path: Path,
 ) -> Case:
-    """A case whose helper is started so."""
-    made = Case(bundle, installation, driver, low_level[0], tmp_path / "case")
-    if request.param == "by the launcher":
-        made.have_edit_repeated()
-    return made
+    return Case(bundle, installation, driver, low_level[0], tmp_path / "case")
 
 
 def test_helper_does_the_work(case: Case) -> None:

@@ -106,20 +106,6 @@ def no_hook(scene: Scene) -> Result:
     return scene.start(ALL, runtime=bin_folder / "gpu-py")
 
 
-def changed_record(scene: Scene) -> Result:
-    """Start a container until its edit is repeated, and have it allow something else then."""
-    config = write_config(scene.folder / "config", scene.driver.root, ["runc"])
-    scene.bundle.environ(ALL)
-    saved = scene.bundle.config.read_bytes()
-    for _ in range(8):
-        scene.start(config=config).ok()
-        scene.bundle.config.write_bytes(saved)
-    [record] = Path(f"/run/gpuhook/launcher{config}").rglob("helped")
-    text = record.read_text()
-    record.write_text(text.replace('"--allowed","', '"--allowed","195:77,'))
-    return scene.start(config=config)
-
-
 def folder_in_a_files_place(scene: Scene) -> Result:
     library = scene.driver.library("libcuda.so.1")
     place = scene.bundle.root / library.relative_to(scene.driver.root)
@@ -212,9 +198,6 @@ OURS: dict[str, Provocation] = {
         ALL, config=scene.config('[nvidia-container-runtime]\nruntimes = ["no-such-runc"]\n')
     ),
     "The hook ... doesn't exist beside gpu-py": no_hook,
-    "config.json allows the devices ..., as for an earlier container that asked for the same": (
-        changed_record
-    ),
     "the image has ... at ..., where ... has to be mounted": folder_in_a_files_place,
     "... is damaged or not a loader cache": damaged_cache,
     "'...' would have to be made in a volume of the container": volume_over_libraries,

@@ -6,16 +6,12 @@ import time
 from pathlib import Path
 
 from gpuhook import launcher_files
-from gpuhook.config import loads
 
 LAUNCHER = Path(__file__).parents[2] / "launchers/gpu-py"
 PYTHON = """\
 #!/bin/sh
 shift 5
-case $1 in
-helper) shift 2 && echo "$@" >{log}.helper ;;
-*) echo python "$1" >{log} ;;
-esac
+echo python "$1" >{log}
 """
 
 
@@ -24,7 +20,7 @@ class Installed:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.left = folder / "run/gpuhook/launcher"
+        self.saved = folder / "run/gpuhook/launcher"
         self.config = folder / "etc/config.toml"
         self.log = folder / "log"
         self.bin = folder / "venv/bin"
@@ -36,7 +32,7 @@ class Installed:
         package = folder / "venv/lib/python3.11/site-packages/gpuhook"
         package.mkdir(parents=True)
         (package / "_start.py").touch()
-        script = LAUNCHER.read_text().replace("/run/gpuhook/launcher", str(self.left))
+        script = LAUNCHER.read_text().replace("/run/gpuhook/launcher", str(self.saved))
         self.program(self.bin / "gpu-py", script)
         self.program(self.bin / "python3", PYTHON.format(log=self.log))
         self.program(self.bin / "gpuhook-prestart", "#!/bin/sh\n")
@@ -52,12 +48,12 @@ class Installed:
         self.program(self.path / name, "\n".join(("#!/bin/sh", *lines, "")))
 
     def configure(self, text: str = "") -> None:
-        """Write the configuration, a while ago, and what Python leaves of it."""
+        """Write the configuration, a while ago, and what Python saves of it."""
         self.config.write_text(text)
         past = time.time() - 10
         os.utime(self.config, (past, past))
         os.utime(self.config.parent, (past, past))
-        launcher_files.leave(loads(text, str(self.config)), launcher_files.now())
+        launcher_files.save(str(self.config))
 
     def run(self, *argv: str, env: dict[str, str] | None = None) -> str:
         environ = {"PATH": f"{self.path}:/usr/bin:/bin", "GPUHOOK_CONFIG": str(self.config)}

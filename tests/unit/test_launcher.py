@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launchers import LAUNCHER, Installed
 
 from gpuhook import launcher_files
-from gpuhook.config import Config, loads
+from gpuhook.config import Config, load, loads
 from gpuhook.errors import GpuhookError
 from gpuhook.request import read_request
 from gpuhook.runtime_argv import Arguments
@@ -185,13 +185,13 @@ def test_no_words_for_what_json_writes_in_many_ways() -> None:
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
     made = Installed(tmp_path)
-    monkeypatch.setattr(launcher_files, "FOLDER", str(made.left))
+    monkeypatch.setattr(launcher_files, "FOLDER", str(made.saved))
     return made
 
 
-def test_python_is_asked_until_it_has_left_its_files(installed: Installed) -> None:
+def test_python_is_asked_until_it_has_saved_its_files(installed: Installed) -> None:
     installed.config.touch()
-    assert installed.run("state", "ID") == "python runtime-anew"
+    assert installed.run("state", "ID") == "python runtime-save"
     installed.configure()
     assert installed.run("state", "ID") == "runc state ID"
     assert installed.create("{}") == "runc"
@@ -209,7 +209,7 @@ def test_missing_bundle_is_pythons(installed: Installed) -> None:
 def test_changed_config_is_noticed(installed: Installed) -> None:
     installed.configure()
     installed.config.write_text("# changed\n")
-    assert installed.run("state", "ID") == "python runtime-anew"
+    assert installed.run("state", "ID") == "python runtime-save"
 
 
 def test_config_replaced_by_an_older_one_is_noticed(installed: Installed) -> None:
@@ -218,7 +218,7 @@ def test_config_replaced_by_an_older_one_is_noticed(installed: Installed) -> Non
     older.touch()
     os.utime(older, (1, 1))
     older.rename(installed.config)
-    assert installed.run("state", "ID") == "python runtime-anew"
+    assert installed.run("state", "ID") == "python runtime-save"
 
 
 def test_older_configuration_written_over_it_is_noticed(installed: Installed) -> None:
@@ -226,7 +226,60 @@ def test_older_configuration_written_over_it_is_noticed(installed: Installed) ->
     installed.configure()
     installed.config.write_text("# of another day\n")
     os.utime(installed.config, (1, 1))
-    assert installed.run("state", "ID") == "python runtime-anew"
+    assert installed.run("state", "ID") == "python runtime-save"
+
+
+def test_configuration_of_the_same_time_in_another_folder_is_noticed(installed: Installed) -> None:
+    """As Nix does it: links lead to a file of the year 1970, and then to another one."""
+    files = [installed.folder / name / "config.toml" for name in ("old", "new")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("# one of two\n")
+        os.utime(file, (10**9, 10**9))
+        os.utime(file.parent, (10**9, 10**9))
+    current = installed.folder / "current"
+    current.symlink_to("old")
+    installed.config.symlink_to(current / "config.toml")
+    os.utime(installed.config.parent, (10**9, 10**9))
+    launcher_files.save(str(installed.config))
+    assert installed.run("state", "ID") == "runc state ID"
+    current.unlink()
+    current.symlink_to("new")
+    assert installed.run("state", "ID") == "python runtime-save"
+
+
+def test_configuration_without_a_time_of_its_own_is_read_each_time(installed: Installed) -> None:
+    """One written over it (cp -p) would have that time, too, and be that file."""
+    installed.config.touch()
+    for place in (installed.config, installed.config.parent):
+        os.utime(place, (1, 1))
+    launcher_files.save(str(installed.config))
+    assert installed.run("state", "ID") == "python runtime-save"
+    assert installed.run("state", "ID") == "python runtime-save"
+
+
+def test_configuration_that_changes_while_it_is_read_is_noticed(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = installed.folder / "old.toml"
+    old.write_text("")
+    os.utime(old, (10**9, 10**9))
+    installed.config.symlink_to(old)
+    os.utime(installed.config.parent, (10**9, 10**9))
+
+    def load_then_switch(path: str | None) -> Config:
+        config = load(path)
+        new = installed.folder / "new.toml"
+        new.write_text("")
+        os.utime(new, (10**9, 10**9))
+        installed.config.unlink()
+        installed.config.symlink_to(new)
+        os.utime(installed.config.parent, (10**9, 10**9))
+        return config
+
+    monkeypatch.setattr(launcher_files, "load", load_then_switch)
+    launcher_files.save(str(installed.config))
+    assert installed.run("state", "ID") == "python runtime-save"
 
 
 def test_configured_runtimes_are_tried_in_order(installed: Installed) -> None:
@@ -259,7 +312,7 @@ def test_runtimes_that_the_script_can_not_read_are_pythons(
     installed: Installed, runtime: str
 ) -> None:
     installed.configure(f'[nvidia-container-runtime]\nruntimes = ["{runtime}"]')
-    assert installed.run("state", "ID") == "python runtime-anew"
+    assert installed.run("state", "ID") == "python runtime-save"
 
 
 def test_environment_and_odd_arguments_survive(installed: Installed) -> None:
@@ -290,7 +343,7 @@ def test_without_config_the_defaults_hold(installed: Installed) -> None:
     assert installed.run("kill", "ID", "9", env=environ) == "runc kill ID 9"
     (installed.bundle / "config.json").write_text('{"env":"CUDA_VERSION"}')
     words = ("create", "--bundle", str(installed.bundle), "ID")
-    assert installed.run(*words, env=environ) == "python runtime-anew"
+    assert installed.run(*words, env=environ) == "python runtime-save"
     (installed.bundle / "config.json").write_text('{"args":["\\u0026"]}')
     assert installed.run(*words, env=environ).startswith("runc create")
 

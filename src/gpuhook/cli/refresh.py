@@ -2,7 +2,7 @@
 
 import click
 
-from gpuhook import dev_char, edit_records, launcher_files, store
+from gpuhook import dev_char, launcher_files, store
 from gpuhook.cli._output import config_option
 from gpuhook.config import load
 from gpuhook.errors import DriverError
@@ -15,18 +15,16 @@ from gpuhook.inventory import Inventory
 def refresh(config_path: str | None, if_stale: bool) -> None:
     """Save what this machine has to give, so that no container start has to ask NVML.
 
-    Also leaves gpu-py's launcher what it must know of the configuration, has it forget the edits
-    of config.json that it could repeat, and makes the links in /dev/char that systemd needs for
-    a container to keep its GPUs across systemctl daemon-reload. Needs root. Without it, the next
-    container after a change would ask NVML itself, at the cost of the time that starting it takes.
+    Also saves what gpu-py's launcher must know of the configuration, and makes the links in
+    /dev/char that systemd needs for a container to keep its GPUs across systemctl
+    daemon-reload. Needs root. Without it, the next container after a change would ask NVML
+    itself, at the cost of the time that starting it takes.
     """
-    as_of = launcher_files.now()
     config = load(config_path)
-    launcher_files.leave(config, as_of)
+    launcher_files.save(config.path)
     inventory = store.saved(config) if if_stale else None
     if inventory is None:
         inventory = store.refresh(config)
-        edit_records.forget(config)
     click.echo(
         f"Driver {inventory.driver_version}, {len(inventory.gpus)} GPUs, "
         f"{len(inventory.files)} files: saved in {config.state_dir}"

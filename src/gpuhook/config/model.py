@@ -43,7 +43,6 @@ class Config:
         "no_cgroups",
         "nvml_timeout",
         "path",
-        "repeat_edits",
         "runtime_debug",
         "runtimes",
         "state_dir",
@@ -76,7 +75,6 @@ class Config:
         no_cgroups: bool
         nvml_timeout: float
         path: str | None
-        repeat_edits: bool
         runtime_debug: str
         runtimes: tuple[str, ...]
         state_dir: str

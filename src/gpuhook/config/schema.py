@@ -54,7 +54,6 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.library-search-paths": ("library_search_paths", LIST, ()),
     "gpuhook.ldconfig-fallback": ("ldconfig_fallback", BOOL, False),
     "gpuhook.helper": ("helper", BOOL, True),
-    "gpuhook.repeat-edits": ("repeat_edits", BOOL, True),
 }
 
 # The features are optional: absent is not the same as false in a file, though both mean off.

@@ -160,11 +160,19 @@ def launcher_settings(case: Case) -> Iterator[Finding]:
     path = case.config.path
     if path is None or case.config_error:
         return
-    left = case.machine.stat(f"{launcher_files.FOLDER}{path}/runtimes")
+    folder = f"{launcher_files.FOLDER}{path}"
+    saved = case.machine.stat(f"{folder}/runtimes")
     newest = [case.machine.stat(place) for place in (path, os.path.dirname(path))]
     times = [status.st_mtime for status in newest if status is not None]
-    if left is not None and left.st_uid == 0 and all(left.st_mtime > time for time in times):
+    if saved is not None and saved.st_uid == 0 and all(saved.st_mtime > time for time in times):
         yield ok("launcher-settings", f"gpu-py knows what {path} says")
+    elif times and times[0] < launcher_files.LONG_AGO:
+        yield ok(
+            "launcher-settings",
+            f"{path} has the time of all files of a reproducible build, so gpu-py, which couldn't "
+            "tell a new one by it, may read it at each call",
+            f"To save that time: touch {path}",
+        )
     else:
         yield ok(
             "launcher-settings",

@@ -226,13 +226,16 @@ def test_what_the_launcher_knows(tree: Tree) -> None:
     settings = tree.write(path)
     tree.config = loads("", path)
     assert "hasn't read" in said(install.launcher_settings(tree.case))["launcher-settings"][1]
-    left = tree.write(f"{FOLDER}{path}/runtimes", "runc:\n")
+    saved = tree.write(f"{FOLDER}{path}/runtimes", "runc:\n")
     later = settings.stat().st_mtime + 10
-    os.utime(left, (later, later))
+    os.utime(saved, (later, later))
     knows = "gpu-py knows" in said(install.launcher_settings(tree.case))["launcher-settings"][1]
     assert knows == (os.geteuid() == 0)
     os.utime(settings, (later + 10, later + 10))
     assert "hasn't read" in said(install.launcher_settings(tree.case))["launcher-settings"][1]
+    saved.unlink()
+    os.utime(settings, (1, 1))
+    assert "reproducible" in said(install.launcher_settings(tree.case))["launcher-settings"][1]
 
 
 def test_recent_errors_are_shown_and_old_ones_not(tree: Tree) -> None:
