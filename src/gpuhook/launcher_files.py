@@ -44,7 +44,8 @@ def words(config: "Config") -> tuple[str, ...] | None:
     could write in many ways.
     """
     names = environment.items(config.swarm_resource)
-    plain = [_plain_part(name) for name in (*names, *config.cdi_annotation_prefixes)]
+    prefixes = config.cdi_annotation_prefixes if config.reads_annotations else ()
+    plain = [_plain_part(name) for name in (*names, *prefixes)]
     if not all(plain):
         return None
     fixed = (VISIBLE_DEVICES, requirements.CUDA_VERSION, mount_requests.ROOT.rpartition("/")[2])

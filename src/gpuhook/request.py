@@ -190,34 +190,48 @@ class _Reader:
             self.ignored.append(("environment", error.cause))
 
     def chosen_devices(self) -> tuple[str, tuple[str, ...] | None]:
-        """Return (source, devices): annotations before mounts before the environment."""
-        candidates = (
-            ("annotations", self.devices_from_annotations()),
-            ("volume-mounts", self.devices_from_mounts()),
-            ("environment", self.devices_from_environment()),
-        )
-        chosen: tuple[str, tuple[str, ...] | None] = ("none", None)
-        for source, devices in candidates:
-            if devices is None:
-                continue
-            if chosen[1] is None:
-                chosen = (source, devices)
-            else:
-                self.ignored.append((source, f"{chosen[0]} ask first"))
-        return chosen
+        """Return (source, devices) of the most trusted source that names any.
 
-    def devices_from_annotations(self) -> tuple[str, ...] | None:
+        What the less trusted ones name is ignored: never the union of two.
+        """
+        named = {
+            "volume-mounts": self.names_from_mounts(),
+            "annotations": self.names_from_annotations(),
+            "environment": self.names_from_environment(),
+        }
+        source = next((source for source, names in named.items() if names), "none")
+        for other, names in named.items():
+            if names and other != source:
+                self.ignored.append((other, f"{source} decide, which are trusted more"))
+        names = named.get(source, [])
+        devices = tuple(names) if source == "annotations" else _decided(names)
+        return (source, devices) if devices is not None else ("none", None)
+
+    def names_from_annotations(self) -> list[str]:
         prefixes = self.config.cdi_annotation_prefixes
         annotations = _table(self.spec, "annotations")
         keys = sorted(key for key in annotations if prefixes and key.startswith(prefixes))
+        reason = "" if self.config.reads_annotations else "accept-annotations in [gpuhook] is off"
+        reason = reason or self.distrust()
+        if reason:
+            self.ignored += [("annotations", f"{shown(key)}: {reason}") for key in keys[:1]]
+            return []
         names: list[str] = []
         for key in keys:
             value = annotations[key]
             if not isinstance(value, str):
                 raise _misshapen(f"The annotation {shown(key)}", "a string")
             names += environment.items(value)
-        counted = self.counted_annotations(names)
-        return tuple(dict.fromkeys(counted)) or None
+        return list(dict.fromkeys(self.counted_annotations(names)))
+
+    def distrust(self) -> str:
+        """Return why an image's user is not heard on devices, "" where he is."""
+        if self.accepts_env:
+            return ""
+        return (
+            "the container is not privileged and "
+            "accept-nvidia-visible-devices-envvar-when-unprivileged is off"
+        )
 
     def counted_annotations(self, names: list[str]) -> list[str]:
         """Drop the annotations' names that are not for us; the mode decides.
@@ -246,38 +260,34 @@ class _Reader:
                 self.ignored.append(("annotations", reason))
         return counted
 
-    def devices_from_mounts(self) -> tuple[str, ...] | None:
+    def names_from_mounts(self) -> list[str]:
         mounts = self.mounts
         if self.config.accept_volume_mounts:
             self.ignored += [("volume-mounts", reason) for reason in mounts.skipped]
-            return _decided(list(mounts.devices))
+            return list(mounts.devices)
         if mounts.devices or mounts.imex:
             reason = "accept-nvidia-visible-devices-as-volume-mounts is off"
             self.ignored.append(("volume-mounts", reason))
-        return None
+        return []
 
-    def devices_from_environment(self) -> tuple[str, ...] | None:
+    def names_from_environment(self) -> list[str]:
         swarm = [name for name in environment.items(self.config.swarm_resource) if name in self.env]
         variables = swarm or [VISIBLE_DEVICES]
         if swarm and VISIBLE_DEVICES in self.env and VISIBLE_DEVICES not in swarm:
             reason = f"{VISIBLE_DEVICES} is overridden by swarm-resource {shown(swarm[0])}"
             self.ignored.append(("environment", reason))
-        devices = self.names_from(variables)
-        if devices is not None and not self.accepts_env:
-            reason = (
-                "the container is not privileged and "
-                "accept-nvidia-visible-devices-envvar-when-unprivileged is off"
-            )
+        names = self.names_in(variables)
+        if _decided(names) is not None and (reason := self.distrust()):
             self.ignored.append(("environment", reason))
-            return None
-        return devices
+            return []
+        return names
 
-    def names_from(self, variables: list[str]) -> tuple[str, ...] | None:
+    def names_in(self, variables: list[str]) -> list[str]:
         """Return what the variables name together; a legacy image without any means all."""
         values = [self.env[name] for name in variables if name in self.env]
         if not values:
-            return ("all",) if self.legacy else None
-        return _decided([item for value in values for item in environment.items(value)])
+            return ["all"] if self.legacy else []
+        return [item for value in values for item in environment.items(value)]
 
     def read_names(self, devices: tuple[str, ...]) -> None:
         """Sort the devices' names into CDI names and selectors."""
@@ -308,7 +318,7 @@ class _Reader:
             return None
         if self.config.accept_volume_mounts and self.mounts.imex:
             return _decided(list(self.mounts.imex))
-        return self.names_from([IMEX_CHANNELS]) if self.accepts_env else None
+        return _decided(self.names_in([IMEX_CHANNELS])) if self.accepts_env else None
 
     def mig(self, variable: str) -> str | None:
         """Return what is asked of MIG's management, which only a privileged container may."""

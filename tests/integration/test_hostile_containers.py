@@ -13,7 +13,7 @@ from harness.bundles import Bundle, Spec
 from harness.commands import Result, run
 from harness.driver import Driver
 from harness.inside import look, seen
-from harness.installation import Installation, write_config
+from harness.installation import Installation, harden, write_config
 from harness.sandbox import contents, unshare_mounts
 from harness.snapshot import nothing_left
 
@@ -78,6 +78,46 @@ def start(
     """Run the container with all GPUs; the host and ``untouched`` must stay as they are."""
     with nothing_left(*untouched, pid=bundle.namespace.pid):
         return bundle.run(installation.runtime, env)
+
+
+# Requests --------------------------------------------------------------------------------
+
+ANNOTATION = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
+
+
+@pytest.mark.parametrize("by", ["runtime", "hook"])
+@pytest.mark.parametrize("more", ["", "accept-annotations = true\n"], ids=["default", "accepted"])
+@pytest.mark.parametrize("asked", ["by mount", "not at all"])
+def test_an_annotation_gives_no_more_than_the_mounts(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, object],
+    driver: Driver,
+    tmp_path: Path,
+    by: str,
+    more: str,
+    asked: str,
+) -> None:
+    """CRI-O and podman copy annotations of users into config.json."""
+    config = harden(write_config(tmp_path / "etc", driver.root, [low_level[0]]))
+    config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{more}"))
+    bundle.command(*look(driver.minors))
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
+    bundle.change(lambda spec: spec.update(annotations=ANNOTATION))
+    if asked == "by mount":
+        mount_volume(bundle, Path("/dev/null"), "/var/run/nvidia-container-devices/3", "ro")
+    given = {driver.gpus[3].minor} if asked == "by mount" else set()
+    if by == "runtime":
+        done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)})
+    else:
+        args = [installation.hook.name, "--config", str(config), "prestart"]
+        hook = {"path": str(installation.hook), "args": args, "env": ["PATH=/usr/bin:/bin"]}
+        bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+        done = bundle.run(low_level[0])
+    inside = seen(done)
+    assert inside.gpu_minors == given
+    opened = {minor for minor, error in inside.by_hand.items() if error != "EPERM"}
+    assert opened == given
 
 
 # Links -----------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Volumes, propagation and user namespaces as users of Docker and podman ask for them."""
 
+import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,8 @@ from harness.docker import Docker
 from harness.driver import Driver
 from harness.images import image
 from harness.inside import look, seen
-from harness.podman import Podman
+from harness.installation import Installation, harden, write_config
+from harness.podman import Podman, hooks_dir
 from harness.sandbox import contents
 from harness.snapshot import nothing_left
 
@@ -100,3 +103,37 @@ def test_an_image_that_was_committed(docker: Docker, driver: Driver) -> None:
     finally:
         docker.call("rm", "--force", name).ok()
         docker.call("rmi", "--force", "localhost/committed:test")
+
+
+@pytest.fixture(params=["runtime", "hook"])
+def hardened_podman(
+    request: pytest.FixtureRequest,
+    podman_runtime: Podman,
+    installation: Installation,
+    driver: Driver,
+    tmp_path: Path,
+) -> Podman:
+    """podman where only mounts hand out GPUs, whether gpuhook is its runtime or a hook."""
+    config = harden(write_config(tmp_path / "etc", driver.root, ["runc"]))
+    if request.param == "hook":
+        words = ("--config", str(config), "prestart")
+        hooks = hooks_dir(tmp_path / "hooks", installation.hook, *words)
+        runc = Path(shutil.which("runc") or "")
+        return dataclasses.replace(podman_runtime, runtime=runc, hooks=hooks)
+    runtime = tmp_path / "gpu-py"  # podman gives a runtime no environment of the caller's
+    runtime.write_text(f'#!/bin/sh\nGPUHOOK_CONFIG={config} exec {installation.runtime} "$@"\n')
+    runtime.chmod(0o755)
+    return dataclasses.replace(podman_runtime, runtime=runtime)
+
+
+def test_podmans_annotation_gives_no_gpu(hardened_podman: Podman, driver: Driver) -> None:
+    asks = [
+        "--annotation=cdi.k8s.io/x=runtime.nvidia.com/gpu=all",
+        "--volume=/dev/null:/var/run/nvidia-container-devices/3",
+    ]
+    done = hardened_podman.run(DEBIAN, *look(driver.minors), options=asks)
+    inside = seen(done)
+    assert inside.gpu_minors == {driver.gpus[3].minor}
+    assert {minor for minor, error in inside.by_hand.items() if error != "EPERM"} == {
+        driver.gpus[3].minor
+    }

@@ -124,7 +124,10 @@ CONFIGS = [
     loads("accept-nvidia-visible-devices-as-volume-mounts = true\n"),
     loads('swarm-resource = "DOCKER_RESOURCE_GPU, other"\n'),
     loads('[nvidia-container-runtime]\nmode = "cdi"\n'),
-    loads('[nvidia-container-runtime.modes.cdi]\nannotation-prefixes = ["a.b/c-", "x/"]\n'),
+    loads(
+        '[nvidia-container-runtime.modes.cdi]\nannotation-prefixes = ["a.b/c-", "x/"]\n'
+        "[gpuhook]\naccept-annotations = true\n"
+    ),
 ]
 names = st.sampled_from(
     ("NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "DOCKER_RESOURCE_GPU", "other", "PATH", "NVIDIA_VI")
@@ -172,6 +175,12 @@ def test_engines_escapes_are_no_words() -> None:
     words = launcher_files.words(Config())
     assert words is not None
     assert not any(word in "\\u0026\\u0026 \\u003c \\u003e \\u2028" for word in words)
+
+
+def test_annotations_that_do_not_count_cost_no_python_start() -> None:
+    assert "cdi.k8s.io" not in (launcher_files.words(Config()) or ())
+    text = "[gpuhook]\naccept-annotations = true\n"
+    assert "cdi.k8s.io" in (launcher_files.words(loads(text)) or ())
 
 
 def test_no_words_for_what_json_writes_in_many_ways() -> None:

@@ -237,7 +237,8 @@ def test_mounts_are_ignored_and_said_so_by_default() -> None:
 def test_mounts_come_before_the_environment() -> None:
     request = mounts_request("1", "0", "1/", env=("NVIDIA_VISIBLE_DEVICES=all",))
     assert (request.source, request.devices) == ("volume-mounts", ("1", "0"))
-    assert request.ignored == (("environment", "volume-mounts ask first"),)
+    reason = "volume-mounts decide, which are trusted more"
+    assert request.ignored == (("environment", reason),)
 
 
 @pytest.mark.parametrize(
@@ -302,17 +303,29 @@ def test_malformed_cdi_mounts_are_skipped_and_said_so(mounted: str) -> None:
 def test_mounted_words_mean_the_same_as_in_the_environment() -> None:
     assert mounts_request("0", "all").devices == ("all",)
     assert mounts_request("none").devices == ()
-    env = ("NVIDIA_VISIBLE_DEVICES=1",)
-    assert mounts_request("void", env=env).devices == ("1",)
+
+
+def test_the_environment_does_not_widen_what_mounts_call_nothing() -> None:
+    request = mounts_request("void", env=("NVIDIA_VISIBLE_DEVICES=1",))
+    assert (request.source, request.devices) == ("none", None)
+    assert [source for source, _ in request.ignored] == ["environment"]
 
 
 # --- annotations ---
 
+MODES = ["hook", "spec", "auto", "cdi"]
+TRUST = "trusted more"
+UNHEARD = "accept-nvidia-visible-devices-envvar-when-unprivileged is off"
 
-def annotated(mode: str, *env: str, **annotations: str) -> Request:
-    spec = spec_of(*env)
+
+def annotated(
+    mode: str, *env: str, mounts: list[str] | None = None, accept: bool = True, **annotations: str
+) -> Request:
+    """Return the request of an annotated container, where annotations are accepted."""
+    spec = spec_of(*env, mounts=mounts)
     spec["annotations"] = {f"cdi.k8s.io/{key}": value for key, value in annotations.items()}
-    return read_request(spec, config_of(mode=mode))
+    settings = {"accept_volume_mounts": True, "accept_annotations": accept}
+    return read_request(spec, config_of(mode=mode, **settings))
 
 
 def test_annotations_in_order_of_their_keys() -> None:
@@ -321,11 +334,50 @@ def test_annotations_in_order_of_their_keys() -> None:
     assert request.source == "annotations"
 
 
-@pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
-def test_annotations_come_first(mode: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_annotations_come_before_the_environment(mode: str) -> None:
     request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=1", a=QUALIFIED)
     assert (request.source, request.cdi_devices) == ("annotations", (QUALIFIED,))
-    assert ("environment", "annotations ask first") in request.ignored
+    assert request.ignored == (("environment", f"annotations decide, which are {TRUST}"),)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "auto"])
+def test_annotations_count_only_where_they_are_accepted(mode: str) -> None:
+    request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=1", accept=False, a=QUALIFIED, b=QUALIFIED)
+    assert (request.source, request.devices) == ("environment", ("1",))
+    reason = "'cdi.k8s.io/a': accept-annotations in [gpuhook] is off"
+    assert request.ignored == (("annotations", reason),)
+    assert annotated(mode, accept=False, a=QUALIFIED).devices is None
+
+
+def test_annotations_count_in_mode_cdi() -> None:
+    assert annotated("cdi", accept=False, a=QUALIFIED).devices == (QUALIFIED,)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("value", ["runtime.nvidia.com/gpu=all", "nvidia.com/gpu=all", "all"])
+def test_annotations_never_widen_what_mounts_give(mode: str, value: str) -> None:
+    request = annotated(
+        mode, "NVIDIA_VISIBLE_DEVICES=all", mounts=[f"{ROOT}/cdi/{QUALIFIED}"], a=value
+    )
+    assert (request.source, request.devices) == ("volume-mounts", (QUALIFIED,))
+    reasons = dict(request.ignored)
+    assert TRUST in reasons["environment"]
+    assert "annotations" in reasons
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_annotations_are_heard_only_where_the_environment_is(mode: str) -> None:
+    spec = spec_of()
+    spec["annotations"] = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
+    config = config_of(mode=mode, accept_annotations=True, accept_envvar_unprivileged=False)
+    request = read_request(spec, config)
+    assert (request.source, request.devices) == ("none", None)
+    [(source, reason)] = request.ignored
+    assert source == "annotations"
+    assert reason.endswith(UNHEARD)
+    spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
+    assert read_request(spec, config).selectors == ("all",)
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
@@ -360,6 +412,13 @@ def test_other_annotations_and_prefixes() -> None:
     assert read_request(spec, config_of(mode="cdi")).devices is None
     settings = config_of(mode="cdi", cdi_annotation_prefixes=("q/", "p/"))
     assert read_request(spec, settings).devices == ("a.b/c=d",)
+
+
+def test_annotations_that_do_not_count_may_be_of_any_shape() -> None:
+    spec = {"annotations": {"cdi.k8s.io/a": 3}}
+    assert read_request(spec, Config()).devices is None
+    with pytest.raises(SpecError, match=r"cdi\.k8s\.io/a"):
+        read_request(spec, config_of(mode="cdi"))
 
 
 # --- CDI names and modes ---
@@ -524,7 +583,6 @@ def test_unsupported_capability_is_named() -> None:
         {"mounts": ["/dev/null"]},
         {"mounts": [{"source": 3}]},
         {"annotations": ["a"]},
-        {"annotations": {"cdi.k8s.io/a": 3}},
     ],
 )
 def test_spec_of_the_wrong_shape(spec: Any) -> None:

@@ -20,6 +20,7 @@ class Config:
     """
 
     __slots__ = (
+        "accept_annotations",
         "accept_envvar_unprivileged",
         "accept_volume_mounts",
         "cdi_annotation_prefixes",
@@ -52,6 +53,7 @@ class Config:
     )
 
     if TYPE_CHECKING:
+        accept_annotations: bool
         accept_envvar_unprivileged: bool
         accept_volume_mounts: bool
         cdi_annotation_prefixes: tuple[str, ...]
@@ -92,6 +94,11 @@ class Config:
     def feature(self, name: str) -> bool:
         """Say whether the optional switch [features] ``name`` is on; absent means off."""
         return self.features.get(name, False)
+
+    @property
+    def reads_annotations(self) -> bool:
+        """Whether annotations may name devices at all: always in mode cdi, else on request."""
+        return self.mode == "cdi" or self.accept_annotations
 
     def host_ldconfig(self) -> str:
         """Return the path of the host's ldconfig, "" if there is none that may be run.

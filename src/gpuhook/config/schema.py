@@ -49,6 +49,7 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     _CDI + "default-kind": ("cdi_default_kind", STRING, "nvidia.com/gpu"),
     _CDI + "annotation-prefixes": ("cdi_annotation_prefixes", LIST, ("cdi.k8s.io/",)),
     _RUNTIME + "modes.legacy.cuda-compat-mode": ("cuda_compat_mode", STRING, "ldconfig"),
+    "gpuhook.accept-annotations": ("accept_annotations", BOOL, False),
     "gpuhook.state-dir": ("state_dir", STRING, "/run/gpuhook"),
     "gpuhook.nvml-timeout": ("nvml_timeout", SECONDS, 30.0),
     "gpuhook.library-search-paths": ("library_search_paths", LIST, ()),

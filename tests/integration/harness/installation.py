@@ -54,3 +54,13 @@ def write_config(
         f"[nvidia-container-runtime]\nruntimes = [{names}]\n{more}"
     )
     return config
+
+
+def harden(config: Path) -> Path:
+    """Let only mounts hand out GPUs to containers without privileges, as clusters should."""
+    settings = (
+        "accept-nvidia-visible-devices-envvar-when-unprivileged = false",
+        "accept-nvidia-visible-devices-as-volume-mounts = true",
+    )
+    config.write_text("\n".join((*settings, config.read_text())))
+    return config
