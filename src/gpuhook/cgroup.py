@@ -58,22 +58,24 @@ def _matches(rule: "dict[str, Any]", major: int, minor: int) -> bool:
     return rule.get("major") in (None, -1, major) and rule.get("minor") in (None, -1, minor)
 
 
-def allow(pid: int, devices: "Sequence[tuple[int, int]]", *, proc: str = "/proc") -> str:
-    """Let the cgroup of process ``pid`` read and write character devices (major, minor).
+def allow(process: int, devices: "Sequence[tuple[int, int]]", *, proc: str = "/proc") -> str:
+    """Let the cgroup of a process read and write character devices (major, minor).
 
-    Returns how: "v1" (devices.allow), "v2" (the attached programs were extended), or
-    "none-needed:REASON" with a REASON of no-devices, no-cgroups (the kernel has none),
-    shared (the process is in our own cgroup, so the container was given none), no-program
-    (a v2 cgroup without a device program allows all) or rootless (a user namespace can't
-    restrict devices either). ``proc`` is where procfs is mounted. Raises CgroupError.
+    ``process`` is a descriptor of /proc/PID: once that process has ended, it leads nowhere,
+    whoever has its number by then. Returns how: "v1" (devices.allow), "v2" (the attached
+    programs were extended), or "none-needed:REASON" with a REASON of no-devices, no-cgroups
+    (the kernel has none), shared (the process is in our own cgroup, so the container was
+    given none), no-program (a v2 cgroup without a device program allows all) or rootless (a
+    user namespace can't restrict devices either). ``proc`` is where procfs is mounted.
+    Raises CgroupError.
     """
     if not devices:
         return "none-needed:no-devices"
-    paths = _paths(pid, proc)
+    paths = _paths(_read("cgroup", process))
     if not paths:
         return "none-needed:no-cgroups"
     version, folder = _find(paths, proc)
-    if _paths("self", proc).get(version) == paths[version]:
+    if _paths(_read(f"{proc}/self/cgroup")).get(version) == paths[version]:
         return "none-needed:shared"
     try:
         if version == 1:
@@ -84,7 +86,7 @@ def allow(pid: int, devices: "Sequence[tuple[int, int]]", *, proc: str = "/proc"
         if error.errno in DENIED and not in_first_user_namespace(proc):
             return "none-needed:rootless"
         raise CgroupError(
-            f"the cgroup of process {pid} can't be given its devices: {error}",
+            f"the container's cgroup can't be given its devices: {error}",
             "Run the hook as root with CAP_SYS_ADMIN, or set no-cgroups = true "
             "and name the devices in the engine's own configuration",
         ) from error
@@ -98,10 +100,11 @@ def in_first_user_namespace(proc: str = "/proc") -> bool:
         return True
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, folder: int | None = None) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+        with open(fd, "rb", buffering=0) as file:
+            return file.readall()
     except OSError as error:
         raise CgroupError(
             f"the container's cgroup can't be found: {error}",
@@ -109,13 +112,14 @@ def _read(path: str) -> bytes:
         ) from error
 
 
-def _paths(pid: int | str, proc: str) -> dict[int, str]:
+def _paths(memberships: bytes) -> dict[int, str]:
     """Return the paths of the cgroups that may restrict a process, by cgroup version.
 
-    They count from the root of our cgroup namespace.
+    ``memberships`` is its /proc/PID/cgroup; the paths count from the root of our cgroup
+    namespace.
     """
     paths = {}
-    for line in _read(f"{proc}/{pid}/cgroup").splitlines():
+    for line in memberships.splitlines():
         _number, _, rest = line.partition(b":")
         controllers, _, path = rest.partition(b":")
         if b"devices" in controllers.split(b","):

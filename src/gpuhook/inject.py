@@ -111,18 +111,18 @@ def _refuse_host_root(root: int, path: str) -> None:
 
 
 def allow_devices(
-    pid: int, devices: list[tuple[int, int]], rules: "list[Any]", *, no_cgroups: bool
+    process: int, devices: list[tuple[int, int]], rules: "list[Any]", *, no_cgroups: bool
 ) -> str:
     """Allow devices in the container's cgroup where the OCI spec's rules don't already.
 
-    Returns how that was done, for the log.
+    ``process`` is a descriptor of /proc/PID. Returns how that was done, for the log.
     """
     missing = [pair for pair in devices if not cgroup.spec_allows(rules, *pair)]
     if not missing:
         return "spec"
     if no_cgroups:
         return "no-cgroups"
-    return cgroup.allow(pid, missing)
+    return cgroup.allow(process, missing)
 
 
 def inject(plan: "Plan", host: "Rootfs", container: Container, *, enter: bool = True) -> None:

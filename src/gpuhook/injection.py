@@ -61,7 +61,7 @@ class Injection:
         with inject.open_container(state.pid, state.root or spec.root_path) as container:
             plan = self._prepare(_look(container, config))
             how = inject.allow_devices(
-                state.pid, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
+                container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
             )
             inject.apply(plan, container)
         log.append(

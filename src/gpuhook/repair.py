@@ -33,7 +33,11 @@ def repair(container: Container, devices: Collection[tuple[int, int]]) -> tuple[
     ``devices`` are the (major, minor) pairs that count. Raises CgroupError, ContainerError.
     """
     given = mounted_devices(container.pid, devices)
-    return cgroup.allow(container.pid, given), len(given)
+    process = os.open(f"/proc/{container.pid}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        return cgroup.allow(process, given), len(given)
+    finally:
+        os.close(process)
 
 
 def mounted_devices(pid: int, devices: Collection[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -12,9 +12,9 @@ from harness.namespaces import Namespace
 MAJOR, GIVEN, REFUSED = 195, (3, 255), (0, 4)
 
 ALLOW = """
-import sys
+import os, sys
 from gpuhook import cgroup
-print(cgroup.allow(int(sys.argv[1]), [(195, 3), (195, 255)]))
+print(cgroup.allow(os.open(f"/proc/{sys.argv[1]}", os.O_PATH), [(195, 3), (195, 255)]))
 """
 
 SCRIPT = "; ".join(

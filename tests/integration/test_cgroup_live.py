@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from harness import pids
 from harness.commands import Result
 from harness.namespaces import Namespace, namespace
 
@@ -56,9 +57,9 @@ print(tries, unexpected)
 """
 
 ALLOW = """
-import sys
+import os, sys
 from gpuhook import cgroup
-print(cgroup.allow(int(sys.argv[1]), [(195, 0), (195, 255)]))
+print(cgroup.allow(os.open(f"/proc/{sys.argv[1]}", os.O_PATH), [(195, 0), (195, 255)]))
 """
 
 
@@ -85,6 +86,8 @@ class Opener:
             text=True,
         )
 
+        self.entry = os.open(f"/proc/{self.process.pid}", os.O_PATH)
+
     @property
     def pid(self) -> int:
         return self.process.pid
@@ -106,6 +109,9 @@ class Opener:
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
+        if self.entry >= 0:
+            os.close(self.entry)
+            self.entry = -1
 
 
 @pytest.fixture
@@ -202,13 +208,28 @@ def test_v1_gives_exactly_the_devices(v1_cgroup: Path, opener: Opener) -> None:
     assert opener.opens(GIVEN + REFUSED) == {"ENXIO"}
     (v1_cgroup / "devices.deny").write_text("a")
     assert opener.opens(GIVEN + REFUSED) == {"EPERM"}
-    assert cgroup.allow(opener.pid, GIVEN) == "v1"
+    assert cgroup.allow(opener.entry, GIVEN) == "v1"
     assert opener.opens(GIVEN) == {"ENXIO"}
     assert opener.opens(REFUSED) == {"EPERM"}
     listed = (v1_cgroup / "devices.list").read_text().splitlines()
     assert listed == ["c 195:0 rw", "c 195:255 rw"]
-    assert cgroup.allow(opener.pid, GIVEN) == "v1"
+    assert cgroup.allow(opener.entry, GIVEN) == "v1"
     assert (v1_cgroup / "devices.list").read_text().splitlines() == listed
+
+
+def test_process_that_has_ended_leads_to_no_cgroup(v1_cgroup: Path) -> None:
+    """Its number is another's by then, whose cgroup must not be given anything."""
+    (v1_cgroup / "devices.deny").write_text("a")
+    with pids.process() as number:
+        entry = os.open(f"/proc/{number}", os.O_PATH)
+    try:
+        with pids.process_numbered(number):
+            (v1_cgroup / "cgroup.procs").write_text(str(number))
+            with pytest.raises(CgroupError, match="can't be found"):
+                cgroup.allow(entry, GIVEN)
+            assert (v1_cgroup / "devices.list").read_text() == ""
+    finally:
+        os.close(entry)
 
 
 def test_v1_parent_that_refuses_is_named(v1_cgroup: Path, opener: Opener) -> None:
@@ -219,7 +240,7 @@ def test_v1_parent_that_refuses_is_named(v1_cgroup: Path, opener: Opener) -> Non
         (child / "cgroup.procs").write_text(str(opener.pid))
         (child / "devices.deny").write_text("a")
         with pytest.raises(CgroupError, match=rf"not permitted: '{child}/devices\.allow'"):
-            cgroup.allow(opener.pid, GIVEN)
+            cgroup.allow(opener.entry, GIVEN)
     finally:
         (v1_cgroup / "cgroup.procs").write_text(str(opener.pid))
         child.rmdir()

@@ -1,6 +1,7 @@
 """cgroup: OCI device rules, and the way from a process to the folder of its cgroup."""
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,16 @@ class Proc:
 
     def find(self) -> tuple[int, str]:
         proc = str(self.path)
-        return cgroup._find(cgroup._paths(7, proc), proc)
+        return cgroup._find(cgroup._paths((self.path / "7/cgroup").read_bytes()), proc)
+
+
+def allow(proc: Proc, devices: list[tuple[int, int]]) -> str:
+    """Allow process 7 the devices."""
+    process = os.open(proc.path / "7", os.O_PATH)
+    try:
+        return cgroup.allow(process, devices, proc=str(proc.path))
+    finally:
+        os.close(process)
 
 
 @pytest.fixture
@@ -187,25 +197,25 @@ def test_outside_our_cgroup_namespace(proc: Proc) -> None:
 def test_not_mounted(proc: Proc) -> None:
     proc.memberships("7", "5:devices:/abc\n0::/def\n")
     with pytest.raises(CgroupError, match=r"shows the container's cgroup /abc \(v1\) or /def"):
-        cgroup.allow(7, [(195, 0)], proc=str(proc.path))
+        allow(proc, [(195, 0)])
 
 
-def test_no_such_process(proc: Proc) -> None:
+def test_process_that_has_ended(proc: Proc) -> None:
     with pytest.raises(CgroupError, match="can't be found"):
-        cgroup.allow(8, [(195, 0)], proc=str(proc.path))
+        allow(proc, [(195, 0)])
 
 
 def test_nothing_to_do(proc: Proc) -> None:
-    assert cgroup.allow(7, [], proc=str(proc.path)) == "none-needed:no-devices"
+    assert allow(proc, []) == "none-needed:no-devices"
     proc.memberships("7", "3:cpu:/x\n")
-    assert cgroup.allow(7, [(195, 0)], proc=str(proc.path)) == "none-needed:no-cgroups"
+    assert allow(proc, [(195, 0)]) == "none-needed:no-cgroups"
 
 
 def test_our_own_cgroup_is_not_widened(proc: Proc) -> None:
     proc.memberships("7", "0::/engine\n")
     proc.cgroup("cg/engine", "cgroup.procs")
     proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
-    assert cgroup.allow(7, [(195, 0)], proc=str(proc.path)) == "none-needed:shared"
+    assert allow(proc, [(195, 0)]) == "none-needed:shared"
 
 
 def test_v1_writes_what_is_missing(proc: Proc) -> None:
@@ -214,7 +224,7 @@ def test_v1_writes_what_is_missing(proc: Proc) -> None:
     (folder / "devices.list").write_text("c 1:3 rwm\nc 195:255 rw\nc 195:1 m\n")
     proc.mounts(("/", f"{proc.path}/devices", "cgroup", "devices"))
     devices = [(195, 255), (195, 1), (1, 3)]
-    assert cgroup.allow(7, devices, proc=str(proc.path)) == "v1"
+    assert allow(proc, devices) == "v1"
     assert (folder / "devices.allow").read_text() == "c 195:1 rw"
 
 
@@ -237,17 +247,15 @@ class TestRefused:
 
     def test_rootless_needs_nothing(self, refused: Proc) -> None:
         # The file that stands for the namespace has not the first namespace's inode.
-        assert cgroup.allow(7, [(195, 0)], proc=str(refused.path)) == "none-needed:rootless"
+        assert allow(refused, [(195, 0)]) == "none-needed:rootless"
 
     def test_in_the_first_user_namespace_it_is_an_error(
         self, refused: Proc, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         inode = (refused.path / "self/ns/user").stat().st_ino
         monkeypatch.setattr(cgroup, "USER_NS_INIT_INO", inode)
-        with pytest.raises(
-            CgroupError, match=r"process 7 can't be given .*not permitted"
-        ) as caught:
-            cgroup.allow(7, [(195, 0)], proc=str(refused.path))
+        with pytest.raises(CgroupError, match=r"cgroup can't be given .*not permitted") as caught:
+            allow(refused, [(195, 0)])
         assert "no-cgroups = true" in caught.value.remedy
 
 
@@ -265,10 +273,10 @@ def test_where_crun_keeps_the_devices_in_a_systemd_scope(
     inner = proc.cgroup("cg/machine.slice/libpod-abc.scope/container", "cgroup.procs")
     proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
     proc.memberships("7", "0::/machine.slice/libpod-abc.scope/container\n")
-    assert cgroup.allow(7, [(195, 0)], proc=str(proc.path)) == "v2"
+    assert allow(proc, [(195, 0)]) == "v2"
     assert extended == [str(inner), str(scope)]
     extended.clear()
     proc.cgroup("cg/machine.slice/other/container", "cgroup.procs")
     proc.memberships("7", "0::/machine.slice/other/container\n")
-    cgroup.allow(7, [(195, 0)], proc=str(proc.path))
+    allow(proc, [(195, 0)])
     assert extended == [f"{proc.path}/cg/machine.slice/other/container"]
