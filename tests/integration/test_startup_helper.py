@@ -63,6 +63,10 @@ class Case:
         return self.bundle.run(self.installation.runtime, self.env)
 
     @property
+    def kept_errors(self) -> Path:
+        return self.config.parent / "state/errors.log"
+
+    @property
     def helper(self) -> int:
         return int((self.folder / "helper").read_text())
 
@@ -175,18 +179,24 @@ def test_hook_of_a_foreign_process_is_not_asked(case: Case) -> None:
     case.assert_sees_its_gpus(seen(again))
 
 
-def test_failure_is_told_as_the_hook_tells_it(case: Case) -> None:
+def test_failure_is_reported_as_by_the_hook(case: Case) -> None:
     """A folder is in the place of a program."""
     case.bundle.call("mkdir", "-p", case.bundle.root / "usr/bin/nvidia-smi").ok()
-    helped = case.run().failed()
-    text = case.config.read_text().replace("helper = true", "helper = false")
+    debug = case.folder / "debug"
+    text = case.config.read_text()
+    text = text.replace("[nvidia-container-cli]", f'[nvidia-container-cli]\ndebug = "{debug}"')
     case.config.write_text(text)
+    helped = case.run().failed()
+    case.config.write_text(text.replace("helper = true", "helper = false"))
     plain = case.run().failed()
-    sentence = "gpuhook-prestart: "
-    # crun shows nothing that a hook says, whoever says it.
-    assert sentence in helped.stderr or case.runtime == "crun"
-    told = [one.stderr.partition(sentence)[2].split("\\n")[0] for one in (helped, plain)]
-    assert told[0] == told[1]
+    for path in (debug, case.kept_errors):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        messages = [record["msg"] for record in records]
+        assert messages == [messages[0]] * 2
+        assert messages[0].startswith("gpuhook-prestart: ")
+        # crun shows nothing that a hook says, whoever says it.
+        assert case.runtime == "crun" or messages[0] in helped.stderr
+        assert case.runtime == "crun" or messages[0] in plain.stderr
 
 
 def test_deadline(case: Case, installation: Installation) -> None:
