@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -326,26 +327,54 @@ def test_a_damaged_loader_cache(
 # Namespaces ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [None, "/proc/1/ns/mnt"])
-def test_a_container_in_the_hosts_mount_namespace(
+@pytest.fixture
+def stranger(bundle: Bundle) -> Iterator[int]:
+    """A process that is in a mount namespace of its own, and in no container."""
+    argv = bundle.namespace.enter("unshare", "--mount", "sh", "-c", "echo; exec sleep infinity")
+    argv = ["setpriv", "--pdeathsig=KILL", *argv]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("owner", ["the caller's", "a stranger's"])
+def test_a_container_in_the_mount_namespace_of_another(
     bundle: Bundle,
     installation: Installation,
     runtime_env: dict[str, str],
     driver: Driver,
-    path: str | None,
+    stranger: int,
+    tmp_path: Path,
+    owner: str,
 ) -> None:
+    """It is refused before the low-level runtime starts, which would mount in there, too."""
+
     def mutate(spec: Spec) -> None:
         namespaces = spec["linux"]["namespaces"]
         [ours] = [item for item in namespaces if item["type"] == "mount"]
         namespaces.remove(ours)
-        if path is not None:
-            namespaces.append({"type": "mount", "path": path})
+        if owner == "a stranger's":
+            namespaces.append({"type": "mount", "path": f"/proc/{stranger}/ns/mnt"})
 
     bundle.change(mutate)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
-    before = contents(driver.root / "etc")
-    refused(start(bundle, installation, runtime_env, driver.root))
-    assert contents(driver.root / "etc") == before
+    started, low_level = tmp_path / "started", tmp_path / "low-level"
+    low_level.write_text(f'#!/bin/sh\ntouch {started}\nexec {runtime_env["RUNTIME"]} "$@"\n')
+    low_level.chmod(0o755)
+    env = {"GPUHOOK_CONFIG": str(write_config(tmp_path / "config", driver.root, [low_level]))}
+    before = contents(driver.root / "etc"), mount_table(stranger)
+    result = start(bundle, installation, env, driver.root)
+    assert "gpu-py: " in refused(result, "no mount namespace of its own")
+    assert not started.exists()
+    assert (contents(driver.root / "etc"), mount_table(stranger)) == before
+
+
+def mount_table(pid: int) -> str:
+    return Path(f"/proc/{pid}/mountinfo").read_text()
 
 
 @pytest.mark.parametrize("stage", ["createContainer", "startContainer"])
