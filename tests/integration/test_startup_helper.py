@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness import bundles
 from harness.bundles import Bundle
 from harness.commands import Result, wait_until
 from harness.driver import Driver
@@ -177,6 +178,36 @@ def test_hook_of_a_foreign_process_is_not_asked(case: Case) -> None:
         case.runtime, "run", "--bundle", case.bundle.path, case.bundle.name, env=case.env
     )
     case.assert_sees_its_gpus(seen(again))
+
+
+# Gives another bundle the hooks of ours, and goes on with that bundle in place of ours.
+OTHER_BUNDLE = """\
+python3 - {ours}/config.json {other.path}/config.json <<'END'
+import json, sys
+ours, other = (json.load(open(path)) for path in sys.argv[1:])
+json.dump({{**other, "hooks": ours["hooks"]}}, open(sys.argv[2], "w"))
+END
+set -- run --bundle {other.path} {other.name}
+"""
+
+
+def test_helper_refuses_the_state_of_another_bundle(
+    case: Case, workspace: Path, roots: dict[str, Path]
+) -> None:
+    """A hook that leads to this helper, and hands it the state of another container."""
+    ours = case.bundle
+    with bundles.bundle(
+        workspace / "bundles", roots["debian"], ours.namespace, case.runtime
+    ) as other:
+        other.environ("NVIDIA_VISIBLE_DEVICES=1")
+        other.command("sh", "-c", "echo it runs")
+        untouched = [case.driver.root, ours.path / "upper", other.path / "upper"]
+        with nothing_left(*untouched, pid=ours.namespace.pid):
+            refused = case.run(OTHER_BUNDLE.format(ours=ours.path, other=other)).failed()
+        assert "it runs" not in refused.stdout
+        [record] = case.kept_errors.read_text().splitlines()
+        sentence = f"The state of the container names another bundle, {other.path}"
+        assert json.loads(record)["msg"].startswith(f"gpuhook-prestart: {sentence}")
 
 
 def test_failure_is_reported_as_by_the_hook(case: Case) -> None:
