@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -244,6 +246,52 @@ def test_python_settings_and_the_working_folder_are_ignored(
     assert not mark.exists()
     bundle.call("python3", "-c", "import re", env={"PYTHONPATH": "python"}, cwd=bundle.root)
     assert mark.exists(), "without isolation the image's modules are not imported either"
+
+
+def spoil(folder: Path, mark: Path) -> None:
+    """Put modules into a folder that are called like all of Python's and of ours.
+
+    Each writes its name into a file when it is imported.
+    """
+    (folder / "gpuhook").mkdir()
+    for name in (*sys.stdlib_module_names, "pynvml", "gpuhook/__init__", "gpuhook/_start"):
+        (folder / f"{name}.py").write_text(f"print(__name__, file=open({str(mark)!r}, 'a'))\n")
+
+
+def with_the_package_elsewhere(installation: Installation, folder: Path) -> Installation:
+    """Return an installation as pip makes it with --editable: Python itself finds the package."""
+    run([installation.bin / "python3", "-m", "venv", "--without-pip", folder]).ok()
+    [packages] = installation.bin.parent.glob("lib/python3*/site-packages")
+    [own] = folder.glob("lib/python3*/site-packages")
+    (own / "gpuhook.pth").write_text(f"{packages}\n")
+    for launcher in (installation.runtime, installation.hook):
+        shutil.copy(launcher, folder / "bin")
+    return Installation(folder / "bin")
+
+
+@pytest.mark.parametrize("package", ["beside the launcher", "elsewhere"])
+def test_gpu_py_imports_nothing_from_its_working_folder(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    tmp_path: Path,
+    package: str,
+) -> None:
+    """Engines call it in the bundle. Nothing is saved yet, so it imports all that it ever does."""
+    mark = tmp_path / "imported"
+    spoil(bundle.path, mark)
+    used = installation
+    if package == "elsewhere":
+        used = with_the_package_elsewhere(installation, tmp_path / "venv")
+    config = write_config(tmp_path / "config", driver.root, [runtime_env["RUNTIME"]])
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
+    bundle.command(*look())
+    result = bundle.call(
+        used.runtime, "run", bundle.name, env={"GPUHOOK_CONFIG": str(config)}, cwd=bundle.path
+    )
+    assert not mark.exists(), mark.read_text()
+    assert seen(result).gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
 
 
 # The request --------------------------------------------------------------------------------
