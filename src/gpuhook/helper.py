@@ -96,10 +96,10 @@ def _serve(injection: "Injection", config: "Config", bundle: int, asked: int, an
     hook = int(os.read(asked, 32))
     os.write(answer, f"{TAKEN}\n".encode())
     kernel.end_after(DEADLINE)
-    told = _finish(injection, hook, bundle)
-    if told != DONE:
-        log.remember(config.state_dir, "gpuhook-prestart", told)
-    os.write(answer, f"{' '.join(told.split())}\n".encode("utf-8", "replace"))
+    outcome = _finish(injection, hook, bundle)
+    if outcome != DONE:
+        log.keep("gpuhook-prestart", outcome, config)
+    os.write(answer, f"{' '.join(outcome.split())}\n".encode("utf-8", "replace"))
 
 
 def _finish(injection: "Injection", hook: int, bundle: int) -> str:

@@ -1,4 +1,4 @@
-"""What gpuhook tells: errors on stderr and in the engine's log, one line a container in ours.
+"""What gpuhook reports: errors, to the user and for later; and what each container was given.
 
 Environment values are never logged. A log that can't be written never fails a container.
 
@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpuhook.config import Config
+
 ERRORS = "errors.log"
 _FULL = 256 << 10
 
@@ -23,34 +25,48 @@ def timestamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def error(program: str, text: str, log_file: str | None) -> None:
-    """Tell an error to the user: on stderr, and in the log that the engine reads."""
+def error(program: str, text: str, config: "Config", log_file: str | None = None) -> None:
+    """Report why a container was refused: to the user, and by ``keep`` for later.
+
+    The user sees it on stderr or, where the engine passed ``log_file``, in what the engine
+    shows of that.
+    """
     if log_file:
-        append(log_file, {"level": "error", "msg": f"{program}: {text}", "time": timestamp()})
+        append(log_file, _record(program, text))
     try:
         os.write(2, f"{program}: {text}\n".encode("utf-8", "surrogateescape"))
     except OSError:
-        return  # closed, or full: the log has it
+        pass  # closed, or full: the logs have it
+    keep(program, text, config)
 
 
-def remember(state_dir: str, program: str, text: str) -> None:
-    """Keep an error where ``gpuhook doctor`` finds it: crun shows nobody what a hook says.
+def keep(program: str, text: str, config: "Config") -> None:
+    """Write an error where it is found if the user was shown nothing.
 
-    ``errors.log`` in the state folder is begun anew when it is full. Nothing is written to
-    a folder that others may write to: what they put there could lead elsewhere.
+    crun, and podman at precreate, show nobody what a hook says. The hook's debug log has it
+    where the configuration names one, and ``errors.log`` in the state folder, for ``gpuhook
+    doctor``; that file starts again from nothing when it is full. Nothing is written to a
+    state folder that others may write to: what they put there could lead elsewhere.
     """
-    path = f"{state_dir}/{ERRORS}"
+    record = _record(program, text)
+    append(config.cli_debug, record)
+    path = f"{config.state_dir}/{ERRORS}"
     try:
-        if not os.path.isdir(state_dir):
-            os.mkdir(state_dir, 0o755)
-        folder = os.stat(state_dir)
+        if not os.path.isdir(config.state_dir):
+            os.mkdir(config.state_dir, 0o755)
+        folder = os.stat(config.state_dir)
         if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
             return
         if os.path.exists(path) and os.stat(path).st_size > _FULL:
             os.unlink(path)
     except OSError:
         return
-    append(path, {"level": "error", "msg": f"{program}: {text}", "time": timestamp()}, mode=0o600)
+    append(path, record, mode=0o600)
+
+
+def _record(program: str, text: str) -> "dict[str, Any]":
+    """Return an error as runc's JSON log has it."""
+    return {"level": "error", "msg": f"{program}: {text}", "time": timestamp()}
 
 
 def append(path: str, record: "dict[str, Any]", *, mode: int = 0o644) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 
 from gpuhook import log
-from gpuhook.config import load
+from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError, SpecError
 from gpuhook.oci import Spec
 from gpuhook.prestart_hook import PROGRAM, read_arguments
@@ -32,13 +32,15 @@ def main(folder: str, argv: list[str]) -> "NoReturn":
     """
     config_path, _ = read_arguments(argv)
     text = _read_input()
+    config = Config()
     try:
+        config = load(config_path)
         if len(text) > _LIMIT:
             raise SpecError(f"{_NAME} is larger than {_LIMIT >> 20} MiB", "Make it smaller")
         spec = Spec(_NAME, text.decode("utf-8", "surrogateescape"))
-        edited = edit(spec, load(config_path), folder)
+        edited = edit(spec, config, folder)
     except GpuhookError as error:
-        log.error(PROGRAM, str(error), None)
+        log.error(PROGRAM, str(error), config)
         sys.exit(1)
     with open(1, "wb") as output:
         output.write(text if edited is None else edited.text.encode("utf-8", "surrogateescape"))

@@ -46,8 +46,7 @@ def main(argv: list[str]) -> "NoReturn":
         config = load(config_path)
         run(state, config)
     except GpuhookError as error:
-        log.error(PROGRAM, str(error), None)
-        log.remember(config.state_dir, PROGRAM, str(error))
+        log.error(PROGRAM, str(error), config)
         sys.exit(1)
     os._exit(0)  # nothing is buffered, and taking the interpreter apart takes 2 ms
 

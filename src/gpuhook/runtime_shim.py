@@ -46,6 +46,7 @@ def main(
     must know of the configuration is saved for it.
     """
     arguments = Arguments(argv)
+    config = Config()
     try:
         creating = arguments.verb in CREATING_VERBS
         config = _load_config(creating)
@@ -60,7 +61,7 @@ def main(
             prepare_bundle(arguments, config, os.path.dirname(launcher))
         _become(runtime, argv, environment)
     except GpuhookError as error:
-        log.error(PROGRAM, str(error), arguments.log)
+        log.error(PROGRAM, str(error), config, arguments.log)
         sys.exit(1)
 
 

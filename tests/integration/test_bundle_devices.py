@@ -1,6 +1,7 @@
 """Containers of runc and crun get exactly the GPUs they ask for, under every cgroup layout."""
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from harness.bundles import Bundle, Spec
 from harness.driver import Driver
 from harness.inside import GPU_MAJOR, Inside, look, seen
 from harness.installation import Installation
+from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
 
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
@@ -47,6 +49,49 @@ def test_exactly_the_requested_gpus(
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES={','.join(str(index) for index in indices)}")
     inside = look_inside(bundle, installation, runtime_env, driver)
     assert_sees(inside, driver, *indices)
+
+
+# A kernel with the driver shows the same /proc/driver/nvidia in every procfs. This one has no
+# driver, so a hook before ours puts the simulated driver's into the container's procfs.
+KERNEL_HOOK = """
+pid=$(grep -o '"pid" *: *[0-9]*' | grep -o '[0-9]*$') &&
+    exec nsenter -t "$pid" -m mount --bind "$1" "$2/proc/driver"
+"""
+# And this puts it into the procfs that gpu-py and our hook look at.
+KERNEL = 'mount --bind "$1" /proc/driver && shift && exec "$@"'
+
+
+def run_with_the_kernels_driver(
+    bundle: Bundle, runtime: str | Path, env: dict[str, str], driver: Driver
+) -> list[str]:
+    """Run the container where /proc/driver/nvidia shows all GPUs; return what it printed."""
+    source = driver.root / "proc/driver"
+    args = ["sh", "-c", KERNEL_HOOK, "sh", str(source), str(bundle.root)]
+    hook = {"path": "/bin/sh", "args": args, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]}
+    bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+    started = (str(runtime), "run", "--bundle", str(bundle.path), bundle.name)
+    kernel = ("unshare", "--mount", "sh", "-c", KERNEL, "sh", source)
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        return bundle.call(*kernel, *started, env=env).ok().stdout.splitlines()
+
+
+def test_proc_shows_exactly_the_requested_gpus(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    low_level: tuple[str, Namespace],
+    driver: Driver,
+) -> None:
+    folder = driver.root / "proc/driver/nvidia"
+    gpus = [f"gpus/{name}" for name in sorted(os.listdir(folder / "gpus"))]
+    capabilities = [f"capabilities/gpu{minor}" for minor in sorted(driver.minors)]
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
+    script = "ls -d gpus/* capabilities/gpu*; busybox grep ModifyDeviceFiles params"
+    bundle.command("sh", "-c", f"cd /proc/driver/nvidia; {script}")
+    plain = run_with_the_kernels_driver(bundle, low_level[0], runtime_env, driver)
+    assert plain == [*capabilities, *gpus, "ModifyDeviceFiles: 1"], "nothing else hides them"
+    ours = run_with_the_kernels_driver(bundle, installation.runtime, runtime_env, driver)
+    assert ours == [gpus[0], gpus[2], "ModifyDeviceFiles: 0"]
 
 
 def test_nodes_have_the_numbers_of_the_host(

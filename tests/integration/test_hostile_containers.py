@@ -2,7 +2,10 @@
 
 import ctypes
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -285,6 +288,52 @@ def test_python_settings_and_the_working_folder_are_ignored(
     assert mark.exists(), "without isolation the image's modules are not imported either"
 
 
+def spoil(folder: Path, mark: Path) -> None:
+    """Put modules into a folder that are called like all of Python's and of ours.
+
+    Each writes its name into a file when it is imported.
+    """
+    (folder / "gpuhook").mkdir()
+    for name in (*sys.stdlib_module_names, "pynvml", "gpuhook/__init__", "gpuhook/_start"):
+        (folder / f"{name}.py").write_text(f"print(__name__, file=open({str(mark)!r}, 'a'))\n")
+
+
+def with_the_package_elsewhere(installation: Installation, folder: Path) -> Installation:
+    """Return an installation as pip makes it with --editable: Python itself finds the package."""
+    run([installation.bin / "python3", "-m", "venv", "--without-pip", folder]).ok()
+    [packages] = installation.bin.parent.glob("lib/python3*/site-packages")
+    [own] = folder.glob("lib/python3*/site-packages")
+    (own / "gpuhook.pth").write_text(f"{packages}\n")
+    for launcher in (installation.runtime, installation.hook):
+        shutil.copy(launcher, folder / "bin")
+    return Installation(folder / "bin")
+
+
+@pytest.mark.parametrize("package", ["beside the launcher", "elsewhere"])
+def test_gpu_py_imports_nothing_from_its_working_folder(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    tmp_path: Path,
+    package: str,
+) -> None:
+    """Engines call it in the bundle. Nothing is saved yet, so it imports all that it ever does."""
+    mark = tmp_path / "imported"
+    spoil(bundle.path, mark)
+    used = installation
+    if package == "elsewhere":
+        used = with_the_package_elsewhere(installation, tmp_path / "venv")
+    config = write_config(tmp_path / "config", driver.root, [runtime_env["RUNTIME"]])
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
+    bundle.command(*look())
+    result = bundle.call(
+        used.runtime, "run", bundle.name, env={"GPUHOOK_CONFIG": str(config)}, cwd=bundle.path
+    )
+    assert not mark.exists(), mark.read_text()
+    assert seen(result).gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
+
+
 # The request --------------------------------------------------------------------------------
 
 
@@ -366,26 +415,54 @@ def test_a_damaged_loader_cache(
 # Namespaces ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [None, "/proc/1/ns/mnt"])
-def test_a_container_in_the_hosts_mount_namespace(
+@pytest.fixture
+def stranger(bundle: Bundle) -> Iterator[int]:
+    """A process that is in a mount namespace of its own, and in no container."""
+    argv = bundle.namespace.enter("unshare", "--mount", "sh", "-c", "echo; exec sleep infinity")
+    argv = ["setpriv", "--pdeathsig=KILL", *argv]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("owner", ["the caller's", "a stranger's"])
+def test_a_container_in_the_mount_namespace_of_another(
     bundle: Bundle,
     installation: Installation,
     runtime_env: dict[str, str],
     driver: Driver,
-    path: str | None,
+    stranger: int,
+    tmp_path: Path,
+    owner: str,
 ) -> None:
+    """It is refused before the low-level runtime starts, which would mount in there, too."""
+
     def mutate(spec: Spec) -> None:
         namespaces = spec["linux"]["namespaces"]
         [ours] = [item for item in namespaces if item["type"] == "mount"]
         namespaces.remove(ours)
-        if path is not None:
-            namespaces.append({"type": "mount", "path": path})
+        if owner == "a stranger's":
+            namespaces.append({"type": "mount", "path": f"/proc/{stranger}/ns/mnt"})
 
     bundle.change(mutate)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
-    before = contents(driver.root / "etc")
-    refused(start(bundle, installation, runtime_env, driver.root))
-    assert contents(driver.root / "etc") == before
+    started, low_level = tmp_path / "started", tmp_path / "low-level"
+    low_level.write_text(f'#!/bin/sh\ntouch {started}\nexec {runtime_env["RUNTIME"]} "$@"\n')
+    low_level.chmod(0o755)
+    env = {"GPUHOOK_CONFIG": str(write_config(tmp_path / "config", driver.root, [low_level]))}
+    before = contents(driver.root / "etc"), mount_table(stranger)
+    result = start(bundle, installation, env, driver.root)
+    assert "gpu-py: " in refused(result, "no mount namespace of its own")
+    assert not started.exists()
+    assert (contents(driver.root / "etc"), mount_table(stranger)) == before
+
+
+def mount_table(pid: int) -> str:
+    return Path(f"/proc/{pid}/mountinfo").read_text()
 
 
 @pytest.mark.parametrize("stage", ["createContainer", "startContainer"])

@@ -5,10 +5,21 @@ import os
 import signal
 import struct
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
-from harness.sandbox import Sandbox, contents, in_child, mount, sandbox, unshare_mounts
+from harness.sandbox import (
+    MS_PRIVATE,
+    MS_REC,
+    Sandbox,
+    contents,
+    in_child,
+    mount,
+    sandbox,
+    unshare_mounts,
+)
 from harness.snapshot import mount_table
 
 from gpuhook import inject as injection
@@ -19,6 +30,10 @@ from gpuhook.rootfs import Rootfs
 
 OPEN_TREE, MOVE_MOUNT, OPENAT2, MOUNT_SETATTR = 428, 429, 437, 442  # asm-generic/unistd.h
 ENOSYS, EPERM = 38, 1
+CLONE_NEWPID = 0x20000000  # linux/sched.h
+NEXT_PID = Path("/proc/sys/kernel/ns_last_pid")  # one less than that of the next process
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -109,6 +124,57 @@ def test_a_container_that_ends_meanwhile(driver: Path, image: Path) -> None:
     with sandbox(image) as box, pytest.raises(InjectError, match="can't be entered"):
         in_child(lambda: dying(box, driver))
     assert (contents(image), mount_table()) == before
+
+
+def in_own_pid_namespace(work: Callable[[], T]) -> T:
+    """Run a function where nobody else starts processes; return what it returns."""
+
+    def as_init() -> T:
+        unshare_mounts()
+        mount("", "/", "", MS_PRIVATE | MS_REC)
+        mount("proc", "/proc", "proc", 0)
+        return work()
+
+    def parent() -> T:
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.unshare(CLONE_NEWPID) == 0, os.strerror(ctypes.get_errno())
+        return in_child(as_init)
+
+    return in_child(parent)
+
+
+def reusing(driver: Path, image: Path, strangers: Path) -> tuple[str, bool, bool]:
+    """Let a stranger have the container's process id between its opening and its entering.
+
+    Returns the error, and whether the stranger's mount namespace was entered, and changed.
+    """
+    with ExitStack() as stack:
+        host = stack.enter_context(Rootfs(str(driver)))
+        made = plan(driver)
+        with sandbox(image) as box:
+            container = stack.enter_context(injection.open_container(box.pid, str(image)))
+            injection.prepare(made, host)
+        NEXT_PID.write_text(str(box.pid - 1))
+        with sandbox(strangers) as stranger:
+            assert stranger.pid == box.pid
+            before = stranger.mounts(), contents(stranger.inside("/"))
+            with pytest.raises(InjectError) as caught:
+                injection.apply(made, container)
+            ours, theirs = Path("/proc/self/ns/mnt"), Path(f"/proc/{stranger.pid}/ns/mnt")
+            changed = (stranger.mounts(), contents(stranger.inside("/"))) != before
+            return str(caught.value), ours.samefile(theirs), changed
+
+
+def test_a_process_id_that_is_another_containers_meanwhile(
+    driver: Path, image: Path, tmp_path: Path
+) -> None:
+    strangers = tmp_path / "strangers"
+    (strangers / "dev").mkdir(parents=True)
+    before = contents(image), contents(strangers), mount_table()
+    error, entered, changed = in_own_pid_namespace(lambda: reusing(driver, image, strangers))
+    assert (entered, changed) == (False, False), error
+    assert "can't be entered" in error
+    assert (contents(image), contents(strangers), mount_table()) == before
 
 
 def test_a_process_that_is_none(image: Path, workspace: Path) -> None:

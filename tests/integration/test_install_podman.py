@@ -1,8 +1,10 @@
 """gpuhook install and uninstall for podman: as a runtime, and as a hook with no runtime of ours."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,47 @@ def test_hook_that_refuses(gpuhook: Installer, engine: Podman, stage: str) -> No
     done = engine.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=99"]).failed()
     if engine.shows_errors_of_hooks and stage == "prestart":
         assert "This machine has no GPU or MIG device '99'" in done.stderr
+
+
+@pytest.mark.parametrize("way", [["--set-default"], ["--hook=prestart"], ["--hook=precreate"]])
+def test_what_was_refused_can_be_found_later(
+    installation: Installation,
+    gpuhook: Installer,
+    engine: Podman,
+    driver: Driver,
+    podman_config: Path,
+    tmp_path: Path,
+    way: list[str],
+) -> None:
+    """podman shows nothing of what a hook says at precreate, crun nothing of any hook."""
+    config = tmp_path / "config.toml"
+    text = podman_config.read_text().replace("[gpuhook]", f'debug = "{tmp_path}/debug"\n[gpuhook]')
+    config.write_text(re.sub(r"state-dir = .*", f'state-dir = "{tmp_path}/kept"', text))
+    with using(podman_config, config):
+        gpuhook("install", *way).ok()
+        used = dataclasses.replace(engine, runtime=None) if way == ["--set-default"] else engine
+        used.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=99"]).failed()
+        doctor = run([installation.command, "doctor", "--config", config, "--format=json"])
+    sentence = "This machine has no GPU or MIG device '99'"
+    for kept in (tmp_path / "kept/errors.log", tmp_path / "debug"):
+        [record] = [json.loads(line) for line in kept.read_text().splitlines()]
+        assert record["level"] == "error"
+        assert sentence in record["msg"]
+    found = {each["check"]: each["message"] for each in json.loads(doctor.stdout)["findings"]}
+    assert sentence in found["recent-errors"]
+
+
+@contextmanager
+def using(link: Path, config: Path) -> Iterator[None]:
+    """Have the configuration that is found without being named be this one."""
+    before = link.readlink()
+    link.unlink()
+    link.symlink_to(config)
+    try:
+        yield
+    finally:
+        link.unlink()
+        link.symlink_to(before)
 
 
 def test_runtime_and_hook_together_work_once(

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness import bundles
 from harness.bundles import Bundle
 from harness.commands import Result, wait_until
 from harness.driver import Driver
@@ -61,6 +62,10 @@ class Case:
     def run(self, script: str = "") -> Result:
         self.wrap(script)
         return self.bundle.run(self.installation.runtime, self.env)
+
+    @property
+    def kept_errors(self) -> Path:
+        return self.config.parent / "state/errors.log"
 
     @property
     def helper(self) -> int:
@@ -175,18 +180,54 @@ def test_hook_of_a_foreign_process_is_not_asked(case: Case) -> None:
     case.assert_sees_its_gpus(seen(again))
 
 
-def test_failure_is_told_as_the_hook_tells_it(case: Case) -> None:
+# Gives another bundle the hooks of ours, and goes on with that bundle in place of ours.
+OTHER_BUNDLE = """\
+python3 - {ours}/config.json {other.path}/config.json <<'END'
+import json, sys
+ours, other = (json.load(open(path)) for path in sys.argv[1:])
+json.dump({{**other, "hooks": ours["hooks"]}}, open(sys.argv[2], "w"))
+END
+set -- run --bundle {other.path} {other.name}
+"""
+
+
+def test_helper_refuses_the_state_of_another_bundle(
+    case: Case, workspace: Path, roots: dict[str, Path]
+) -> None:
+    """A hook that leads to this helper, and hands it the state of another container."""
+    ours = case.bundle
+    with bundles.bundle(
+        workspace / "bundles", roots["debian"], ours.namespace, case.runtime
+    ) as other:
+        other.environ("NVIDIA_VISIBLE_DEVICES=1")
+        other.command("sh", "-c", "echo it runs")
+        untouched = [case.driver.root, ours.path / "upper", other.path / "upper"]
+        with nothing_left(*untouched, pid=ours.namespace.pid):
+            refused = case.run(OTHER_BUNDLE.format(ours=ours.path, other=other)).failed()
+        assert "it runs" not in refused.stdout
+        [record] = case.kept_errors.read_text().splitlines()
+        sentence = f"The state of the container names another bundle, {other.path}"
+        assert json.loads(record)["msg"].startswith(f"gpuhook-prestart: {sentence}")
+
+
+def test_failure_is_reported_as_by_the_hook(case: Case) -> None:
     """A folder is in the place of a program."""
     case.bundle.call("mkdir", "-p", case.bundle.root / "usr/bin/nvidia-smi").ok()
-    helped = case.run().failed()
-    text = case.config.read_text().replace("helper = true", "helper = false")
+    debug = case.folder / "debug"
+    text = case.config.read_text()
+    text = text.replace("[nvidia-container-cli]", f'[nvidia-container-cli]\ndebug = "{debug}"')
     case.config.write_text(text)
+    helped = case.run().failed()
+    case.config.write_text(text.replace("helper = true", "helper = false"))
     plain = case.run().failed()
-    sentence = "gpuhook-prestart: "
-    # crun shows nothing that a hook says, whoever says it.
-    assert sentence in helped.stderr or case.runtime == "crun"
-    told = [one.stderr.partition(sentence)[2].split("\\n")[0] for one in (helped, plain)]
-    assert told[0] == told[1]
+    for path in (debug, case.kept_errors):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        messages = [record["msg"] for record in records]
+        assert messages == [messages[0]] * 2
+        assert messages[0].startswith("gpuhook-prestart: ")
+        # crun shows nothing that a hook says, whoever says it.
+        assert case.runtime == "crun" or messages[0] in helped.stderr
+        assert case.runtime == "crun" or messages[0] in plain.stderr
 
 
 def test_deadline(case: Case, installation: Installation) -> None:

@@ -1,4 +1,4 @@
-"""log: what is told, and that telling never fails a container."""
+"""log: what is reported, where, and that reporting never fails a container."""
 
 import json
 import os
@@ -9,60 +9,107 @@ from pathlib import Path
 import pytest
 
 from gpuhook import log
+from gpuhook.config import Config
+
+SENTENCES = "It failed. Mend it."
+MESSAGE = f"gpu-py: {SENTENCES}"
 
 
-def test_an_error_goes_to_stderr_and_the_engines_log(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A configuration with a state folder of its own and a debug log."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o755)
+    made = Config()
+    made.state_dir = str(state)
+    made.cli_debug = str(tmp_path / "debug.log")
+    return made
+
+
+def messages(path: str | Path) -> list[str]:
+    """Return what the errors in a log say; AssertionError where one lacks level or time."""
+    records = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    assert all(record["level"] == "error" for record in records)
+    assert all(record["time"].endswith("Z") for record in records)
+    return [record["msg"] for record in records]
+
+
+def test_an_error_goes_to_everyone_who_may_look(
+    tmp_path: Path, config: Config, capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine = tmp_path / "log.json"
+    log.error("gpu-py", SENTENCES, config, str(engine))
+    assert capfd.readouterr().err == f"{MESSAGE}\n"
+    for path in (engine, config.cli_debug, f"{config.state_dir}/{log.ERRORS}"):
+        assert messages(path) == [MESSAGE]
+
+
+def test_what_the_user_is_not_shown_is_kept(
+    config: Config, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.keep("gpu-py", SENTENCES, config)
+    assert capfd.readouterr().err == ""
+    for path in (config.cli_debug, f"{config.state_dir}/{log.ERRORS}"):
+        assert messages(path) == [MESSAGE]
+
+
+def test_an_engines_log_is_appended_to(tmp_path: Path, config: Config) -> None:
+    engine = tmp_path / "log.json"
     engine.write_text("{}\n")
-    log.error("gpu-py", "It failed. Mend it.", str(engine))
-    assert capfd.readouterr().err == "gpu-py: It failed. Mend it.\n"
-    record = json.loads(engine.read_text().splitlines()[1])
-    assert (record["level"], record["msg"]) == ("error", "gpu-py: It failed. Mend it.")
-    assert record["time"].endswith("Z")
+    log.error("gpu-py", SENTENCES, config, str(engine))
+    assert json.loads(engine.read_text().splitlines()[1])["msg"] == MESSAGE
 
 
 def test_a_closed_stderr_loses_no_log_line(tmp_path: Path) -> None:
-    engine = tmp_path / "log.json"
-    code = f"from gpuhook import log; log.error('gpu-py', 'It failed.', {str(engine)!r})"
-    words = [sys.executable, "-c", f"import os; os.close(2)\n{code}"]
-    assert subprocess.run(words, check=False).returncode == 0
-    assert json.loads(engine.read_text())["msg"] == "gpu-py: It failed."
+    engine, state = tmp_path / "log.json", tmp_path / "state"
+    code = f"""
+import os
+from gpuhook import log
+from gpuhook.config import Config
+os.close(2)
+config = Config()
+config.state_dir = {str(state)!r}
+log.error("gpu-py", {SENTENCES!r}, config, {str(engine)!r})
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert messages(engine) == messages(state / log.ERRORS) == [MESSAGE]
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/log.json", "/", "/dev/full"])
-def test_a_log_that_cannot_be_written_fails_nothing(path: str) -> None:
-    log.error("gpu-py", "It failed.", path)
+def test_a_log_that_cannot_be_written_fails_nothing(config: Config, path: str) -> None:
+    config.cli_debug = path
+    log.error("gpu-py", SENTENCES, config, path)
+    assert messages(f"{config.state_dir}/{log.ERRORS}") == [MESSAGE]
 
 
-def test_errors_are_remembered_for_the_owner_alone(tmp_path: Path) -> None:
-    log.remember(str(tmp_path), "gpuhook-prestart", "first")
-    log.remember(str(tmp_path), "gpuhook-prestart", "second")
-    kept = tmp_path / log.ERRORS
-    messages = [json.loads(line)["msg"] for line in kept.read_text().splitlines()]
-    assert messages == ["gpuhook-prestart: first", "gpuhook-prestart: second"]
+def test_errors_are_kept_for_the_owner_alone(config: Config) -> None:
+    log.keep("gpuhook-prestart", "first", config)
+    log.keep("gpuhook-prestart", "second", config)
+    kept = Path(config.state_dir, log.ERRORS)
+    assert messages(kept) == ["gpuhook-prestart: first", "gpuhook-prestart: second"]
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_memory_has_an_end(tmp_path: Path) -> None:
-    kept = tmp_path / log.ERRORS
+def test_the_kept_errors_have_an_end(config: Config) -> None:
+    kept = Path(config.state_dir, log.ERRORS)
     kept.write_bytes(b"x" * (1 << 20))
-    log.remember(str(tmp_path), "gpuhook-prestart", "new")
-    assert kept.stat().st_size < 200
+    log.keep("gpuhook-prestart", "new", config)
+    assert messages(kept) == ["gpuhook-prestart: new"]
 
 
-def test_a_folder_open_to_others_is_left_alone(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    log.remember(str(tmp_path), "gpuhook-prestart", "lost")
-    assert os.listdir(tmp_path) == []
+def test_a_folder_open_to_others_is_not_written_to(config: Config) -> None:
+    Path(config.state_dir).chmod(0o777)
+    log.keep("gpuhook-prestart", "lost", config)
+    assert os.listdir(config.state_dir) == []
 
 
-def test_the_state_folder_is_made(tmp_path: Path) -> None:
-    log.remember(str(tmp_path / "state"), "gpuhook-prestart", "kept")
-    assert os.listdir(tmp_path / "state") == [log.ERRORS]
+def test_the_state_folder_is_made(config: Config) -> None:
+    config.state_dir += "/new"
+    log.keep("gpuhook-prestart", "kept", config)
+    assert os.listdir(config.state_dir) == [log.ERRORS]
 
 
-def test_where_it_cannot_be_made_nothing_is_remembered(tmp_path: Path) -> None:
-    log.remember(str(tmp_path / "missing/state"), "gpuhook-prestart", "lost")
-    assert os.listdir(tmp_path) == []
+def test_where_it_cannot_be_made_nothing_is_kept(config: Config) -> None:
+    config.state_dir += "/missing/state"
+    log.keep("gpuhook-prestart", "lost", config)
+    assert os.listdir(os.path.dirname(os.path.dirname(config.state_dir))) == []

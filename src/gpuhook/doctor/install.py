@@ -138,7 +138,7 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
 
 
 def recent_errors(case: Case) -> Iterator[Finding]:
-    """Show what stopped containers lately: crun shows nobody what a hook says."""
+    """Show what stopped containers lately: not every engine shows what gpuhook says."""
     text = case.machine.text(f"{case.config.state_dir}/{log.ERRORS}") or ""
     yesterday = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 86400))
     lately = []
@@ -151,7 +151,7 @@ def recent_errors(case: Case) -> Iterator[Finding]:
             lately.append(f"{record['time']} {record.get('msg', '')}".rstrip("."))
     if lately:
         count = f"{len(lately)} containers failed" if len(lately) > 1 else "A container failed"
-        remedy = "Do what the message says; crun hides what hooks say, so it is kept here"
+        remedy = "Do what the message says; crun, and podman at precreate, hide what hooks say"
         yield ok("recent-errors", f"{count} within a day, the last: {lately[-1]}", remedy)
 
 
