@@ -72,6 +72,12 @@ class UnknownDeviceError(RequestError):
     code = "unknown-device"
 
 
+class LostDeviceError(UnknownDeviceError):
+    """A requested GPU is one that has fallen off the bus."""
+
+    code = "lost-device"
+
+
 class RequirementError(RequestError):
     """A NVIDIA_REQUIRE_* condition is malformed or not met by this machine."""
 
@@ -79,7 +85,7 @@ class RequirementError(RequestError):
 
 
 class DriverError(GpuhookError):
-    """The driver is missing, not loaded or inconsistent."""
+    """The driver is missing, not loaded, incomplete or inconsistent."""
 
     code = "driver"
 

@@ -6,7 +6,7 @@ making the container, and the rest when the hook asks for it.
 Hot path: imports all that touches the driver or the container.
 """
 
-from gpuhook import image, inject, log
+from gpuhook import completeness, image, inject, log
 from gpuhook.errors import GpuhookError, InjectError
 from gpuhook.plan import make_plan
 from gpuhook.rootfs import Rootfs
@@ -64,16 +64,22 @@ class Injection:
                 container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
             )
             inject.apply(plan, container)
+        if config.cli_debug:
+            self._log(state.container_id, how, container.skipped)
+
+    def _log(self, container_id: str, cgroup: str, skipped: list[str]) -> None:
+        resolved = self._resolved
         log.append(
-            config.cli_debug,
+            self._config.cli_debug,
             {
                 "level": "info",
                 "msg": "injected",
                 "time": log.timestamp(),
-                "container": state.container_id,
-                "devices": list(self._resolved.selection.uuids),
-                "cgroup": how,
-                "skipped": container.skipped,
+                "container": container_id,
+                "devices": list(resolved.selection.uuids),
+                "cgroup": cgroup,
+                "skipped": skipped,
+                "warnings": completeness.warnings(resolved.request, resolved.inventory),
             },
         )
 

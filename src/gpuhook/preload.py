@@ -34,7 +34,8 @@ CONFIGURATION = (
 )  # fmt: skip
 REQUEST = (
     "jsontext", "log", *CONFIGURATION, "oci", "versions", "requirements", "inventory",
-    "selection", "environment", "imex", "mount_requests", "request", "resolve",
+    "selection", "completeness", "environment", "imex", "mount_requests", "request",
+    "resolve",
 )  # fmt: skip
 STORE = ("host_state", "store")
 RUNTIME = (

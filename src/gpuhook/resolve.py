@@ -5,7 +5,7 @@ The one sequence that the runtime, the hook and ``gpuhook explain`` share.
 Hot path: imports the pure steps; ``store`` only when a GPU is asked for.
 """
 
-from gpuhook import preload, requirements, selection
+from gpuhook import completeness, preload, requirements, selection
 from gpuhook.errors import RequestError
 from gpuhook.request import read_request
 
@@ -67,5 +67,6 @@ def resolve(
 
     inventory = progress.inventory = get_inventory(config, save=save)
     selected = selection.select(request, inventory)
+    completeness.check(request, inventory, selected)
     requirements.check(request, inventory, selected)
     return Resolved(request, inventory, selected)

@@ -8,7 +8,7 @@ a MIG device by index in its GPU (0:1), by UUID (MIG-...) or in the old form
 Hot path: imports nothing heavy.
 """
 
-from gpuhook.errors import RequestError, UnknownDeviceError
+from gpuhook.errors import LostDeviceError, RequestError, UnknownDeviceError
 from gpuhook.quoting import listed, shown
 
 TYPE_CHECKING = False
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gpuhook.request import Request
 
     Found = tuple[Gpu, Mig | None]
+
+LOST_REMEDY = "Look for Xid 79 in dmesg, reset the GPU or reboot, and use the other GPUs meanwhile"
 
 _DIGITS = 9  # more digits than any index has
 _HEX = frozenset("0123456789abcdef")
@@ -46,8 +48,9 @@ def select(request: "Request", inventory: "Inventory") -> Selection:
     """Return the GPUs and MIG devices that the request's selectors mean.
 
     ``all`` on a machine without GPUs selects none; any other name that fits nothing raises
-    UnknownDeviceError, which names what the machine has. RequestError for management of MIG
-    that is asked of anything but all devices.
+    UnknownDeviceError, which names what the machine has, or LostDeviceError for the index of
+    a GPU that has fallen off the bus. RequestError for management of MIG that is asked of
+    anything but all devices.
     """
     gpus: dict[str, Gpu] = {}
     migs: dict[str, tuple[Gpu, Mig]] = {}
@@ -83,15 +86,26 @@ def _find(selector: str, inventory: "Inventory") -> "list[Found]":
     wanted = selector.lower()
     if wanted == "all":
         return [found for gpu in inventory.gpus for found in _with_migs(gpu)]
-    for search in (_by_index, _by_range, _by_gpu_uuid, _by_bus_id, _by_mig_index, _by_mig_name):
+    for search in (_by_index, _by_gpu_uuid, _by_bus_id, _by_mig_index, _by_mig_name):
         found = search(wanted, inventory)
         if found:
             return found
+    lost = _lost_among(wanted, inventory)
+    if lost:
+        raise LostDeviceError(fallen_off(lost), LOST_REMEDY)
     raise UnknownDeviceError(
         f"This machine has no GPU or MIG device {shown(selector)}: "
-        f"{_wrong_in_range(wanted, inventory)}{_what_exists(inventory)}",
+        f"{_wrong_in_range(wanted, inventory)}{_what_exists(inventory)}"
+        f"{_may_be_lost(wanted, inventory)}",
         "Ask for one that exists, or for all; `gpuhook info` lists them",
     )
+
+
+def fallen_off(indices: "tuple[int, ...] | list[int]") -> str:
+    """Return the sentence that these GPUs are lost, without a full stop."""
+    names = listed([str(index) for index in indices])
+    what = f"GPU {names} has" if len(indices) == 1 else f"GPUs {names} have"
+    return f"{what} fallen off the bus (lost)"
 
 
 def _with_migs(gpu: "Gpu") -> "list[Found]":
@@ -112,30 +126,56 @@ def _gpu_at(number: int | None, inventory: "Inventory") -> "Gpu | None":
 
 
 def _by_index(wanted: str, inventory: "Inventory") -> "list[Found]":
-    gpu = _gpu_at(_number(wanted), inventory)
-    return [] if gpu is None else [(gpu, None)]
-
-
-def _by_range(wanted: str, inventory: "Inventory") -> "list[Found]":
     """All of a range must exist: a machine that has lost a GPU should say so."""
-    first, _, last = wanted.partition("-")
-    start, end = _number(first), _number(last)
-    if start is None or end is None or end - start >= len(inventory.gpus):
-        return []
-    gpus = [_gpu_at(number, inventory) for number in range(start, end + 1)]
+    indices = _indices(wanted, inventory)
+    gpus = [_gpu_at(number, inventory) for number in indices]
     found: list[Found] = [(gpu, None) for gpu in gpus if gpu is not None]
     return found if len(found) == len(gpus) else []
 
 
-def _wrong_in_range(wanted: str, inventory: "Inventory") -> str:
-    """Return why a range fits nothing, "" for what is no range."""
+def _range(wanted: str) -> "tuple[int, int] | None":
+    """Return the ends of a range, None for what is none."""
     first, _, last = wanted.partition("-")
     start, end = _number(first), _number(last)
-    if start is None or end is None or not inventory.gpus:
+    return None if start is None or end is None else (start, end)
+
+
+def _indices(wanted: str, inventory: "Inventory") -> "list[int]":
+    """Return the indices that an index or a range means; none of a range that is too long."""
+    number = _number(wanted)
+    start, end = (number, number) if number is not None else _range(wanted) or (0, -1)
+    if end - start >= len(inventory.gpus) + len(inventory.lost):
+        return []
+    return list(range(start, end + 1))
+
+
+def _lost_among(wanted: str, inventory: "Inventory") -> "list[int]":
+    """Return the lost GPUs that a name means by index, if they are all that is wrong with it."""
+    first, colon, second = wanted.partition(":")
+    if colon and None in (_number(first), _number(second)):
+        return []  # a bus id
+    indices = _indices(first, inventory)
+    missing = [index for index in indices if _gpu_at(index, inventory) is None]
+    return missing if set(missing) <= set(inventory.lost) else []
+
+
+def _may_be_lost(wanted: str, inventory: "Inventory") -> str:
+    """Return which GPUs a UUID or a bus id may mean: of lost ones NVML tells the index alone."""
+    if not inventory.lost or not (wanted.startswith(("gpu-", "mig-")) or "." in wanted):
         return ""
+    it = "it" if len(inventory.lost) == 1 else "one of them"
+    return f"; {fallen_off(inventory.lost)} and may be {it}"
+
+
+def _wrong_in_range(wanted: str, inventory: "Inventory") -> str:
+    """Return why a range fits nothing, "" for what is no range."""
+    ends = _range(wanted)
+    have = {*(gpu.index for gpu in inventory.gpus), *inventory.lost}
+    if ends is None or not have:
+        return ""
+    start, end = ends
     if start > end:
         return "the range runs backwards; "
-    have = {gpu.index for gpu in inventory.gpus}
     while start in have:
         start += 1
     later = [index for index in have if start < index <= end]
@@ -204,7 +244,7 @@ def _refuse_ambiguous(wanted: str, uuids: list[str]) -> None:
 
 def _what_exists(inventory: "Inventory") -> str:
     if not inventory.gpus:
-        return "it has none at all"
+        return "it has none that answers" if inventory.lost else "it has none at all"
     names = [f"{gpu.index} ({gpu.uuid})" for gpu in inventory.gpus]
     names += [f"{gpu.index}:{mig.index} ({mig.uuid})" for gpu in inventory.gpus for mig in gpu.mig]
     return f"it has {listed(names)}"

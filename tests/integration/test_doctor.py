@@ -90,7 +90,11 @@ def test_a_driver_that_is_not_loaded(installation: Installation, workspace: Path
 
 def test_a_lost_gpu(installation: Installation, workspace: Path) -> None:
     doctor, _ = _broken(installation, workspace, "lost", "--fail=gpu-lost:1")
-    assert doctor.status("nvml-lost") == "failure"
+    [found] = [each for each in doctor.findings(status=2) if each["check"] == "nvml-lost"]
+    assert (found["status"], found["message"]) == (
+        "failure",
+        "GPU 1 has fallen off the bus (lost)",
+    )
 
 
 def test_a_driver_that_starts_slowly(installation: Installation, workspace: Path) -> None:

@@ -90,6 +90,22 @@ def closed_nodes(scene: Scene) -> Path:
     return root
 
 
+def half_driver(scene: Scene, *missing: str) -> Result:
+    """Start a container on a driver without the files and nodes that these patterns name."""
+    root = scene.broken_driver()
+    for pattern in missing:
+        for path in root.glob(pattern):
+            path.unlink()
+    return scene.start(ALL, root=root)
+
+
+def nvml_under_another_name(scene: Scene) -> Result:
+    root = scene.broken_driver()
+    [library] = root.glob("usr/lib/*/libnvidia-ml.so.5*")
+    library.rename(library.with_name("libnvidia-ml.so.1"))
+    return scene.start(ALL, root=root)
+
+
 def crashing_driver(scene: Scene) -> Result:
     root = scene.broken_driver()
     [library] = root.glob("usr/lib/*/libnvidia-ml.so.5*")
@@ -168,6 +184,18 @@ OURS: dict[str, Provocation] = {
     "NVML ended with ... instead of listing the GPUs": crashing_driver,
     "This machine has no GPU or MIG device '...'": lambda scene: scene.start(
         "NVIDIA_VISIBLE_DEVICES=9"
+    ),
+    "GPU ... has fallen off the bus (lost)": lambda scene: scene.start(
+        "NVIDIA_VISIBLE_DEVICES=1", root=scene.broken_driver("--fail=gpu-lost:1")
+    ),
+    "there is no device node ...nvidia-uvm, without which there is no CUDA": (
+        lambda scene: half_driver(scene, "dev/nvidia-uvm")
+    ),
+    "libcuda.so... isn't installed, without which there is no CUDA": (
+        lambda scene: half_driver(scene, "usr/lib/*/libcuda.so*")
+    ),
+    "libnvidia-ml.so... isn't installed, without which there is no nvidia-smi": (
+        nvml_under_another_name
     ),
     "The container requires '...' and this machine has ...": lambda scene: scene.start(
         ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"

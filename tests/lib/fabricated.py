@@ -75,7 +75,7 @@ class Tree:
         for gpu in range(gpus):
             folder = f"/proc/driver/nvidia/gpus/0000:0{gpu}:00.0"
             self.write(f"{folder}/information", f"Model: \t X\nDevice Minor: \t {gpu}\n")
-        names = ["libnvidia-ml.so", "libcuda.so"]
+        names = ["libnvidia-ml.so", "libcuda.so", "libnvidia-ptxjitcompiler.so"]
         for name in names:
             path = f"{LIBRARIES}/{name}.{installed}"
             self.write(path, self._library(f"{name}.1"))

@@ -1,11 +1,16 @@
-"""gpuhook explain, of containers that ask for nothing and of words that say nothing."""
+"""gpuhook explain: why nothing is done, what is there in part, and words that say nothing."""
 
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from machines import gpu, machine
 
 from gpuhook.cli import cli
+from gpuhook.cli.explain import Explanation
+from gpuhook.request import Request
+from gpuhook.resolve import Resolved
+from gpuhook.selection import Selection
 
 
 def explain(folder: Path, *words: str, config: str = "") -> Result:
@@ -45,3 +50,14 @@ def test_a_word_without_name_and_value(tmp_path: Path, word: str) -> None:
     done = explain(tmp_path, "-e", word)
     assert done.exit_code == 2
     assert f"-e takes NAME=VALUE, not {word!r}" in done.stderr
+
+
+def test_warnings_are_in_the_text_and_in_the_json() -> None:
+    explanation = Explanation()
+    assert explanation.to_json()["warnings"] == []
+    request = Request("environment", ("all",), selectors=("all",), capabilities=("video",))
+    inventory = machine(gpu(0, 0))
+    explanation.progress.request, explanation.progress.inventory = request, inventory
+    explanation.resolved = Resolved(request, inventory, Selection(inventory.gpus))
+    assert explanation.to_json()["warnings"] == ["video lacks libnvcuvid"]
+    assert "Warning:         video lacks libnvcuvid" in explanation.to_text().splitlines()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.errors import RequestError, UnknownDeviceError
+from gpuhook.errors import LostDeviceError, RequestError, UnknownDeviceError
 from gpuhook.inventory import Gpu, Inventory, Mig
 from gpuhook.request import Request
 from gpuhook.selection import Selection, select
@@ -21,8 +21,8 @@ def gpu(index: int, uuid: str, bus: str, mig: tuple[Mig, ...] = ()) -> Gpu:
     return Gpu(index, 7 - index, uuid, bus, "NVIDIA H200", "9.0", "Nvidia", bool(mig), mig)
 
 
-def machine(*gpus: Gpu) -> Inventory:
-    return Inventory("/", "580.65.06", "13.0", gpus, (), ())
+def machine(*gpus: Gpu, lost: tuple[int, ...] = ()) -> Inventory:
+    return Inventory("/", "580.65.06", "13.0", gpus, (), (), lost)
 
 
 MACHINE = machine(
@@ -181,6 +181,82 @@ def test_a_gap_in_a_range_is_named() -> None:
         selected("0-6", inventory=gaps)
     with pytest.raises(UnknownDeviceError, match=": 5 doesn't exist; it has "):
         selected("4-9", inventory=gaps)
+
+
+LOSSES = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in (0, 1, 2, 4, 6, 7)), lost=(3, 5))
+
+
+@pytest.mark.parametrize(
+    ("selector", "cause"),
+    [
+        ("3", "GPU 3 has fallen off the bus (lost)"),
+        ("03", "GPU 3 has fallen off the bus (lost)"),
+        ("3-3", "GPU 3 has fallen off the bus (lost)"),
+        ("2-4", "GPU 3 has fallen off the bus (lost)"),
+        ("0-7", "GPUs 3, 5 have fallen off the bus (lost)"),
+        ("3:0", "GPU 3 has fallen off the bus (lost)"),
+    ],
+)
+def test_a_lost_gpu_is_named_as_lost(selector: str, cause: str) -> None:
+    with pytest.raises(LostDeviceError) as caught:
+        selected("0", selector, inventory=LOSSES)
+    assert caught.value.code == "lost-device"
+    assert caught.value.cause == cause
+    assert "Xid 79" in caught.value.remedy
+
+
+def test_other_gpus_can_still_be_asked_for() -> None:
+    assert selected("0-2", "4", inventory=LOSSES).uuids == (
+        "GPU-0000", "GPU-0001", "GPU-0002", "GPU-0004",
+    )  # fmt: skip
+    assert len(selected("all", inventory=LOSSES).uuids) == 6
+
+
+def test_the_only_gpu_is_lost() -> None:
+    alone = machine(lost=(0,))
+    assert selected("all", inventory=alone).uuids == ()
+    with pytest.raises(LostDeviceError, match="GPU 0 has fallen"):
+        selected("0", inventory=alone)
+    with pytest.raises(UnknownDeviceError, match="'1': it has none that answers") as caught:
+        selected("1", inventory=alone)
+    assert caught.value.code == "unknown-device"
+
+
+@pytest.mark.parametrize(
+    ("selector", "words"),
+    [
+        ("8", "'8': it has 0 (GPU-0000)"),
+        ("0:5", "'0:5': it has 0 (GPU-0000)"),
+        ("8:0", "'8:0': it has 0 (GPU-0000)"),
+        ("0-12", ": 8 to 12 don't exist; it has "),
+        ("3-8", ": 8 doesn't exist; it has "),
+        ("3-999999999", ": 8 to 999999999 don't exist; it has "),
+        ("5-3", ": the range runs backwards; it has "),
+        ("3-5:0", "'3-5:0': it has "),
+        ("3:", "'3:': it has "),
+    ],
+)
+def test_what_is_wrong_with_another_name_is_not_that_gpus_are_lost(
+    selector: str, words: str
+) -> None:
+    with pytest.raises(UnknownDeviceError) as caught:
+        selected(selector, inventory=LOSSES)
+    assert caught.value.code == "unknown-device"
+    assert words in caught.value.cause
+    assert "lost" not in caught.value.cause
+
+
+@pytest.mark.parametrize("selector", ["GPU-8f3a", "MIG-1111", "0000:1b:00.0", "3:00.0"])
+def test_a_uuid_or_bus_id_may_be_a_lost_gpus(selector: str) -> None:
+    """NVML tells of a lost GPU no more than its index."""
+    with pytest.raises(UnknownDeviceError) as caught:
+        selected(selector, inventory=LOSSES)
+    assert caught.value.cause.endswith(
+        "; GPUs 3, 5 have fallen off the bus (lost) and may be one of them"
+    )
+    one = machine(gpu(0, A, "0:1:0.0"), lost=(1,))
+    with pytest.raises(UnknownDeviceError, match=r"; GPU 1 has .* \(lost\) and may be it\. "):
+        selected(selector.replace("8f3a", "9"), inventory=one)
 
 
 @pytest.mark.parametrize(("prefix", "both"), [("GPU-8", (A, B)), ("MIG-1111", (M0, M1))])

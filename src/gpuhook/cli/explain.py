@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from gpuhook import completeness, image
 from gpuhook import environment as environments
-from gpuhook import image
 from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError
@@ -46,6 +46,14 @@ class Explanation:
         except GpuhookError as error:
             self.error = error
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the container would get only in part."""
+        found = self.resolved
+        if found is None:
+            return []
+        return completeness.warnings(found.request, found.inventory)
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON of the command's contract: every key, null where it didn't get."""
         request, inventory = self.progress.request, self.progress.inventory
@@ -59,6 +67,7 @@ class Explanation:
             if inventory
             else None,
             "selected": list(self.resolved.selection.uuids) if self.resolved else [],
+            "warnings": self.warnings,
             "operations": [op.to_json() for op in self.plan.operations] if self.plan else [],
             "error": {"code": self.error.code, "message": str(self.error)} if self.error else None,
         }
@@ -108,6 +117,7 @@ def _request_lines(explanation: Explanation) -> list[str]:
         lines.append(
             f"Selected:        {', '.join(explanation.resolved.selection.uuids) or 'no GPU'}"
         )
+    lines += [f"Warning:         {text}" for text in explanation.warnings]
     return lines
 
 

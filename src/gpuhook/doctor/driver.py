@@ -1,16 +1,16 @@
 """Checks of the driver: loaded, of one version, complete, answering, known to the loader."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpuhook import driver_files, ldcache, nvml
+from gpuhook import capabilities, completeness, driver_files, ldcache, nvml
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.nodes import gpu_minors, module_version
 from gpuhook.errors import DriverError, LdCacheError
 from gpuhook.rootfs import Rootfs
+from gpuhook.selection import LOST_REMEDY, fallen_off
 
 _SLOW_SECONDS = 1.0
 
@@ -105,11 +105,7 @@ def _nvml_findings(answer: nvml.Answer, seconds: float, expected: int) -> Iterat
     what = f"NVML answers after {seconds:.2f} s: {found} GPU{'s' if found != 1 else ''}"
     what += f", driver {answer.driver_version}, CUDA {answer.cuda_version}"
     if answer.lost:
-        yield failure(
-            "nvml-lost",
-            f"GPU {', '.join(map(str, answer.lost))} has fallen off the bus",
-            "Look for Xid messages in the kernel's log, then reset the GPU or reboot",
-        )
+        yield failure("nvml-lost", fallen_off(answer.lost), LOST_REMEDY)
     if seconds > _SLOW_SECONDS:
         yield warning(
             "nvml",
@@ -159,16 +155,13 @@ def driver_complete(case: Case) -> Iterator[Finding]:
             files = driver_files.find_all(root, index, version)
     except (OSError, DriverError, LdCacheError):
         return  # said by the checks before
-    names = {os.path.basename(file.path) for file in files}
-    if f"libcuda.so.{version}" not in names:
-        yield failure(
-            "driver-files",
-            f"libcuda.so.{version} isn't installed, without which there is no CUDA",
-            "Install the driver's compute libraries (libcuda1, nvidia-compute or cuda-drivers)",
-        )
-    elif "nvidia-smi" not in names:
-        yield warning(
-            "driver-files", "nvidia-smi isn't installed", "Install the driver's utilities"
-        )
+    wanted = capabilities.DEFAULT
+    for _, cause, remedy in completeness.missing_libraries(wanted, files, version):
+        yield failure("driver-files", cause, remedy)
+        return
+    missing = completeness.missing_parts(wanted, files)
+    if missing:
+        remedy = f"Install the rest of the driver's libraries and programs, version {version}"
+        yield warning("driver-files", "; ".join(missing), remedy)
     else:
         yield ok("driver-files", f"{len(files)} of the driver's files were found")

@@ -5,6 +5,7 @@ import re
 import stat
 from collections.abc import Iterator
 
+from gpuhook.completeness import MAKE_UVM, UVM
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 
@@ -31,7 +32,7 @@ def device_nodes(case: Case) -> Iterator[Finding]:
         yield ok("device-nodes", f"All {len(wrong)} device nodes exist with the right numbers")
         yield from _node_modes(case, list(wrong))
         return
-    remedy = "Run nvidia-smi and nvidia-modprobe -u -c0 as root, and have a boot service do so"
+    remedy = f"Run nvidia-smi and {MAKE_UVM} as root, and have a boot service do so"
     yield failure("device-nodes", "; ".join(problems), remedy)
 
 
@@ -40,7 +41,7 @@ def _expected(case: Case) -> dict[str, tuple[int, int] | None]:
     uvm = _major(case, "nvidia-uvm")
     expected: dict[str, tuple[int, int] | None] = {
         "/dev/nvidiactl": (_NVIDIA_MAJOR, _CONTROL_MINOR),
-        "/dev/nvidia-uvm": None if uvm is None else (uvm, 0),
+        UVM: None if uvm is None else (uvm, 0),
     }
     for minor in gpu_minors(case):
         expected[f"/dev/nvidia{minor}"] = (_NVIDIA_MAJOR, minor)

@@ -5,7 +5,7 @@ The same request, plan and injection as everywhere; only the way to ask is anoth
 
 import os
 
-from gpuhook import image, inject
+from gpuhook import completeness, image, inject
 from gpuhook.config import Config
 from gpuhook.inventory import Inventory
 from gpuhook.nvidia_cli.errors import CliError
@@ -42,6 +42,7 @@ def configure(
     switches: Switches,
 ) -> None:
     """Inject what was selected; GpuhookError, and nothing left behind, if that fails."""
+    completeness.check(request, inventory, selection)
     check(request, inventory, selection)
     pid = target.pid or os.getppid()
     with (

@@ -7,6 +7,7 @@ _CLASSES = {
     "request": "input error",
     "unsupported-capability": "input error",
     "unknown-device": "device error",
+    "lost-device": "device error",
     "requirement": "requirement error",
     "config": "initialization error",
     "driver": "initialization error",

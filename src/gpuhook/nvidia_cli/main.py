@@ -9,7 +9,7 @@ import sys
 
 from gpuhook import __version__, imex, log
 from gpuhook.config import Config, load
-from gpuhook.errors import GpuhookError, UnknownDeviceError
+from gpuhook.errors import GpuhookError, LostDeviceError, UnknownDeviceError
 from gpuhook.inventory import Inventory
 from gpuhook.nvidia_cli import argp, options
 from gpuhook.nvidia_cli.errors import CliError, worded
@@ -139,11 +139,13 @@ def _inventory(config: Config, found: "Found") -> Inventory:
 
 def _select(selectors: tuple[str, ...], inventory: Inventory) -> Selection:
     """Return the selected devices; on a machine without GPUs no name is looked at."""
-    if not inventory.gpus:
+    if not inventory.gpus and not inventory.lost:
         return Selection()
     for selector in selectors:
         try:
             select(Request(selectors=(selector,)), inventory)
+        except LostDeviceError:
+            raise
         except UnknownDeviceError:
             raise CliError("device error", f"{selector}: unknown device") from None
     return select(Request(selectors=selectors), inventory)

@@ -124,10 +124,16 @@ def test_the_loaders_cache(tree: Tree) -> None:
 def test_what_of_the_driver_is_installed(tree: Tree) -> None:
     tree.driver()
     assert said(driver.driver_complete(tree.case))["driver-files"][0] == "ok"
+    (tree.root / LIBRARIES / f"libnvidia-ptxjitcompiler.so.{VERSION}").unlink()
     (tree.root / "usr/bin/nvidia-smi").unlink()
-    assert said(driver.driver_complete(tree.case))["driver-files"][0] == "warning"
+    status, message = said(driver.driver_complete(tree.case))["driver-files"]
+    assert status == "warning"
+    assert message == "compute lacks libnvidia-ptxjitcompiler; utility lacks nvidia-smi"
     (tree.root / LIBRARIES / f"libcuda.so.{VERSION}").unlink()
-    assert said(driver.driver_complete(tree.case))["driver-files"][0] == "failure"
+    (finding,) = driver.driver_complete(tree.case)
+    assert finding.status == "failure"
+    assert finding.message.startswith(f"libcuda.so.{VERSION} isn't installed")
+    assert f"exactly version {VERSION} (libcuda1 on Debian" in finding.remedy
 
 
 def test_links_in_dev_char_matter_under_systemd(tree: Tree) -> None:
