@@ -7,10 +7,13 @@ import select
 import subprocess
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from groups import Group
 
 _CAPABILITIES = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_MKNOD", "CAP_SETGID"]
 _MOUNTS = (
@@ -25,8 +28,9 @@ _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Container:
-    """What one kind of container asks for, and how it is started."""
+    """What one kind of container asks for, how it is started, and the group that counts it."""
 
+    group: Group
     runtime: str
     environ: tuple[str, ...] = ()
     config: str = ""
@@ -52,23 +56,27 @@ class Bundle:
 
     def __init__(self, container: Container, parent: Path, lower: Path) -> None:
         self.container = container
-        self.name = f"gpuhook-benchmark-{uuid.uuid4().hex[:12]}"
+        self.name = f"benchmark-{uuid.uuid4().hex[:12]}"
         self.folder = parent / self.name
         self.lower = lower
         self.root = self.folder / "rootfs"
 
-    def set_up(self) -> None:
-        """Make the root filesystem and config.json as an engine would have them."""
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Have the root filesystem and config.json as an engine would make them.
+
+        Afterwards its files stay, because ext4 is slow where many were deleted lately.
+        """
         for name in ("rootfs", "upper", "work"):
             (self.folder / name).mkdir(parents=True)
         layers = f"lowerdir={self.lower},upperdir={self.folder}/upper,workdir={self.folder}/work"
         subprocess.run(["mount", "-t", "overlay", "-o", layers, "none", self.root], check=True)
-        text = json.dumps(self._spec(), separators=(",", ":"))  # as Go writes it
-        (self.folder / "config.json").write_text(text)
-
-    def tear_down(self) -> None:
-        """Unmount it; its files stay, because ext4 is slow where many were deleted lately."""
-        subprocess.run(["umount", self.root], check=True)
+        try:
+            text = json.dumps(self._spec(), separators=(",", ":"))  # as Go writes it
+            (self.folder / "config.json").write_text(text)
+            yield
+        finally:
+            subprocess.run(["umount", self.root], check=True)
 
     def live(self) -> Life:
         """Start a container that ends at once, from create to delete; RuntimeError if it fails."""
@@ -126,7 +134,7 @@ class Bundle:
                 for point, kind, options in _MOUNTS
             ],
             "linux": {
-                "cgroupsPath": f"/gpuhook-benchmark/{self.folder.name}",
+                "cgroupsPath": f"{self.container.group.containers}/{self.name}",
                 "resources": {"devices": [{"allow": False, "access": "rwm"}]},
                 "namespaces": [
                     {"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")
@@ -140,11 +148,9 @@ class Bundle:
         return spec
 
 
-def live(container: Container, parent: Path, lower: Path) -> Life:
-    """Make a bundle in a folder, and lead its container through its life."""
+def live(container: Container, parent: Path, lower: Path, rest: float) -> Life:
+    """Make a bundle in a folder, rest for so many seconds, and lead its container through life."""
     bundle = Bundle(container, parent, lower)
-    bundle.set_up()
-    try:
+    with bundle.prepared(), container.group.entered():
+        time.sleep(rest)
         return bundle.live()
-    finally:
-        bundle.tear_down()

@@ -38,26 +38,22 @@ class Machine:
             run(*command, f"--init-seconds={init_seconds:g}")
         return str(root)
 
-    def config(
-        self,
-        init_seconds: float = 0.0,
-        *,
-        mode: str = "hook",
-        helper: bool = True,
-    ) -> Path:
-        """Write a config.toml, older than anything that is saved about it."""
-        path = self.folder / f"{mode}-{init_seconds:g}-{helper}" / "config.toml"
-        if not path.exists():
-            path.parent.mkdir()
-            path.write_text(
-                f'[nvidia-container-cli]\nroot = "{self.driver(init_seconds)}"\n'
-                f'load-kmods = false\n[nvidia-container-runtime]\nmode = "{mode}"\n'
-                f"[gpuhook]\nhelper = {str(helper).lower()}\n"
-                f'state-dir = "{path.parent}/state"\n'
-            )
-            for each in (path, path.parent):
-                os.utime(each, (10**9, 10**9))
-        return path
+    def config(self, name: str, init_seconds: float, mode: str, settings: str) -> str:
+        """Write a config.toml into a folder of that name, older than all that is saved about it.
+
+        The settings are lines of section [gpuhook]. Containers with different files share no
+        saved inventory and no process that stands ready.
+        """
+        path = self.folder / "configs" / name / "config.toml"
+        path.parent.mkdir(parents=True)
+        path.write_text(
+            f'[nvidia-container-cli]\nroot = "{self.driver(init_seconds)}"\n'
+            f'load-kmods = false\n[nvidia-container-runtime]\nmode = "{mode}"\n'
+            f'[gpuhook]\nstate-dir = "{path.parent}/state"\n{settings}'
+        )
+        for each in (path, path.parent):
+            os.utime(each, (10**9, 10**9))
+        return str(path)
 
     def forget(self, config: str) -> None:
         """Delete the saved inventory."""

@@ -1,0 +1,65 @@
+"""The kinds of containers that are measured, by the names that the tables have for them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from containers import Container
+from groups import Groups
+from machine import Machine
+
+RUNC = "plain runc"
+NO_GPU = "no GPU"
+EIGHT = "8 GPUs"
+PAUSED = "8 GPUs, first after a pause"
+PLAIN = "8 GPUs, helper off"
+SLOW = "8 GPUs, nvmlInit 2 s"
+
+_SOME = "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+_EVERY = "NVIDIA_DRIVER_CAPABILITIES=all"
+_ONE_GPU = ("NVIDIA_VISIBLE_DEVICES=0", _SOME)
+_ALL_GPUS = ("NVIDIA_VISIBLE_DEVICES=all", _SOME)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a container asks for, and what is set in the config.toml that it is started with."""
+
+    environ: tuple[str, ...] = ()
+    init_seconds: float = 0.0
+    mode: str = "hook"
+    settings: str = ""
+
+
+# Where nothing is set, a helper stands ready after the first container. Without one (standby)
+# each container is what the first after a pause is: it forks a helper of its own.
+_OURS = {
+    NO_GPU: _Kind(),
+    "1 GPU": _Kind(_ONE_GPU),
+    EIGHT: _Kind(_ALL_GPUS),
+    "8 GPUs, all capabilities": _Kind(("NVIDIA_VISIBLE_DEVICES=all", _EVERY)),
+    PAUSED: _Kind(_ALL_GPUS, settings="standby = 0\n"),
+    PLAIN: _Kind(_ALL_GPUS, settings="helper = false\n"),
+    "8 GPUs, mode spec": _Kind(_ALL_GPUS, mode="spec"),
+    SLOW: _Kind(_ALL_GPUS, init_seconds=2.0),
+}
+
+
+def kinds(machine: Machine, groups: Groups, others: Sequence[str]) -> dict[str, Container]:
+    """Return every kind, each with a group and a config.toml of its own.
+
+    Those of other runtimes set nothing that an older gpuhook doesn't know.
+    """
+    found = {
+        RUNC: Container(groups.new(), "runc"),
+        "plain runc, an empty hook": Container(groups.new(), "runc", hook="/bin/true"),
+    }
+    ours = [(name, machine.runtime, kind) for name, kind in _OURS.items()]
+    theirs = [
+        (f"against {number}: {name}", other, _OURS[name])
+        for number, other in enumerate(others, 1)
+        for name in (NO_GPU, EIGHT)
+    ]
+    for number, (name, runtime, kind) in enumerate(ours + theirs):
+        config = machine.config(str(number), kind.init_seconds, kind.mode, kind.settings)
+        found[name] = Container(groups.new(), runtime, kind.environ, config)
+    return found
