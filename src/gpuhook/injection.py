@@ -6,7 +6,7 @@ making the container, and the rest when the hook asks for it.
 Hot path: imports all that touches the driver or the container.
 """
 
-from gpuhook import completeness, image, inject, log
+from gpuhook import completeness, image, inject, log, records
 from gpuhook.errors import GpuhookError, InjectError
 from gpuhook.plan import make_plan
 from gpuhook.rootfs import Rootfs
@@ -60,10 +60,12 @@ class Injection:
         spec.require_mount_namespace()
         with inject.open_container(state.pid, state.root or spec.root_path) as container:
             plan = self._prepare(_look(container, config))
-            how = inject.allow_devices(
-                container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
-            )
-            inject.apply(plan, container)
+            record = records.describe(state, spec, self._resolved, plan)
+            with records.Written(config.state_dir, container.process, record):
+                how = inject.allow_devices(
+                    container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
+                )
+                inject.apply(plan, container)
         if config.cli_debug:
             self._log(state.container_id, how, container.skipped)
 

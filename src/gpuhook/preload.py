@@ -43,9 +43,10 @@ RUNTIME = (
     "device_choice", "cgroup", "helper",
 )  # fmt: skip
 INJECTION = (
+    *STORE,
     "cgroup", "feature_files", "cuda_compat", "layout", "image", "clib", "kernel",
     "rootfs", "mounts", "journal", "container", "inject", "device_choice", "ldcache",
-    "sonames", "procfs_params", "operations", "plan", "injection",
+    "sonames", "procfs_params", "operations", "plan", "records", "injection",
 )  # fmt: skip
 HOOK = (*REQUEST, "prestart_hook")
 

@@ -1,67 +1,88 @@
 """Give running containers back the devices that their cgroups no longer allow.
 
-``systemctl daemon-reload`` and ``docker update`` write a container's device rules anew, and
-what only the cgroup knew is lost: "Failed to initialize NVML: Unknown Error". The nodes are
-still in the container, so what it was given can be read there and be allowed again.
+``systemctl daemon-reload`` and ``docker update`` write a container's device rules again, and
+what only the cgroup knew is lost: "Failed to initialize NVML: Unknown Error".
 
-Only nodes that are *mounted* count. A container may make nodes of its own (mknod), but it
-can't mount, so it can't talk its way to another container's GPU.
+What a container was given is what we wrote down when it was injected (``records``), or what
+root's own config.json says (``bundles``). Its /dev and its mounts are never asked: a
+container with CAP_MKNOD makes what nodes it likes, and mounts them in a user namespace.
 
 Not on the hot path: only ``gpuhook repair`` comes here.
 """
 
 import os
-import re
-import stat
 import subprocess
 from collections.abc import Collection, Iterable
 
-from gpuhook import cgroup
-from gpuhook.containers import Container
+from gpuhook import bundles, cgroup, records
+from gpuhook.containers import Container, Numbers
 from gpuhook.errors import ContainerError
-from gpuhook.rootfs import Rootfs
+from gpuhook.inventory import Inventory
 
 _ENGINES = ("docker", "podman")
 _SHORTEST_ID = 4
-_UNESCAPE = re.compile(rb"\\([0-7]{3})")  # proc_pid_mountinfo(5) writes blanks so
 _TIMEOUT_S = 20
 
 
-def repair(container: Container, devices: Collection[tuple[int, int]]) -> tuple[str, int]:
-    """Allow a container the devices that are mounted in it; return how, and how many.
+def repair(container: Container, inventory: Inventory) -> tuple[str, int]:
+    """Allow a container the devices that it was given; return how, and how many.
 
-    ``devices`` are the (major, minor) pairs that count. Raises CgroupError, ContainerError.
+    Raises CgroupError, and ContainerError where nothing says what it was given.
     """
-    given = mounted_devices(container.pid, devices)
-    process = os.open(f"/proc/{container.pid}", os.O_PATH | os.O_CLOEXEC)
     try:
+        process = os.open(f"/proc/{container.pid}", os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        raise _ended(container) from None
+    try:
+        given = given_devices(container, process, inventory)
         return cgroup.allow(process, given), len(given)
     finally:
         os.close(process)
 
 
-def mounted_devices(pid: int, devices: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return which of the devices have a node mounted in a process' mount namespace."""
-    found = set()
+def given_devices(container: Container, process: int, inventory: Inventory) -> list[Numbers]:
+    """Return the devices that a container was given, of those that this machine has now.
+
+    ``process`` is a descriptor of /proc/PID of its first process.
+    """
     try:
-        with open(f"/proc/{pid}/mountinfo", "rb") as file:
-            points = [_mount_point(line) for line in file]
-        with Rootfs(f"/proc/{pid}/root") as root:
-            for point in points:
-                status = root.stat(point)
-                if status is not None and stat.S_ISCHR(status.st_mode):
-                    found.add((os.major(status.st_rdev), os.minor(status.st_rdev)))
-    except OSError as error:
+        started = records.started(process)
+    except OSError:
+        raise _ended(container) from None
+    present = {(node.major, node.minor) for node in inventory.nodes}
+    if container.record is None:
+        allowed = bundles.allowed_devices(container.pid, started, present)
+        if not allowed:
+            raise ContainerError(
+                f"{container.name} has no record of what it was given, and no config.json that "
+                "allows it a device",
+                "Start it again: its GPUs were given by something else than gpuhook, or by a "
+                "version before records were kept",
+            )
+        return allowed
+    if started != container.record["started"]:
+        raise _ended(container)
+    _check_gpus(container, inventory)
+    return sorted(container.nodes & present)
+
+
+def _check_gpus(container: Container, inventory: Inventory) -> None:
+    """Refuse where a GPU has another number than when the container got it."""
+    now = {gpu.uuid: gpu.minor for gpu in inventory.gpus}
+    given = [pair for one in (container.record or {})["given"] for pair in one["gpus"]]
+    moved = [uuid for uuid, minor in given if now.get(uuid) != minor]
+    if moved:
         raise ContainerError(
-            f"The container of process {pid} can't be looked into: {error.strerror}",
-            "Run gpuhook repair as root, on the machine where the container runs",
-        ) from None
-    return sorted(found.intersection(devices))
+            f"{container.name} was given {', '.join(moved)}, which this machine has no more, or "
+            "under another number",
+            "Start it again",
+        )
 
 
-def _mount_point(line: bytes) -> str:
-    field = line.split(b" ", 5)[4]
-    return os.fsdecode(_UNESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))
+def _ended(container: Container) -> ContainerError:
+    return ContainerError(
+        f"The first process of {container.name} has ended", "Start the container again"
+    )
 
 
 def select(names: Iterable[str], running: Collection[Container]) -> list[Container]:

@@ -38,7 +38,7 @@ def get_inventory(config: "Config", *, save: bool = True) -> Inventory:
     A new one is saved for the next caller, unless ``save`` is off or this user can't.
     Raises DriverError where there is no working driver.
     """
-    folder = _open_folder(config.state_dir)
+    folder = open_folder(config.state_dir)
     if folder is None:
         return _make_unsaved(config, save=save)
     try:
@@ -54,7 +54,7 @@ def get_inventory(config: "Config", *, save: bool = True) -> Inventory:
 
 def refresh(config: "Config") -> Inventory:
     """Make the inventory anew, whether the saved one is fresh or not, and save it."""
-    folder = _open_folder(config.state_dir) or _make_folder(config.state_dir)
+    folder = make_folder(config.state_dir)
     if folder is None:
         raise DriverError(
             f"The state folder {config.state_dir} can't be used",
@@ -69,7 +69,7 @@ def refresh(config: "Config") -> Inventory:
 
 def saved(config: "Config") -> Inventory | None:
     """Return the saved inventory if there is a fresh one; never asks NVML."""
-    folder = _open_folder(config.state_dir)
+    folder = open_folder(config.state_dir)
     if folder is None:
         return None
     try:
@@ -82,7 +82,7 @@ def saved(config: "Config") -> Inventory | None:
 
 
 def _make_unsaved(config: "Config", *, save: bool) -> Inventory:
-    folder = _make_folder(config.state_dir) if save else None
+    folder = make_folder(config.state_dir) if save else None
     if folder is None:
         return _discover(config).inventory
     try:
@@ -207,7 +207,7 @@ def _digest(data: "bytes | memoryview") -> str:
     return _imp.source_hash(_HASH_KEY, data).hex()
 
 
-def _open_folder(path: str) -> int | None:
+def open_folder(path: str) -> int | None:
     """Open the state folder; None where there is none that we may trust."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -219,7 +219,8 @@ def _open_folder(path: str) -> int | None:
     return None
 
 
-def _make_folder(path: str) -> int | None:
+def make_folder(path: str) -> int | None:
+    """Make the state folder and open it; None where that can't be, or it can't be trusted."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.mkdir(path, _FOLDER_MODE)
@@ -228,7 +229,7 @@ def _make_folder(path: str) -> int | None:
         pass  # made by another one just now, or one that isn't ours: see below
     except OSError:
         return None
-    return _open_folder(path)
+    return open_folder(path)
 
 
 def _is_ours(status: os.stat_result) -> bool:

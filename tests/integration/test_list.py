@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,26 @@ def listed(installation: Installation, config: Path) -> dict[str, Any]:
     return answer
 
 
-def start(bundle: Bundle, installation: Installation, env: dict[str, str]) -> None:
+# Mounts, in the mount namespace of a process, a FUSE that never answers: what would be asked
+# is read by nobody, because the descriptor is kept by a process that sleeps.
+MOUNT_FUSE = """
+import ctypes, os, select, sys
+pid, place = sys.argv[1:]
+container = os.pidfd_open(int(pid))
+fuse = os.open("/dev/fuse", os.O_RDWR)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.setns(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY), 0x20000) == 0
+options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
+assert libc.mount(b"none", place.encode(), b"fuse", 0, options) == 0, ctypes.get_errno()
+if os.fork() == 0:
+    os.closerange(0, 3)
+    select.select([container], [], [])
+"""
+
+
+def start(bundle: Bundle, installation: Installation, env: dict[str, str], *command: str) -> None:
     """Start the bundle's container and leave it running."""
-    bundle.command(*SLEEP)
+    bundle.command(*(command or SLEEP))
     quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
     words: list[str | Path] = ["run", "--detach", "--bundle", bundle.path, bundle.name]
     bundle.call(*quiet, installation.runtime, *words, env=env).ok()
@@ -50,6 +68,7 @@ def test_a_container_of_a_low_level_runtime(
     assert set(mine) == {0, 7}
     [container] = [each for each in answer["containers"] if each["name"] == bundle.name]
     assert container["command"] == "sleep"
+    assert container["known_from"] == "record"
     assert Path(f"/proc/{container['pid']}/root").exists()
     assert all(bundle.name not in names for names in before.values())
 
@@ -73,6 +92,46 @@ def test_a_node_made_by_the_container_elsewhere_is_not_taken_for_a_gpu(
     answer = listed(installation, Path(runtime_env["GPUHOOK_CONFIG"]))
     mine = {index for index, names in users(answer).items() if bundle.name in names}
     assert mine == {1}
+
+
+def test_node_that_the_container_has_mounted_itself_is_not_counted(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
+) -> None:
+    theirs = driver.gpus[5].minor
+    make = f"busybox mknod /dev/made c 195 {theirs}"
+    steal = f"{make} && exec ownmount /dev/made /dev/full /mark"
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
+    start(bundle, installation, runtime_env, "sh", "-c", steal)
+    mark = f"grep mounted {bundle.root}/mark"
+    wait_until(lambda: bundle.call("sh", "-c", mark).status == 0, "the node is mounted")
+    answer = listed(installation, Path(runtime_env["GPUHOOK_CONFIG"]))
+    assert {index for index, names in users(answer).items() if bundle.name in names} == {1}
+
+
+@pytest.mark.parametrize("known", ["record", "nodes"])
+@pytest.mark.parametrize("command", ["list", "repair"])
+def test_filesystem_that_does_not_answer_makes_nobody_wait(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    driver: Driver,
+    tmp_path: Path,
+    known: str,
+    command: str,
+) -> None:
+    """A container may mount a filesystem (FUSE) that it serves, or doesn't, itself."""
+    config = write_config(tmp_path / "etc", driver.root, low_level[:1])
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
+    start(bundle, installation, {"GPUHOOK_CONFIG": str(config)})
+    [record] = (tmp_path / "etc/state/containers").iterdir()
+    pid = int(record.name.partition("-")[0])
+    if known == "nodes":
+        record.unlink()
+    for place in ("/dev", "/tmp"):
+        run([sys.executable, "-c", MOUNT_FUSE, str(pid), place]).ok()
+    argv = {"list": ["list"], "repair": ["repair", "--all"]}[command]
+    done = run([installation.command, *argv, "--config", config], timeout=60)
+    assert bundle.name[:12] in done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from harness.commands import Result, run, wait_until
 from harness.docker import Docker
 from harness.driver import Driver
 from harness.images import image
-from harness.installation import Installation
+from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, host_cgroups
 
 # What systemctl daemon-reload and docker update come to: the device rules are written anew.
@@ -31,6 +31,9 @@ for number in bpf.attached_programs(cgroup, "test")[1]:
 ' "$1"
 """,
 }
+
+
+SLEEP = ("sleep", "1000")
 
 
 class Running:
@@ -66,24 +69,33 @@ class Running:
 
 
 @pytest.fixture
-def running(
-    bundle: Bundle,
-    low_level: tuple[str, Namespace],
-    installation: Installation,
-    configs: dict[str, Path],
-) -> Iterator[Running]:
+def started(
+    bundle: Bundle, low_level: tuple[str, Namespace], installation: Installation
+) -> Iterator[Callable[..., Running]]:
+    """Start the bundle's container with a configuration, and leave it running."""
     runtime = low_level[0]
-    config = str(configs[runtime])
-    bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
-    bundle.command("sleep", "1000")
-    create = f"exec {installation.runtime} create --bundle {bundle.path} {bundle.name} >log 2>&1"
-    assert bundle.call("sh", "-c", create, env={"GPUHOOK_CONFIG": config}).status == 0
-    bundle.call(runtime, "start", bundle.name).ok()
-    yield Running(bundle, runtime, installation.command, config)
+
+    def start(config: Path, *command: str) -> Running:
+        bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
+        bundle.command(*(command or SLEEP))
+        create = f"exec {installation.runtime} create --bundle {bundle.path} {bundle.name}"
+        env = {"GPUHOOK_CONFIG": str(config)}
+        assert bundle.call("sh", "-c", f"{create} >log 2>&1", env=env).status == 0
+        bundle.call(runtime, "start", bundle.name).ok()
+        return Running(bundle, runtime, installation.command, str(config))
+
+    yield start
     bundle.call(runtime, "kill", bundle.name, "KILL")
     wait_until(
         lambda: _status(bundle, runtime) == "stopped", f"the container {bundle.name} stopped"
     )
+
+
+@pytest.fixture
+def running(
+    started: Callable[..., Running], low_level: tuple[str, Namespace], configs: dict[str, Path]
+) -> Running:
+    return started(configs[low_level[0]])
 
 
 def _status(bundle: Bundle, runtime: str) -> str:
@@ -106,6 +118,65 @@ def test_what_was_lost_is_given_back(running: Running, driver: Driver, by: str) 
     assert name[:12] in done.stdout
     assert {running.opens(node) for node in given} == {"ENXIO"}
     assert running.opens(foreign) == "EPERM", "a node that the container made counted"
+
+
+def test_node_that_the_container_has_mounted_itself_is_not_given(
+    started: Callable[..., Running],
+    low_level: tuple[str, Namespace],
+    configs: dict[str, Path],
+    driver: Driver,
+) -> None:
+    """Its first process mounts a node of another tenant's GPU, in a user namespace of its own."""
+    theirs = driver.gpus[5].minor
+    make = f"busybox mknod /dev/made c 195 {theirs}"
+    steal = f"{make} && exec ownmount /dev/made /dev/full /mark"
+    victim = started(configs[low_level[0]], "sh", "-c", steal)
+    mark = f"grep mounted {victim.bundle.root}/mark"
+    wait_until(lambda: victim.bundle.call("sh", "-c", mark).status == 0, "the node is mounted")
+    mine = f"/dev/nvidia{driver.gpus[0].minor}"
+    victim.lose()
+    victim.repair("--all")
+    victim.repair(victim.bundle.name).ok()
+    assert victim.opens(mine) == "ENXIO"
+    assert victim.opens("/dev/made") == "EPERM"
+
+
+def test_mode_spec_is_repaired_from_config_json(
+    started: Callable[..., Running],
+    low_level: tuple[str, Namespace],
+    driver: Driver,
+    tmp_path: Path,
+) -> None:
+    """There is no record, because no hook was there to write one."""
+    config = write_config(tmp_path / "etc", driver.root, low_level[:1], 'mode = "spec"\n')
+    one = started(config)
+    mine, theirs = (f"/dev/nvidia{driver.gpus[index].minor}" for index in (0, 5))
+    made = one.make_node(driver.gpus[5].minor)
+    one.lose()
+    assert {one.opens(mine), one.opens(made)} == {"EPERM"}
+    one.repair(one.bundle.name).ok()
+    assert one.opens(mine) == "ENXIO"
+    assert one.opens(made) == "EPERM"
+    assert theirs not in one.bundle.call("cat", one.bundle.config).ok().stdout
+
+
+def test_without_a_record_of_it_nothing_is_given(
+    started: Callable[..., Running],
+    low_level: tuple[str, Namespace],
+    driver: Driver,
+    tmp_path: Path,
+) -> None:
+    """As for a container that another hook gave its GPUs: its config.json allows none."""
+    config = write_config(tmp_path / "etc", driver.root, low_level[:1])
+    one = started(config)
+    [record] = (tmp_path / "etc/state/containers").iterdir()
+    record.unlink()
+    rules = one.bundle.spec()["linux"]["resources"]["devices"][:1]
+    one.bundle.change(lambda spec: spec["linux"]["resources"].update(devices=rules))
+    one.lose()
+    failed = one.repair(one.bundle.name).failed()
+    assert "no record" in failed.stderr
+    assert one.opens(f"/dev/nvidia{driver.gpus[0].minor}") == "EPERM"
 
 
 @pytest.fixture(params=["docker", "docker_v2"])

@@ -5,6 +5,7 @@ import pytest
 from gpuhook.containers import identify
 
 ID = "0123456789abcdef" * 4
+VICTIM = "f" * 64
 HOST = "12:devices:/\n1:name=systemd:/init.scope\n0::/init.scope\n"
 
 
@@ -16,6 +17,9 @@ HOST = "12:devices:/\n1:name=systemd:/init.scope\n0::/init.scope\n"
         (f"0::/machine.slice/libpod-{ID}.scope/container\n", (ID, "podman")),
         (f"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope\n", (ID, "kubernetes")),
         (f"0::/kubepods.slice/crio-{ID}.scope\n", (ID, "cri-o")),
+        # A container can call a cgroup of its own like another container.
+        (f"0::/docker/{ID}/docker/{VICTIM}\n", (ID, "docker")),
+        (f"12:devices:/docker/{ID}/{VICTIM}\n0::/\n", (ID, "docker")),
         ("11:cpu,devices:/default/redis\n0::/\n", ("redis", "")),
         ("0::/user.slice/box.scope\n", ("box", "")),
         ("12:devices:/\n0::/group/box\n", ("box", "")),

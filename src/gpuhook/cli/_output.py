@@ -36,6 +36,14 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def printable(text: str) -> str:
+    """Return a text with what could steer a terminal written as escapes."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "replace").decode()
+        for char in text
+    )
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return rows under a header, columns aligned."""
     lines = [list(header), *[[str(cell) for cell in row] for row in rows]]

@@ -1,14 +1,13 @@
 """gpuhook list: GPUs, MIG devices, and the running containers that have them."""
 
 import os
-from dataclasses import asdict
 from typing import Any
 
 import click
 
-from gpuhook.cli._output import config_option, format_option, print_json, table
+from gpuhook.cli._output import config_option, format_option, print_json, printable, table
 from gpuhook.config import load
-from gpuhook.containers import WITHOUT_ROOT, Container, running
+from gpuhook.containers import WITHOUT_ROOT, Container, running, without_record
 from gpuhook.inventory import Gpu, Inventory, Mig
 from gpuhook.store import get_inventory
 
@@ -24,14 +23,20 @@ def list_(files: bool, config_path: str | None, output_format: str) -> None:
 
     Without root only your own containers are seen.
     """
-    inventory = get_inventory(load(config_path))
-    containers = running((node.major, node.minor) for node in inventory.nodes)
+    config = load(config_path)
+    inventory = get_inventory(config)
+    containers = running(inventory, config.state_dir)
     if os.geteuid() != 0:
         click.echo(WITHOUT_ROOT, err=True)
     if output_format == "json":
         print_json(_as_json(inventory, containers))
         return
     click.echo(_gpus(inventory, containers))
+    looked_at = [_name(each) for each in without_record(containers)]
+    if looked_at:
+        click.echo(
+            f"\nWithout a record, so told by the nodes that they have: {', '.join(looked_at)}"
+        )
     if files:
         rows = [(file.kind, file.capability or "-", file.path) for file in inventory.files]
         click.echo("\n" + table(("KIND", "CAPABILITY", "PATH"), rows))
@@ -70,11 +75,16 @@ def _gpus(inventory: Inventory, containers: list[Container]) -> str:
 
 
 def _names(containers: list[Container]) -> str:
-    words = []
-    for each in containers:
-        short = each.name[:_SHORT] if each.engine else each.name
-        words.append(f"{each.engine}:{short}" if each.engine else short)
-    return ", ".join(words) or "-"
+    return ", ".join(map(_name, containers)) or "-"
+
+
+def _name(container: Container) -> str:
+    """Return what to call a container: by Kubernetes' names where it has any, else by its id."""
+    if container.pod:
+        words = (container.namespace, container.pod, container.container)
+        return printable("/".join(word for word in words if word))
+    short = container.name[:_SHORT] if container.engine else container.name
+    return printable(f"{container.engine}:{short}" if container.engine else short)
 
 
 def _as_json(inventory: Inventory, containers: list[Container]) -> dict[str, Any]:
@@ -89,5 +99,5 @@ def _as_json(inventory: Inventory, containers: list[Container]) -> dict[str, Any
     return {
         "gpus": gpus,
         "files": [file.to_json() for file in inventory.files],
-        "containers": [{**asdict(each), "nodes": sorted(each.nodes)} for each in containers],
+        "containers": [each.to_json() for each in containers],
     }

@@ -1,7 +1,6 @@
 """gpuhook repair: give back GPUs to running containers that lost access to them."""
 
 import os
-from collections.abc import Collection
 
 import click
 
@@ -10,6 +9,7 @@ from gpuhook.cli._output import config_option
 from gpuhook.config import load
 from gpuhook.containers import Container
 from gpuhook.errors import ContainerError, GpuhookError
+from gpuhook.inventory import Inventory
 
 
 @click.command(short_help="Give back GPUs to running containers that lost them.")
@@ -21,49 +21,47 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
 
     For "Failed to initialize NVML: Unknown Error" in a container that worked before: systemctl
     daemon-reload or docker update has taken its device rules away. The container goes on
-    running. CONTAINER is an id (or its beginning) or the engine's name for it.
+    running. It gets what was written down when it was started, never more. CONTAINER is an id
+    (or its beginning) or the engine's name for it.
     """
     from gpuhook import repair as repairs  # noqa: PLC0415 - only when the command runs
     from gpuhook.store import get_inventory  # noqa: PLC0415
 
     if bool(names) == everything:
         raise click.UsageError("name the containers, or give --all")
-    inventory = get_inventory(load(config_path))
-    devices = {(node.major, node.minor) for node in inventory.nodes}
-    running = containers.running(devices)
+    config = load(config_path)
+    inventory = get_inventory(config)
+    running = containers.running(inventory, config.state_dir)
     if os.geteuid() != 0:
         click.echo(containers.WITHOUT_ROOT, err=True)
     if everything:
-        if not running:
-            click.echo("No running container with a GPU was found.")
-        failed = [each for each in running if not _repaired(each, devices)]
-        if failed:
-            raise ContainerError(
-                f"{len(failed)} of the containers could not be repaired",
-                "The messages above say why; stop and start these containers",
-            )
+        _repair_all(running, inventory)
         return
     for container in repairs.select(names, running):
-        if not repairs.mounted_devices(container.pid, devices):
-            raise ContainerError(
-                f"No device node is mounted in {container.name}",
-                "Start it again: its GPUs were given by somebody else than gpuhook",
-            )
-        how, count = repairs.repair(container, devices)
-        click.echo(_line(container, how, count))
+        click.echo(_line(container, *repairs.repair(container, inventory)))
 
 
-def _repaired(container: Container, devices: Collection[tuple[int, int]]) -> bool:
-    """Repair one of many containers; those that others gave their GPUs are left alone."""
+def _repair_all(running: list[Container], inventory: Inventory) -> None:
+    """Repair the containers that have a record; name those that haven't and can't be."""
+    if not running:
+        click.echo("No running container with a GPU was found.")
+    failed = [each for each in running if not _repaired(each, inventory)]
+    if any(each.record is not None for each in failed):
+        raise ContainerError(
+            f"{len(failed)} of the containers could not be repaired",
+            "The messages above say why; stop and start these containers",
+        )
+
+
+def _repaired(container: Container, inventory: Inventory) -> bool:
     from gpuhook import repair as repairs  # noqa: PLC0415 - as above
 
     try:
-        how, count = repairs.repair(container, devices)
+        how, count = repairs.repair(container, inventory)
     except GpuhookError as error:
         click.echo(f"{container.name[:12]}: {error}", err=True)
         return False
-    if count:
-        click.echo(_line(container, how, count))
+    click.echo(_line(container, how, count))
     return True
 
 
