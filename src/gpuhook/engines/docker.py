@@ -4,20 +4,20 @@ Source: dockerd(8), "Daemon configuration file" and "Configuration reload behavi
 """
 
 import glob
-import json
 import os
 import shutil
 import signal
 
-from gpuhook.engines import json_text
+from gpuhook import host_processes
+from gpuhook.engines import docker_api, json_text
 from gpuhook.engines.ask import Answer, Ask
-from gpuhook.engines.files import read_text
+from gpuhook.engines.docker_api import DEFAULT_CONFIG
+from gpuhook.engines.files import read_json, read_text
 from gpuhook.engines.merge import Document, Path
-from gpuhook.engines.processes import Daemon, running
 from gpuhook.engines.store import Target
 from gpuhook.errors import EngineError
+from gpuhook.host_processes import Process
 
-_CONFIG = "/etc/docker/daemon.json"
 _DATA = "/var/lib/docker"
 
 
@@ -40,7 +40,7 @@ class Docker:
     def _config(self, ask: Ask) -> str:
         if ask.config:
             return ask.config
-        return ask.user("docker/daemon.json") if ask.rootless else ask.system(_CONFIG)
+        return ask.user("docker/daemon.json") if ask.rootless else ask.system(DEFAULT_CONFIG)
 
     def _advice(self, path: str, ask: Ask) -> str:
         if ask.cdi:
@@ -61,11 +61,9 @@ class Docker:
         return "Restart Docker, so that it forgets the runtime: systemctl restart docker"
 
     def reload(self, config: str) -> list[int]:
-        """Send SIGHUP to every dockerd that reads this daemon.json."""
-        pids = [daemon.pid for daemon in _daemons(config)]
-        for pid in pids:
-            os.kill(pid, signal.SIGHUP)
-        return pids
+        """Send SIGHUP to every dockerd of ours that reads this daemon.json."""
+        sent = [daemon for daemon in _daemons(config) if _read_again(daemon)]
+        return [daemon.pid for daemon in sent]
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the containers, running or not, whose runtime is one of ``names``."""
@@ -75,7 +73,7 @@ class Docker:
             _name_of(folder)
             for pattern in folders
             for folder in sorted(glob.glob(pattern))
-            if _read_key(os.path.join(folder, "hostconfig.json"), "Runtime") in names
+            if read_json(os.path.join(folder, "hostconfig.json")).get("Runtime") in names
         ]
 
     def is_present(self, ask: Ask) -> bool:
@@ -122,31 +120,29 @@ def _table(document: Document, key: str, path: str) -> Document:
     return value
 
 
-def _daemons(config: str) -> list[Daemon]:
-    """Return the running dockerds that read a configuration file."""
+def _daemons(config: str) -> list[Process]:
+    """Return our running dockerds that read a configuration file."""
     return [
         daemon
-        for daemon in running("dockerd")
-        if daemon.reads(daemon.option("config-file") or _CONFIG, config)
+        for daemon in host_processes.running("dockerd")
+        if daemon.reads(docker_api.config_of(daemon), config)
     ]
+
+
+def _read_again(daemon: Process) -> bool:
+    return host_processes.send(daemon, signal.SIGHUP)
 
 
 def _data_roots(config: str, ask: Ask) -> list[str]:
     document = json_text.parse(read_text(config) or "", config)
-    configured = document.get("data-root") or document.get("graph") or ask.system(_DATA)
-    roots = [daemon.option("data-root") or str(configured) for daemon in _daemons(config)]
-    return list(dict.fromkeys(roots or [str(configured)]))
+    configured = str(document.get("data-root") or document.get("graph") or ask.system(_DATA))
+    roots = [
+        daemon.root + (daemon.option("--data-root") or [configured])[-1]
+        for daemon in _daemons(config)
+    ]
+    return list(dict.fromkeys(roots or [configured]))
 
 
 def _name_of(folder: str) -> str:
-    name = _read_key(os.path.join(folder, "config.v2.json"), "Name")
-    return name.removeprefix("/") if name else os.path.basename(folder)[:12]
-
-
-def _read_key(path: str, key: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file).get(key)
-    except (OSError, ValueError, AttributeError):
-        return None
-    return value if isinstance(value, str) else None
+    name = read_json(os.path.join(folder, "config.v2.json")).get("Name")
+    return name.removeprefix("/") if isinstance(name, str) else os.path.basename(folder)[:12]
