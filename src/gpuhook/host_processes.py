@@ -181,12 +181,14 @@ class _Entry:
         return {key: value for key, _, value in pairs}
 
     def _seen_root(self) -> str:
+        """Return where its / is for us: in our mount namespace it may be in a chroot."""
+        own = f"{self._root}/proc/self"
         try:
-            namespace = os.readlink(self._path("ns/mnt"))
-            ours = os.readlink(f"{self._root}/proc/self/ns/mnt")
+            is_same = os.readlink(self._path("ns/mnt")) == os.readlink(f"{own}/ns/mnt")
+            is_same = is_same and os.path.samefile(self._path("root"), f"{own}/root")
         except OSError:
             return self._root
-        return self._root if namespace == ours else self._path("root")
+        return self._root if is_same else self._path("root")
 
     def _started(self) -> float:
         try:

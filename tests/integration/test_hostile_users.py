@@ -20,6 +20,8 @@ from harness.strangers import (
     process,
 )
 
+from gpuhook import host_processes
+
 LIMIT_S = 60.0  # what a command may take that takes two seconds
 OLD = '{"debug":   true}\n'
 PYTHON = "/usr/bin/python3"  # where a stranger may start it, unlike our own perhaps
@@ -114,7 +116,23 @@ def test_roots_own_daemon_gets_the_signal(site: Site) -> None:
         assert daemon.wait(30) == -signal.SIGHUP
 
 
-# Listens where it is told to, and sends to whoever comes for as long as that one stays.
+def test_a_daemon_in_a_chroot_has_files_of_its_own(site: Site, roots: dict[str, Path]) -> None:
+    """What it calls /usr/bin/gpu-py, or its socket, isn't ours of that name."""
+    root, upper, work = (site.folder / name for name in ("root", "upper", "work"))
+    for folder in (root, upper, work):
+        folder.mkdir()
+    layers = f"lowerdir={roots['debian']},upperdir={upper},workdir={work}"
+    run(["mount", "-t", "overlay", "-o", layers, "overlay", root]).ok()
+    try:
+        shutil.copy("/bin/sh", root / "dockerd-inside")
+        with process(["chroot", root, "/dockerd-inside", "-c", WAIT]) as inside:
+            [found] = host_processes.running("dockerd-inside")
+            assert (found.pid, found.root) == (inside.pid, f"/proc/{inside.pid}/root")
+    finally:
+        run(["umount", root]).ok()
+
+
+# Listens where its argument says, and sends to whoever comes for as long as that one stays.
 TALKS_FOR_EVER = """
 import socket, sys
 listener = socket.socket(socket.AF_UNIX)
@@ -225,6 +243,19 @@ def test_a_link_that_a_stranger_put_into_a_folder_for_everybody(site: Site) -> N
     link.symlink_to(site.config)
     run([site.command, "install", *words]).ok()
     assert "gpu-py" in site.config.read_text()
+
+
+def test_a_link_where_other_things_go(site: Site) -> None:
+    """The links with NVIDIA's names, and gpuhook's own configuration."""
+    home = folder_of_his(site.folder, "home")
+    (home / "bin").symlink_to(site.folder)
+    done = site.gpuhook("install", "--nvidia-names", f"--bin-dir={home}/bin").failed()
+    assert f"{home}, which belongs to user {UID}" in done.stderr
+    words = ["config", "set", f"--config={home}/bin/new/config.toml", "disable-require"]
+    done = run([site.command, *words]).failed()
+    assert f"{home}, which belongs to user {UID}" in done.stderr
+    assert sorted(path.name for path in site.folder.iterdir()) == ["daemon.json", "home"]
+    assert site.config.read_text() == OLD
 
 
 def test_a_home_that_became_a_strangers_afterwards(site: Site) -> None:
