@@ -10,7 +10,7 @@ import shutil
 
 from gpuhook.engines import toml_text
 from gpuhook.engines.ask import Answer, Ask
-from gpuhook.engines.files import read_json, read_text
+from gpuhook.engines.files import Change, read_json, read_text
 from gpuhook.engines.merge import Document, get
 from gpuhook.engines.store import DROP_IN_HEADER, Target
 
@@ -53,6 +53,11 @@ class Crio:
     def reload(self, config: str) -> None:
         """Do nothing: not every CRI-O takes a new handler at a reload."""
         del config
+
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+        """Do nothing: CRI-O reads its handlers only at its start."""
+        del change, names
+        return []
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the containers made with one of the handlers.

@@ -7,18 +7,23 @@ import glob
 import os
 import shutil
 import signal
+import time
 
 from gpuhook import host_processes
 from gpuhook.engines import docker_api, json_text
 from gpuhook.engines.ask import Answer, Ask
 from gpuhook.engines.docker_api import DEFAULT_CONFIG
-from gpuhook.engines.files import read_json, read_text
+from gpuhook.engines.files import Change, decode, read_json, read_text, remove_folders
 from gpuhook.engines.merge import Document, Path
 from gpuhook.engines.store import Target
 from gpuhook.errors import EngineError
 from gpuhook.host_processes import Process
 
 _DATA = "/var/lib/docker"
+# What a reload doesn't change unless the file says it, and dockerd's own values for it.
+_BUILT_IN: Document = {"runtimes": {}, "default-runtime": "runc"}
+_RELOAD_S = 15.0  # for a dockerd to read its file again; it takes a fraction of a second
+_POLL = 0.05
 
 
 class Docker:
@@ -54,16 +59,43 @@ class Docker:
         return "Docker reads it at its next start"
 
     def afterwards(self) -> str:
-        """Return what makes dockerd see the old daemon.json.
-
-        Told to reload a file without "runtimes" it keeps those that it knows.
-        """
+        """Return what makes dockerd see the old daemon.json, where it wasn't made to forget."""
         return "Restart Docker, so that it forgets the runtime: systemctl restart docker"
 
     def reload(self, config: str) -> list[int]:
         """Send SIGHUP to every dockerd of ours that reads this daemon.json."""
         sent = [daemon for daemon in _daemons(config) if _read_again(daemon)]
         return [daemon.pid for daemon in sent]
+
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+        """Have running daemons forget the runtimes before daemon.json is changed.
+
+        When dockerd reads a file without "runtimes" again, it keeps those that it knows, and
+        likewise the default. So the file says both until dockerd has read it. EngineError,
+        with everything as it was, if a daemon doesn't forget.
+        """
+        text = decode(change.new or b"", change.path)
+        document = json_text.parse(text, change.path)
+        _check_default(document, names, change.path)
+        pids = [daemon.pid for daemon in _daemons(change.path)]
+        if not pids:
+            return []
+        said = json_text.edited(text, {**_BUILT_IN, **document}, change.path).encode()
+        made = Change(change.path, change.old, said).commit()
+        try:
+            self.reload(change.path)
+            problem = _wait_until_forgotten(change.path, names)
+        finally:
+            Change(change.path, said, change.old).commit()
+            remove_folders(made)
+        if problem:
+            self.reload(change.path)
+            raise EngineError(
+                problem,
+                "Run gpuhook uninstall --engine docker && systemctl restart docker, "
+                "which ends containers unless live-restore is on",
+            )
+        return pids
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the containers, running or not, whose runtime is one of ``names``."""
@@ -120,6 +152,16 @@ def _table(document: Document, key: str, path: str) -> Document:
     return value
 
 
+def _check_default(document: Document, names: tuple[str, ...], path: str) -> None:
+    """Refuse to take a runtime out of a daemon.json that somebody else made the default."""
+    default = document.get("default-runtime")
+    if default in names and default not in _table(document, "runtimes", path):
+        raise EngineError(
+            f'"default-runtime" in {path} is {default}, and it wasn\'t gpuhook install that set it',
+            "Set it to runc there and run this again; the file was left as it is",
+        )
+
+
 def _daemons(config: str) -> list[Process]:
     """Return our running dockerds that read a configuration file."""
     return [
@@ -131,6 +173,30 @@ def _daemons(config: str) -> list[Process]:
 
 def _read_again(daemon: Process) -> bool:
     return host_processes.send(daemon, signal.SIGHUP)
+
+
+def _wait_until_forgotten(config: str, names: tuple[str, ...]) -> str:
+    """Return "" once no running daemon knows the runtimes, else what one still says."""
+    end = time.monotonic() + _RELOAD_S
+    while True:
+        problems = [
+            problem
+            for answer in docker_api.asked(_daemons(config))
+            if (problem := _still_known(answer, names))
+        ]
+        if not problems or time.monotonic() > end:
+            return problems[0] if problems else ""
+        time.sleep(_POLL)
+
+
+def _still_known(answer: docker_api.DockerInfo, names: tuple[str, ...]) -> str:
+    who = f"The running dockerd {answer.process.pid}"
+    if answer.info is None:
+        return f"{who} couldn't be asked whether it has forgotten the runtime: {answer.problem}"
+    if answer.default_runtime in names:
+        return f"{who} keeps {answer.default_runtime} as its default runtime"
+    known = [name for name in names if name in answer.runtimes]
+    return f"{who} keeps the runtime {known[0]}" if known else ""
 
 
 def _data_roots(config: str, ask: Ask) -> list[str]:

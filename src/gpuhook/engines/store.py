@@ -244,6 +244,11 @@ class Store:
         current = read(record.path)
         return Change(record.path, current, self._rebased(record, current))
 
+    def written(self, record: Record) -> Document:
+        """Return a file's document as we last wrote it."""
+        data = read(f"{self._place(record.path)}/written")
+        return _SYNTAXES[record.syntax].parse(decode(data or b"", record.path), record.path)
+
     def take_back(self, record: Record) -> Change:
         """Undo everything that was done to a file, and forget it."""
         change = self.plan_removal(record)
