@@ -9,6 +9,8 @@ import os
 import stat
 import tempfile
 
+from gpuhook import host_files
+
 _NEW_MODE = 0o644
 
 
@@ -16,8 +18,10 @@ def replace(path: str, data: bytes) -> None:
     """Write ``data`` to ``path`` on disk, by a temporary file in the same folder and rename.
 
     Mode and owner of an existing file are kept, a symbolic link stays one and its target is
-    replaced. Raises OSError; then nothing has changed.
+    replaced. Raises OSError, and UntrustedPathError where another user's link could lead root
+    elsewhere; then nothing has changed.
     """
+    host_files.check_way(path)
     path = os.path.realpath(path)
     folder = os.path.dirname(path)
     fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)

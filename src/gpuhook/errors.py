@@ -132,6 +132,12 @@ class EngineError(GpuhookError):
     code = "engine"
 
 
+class UntrustedPathError(GpuhookError):
+    """Root would write to a path, or rely on one, that another user could lead elsewhere."""
+
+    code = "untrusted-path"
+
+
 class ReportError(GpuhookError):
     """The doctor's archive for bug reports can't be written."""
 

@@ -9,7 +9,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from gpuhook import atomic
+from gpuhook import atomic, host_files
 from gpuhook.errors import EngineError
 
 LINKS = {
@@ -73,8 +73,8 @@ class LinkRecord:
     def links(self) -> list[Link]:
         """Return the links that were made."""
         try:
-            with open(self._path, encoding="utf-8") as file:
-                return [Link(path, program) for path, program in json.load(file).items()]
+            known = json.loads(host_files.read(self._path))
+            return [Link(path, program) for path, program in known.items()]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, AttributeError) as error:
@@ -85,6 +85,8 @@ class LinkRecord:
 
     def make(self, links: list[Link]) -> list[Link]:
         """Make the links that aren't there; return them."""
+        for link in links:
+            host_files.check_way(os.path.dirname(link.path))
         missing = [link for link in links if not link.is_there]
         known = {link.path: link.program for link in [*self.links(), *links]}
         try:
@@ -103,6 +105,8 @@ class LinkRecord:
     def remove(self) -> list[Link]:
         """Remove the links that are still ours; return them."""
         ours = [link for link in self.links() if link.is_there]
+        for link in ours:
+            host_files.check_way(os.path.dirname(link.path))
         try:
             for link in ours:
                 os.unlink(link.path)

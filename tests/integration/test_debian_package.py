@@ -10,12 +10,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
-from harness.commands import Result, run
+from harness.bundles import CGROUP_PARENT, Bundle
+from harness.commands import Result, daemon, run
 from harness.driver import Driver
 from harness.images import REPOSITORY
 from harness.inside import look, seen
@@ -176,6 +177,108 @@ def test_removal_takes_gpu_py_out_of_the_engines(debian: Debian) -> None:
     assert runtimes == {"gpu-py": {"path": "/usr/bin/gpu-py"}}
     debian.call("dpkg", "-r", "gpuhook")
     assert settings.read_text() == DAEMON_JSON
+
+
+@dataclass(frozen=True)
+class Docker:
+    """The dockerd of a Debian, with all of its files where they usually are."""
+
+    debian: Debian
+    pid: int
+
+    def call(self, *words: str, fails: bool = False) -> str:
+        done = self.debian.call("docker", *words, fails=fails)
+        return (done.stderr if fails else done.stdout).strip()
+
+    def default(self) -> str:
+        return self.call("info", "--format", "{{.DefaultRuntime}}")
+
+
+@contextmanager
+def dockerd(debian: Debian, busybox: Path) -> Iterator[Docker]:
+    """Run dockerd in a Debian, with an image called "busybox"."""
+    sys_folder = debian.root / "sys"
+    run(["mount", "--rbind", "/sys", sys_folder]).ok()
+    run(["mount", "--make-rslave", sys_folder]).ok()
+    options = ["--storage-driver=vfs", "--data-root=/run/docker-data", "--bridge=none"]
+    options += ["--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
+    options += [f"--cgroup-parent={CGROUP_PARENT}", "--exec-opt=native.cgroupdriver=cgroupfs"]
+    inside = ["chroot", str(debian.root)]
+    argv = [*inside, "dockerd", *options]
+    log = debian.upper.parent / "log"
+    env = {"DOCKER_RAMDISK": "yes"}  # in a chroot runc can't pivot_root
+    try:
+        with daemon(
+            argv, log, lambda: run([*inside, "docker", "info"]).status == 0, env
+        ) as process:
+            docker = Docker(debian, process.pid)
+            archive = debian.root / "run/busybox.tar"
+            run(["tar", "-C", busybox, "-cf", archive, "."]).ok()
+            docker.call("import", "/run/busybox.tar", "busybox")
+            try:
+                yield docker
+            finally:
+                program = debian.root / "usr/bin/gpu-py"
+                if not program.exists():  # where the test fails, containers may still need it
+                    program.symlink_to("/usr/sbin/runc")
+                containers = docker.call("ps", "--all", "--quiet").split()
+                run([*inside, "docker", "rm", "--force", *containers])
+    finally:
+        run(["umount", "--recursive", sys_folder]).ok()
+
+
+def test_removal_while_docker_starts_everything_with_gpu_py(
+    debian: Debian, roots: dict[str, Path]
+) -> None:
+    """It stops while a container needs gpu-py; then Docker goes on without it, never restarted."""
+    settings = debian.root / "etc/docker/daemon.json"
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text(DAEMON_JSON)
+    debian.call("dpkg", "-i", "/package.deb")
+    debian.call("gpuhook", "install", "--engine", "docker", "--set-default")
+    installed = settings.read_bytes()
+    with dockerd(debian, roots["busybox"]) as docker:
+        assert docker.default() == "gpu-py"
+        words = ["run", "--network=none", "--stop-timeout=0"]
+        name = docker.call(*words, "--detach", "busybox", "busybox", "sleep", "1000")
+
+        refused = debian.call("dpkg", "-r", "gpuhook", fails=True)
+        [command] = re.findall(r"Run this first: (.*)\.$", refused.stderr, re.MULTILINE)
+        assert command == f"docker stop {name[:12]}"
+        query = ["dpkg-query", "--show", "--showformat=${db:Status-Status}", "gpuhook"]
+        assert debian.call(*query).stdout == "installed"
+        assert settings.read_bytes() == installed
+        assert docker.call("exec", name, "busybox", "echo", "in") == "in"
+
+        debian.call(*command.split())
+        debian.call("dpkg", "-r", "gpuhook")
+        assert not (debian.root / "usr/bin/gpu-py").exists()
+        assert settings.read_text() == DAEMON_JSON
+        assert docker.default() == "runc"
+        assert docker.call(*words, "--rm", "busybox", "busybox", "echo", "new") == "new"
+
+
+def test_removal_while_it_is_dockers_default_by_hand(
+    debian: Debian, roots: dict[str, Path]
+) -> None:
+    settings = debian.root / "etc/docker/daemon.json"
+    settings.parent.mkdir(exist_ok=True)
+    runtimes = {"gpus": {"path": "/usr/bin/gpu-py"}}
+    settings.write_text(json.dumps({"runtimes": runtimes, "default-runtime": "gpus"}))
+    debian.call("dpkg", "-i", "/package.deb")
+    with dockerd(debian, roots["busybox"]) as docker:
+        refused = debian.call("dpkg", "-r", "gpuhook", fails=True)
+        assert f"The running dockerd {docker.pid} has gpus (/usr/bin/gpu-py)" in refused.stderr
+        assert "run this first: systemctl restart docker" in refused.stderr
+        assert (debian.root / "usr/bin/gpu-py").exists()
+    debian.call("dpkg", "-r", "gpuhook")
+
+
+def test_removal_where_gpuhook_does_not_even_start(debian: Debian) -> None:
+    """A package that can't be removed would be worse."""
+    debian.call("dpkg", "-i", "/package.deb")
+    (debian.root / "usr/lib/gpuhook/gpuhook/cli/__init__.py").write_text("broken = \n")
+    assert "gpuhook doesn't start" in debian.call("dpkg", "-r", "gpuhook").stderr
 
 
 def test_completion_in_bash(debian: Debian) -> None:

@@ -175,6 +175,39 @@ def test_as_default_runtime(
         assert "nvidia" not in container.exec("busybox", "ls", "/dev").ok().stdout
 
 
+def test_nothing_is_taken_back_while_containerd_needs_it(
+    site: Site, configs: dict[str, Path], archive: Path, pause_archive: Path
+) -> None:
+    site.gpuhook("install", "--set-default").ok()
+    installed = contents(site.folder)
+    with running(site, configs["runc"], archive, pause_archive) as cri:
+        with cri.pod("") as pod:
+            done = site.gpuhook("uninstall", "--unless-in-use").failed()
+            assert pod.name[:12] in done.stderr
+            assert "Run this first: kubectl drain" in done.stderr
+        done = site.gpuhook("uninstall", "--unless-in-use").failed()
+        assert "Run this first: gpuhook uninstall --engine containerd && systemctl" in done.stderr
+        after = contents(site.folder)
+        assert {path: after[path] for path in installed} == installed
+    site.gpuhook("uninstall", "--unless-in-use").ok()
+
+
+def test_a_container_of_ctr_is_in_use(
+    site: Site, configs: dict[str, Path], archive: Path, installation: Installation
+) -> None:
+    with running(site, configs["runc"]):
+        ctr = ["ctr", f"--address={site.folder}/containerd.sock", "-n", "mine"]
+        run([*ctr, "images", "import", archive]).ok()
+        words = ["run", "--detach", f"--runc-binary={installation.runtime}", DEBIAN, "one"]
+        run([*ctr, *words, "sleep", "1000"]).ok()
+        try:
+            done = site.gpuhook("uninstall", "--unless-in-use").failed()
+        finally:
+            run([*ctr, "tasks", "delete", "--force", "one"]).ok()
+        assert "Run this first: ctr -n mine tasks delete --force one." in done.stderr
+        site.gpuhook("uninstall", "--unless-in-use").ok()
+
+
 def test_containerd_reads_what_was_written(site: Site) -> None:
     """The rest of the configuration means what it meant; the new runtime is as runc's."""
     before = site.dump()

@@ -107,8 +107,7 @@ def test_install_run_uninstall(site: Site, driver: Driver) -> None:
     site.gpuhook("uninstall", "--reload").ok()
     assert site.config.read_text() == ODD_FILE
     assert not site.state.exists()
-    # With no "runtimes" in the file at all, only a restart would make it forget.
-    wait_until(lambda: "gpu-py" not in site.runtimes(), "Docker has forgotten gpu-py")
+    assert "gpu-py" not in site.runtimes()
     assert "gpu-py" in site.docker.run(DEBIAN, "true").failed().stderr
 
 
@@ -118,8 +117,108 @@ def test_as_default_runtime(site: Site, driver: Driver) -> None:
     done = site.docker.call("run", "--rm", "-e", TWO[0], DEBIAN, "nvidia-smi", "-L").ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
     site.gpuhook("uninstall", "--reload").ok()
-    wait_until(lambda: site.default_runtime() == "runc", "runc is Docker's default again")
+    assert site.default_runtime() == "runc"
     assert site.config.read_text() == ODD_FILE
+
+
+@pytest.mark.parametrize("text", [None, "{}", '{"log-level":  "warn"}\n'])
+def test_a_running_docker_forgets_what_its_file_no_longer_says(
+    site: Site, text: str | None
+) -> None:
+    """By itself dockerd keeps the runtimes and the default that a file doesn't name."""
+    site.config.unlink()
+    if text is not None:
+        site.config.write_text(text)
+    site.gpuhook("install", "--set-default", "--reload").ok()
+    wait_until(lambda: site.default_runtime() == "gpu-py", "gpu-py is Docker's default")
+    done = site.gpuhook("uninstall", "--reload").ok()
+    assert f"docker: reloaded {site.docker.pid}" in done.stdout
+    assert site.default_runtime() == "runc"
+    assert "gpu-py" not in site.runtimes()
+    assert (site.config.read_text() if site.config.exists() else None) == text
+    assert not site.state.exists()
+
+
+def test_a_docker_that_does_not_answer_changes_nothing(site: Site) -> None:
+    site.gpuhook("install", "--set-default", "--reload").ok()
+    wait_until(lambda: site.default_runtime() == "gpu-py", "gpu-py is Docker's default")
+    installed = site.config.read_bytes()
+    assert site.docker.pid is not None
+    os.kill(site.docker.pid, signal.SIGSTOP)
+    try:
+        done = site.gpuhook("uninstall", "--reload").failed()
+    finally:
+        os.kill(site.docker.pid, signal.SIGCONT)
+    assert f"The running dockerd {site.docker.pid} couldn't be asked" in done.stderr
+    assert "gpuhook uninstall --engine docker && systemctl restart docker" in done.stderr
+    assert site.config.read_bytes() == installed
+    site.gpuhook("uninstall", "--reload").ok()
+    assert site.default_runtime() == "runc"
+
+
+def test_a_default_that_the_admin_set_stops_the_removal(site: Site) -> None:
+    """Without the runtime that it names, dockerd wouldn't even start."""
+    site.gpuhook("install").ok()
+    changed = site.config.read_text().replace('"runc"', '"gpu-py"')
+    site.config.write_text(changed)
+    done = site.gpuhook("uninstall", "--reload").failed()
+    assert f'"default-runtime" in {site.config} is gpu-py' in done.stderr
+    assert site.config.read_text() == changed
+    site.config.write_text(changed.replace('"default-runtime":   "gpu-py"', '"x":   "runc"'))
+    site.gpuhook("uninstall", "--reload").ok()
+
+
+def test_nothing_is_taken_back_while_a_container_needs_it(site: Site) -> None:
+    site.gpuhook("install", "--reload").ok()
+    wait_until(lambda: "gpu-py" in site.runtimes(), "Docker knows gpu-py")
+    installed = site.config.read_bytes()
+    words = ["run", "--detach", "--network=none", "--stop-timeout=0"]
+    free = site.docker.call(*words, "--name=free", DEBIAN, "sleep", "1000").ok().stdout[:12]
+    bound = site.docker.call(*words, "--runtime=gpu-py", "--name=bound", DEBIAN, "sleep", "1000")
+    try:
+        name = bound.ok().stdout[:12]
+        done = site.gpuhook("uninstall", "--unless-in-use").failed()
+        assert f"Run this first: docker stop {name}." in done.stderr
+        assert free not in done.stderr
+        assert site.config.read_bytes() == installed
+        site.docker.call("stop", name).ok()
+        site.gpuhook("uninstall", "--unless-in-use").ok()
+    finally:
+        site.docker.call("rm", "--force", "bound", "free").ok()
+    assert "gpu-py" not in site.runtimes()
+
+
+def test_a_runtime_with_arguments_is_in_use(site: Site) -> None:
+    """Docker calls such a one by a script of its own."""
+    entry = {"path": str(site.command.with_name("gpu-py")), "runtimeArgs": ["--debug"]}
+    site.config.write_text(json.dumps({"runtimes": {"talks": entry}}))
+    assert site.docker.pid is not None
+    os.kill(site.docker.pid, signal.SIGHUP)
+    wait_until(lambda: "talks" in site.runtimes(), "Docker knows the runtime")
+    words = ["run", "--detach", "--network=none", "--runtime=talks", "--name=bound"]
+    name = site.docker.call(*words, DEBIAN, "sleep", "1000").ok().stdout[:12]
+    try:
+        done = site.gpuhook("uninstall", "--unless-in-use").failed()
+    finally:
+        site.docker.call("rm", "--force", "bound").ok()
+    assert f"docker stop {name}." in done.stderr
+
+
+def test_a_default_runtime_by_hand_is_in_use(site: Site) -> None:
+    program = site.command.with_name("gpu-py")
+    runtimes = {"gpu-py": {"path": str(program)}}
+    site.config.write_text(json.dumps({"runtimes": runtimes, "default-runtime": "gpu-py"}))
+    assert site.docker.pid is not None
+    os.kill(site.docker.pid, signal.SIGHUP)
+    wait_until(lambda: site.default_runtime() == "gpu-py", "gpu-py is Docker's default")
+    try:
+        done = site.gpuhook("uninstall", "--unless-in-use").failed()
+    finally:
+        site.config.write_text(ODD_FILE)
+        os.kill(site.docker.pid, signal.SIGHUP)
+        wait_until(lambda: site.default_runtime() == "runc", "runc is Docker's default again")
+    assert f"The running dockerd {site.docker.pid} has gpu-py ({program})" in done.stderr
+    assert "nothing to take back" in site.gpuhook("uninstall", "--unless-in-use").ok().stdout
 
 
 def test_what_the_admin_changed_meanwhile_stays(site: Site) -> None:

@@ -96,6 +96,24 @@ def test_containers_that_need_the_runtime_are_named(
     assert "free" not in done.stderr
 
 
+def test_nothing_is_taken_back_while_a_container_needs_it(
+    gpuhook: Installer, storage: Podman, installation: Installation
+) -> None:
+    gpuhook("install").ok()
+    words = ["run", "--detach", "--network=none", "--pids-limit=-1"]
+    words += ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
+    bound = dataclasses.replace(storage, runtime=installation.runtime)
+    try:
+        for engine, name in ((bound, "bound"), (storage, "free")):
+            engine.call(*words, f"--name={name}", DEBIAN, "sleep", "1000").ok()
+        done = gpuhook("uninstall", "--unless-in-use").failed()
+        assert "Run this first: podman stop bound." in done.stderr
+        bound.call("stop", "--time=0", "bound").ok()
+        gpuhook("uninstall", "--unless-in-use").ok()
+    finally:
+        storage.call("rm", "--force", "--time=0", "bound", "free").ok()
+
+
 def test_errors_reach_the_user(gpuhook: Installer, storage: Podman) -> None:
     """podman passes --log only to runtimes that are in its list, where ours now is."""
     gpuhook("install").ok()

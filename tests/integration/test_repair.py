@@ -50,6 +50,15 @@ class Running:
         done = self.bundle.call(self._runtime, "exec", self.bundle.name, "devopen", node).ok()
         return done.stdout.split()[1]
 
+    def allows(self, node: Path) -> str:
+        """Return what open() of a node on the host gives in the container's cgroup."""
+        v2 = self.bundle.namespace.cgroups == "v2"
+        cgroup = self.bundle.spec()["linux"]["cgroupsPath"]
+        folder = f"/sys/fs/cgroup{'' if v2 else '/devices'}{cgroup}"
+        program = self.bundle.root / "usr/local/bin/devopen"
+        script = f"echo $$ >{folder}/cgroup.procs && exec {program} {node}"
+        return self.bundle.call("sh", "-c", script).ok().stdout.split()[1]
+
     def make_node(self, minor: int) -> str:
         """Let the container make a node of a GPU that it wasn't given."""
         node = f"/dev/made-{minor}"
@@ -137,8 +146,8 @@ def test_node_that_the_container_has_mounted_itself_is_not_given(
     victim.lose()
     victim.repair("--all")
     victim.repair(victim.bundle.name).ok()
-    assert victim.opens(mine) == "ENXIO"
-    assert victim.opens("/dev/made") == "EPERM"
+    assert victim.allows(driver.path(mine)) == "ENXIO"
+    assert victim.allows(driver.path(f"/dev/nvidia{theirs}")) == "EPERM"
 
 
 def test_mode_spec_is_repaired_from_config_json(

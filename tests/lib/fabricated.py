@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ class Tree:
     def __init__(self, root: Path, library: Callable[..., bytes]) -> None:
         self.root = root
         self.config = Config()
+        self.users = {0, os.geteuid()}
         self._library = library
 
     @property
     def case(self) -> Case:
-        return Case(Machine(str(self.root)), self.config, BIN)
+        return Case(Machine(str(self.root), self.users), self.config, BIN)
 
     def write(self, path: str, text: str | bytes = "", mode: int = 0o644) -> Path:
         file = self.root / path.lstrip("/")
@@ -54,16 +55,32 @@ class Tree:
         started: int = BOOT,
         environ: Iterable[str] | None = ("PATH=/usr/bin",),
         uid: int = 0,
+        status: Mapping[str, str] | None = None,
     ) -> None:
-        """Have a program run since ``started``; None for an environment that can't be read."""
+        """Have a program run since ``started``; None for an environment that can't be read.
+
+        ``status`` are lines of its status that differ from those of root's own daemons.
+        """
         self.write("/proc/stat", f"cpu 1 2 3\nbtime {BOOT}\n")
         ticks = (started - BOOT) * os.sysconf("SC_CLK_TCK")
         name = argv[0].rpartition("/")[2]
         numbers = " ".join(["0"] * 18)
-        self.write(f"/proc/{pid}/comm", f"{name[:15]}\n")
-        self.write(f"/proc/{pid}/status", f"Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        lines = {
+            "Name": name[:15],
+            "State": "S (sleeping)",
+            "Uid": f"{uid}\t{uid}\t{uid}\t{uid}",
+            "NSpid": str(pid),
+            "CapEff": "000001ffffffffff",
+            **(status or {}),
+        }
+        text = "".join(f"{key}:\t{value}\n" for key, value in lines.items())
+        self.write(f"/proc/{pid}/status", text)
         self.write(f"/proc/{pid}/cmdline", "".join(f"{word}\0" for word in argv))
         self.write(f"/proc/{pid}/stat", f"{pid} ({name}) S {numbers} {ticks} 0\n")
+        self.program(f"/proc/{pid}/exe")
+        for entry in (pid, "self"):
+            if not os.path.lexists(self.root / f"proc/{entry}/ns/user"):
+                self.link(f"/proc/{entry}/ns/user", "user:[1]")
         if environ is not None:
             self.write(f"/proc/{pid}/environ", "".join(f"{word}\0" for word in environ))
 

@@ -1,7 +1,6 @@
 """daemon.json gets the runtimes, and what else stands there stays."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 
 from gpuhook.engines.ask import Ask
 from gpuhook.engines.docker import Docker, wanted_document
-from gpuhook.engines.processes import Daemon
 from gpuhook.errors import EngineError
 
 
@@ -78,26 +76,3 @@ def test_containers_bound_to_a_runtime_are_found(tmp_path: Path) -> None:
         (folder / "config.v2.json").write_text(json.dumps({"Name": f"/{name}"}))
     (tmp_path / "data" / "containers" / "broken").mkdir()
     assert Docker().bound(("gpu-py",), Ask((), config=str(config))) == ["one", "three"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["dockerd", "--config-file=/a"], "/a"),
-        (["dockerd", "--debug", "--config-file", "/a"], "/a"),
-        (["dockerd", "--config-file"], None),
-        (["dockerd", "--config-file-x=/a"], None),
-    ],
-)
-def test_a_daemon_s_options(argv: list[str], expected: str | None) -> None:
-    assert Daemon(1, tuple(argv)).option("config-file") == expected
-
-
-def test_a_daemon_reads_a_file_by_any_of_its_names(tmp_path: Path) -> None:
-    real, link = tmp_path / "real", tmp_path / "link"
-    real.touch()
-    link.symlink_to(real)
-    ourselves = Daemon(os.getpid(), ())
-    assert ourselves.reads(str(link), str(real))
-    assert not ourselves.reads(str(tmp_path), str(real))
-    assert ourselves.reads("/no/such/file", "/no/such/../such/file")

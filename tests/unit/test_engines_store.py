@@ -1,11 +1,16 @@
 """Changes to engines' files are remembered, and taken back to the byte."""
 
+import fcntl
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
+from limits import in_time
 
 from gpuhook.engines import installer
+from gpuhook.engines import store as stores
 from gpuhook.engines.podman import HOOK_KEYS, hook_document
 from gpuhook.engines.store import Store, Target
 from gpuhook.errors import EngineError
@@ -187,6 +192,65 @@ def test_a_state_folder_that_can_t_be_made(tmp_path: Path) -> None:
             Store(f"{tmp_path}/{name}").locked(),
         ):
             pass
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o700])
+def test_the_state_is_for_nobody_else(store: Store, tmp_path: Path, mode: int) -> None:
+    (tmp_path / "state" / "engines").mkdir(parents=True, mode=mode)
+    put(store, target(tmp_path / "daemon.json"))
+    assert (tmp_path / "state" / "engines").stat().st_mode & 0o777 == 0o700
+    with store.locked():
+        assert Path(store.folder, "lock").stat().st_mode & 0o777 == 0o600
+        assert len(store.records()) == 1
+
+
+def test_a_lock_on_the_folder_stops_nobody(store: Store, tmp_path: Path) -> None:
+    """Earlier versions let everybody open the folder, and so lock it."""
+    folder = tmp_path / "state" / "engines"
+    folder.mkdir(parents=True)
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with in_time():
+            put(store, target(tmp_path / "daemon.json"))
+    finally:
+        os.close(fd)
+
+
+def test_who_holds_the_lock_too_long_is_named(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "_PATIENCE", 0.2)
+    with store.locked():
+        with (
+            in_time(),
+            pytest.raises(EngineError) as caught,
+            Store(os.path.dirname(store.folder)).locked(),
+        ):
+            pass
+        assert f"The process {os.getpid()} has been changing" in str(caught.value)
+        assert f"{store.folder}/lock" in str(caught.value)
+    with store.locked():
+        pass
+    assert not Path(store.folder).exists()
+
+
+def test_who_waits_for_the_lock_gets_it(store: Store) -> None:
+    begun, got = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        with Store(os.path.dirname(store.folder)).locked():
+            got.set()
+
+    thread = threading.Thread(target=wait)
+    with store.locked():
+        thread.start()
+        assert begun.wait(30)
+        assert not got.is_set()
+    thread.join(30)
+    assert got.is_set()
+    assert not Path(store.folder).exists()
 
 
 def test_damaged_records_are_named(store: Store, tmp_path: Path) -> None:

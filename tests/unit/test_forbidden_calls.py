@@ -2,6 +2,9 @@
 
 A path that was resolved a moment ago can mean something else when it is used: that is the
 class of CVE-2024-0132, CVE-2024-0133, CVE-2024-0134, CVE-2025-23359 and CVE-2025-23267.
+
+And no command that root runs opens, locks, asks or signals what another user may have made
+otherwise than through the modules that see to it.
 """
 
 import ast
@@ -142,6 +145,76 @@ def test_every_exception_is_still_needed() -> None:
             used.add((path.stem, function, name))
     assert set(ALLOWED) - used == set()
     assert {path.stem for path in handling_images()} >= set(OF_THE_HOST)
+
+
+# The commands' rooms, and what in them must go through host_files, host_processes and the like.
+ROOMS = ("engines", "doctor", "cli")
+COMMANDS_MODULES = ("atomic", "host_processes", "nvidia_names")
+OF_OTHERS = {
+    "open": "waits for a pipe's other end, and reads without bound; use host_files.read",
+    "os.open": "as open; use host_files.read or host_files.create_private",
+    "io.open": "as open",
+    "os.kill": "the id may be another process' by now; use host_processes.send",
+    "signal.pidfd_send_signal": "use host_processes.send",
+    "fcntl.flock": "who may open a file may lock it for ever; use Store.locked",
+    "fcntl.lockf": "as fcntl.flock",
+    "socket.socket": "who answers may do so for ever; use docker_api.ask",
+    "http.client.HTTPConnection": "as socket.socket",
+    "os.path.expanduser": "a home is its user's, who puts links into it; root has no part in it",
+    "subprocess.Popen": "a program may never end; use subprocess.run with a timeout",
+    "os.system": "as subprocess.Popen",
+}
+OWN_CONFIG = "(resources.files('gpuhook') / 'config' / 'config.toml')"
+OF_OTHERS_METHODS = (".read_text", ".read_bytes", ".open", ".expanduser", ".Popen")
+
+# (module, function, call) -> why another user has no hand in it.
+ALLOWED_TO_COMMANDS = {
+    ("atomic", "replace", "open"): "a descriptor of our own new file",
+    ("atomic", "_sync_folder", "os.open"): "a folder, which no open waits for",
+    ("cli/_engines", "state_folder", "os.path.expanduser"): "only where we aren't root",
+    ("cli/config", "default_text", f"{OWN_CONFIG}.read_text"): "a file of our own package",
+    ("cli/install", "install", "os.path.expanduser"): "only where we aren't root",
+    ("doctor/engines", "_podman_files", "os.path.expanduser"): "only where we aren't root",
+    ("doctor/report", "write_report", "tarfile.open"): "a descriptor of host_files.create_private",
+    ("engines/ask", "user", "os.path.expanduser"): "only where we aren't root",
+    ("engines/docker_api", "_talk", "socket.socket"): "bound in time and size, its peer checked",
+    ("engines/store", "_lock", "fcntl.flock"): "with a deadline, in a folder that is root's alone",
+    ("engines/store", "_open_lock", "os.open"): "in a folder that is root's alone",
+    ("host_processes", "send", "signal.pidfd_send_signal"): "after a look at what runs there now",
+}  # fmt: skip
+
+
+def of_commands() -> dict[str, str]:
+    """Return the sources of the modules that root's commands consist of, by name."""
+    paths = [SOURCE / f"{name}.py" for name in COMMANDS_MODULES]
+    paths += [path for room in ROOMS for path in sorted((SOURCE / room).glob("*.py"))]
+    return {str(path.relative_to(SOURCE).with_suffix("")): path.read_text() for path in paths}
+
+
+def trusting(module: str, text: str) -> list[tuple[str, str, str]]:
+    """Return the (module, function, call) by which a module would trust another user."""
+    found = []
+    for function, name, call in calls(ast.parse(text)):
+        unbound = name == "subprocess.run" and not any(
+            keyword.arg == "timeout" for keyword in call.keywords
+        )
+        if name in OF_OTHERS or name.endswith(OF_OTHERS_METHODS) or unbound:
+            found.append((module, function, name))
+    return found
+
+
+def test_commands_trust_no_other_user() -> None:
+    found = [each for item in of_commands().items() for each in trusting(*item)]
+    assert [each for each in found if each not in ALLOWED_TO_COMMANDS] == []
+    assert set(ALLOWED_TO_COMMANDS) - set(found) == set()
+
+
+def test_what_trusts_another_user() -> None:
+    assert trusting("x", "open('/a')\n")
+    assert trusting("x", "import os\nos.kill(1, 1)\n")
+    assert trusting("x", "from pathlib import Path\nPath('/a').read_text()\n")
+    assert trusting("x", "import subprocess\nsubprocess.run(['a'])\n")
+    assert not trusting("x", "import subprocess\nsubprocess.run(['a'], timeout=1)\n")
 
 
 def test_what_it_catches() -> None:

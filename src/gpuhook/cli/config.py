@@ -6,7 +6,7 @@ from importlib import resources
 
 import click
 
-from gpuhook import atomic
+from gpuhook import atomic, host_files
 from gpuhook.config import DEFAULT_PATH, load
 from gpuhook.config.edit import parse_assignment, set_value
 from gpuhook.config.loader import PATH_VARIABLE, examine
@@ -111,6 +111,7 @@ def set_(
 
 
 def _save(path: str, text: str) -> None:
+    host_files.check_way(path)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         atomic.replace(path, text.encode("utf-8"))

@@ -6,6 +6,7 @@ import os
 
 import click
 
+from gpuhook import host_files
 from gpuhook import nvidia_names as names
 from gpuhook.cli import _engines as shared
 from gpuhook.config.loader import PATH_VARIABLE
@@ -42,6 +43,8 @@ def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[str, ...]:
 
 def carry_out(job: Job) -> None:
     """Do an installation and print what was done."""
+    if job.links is not None:
+        host_files.check_way(job.links)
     store = Store(job.state)
     # Read under the lock too: what another installation writes meanwhile must not be lost.
     with contextlib.nullcontext() if job.dry_run else store.locked():

@@ -7,7 +7,8 @@ import click
 
 from gpuhook import nvidia_names
 from gpuhook.cli import _engines as shared
-from gpuhook.engines import ENGINES, Ask, Store, installer
+from gpuhook.engines import ENGINES, Ask, Store, in_use, installer
+from gpuhook.engines.installer import Outcome
 from gpuhook.engines.merge import Path
 from gpuhook.engines.store import Record
 
@@ -22,7 +23,11 @@ _NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
 @click.option("--config", metavar="FILE", help="Only what belongs to this configuration file.")
 @click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
 @click.option("--state-dir", metavar="DIR", help="Where it was remembered what was changed.")
-@click.option("--reload", is_flag=True, help="Have the running Docker read its configuration.")
+@click.option("--reload", is_flag=True, help="Have the running Docker forget the runtime.")
+@click.option(
+    "--unless-in-use", is_flag=True,
+    help="As --reload, but change nothing while a container or an engine needs gpu-py.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
 def uninstall(
     engines: tuple[str, ...],
@@ -30,6 +35,7 @@ def uninstall(
     prefix: str,
     state_dir: str | None,
     reload: bool,
+    unless_in_use: bool,
     dry_run: bool,
 ) -> None:
     """Take back what ``gpuhook install`` did.
@@ -40,6 +46,7 @@ def uninstall(
     prefix = prefix and os.path.abspath(prefix)
     state = shared.state_folder(state_dir, prefix)
     wanted = set(ENGINES) if shared.ALL in engines else set(engines)
+    reload = reload or unless_in_use
     store = Store(state)
     links = nvidia_names.LinkRecord(state)
     with contextlib.nullcontext() if dry_run else store.locked():
@@ -49,13 +56,19 @@ def uninstall(
             for record in known
             if record.engine in wanted and (config is None or _is(record.config, config))
         ]
+        if unless_in_use:
+            in_use.check(shared.our_program("gpu-py"), store, records)
         is_last = len(records) == len(known)
         if not records and not (is_last and links.links()):
             click.echo(_NOTHING)
             return
         _warn_of_bound(records, prefix)
-        act = installer.preview_removal if dry_run else installer.uninstall
-        shared.tell(act(store, records), dry_run=dry_run)
+        outcomes = installer.preview_removal(store, records)
+        if not dry_run:
+            if reload:
+                _have_forgotten(records, outcomes)
+            outcomes = installer.uninstall(store, records)
+        shared.tell(outcomes, dry_run=dry_run)
         _take_links_back(links, is_last=is_last, dry_run=dry_run)
     if not dry_run:
         _tell_afterwards(records, reload)
@@ -101,7 +114,7 @@ def _warn_of_bound(records: list[Record], prefix: str) -> None:
         if bound:
             shared.warn(
                 f"these containers of {engine} were made for {' or '.join(names)} and can't be "
-                f"started without it; make them anew with another runtime: {', '.join(bound)}"
+                f"started without it; make them again with another runtime: {', '.join(bound)}"
             )
 
 
@@ -110,10 +123,16 @@ def _names(owned: list[Path]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path[-1] for path in owned if path[-2:-1] == ("runtimes",)))
 
 
+def _have_forgotten(records: list[Record], outcomes: list[Outcome]) -> None:
+    """Have running engines forget what is about to be taken out of their files."""
+    for record, outcome in zip(records, outcomes, strict=True):
+        pids = ENGINES[record.engine].forget(outcome.change, _names(record.owned))
+        if pids:
+            click.echo(f"{record.engine}: reloaded {' '.join(str(pid) for pid in pids)}")
+
+
 def _tell_afterwards(records: list[Record], reload: bool) -> None:
-    for engine, config in dict.fromkeys((record.engine, record.config) for record in records):
+    for engine in dict.fromkeys(record.engine for record in records):
         advice = ENGINES[engine].afterwards()
-        if reload:
-            shared.reload(engine, config)
-        if advice:
+        if advice and not (reload and engine == "docker"):
             click.echo(f"{engine}: {advice}")

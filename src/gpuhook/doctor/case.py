@@ -5,8 +5,9 @@ import sysconfig
 from functools import cached_property
 
 from gpuhook.config import Config, load
-from gpuhook.doctor.docker_api import DockerInfo, running_dockers
 from gpuhook.doctor.machine import Machine
+from gpuhook.engines import docker_api
+from gpuhook.engines.docker_api import DockerInfo
 from gpuhook.errors import ConfigError
 
 
@@ -47,8 +48,8 @@ class Case:
 
     @cached_property
     def dockers(self) -> list[DockerInfo]:
-        """Every dockerd that runs, with what it answered."""
-        return list(running_dockers(self.machine))
+        """Every dockerd of root's or ours that runs, with what it answered."""
+        return list(docker_api.asked(self.machine.processes("dockerd")))
 
     def driver_text(self, path: str) -> str | None:
         """Return a file of /proc or /sys: below the driver root, else the machine's own."""

@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterator
 
 from gpuhook.doctor.case import Case
-from gpuhook.doctor.docker_api import DEFAULT_CONFIG, DockerInfo
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.host import is_ours
-from gpuhook.doctor.machine import Machine
+from gpuhook.doctor.machine import Machine, seen_by
+from gpuhook.engines.docker_api import DEFAULT_CONFIG, DockerInfo
 
 RUNTIME = "gpu-py"
 _HOOK = "nvidia-container-runtime-hook"
@@ -25,7 +25,7 @@ def docker(case: Case) -> Iterator[Finding]:
             yield ok("docker-loaded", "dockerd is installed and doesn't run")
         return
     for found in case.dockers:
-        yield from _registered(found.process.machine, found.config_path, found.runtimes)
+        yield from _registered(seen_by(found.process), found.config_path, found.runtimes)
         yield from _loaded(found)
         yield from _gpus_option(found)
 
@@ -86,7 +86,7 @@ def _loaded(found: DockerInfo) -> Iterator[Finding]:
             "Run the doctor as root",
         )
         return
-    machine = found.process.machine
+    machine = seen_by(found.process)
     ours = [name for name, program in found.runtimes.items() if is_gpu_py(machine, program)]
     try:
         wanted = _runtimes(machine, found.config_path)
@@ -101,7 +101,7 @@ def _loaded(found: DockerInfo) -> Iterator[Finding]:
             )
             return
     if ours:
-        default = found.info.get("DefaultRuntime", "unknown")
+        default = found.default_runtime or "unknown"
         text = f"{who} has loaded {', '.join(ours)}; its default runtime is {default}"
         yield ok("docker-loaded", text)
 
@@ -112,14 +112,14 @@ def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
         text = f"The PATH of the dockerd {found.process.pid} can't be read"
         yield warning("docker-gpus-option", text, "Run the doctor as root")
         return
-    path = found.process.machine.which(_HOOK, found.process.environment.get("PATH", _DEFAULT_PATH))
+    path = seen_by(found.process).which(_HOOK, found.process.environment.get("PATH", _DEFAULT_PATH))
     if path is None:
         yield ok(
             "docker-gpus-option",
             f"docker run --gpus isn't served: {_HOOK} isn't on dockerd's PATH",
             "If you want it: gpuhook install --engine docker --nvidia-names, and restart Docker",
         )
-    elif is_ours(found.process.machine, path):
+    elif is_ours(seen_by(found.process), path):
         yield ok("docker-gpus-option", f"docker run --gpus is served by gpuhook: {path}")
     else:
         yield ok("docker-gpus-option", f"docker run --gpus is served by NVIDIA's {path}")

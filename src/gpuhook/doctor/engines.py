@@ -11,7 +11,8 @@ from typing import Any
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.docker import RUNTIME, is_gpu_py
 from gpuhook.doctor.finding import Finding, failure, ok, warning
-from gpuhook.doctor.machine import Machine, Process
+from gpuhook.doctor.machine import Machine, seen_by
+from gpuhook.host_processes import Process
 
 _HOOK = "gpuhook-prestart"
 _CONTAINERD_FILE = "/etc/containerd/config.toml"
@@ -36,7 +37,7 @@ def engine_found(case: Case) -> Iterator[Finding]:
 
 
 def _runs(case: Case, name: str) -> Process | None:
-    return next(case.machine.processes(name), None)
+    return next(iter(case.machine.processes(name)), None)
 
 
 def containerd(case: Case) -> Iterator[Finding]:
@@ -57,8 +58,9 @@ def _containerds(case: Case) -> Iterator[Finding]:
     needed = _runs(case, "kubelet") is not None or case.machine.exists("/var/lib/kubelet")
     for process in running:
         path = (process.option("--config", "-c") or [_CONTAINERD_FILE])[-1]
-        files = [path, *_imports(process.machine, path)]
-        yield from _registered(process.machine, "containerd", files, process, needed)
+        machine = seen_by(process)
+        files = [path, *_imports(machine, path)]
+        yield from _registered(machine, "containerd", files, process, needed)
     if not running and case.machine.which("containerd", _FOLDERS):
         files = [_CONTAINERD_FILE, *_imports(case.machine, _CONTAINERD_FILE)]
         yield from _registered(case.machine, "containerd", files, None, needed)
@@ -68,7 +70,7 @@ def crio(case: Case) -> Iterator[Finding]:
     """Look for the runtime in CRI-O's configuration and compare with when it started."""
     running = _runs(case, "crio")
     if running or case.machine.which("crio", _FOLDERS):
-        machine = running.machine if running else case.machine
+        machine = seen_by(running) if running else case.machine
         files = ["/etc/crio/crio.conf", *machine.glob("/etc/crio/crio.conf.d/*")]
         yield from _registered(machine, "crio", files, running, True)
 

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from gpuhook import host_files
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, ok, warning
 from gpuhook.doctor.machine import Machine
@@ -143,7 +144,6 @@ def is_ours(machine: Machine, path: str) -> bool:
     if name.startswith(("gpu-py", "gpuhook")):
         return True
     try:
-        with open(machine.path(path), "rb") as file:
-            return b"gpuhook" in file.read(4096)
+        return b"gpuhook" in host_files.read_start(machine.path(path), 4096)
     except OSError:
         return False

@@ -8,7 +8,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 
-from gpuhook import __version__
+from gpuhook import __version__, host_files
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding
 from gpuhook.errors import GpuhookError, ReportError
@@ -36,8 +36,8 @@ _DOCKER_KEYS = (
 def write_report(path: str, case: Case, findings: list[Finding]) -> None:
     """Write the archive to ``path``, readable for its owner alone; ReportError if it can't be."""
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        fd = host_files.create_private(path)
+        with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             for name, text in _contents(case, findings):
                 _add(archive, name, text)
     except OSError as error:

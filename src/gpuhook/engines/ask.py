@@ -5,6 +5,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from gpuhook.engines.files import Change
 from gpuhook.engines.store import Target
 
 RUNTIME_NAME = "gpu-py"
@@ -80,6 +81,13 @@ class Engine(Protocol):
         """Have running daemons read ``config`` again; return their process ids.
 
         None: they only read it at their start, and nothing was done.
+        """
+
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+        """Have running daemons forget the runtimes before a change takes them out of its file.
+
+        Returns their process ids; none where no daemon runs, or where it only reads its file
+        at its start. EngineError, with everything as it was, if one doesn't forget.
         """
 
     def is_present(self, ask: Ask) -> bool:

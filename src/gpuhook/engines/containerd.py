@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gpuhook.engines import toml_text
 from gpuhook.engines.ask import Answer, Ask
-from gpuhook.engines.files import read_text
+from gpuhook.engines.files import Change, read_text
 from gpuhook.engines.merge import Document, Path, get
 from gpuhook.engines.store import DROP_IN_HEADER, Target
 from gpuhook.errors import EngineError
@@ -76,6 +76,11 @@ class Containerd:
     def reload(self, config: str) -> None:
         """Do nothing: containerd reads its configuration only at its start."""
         del config
+
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+        """Do nothing: containerd reads its configuration only at its start."""
+        del change, names
+        return []
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the running containers that use one of the runtimes.

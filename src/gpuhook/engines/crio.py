@@ -5,13 +5,12 @@ Source: crio.conf(5), "crio.runtime.runtimes", and crio.conf.d(5).
 
 import copy
 import glob
-import json
 import os
 import shutil
 
 from gpuhook.engines import toml_text
 from gpuhook.engines.ask import Answer, Ask
-from gpuhook.engines.files import read_text
+from gpuhook.engines.files import Change, read_json, read_text
 from gpuhook.engines.merge import Document, get
 from gpuhook.engines.store import DROP_IN_HEADER, Target
 
@@ -55,6 +54,11 @@ class Crio:
         """Do nothing: not every CRI-O takes a new handler at a reload."""
         del config
 
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+        """Do nothing: CRI-O reads its handlers only at its start."""
+        del change, names
+        return []
+
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the containers made with one of the handlers.
 
@@ -63,11 +67,7 @@ class Crio:
         pattern = f"{glob.escape(ask.system(_CONTAINERS))}/*/userdata/config.json"
         found = []
         for path in sorted(glob.glob(pattern)):
-            try:
-                with open(path, encoding="utf-8") as file:
-                    handler = json.load(file)["annotations"][_HANDLER]
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
+            handler = get(read_json(path), ("annotations", _HANDLER))
             if handler in names:
                 found.append(path.split("/")[-3][:12])
         return found

@@ -4,21 +4,26 @@ Source: dockerd(8), "Daemon configuration file" and "Configuration reload behavi
 """
 
 import glob
-import json
 import os
 import shutil
 import signal
+import time
 
-from gpuhook.engines import json_text
+from gpuhook import host_processes
+from gpuhook.engines import docker_api, json_text
 from gpuhook.engines.ask import Answer, Ask
-from gpuhook.engines.files import read_text
+from gpuhook.engines.docker_api import DEFAULT_CONFIG
+from gpuhook.engines.files import Change, decode, read_json, read_text, remove_folders
 from gpuhook.engines.merge import Document, Path
-from gpuhook.engines.processes import Daemon, running
 from gpuhook.engines.store import Target
 from gpuhook.errors import EngineError
+from gpuhook.host_processes import Process
 
-_CONFIG = "/etc/docker/daemon.json"
 _DATA = "/var/lib/docker"
+# What a reload doesn't change unless the file says it, and dockerd's own values for it.
+_BUILT_IN: Document = {"runtimes": {}, "default-runtime": "runc"}
+_RELOAD_S = 15.0  # for a dockerd to read its file again; it takes a fraction of a second
+_POLL = 0.05
 
 
 class Docker:
@@ -40,7 +45,7 @@ class Docker:
     def _config(self, ask: Ask) -> str:
         if ask.config:
             return ask.config
-        return ask.user("docker/daemon.json") if ask.rootless else ask.system(_CONFIG)
+        return ask.user("docker/daemon.json") if ask.rootless else ask.system(DEFAULT_CONFIG)
 
     def _advice(self, path: str, ask: Ask) -> str:
         if ask.cdi:
@@ -54,17 +59,42 @@ class Docker:
         return "Docker reads it at its next start"
 
     def afterwards(self) -> str:
-        """Return what makes dockerd see the old daemon.json.
-
-        Told to reload a file without "runtimes" it keeps those that it knows.
-        """
+        """Return what makes dockerd see the old daemon.json, where it wasn't made to forget."""
         return "Restart Docker, so that it forgets the runtime: systemctl restart docker"
 
     def reload(self, config: str) -> list[int]:
-        """Send SIGHUP to every dockerd that reads this daemon.json."""
-        pids = [daemon.pid for daemon in _daemons(config)]
-        for pid in pids:
-            os.kill(pid, signal.SIGHUP)
+        """Send SIGHUP to every dockerd of ours that reads this daemon.json."""
+        sent = [daemon for daemon in _daemons(config) if _read_again(daemon)]
+        return [daemon.pid for daemon in sent]
+
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+        """Have running daemons forget the runtimes before daemon.json is changed.
+
+        When dockerd reads a file without "runtimes" again, it keeps those that it knows, and
+        likewise the default. So the file says both until dockerd has read it. EngineError,
+        with everything as it was, if a daemon doesn't forget.
+        """
+        text = decode(change.new or b"", change.path)
+        document = json_text.parse(text, change.path)
+        _check_default(document, names, change.path)
+        pids = [daemon.pid for daemon in _daemons(change.path)]
+        if not pids:
+            return []
+        said = json_text.edited(text, {**_BUILT_IN, **document}, change.path).encode()
+        made = Change(change.path, change.old, said).commit()
+        try:
+            self.reload(change.path)
+            problem = _wait_until_forgotten(change.path, names)
+        finally:
+            Change(change.path, said, change.old).commit()
+            remove_folders(made)
+        if problem:
+            self.reload(change.path)
+            raise EngineError(
+                problem,
+                "Run gpuhook uninstall --engine docker && systemctl restart docker, "
+                "which ends containers unless live-restore is on",
+            )
         return pids
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
@@ -75,7 +105,7 @@ class Docker:
             _name_of(folder)
             for pattern in folders
             for folder in sorted(glob.glob(pattern))
-            if _read_key(os.path.join(folder, "hostconfig.json"), "Runtime") in names
+            if read_json(os.path.join(folder, "hostconfig.json")).get("Runtime") in names
         ]
 
     def is_present(self, ask: Ask) -> bool:
@@ -122,31 +152,63 @@ def _table(document: Document, key: str, path: str) -> Document:
     return value
 
 
-def _daemons(config: str) -> list[Daemon]:
-    """Return the running dockerds that read a configuration file."""
+def _check_default(document: Document, names: tuple[str, ...], path: str) -> None:
+    """Refuse to take a runtime out of a daemon.json that somebody else made the default."""
+    default = document.get("default-runtime")
+    if default in names and default not in _table(document, "runtimes", path):
+        raise EngineError(
+            f'"default-runtime" in {path} is {default}, and it wasn\'t gpuhook install that set it',
+            "Set it to runc there and run this again; the file was left as it is",
+        )
+
+
+def _daemons(config: str) -> list[Process]:
+    """Return our running dockerds that read a configuration file."""
     return [
         daemon
-        for daemon in running("dockerd")
-        if daemon.reads(daemon.option("config-file") or _CONFIG, config)
+        for daemon in host_processes.running("dockerd")
+        if daemon.reads(docker_api.config_of(daemon), config)
     ]
+
+
+def _read_again(daemon: Process) -> bool:
+    return host_processes.send(daemon, signal.SIGHUP)
+
+
+def _wait_until_forgotten(config: str, names: tuple[str, ...]) -> str:
+    """Return "" once no running daemon knows the runtimes, else what one still says."""
+    end = time.monotonic() + _RELOAD_S
+    while True:
+        problems = [
+            problem
+            for answer in docker_api.asked(_daemons(config))
+            if (problem := _still_known(answer, names))
+        ]
+        if not problems or time.monotonic() > end:
+            return problems[0] if problems else ""
+        time.sleep(_POLL)
+
+
+def _still_known(answer: docker_api.DockerInfo, names: tuple[str, ...]) -> str:
+    who = f"The running dockerd {answer.process.pid}"
+    if answer.info is None:
+        return f"{who} couldn't be asked whether it has forgotten the runtime: {answer.problem}"
+    if answer.default_runtime in names:
+        return f"{who} keeps {answer.default_runtime} as its default runtime"
+    known = [name for name in names if name in answer.runtimes]
+    return f"{who} keeps the runtime {known[0]}" if known else ""
 
 
 def _data_roots(config: str, ask: Ask) -> list[str]:
     document = json_text.parse(read_text(config) or "", config)
-    configured = document.get("data-root") or document.get("graph") or ask.system(_DATA)
-    roots = [daemon.option("data-root") or str(configured) for daemon in _daemons(config)]
-    return list(dict.fromkeys(roots or [str(configured)]))
+    configured = str(document.get("data-root") or document.get("graph") or ask.system(_DATA))
+    roots = [
+        daemon.root + (daemon.option("--data-root") or [configured])[-1]
+        for daemon in _daemons(config)
+    ]
+    return list(dict.fromkeys(roots or [configured]))
 
 
 def _name_of(folder: str) -> str:
-    name = _read_key(os.path.join(folder, "config.v2.json"), "Name")
-    return name.removeprefix("/") if name else os.path.basename(folder)[:12]
-
-
-def _read_key(path: str, key: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file).get(key)
-    except (OSError, ValueError, AttributeError):
-        return None
-    return value if isinstance(value, str) else None
+    name = read_json(os.path.join(folder, "config.v2.json")).get("Name")
+    return name.removeprefix("/") if isinstance(name, str) else os.path.basename(folder)[:12]

@@ -5,20 +5,19 @@ Nothing but ``Change.commit`` writes to a file of an engine.
 
 import contextlib
 import difflib
+import json
 import os
 from dataclasses import dataclass
 
-from gpuhook import atomic
+from gpuhook import atomic, host_files
+from gpuhook.engines.merge import Document
 from gpuhook.errors import EngineError
-
-_LIMIT = 16 << 20
 
 
 def read(path: str) -> bytes | None:
     """Return a file's content, None where there is no such file."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_LIMIT + 1)
+        return host_files.read(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -26,12 +25,15 @@ def read(path: str) -> bytes | None:
             f"{path} can't be read: {error.strerror}",
             "Run this as root and check that it is an ordinary file",
         ) from None
-    if len(data) > _LIMIT:
-        raise EngineError(
-            f"{path} is larger than {_LIMIT >> 20} MiB",
-            "Check that it is an engine's configuration",
-        )
-    return data
+
+
+def read_json(path: str) -> Document:
+    """Return the JSON object in a file of an engine's own, an empty one where there is none."""
+    try:
+        document = json.loads(host_files.read(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def read_text(path: str) -> str | None:
@@ -73,6 +75,7 @@ class Change:
 
     def commit(self) -> list[str]:
         """Make the change, whole or not at all; return the folders made for it."""
+        host_files.check_way(self.path)
         made = []
         try:
             if self.new is None:

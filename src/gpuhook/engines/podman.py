@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuhook.engines import json_text, toml_text
 from gpuhook.engines.ask import Answer, Ask
-from gpuhook.engines.files import read_text
+from gpuhook.engines.files import Change, read_text
 from gpuhook.engines.merge import Document
 from gpuhook.engines.store import DROP_IN_HEADER, Target
 
@@ -64,6 +64,11 @@ class Podman:
     def reload(self, config: str) -> list[int]:
         """Do nothing: podman has no daemon."""
         del config
+        return []
+
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+        """Do nothing: podman has no daemon."""
+        del change, names
         return []
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:

@@ -6,7 +6,8 @@ For every file there is one folder below the state folder, named after the file'
     original      the file before the first change (absent: there was no file)
     written       the file as we last wrote it
 
-The record is written before the file, so that a crash between the two loses nothing.
+The record is written before the file, so that a crash between the two loses nothing. Nobody
+else may look into that folder: who can open a file can lock it.
 """
 
 import contextlib
@@ -14,12 +15,14 @@ import fcntl
 import json
 import os
 import shutil
+import stat
+import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from gpuhook import atomic
+from gpuhook import atomic, host_files
 from gpuhook.engines import json_text, toml_text
 from gpuhook.engines.files import Change, decode, make_folders, read, remove_folders
 from gpuhook.engines.merge import Document, Path, without_ours
@@ -30,7 +33,12 @@ DEFAULT_STATE = "/var/lib/gpuhook"
 DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
 _HOOK_PROGRAM = "gpuhook-prestart"  # and what a hook file, which has no comments, is known by
 _VERSION = "version"
+_FOLDER_MODE = 0o700  # the files of engines that are kept there may hold passwords
+_LOCK = "lock"  # no name of a folder, which begins with the path's first slash as %2F
 _ATTEMPTS = 100
+_PATIENCE = 20.0  # seconds; an installation takes less than one
+_POLL = 0.02
+_ID_DIGITS = 20
 
 
 class Syntax(Protocol):
@@ -86,39 +94,73 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep others from changing the engines' files meanwhile."""
+        """Keep others from changing the engines' files meanwhile.
+
+        EngineError if somebody else does so for longer than a few seconds.
+        """
         made = {os.path.dirname(self.folder), self.folder}
-        fd = self._lock(made)
+        fd = self._lock(made, time.monotonic() + _PATIENCE)
         try:
             yield
         finally:
+            os.unlink(self._lock_file)
             remove_folders(sorted(made))
             os.close(fd)
 
-    def _lock(self, made: set[str]) -> int:
-        """Lock the folder; whoever held the lock before may have removed it meanwhile.
+    @property
+    def _lock_file(self) -> str:
+        return os.path.join(self.folder, _LOCK)
 
-        The folders that had to be made for it are added to ``made``.
+    def _lock(self, made: set[str], end: float) -> int:
+        """Lock the file; whoever held the lock before has removed it meanwhile.
+
+        The folders that had to be made for it are added to ``made``. The process that holds
+        the lock writes its id into the file.
         """
-        for attempt in range(_ATTEMPTS):
+        while True:
+            fd = self._open_lock(made)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(fd), os.stat(self._lock_file)):
+                    os.pwrite(fd, str(os.getpid()).encode(), 0)
+                    return fd
+            except FileNotFoundError:
+                pass
+            except BlockingIOError:
+                self._wait(fd, end)
+            os.close(fd)
+
+    def _open_lock(self, made: set[str]) -> int:
+        host_files.check_way(self.folder)
+        attempts = _ATTEMPTS
+        while True:
+            attempts -= 1
             try:
                 made.update(make_folders(self.folder))
-                fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                if stat.S_IMODE(os.stat(self.folder).st_mode) != _FOLDER_MODE:
+                    os.chmod(self.folder, _FOLDER_MODE)
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                return os.open(self._lock_file, flags, 0o600)
             except OSError as error:
-                if isinstance(error, FileNotFoundError) and attempt + 1 < _ATTEMPTS:
+                # Whoever held the lock removes the folders.
+                if isinstance(error, FileNotFoundError) and attempts:
                     continue
                 raise EngineError(
                     f"The state folder {self.folder} can't be used: {error.strerror}",
                     "Run this as root, or name another folder with --state-dir",
                 ) from None
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(self.folder)):
-                    return fd
-            os.close(fd)
+
+    def _wait(self, fd: int, end: float) -> None:
+        """Wait a moment; EngineError that names who holds the lock once it has been too long."""
+        if time.monotonic() < end:
+            time.sleep(_POLL)
+            return
+        holder = os.pread(fd, _ID_DIGITS, 0).decode("ascii", "replace")
+        os.close(fd)
         raise EngineError(
-            f"The state folder {self.folder} is removed again and again",
-            "Wait until no other gpuhook install or uninstall runs",
+            f"The process {holder or '(unknown)'} has been changing the engines' files for more "
+            f"than {_PATIENCE:.0f} seconds: it holds {self._lock_file}",
+            "Wait until it has ended, or end it if it hangs, and run this again",
         )
 
     def records(self) -> list[Record]:
@@ -127,14 +169,20 @@ class Store:
             names = sorted(os.listdir(self.folder))
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise EngineError(
+                f"The state folder {self.folder} can't be read: {error.strerror}",
+                "Run this as root, or name another folder with --state-dir",
+            ) from None
+        host_files.check_way(self.folder)
+        names = [name for name in names if name != _LOCK]
         return [self._load(os.path.join(self.folder, name)) for name in names]
 
     def _load(self, folder: str) -> Record:
         path = os.path.join(folder, "record.json")
         try:
-            with open(path, encoding="utf-8") as file:
-                record = Record(**json.load(file))
-        except (OSError, ValueError, TypeError) as error:
+            record = Record(**json.loads(host_files.read(path)))
+        except (OSError, RecursionError, ValueError, TypeError) as error:
             raise EngineError(
                 f"{path} is damaged: {error}",
                 f"Compare {folder}/original with the engine's file by hand, then remove {folder}",
@@ -147,6 +195,7 @@ class Store:
 
     def plan(self, target: Target) -> Change:
         """Return what ``apply`` would change; EngineError if it would replace another's file."""
+        host_files.check_way(target.path)
         change = Change(target.path, read(target.path), target.text.encode("utf-8"))
         if target.ours and change.old is not None and not os.path.isdir(self._place(target.path)):
             _check_ours(target, change)
@@ -191,8 +240,14 @@ class Store:
 
     def plan_removal(self, record: Record) -> Change:
         """Return what ``take_back`` would change."""
+        host_files.check_way(record.path)
         current = read(record.path)
         return Change(record.path, current, self._rebased(record, current))
+
+    def written(self, record: Record) -> Document:
+        """Return a file's document as we last wrote it."""
+        data = read(f"{self._place(record.path)}/written")
+        return _SYNTAXES[record.syntax].parse(decode(data or b"", record.path), record.path)
 
     def take_back(self, record: Record) -> Change:
         """Undo everything that was done to a file, and forget it."""

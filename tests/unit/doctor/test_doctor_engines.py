@@ -134,6 +134,7 @@ def test_a_dockerd_with_files_of_its_own(tree: Tree, docker: RunDocker) -> None:
 
 def test_a_rootless_dockerd_has_its_files_at_home(tree: Tree, docker: RunDocker) -> None:
     environ = ["HOME=/home/ann", "XDG_RUNTIME_DIR=/run/user/1000"]
+    tree.users = {1000}
     tree.process(9, "dockerd", environ=environ, uid=1000)
     _daemon_json(tree, path="/home/ann/.config/docker/daemon.json")
     tree.program(GPU_PY)
@@ -162,9 +163,7 @@ def test_the_socket_that_daemon_json_names(tree: Tree, docker: RunDocker) -> Non
 
 
 def test_a_dockerd_in_another_pid_namespace_is_not_ours(tree: Tree) -> None:
-    tree.process(9, "dockerd")
-    tree.link("/proc/self/ns/pid", "pid:[1]")
-    tree.link("/proc/9/ns/pid", "pid:[2]")
+    tree.process(9, "dockerd", status={"NSpid": "9\t1"})
     assert tree.case.dockers == []
 
 

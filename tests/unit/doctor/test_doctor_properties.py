@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tomlkit
 from fabricated import Tree
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpuhook.doctor import examine
@@ -62,6 +62,7 @@ def _machine(folder: Path, text_json: str, text_toml: str) -> Tree:
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(TABLES | VALUES, TABLES)
+@example({}, {"BinaryName": "\x00"})
 def test_odd_files(folder: Path, value: Any, table: dict[str, Any]) -> None:
     tree = _machine(folder, json.dumps(value), tomlkit.dumps(table))
     broken = [found for found in examine(tree.case, FILES_ALONE) if "itself" in found.message]

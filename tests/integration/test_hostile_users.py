@@ -1,0 +1,312 @@
+"""Other users of the machine against root's commands: their processes, files, links and locks."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness.commands import Result, run
+from harness.driver import Driver
+from harness.installation import Installation, write_config
+from harness.strangers import (
+    AS_STRANGER,
+    UID,
+    folder_of_his,
+    pipe_of_his,
+    pretender,
+    process,
+)
+
+from gpuhook import host_processes
+
+LIMIT_S = 60.0  # what a command may take that takes two seconds
+OLD = '{"debug":   true}\n'
+PYTHON = "/usr/bin/python3"  # where a stranger may start it, unlike our own perhaps
+WAIT = "echo ready; read -r end"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A folder that everybody may enter, a daemon.json of root's in it, and our command."""
+
+    folder: Path
+    config: Path
+    command: Path
+
+    def gpuhook(self, verb: str, *words: str | Path) -> Result:
+        options = ["--engine=docker", f"--config={self.config}", f"--state-dir={self.folder}/state"]
+        return run([self.command, verb, *options, *words], timeout=LIMIT_S)
+
+    def doctor(self, config: Path, *words: str | Path) -> Result:
+        """Have everything examined; ``config`` is gpuhook's own configuration."""
+        return run([self.command, "doctor", "--config", config, *words], timeout=LIMIT_S)
+
+
+@pytest.fixture
+def site(workspace: Path, installation: Installation) -> Iterator[Site]:
+    folder = workspace / "hostile-users"
+    folder.mkdir()
+    config = folder / "daemon.json"
+    config.write_text(OLD)
+    yield Site(folder, config, installation.command)
+    shutil.rmtree(folder)
+
+
+# Processes ----------------------------------------------------------------------------------
+
+
+def test_a_pipe_as_a_strangers_configuration(
+    site: Site, driver: Driver, configs: dict[str, Path]
+) -> None:
+    pipe = pipe_of_his(site.folder / "his/daemon.json")
+    for name in ("dockerd", "containerd", "crio"):
+        options = [f"--config-file={pipe}", f"--config={pipe}", f"-H=unix://{pipe}"]
+        with pretender(site.folder / name, *options) as stranger:
+            done = site.doctor(configs["runc"])
+        assert done.stdout.splitlines()[-1].endswith("failures")
+        assert str(pipe) not in done.stdout
+        assert f"dockerd {stranger.pid}" not in done.stdout
+
+
+def test_a_pipe_below_a_strangers_data_root(site: Site) -> None:
+    site.gpuhook("install").ok()
+    root = site.folder / "his"
+    pipe_of_his(root / "containers/x/hostconfig.json")
+    words = [f"--config-file={site.config}", f"--data-root={root}"]
+    with pretender(site.folder / "dockerd", *words):
+        done = site.gpuhook("uninstall").ok()
+    assert "removed" in done.stdout or "changed" in done.stdout
+    assert site.config.read_text() == OLD
+
+
+WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
+
+
+@pytest.mark.parametrize(
+    ("way", "mode"),
+    [
+        (AS_STRANGER, 0o755),
+        (("unshare", "--pid", "--fork", "--kill-child"), 0o755),
+        (("unshare", "--user", "--map-root-user"), 0o755),
+        (WITHOUT_RIGHTS, 0o755),
+        ((), 0o4755),
+    ],
+    ids=["user", "pid namespace", "user namespace", "no rights", "set-user-ID"],
+)
+def test_who_is_no_daemon_of_roots_gets_no_signal(
+    site: Site, way: tuple[str, ...], mode: int
+) -> None:
+    words = [f"--config-file={site.config}"]
+    with pretender(site.folder / "dockerd", *words, way=way, mode=mode) as other:
+        done = site.gpuhook("install", "--reload").ok()
+        assert "docker: nothing to reload" in done.stdout
+        done = site.gpuhook("uninstall", "--reload").ok()
+        assert "reloaded" not in done.stdout
+        assert other.poll() is None
+
+
+def test_roots_own_daemon_gets_the_signal(site: Site) -> None:
+    words = [f"--config-file={site.config}"]
+    with pretender(site.folder / "dockerd", *words, way=()) as daemon:
+        done = site.gpuhook("install", "--reload").ok()
+        assert f"docker: reloaded {daemon.pid}" in done.stdout
+        assert daemon.wait(30) == -signal.SIGHUP
+
+
+def test_a_daemon_in_a_chroot_has_files_of_its_own(site: Site, roots: dict[str, Path]) -> None:
+    """What it calls /usr/bin/gpu-py, or its socket, isn't ours of that name."""
+    root, upper, work = (site.folder / name for name in ("root", "upper", "work"))
+    for folder in (root, upper, work):
+        folder.mkdir()
+    layers = f"lowerdir={roots['debian']},upperdir={upper},workdir={work}"
+    run(["mount", "-t", "overlay", "-o", layers, "overlay", root]).ok()
+    try:
+        shutil.copy("/bin/sh", root / "dockerd-inside")
+        with process(["chroot", root, "/dockerd-inside", "-c", WAIT]) as inside:
+            [found] = host_processes.running("dockerd-inside")
+            assert (found.pid, found.root) == (inside.pid, f"/proc/{inside.pid}/root")
+    finally:
+        run(["umount", root]).ok()
+
+
+# Listens where its argument says, and sends to whoever comes for as long as that one stays.
+TALKS_FOR_EVER = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+while True:
+    connection, _ = listener.accept()
+    try:
+        connection.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n")
+        while True:
+            connection.sendall(b" " * 65536)
+    except OSError:
+        pass
+"""
+
+
+def test_a_stranger_on_the_socket_of_roots_docker(
+    site: Site, driver: Driver, configs: dict[str, Path]
+) -> None:
+    """He is heard no further than to learn who he is."""
+    path = folder_of_his(site.folder, "his") / "docker.sock"
+    words = [f"--config-file={site.config}", f"--host=unix://{path}"]
+    with (
+        process([*AS_STRANGER, PYTHON, "-I", "-S", "-c", TALKS_FOR_EVER, path]),
+        pretender(site.folder / "dockerd", *words, way=()),
+    ):
+        done = site.doctor(configs["runc"])
+    assert f"user {UID} listens there" in done.stdout
+
+
+# Locks --------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_a_stranger_has_had_since_an_earlier_version(site: Site) -> None:
+    """The folder was open to everybody then."""
+    folder = site.folder / "state/engines"
+    folder.mkdir(parents=True)
+    with process([*AS_STRANGER, "flock", folder, "sh", "-c", WAIT]):
+        site.gpuhook("install").ok()
+        run([*AS_STRANGER, "ls", folder]).failed()
+        run([*AS_STRANGER, "flock", "-n", folder, "true"]).failed()
+        site.gpuhook("uninstall").ok()
+    assert site.config.read_text() == OLD
+
+
+def test_a_hanging_installation_is_named(site: Site) -> None:
+    folder = site.folder / "state/engines"
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "lock").write_text("4711")
+    with process(["flock", folder / "lock", "sh", "-c", WAIT]):
+        done = site.gpuhook("uninstall").failed()
+    assert "The process 4711 has been changing the engines' files for more than 20" in done.stderr
+
+
+def test_locks_on_what_is_saved_of_the_machine(site: Site, driver: Driver) -> None:
+    """Everybody may read the inventory, and so lock its file; the lock is another file."""
+    config = write_config(site.folder / "config", driver.root, ["runc"])
+    refresh: list[str | Path] = [site.command, "refresh", "--config", config]
+    run(refresh).ok()
+    state = site.folder / "config/state"
+    [lock] = state.glob("*.lock")
+    [saved] = state.glob("inventory-????????????????")
+    run([*AS_STRANGER, "flock", "-n", lock, "true"]).failed()
+    assert driver.gpus[0].uuid in run([*AS_STRANGER, "cat", saved]).ok().stdout
+    before = saved.stat().st_ino
+    with (
+        process([*AS_STRANGER, "flock", state, "sh", "-c", WAIT]),
+        process([*AS_STRANGER, "flock", saved, "sh", "-c", WAIT]),
+    ):
+        run(refresh, timeout=LIMIT_S).ok()
+    assert saved.stat().st_ino != before
+
+
+# Links --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", ["daemon.json", "docker"])
+def test_a_link_in_a_strangers_home(site: Site, link: str) -> None:
+    """Root may be asked to install for a user, whose folders are links to root's."""
+    home = folder_of_his(site.folder, "home")
+    named = home / "docker/daemon.json"
+    if link == "docker":
+        (home / "docker").symlink_to(site.folder)
+    else:
+        os.chown(folder_of_his(home, "docker"), UID, UID)
+        named.symlink_to(site.config)
+    for verb in ("install", "configure"):
+        option = "--engine" if verb == "install" else "--runtime"
+        words = [f"{option}=docker", f"--config={named}", f"--state-dir={site.folder}/state"]
+        done = run([site.command, verb, *words], timeout=LIMIT_S).failed()
+        assert f"{home}, which belongs to user {UID}" in done.stderr
+        assert "Run this as that user" in done.stderr
+    assert site.config.read_text() == OLD
+    assert not (site.folder / "state").exists()
+
+
+def test_a_link_that_a_stranger_put_into_a_folder_for_everybody(site: Site) -> None:
+    everybody = site.folder / "tmp"
+    everybody.mkdir()
+    everybody.chmod(0o1777)
+    link = everybody / "daemon.json"
+    run([*AS_STRANGER, "ln", "-s", site.config, link]).ok()
+    words = ["--engine=docker", f"--config={link}", f"--state-dir={site.folder}/state"]
+    done = run([site.command, "install", *words]).failed()
+    assert f"the link {link}, which user {UID} made" in done.stderr
+    link.unlink()
+    link.symlink_to(site.config)
+    run([site.command, "install", *words]).ok()
+    assert "gpu-py" in site.config.read_text()
+
+
+def test_a_link_where_other_things_go(site: Site) -> None:
+    """The links with NVIDIA's names, and gpuhook's own configuration."""
+    home = folder_of_his(site.folder, "home")
+    (home / "bin").symlink_to(site.folder)
+    done = site.gpuhook("install", "--nvidia-names", f"--bin-dir={home}/bin").failed()
+    assert f"{home}, which belongs to user {UID}" in done.stderr
+    words = ["config", "set", f"--config={home}/bin/new/config.toml", "disable-require"]
+    done = run([site.command, *words]).failed()
+    assert f"{home}, which belongs to user {UID}" in done.stderr
+    assert sorted(path.name for path in site.folder.iterdir()) == ["daemon.json", "home"]
+    assert site.config.read_text() == OLD
+
+
+def test_a_home_that_became_a_strangers_afterwards(site: Site) -> None:
+    """What uninstall would write, or remove, may be root's by now."""
+    home = site.folder / "home"
+    named = home / "docker/daemon.json"
+    words = ["--engine=docker", f"--config={named}", f"--state-dir={site.folder}/state"]
+    run([site.command, "install", *words]).ok()
+    site.config.write_bytes(named.read_bytes())
+    shutil.rmtree(home / "docker")
+    (home / "docker").symlink_to(site.folder)
+    os.chown(home, UID, UID)
+    done = run([site.command, "uninstall", *words]).failed()
+    assert f"belongs to user {UID}" in done.stderr
+    assert "gpu-py" in site.config.read_text()
+
+
+def test_a_state_folder_of_a_strangers(site: Site) -> None:
+    """Its records would say what root is to write, and where."""
+    home = folder_of_his(site.folder, "home")
+    site.gpuhook("install").ok()
+    shutil.copytree(site.folder / "state", home / "state")
+    installed = site.config.read_bytes()
+    words = ["--engine=docker", f"--config={site.config}", f"--state-dir={home}/state"]
+    for verb in (["uninstall"], ["uninstall", "--dry-run"], ["install"]):
+        done = run([site.command, *verb, *words]).failed()
+        assert f"belongs to user {UID}" in done.stderr
+    assert site.config.read_bytes() == installed
+
+
+def test_root_looks_into_no_home(site: Site) -> None:
+    """Whatever the environment names: sudo may keep a user's."""
+    home = folder_of_his(site.folder, "home")
+    env = {"HOME": str(home), "XDG_CONFIG_HOME": f"{home}/.config"}
+    env |= {"XDG_STATE_HOME": f"{home}/.local/state", "XDG_RUNTIME_DIR": f"{home}/run"}
+    words = ["--engine=docker", "--engine=podman", "--nvidia-names", "--hook=prestart"]
+    for verb in (["install", *words], ["uninstall"]):
+        done = run([site.command, *verb, "--dry-run"], env=env)
+        assert str(home) not in done.stdout + done.stderr
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_a_stranger_put_where_the_report_goes(
+    site: Site, driver: Driver, configs: dict[str, Path], kind: str
+) -> None:
+    his = folder_of_his(site.folder, "his") / "report.tar.gz"
+    if kind == "pipe":
+        pipe_of_his(his)
+    else:
+        his.symlink_to(site.config)
+    done = site.doctor(configs["runc"], "--report", his)
+    assert f"The report {his} can't be written" in done.stderr
+    assert site.config.read_text() == OLD

@@ -1,0 +1,65 @@
+"""What keeps gpu-py from being removed, where the engine itself isn't on this machine: CRI-O."""
+
+from pathlib import Path
+
+import pytest
+from harness.commands import Result, run
+from harness.installation import Installation
+from harness.strangers import AS_STRANGER, pretender
+
+
+class Site:
+    """A crio.conf in a folder that everybody may enter, and our command."""
+
+    def __init__(self, folder: Path, command: Path) -> None:
+        self.folder = folder
+        self.config = folder / "crio.conf"
+        self.drop_in = folder / "crio.conf.d/99-gpuhook.conf"
+        self._command = command
+        self.config.write_text("[crio.runtime]\n")
+
+    def gpuhook(self, verb: str, *words: str) -> Result:
+        options = [f"--config={self.config}", f"--state-dir={self.folder}/state"]
+        return run([self._command, verb, "--engine=crio", *options, *words])
+
+
+@pytest.fixture
+def site(tmp_path: Path, installation: Installation) -> Site:
+    return Site(tmp_path, installation.command)
+
+
+def test_a_running_crio_keeps_its_default_runtime(site: Site) -> None:
+    site.gpuhook("install", "--set-default").ok()
+    with pretender(site.folder / "crio", f"--config={site.config}", way=()):
+        done = site.gpuhook("uninstall", "--unless-in-use").failed()
+        assert "gpuhook uninstall --engine crio && systemctl restart crio" in done.stderr
+        assert site.drop_in.exists()
+    site.gpuhook("uninstall", "--unless-in-use").ok()
+    assert not site.drop_in.exists()
+
+
+def test_a_crio_that_has_other_files_or_another_default_does_not_count(site: Site) -> None:
+    with pretender(site.folder / "crio", f"--config={site.config}", way=()):
+        site.gpuhook("install").ok()
+        site.gpuhook("uninstall", "--unless-in-use").ok()
+    site.gpuhook("install", "--set-default").ok()
+    with pretender(site.folder / "crio", "--config=/etc/crio/crio.conf", way=()):
+        site.gpuhook("uninstall", "--unless-in-use").ok()
+
+
+def test_a_container_of_crio(site: Site, installation: Installation) -> None:
+    """conmon has no folder to look into, but the runtime among its words."""
+    words = ["-b", "/bundle", "-c", "0123", "-n", "k8s_main", "-r", str(installation.runtime)]
+    with pretender(site.folder / "conmon", *words, way=()):
+        done = site.gpuhook("uninstall", "--unless-in-use").failed()
+        assert "k8s_main" in done.stderr
+        assert "Run this first: kubectl drain" in done.stderr
+
+
+def test_what_strangers_say_does_not_count(
+    workspace: Path, site: Site, installation: Installation
+) -> None:
+    folder = workspace / "in-use"  # which a stranger may enter
+    words = ["-n", "his", "-r", str(installation.runtime)]
+    with pretender(folder / "conmon", *words, way=AS_STRANGER):
+        site.gpuhook("uninstall", "--unless-in-use").ok()
