@@ -81,13 +81,13 @@ class Site:
     def __init__(self, command: Path, folder: Path) -> None:
         self.folder = folder / "containerd"
         self.config = self.folder / "config.toml"
-        self._command = command
+        self.command = command
         self._state = folder / "state"
         self.folder.mkdir()
 
     def gpuhook(self, verb: str, *words: str) -> Result:
         options = ["--engine=containerd", f"--config={self.config}", f"--state-dir={self._state}"]
-        return run([self._command, verb, *options, *words])
+        return run([self.command, verb, *options, *words])
 
     def dump(self) -> dict[str, Any]:
         """Return what containerd itself makes of its files."""
@@ -143,6 +143,12 @@ def test_install_run_uninstall(
         assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
         assert "hooks" not in bundle_of(site, pod.name)
         assert "hooks" in bundle_of(site, container.name)
+        words = ("--config", configs["runc"], "--format", "json")
+        listed = json.loads(run([site.command, "list", *words]).ok().stdout)["containers"]
+        [known] = [each for each in listed if each["name"] == container.name]
+        names = ("kubernetes", "default", "pod", "main", "record")
+        keys = ("engine", "namespace", "pod", "container", "known_from")
+        assert tuple(known[key] for key in keys) == names
         assert container.name in site.gpuhook("uninstall", "--dry-run").ok().stderr
 
     site.gpuhook("uninstall").ok()

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import CGROUP_PARENT, Bundle
 from harness.commands import run, wait_until
 from harness.docker import Docker
 from harness.driver import Driver, simulate
 from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
+from harness.podman import Podman
 
 SLEEP = ("sleep", "1000")
 
@@ -172,6 +173,8 @@ def test_a_container_of_docker(
     try:
         answer = listed(installation, configs["runc"])
         assert name in users(answer)[3]
+        [container] = [each for each in answer["containers"] if each["name"] == name]
+        assert (container["engine"], container["known_from"]) == ("docker", "record")
         argv: list[str | Path] = [installation.command, "list", "--config", configs["runc"]]
         text = run(argv).ok().stdout.splitlines()
         [row] = [line for line in text if driver.gpus[3].uuid in line]
@@ -182,6 +185,24 @@ def test_a_container_of_docker(
         lambda: name not in users(listed(installation, configs["runc"])).get(3, []),
         "the container is gone from the list",
     )
+
+
+@pytest.mark.parametrize("which", ["podman_runtime", "podman_hook_crun"])
+def test_a_container_of_podman(
+    which: str, request: pytest.FixtureRequest, installation: Installation, configs: dict[str, Path]
+) -> None:
+    podman: Podman = request.getfixturevalue(which)
+    options = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
+    words = ["--detach", "--pids-limit=-1", f"--cgroup-parent={CGROUP_PARENT}", *options]
+    asks = ["-e", "NVIDIA_VISIBLE_DEVICES=3"]
+    name = podman.call("run", *words, *asks, image("debian"), *SLEEP).ok().stdout.strip()
+    try:
+        answer = listed(installation, configs["runc"])
+        assert name in users(answer)[3]
+        [container] = [each for each in answer["containers"] if each["name"] == name]
+        assert (container["engine"], container["known_from"]) == ("podman", "record")
+    finally:
+        podman.call("rm", "--force", "--time=0", name).ok()
 
 
 def test_files_are_listed_on_request(
