@@ -11,7 +11,10 @@ from gpuhook.cli import cli
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = [
     *(REPOSITORY / "docs").rglob("*.md"),
-    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(
+        REPOSITORY / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+    ),
 ]
 # In code: gpuhook, a command, and what follows on the line or up to the closing backtick.
 USE = re.compile(r"(?:^|[`(] ?|\$ |&& )gpuhook ([a-z]+)([^`\n|#&;]*)", re.MULTILINE)
@@ -50,3 +53,19 @@ def test_commands_and_options_exist(path: Path) -> None:
 def test_links_lead_somewhere(path: Path) -> None:
     targets = LINK.findall(path.read_text())
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_tests_that_the_documents_name_exist() -> None:
+    """A claim whose test was renamed or removed is no longer shown by anything."""
+    tests = REPOSITORY / "tests"
+    texts = "\n".join(path.read_text() for path in tests.rglob("test_*.py"))
+    known = set(re.findall(r"^ *def (test_\w+)", texts, re.MULTILINE))
+    known |= {path.stem for path in tests.rglob("test_*.py")}
+    for path in DOCUMENTS:
+        named = set(re.findall(r"\btest_\w+", path.read_text()))
+        assert named <= known, (path.name, named - known)
+
+
+def test_no_line_of_the_security_page_is_too_long_to_read() -> None:
+    lines = (REPOSITORY / "docs/security.md").read_text().splitlines()
+    assert max(map(len, lines)) <= 120
