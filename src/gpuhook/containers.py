@@ -107,10 +107,11 @@ def _of_record(record: dict[str, Any]) -> Container:
     nodes = {(major, minor) for given in record["given"] for major, minor in given["devices"]}
     pid = record["pid"]
     names = (record["pod"], record["namespace"], record["container"])
-    return Container(
-        record["id"], record["engine"], pid, _text(f"/proc/{pid}/comm").strip(), nodes, *names,
-        record,
-    )  # fmt: skip
+    name, engine = record["id"], record["engine"]
+    if not name:  # written by nvidia-container-cli, which isn't told
+        name, engine = identify(_text(f"/proc/{pid}/cgroup"), _text("/proc/self/cgroup"))
+    command = _text(f"/proc/{pid}/comm").strip()
+    return Container(name, engine, pid, command, nodes, *names, record)
 
 
 def _mounts_of(entry: str) -> str:

@@ -60,7 +60,10 @@ class Injection:
         spec.require_mount_namespace()
         with inject.open_container(state.pid, state.root or spec.root_path) as container:
             plan = self._prepare(_look(container, config))
-            record = records.describe(state, spec, self._resolved, plan)
+            resolved = self._resolved
+            record = records.describe(
+                state, spec.data.get("annotations"), resolved.request, resolved.selection, plan
+            )
             with records.Written(config.state_dir, container.process, record):
                 how = inject.allow_devices(
                     container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups

@@ -21,9 +21,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Self
 
-    from gpuhook.oci import Spec, State
+    from gpuhook.oci import State
     from gpuhook.plan import Plan
-    from gpuhook.resolve import Resolved
+    from gpuhook.request import Request
+    from gpuhook.selection import Selection
 
 FOLDER = "containers"
 VERSION = 1
@@ -50,11 +51,14 @@ _SHIM_FOLDER = "/io.containerd.runtime.v2.task/"  # then containerd's namespace 
 _CONTAINERD = {"moby": "docker", "k8s.io": "kubernetes"}
 
 
-def describe(state: "State", spec: "Spec", resolved: "Resolved", plan: "Plan") -> "dict[str, Any]":
-    """Return the record of a container: who it is, what it asked for and what it is given."""
-    annotations = spec.data.get("annotations")
+def describe(
+    state: "State", annotations: "Any", request: "Request", selected: "Selection", plan: "Plan"
+) -> "dict[str, Any]":
+    """Return the record of a container: who it is, what it asked for and what it is given.
+
+    ``annotations`` are those of config.json, of whatever shape.
+    """
     annotations = annotations if isinstance(annotations, dict) else {}
-    request, selected = resolved.request, resolved.selection
     return {
         "version": VERSION,
         "id": state.container_id,
@@ -214,7 +218,7 @@ def _read(path: str, folder: int | None = None) -> bytes:
 
 
 def _open(state_dir: str, *, make: bool) -> int | None:
-    """Open the folder of the records; None where there is none that is this user's alone."""
+    """Open the folder of the records; None where another user could have written in it."""
     parent = open_folder(state_dir)
     if parent is None and make:
         parent = make_folder(state_dir)
@@ -229,7 +233,7 @@ def _open(state_dir: str, *, make: bool) -> int | None:
     finally:
         os.close(parent)
     status = os.fstat(fd)
-    if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077:
+    if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022:
         return fd
     os.close(fd)
     return None

@@ -94,7 +94,6 @@ OF_THE_HOST = {
     "kernel_modules": "runs in the driver root",
     "ldconfig_fallback": "runs the host's ldconfig, sealed, in namespaces of its own",
     "runtime_shim": "looks for low-level runtimes on the host",
-    "repair": "reads, for gpuhook repair",
 }
 
 

@@ -12,6 +12,9 @@ import pytest
 
 from gpuhook import records
 from gpuhook.oci import State
+from gpuhook.plan import Plan
+from gpuhook.request import Request
+from gpuhook.selection import Selection
 
 BUNDLE = "/run/containerd/io.containerd.runtime.v2.task/moby/abc"
 
@@ -64,11 +67,11 @@ def test_records_are_for_their_owner_alone(
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 
-def test_folder_that_others_can_enter_is_not_believed(
+def test_folder_that_others_can_write_to_is_not_believed(
     state_dir: str, process: "subprocess.Popen[bytes]"
 ) -> None:
     write(state_dir, process.pid)
-    Path(state_dir, "containers").chmod(0o755)
+    Path(state_dir, "containers").chmod(0o770)
     assert records.read_all(state_dir) == []
     Path(state_dir, "containers").chmod(0o700)
     Path(state_dir).chmod(0o777)
@@ -229,16 +232,10 @@ def test_a_process_may_be_called_anything(tmp_path: Path) -> None:
 
 
 def test_what_image_and_user_wrote_is_bounded() -> None:
-    from gpuhook.oci import Spec  # noqa: PLC0415 - one test makes a whole record
-    from gpuhook.plan import Plan  # noqa: PLC0415
-    from gpuhook.request import Request  # noqa: PLC0415
-    from gpuhook.resolve import Resolved  # noqa: PLC0415
-    from gpuhook.selection import Selection  # noqa: PLC0415
-
     names = tuple(f"{number}" * 60 for number in range(1000))
     request = Request(source="environment", devices=names, selectors=names)
-    resolved = Resolved(request, None, Selection())  # type: ignore[arg-type]
-    spec = Spec("/b/config.json", json.dumps({"annotations": ["none"]}))
-    record = records.describe(State("id", 7, BUNDLE, None), spec, resolved, Plan([]))
-    assert len(json.dumps(record)) < 4096
-    assert (record["id"], record["pid"], record["engine"]) == ("id", 7, "docker")
+    state = State("id", 7, BUNDLE, None)
+    for annotations in (None, ["none"], {"io.kubernetes.cri.sandbox-name": "x" * 10**6}):
+        record = records.describe(state, annotations, request, Selection(), Plan([]))
+        assert len(json.dumps(record)) < 4096
+        assert (record["id"], record["pid"], record["engine"]) == ("id", 7, "docker")

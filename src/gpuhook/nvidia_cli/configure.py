@@ -5,10 +5,11 @@ The same request, plan and injection as everywhere; only the way to ask is anoth
 
 import os
 
-from gpuhook import completeness, image, inject
+from gpuhook import completeness, image, inject, records
 from gpuhook.config import Config
 from gpuhook.inventory import Inventory
 from gpuhook.nvidia_cli.errors import CliError
+from gpuhook.oci import State
 from gpuhook.operations import BindDevice
 from gpuhook.plan import Plan, make_plan
 from gpuhook.request import Request
@@ -50,11 +51,15 @@ def configure(
         inject.open_container(pid, target.root) as container,
     ):
         plan = make_plan(request, inventory, selection, image.look(container, config))
-        if switches.cgroups:
-            inject.allow_devices(pid, plan.devices, [], no_cgroups=config.no_cgroups)
-        if not switches.devbind:
-            plan = Plan([step for step in plan.operations if not isinstance(step, BindDevice)])
-        inject.inject(plan, host, container, enter=target.pid is not None)
+        record = records.describe(State("", pid, "", None), None, request, selection, plan)
+        with records.Written(config.state_dir, container.process, record):
+            if switches.cgroups:
+                inject.allow_devices(
+                    container.process, plan.devices, [], no_cgroups=config.no_cgroups
+                )
+            if not switches.devbind:
+                plan = Plan([step for step in plan.operations if not isinstance(step, BindDevice)])
+            inject.inject(plan, host, container, enter=target.pid is not None)
 
 
 def checked_root(path: str) -> str:
