@@ -1,18 +1,20 @@
 """The helper: does the hook's work, begun while the low-level runtime is making the container.
 
-The runtime forks it before it becomes the low-level runtime. The hook, a few lines of shell
-(launchers/gpu-py), asks it through a pipe of its own, which is reached as /proc/PID/fd/N:
-nobody but root can open that, it leaves no file behind, and it is gone when the helper is.
-Then the hook does the work by itself.
+It is forked by the runtime before that becomes the low-level runtime, or it is a child of the
+process that stands ready (``standby``). The hook, a few lines of shell (launchers/gpu-py), asks
+it through a pipe of its own, which is reached as /proc/PID/fd/N: nobody but root can open
+that, it leaves no file behind, and it is gone when the helper is. Then the hook does the work
+by itself.
 
-The helper holds no descriptor that it was not made with, and the kernel ends it when the
-low-level runtime ends or the hook doesn't ask in time. Once it has taken the task, the hook
-waits for its answer; if it dies then, the container is not started.
+The helper holds no descriptor that it was not made with. It ends when the low-level runtime
+does, or when the hook doesn't ask in time. Once it has taken the task, the hook waits for its
+answer; if it dies then, the container is not started.
 
 Hot path: forks with what runtime_shim has imported; the rest is imported in the helper.
 """
 
 import os
+import select
 
 from gpuhook import log, preload
 from gpuhook.errors import GpuhookError, StateError
@@ -36,70 +38,94 @@ _STATE_LIMIT = 16 << 20
 _STATE_FD = 6  # where the hook keeps its standard input; a shell's read moves descriptor 0
 
 
-def start(spec: "Spec", config: "Config", resolved: "Resolved") -> list[str]:
+class Pipes:
+    """The descriptors of one helper.
+
+    The hook asks through ``asked`` and is answered through ``answer``; it knows the helper
+    by ``bundle``, the bundle's folder. ``runtime`` is a pidfd of what is, or becomes, the
+    low-level runtime.
+    """
+
+    def __init__(self, asked: int, answer: int, bundle: int, runtime: int) -> None:
+        self.asked = asked
+        self.answer = answer
+        self.bundle = bundle
+        self.runtime = runtime
+
+    def words(self, pid: int, folder: str) -> list[str]:
+        """Return the words by which the hook finds the helper (launchers/gpu-py)."""
+        return [str(pid), str(self.asked), str(self.answer), str(self.bundle), folder]
+
+
+def start(spec: "Spec", config: "Config", resolved: "Resolved", launcher: str) -> list[str]:
     """Fork the helper for a container; return the words by which the hook finds it.
 
-    They are its process id, the descriptors to ask by, to be answered by and to know it by,
-    and what the last one is: the bundle. No words where there can be no helper.
+    No words where there can be no helper. ``launcher`` is the path of gpu-py.
     """
     folder = os.path.dirname(os.path.abspath(spec.path))
     if os.geteuid() != 0:
         return []
     try:
         bundle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        asked, answer = os.pipe(), os.pipe()
-        parent = os.getpid()
+        runtime = os.pidfd_open(os.getpid())
+        (asked, ask), (reply, answer) = os.pipe(), os.pipe()
         pid = os.fork()
     except OSError:
         return []
+    pipes = Pipes(asked, answer, bundle, runtime)
     if pid == 0:
-        _main(parent, (bundle, *asked, answer[1]), spec, config, resolved)
+        _main(pipes, spec, config, resolved, launcher)
     # Our own copies of the descriptors close when we become the low-level runtime.
-    return [str(pid), str(asked[1]), str(answer[1]), str(bundle), folder]
+    return pipes.words(pid, folder)
 
 
 def _main(
-    parent: int,
-    descriptors: tuple[int, int, int, int],
-    spec: "Spec",
-    config: "Config",
-    resolved: "Resolved",
+    pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved", launcher: str
 ) -> "NoReturn":
     """Serve one request and end, whatever happens; never return into the caller's code."""
     try:
-        _bind(parent, descriptors)
-        preload.load(preload.INJECTION)
-        from gpuhook.injection import Injection  # noqa: PLC0415 - imported already
+        from gpuhook import kernel  # noqa: PLC0415 - in the helper, where time is not short
 
-        injection = Injection(spec, config, resolved)
-        injection.begin()
-        bundle, asked, _, answer = descriptors
-        _serve(injection, config, bundle, asked, answer)
+        kernel.keep_only((pipes.asked, pipes.answer, pipes.bundle, pipes.runtime))
+        preload.load(preload.INJECTION)
+        namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        if serve(pipes, spec, config, resolved) and config.standby:
+            from gpuhook import standby  # noqa: PLC0415 - once in a while
+
+            standby.take_over(config, launcher, namespace)
     finally:
         os._exit(0)
 
 
-def _bind(parent: int, descriptors: tuple[int, ...]) -> None:
-    """Keep these descriptors alone, and live no longer than the low-level runtime."""
-    from gpuhook import kernel  # noqa: PLC0415 - in the helper, where time is not short
+def serve(pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved") -> bool:
+    """Do the work of a container's hook when it asks; tell whether that went well.
 
-    kernel.keep_only(descriptors)
-    kernel.die_with_parent()
-    kernel.end_after(DEADLINE)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
-def _serve(injection: "Injection", config: "Config", bundle: int, asked: int, answer: int) -> None:
+    Afterwards this process is in the container's mount namespace.
+    """
     from gpuhook import kernel  # noqa: PLC0415 - imported already
+    from gpuhook.injection import Injection  # noqa: PLC0415
 
-    hook = int(os.read(asked, 32))
-    os.write(answer, f"{TAKEN}\n".encode())
     kernel.end_after(DEADLINE)
-    outcome = _finish(injection, hook, bundle)
+    injection = Injection(spec, config, resolved)
+    injection.begin()
+    if not _is_asked(pipes):
+        return False
+    hook = int(os.read(pipes.asked, 32))
+    os.write(pipes.answer, f"{TAKEN}\n".encode())
+    kernel.end_after(DEADLINE)
+    outcome = _finish(injection, hook, pipes.bundle)
     if outcome != DONE:
         log.keep("gpuhook-prestart", outcome, config)
-    os.write(answer, f"{' '.join(outcome.split())}\n".encode("utf-8", "replace"))
+    os.write(pipes.answer, f"{' '.join(outcome.split())}\n".encode("utf-8", "replace"))
+    return outcome == DONE
+
+
+def _is_asked(pipes: Pipes) -> bool:
+    """Wait for the hook; False if the low-level runtime ends first."""
+    waiting = select.poll()
+    waiting.register(pipes.asked, select.POLLIN)
+    waiting.register(pipes.runtime, select.POLLIN)
+    return pipes.asked in [fd for fd, _ in waiting.poll()]
 
 
 def _finish(injection: "Injection", hook: int, bundle: int) -> str:

@@ -299,8 +299,14 @@ def keep_only(descriptors: tuple[int, ...]) -> None:
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, prctl(2)."""
+def die_with_parent(*, yes: bool = True) -> None:
+    """Have the kernel kill this process when its parent ends, or no more; prctl(2)."""
     pr_set_pdeathsig, sigkill = 1, 9  # include/uapi/linux/prctl.h
-    if _libc.prctl(pr_set_pdeathsig, sigkill, 0, 0, 0) != 0:
+    if _libc.prctl(pr_set_pdeathsig, sigkill if yes else 0, 0, 0, 0) != 0:
         raise _os_error("prctl")
+
+
+def set_name(name: str) -> None:
+    """Call this process something, for ps and top: at most 15 characters; prctl(2)."""
+    pr_set_name = 15  # include/uapi/linux/prctl.h
+    _libc.prctl(pr_set_name, name.encode(), 0, 0, 0)

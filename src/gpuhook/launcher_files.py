@@ -67,7 +67,7 @@ def save(path: str | None) -> None:
     try:
         identity = path and _identity(path)
         config = load(path)
-        folder = _folder_of(config)
+        folder = folder_of(config)
         if folder is None:
             return
         _make_folders(folder)
@@ -101,7 +101,7 @@ def _link(folder: str, name: str, target: str) -> None:
     os.rename(temporary, f"{folder}/{name}")
 
 
-def _folder_of(config: "Config") -> str | None:
+def folder_of(config: "Config") -> str | None:
     """Return the folder of the launcher's files; None where it couldn't find or read them."""
     path = "/defaults" if config.path is None else config.path
     if not path.startswith("/") or ".." in path:

@@ -42,11 +42,13 @@ def resolve(
     progress: Progress | None = None,
     *,
     save: bool = True,
+    inventory: "Inventory | None" = None,
 ) -> Resolved | None:
     """Return how a container's request is met, None where it asks for nothing.
 
     Raises the GpuhookError of the step that failed; ``progress`` holds the steps before it.
-    With ``save`` off, an inventory that had to be made anew is not saved.
+    With ``save`` off, an inventory that had to be made is not saved. An ``inventory`` that is
+    given is known to be the machine's.
     """
     progress = progress or Progress()
     try:
@@ -62,10 +64,12 @@ def resolve(
             "which gpuhook doesn't inject itself",
             "Ask the engine for them (docker run --device NAME), or name GPUs by index or UUID",
         )
-    preload.load(preload.STORE)
-    from gpuhook.store import get_inventory  # noqa: PLC0415 - not always needed
+    if inventory is None:
+        preload.load(preload.STORE)
+        from gpuhook.store import get_inventory  # noqa: PLC0415 - not always needed
 
-    inventory = progress.inventory = get_inventory(config, save=save)
+        inventory = get_inventory(config, save=save)
+    progress.inventory = inventory
     selected = selection.select(request, inventory)
     completeness.check(request, inventory, selected)
     requirements.check(request, inventory, selected)

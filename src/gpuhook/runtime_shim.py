@@ -16,9 +16,10 @@ from gpuhook.runtime_argv import CREATING_VERBS, Arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Callable, Container, Sequence
     from typing import NoReturn
 
+    from gpuhook.inventory import Inventory
     from gpuhook.oci import Spec
     from gpuhook.resolve import Resolved
 
@@ -58,7 +59,7 @@ def main(
         if creating and arguments.ambiguous:
             arguments = Arguments(argv, crun=is_crun(runtime, environment))
         if creating:
-            prepare_bundle(arguments, config, os.path.dirname(launcher))
+            prepare_bundle(arguments, config, launcher)
         _become(runtime, argv, environment)
     except GpuhookError as error:
         log.error(PROGRAM, str(error), config, arguments.log)
@@ -124,28 +125,40 @@ def is_crun(runtime: str, environment: dict[bytes, bytes]) -> bool:
     return done.stdout.startswith(b"crun")
 
 
-def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> None:
-    """Rewrite a bundle's config.json for the GPUs it asks for; leave it alone if for none.
+def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> None:
+    """Rewrite a bundle's config.json for the GPUs it asks for, if it asks for any.
 
-    ``folder`` is where gpuhook-prestart lies beside gpu-py.
+    A helper is started that does the hook's work while we are the low-level runtime.
     """
     from gpuhook.oci import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
 
+    def helped(spec: "Spec", resolved: "Resolved") -> list[str]:
+        from gpuhook import helper  # noqa: PLC0415 - only where a GPU is asked for
+
+        return helper.start(spec, config, resolved, launcher)
+
     spec = read_spec(os.path.join(arguments.bundle or "", arguments.config))
-    edited = edit(spec, config, folder, helped=config.helper)
+    edited = edit(spec, config, os.path.dirname(launcher), helped if config.helper else None)
     if edited is not None:
         edited.write()
 
 
-def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> "Spec | None":
+def edit(
+    spec: "Spec",
+    config: Config,
+    folder: str,
+    helped: "Callable[[Spec, Resolved], list[str]] | None" = None,
+    inventory: "Inventory | None" = None,
+) -> "Spec | None":
     """Return a spec with what its GPUs need; None where it asks for none.
 
-    With ``helped``, a helper is started that does the hook's work, for callers that become
-    the low-level runtime.
+    ``folder`` is where gpuhook-prestart lies. ``helped`` finds a helper for the hook and
+    returns the words that lead to it, none where there is no helper. An ``inventory`` that
+    is given is known to be the machine's.
     """
     from gpuhook.resolve import resolve  # noqa: PLC0415 - as in prepare_bundle
 
-    resolved = resolve(spec.data, config)
+    resolved = resolve(spec.data, config, inventory=inventory)
     if resolved is None:
         return None
     spec.require_mount_namespace()
@@ -162,11 +175,7 @@ def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> 
     spec = _add_device_rules(make_way(spec), list(devices))
     if has_hook(spec):
         return spec
-    words: list[str] = []
-    if helped:
-        from gpuhook import helper  # noqa: PLC0415
-
-        words = helper.start(spec, config, resolved)
+    words = helped(spec, resolved) if helped is not None else []
     return add_hook(spec, config, folder, [HELPER_OPTION, *words] if words else [])
 
 

@@ -44,7 +44,7 @@ def get_inventory(config: "Config", *, save: bool = True) -> Inventory:
     try:
         found = _load(folder, config)
         if found is not None:
-            return found
+            return found.inventory
         if not save:
             return _discover(config).inventory
         return _make_once(folder, config)
@@ -69,13 +69,8 @@ def refresh(config: "Config") -> Inventory:
 
 def saved(config: "Config") -> Inventory | None:
     """Return the saved inventory if there is a fresh one; never asks NVML."""
-    folder = open_folder(config.state_dir)
-    if folder is None:
-        return None
-    try:
-        return _load(folder, config)
-    finally:
-        os.close(folder)
+    found = load(config)
+    return None if found is None else found.inventory
 
 
 # Making -------------------------------------------------------------------------------------
@@ -96,7 +91,7 @@ def _make_once(folder: int, config: "Config") -> Inventory:
     with _Lock(folder, config) as lock:
         found = _load(folder, config)
         if found is not None:
-            return found
+            return found.inventory
         lock.raise_failure()
         return _make(folder, config, lock)
 
@@ -237,11 +232,57 @@ def _is_ours(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
-def _load(folder: int, config: "Config") -> Inventory | None:
+class Loaded:
+    """A saved inventory that was read, and what tells whether it still is this machine's."""
+
+    def __init__(self, inventory: Inventory, around: "list[Any]", missing: list[str]) -> None:
+        self.inventory = inventory
+        self._around = around
+        self._missing = missing
+        self._file: tuple[int, ...] = ()
+        self._saved_at = 0.0
+
+    def read_from(self, status: os.stat_result) -> None:
+        """Note which file it was read from, and when that was written."""
+        self._file = _identity(status)
+        self._saved_at = status.st_mtime
+
+    def is_fresh(self, config: "Config") -> bool:
+        """Tell whether nothing around it has changed."""
+        if self._around != host_state.surroundings(config):
+            return False
+        if self.inventory.lost and time.time() - self._saved_at > _LOST_SECONDS:
+            return False  # nothing but NVML tells when a lost GPU is back
+        return _still_there(self.inventory, self._missing)
+
+    def is_latest(self, config: "Config") -> bool:
+        """Tell whether it is fresh, and the file is still the one that it was read from."""
+        try:
+            status = os.stat(f"{config.state_dir}/{_file_name(config)}", follow_symlinks=False)
+        except OSError:
+            return False
+        return _identity(status) == self._file and self.is_fresh(config)
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def load(config: "Config") -> Loaded | None:
+    """Return the saved inventory with what tells its freshness; None if there is no fresh one."""
+    folder = open_folder(config.state_dir)
+    if folder is None:
+        return None
+    try:
+        return _load(folder, config)
+    finally:
+        os.close(folder)
+
+
+def _load(folder: int, config: "Config") -> Loaded | None:
     """Return the saved inventory, None unless it is whole, trustworthy and fresh."""
     try:
-        data = _read(folder, _file_name(config))
-        saved_at = os.stat(_file_name(config), dir_fd=folder).st_mtime
+        data, status = _read(folder, _file_name(config))
     except OSError:
         return None
     begin = data.find(b"\n") + 1
@@ -250,14 +291,11 @@ def _load(folder: int, config: "Config") -> Inventory | None:
         return None
     try:
         around, missing, inventory = jsontext.loads(str(body, "utf-8"))
-        if around != host_state.surroundings(config):
-            return None
-        found = Inventory.from_json(inventory)
+        found = Loaded(Inventory.from_json(inventory), around, missing)
     except (ValueError, KeyError, TypeError):
         return None
-    if found.lost and time.time() - saved_at > _LOST_SECONDS:
-        return None  # nothing but NVML tells when a lost GPU is back
-    return found if _still_there(found, missing) else None
+    found.read_from(status)
+    return found if found.is_fresh(config) else None
 
 
 def _still_there(inventory: Inventory, missing: list[str]) -> bool:
@@ -272,14 +310,14 @@ def _still_there(inventory: Inventory, missing: list[str]) -> bool:
     )
 
 
-def _read(folder: int, name: str) -> bytes:
+def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(name, flags, dir_fd=folder)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or not _is_ours(status) or status.st_size > _LIMIT:
-            return b""
-        return os.read(fd, status.st_size + 1)
+            return b"", status
+        return os.read(fd, status.st_size + 1), status
     finally:
         os.close(fd)
 

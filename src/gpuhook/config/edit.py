@@ -11,7 +11,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from gpuhook.config.loader import loads
-from gpuhook.config.schema import BOOL, FEATURE_PREFIX, FEATURES, KEYS, LIST, SECONDS
+from gpuhook.config.schema import BOOL, FEATURE_PREFIX, FEATURES, KEYS, LIST, PAUSE, SECONDS
 from gpuhook.config.source import flatten, parse
 from gpuhook.environment import items
 from gpuhook.errors import ConfigError
@@ -38,8 +38,8 @@ def parse_assignment(assignment: str, separator: str = ":") -> tuple[str, Value]
         return key, _boolean(key, text if equals else "true")
     if kind == LIST:
         return key, (text.split(separator) if separator in text else items(text))
-    if kind == SECONDS:
-        return key, _seconds(key, text)
+    if kind in (SECONDS, PAUSE):
+        return key, _seconds(key, kind, text)
     return key, text
 
 
@@ -62,11 +62,11 @@ def _boolean(key: str, text: str) -> bool | None:
     raise _not_a_value(key, BOOL, text)
 
 
-def _seconds(key: str, text: str) -> float:
+def _seconds(key: str, kind: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise _not_a_value(key, SECONDS, text) from None
+        raise _not_a_value(key, kind, text) from None
 
 
 def _not_a_value(key: str, kind: str, text: str) -> ConfigError:

@@ -223,5 +223,6 @@ def _is_kind(kind: str, value: object) -> bool:
         return isinstance(value, bool)
     if kind is LIST:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return kind is SECONDS and number and 0 < value < _LONGEST  # type: ignore[operator]
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return (0 < value if kind is SECONDS else 0 <= value) and value < _LONGEST

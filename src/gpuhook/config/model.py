@@ -46,6 +46,7 @@ class Config:
         "path",
         "runtime_debug",
         "runtimes",
+        "standby",
         "state_dir",
         "supported_driver_capabilities",
         "swarm_resource",
@@ -79,6 +80,7 @@ class Config:
         path: str | None
         runtime_debug: str
         runtimes: tuple[str, ...]
+        standby: float
         state_dir: str
         supported_driver_capabilities: str
         swarm_resource: str

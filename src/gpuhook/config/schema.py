@@ -11,6 +11,7 @@ BOOL = "true or false"
 STRING = "a string"
 LIST = "a list of strings"
 SECONDS = "a number of seconds above 0"
+PAUSE = "a number of seconds, or 0"
 
 ALL_CAPABILITIES = "compat32,compute,display,graphics,ngx,utility,video"
 
@@ -55,6 +56,7 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.library-search-paths": ("library_search_paths", LIST, ()),
     "gpuhook.ldconfig-fallback": ("ldconfig_fallback", BOOL, False),
     "gpuhook.helper": ("helper", BOOL, True),
+    "gpuhook.standby": ("standby", PAUSE, 60.0),
 }
 
 # The features are optional: absent is not the same as false in a file, though both mean off.
