@@ -1,8 +1,9 @@
 """Where the launchers start Python: an isolated interpreter that knows nothing of site-packages.
 
 The launcher puts this package on the module path and calls ``main`` with the arguments
-runtime|runtime-save|hook|cli LAUNCHER ARG... It restores the environment that the launcher was
-given, and calls the program. ``runtime-save`` also saves what the launcher must know.
+runtime|runtime-save|standby|hook|cli LAUNCHER ARG... It restores the environment that the
+launcher was given, and calls the program. ``runtime-save`` also saves what the launcher must
+know.
 
 Hot path: imports gc, os, sys and preload.
 """
@@ -51,6 +52,11 @@ def main() -> "NoReturn":
         from gpuhook import prestart_hook  # noqa: PLC0415
 
         prestart_hook.main(argv)
+    if program == "standby":
+        os.chdir("/")
+        from gpuhook import standby  # noqa: PLC0415 - as above
+
+        standby.main(os.path.abspath(launcher), argv)
     if program == "cli":
         from gpuhook.nvidia_cli import main as nvidia_cli  # noqa: PLC0415
 

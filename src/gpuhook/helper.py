@@ -14,7 +14,6 @@ Hot path: forks with what runtime_shim has imported; the rest is imported in the
 """
 
 import os
-import select
 
 from gpuhook import log, preload
 from gpuhook.errors import GpuhookError, StateError
@@ -41,9 +40,9 @@ _STATE_FD = 6  # where the hook keeps its standard input; a shell's read moves d
 class Pipes:
     """The descriptors of one helper.
 
-    The hook asks through ``asked`` and is answered through ``answer``; it knows the helper
-    by ``bundle``, the bundle's folder. ``runtime`` is a pidfd of what is, or becomes, the
-    low-level runtime.
+    The hook asks through the pipe ``asked``, which is open for both so that it has no end
+    before it asks, and is answered through ``answer``; it knows the helper by ``bundle``,
+    the bundle's folder. ``runtime`` is a pidfd of what is, or becomes, the low-level runtime.
     """
 
     def __init__(self, asked: int, answer: int, bundle: int, runtime: int) -> None:
@@ -68,7 +67,7 @@ def start(spec: "Spec", config: "Config", resolved: "Resolved", launcher: str) -
     try:
         bundle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         runtime = os.pidfd_open(os.getpid())
-        (asked, ask), (reply, answer) = os.pipe(), os.pipe()
+        asked, (_, answer) = pipe_for_both(), os.pipe()
         pid = os.fork()
     except OSError:
         return []
@@ -77,6 +76,16 @@ def start(spec: "Spec", config: "Config", resolved: "Resolved", launcher: str) -
         _main(pipes, spec, config, resolved, launcher)
     # Our own copies of the descriptors close when we become the low-level runtime.
     return pipes.words(pid, folder)
+
+
+def pipe_for_both() -> int:
+    """Return one descriptor that both reads from a new pipe and writes to it."""
+    reader, writer = os.pipe()
+    try:
+        return os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def _main(
@@ -122,6 +131,8 @@ def serve(pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved") ->
 
 def _is_asked(pipes: Pipes) -> bool:
     """Wait for the hook; False if the low-level runtime ends first."""
+    import select  # noqa: PLC0415 - in the helper, where time is not short
+
     waiting = select.poll()
     waiting.register(pipes.asked, select.POLLIN)
     waiting.register(pipes.runtime, select.POLLIN)

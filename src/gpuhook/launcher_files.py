@@ -70,7 +70,7 @@ def save(path: str | None) -> None:
         folder = folder_of(config)
         if folder is None:
             return
-        _make_folders(folder)
+        make_folders(folder)
         if identity:
             _link(folder, "config", identity[0])
             _write(folder, "time", "", identity[1])
@@ -132,7 +132,8 @@ def _write(folder: str, name: str, content: str, as_of: int) -> None:
         raise
 
 
-def _make_folders(path: str) -> None:
+def make_folders(path: str) -> None:
+    """Make a folder and those above it, for everybody to read; OSError if that fails."""
     if os.path.isdir(path):
         return
     old = os.umask(0o022)

@@ -16,7 +16,7 @@ from gpuhook.config.schema import (
     LIST,
     LOG_LEVELS,
     MODES,
-    SECONDS,
+    PAUSE,
     STRING,
     WITHOUT_EFFECT,
 )
@@ -225,4 +225,4 @@ def _is_kind(kind: str, value: object) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
-    return (0 < value if kind is SECONDS else 0 <= value) and value < _LONGEST
+    return (value > 0 or kind is PAUSE) and 0 <= value < _LONGEST
