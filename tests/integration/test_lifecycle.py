@@ -34,7 +34,7 @@ STEPS: list[list[str]] = [
     ["state", "NAME"],
     ["update", "--pids-limit", "77", "NAME"],
     ["update", "--no-such-option", "NAME"],
-    ["checkpoint", "--image-path", "/nonexistent/images", "NAME"],
+    ["checkpoint", "--image-path", "/proc/none/images", "NAME"],
     ["restore", "--no-such-option", "NAME"],
     ["delete", "NAME"],
     ["kill", "NAME", "NOSUCHSIGNAL"],
@@ -132,10 +132,10 @@ def test_the_same_statistics(
     [
         pytest.param(lambda spec: spec["process"].update(args=["no-such-program"]), id="program"),
         pytest.param(lambda spec: spec["process"].update(cwd="relative"), id="cwd"),
-        pytest.param(lambda spec: spec["root"].update(path="/nonexistent"), id="root"),
+        pytest.param(lambda spec: spec["root"].update(path="/proc/none"), id="root"),
         pytest.param(lambda spec: spec["mounts"].append({"destination": "/x"}), id="mount"),
         pytest.param(
-            lambda spec: spec.update(hooks={"prestart": [{"path": "/nonexistent"}]}), id="hook"
+            lambda spec: spec.update(hooks={"prestart": [{"path": "/proc/none"}]}), id="hook"
         ),
     ],
 )

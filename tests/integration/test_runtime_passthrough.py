@@ -77,7 +77,7 @@ def test_environment(
         "GPUHOOK_CONFIG": str(config),
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(tmp_path),
-        "PYTHONHOME": "/nonexistent",
+        "PYTHONHOME": "/proc/none",
         "PYTHONSTARTUP": str(trap),
         "LD_LIBRARY_PATH": str(tmp_path),
         "LISTEN_FDS": "0",

@@ -75,7 +75,7 @@ log.error("gpu-py", {SENTENCES!r}, config, {str(engine)!r})
     assert messages(engine) == messages(state / log.ERRORS) == [MESSAGE]
 
 
-@pytest.mark.parametrize("path", ["/nonexistent/log.json", "/", "/dev/full"])
+@pytest.mark.parametrize("path", ["/proc/none/log.json", "/", "/dev/full"])
 def test_a_log_that_cannot_be_written_fails_nothing(config: Config, path: str) -> None:
     config.cli_debug = path
     log.error("gpu-py", SENTENCES, config, path)
