@@ -7,12 +7,10 @@ import struct
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
+from harness.pids import in_own_pid_namespace, let_next_be
 from harness.sandbox import (
-    MS_PRIVATE,
-    MS_REC,
     Sandbox,
     contents,
     in_child,
@@ -30,10 +28,6 @@ from gpuhook.rootfs import Rootfs
 
 OPEN_TREE, MOVE_MOUNT, OPENAT2, MOUNT_SETATTR = 428, 429, 437, 442  # asm-generic/unistd.h
 ENOSYS, EPERM = 38, 1
-CLONE_NEWPID = 0x20000000  # linux/sched.h
-NEXT_PID = Path("/proc/sys/kernel/ns_last_pid")  # one less than that of the next process
-
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -126,23 +120,6 @@ def test_a_container_that_ends_meanwhile(driver: Path, image: Path) -> None:
     assert (contents(image), mount_table()) == before
 
 
-def in_own_pid_namespace(work: Callable[[], T]) -> T:
-    """Run a function where nobody else starts processes; return what it returns."""
-
-    def as_init() -> T:
-        unshare_mounts()
-        mount("", "/", "", MS_PRIVATE | MS_REC)
-        mount("proc", "/proc", "proc", 0)
-        return work()
-
-    def parent() -> T:
-        libc = ctypes.CDLL(None, use_errno=True)
-        assert libc.unshare(CLONE_NEWPID) == 0, os.strerror(ctypes.get_errno())
-        return in_child(as_init)
-
-    return in_child(parent)
-
-
 def reusing(driver: Path, image: Path, strangers: Path) -> tuple[str, bool, bool]:
     """Let a stranger have the container's process id between its opening and its entering.
 
@@ -154,7 +131,7 @@ def reusing(driver: Path, image: Path, strangers: Path) -> tuple[str, bool, bool
         with sandbox(image) as box:
             container = stack.enter_context(injection.open_container(box.pid, str(image)))
             injection.prepare(made, host)
-        NEXT_PID.write_text(str(box.pid - 1))
+        let_next_be(box.pid)
         with sandbox(strangers) as stranger:
             assert stranger.pid == box.pid
             before = stranger.mounts(), contents(stranger.inside("/"))
