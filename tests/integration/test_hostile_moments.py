@@ -1,9 +1,11 @@
 """A container that ends or isn't one, an old kernel, a hook in the wrong place: said clearly."""
 
 import ctypes
+import importlib
 import os
 import signal
 import struct
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -92,6 +94,29 @@ def test_an_old_kernel_can_still_be_looked_at(driver: Path) -> None:
             return root.read_file("/library", 100)
 
     assert in_child(work) == b"the driver's"
+
+
+def test_nothing_is_imported_from_a_container(driver: Path, image: Path) -> None:
+    """A module that is there for the taking, in a folder that Python looks into."""
+    (image / "stray.py").write_text("")
+    sys_path, finders = sys.path[:], sys.meta_path[:]
+
+    def importing(box: Sandbox, folder: str) -> bool:
+        sys.path[:] = [folder]
+        with (
+            Rootfs(str(driver)) as host,
+            injection.open_container(box.pid, str(box.root)) as container,
+        ):
+            injection.inject(plan(driver), host, container)
+            try:
+                importlib.import_module("stray")
+            except ModuleNotFoundError:
+                return False
+        return True
+
+    with sandbox(image) as box:
+        assert not in_child(lambda: importing(box, str(image)))
+    assert (sys.path, sys.meta_path) == (sys_path, finders)
 
 
 def dying(box: Sandbox, driver: Path) -> None:
