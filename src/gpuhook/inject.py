@@ -11,6 +11,8 @@ Hot path: imports kernel, container, mounts and rootfs.
 
 import errno
 import os
+import sys
+from _frozen_importlib import BuiltinImporter
 
 from gpuhook import cgroup, kernel
 from gpuhook.container import Container
@@ -193,6 +195,7 @@ def _enter(container: Container) -> None:
         fd = os.open("ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=container.process)
         try:
             _refuse_host_namespace(fd)
+            _import_no_more()
             kernel.enter_mount_namespace(fd, "ns/mnt")
         finally:
             os.close(fd)
@@ -201,6 +204,11 @@ def _enter(container: Container) -> None:
             f"The container's mount namespace can't be entered: {error.strerror}",
             "Run gpuhook-prestart as root, while the container is being created",
         ) from None
+
+
+def _import_no_more() -> None:
+    """See that nothing is imported from here on: it would come out of the container's files."""
+    sys.meta_path[:] = [BuiltinImporter]
 
 
 def _refuse_host_namespace(fd: int) -> None:

@@ -217,19 +217,21 @@ def test_v1_gives_exactly_the_devices(v1_cgroup: Path, opener: Opener) -> None:
     assert (v1_cgroup / "devices.list").read_text().splitlines() == listed
 
 
+def giving_to_one_that_has_ended(group: Path) -> None:
+    """Give devices by the held entry of a process that has ended, and whose number is another's."""
+    with pids.process() as number:
+        entry = os.open(f"/proc/{number}", os.O_PATH)
+    with pids.process_numbered(number):
+        (group / "cgroup.procs").write_text(str(number))
+        with pytest.raises(CgroupError, match="can't be found"):
+            cgroup.allow(entry, GIVEN)
+
+
 def test_process_that_has_ended_leads_to_no_cgroup(v1_cgroup: Path) -> None:
     """Its number is another's by then, whose cgroup must not be given anything."""
     (v1_cgroup / "devices.deny").write_text("a")
-    with pids.process() as number:
-        entry = os.open(f"/proc/{number}", os.O_PATH)
-    try:
-        with pids.process_numbered(number):
-            (v1_cgroup / "cgroup.procs").write_text(str(number))
-            with pytest.raises(CgroupError, match="can't be found"):
-                cgroup.allow(entry, GIVEN)
-            assert (v1_cgroup / "devices.list").read_text() == ""
-    finally:
-        os.close(entry)
+    pids.in_own_pid_namespace(lambda: giving_to_one_that_has_ended(v1_cgroup))
+    assert (v1_cgroup / "devices.list").read_text() == ""
 
 
 def test_v1_parent_that_refuses_is_named(v1_cgroup: Path, opener: Opener) -> None:

@@ -1,18 +1,18 @@
 """A container that ends or isn't one, an old kernel, a hook in the wrong place: said clearly."""
 
 import ctypes
+import importlib
 import os
 import signal
 import struct
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
+from harness.pids import in_own_pid_namespace, let_next_be
 from harness.sandbox import (
-    MS_PRIVATE,
-    MS_REC,
     Sandbox,
     contents,
     in_child,
@@ -30,10 +30,6 @@ from gpuhook.rootfs import Rootfs
 
 OPEN_TREE, MOVE_MOUNT, OPENAT2, MOUNT_SETATTR = 428, 429, 437, 442  # asm-generic/unistd.h
 ENOSYS, EPERM = 38, 1
-CLONE_NEWPID = 0x20000000  # linux/sched.h
-NEXT_PID = Path("/proc/sys/kernel/ns_last_pid")  # one less than that of the next process
-
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -100,6 +96,29 @@ def test_an_old_kernel_can_still_be_looked_at(driver: Path) -> None:
     assert in_child(work) == b"the driver's"
 
 
+def test_nothing_is_imported_from_a_container(driver: Path, image: Path) -> None:
+    """A module that is there for the taking, in a folder that Python looks into."""
+    (image / "stray.py").write_text("")
+    sys_path, finders = sys.path[:], sys.meta_path[:]
+
+    def importing(box: Sandbox, folder: str) -> bool:
+        sys.path[:] = [folder]
+        with (
+            Rootfs(str(driver)) as host,
+            injection.open_container(box.pid, str(box.root)) as container,
+        ):
+            injection.inject(plan(driver), host, container)
+            try:
+                importlib.import_module("stray")
+            except ModuleNotFoundError:
+                return False
+        return True
+
+    with sandbox(image) as box:
+        assert not in_child(lambda: importing(box, str(image)))
+    assert (sys.path, sys.meta_path) == (sys_path, finders)
+
+
 def dying(box: Sandbox, driver: Path) -> None:
     """End the container after it was opened and before it is entered."""
     with (
@@ -126,23 +145,6 @@ def test_a_container_that_ends_meanwhile(driver: Path, image: Path) -> None:
     assert (contents(image), mount_table()) == before
 
 
-def in_own_pid_namespace(work: Callable[[], T]) -> T:
-    """Run a function where nobody else starts processes; return what it returns."""
-
-    def as_init() -> T:
-        unshare_mounts()
-        mount("", "/", "", MS_PRIVATE | MS_REC)
-        mount("proc", "/proc", "proc", 0)
-        return work()
-
-    def parent() -> T:
-        libc = ctypes.CDLL(None, use_errno=True)
-        assert libc.unshare(CLONE_NEWPID) == 0, os.strerror(ctypes.get_errno())
-        return in_child(as_init)
-
-    return in_child(parent)
-
-
 def reusing(driver: Path, image: Path, strangers: Path) -> tuple[str, bool, bool]:
     """Let a stranger have the container's process id between its opening and its entering.
 
@@ -154,7 +156,7 @@ def reusing(driver: Path, image: Path, strangers: Path) -> tuple[str, bool, bool
         with sandbox(image) as box:
             container = stack.enter_context(injection.open_container(box.pid, str(image)))
             injection.prepare(made, host)
-        NEXT_PID.write_text(str(box.pid - 1))
+        let_next_be(box.pid)
         with sandbox(strangers) as stranger:
             assert stranger.pid == box.pid
             before = stranger.mounts(), contents(stranger.inside("/"))
