@@ -146,6 +146,20 @@ def _find(paths: dict[int, str], proc: str) -> tuple[int, str]:
     )
 
 
+def outermost(proc: str = "/proc") -> list[str]:
+    """Return the files that a process writes 0 to in order to leave its cgroups for the root.
+
+    One of each hierarchy that is mounted whole. Source: cgroups(7).
+    """
+    found = []
+    for line in _read(f"{proc}/self/mountinfo").splitlines():
+        left, _, right = line.partition(b" - ")
+        fields = left.split(b" ")
+        if right.startswith((b"cgroup ", b"cgroup2 ")) and fields[3] == b"/":
+            found.append(f"{_unescape(fields[4])}/cgroup.procs")
+    return found
+
+
 def _below(path: str, root: str) -> str | None:
     """Return where a cgroup is below the mount of another, None if it isn't."""
     prefix = "" if root == "/" else root

@@ -56,10 +56,11 @@ class Pipes:
         return [str(pid), str(self.asked), str(self.answer), str(self.bundle), folder]
 
 
-def start(spec: "Spec", config: "Config", resolved: "Resolved", launcher: str) -> list[str]:
+def start(spec: "Spec", config: "Config", resolved: "Resolved", stays: str = "") -> list[str]:
     """Fork the helper for a container; return the words by which the hook finds it.
 
-    No words where there can be no helper. ``launcher`` is the path of gpu-py.
+    No words where there can be no helper. Where ``stays`` is the path of gpu-py, the helper
+    becomes the process that stands ready for further containers.
     """
     folder = os.path.dirname(os.path.abspath(spec.path))
     if os.geteuid() != 0:
@@ -73,7 +74,7 @@ def start(spec: "Spec", config: "Config", resolved: "Resolved", launcher: str) -
         return []
     pipes = Pipes(asked, answer, bundle, runtime)
     if pid == 0:
-        _main(pipes, spec, config, resolved, launcher)
+        _main(pipes, spec, config, resolved, stays)
     # Our own copies of the descriptors close when we become the low-level runtime.
     return pipes.words(pid, folder)
 
@@ -89,7 +90,7 @@ def pipe_for_both() -> int:
 
 
 def _main(
-    pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved", launcher: str
+    pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved", stays: str
 ) -> "NoReturn":
     """Serve one request and end, whatever happens; never return into the caller's code."""
     try:
@@ -97,11 +98,11 @@ def _main(
 
         kernel.keep_only((pipes.asked, pipes.answer, pipes.bundle, pipes.runtime))
         preload.load(preload.INJECTION)
-        namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        if serve(pipes, spec, config, resolved) and config.standby:
-            from gpuhook import standby  # noqa: PLC0415 - once in a while
-
-            standby.take_over(config, launcher, namespace)
+        if stays:
+            from gpuhook import standby  # noqa: PLC0415 - now: in a container it's too late
+        host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        if serve(pipes, spec, config, resolved) and stays:
+            standby.take_over(config, stays, host)
     finally:
         os._exit(0)
 

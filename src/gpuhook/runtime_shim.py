@@ -135,7 +135,9 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> None:
     def helped(spec: "Spec", resolved: "Resolved") -> list[str]:
         from gpuhook import helper  # noqa: PLC0415 - only where a GPU is asked for
 
-        return helper.start(spec, config, resolved, launcher)
+        # Whoever runs a container to its end waits, as crun does, for all that was started.
+        stays = launcher if config.standby and arguments.verb == "create" else ""
+        return helper.start(spec, config, resolved, stays)
 
     spec = read_spec(os.path.join(arguments.bundle or "", arguments.config))
     edited = edit(spec, config, os.path.dirname(launcher), helped if config.helper else None)

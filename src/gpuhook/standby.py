@@ -1,6 +1,6 @@
 """The process that stands ready for the next container, so that no start waits for Python.
 
-After a container with GPUs a small process stays, for a minute without work unless the
+After a container with GPUs was created a small process stays, for a minute without work unless the
 configuration says otherwise. It has everything imported, and configuration and inventory
 loaded, and holds a few forked children ready. The launcher (launchers/gpu-py) hands one of
 them the bundle; the child edits config.json, as the runtime would, answers, and is that
@@ -21,13 +21,14 @@ Not on the hot path: runs in a process of its own.
 """
 
 import _signal  # type: ignore[import-not-found]
+import fcntl
 import gc
 import os
 import select
 import sys
 import time
 
-from gpuhook import helper, kernel, launcher_files, preload, runtime_shim, store
+from gpuhook import cgroup, helper, kernel, launcher_files, preload, runtime_shim, store
 from gpuhook.config import Config, load
 from gpuhook.config.loader import DEFAULT_PATH, PATH_VARIABLE
 from gpuhook.errors import GpuhookError
@@ -106,18 +107,22 @@ def open_folder(config: Config) -> int | None:
 
 def take_lock(folder: int, launcher: str) -> int | None:
     """Return the lock of this mount namespace's standing process; None where one has it."""
-    import fcntl  # noqa: PLC0415 - once in a while
-
-    program, namespace = os.stat(launcher), os.stat("/proc/self/ns/mnt")
-    name = f".lock-{namespace.st_ino}-{program.st_dev}-{program.st_ino}"
+    name = _lock_name(launcher)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     lock = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(name, dir_fd=folder)):
+            return lock  # and not one that its owner has just removed
     except OSError:
-        os.close(lock)
-        return None
-    return lock
+        pass
+    os.close(lock)
+    return None
+
+
+def _lock_name(launcher: str) -> str:
+    program, namespace = os.stat(launcher), os.stat("/proc/self/ns/mnt")
+    return f".lock-{namespace.st_ino}-{program.st_dev}-{program.st_ino}"
 
 
 def main(launcher: str, argv: list[str]) -> "NoReturn":
@@ -132,32 +137,49 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
         config = load()
         folder = open_folder(config)
         if folder is not None and config.helper and config.standby:
-            place = _arrange(folder, launcher, int(lock))
-            Standing(config, launcher, place, float(seconds)).run()
+            _arrange(folder, launcher, int(lock))
+            if float(seconds):
+                _be_nobodys()
+            try:
+                Standing(config, launcher, float(seconds)).run()
+            finally:
+                os.unlink(_lock_name(launcher), dir_fd=MARK)
     except (GpuhookError, OSError):
         pass  # the next container goes the ordinary way, and says what is wrong
     finally:
         os._exit(0)
 
 
+def _be_nobodys() -> None:
+    """Keep nothing of whoever started the first container: its cgroups, umask, OOM score.
+
+    A cgroup that we stayed in would count us, and its scope or pod would not end before us.
+    Each step is for the better, and none is needed.
+    """
+    os.umask(0o022)
+    for path in ("/proc/self/oom_score_adj", *cgroup.outermost("/proc")):
+        try:
+            with open(path, "w", encoding="ascii") as file:
+                file.write("0")
+        except OSError:
+            continue
+
+
 def _end(*_: object) -> "NoReturn":
     raise SystemExit
 
 
-def _arrange(folder: int, launcher: str, lock: int) -> int:
-    """Put the descriptors where children have them, and none but those; return the lock."""
+def _arrange(folder: int, launcher: str, lock: int) -> None:
+    """Put the descriptors where children have them, and keep none but those and the lock."""
     program = os.open(launcher, os.O_PATH | os.O_CLOEXEC)
     free = [_moved(fd) for fd in (folder, program, lock)]
     os.dup2(free[0], MARK, inheritable=False)
     os.dup2(free[1], LAUNCHER, inheritable=False)
     kernel.keep_only((MARK, LAUNCHER, free[2]))
-    return free[2]
 
 
 def _moved(fd: int) -> int:
     """Return a copy of a descriptor that is in nobody's way."""
-    import fcntl  # noqa: PLC0415 - once
-
     copy: int = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FREE)
     os.close(fd)
     return copy
@@ -230,10 +252,9 @@ class Child:
 class Standing:
     """The standing process: keeps children ready, and ends those that hang."""
 
-    def __init__(self, config: Config, launcher: str, lock: int, seconds: float) -> None:
+    def __init__(self, config: Config, launcher: str, seconds: float) -> None:
         self._config = config
         self._launcher = launcher
-        self._lock = lock
         self._seconds = seconds
         preload.load((*preload.RUNTIME, *preload.INJECTION))
         _import_the_rest()
@@ -408,7 +429,7 @@ class Ready:
         self._config = config
         self._folder = os.path.dirname(os.path.abspath(launcher))
         self._around = around
-        self._resolved: Resolved | None = None
+        self._wanted: tuple[Spec, Resolved] | None = None
         self._bundle = ""
 
     def run(self, parent: int, asked: int, report: int) -> "NoReturn":
@@ -447,22 +468,22 @@ class Ready:
             os.write(ANSWER, _NO)
             return
         spec = read_spec(f"{self._bundle}/config.json")
-        edited = runtime_shim.edit(
-            spec, self._config, self._folder, self._as_helper, self._around.loaded.inventory
-        )
-        if edited is not None:
-            edited.write()
+        inventory = self._around.loaded.inventory
+        written = runtime_shim.edit(spec, self._config, self._folder, self._as_helper, inventory)
+        if written is not None:
+            written.write()
         kernel.die_with_parent(yes=False)
         kernel.end_after(0)
         os.write(ANSWER, _GO)
         os.write(REPORT, _ANSWERED)
-        if self._resolved is not None:
+        if self._wanted is not None:
+            edited, resolved = self._wanted
             pipes = helper.Pipes(ASKED, ANSWER, MARK, runtime)
-            helper.serve(pipes, spec, self._config, self._resolved)
+            helper.serve(pipes, edited, self._config, resolved)
 
-    def _as_helper(self, _: "Spec", resolved: "Resolved") -> list[str]:
+    def _as_helper(self, spec: "Spec", resolved: "Resolved") -> list[str]:
         """Be the container's helper; return the words by which the hook finds it."""
-        self._resolved = resolved
+        self._wanted = spec, resolved
         bundle = os.open(self._bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         os.dup2(bundle, MARK, inheritable=False)
         os.close(bundle)

@@ -37,10 +37,12 @@ class Site:
         self._plain = bundle.config.read_bytes()
 
     def run(self, runtime: Path | None = None) -> Result:
-        """Start a container as an engine does, with a new config.json."""
+        """Lead a container through its life as an engine does, with a new config.json."""
         self.bundle.config.write_bytes(self._plain)
         env = {"GPUHOOK_CONFIG": str(self.config)}
-        return self.bundle.run(runtime or self.installation.runtime, env)
+        words: list[str | Path] = [runtime or self.installation.runtime]
+        create = [*words, "create", "--bundle", self.bundle.path, self.bundle.name]
+        return self.bundle.live(create, words, self.bundle.name, env)
 
     def works(self) -> None:
         """Start a container and see that it has its GPUs and no others."""
@@ -63,8 +65,6 @@ class Site:
         return parent_of(min(self.children))
 
     def is_standing(self) -> bool:
-        import subprocess
-        print(subprocess.run(["ls","-la",self.ready],capture_output=True,text=True), standing(self.ready), self.bundle.spec().get("hooks"))
         return len(self.children) == 2 and all(is_running(pid) for pid in self.children)
 
     def stand(self) -> None:
