@@ -65,21 +65,49 @@ def take_over(config: Config, launcher: str, namespace: int) -> None:
     """Become the standing process, where there is none yet; return where there is.
 
     For a helper that has done its work: ``namespace`` is the host's mount namespace, to which
-    it goes back. Nothing of the container is kept: a new interpreter is started.
+    it goes back.
     """
     kernel.end_after(0)
     kernel.enter_mount_namespace(namespace, "the host's mount namespace")
-    folder = open_folder(config)
-    lock = None if folder is None else take_lock(folder, launcher)
+    lock = _find_place(config, launcher)
+    if lock is not None:
+        _become(config, launcher, lock, config.standby)
+
+
+def start(config: Config, launcher: str) -> int | None:
+    """Start a standing process that stays until this one ends, where there is none yet.
+
+    Returns its process id.
+    """
+    lock = _find_place(config, launcher) if config.helper and config.standby else None
     if lock is None:
-        return
+        return None
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.die_with_parent()
+            _become(config, launcher, lock, 0.0)
+        finally:
+            os._exit(1)
+    os.close(lock)
+    return pid
+
+
+def _find_place(config: Config, launcher: str) -> int | None:
+    """Return the lock of whoever stands ready; None where somebody has it, or there is none."""
+    folder = open_folder(config)
+    return None if folder is None else take_lock(folder, launcher)
+
+
+def _become(config: Config, launcher: str, lock: int, seconds: float) -> "NoReturn":
+    """Become the standing process: a new interpreter, which keeps nothing of ours but the lock."""
     kernel.keep_only((lock,))
     os.set_inheritable(lock, True)
     os.setsid()
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     if config.path is not None:
         environment[PATH_VARIABLE] = config.path
-    argv = [launcher, OPTION, str(lock), str(config.standby)]
+    argv = [launcher, OPTION, str(lock), str(seconds)]
     os.execve(launcher, argv, environment)  # noqa: S606 - becoming it is the point
 
 
@@ -306,7 +334,7 @@ class Standing:
 
     def _tidy(self) -> None:
         """Use a pause to see whether all is as it was, and to end what isn't needed."""
-        if not self._around.is_same():
+        if not self._around.is_same() or not os.fstat(MARK).st_nlink:
             raise SystemExit
         self._wanted = _READY
         ready = [child for child in self._children.values() if child.is_ready]
@@ -437,7 +465,7 @@ class Ready:
         try:
             self._prepare(parent, asked, report)
             runtime, self._bundle = _question()
-            _remove_names(os.getpid())
+            os.unlink(str(os.getpid()), dir_fd=MARK)  # that it is claimed stays to be seen
             kernel.end_after(int(_PATIENCE))
             self._serve(runtime)
         except (GpuhookError, OSError, ValueError):

@@ -1,4 +1,6 @@
-"""Keep the saved inventory fresh: look at it whenever the kernel tells of a GPU, and regularly.
+"""Keep the saved inventory fresh, and a process ready that serves the next container.
+
+The inventory is looked at whenever the kernel tells of a GPU, and regularly.
 
 The kernel sends events when the driver is loaded and when GPUs come and go. It sends none
 when MIG devices change, files are installed or settings are edited; that the inventory is
@@ -7,7 +9,9 @@ stale is then seen at the next regular look, which costs a few stat calls.
 Not on the hot path: only ``gpuhook watch`` comes here.
 """
 
+import os
 import select
+import socket
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -16,7 +20,7 @@ from typing import Self
 from pyroute2 import UeventSocket
 from pyroute2.netlink.nlsocket import NetlinkSocket
 
-from gpuhook import store
+from gpuhook import standby, store
 from gpuhook.config import Config
 from gpuhook.errors import DriverError
 
@@ -66,15 +70,20 @@ class Events:
 
 
 class Watch:
-    """One machine being watched; ``tell`` is given a sentence for whatever happens."""
+    """One machine being watched; ``tell`` is given a sentence for whatever happens.
 
-    def __init__(self, config: Config, tell: Callable[[str], None]) -> None:
+    ``launcher`` is the path of gpu-py.
+    """
+
+    def __init__(self, config: Config, launcher: str, tell: Callable[[str], None]) -> None:
         self._config = config
+        self._launcher = launcher
         self._tell = tell
         self._problem = ""
+        self._standing: int | None = None
 
     def look(self) -> None:
-        """Make the inventory anew if the saved one is stale."""
+        """Make a new inventory if the saved one is stale."""
         if store.saved(self._config) is not None:
             return
         try:
@@ -89,8 +98,25 @@ class Watch:
         counts = f"{len(inventory.gpus)} GPUs, {migs} MIG devices"
         self._tell(f"Driver {inventory.driver_version}, {counts}")
 
+    def stand(self) -> None:
+        """See that a process stands ready, this one's child or another."""
+        if self._standing is not None and os.waitpid(self._standing, os.WNOHANG)[0] == 0:
+            return
+        self._standing = standby.start(self._config, self._launcher)
+
     def run(self, events: Events, interval: float) -> None:
         """Look after every event, and every ``interval`` seconds; for ever."""
         while True:
             self.look()
+            self.stand()
+            report_ready()
             events.wait(interval)
+
+
+def report_ready() -> None:
+    """Tell systemd, where it has asked for that, that the first look is over; sd_notify(3)."""
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.connect(address.replace("@", "\0", 1))
+            notify.send(b"READY=1")

@@ -149,7 +149,7 @@ def test_nothing_is_left_after_a_purge(debian: Debian) -> None:
 def test_the_units_are_enabled_and_well_formed(debian: Debian) -> None:
     debian.call("dpkg", "-i", "/package.deb")
     units = sorted((REPOSITORY / "packaging/systemd").iterdir())
-    assert [unit.name for unit in units] == ["gpuhook-refresh.path", "gpuhook-refresh.service"]
+    assert [unit.name for unit in units] == ["gpuhook-watch.service"]
     for unit in units:
         link = debian.root / "etc/systemd/system/multi-user.target.wants" / unit.name
         # Debian 12's tool says /lib, Debian 13's /usr/lib.

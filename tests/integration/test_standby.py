@@ -1,20 +1,28 @@
 """The process that stands ready for the next container: used where it may be, gone where not."""
 
 import os
+import random
+import re
 import signal
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from harness.bundles import Bundle
 from harness.commands import Result, wait_until
-from harness.driver import Driver
+from harness.driver import MINORS, Driver, simulate
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 
 LAUNCHERS = Path("/run/gpuhook/launcher")
+NAME = "gpuhook-standby"
+MEMORY = 25 << 10  # KiB of the standing process and its children, shared pages counted once
+KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "60"))
+OPTIONS = "[gpuhook]\n"
 
 
 class Site:
@@ -28,31 +36,47 @@ class Site:
         self.driver = driver
         self.config = write_config(folder / "etc", driver.root, [runtime])
         (self.config.parent / "state").mkdir()
+        self.ready = Path(f"{LAUNCHERS}{self.config}/ready")
+        self.settle()
+        bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
+        bundle.command(*look(driver.minors))
+        self.plain = bundle.config.read_bytes()
+
+    def settle(self) -> None:
+        """Let the configuration be as old as one is that nobody has just written."""
         past = time.time() - 10
         for place in (self.config, self.config.parent):
             os.utime(place, (past, past))
-        self.ready = Path(f"{LAUNCHERS}{self.config}/ready")
-        bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
-        bundle.command(*look(driver.minors))
-        self._plain = bundle.config.read_bytes()
 
-    def run(self, runtime: Path | None = None) -> Result:
+    def configure(self, line: str) -> None:
+        """Add a line to our section of the configuration."""
+        self.config.write_text(self.config.read_text().replace(OPTIONS, f"{OPTIONS}{line}\n"))
+        self.settle()
+
+    def run(self, *prefix: str | Path, runtime: Path | None = None) -> Result:
         """Lead a container through its life as an engine does, with a new config.json."""
-        self.bundle.config.write_bytes(self._plain)
+        self.bundle.config.write_bytes(self.plain)
         env = {"GPUHOOK_CONFIG": str(self.config)}
         words: list[str | Path] = [runtime or self.installation.runtime]
-        create = [*words, "create", "--bundle", self.bundle.path, self.bundle.name]
+        create = [*prefix, *words, "create", "--bundle", self.bundle.path, self.bundle.name]
         return self.bundle.live(create, words, self.bundle.name, env)
 
-    def works(self) -> None:
+    def works(self, *prefix: str | Path, runtime: Path | None = None) -> None:
         """Start a container and see that it has its GPUs and no others."""
-        assert seen(self.run()).gpu_minors == {gpu.minor for gpu in self.driver.chosen(0, 2)}
+        self.sees_its_gpus(self.run(*prefix, runtime=runtime))
+
+    def sees_its_gpus(self, result: Result) -> None:
+        inside = seen(result)
+        given = {gpu.minor for gpu in self.driver.chosen(0, 2)}
+        assert inside.gpu_minors == given
+        opened = {minor for minor, what in inside.by_hand.items() if what != "EPERM"}
+        assert opened == given
 
     @property
     def helper(self) -> int:
-        """The helper of the last container."""
-        words = self.bundle.spec()["hooks"]["prestart"][-1]["args"]
-        return int(words[words.index("--helper") + 1])
+        """The helper of the last container; 0 where it had none."""
+        found = re.search(r'"--helper", *"(\d+)"', self.bundle.config.read_text())
+        return int(found[1]) if found else 0
 
     @property
     def children(self) -> set[int]:
@@ -60,12 +84,28 @@ class Site:
         return {int(path.name) for path in self.ready.glob("[0-9]*")}
 
     @property
-    def process(self) -> int:
-        """The standing process."""
-        return parent_of(min(self.children))
+    def processes(self) -> set[int]:
+        """The standing process and all its children, those that serve a container too."""
+        mark = f"\0GPUHOOK_CONFIG={self.config}\0".encode()
+        found = set()
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if (entry / "comm").read_text() == f"{NAME}\n":
+                    found |= {int(entry.name)} & pids_with(entry / "environ", mark)
+            except OSError:
+                continue
+        return {pid for pid in found if is_running(pid)}
+
+    @property
+    def parent(self) -> int:
+        """The standing process itself."""
+        [pid] = {parent_of(child) for child in self.children}
+        return pid
 
     def is_standing(self) -> bool:
-        return len(self.children) == 2 and all(is_running(pid) for pid in self.children)
+        """Tell whether a process stands ready, and nothing else is left of what stood."""
+        children = self.children
+        return len(children) == 2 and self.processes == children | {self.parent}
 
     def stand(self) -> None:
         """Start a container, and wait until a process stands ready for the next."""
@@ -73,27 +113,24 @@ class Site:
         wait_until(self.is_standing, "a process stands ready")
 
     def is_gone(self) -> bool:
-        """Tell whether nothing of the standing process is left."""
-        left = [path for path in self.ready.iterdir() if not path.name.startswith(".lock")]
-        return not left and not standing(self.ready)
+        """Tell whether nothing is left of what stood, no process and no name."""
+        return not self.processes and not list(self.ready.iterdir())
+
+    def clear(self) -> None:
+        """End everything."""
+        while left := self.processes:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
 
 
-def standing(folder: Path) -> list[int]:
-    """Return the processes that have that folder open."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if any(os.readlink(fd) == str(folder) for fd in (entry / "fd").iterdir()):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+def pids_with(environ: Path, mark: bytes) -> set[int]:
+    return {int(environ.parent.name)} if mark in b"\0" + environ.read_bytes() else set()
 
 
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
@@ -111,16 +148,417 @@ def site(
 ) -> Iterator[Site]:
     made = Site(bundle, installation, driver, low_level[0], tmp_path)
     yield made
-    for pid in standing(made.ready):
-        os.kill(pid, signal.SIGKILL)
+    made.clear()
 
 
 def test_next_container_is_served_by_a_child(site: Site) -> None:
     site.stand()
-    before, process = site.children, site.process
+    before, parent = site.children, site.parent
     site.works()
     assert site.helper in before
     wait_until(site.is_standing, "the child is replaced")
-    assert site.process == process
+    assert site.parent == parent
     assert site.helper not in site.children
-    assert not is_running(site.helper)
+
+
+def test_container_that_is_run_to_its_end_is_served_too(site: Site) -> None:
+    """But leaves nobody standing: crun waits for all that was started below it."""
+    env = {"GPUHOOK_CONFIG": str(site.config)}
+    before = time.monotonic()
+    site.sees_its_gpus(site.bundle.run(site.installation.runtime, env))
+    assert time.monotonic() - before < 50.0  # and not the minute that one stands without work
+    assert not site.ready.exists()
+    site.stand()
+    before_it = site.children
+    site.bundle.config.write_bytes(site.plain)
+    site.sees_its_gpus(site.bundle.run(site.installation.runtime, env))
+    assert site.helper in before_it
+
+
+def test_container_without_gpus_is_not_edited(site: Site) -> None:
+    """Words of a request that are none, and no words at all."""
+    site.stand()
+    before = site.children
+    request = b"NVIDIA_VISIBLE_DEVICES=0,2"
+    plain = site.plain
+    for instead in (b"NVIDIA_VISIBLE_DEVICES=void", b"SOMETHING_ELSE=0,2"):
+        site.plain = plain.replace(request, instead)
+        assert seen(site.run()).gpu_minors == set()
+        assert site.bundle.config.read_bytes() == site.plain
+    wait_until(site.is_standing, "it still stands")
+    assert len(site.children & before) >= 1
+
+
+def test_bad_request_is_refused_as_ever(site: Site) -> None:
+    plain = site.plain
+    site.plain = plain.replace(b"VISIBLE_DEVICES=0,2", b"VISIBLE_DEVICES=0,99")
+    before = site.run().failed()
+    site.plain = plain
+    site.stand()
+    site.plain = plain.replace(b"VISIBLE_DEVICES=0,2", b"VISIBLE_DEVICES=0,99")
+    after = site.run().failed()
+    assert after.stdout == before.stdout
+    assert "99" in after.stdout
+    assert site.bundle.config.read_bytes() == site.plain
+
+
+@pytest.mark.parametrize("line", ["standby = 0", "helper = false"])
+def test_nobody_stands_where_nobody_shall(site: Site, line: str) -> None:
+    site.configure(line)
+    site.works()
+    helper = site.helper
+    wait_until(lambda: not is_running(helper), "the helper has ended")
+    assert not site.ready.exists()
+
+
+def test_hook_alone_leaves_nobody(site: Site, low_level: tuple[str, Namespace]) -> None:
+    words = ["gpuhook-prestart", "--config", str(site.config), "prestart"]
+    hook = {"path": str(site.installation.hook), "args": words}
+    site.bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+    assert seen(site.bundle.run(low_level[0])).gpu_minors
+    assert not site.ready.exists()
+
+
+def test_nothing_is_left_after_the_idle_time(site: Site) -> None:
+    site.configure("standby = 1.5")
+    site.stand()
+    wait_until(site.is_gone, "nothing is left")
+    site.stand()
+
+
+# What it holds ------------------------------------------------------------------------------
+
+
+def test_it_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.set_inheritable(write_end, True)
+    try:
+        site.works("env", "LD_DEBUG_OUTPUT=/x", "PYTHONHOME=/x", "umask-of-the-test=1")
+        wait_until(site.is_standing, "a process stands ready")
+    finally:
+        os.close(write_end)
+    for pid in site.processes:
+        assert all(allowed(fd, site) for fd in fds(pid)), fds(pid)
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        names = {item.partition(b"=")[0] for item in environ if item}
+        assert names <= {b"PATH", b"PWD", b"GPUHOOK_CONFIG"}
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert "nvidia" not in maps.replace(str(site.installation.bin.parent), "")
+    assert os.read(read_end, 1) == b"", "somebody else still holds the pipe"
+    os.close(read_end)
+
+
+def fds(pid: int) -> list[str]:
+    return [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+
+
+def allowed(target: str, site: Site) -> bool:
+    """Tell whether an open file is one that the standing process needs."""
+    ours = (str(site.ready), str(site.installation.runtime), "/dev/null")
+    return target.startswith(("pipe:", f"{site.ready}/.lock-")) or target in ours
+
+
+def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
+    """A scope or a pod could not end before it."""
+    folder = "/sys/fs/cgroup" + ("" if site.bundle.namespace.cgroups == "v2" else "/devices")
+    group = f"{folder}/gpuhook-standby-{os.getpid()}"
+    enter = f'mkdir {group} && echo $$ >{group}/cgroup.procs && exec "$@"'
+    try:
+        site.works("sh", "-c", enter, "sh")
+        wait_until(site.is_standing, "a process stands ready")
+        site.bundle.call("cat", f"{group}/cgroup.procs").ok()
+    finally:
+        done = site.bundle.call("rmdir", group)
+    assert done.status == 0, done
+    for pid in site.processes:
+        assert f"gpuhook-standby-{os.getpid()}" not in Path(f"/proc/{pid}/cgroup").read_text()
+
+
+def test_its_memory(site: Site) -> None:
+    site.stand()
+    site.works()
+    wait_until(site.is_standing, "a process stands ready")
+    pages = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in site.processes]
+    sizes = [int(found[1]) for text in pages if (found := re.search(r"\nPss: +(\d+) kB", text))]
+    assert len(sizes) == 3
+    assert sum(sizes) < MEMORY
+
+
+# Processes that end, hang, or aren't ours ---------------------------------------------------
+
+
+def test_killed_children(site: Site) -> None:
+    site.stand()
+    for child in site.children:
+        os.kill(child, signal.SIGKILL)
+    site.works()
+    wait_until(site.is_standing, "they are replaced")
+
+
+def test_killed_parent(site: Site) -> None:
+    site.stand()
+    before = site.processes
+    os.kill(site.parent, signal.SIGKILL)
+    wait_until(lambda: not site.processes, "its children are gone")
+    site.works()
+    wait_until(site.is_standing, "another stands")
+    assert not site.processes & before
+
+
+def test_stopped_children_are_ended(site: Site) -> None:
+    site.stand()
+    stopped = site.children
+    for child in stopped:
+        os.kill(child, signal.SIGSTOP)
+    before = time.monotonic()
+    site.works()
+    assert time.monotonic() - before >= 1.0, "it was asked"
+    assert len(site.children & stopped) <= 1
+
+
+def test_stopped_parent(site: Site) -> None:
+    """Its children serve, and then the ordinary way does."""
+    site.stand()
+    parent, children = site.parent, site.children
+    os.kill(parent, signal.SIGSTOP)
+    try:
+        served = []
+        for _ in range(3):
+            site.works()
+            served.append(site.helper)
+        assert set(served[:2]) == children
+        assert served[2] not in children
+    finally:
+        os.kill(parent, signal.SIGCONT)
+    wait_until(site.is_standing, "it goes on")
+
+
+def test_names_of_other_processes(site: Site) -> None:
+    """As are left by one that was killed with all its children, and whose numbers are others'."""
+    site.stand()
+    site.clear()
+    for path in site.ready.iterdir():
+        path.unlink()
+    for name in (os.getpid(), os.getppid(), 1, 2, 1 << 22):
+        (site.ready / str(name)).touch()
+    site.works()
+    wait_until(site.is_standing, "they are removed")
+
+
+def test_folder_that_others_may_enter_is_not_used(site: Site) -> None:
+    site.stand()
+    site.clear()
+    site.ready.chmod(0o755)
+    site.works()
+    helper = site.helper
+    wait_until(lambda: not is_running(helper), "the helper has ended")
+    assert not site.processes
+
+
+def test_kills_at_any_moment(site: Site) -> None:
+    """None is lost but one that was being injected, and that one is refused in a sentence."""
+    site.configure("standby = 3")
+    site.stand()
+    chance = random.Random(4713)  # noqa: S311 - any moment will do
+    refused = []
+    for _ in range(KILLS):
+        results: list[Result] = []
+        starting = threading.Thread(target=lambda: results.append(site.run()))  # noqa: B023
+        starting.start()
+        time.sleep(chance.uniform(0, 0.12))
+        victims = sorted(site.processes)
+        for pid in chance.sample(victims, k=min(len(victims), chance.choice((1, 1, 2, 9)))):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        starting.join()
+        [result] = results
+        if result.status == 0:
+            site.sees_its_gpus(result)
+        else:
+            refused.append(result.stdout)
+    unclear = [text for text in refused if "The helper was killed. Start the" not in text]
+    assert not unclear
+    assert len(refused) <= KILLS // 3
+    site.works()
+    wait_until(site.is_gone, "nothing is left")
+
+
+# What changes between two starts ------------------------------------------------------------
+
+
+@pytest.fixture
+def own(site: Site, workspace: Path, tmp_path: Path) -> Iterator[Site]:
+    """A site with a driver that a test may change."""
+    root = workspace / f"driver-{tmp_path.name}"
+    text = site.config.read_text()
+    minors = ",".join(map(str, MINORS[:4]))
+    site.driver = simulate(site.installation, root, "--gpus=4", f"--minors={minors}")
+    site.config.write_text(re.sub(r'root = ".*"', f'root = "{root}"', text, count=1))
+    site.settle()
+    yield site
+    site.bundle.call(site.installation.command, "simulate", "--remove", root)
+
+
+CHANGES = {
+    "minors": ["--gpus=4", "--minors=5,4,3,2"],
+    "GPUs": ["--gpus=3", "--minors=1,2,3"],
+    "driver": ["--gpus=4", "--driver-version=570.86.15"],
+    "MIG": ["--gpus=3", "--model=H100", "--mig=1:1g.10gb,1g.10gb"],
+}
+
+
+@pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES.keys())
+def test_machine_changes(own: Site, options: list[str]) -> None:
+    own.stand()
+    before = own.children
+    own.driver = simulate(own.installation, own.driver.root, *options)
+    own.works()
+    assert own.helper not in before
+    wait_until(lambda: own.is_standing() and not own.children & before, "another stands")
+    own.works()
+
+
+def test_driver_is_gone(own: Site) -> None:
+    own.stand()
+    own.bundle.call(own.installation.command, "simulate", "--remove", own.driver.root).ok()
+    assert "Start the driver container" in own.run().failed().stdout
+    wait_until(own.is_gone, "nothing is left")
+
+
+def test_configuration_changes(site: Site) -> None:
+    site.stand()
+    before = site.processes
+    site.config.write_text(
+        "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n" + site.config.read_text()
+    )
+    site.settle()
+    assert seen(site.run()).gpu_minors == set()
+    wait_until(lambda: not site.processes & before, "the old one is gone")
+
+
+def touched(path: Path) -> None:
+    """Change nothing but when the file was last changed, as another one in its place would."""
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+FILES: dict[str, Callable[[Installation], Path]] = {
+    "package": lambda installed: next(installed.bin.parent.glob("lib/*/*/gpuhook/plan.py")),
+    "launcher": lambda installed: installed.runtime,
+    "interpreter": lambda installed: Path(os.path.realpath(installed.bin / "python3")),
+}
+
+
+@pytest.mark.parametrize("file", FILES.values(), ids=FILES.keys())
+def test_our_own_files_change(site: Site, file: Callable[[Installation], Path]) -> None:
+    site.stand()
+    before = site.children
+    touched(file(site.installation))
+    site.works()
+    assert site.helper not in before
+    wait_until(lambda: site.is_standing() and not site.children & before, "another stands")
+
+
+def test_state_is_deleted(site: Site) -> None:
+    site.stand()
+    before = site.processes
+    for path in site.ready.iterdir():
+        path.unlink()
+    site.ready.rmdir()
+    site.works()
+    wait_until(lambda: site.is_standing() and not site.processes & before, "another stands")
+
+
+# Several at once ----------------------------------------------------------------------------
+
+
+def test_two_mount_namespaces(site: Site) -> None:
+    """Each has its own, and neither uses the other's."""
+    site.stand()
+    first = site.children
+    elsewhere = ["unshare", "-m", "--propagation", "unchanged"]
+    site.works(*elsewhere)
+    assert site.helper not in first
+    wait_until(lambda: len(site.children) == 4, "another one stands")
+    site.works()
+    assert site.helper in first
+
+
+def test_two_configurations(site: Site, driver: Driver, tmp_path: Path) -> None:
+    site.stand()
+    first = site.children
+    runtime = re.search(r'runtimes = \["(.*)"\]', site.config.read_text())
+    assert runtime is not None
+    other = Site(site.bundle, site.installation, driver, runtime[1], tmp_path / "other")
+    try:
+        other.stand()
+        assert not other.children & first
+        other.works()
+        assert site.children == first
+    finally:
+        other.clear()
+
+
+def test_two_installations(site: Site, tmp_path: Path) -> None:
+    """The launcher is part of what a child proves: another one's is not asked."""
+    site.stand()
+    first = site.children
+    other = tmp_path / "bin"
+    other.mkdir()
+    for name in ("gpu-py", "gpuhook-prestart"):
+        (other / name).write_bytes((site.installation.bin / name).read_bytes())
+        (other / name).chmod(0o755)
+    for name in ("python3", "gpuhook"):
+        (other / name).symlink_to(site.installation.bin / name)
+    packages = next(site.installation.bin.parent.glob("lib/python3*"))
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / packages.name).symlink_to(packages)
+    (tmp_path / "pyvenv.cfg").write_bytes(
+        (site.installation.bin.parent / "pyvenv.cfg").read_bytes()
+    )
+    site.works(runtime=other / "gpu-py")
+    assert site.helper not in first
+    wait_until(lambda: len(site.children) == 4, "the other's stands beside it")
+    site.works()
+    assert site.helper in first
+
+
+MANY = 30
+SHAM = """\
+#!/bin/sh
+case "$*" in */many-*) exit 0 ;; esac
+exec {runtime} "$@"
+"""
+AT_ONCE = """\
+import subprocess, sys
+calls = [subprocess.Popen([*sys.argv[1:4], folder, "x"]) for folder in sys.argv[4:]]
+sys.exit(sum(call.wait() != 0 for call in calls))
+"""
+
+
+def test_many_at_once(
+    site: Site, driver: Driver, low_level: tuple[str, Namespace], tmp_path: Path
+) -> None:
+    """No two launchers are served by one child. The low-level runtime makes none of the many."""
+    sham = tmp_path / "sham"
+    sham.write_text(SHAM.format(runtime=low_level[0]))
+    sham.chmod(0o755)
+    crowd = Site(site.bundle, site.installation, driver, str(sham), tmp_path / "crowd")
+    folders = [site.bundle.path / f"many-{number}" for number in range(MANY)]
+    for folder in folders:
+        folder.mkdir()
+        text = site.plain.replace(b'"rootfs"', f'"{site.bundle.root}"'.encode())
+        (folder / "config.json").write_bytes(text)
+    try:
+        crowd.stand()
+        words = (site.installation.runtime, "create", "--bundle")
+        env = {"GPUHOOK_CONFIG": str(crowd.config)}
+        crowd.bundle.call(sys.executable, "-c", AT_ONCE, *words, *folders, env=env).ok()
+    finally:
+        crowd.clear()
+    texts = [(folder / "config.json").read_text() for folder in folders]
+    helpers = [found[1] for text in texts if (found := re.search(r'"--helper", *"(\d+)"', text))]
+    assert len(set(helpers)) == MANY

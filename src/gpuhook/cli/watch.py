@@ -1,16 +1,17 @@
-"""gpuhook watch: keep the saved inventory fresh, where no systemd unit does."""
+"""gpuhook watch: keep the saved inventory fresh, and a process ready for the next container."""
 
 import signal
 import sys
 
 import click
 
+from gpuhook.cli import _engines as shared
 from gpuhook.cli._output import config_option
 from gpuhook.config import load
 from gpuhook.errors import WatchError
 
 
-@click.command(short_help="Keep the saved inventory fresh, as a service.")
+@click.command(short_help="Keep container starts fast, as a service.")
 @click.option(
     "--interval",
     default=60.0,
@@ -20,10 +21,11 @@ from gpuhook.errors import WatchError
 )
 @config_option
 def watch(interval: float, config_path: str | None) -> None:
-    """Refresh the saved inventory whenever GPUs, MIG devices or the driver change.
+    """Keep the saved inventory fresh, and a process ready for the next container.
 
-    Runs until it is told to stop (SIGTERM, SIGINT), and prints a line for each change. A
-    service for machines without systemd; with it, the units of the package do the same.
+    The inventory is made again whenever GPUs, MIG devices or the driver change, and a line is
+    printed. Runs until it is told to stop (SIGTERM, SIGINT). The Debian package runs it as
+    gpuhook-watch.service; where it doesn't run, the first container after a pause pays.
     """
     from gpuhook.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
 
@@ -32,7 +34,7 @@ def watch(interval: float, config_path: str | None) -> None:
         signal.signal(number, lambda *_: sys.exit(0))
     try:
         with Events() as events:
-            Watch(config, click.echo).run(events, interval)
+            Watch(config, shared.our_program("gpu-py"), click.echo).run(events, interval)
     except OSError as error:
         raise WatchError(
             f"The kernel's events can't be listened to: {error.strerror}",
