@@ -16,6 +16,7 @@ from pathlib import Path
 
 _TOP = Path("/sys/fs/cgroup")
 _PATIENCE = 10.0  # seconds until what was killed is gone and its groups can be removed
+_STANDING = "gpuhook-standby\n"  # what it calls itself
 _PAUSE = 0.01  # seconds between two attempts
 
 
@@ -28,7 +29,7 @@ class Group:
       whoever is their parent by now;
     - the containers' own processes;
     - processes that stand from one container to the next, also what they do in between: they
-      stay in the group in which they were started.
+      leave the group in which they were started, and are brought back (``bring_back``).
 
     Not counted are the benchmark itself, though it enters the group, and kernel threads.
     """
@@ -51,6 +52,16 @@ class Group:
         finally:
             self._our_own += time.process_time() - before
             enter(self._home)
+
+    def bring_back(self, config: str) -> None:
+        """Count the processes that stand ready for a configuration, and what comes out of them."""
+        mark = f"\0GPUHOOK_CONFIG={config}\0".encode()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has just ended
+                if (entry / "comm").read_text() == _STANDING:
+                    environ = b"\0" + (entry / "environ").read_bytes()
+                    if mark in environ:
+                        (self.folder / "programs/cgroup.procs").write_text(entry.name)
 
     def seconds(self) -> float:
         """Return the processor time of all its processes so far, dead ones included."""

@@ -75,11 +75,13 @@ def measure(machine: Machine, found: dict[str, Container], rounds: int, rest: fl
     for container in found.values():
         for _ in range(_LIVES_TO_SAVE):
             live(container, machine.bundles, machine.lower, rest)
+    _bring_back(found)
     time.sleep(rest)
     counted = {name: -container.group.seconds() for name, container in found.items()}
     units: list[float] = []
     lives: dict[str, list[Life]] = {name: [] for name in found}
     for number in range(rounds):
+        _bring_back(found)  # those of the last round: somebody may have been replaced
         time.sleep(rest)
         units.append(_bare_start(machine))
         for name in random.sample(list(found), len(found)):
@@ -90,6 +92,12 @@ def measure(machine: Machine, found: dict[str, Container], rounds: int, rest: fl
     for name, container in found.items():
         counted[name] += container.group.seconds()
     return Rounds(units, lives, {name: value / rounds for name, value in counted.items()})
+
+
+def _bring_back(found: dict[str, Container]) -> None:
+    for container in found.values():
+        if container.config:
+            container.group.bring_back(container.config)
 
 
 def measure_calls(machine: Machine, found: dict[str, Container], count: int) -> Calls:

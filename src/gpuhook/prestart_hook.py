@@ -10,7 +10,7 @@ import sys
 
 from gpuhook import log, preload
 from gpuhook.config import Config, load
-from gpuhook.errors import GpuhookError
+from gpuhook.errors import GpuhookError, InjectError
 from gpuhook.oci import parse_state, read_spec
 from gpuhook.resolve import resolve
 
@@ -27,6 +27,7 @@ for into it. Register it as a prestart or createRuntime hook.
 With precreate, podman's stage before the runtime is called, reads a config.json instead,
 and prints it with the device rules and the hook that its GPUs need.
 """
+_KILLED = "--helper-killed"  # from launchers/gpu-py, which saw it
 _STATE_LIMIT = 16 << 20
 # NVIDIA's hook has verbs of which only the first does anything; hook files name them.
 _IDLE_VERBS = ("poststart", "poststop")
@@ -37,13 +38,15 @@ def main(argv: list[str]) -> "NoReturn":
     if "-h" in argv or "--help" in argv:
         sys.stdout.write(USAGE)
         sys.exit(0)
-    config_path, verb = read_arguments(argv)
+    config_path, verb = read_arguments([word for word in argv if word != _KILLED])
     state = _drain(0)
     if verb in _IDLE_VERBS:
         sys.exit(0)
     config = Config()
     try:
         config = load(config_path)
+        if _KILLED in argv:
+            raise InjectError("The helper was killed", "Start the container again")
         run(state, config)
     except GpuhookError as error:
         log.error(PROGRAM, str(error), config)

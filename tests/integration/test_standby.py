@@ -379,9 +379,10 @@ def test_kills_at_any_moment(site: Site) -> None:
             site.sees_its_gpus(result)
         else:
             refused.append(result.stdout)
-    unclear = [text for text in refused if "The helper was killed. Start the" not in text]
-    assert not unclear
     assert len(refused) <= KILLS // 3
+    if refused:  # crun doesn't show what a hook says
+        kept = (site.config.parent / "state/errors.log").read_text()
+        assert kept.count("The helper was killed. Start the container again.") == len(refused)
     site.works()
     wait_until(site.is_gone, "nothing is left")
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launchers import LAUNCHER, Installed
 
-from gpuhook import launcher_files
+from gpuhook import launcher_files, prestart_hook
 from gpuhook.config import Config, load, loads
 from gpuhook.errors import GpuhookError
 from gpuhook.request import read_request
@@ -419,10 +419,23 @@ def test_hook_tells_what_the_helper_says(installed: Installed) -> None:
     assert told == "gpuhook-prestart: No such GPU. Buy one: $(id) * \\n %s.\n"
 
 
-def test_hook_fails_with_a_helper_killed_at_work(installed: Installed) -> None:
+def test_hook_has_python_report_a_helper_killed_at_work(installed: Installed) -> None:
     act = "wait(); tell(b'taken\\n'); os.kill(os.getpid(), 9)"
-    told = "gpuhook-prestart: The helper was killed. Start the container again.\n"
-    assert ask(installed, act) == (1, told, "")
+    status, text, python = ask(installed, act)
+    assert (status, text) == (0, "")
+    assert python.partition(" --config")[0].endswith("gpuhook-prestart --helper-killed")
+
+
+def test_hook_refuses_after_a_helper_was_killed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[gpuhook]\nstate-dir = "{tmp_path}"\n')
+    with pytest.raises(SystemExit) as ended:
+        prestart_hook.main(["--helper-killed", "--config", str(config), "prestart"])
+    assert ended.value.code == 1
+    assert "The helper was killed. Start the container again." in capfd.readouterr().err
+    assert "The helper was killed." in (tmp_path / "errors.log").read_text()
 
 
 @pytest.mark.parametrize(
