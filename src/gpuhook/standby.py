@@ -1,28 +1,27 @@
 """The process that stands ready for the next container, so that no start waits for Python.
 
-After a container with GPUs was created a small process stays, for a minute without work unless the
-configuration says otherwise. It has everything imported, and configuration and inventory
-loaded, and holds a few forked children ready. The launcher (launchers/gpu-py) hands one of
-them the bundle; the child edits config.json, as the runtime would, answers, and is that
-container's helper from then on.
+After a container with GPUs was created a small process stays, for a minute without work unless
+the configuration says otherwise. It has everything imported, and configuration and inventory
+loaded. The launcher (launchers/gpu-py) hands it a bundle; it forks a child, which edits
+config.json as the runtime would, answers, and is that container's helper from then on.
 
-A child is found by a file that has its process id for a name, in a folder that root alone may
-enter. The launcher takes that name for a number and no more: it looks at what /proc says of
-the process, that it is in the same mount namespace and has that very folder and this very
-launcher open, before and after it opens the child's pipes. The child holds the only writing
-end of the one that it answers by, so that its death is an end of file for the launcher, which
-then goes the ordinary way, as it does after any other answer than ``go``.
+The process is found by a file that has its process id for a name, in a folder that root alone
+may enter. The launcher takes that name for a number and no more: it looks at what /proc says of
+the process, that it is in the same namespaces and has that very folder and this very launcher
+open, before and after it opens the process' pipes. Questions come through one pipe, ``DOOR``;
+for answers there are many, the seats, of which a launcher claims one by a file that can be made
+once. A seat has one writing end, in the process and then in the child: the death of either is
+an end of file for the launcher, which then goes the ordinary way, as it does after any other
+answer than ``go`` and its own process id.
 
-A child that is asked and doesn't answer in time is killed by its parent, which sees in the
-child's own pipe that it was asked. If anything is not as it was when the parent looked, the
-configuration, the inventory, our own files, the child says so to both, and the parent ends.
-
-Not on the hot path: runs in a process of its own.
+Nobody waits long for one that hangs. The process kills a child that doesn't answer in time;
+the process itself is the child of another that does nothing but to look whether questions are
+answered, and kills it if they aren't. If anything is not as it was when all was loaded, the
+configuration, the inventory, our own files, the child answers so, and everything ends.
 """
 
 import _signal  # type: ignore[import-not-found]
 import fcntl
-import gc
 import os
 import select
 import sys
@@ -44,18 +43,19 @@ if TYPE_CHECKING:
 FOLDER = "ready"  # below the folder of the launcher's files for a configuration
 OPTION = "--gpuhook-standby"  # as launchers/gpu-py knows it
 
-# A child's descriptors, as launchers/gpu-py knows them: it is asked, answers, and proves by the
-# folder and the launcher that it is what it is said to be. By the last one its parent hears.
-ASKED, ANSWER, MARK, LAUNCHER, REPORT = 3, 4, 5, 6, 7
-_FREE = 16  # from here on a descriptor is in nobody's way
-_GO, _NO = b"go\n", b"no\n"
+# Descriptors of the process that stands ready, as launchers/gpu-py knows them: questions come in
+# at the door, and folder and launcher prove that it is what it is said to be. Seat N is SEATS + N.
+DOOR, MARK, LAUNCHER = 3, 5, 6
+SEATS, SEAT_COUNT = 64, 64
+# Those of a child, beside MARK: the hook's pipes, and what its parent hears of it.
+ASKED, ANSWER, REPORT = 3, 4, 7
+_FREE = 16  # from here to the seats a descriptor is in nobody's way
+_NO = b"no\n"
 _ANSWERED, _STALE = b"a", b"s"
 
-_READY = 2  # children that wait where containers come one by one
-_MOST = 8  # where they come all at once
-_PATIENCE = 2.0  # seconds that a child may take from being asked to its answer
+_PATIENCE = 2.0  # seconds that an answer may take
 _LOOK = 10.0  # seconds between two looks whether all is as it was, where nothing happens
-_QUESTION = 8192  # bytes: a process id and a path
+_QUESTIONS = 1 << 16  # bytes: as many as a pipe holds
 
 
 # Starting ------------------------------------------------------------------------------------
@@ -169,7 +169,8 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
             if float(seconds):
                 _be_nobodys()
             try:
-                Standing(config, launcher, float(seconds)).run()
+                _remove_forgotten()
+                _stand(Server(config, launcher, float(seconds)))
             finally:
                 os.unlink(_lock_name(launcher), dir_fd=MARK)
     except (GpuhookError, OSError):
@@ -255,30 +256,57 @@ def _identity(path: str) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-# The parent ----------------------------------------------------------------------------------
+# The process that watches, and the one that serves -----------------------------------------
+
+
+def _stand(server: "Server") -> None:
+    """Fork the process that serves, and kill it if it leaves a question where it is."""
+    door = helper.pipe_for_both()
+    done = os.memfd_create("gpuhook-standby")
+    pid = os.fork()
+    if pid == 0:
+        server.run(os.getppid(), door, done)
+    try:
+        _watch(pid, door, done)
+    finally:
+        os.kill(pid, _signal.SIGKILL)
+        os.waitpid(pid, 0)
+        _remove_names(pid)
+
+
+def _watch(pid: int, door: int, done: int) -> None:
+    """Return when the process has ended, or when it no longer deals with what it is asked."""
+    ended = os.pidfd_open(pid)
+    everything, end = select.poll(), select.poll()
+    everything.register(door, select.POLLIN)
+    for each in (everything, end):
+        each.register(ended, select.POLLIN)
+    while ended not in [fd for fd, _ in everything.poll()]:
+        before = os.pread(done, 32, 0)
+        if end.poll(_PATIENCE * 1000):
+            return
+        waiting = everything.poll(0) or before.endswith(_BUSY)
+        if waiting and os.pread(done, 32, 0) == before:
+            return
 
 
 class Child:
     """One forked child, as its parent knows it.
 
-    ``asked`` is its pipe, -1 once it isn't watched any more; ``since`` when it was asked, 0
-    before that and after its answer.
+    ``since`` is when it was asked, 0 after its answer.
     """
 
-    def __init__(self, pid: int, asked: int, report: int) -> None:
+    def __init__(self, pid: int, report: int) -> None:
         self.pid = pid
-        self.asked = asked
         self.report = report
-        self.since = 0.0
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether nobody has asked it yet."""
-        return self.asked >= 0
+        self.since = time.monotonic()
 
 
-class Standing:
-    """The standing process: keeps children ready, and ends those that hang."""
+_BUSY, _IDLE = b"busy", b"idle"
+
+
+class Server:
+    """The process that stands ready: forks a child for each question, and ends those that hang."""
 
     def __init__(self, config: Config, launcher: str, seconds: float) -> None:
         self._config = config
@@ -289,32 +317,28 @@ class Standing:
         self._around = Around(config, launcher)
         self._children: dict[int, Child] = {}  # by the descriptor that they report by
         self._poll = select.poll()
-        self._wanted = _READY
         self._worked = time.monotonic()
+        self._count = 0
+        self._done = -1
 
-    def run(self) -> None:
+    def run(self, parent: int, door: int, done: int) -> "NoReturn":
         """Serve until there was no work for long enough, or something has changed."""
-        gc.freeze()  # what is shared with children is not written to
-        _remove_forgotten()
         try:
+            _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+            kernel.die_with_parent()
+            if os.getppid() != parent:
+                os._exit(0)
+            self._done = _moved(done)
+            os.dup2(_moved(door), DOOR, inheritable=False)
+            for seat in range(SEAT_COUNT):
+                _set_seat(seat)
+            kernel.keep_only((DOOR, MARK, LAUNCHER, self._done, *range(SEATS, SEATS + SEAT_COUNT)))
+            self._poll.register(DOOR, select.POLLIN)
+            os.close(os.open(str(os.getpid()), os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=MARK))
             while not 0 < self._seconds <= time.monotonic() - self._worked:
-                while sum(child.is_ready for child in self._children.values()) < self._wanted:
-                    self._fork()
                 self._wait()
         finally:
-            self._end_ready()
-
-    def _fork(self) -> None:
-        asked = helper.pipe_for_both()
-        report, reporting = os.pipe()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            Ready(self._config, self._launcher, self._around).run(parent, asked, reporting)
-        os.close(reporting)
-        self._children[report] = Child(pid, asked, report)
-        self._poll.register(asked, select.POLLIN)
-        self._poll.register(report, select.POLLIN)
+            os._exit(0)
 
     def _wait(self) -> None:
         """Wait for something to happen, and deal with it."""
@@ -324,42 +348,41 @@ class Standing:
             ends.append(self._worked + self._seconds)
         happened = self._poll.poll(max(0.0, min([now + _LOOK, *ends]) - now) * 1000)
         for fd, _ in happened:
-            if fd in self._children:
-                self._hear(self._children[fd])
+            if fd == DOOR:
+                self._open_door()
             else:
-                self._note_asked(fd)
+                self._hear(self._children[fd])
         self._kill_late()
         if not happened:
             self._tidy()
 
-    def _tidy(self) -> None:
-        """Use a pause to see whether all is as it was, and to end what isn't needed."""
-        if not self._around.is_same() or not os.fstat(MARK).st_nlink:
-            raise SystemExit
-        self._wanted = _READY
-        ready = [child for child in self._children.values() if child.is_ready]
-        for child in ready:
-            # A launcher that has claimed it and ended before it asked won't come back.
-            if _is_claimed_since(child.pid, time.time() - _PATIENCE):
-                os.kill(child.pid, _signal.SIGKILL)
-        for child in ready[self._wanted :]:
-            if _claim(child.pid):
-                os.kill(child.pid, _signal.SIGKILL)
+    def _open_door(self) -> None:
+        """Fork a child for each question: SEAT PID BUNDLE."""
+        self._count += 1
+        os.pwrite(self._done, b"%d %s" % (self._count, _BUSY), 0)
+        for line in os.fsdecode(os.read(DOOR, _QUESTIONS)).splitlines():
+            seat, pid, bundle = line.split(" ", 2)
+            self._fork(int(seat), int(pid), bundle)
+        self._worked = time.monotonic()
+        os.pwrite(self._done, b"%d %s" % (self._count, _IDLE), 0)
 
-    def _note_asked(self, fd: int) -> None:
-        for child in self._children.values():
-            if child.asked == fd:
-                child.since = self._worked = time.monotonic()
-                self._forget_pipe(child)
-                if not any(other.is_ready for other in self._children.values()):
-                    self._wanted = min(2 * self._wanted, _MOST)
-
-    def _forget_pipe(self, child: Child) -> None:
-        """Watch a child's pipe no more: from its answer on it is the hook's."""
-        if child.is_ready:
-            self._poll.unregister(child.asked)
-            os.close(child.asked)
-            child.asked = -1
+    def _fork(self, seat: int, runtime: int, bundle: str) -> None:
+        report, reporting = (_moved(fd) for fd in os.pipe())
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:  # no memory for it: the new seat is an end of file for who has the old
+            os.close(report)
+            pid = -1
+        if pid == 0:
+            answering = Answering(self._config, self._launcher, self._around)
+            answering.run(parent, SEATS + seat, reporting, runtime, bundle)
+        os.close(reporting)
+        _set_seat(seat)
+        _remove(_claim_name(os.getpid(), seat))
+        if pid > 0:
+            self._children[report] = Child(pid, report)
+            self._poll.register(report, select.POLLIN)
 
     def _hear(self, child: Child) -> None:
         """Read what a child reports, or that it has ended."""
@@ -369,12 +392,10 @@ class Standing:
             if _STALE in said:
                 raise SystemExit
             return
-        self._forget_pipe(child)
         self._poll.unregister(child.report)
         os.close(child.report)
         del self._children[child.report]
         os.waitpid(child.pid, 0)
-        _remove_names(child.pid)
 
     def _kill_late(self) -> None:
         late = time.monotonic() - _PATIENCE
@@ -382,13 +403,24 @@ class Standing:
             if 0 < child.since <= late:
                 os.kill(child.pid, _signal.SIGKILL)
 
-    def _end_ready(self) -> None:
-        """End the children that nobody has asked; the others are containers' helpers."""
-        for child in self._children.values():
-            if child.is_ready or child.since:
-                os.kill(child.pid, _signal.SIGKILL)
-                os.waitpid(child.pid, 0)
-                _remove_names(child.pid)
+    def _tidy(self) -> None:
+        """Use a pause to see whether all is as it was, and to free seats that nobody sits on."""
+        if not self._around.is_same() or not os.fstat(MARK).st_nlink:
+            raise SystemExit
+        for seat in range(SEAT_COUNT):
+            name = _claim_name(os.getpid(), seat)
+            if _is_older(name, _PATIENCE):
+                # Of a launcher that has ended, or is so late that it finds the end of a file.
+                _set_seat(seat)
+                _remove(name)
+
+
+def _set_seat(seat: int) -> None:
+    """Give a seat a new pipe, of which we have the writing end alone."""
+    reader, writer = os.pipe()
+    os.dup2(writer, SEATS + seat, inheritable=False)
+    os.close(writer)
+    os.close(reader)
 
 
 def _import_the_rest() -> None:
@@ -408,50 +440,49 @@ def _import_the_rest() -> None:
 # Names in the folder -------------------------------------------------------------------------
 
 
-def _claim(pid: int) -> bool:
-    """Claim a child as a launcher does, so that none can any more; False if one has."""
-    try:
-        os.close(os.open(f".{pid}", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=MARK))
-    except FileExistsError:
-        return False
-    return True
+def _claim_name(pid: int, seat: int) -> str:
+    return f".{pid}.{seat}"
 
 
-def _is_claimed_since(pid: int, moment: float) -> bool:
+def _is_older(name: str, seconds: float) -> bool:
     try:
-        return os.stat(f".{pid}", dir_fd=MARK).st_mtime < moment
+        return os.stat(name, dir_fd=MARK).st_mtime < time.time() - seconds
     except FileNotFoundError:
         return False
 
 
+def _remove(name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=MARK)
+    except FileNotFoundError:
+        pass
+
+
 def _remove_names(pid: int) -> None:
-    for name in (str(pid), f".{pid}"):
-        try:
-            os.unlink(name, dir_fd=MARK)
-        except FileNotFoundError:
-            pass
+    for name in os.listdir(MARK):
+        if name == str(pid) or name.startswith(f".{pid}."):
+            _remove(name)
 
 
 def _remove_forgotten() -> None:
-    """Remove the names of children whose parent had no time to."""
+    """Remove the names of processes that had no time to."""
     ours = os.fstat(MARK)
     for name in os.listdir(MARK):
-        pid = name.removeprefix(".")
-        if not pid.isdecimal():
+        if not name.isdecimal():
             continue
         try:
-            lives = os.path.samestat(os.stat(f"/proc/{pid}/fd/{MARK}"), ours)
+            lives = os.path.samestat(os.stat(f"/proc/{name}/fd/{MARK}"), ours)
         except OSError:
             lives = False
         if not lives:
-            _remove_names(int(pid))
+            _remove_names(int(name))
 
 
 # A child -------------------------------------------------------------------------------------
 
 
-class Ready:
-    """A child: edits one config.json when it is asked, and then is that container's helper."""
+class Answering:
+    """A child: edits one config.json, answers, and then is that container's helper."""
 
     def __init__(self, config: Config, launcher: str, around: Around) -> None:
         self._config = config
@@ -460,37 +491,34 @@ class Ready:
         self._wanted: tuple[Spec, Resolved] | None = None
         self._bundle = ""
 
-    def run(self, parent: int, asked: int, report: int) -> "NoReturn":
-        """Wait, serve and end, whatever happens; never return into the parent's code."""
+    def run(self, parent: int, answer: int, report: int, runtime: int, bundle: str) -> "NoReturn":
+        """Do all of it and end, whatever happens; never return into the parent's code.
+
+        ``runtime`` is the process id of the launcher, which becomes the low-level runtime.
+        """
         try:
-            self._prepare(parent, asked, report)
-            runtime, self._bundle = _question()
-            os.unlink(str(os.getpid()), dir_fd=MARK)  # that it is claimed stays to be seen
-            kernel.end_after(int(_PATIENCE))
+            self._prepare(parent, answer, report)
+            self._bundle = bundle
             self._serve(runtime)
         except (GpuhookError, OSError, ValueError):
             os.write(ANSWER, _NO)  # the launcher goes the ordinary way, which says what is wrong
         finally:
             os._exit(0)
 
-    def _prepare(self, parent: int, asked: int, report: int) -> None:
-        """Hold our own descriptors alone, die with the parent, and be found."""
-        _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+    def _prepare(self, parent: int, answer: int, report: int) -> None:
+        """Hold our own descriptors alone, and end with the parent or when time is up."""
         kernel.die_with_parent()
-        _, answer = os.pipe()
-        for fd, place in (
-            (_moved(report), REPORT),
-            (_moved(answer), ANSWER),
-            (_moved(asked), ASKED),
-        ):
-            os.dup2(fd, place, inheritable=False)
-        kernel.keep_only((ASKED, ANSWER, MARK, LAUNCHER, REPORT))
+        kernel.end_after(int(_PATIENCE))
+        os.dup2(answer, ANSWER, inheritable=False)
+        os.dup2(report, REPORT, inheritable=False)
+        asked = helper.pipe_for_both()
+        os.dup2(asked, ASKED, inheritable=False)
+        kernel.keep_only((ASKED, ANSWER, MARK, REPORT))
         if os.getppid() != parent:
             os._exit(0)
-        name = str(os.getpid())
-        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=MARK))
 
-    def _serve(self, runtime: int) -> None:
+    def _serve(self, launcher: int) -> None:
+        runtime = _open_launcher(launcher)
         if not self._around.is_same():
             os.write(REPORT, _STALE)
             os.write(ANSWER, _NO)
@@ -502,7 +530,7 @@ class Ready:
             written.write()
         kernel.die_with_parent(yes=False)
         kernel.end_after(0)
-        os.write(ANSWER, _GO)
+        os.write(ANSWER, b"go %d\n" % launcher)
         os.write(REPORT, _ANSWERED)
         if self._wanted is not None:
             edited, resolved = self._wanted
@@ -519,17 +547,10 @@ class Ready:
         return pipes.words(os.getpid(), self._bundle)
 
 
-def _question() -> tuple[int, str]:
-    """Wait to be asked; return a pidfd of the launcher and the bundle's path.
-
-    ValueError for a launcher in another mount namespace.
-    """
-    text = b""
-    while not text.endswith(b"\n") and len(text) < _QUESTION:
-        text += os.read(ASKED, _QUESTION)
-    pid, _, bundle = os.fsdecode(text).rstrip("\n").partition(" ")
-    runtime = os.pidfd_open(int(pid))
+def _open_launcher(pid: int) -> int:
+    """Return a pidfd of the launcher; ValueError for one in another mount namespace."""
+    launcher = os.pidfd_open(pid)
     theirs, ours = os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt")
-    if (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
+    if not os.path.samestat(theirs, ours):
         raise ValueError("the launcher is in another mount namespace")
-    return runtime, bundle
+    return launcher

@@ -18,11 +18,14 @@ from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 
+from gpuhook.standby import ANSWER, ASKED, MARK
+
 LAUNCHERS = Path("/run/gpuhook/launcher")
 NAME = "gpuhook-standby"
-MEMORY = 25 << 10  # KiB of the standing process and its children, shared pages counted once
+MEMORY = 25 << 10  # KiB of the processes that stand, shared pages counted once
 KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "60"))
 OPTIONS = "[gpuhook]\n"
+SERVED = rf'"--helper", *"\d+", *"{ASKED}", *"{ANSWER}", *"{MARK}"'
 
 
 class Site:
@@ -36,7 +39,7 @@ class Site:
         self.driver = driver
         self.config = write_config(folder / "etc", driver.root, [runtime])
         (self.config.parent / "state").mkdir()
-        self.ready = Path(f"{LAUNCHERS}{self.config}/ready")
+        self.folder = Path(f"{LAUNCHERS}{self.config}/ready")
         self.settle()
         bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
         bundle.command(*look(driver.minors))
@@ -79,13 +82,24 @@ class Site:
         return int(found[1]) if found else 0
 
     @property
-    def children(self) -> set[int]:
-        """The children that stand ready."""
-        return {int(path.name) for path in self.ready.glob("[0-9]*")}
+    def served(self) -> bool:
+        """Whether the last container was served by the process that stands ready."""
+        return re.search(SERVED, self.bundle.config.read_text()) is not None
+
+    @property
+    def ready(self) -> set[int]:
+        """The processes whose names are in the folder."""
+        return {int(path.name) for path in self.folder.glob("[0-9]*")}
+
+    @property
+    def server(self) -> int:
+        """The process that stands ready."""
+        [pid] = self.ready
+        return pid
 
     @property
     def processes(self) -> set[int]:
-        """The standing process and all its children, those that serve a container too."""
+        """That process, the one that watches it, and children that serve a container."""
         mark = f"\0GPUHOOK_CONFIG={self.config}\0".encode()
         found = set()
         for entry in Path("/proc").glob("[0-9]*"):
@@ -96,16 +110,10 @@ class Site:
                 continue
         return {pid for pid in found if is_running(pid)}
 
-    @property
-    def parent(self) -> int:
-        """The standing process itself."""
-        [pid] = {parent_of(child) for child in self.children}
-        return pid
-
     def is_standing(self) -> bool:
-        """Tell whether a process stands ready, and nothing else is left of what stood."""
-        children = self.children
-        return len(children) == 2 and self.processes == children | {self.parent}
+        """Tell whether one process stands ready, and nothing else is left of what stood."""
+        ready = self.ready
+        return len(ready) == 1 and self.processes == ready | {parent_of(pid) for pid in ready}
 
     def stand(self) -> None:
         """Start a container, and wait until a process stands ready for the next."""
@@ -114,7 +122,7 @@ class Site:
 
     def is_gone(self) -> bool:
         """Tell whether nothing is left of what stood, no process and no name."""
-        return not self.processes and not list(self.ready.iterdir())
+        return not self.processes and not list(self.folder.iterdir())
 
     def clear(self) -> None:
         """End everything."""
@@ -151,14 +159,15 @@ def site(
     made.clear()
 
 
-def test_next_container_is_served_by_a_child(site: Site) -> None:
+def test_next_container_is_served(site: Site) -> None:
     site.stand()
-    before, parent = site.children, site.parent
-    site.works()
-    assert site.helper in before
-    wait_until(site.is_standing, "the child is replaced")
-    assert site.parent == parent
-    assert site.helper not in site.children
+    assert not site.served
+    before = site.processes
+    for _ in range(3):
+        site.works()
+        assert site.served
+    wait_until(site.is_standing, "it is as before")
+    assert site.processes == before
 
 
 def test_container_that_is_run_to_its_end_is_served_too(site: Site) -> None:
@@ -167,18 +176,17 @@ def test_container_that_is_run_to_its_end_is_served_too(site: Site) -> None:
     before = time.monotonic()
     site.sees_its_gpus(site.bundle.run(site.installation.runtime, env))
     assert time.monotonic() - before < 50.0  # and not the minute that one stands without work
-    assert not site.ready.exists()
+    assert not site.folder.exists()
     site.stand()
-    before_it = site.children
     site.bundle.config.write_bytes(site.plain)
     site.sees_its_gpus(site.bundle.run(site.installation.runtime, env))
-    assert site.helper in before_it
+    assert site.served
 
 
 def test_container_without_gpus_is_not_edited(site: Site) -> None:
     """Words of a request that are none, and no words at all."""
     site.stand()
-    before = site.children
+    before = site.processes
     request = b"NVIDIA_VISIBLE_DEVICES=0,2"
     plain = site.plain
     for instead in (b"NVIDIA_VISIBLE_DEVICES=void", b"SOMETHING_ELSE=0,2"):
@@ -186,7 +194,7 @@ def test_container_without_gpus_is_not_edited(site: Site) -> None:
         assert seen(site.run()).gpu_minors == set()
         assert site.bundle.config.read_bytes() == site.plain
     wait_until(site.is_standing, "it still stands")
-    assert len(site.children & before) >= 1
+    assert site.processes == before
 
 
 def test_bad_request_is_refused_as_ever(site: Site) -> None:
@@ -208,7 +216,7 @@ def test_nobody_stands_where_nobody_shall(site: Site, line: str) -> None:
     site.works()
     helper = site.helper
     wait_until(lambda: not is_running(helper), "the helper has ended")
-    assert not site.ready.exists()
+    assert not site.folder.exists()
 
 
 def test_hook_alone_leaves_nobody(site: Site, low_level: tuple[str, Namespace]) -> None:
@@ -216,7 +224,7 @@ def test_hook_alone_leaves_nobody(site: Site, low_level: tuple[str, Namespace]) 
     hook = {"path": str(site.installation.hook), "args": words}
     site.bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
     assert seen(site.bundle.run(low_level[0])).gpu_minors
-    assert not site.ready.exists()
+    assert not site.folder.exists()
 
 
 def test_nothing_is_left_after_the_idle_time(site: Site) -> None:
@@ -255,8 +263,8 @@ def fds(pid: int) -> list[str]:
 
 def allowed(target: str, site: Site) -> bool:
     """Tell whether an open file is one that the standing process needs."""
-    ours = (str(site.ready), str(site.installation.runtime), "/dev/null")
-    return target.startswith(("pipe:", f"{site.ready}/.lock-")) or target in ours
+    ours = (str(site.folder), str(site.installation.runtime), "/dev/null", "anon_inode:[pidfd]")
+    return target.startswith(("pipe:", "/memfd:", f"{site.folder}/.lock-")) or target in ours
 
 
 def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
@@ -281,67 +289,91 @@ def test_its_memory(site: Site) -> None:
     wait_until(site.is_standing, "a process stands ready")
     pages = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in site.processes]
     sizes = [int(found[1]) for text in pages if (found := re.search(r"\nPss: +(\d+) kB", text))]
-    assert len(sizes) == 3
+    assert len(sizes) == 2
     assert sum(sizes) < MEMORY
 
 
 # Processes that end, hang, or aren't ours ---------------------------------------------------
 
 
-def test_killed_children(site: Site) -> None:
-    site.stand()
-    for child in site.children:
-        os.kill(child, signal.SIGKILL)
-    site.works()
-    wait_until(site.is_standing, "they are replaced")
-
-
-def test_killed_parent(site: Site) -> None:
+@pytest.mark.parametrize("which", ["server", "watcher"])
+def test_killed(site: Site, which: str) -> None:
     site.stand()
     before = site.processes
-    os.kill(site.parent, signal.SIGKILL)
-    wait_until(lambda: not site.processes, "its children are gone")
+    os.kill(site.server if which == "server" else parent_of(site.server), signal.SIGKILL)
+    wait_until(lambda: not site.processes, "the other one is gone, too")
     site.works()
     wait_until(site.is_standing, "another stands")
     assert not site.processes & before
 
 
-def test_stopped_children_are_ended(site: Site) -> None:
+def test_stopped_server(site: Site) -> None:
+    """It is asked, does not answer, and is killed."""
     site.stand()
-    stopped = site.children
-    for child in stopped:
-        os.kill(child, signal.SIGSTOP)
-    before = time.monotonic()
+    before = site.processes
+    os.kill(site.server, signal.SIGSTOP)
+    begun = time.monotonic()
     site.works()
-    assert time.monotonic() - before >= 1.0, "it was asked"
-    assert len(site.children & stopped) <= 1
+    assert time.monotonic() - begun >= 1.5
+    assert not site.served
+    wait_until(lambda: site.is_standing() and not site.processes & before, "another stands")
 
 
-def test_stopped_parent(site: Site) -> None:
-    """Its children serve, and then the ordinary way does."""
+def test_stopped_watcher(site: Site) -> None:
     site.stand()
-    parent, children = site.parent, site.children
-    os.kill(parent, signal.SIGSTOP)
+    watcher = parent_of(site.server)
+    os.kill(watcher, signal.SIGSTOP)
     try:
-        served = []
-        for _ in range(3):
-            site.works()
-            served.append(site.helper)
-        assert set(served[:2]) == children
-        assert served[2] not in children
+        site.works()
+        assert site.served
     finally:
-        os.kill(parent, signal.SIGCONT)
-    wait_until(site.is_standing, "it goes on")
+        os.kill(watcher, signal.SIGCONT)
+
+
+def test_stopped_child(site: Site) -> None:
+    """A child that hangs before it has answered is killed, and the container starts."""
+    site.stand()
+    children = Path(f"/proc/{site.server}/task/{site.server}/children")
+    for _ in range(50):
+        ended = threading.Event()
+        stopping = threading.Thread(target=stop_first, args=(children, ended))
+        stopping.start()
+        begun = time.monotonic()
+        try:
+            site.works()
+        finally:
+            ended.set()
+            stopping.join()
+        if not site.served:
+            assert time.monotonic() - begun >= 1.5
+            break
+        wait_until(site.is_standing, "that child came too far, and is gone")
+    else:
+        raise AssertionError("no child could be stopped in time")
+    wait_until(site.is_standing, "it stands as before")
+
+
+def stop_first(children: Path, ended: threading.Event) -> None:
+    """Stop the first child that a process has."""
+    while not ended.is_set():
+        found = children.read_text().split()
+        if found:
+            os.kill(int(found[0]), signal.SIGSTOP)
+            # Where it has answered already, it goes on: what follows is the helper's business.
+            if ended.wait(3.0):
+                return
+            os.kill(int(found[0]), signal.SIGCONT)
+            return
 
 
 def test_names_of_other_processes(site: Site) -> None:
-    """As are left by one that was killed with all its children, and whose numbers are others'."""
+    """As are left where all was killed, and the numbers are others' now."""
     site.stand()
     site.clear()
-    for path in site.ready.iterdir():
+    for path in site.folder.iterdir():
         path.unlink()
     for name in (os.getpid(), os.getppid(), 1, 2, 1 << 22):
-        (site.ready / str(name)).touch()
+        (site.folder / str(name)).touch()
     site.works()
     wait_until(site.is_standing, "they are removed")
 
@@ -349,7 +381,7 @@ def test_names_of_other_processes(site: Site) -> None:
 def test_folder_that_others_may_enter_is_not_used(site: Site) -> None:
     site.stand()
     site.clear()
-    site.ready.chmod(0o755)
+    site.folder.chmod(0o755)
     site.works()
     helper = site.helper
     wait_until(lambda: not is_running(helper), "the helper has ended")
@@ -414,12 +446,13 @@ CHANGES = {
 @pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES.keys())
 def test_machine_changes(own: Site, options: list[str]) -> None:
     own.stand()
-    before = own.children
+    before = own.processes
     own.driver = simulate(own.installation, own.driver.root, *options)
     own.works()
-    assert own.helper not in before
-    wait_until(lambda: own.is_standing() and not own.children & before, "another stands")
+    assert not own.served
+    wait_until(lambda: own.is_standing() and not own.processes & before, "another stands")
     own.works()
+    assert own.served
 
 
 def test_driver_is_gone(own: Site) -> None:
@@ -456,19 +489,19 @@ FILES: dict[str, Callable[[Installation], Path]] = {
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES.keys())
 def test_our_own_files_change(site: Site, file: Callable[[Installation], Path]) -> None:
     site.stand()
-    before = site.children
+    before = site.processes
     touched(file(site.installation))
     site.works()
-    assert site.helper not in before
-    wait_until(lambda: site.is_standing() and not site.children & before, "another stands")
+    assert not site.served
+    wait_until(lambda: site.is_standing() and not site.processes & before, "another stands")
 
 
 def test_state_is_deleted(site: Site) -> None:
     site.stand()
     before = site.processes
-    for path in site.ready.iterdir():
+    for path in site.folder.iterdir():
         path.unlink()
-    site.ready.rmdir()
+    site.folder.rmdir()
     site.works()
     wait_until(lambda: site.is_standing() and not site.processes & before, "another stands")
 
@@ -479,34 +512,32 @@ def test_state_is_deleted(site: Site) -> None:
 def test_two_mount_namespaces(site: Site) -> None:
     """Each has its own, and neither uses the other's."""
     site.stand()
-    first = site.children
-    elsewhere = ["unshare", "-m", "--propagation", "unchanged"]
-    site.works(*elsewhere)
-    assert site.helper not in first
-    wait_until(lambda: len(site.children) == 4, "another one stands")
+    site.works("unshare", "-m", "--propagation", "unchanged")
+    assert not site.served
+    wait_until(lambda: len(site.ready) == 2, "another one stands")
     site.works()
-    assert site.helper in first
+    assert site.served
 
 
 def test_two_configurations(site: Site, driver: Driver, tmp_path: Path) -> None:
     site.stand()
-    first = site.children
+    first = site.processes
     runtime = re.search(r'runtimes = \["(.*)"\]', site.config.read_text())
     assert runtime is not None
     other = Site(site.bundle, site.installation, driver, runtime[1], tmp_path / "other")
     try:
         other.stand()
-        assert not other.children & first
+        assert not other.served
         other.works()
-        assert site.children == first
+        assert other.served
+        assert site.processes == first
     finally:
         other.clear()
 
 
 def test_two_installations(site: Site, tmp_path: Path) -> None:
-    """The launcher is part of what a child proves: another one's is not asked."""
+    """The launcher is part of what is proved: another one's process is not asked."""
     site.stand()
-    first = site.children
     other = tmp_path / "bin"
     other.mkdir()
     for name in ("gpu-py", "gpuhook-prestart"):
@@ -521,10 +552,10 @@ def test_two_installations(site: Site, tmp_path: Path) -> None:
         (site.installation.bin.parent / "pyvenv.cfg").read_bytes()
     )
     site.works(runtime=other / "gpu-py")
-    assert site.helper not in first
-    wait_until(lambda: len(site.children) == 4, "the other's stands beside it")
+    assert not site.served
+    wait_until(lambda: len(site.ready) == 2, "the other's stands beside it")
     site.works()
-    assert site.helper in first
+    assert site.served
 
 
 MANY = 30
@@ -563,3 +594,5 @@ def test_many_at_once(
     texts = [(folder / "config.json").read_text() for folder in folders]
     helpers = [found[1] for text in texts if (found := re.search(r'"--helper", *"(\d+)"', text))]
     assert len(set(helpers)) == MANY
+    served = [text for text in texts if re.search(SERVED, text)]
+    assert len(served) >= MANY // 2
