@@ -142,6 +142,13 @@ def test_commented_file_has_every_key_with_its_default() -> None:
     assert set(live) == set(KEYS) | {FEATURE_PREFIX + name for name in FEATURES}
 
 
+def test_there_is_one_commented_file() -> None:
+    """The package has a link to it, which an editor could have replaced by a copy."""
+    repository = Path(__file__).parents[2]
+    packaged = repository / "src/gpuhook/config/config.toml"
+    assert packaged.samefile(repository / "config/config.toml")
+
+
 def test_every_key_of_the_commented_file_is_explained() -> None:
     lines = default_text().splitlines()
     for number, line in enumerate(lines):
