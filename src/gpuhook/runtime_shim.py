@@ -151,11 +151,20 @@ def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> 
     spec.require_mount_namespace()
     from gpuhook import mode  # noqa: PLC0415 - only where a GPU is asked for
 
-    if mode.resolve(config.mode, resolved.request) == "spec":
-        for stage in HOOK_STAGES:  # nothing is left for them to do
-            spec = spec.drop_hooks(stage, (*NVIDIA_HOOKS, HOOK_NAME))
-        return _edit_spec(spec, resolved, config)
-    from gpuhook import device_choice  # noqa: PLC0415
+    way = mode.resolve(config.mode, resolved.request)
+    if way == "spec":
+        edited = _edit_spec(spec, resolved, config)
+    else:
+        edited = _edit_for_hook(spec, resolved, config, folder, helped=helped)
+    log.edited(spec.path, way, resolved.selection.uuids, config)
+    return edited
+
+
+def _edit_for_hook(
+    spec: "Spec", resolved: "Resolved", config: Config, folder: str, *, helped: bool
+) -> "Spec":
+    """Return the spec with the device rules and our hook, if it hasn't got it already."""
+    from gpuhook import device_choice  # noqa: PLC0415 - only where a GPU is asked for
 
     devices = device_choice.allowed(resolved.request, resolved.inventory, resolved.selection)
     _link_nodes(spec, resolved, devices)
@@ -194,6 +203,8 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
             f"The root filesystem {spec.root_path} can't be opened: {error.strerror}",
             "Have it mounted before the runtime is called, or use mode hook",
         ) from None
+    for stage in HOOK_STAGES:  # nothing is left for them to do
+        spec = spec.drop_hooks(stage, (*NVIDIA_HOOKS, HOOK_NAME))
     plan = make_plan(resolved.request, resolved.inventory, resolved.selection, found)
     return spec_edits.apply(_add_device_rules(spec, plan.devices), plan)
 
