@@ -11,7 +11,15 @@ import sys
 
 from gpuhook import log
 from gpuhook.config import Config, load
-from gpuhook.errors import ConfigError, GpuhookError, RuntimeMissingError, SpecError
+from gpuhook.errors import (
+    CommandLineError,
+    ConfigError,
+    GpuhookError,
+    RuntimeMissingError,
+    SpecError,
+    UnusableSpecError,
+)
+from gpuhook.quoting import shown
 from gpuhook.runtime_argv import CREATING_VERBS, Arguments
 
 TYPE_CHECKING = False
@@ -55,14 +63,21 @@ def main(
 
             launcher_files.save(config.path)
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
-        if creating and arguments.ambiguous:
-            arguments = Arguments(argv, crun=is_crun(runtime, environment))
+        if arguments.unclear:
+            raise _unclear(arguments.unclear)
         if creating:
             prepare_bundle(arguments, config, os.path.dirname(launcher))
         _become(runtime, argv, environment)
     except GpuhookError as error:
         log.error(PROGRAM, str(error), config, arguments.log)
         sys.exit(1)
+
+
+def _unclear(word: str) -> CommandLineError:
+    return CommandLineError(
+        f"It isn't clear what {shown(word)} means to the low-level runtime in this command line",
+        f"Write options in full, before the id: {PROGRAM} --root DIR create --bundle DIR ID",
+    )
 
 
 def _load_config(creating: bool) -> Config:
@@ -111,27 +126,18 @@ def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str) -> str
     )
 
 
-def is_crun(runtime: str, environment: dict[bytes, bytes]) -> bool:
-    """Tell whether a low-level runtime is crun, whatever its file is called."""
-    import subprocess  # noqa: PLC0415 - only for a command line that crun reads in its own way
-
-    try:
-        done = subprocess.run(
-            [runtime, "--version"], env=environment, capture_output=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout.startswith(b"crun")
-
-
 def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> None:
-    """Rewrite a bundle's config.json for the GPUs it asks for; leave it alone if for none.
+    """Rewrite a bundle's config.json for the GPUs it asks for, if it asks for any.
 
-    ``folder`` is where gpuhook-prestart lies beside gpu-py.
+    One that isn't there, or is no JSON for anybody, is for the low-level runtime to refuse, in
+    its own words. ``folder`` is where gpuhook-prestart lies beside gpu-py.
     """
     from gpuhook.oci import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
 
-    spec = read_spec(os.path.join(arguments.bundle or "", arguments.config))
+    try:
+        spec = read_spec(os.path.join(arguments.bundle or "", "config.json"))
+    except UnusableSpecError:
+        return
     edited = edit(spec, config, folder, helped=config.helper)
     if edited is not None:
         edited.write()
