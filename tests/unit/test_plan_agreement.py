@@ -88,6 +88,7 @@ def config_file(source: random.Random, path: Path) -> None:
         disable-require = {answers[2]}
         swarm-resource = "{source.choice(["", "SWARM"])}"
         nvidia-container-runtime.mode = "{mode}"
+        nvidia-container-runtime.debug = "{path.parent}/runtime.log"
         gpuhook.state-dir = "{path.parent}/state"
         gpuhook.helper = false
     """)
@@ -198,6 +199,8 @@ def check(stage: Stage) -> str:
         assert after == before
         return "nothing"
     assert_rules(before, after, explained)
+    logged = json.loads((stage.folder / "runtime.log").read_text().splitlines()[-1])
+    assert (logged["mode"], logged["devices"]) == (explained["mode"], explained["selected"])
     if explained["mode"] == "spec":
         assert "hooks" not in after
         assert_spec_mode(before, after, explained)
