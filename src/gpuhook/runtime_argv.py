@@ -84,5 +84,6 @@ class Arguments:
         """Note an option's value."""
         if name in ("--bundle", "-b"):
             self.bundle = value
-        elif name == "--log" and value.partition(":")[0] not in ("file", "journald", "syslog"):
-            self.log = value  # those are crun's words for other places
+        elif name == "--log":
+            elsewhere = value.partition(":")[0] in ("file", "journald", "syslog")  # crun's words
+            self.log = None if elsewhere else value

@@ -59,10 +59,11 @@ class Readers:
         if python.verb == "restore":
             return self.fault_of_restore(argv)
         [spec] = verdict.specs
-        if not python.unclear and read(python) != spec:
-            return f"runtime_argv reads {read(python)}, not {spec}"
-        if verdict.logs and python.log is not None and [python.log] != list(verdict.logs):
-            return f"runtime_argv logs to {python.log}, not to {verdict.logs}"
+        if not python.unclear:
+            if read(python) != spec:
+                return f"runtime_argv reads {read(python)}, not {spec}"
+            if verdict.logs and python.log is not None and [python.log] != list(verdict.logs):
+                return f"runtime_argv logs to {python.log}, not to {verdict.logs}"
         verb, bundle = self.launcher.ask(argv)
         if verb == "pass":
             return f"the launcher passes what reads {spec}"

@@ -90,7 +90,7 @@ def test_what_not_all_runtimes_read_in_one_way_is_unclear(line: str, word: str) 
 )  # fmt: skip
 def test_log(log: str, file: str | None) -> None:
     assert Arguments(["--log", log, "create", "id"]).log == file
-    assert Arguments([f"--log={log}", "create", "--what", "id"]).log == file
+    assert Arguments(["--log=/x", f"--log={log}", "create", "--what", "id"]).log == file
 
 
 WORDS = ["create", "run", "state", "--", "-b", "--bundle", "--bundle=/b", "--log", "-", "--help"]
