@@ -30,7 +30,7 @@ EXIT = 0x95  # BPF_JMP | BPF_EXIT
 # what is wanted in its upper half.
 CTX_ACCESS_TYPE, CTX_MAJOR, CTX_MINOR = 0, 4, 8
 BPF_DEVCG_DEV_CHAR = 2
-BPF_DEVCG_ACC_MKNOD, BPF_DEVCG_ACC_READ, BPF_DEVCG_ACC_WRITE = 1, 2, 4
+BPF_DEVCG_ACC_READ, BPF_DEVCG_ACC_WRITE = 2, 4
 
 # The registers: R0 is the verdict, R1 the context, which we leave as it is.
 R0, R1, WANTED, KIND, MAJOR, MINOR = range(6)

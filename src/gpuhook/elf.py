@@ -18,15 +18,6 @@ CLASS32, CLASS64 = 1, 2
 LITTLE_ENDIAN, BIG_ENDIAN = 1, 2
 ET_DYN = 3
 
-# Machines: the ones that NVIDIA has drivers for, and their 32-bit companions.
-EM_386 = 3
-EM_PPC = 20
-EM_PPC64 = 21
-EM_ARM = 40
-EM_X86_64 = 62
-EM_AARCH64 = 183
-EM_RISCV = 243
-
 # Segment types, dynamic tags, section types and the section number that means "look elsewhere".
 PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
 DT_NULL, DT_NEEDED, DT_STRTAB, DT_STRSZ, DT_SONAME = 0, 1, 5, 10, 14

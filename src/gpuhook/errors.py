@@ -38,6 +38,16 @@ class SpecError(GpuhookError):
     code = "spec"
 
 
+class UnusableSpecError(SpecError):
+    """The bundle's config.json isn't there, or is such that every low-level runtime refuses it."""
+
+
+class CommandLineError(GpuhookError):
+    """A word in gpu-py's command line means something else to another low-level runtime."""
+
+    code = "command-line"
+
+
 class StateError(GpuhookError):
     """The container state that the runtime handed to the hook is unusable."""
 

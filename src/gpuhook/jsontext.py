@@ -81,6 +81,29 @@ def _value(text: str, start: int) -> "tuple[Any, int]":
         raise ValueError("nested too deep") from None
 
 
+def surely_broken(text: str) -> bool:
+    """Tell whether no low-level runtime's parser takes a text: Go's, yajl or json-c.
+
+    They differ in what they take besides JSON: comments, 'a', 01, NaN, TRUE, a last comma, text
+    after the value. All refuse a text that ends too early, and a letter in the place of a name,
+    or of a value unless null, true, false or Infinity begin with it.
+    """
+    import json.decoder  # noqa: PLC0415 - slow, and only for a text that was refused
+
+    try:
+        json.decoder.JSONDecoder(strict=False).raw_decode(text, _skip(text, 0))
+    except json.decoder.JSONDecodeError as error:
+        letter = text[error.pos : error.pos + 1]
+        if not text[error.pos :].strip(_BLANKS) or error.msg.startswith("Unterminated string"):
+            return True
+        name, value = (error.msg.startswith(f"Expecting {what}") for what in ("property", "value"))
+        is_letter = letter.isascii() and letter.isalpha()
+        return is_letter and (name or (value and letter.lower() not in "ntfi"))
+    except RecursionError:
+        pass
+    return False
+
+
 def _string(text: str, start: int) -> tuple[str, int]:
     """Read the string whose quotation mark is before ``start``."""
     try:

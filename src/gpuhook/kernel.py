@@ -34,7 +34,6 @@ AT_EMPTY_PATH: "Final" = 0x1000
 RESOLVE_NO_XDEV: "Final" = 0x01
 RESOLVE_NO_MAGICLINKS: "Final" = 0x02
 RESOLVE_NO_SYMLINKS: "Final" = 0x04
-RESOLVE_BENEATH: "Final" = 0x08
 RESOLVE_IN_ROOT: "Final" = 0x10
 
 # include/uapi/linux/stat.h: struct statx begins with the mask of what was filled in

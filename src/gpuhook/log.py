@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ERRORS = "errors.log"
 _FULL = 256 << 10
+_ERRORS_ALONE = ("panic", "fatal", "error", "warning", "warn")  # log levels
 
 
 def timestamp() -> str:
@@ -43,13 +44,14 @@ def error(program: str, text: str, config: "Config", log_file: str | None = None
 def keep(program: str, text: str, config: "Config") -> None:
     """Write an error where it is found if the user was shown nothing.
 
-    crun, and podman at precreate, show nobody what a hook says. The hook's debug log has it
-    where the configuration names one, and ``errors.log`` in the state folder, for ``gpuhook
+    crun, and podman at precreate, show nobody what a hook says. The debug logs have it, where
+    the configuration names some, and ``errors.log`` in the state folder, for ``gpuhook
     doctor``; that file starts again from nothing when it is full. Nothing is written to a
     state folder that others may write to: what they put there could lead elsewhere.
     """
     record = _record(program, text)
-    append(config.cli_debug, record)
+    for debug in {config.cli_debug, config.runtime_debug}:
+        append(debug, record)
     path = f"{config.state_dir}/{ERRORS}"
     try:
         if not os.path.isdir(config.state_dir):
@@ -62,6 +64,23 @@ def keep(program: str, text: str, config: "Config") -> None:
     except OSError:
         return
     append(path, record, mode=0o600)
+
+
+def edited(path: str, mode: str, devices: "tuple[str, ...]", config: "Config") -> None:
+    """Write to the runtime's debug log that a config.json was changed for these devices."""
+    if config.runtime_debug in ("", os.devnull) or config.log_level in _ERRORS_ALONE:
+        return
+    append(
+        config.runtime_debug,
+        {
+            "level": "info",
+            "msg": "edited",
+            "time": timestamp(),
+            "spec": path,
+            "mode": mode,
+            "devices": list(devices),
+        },
+    )
 
 
 def _record(program: str, text: str) -> "dict[str, Any]":

@@ -1,4 +1,4 @@
-"""How one container gets its devices: the configured mode, seen with what it asks for.
+"""How one container gets its GPUs: by the hook, or by what config.json can say.
 
 Hot path: imports nothing.
 """
@@ -9,13 +9,11 @@ if TYPE_CHECKING:
 
 
 def resolve(mode: str, request: "Request") -> str:
-    """Return hook, spec or cdi for a container; ``mode`` is the configuration's, or auto.
+    """Return hook or spec for a container; ``mode`` is the configuration's.
 
-    CDI names can be had in one way only, whatever is configured. In mode cdi, names of
-    NVIDIA's automatic kind stand for the machine's own GPUs and are written into config.json.
+    In mode cdi, names of NVIDIA's automatic kind stand for the machine's own GPUs and are
+    written into config.json. CDI devices never get here: ``resolve.resolve`` refuses them.
     """
-    if request.cdi_devices:
-        return "cdi"
-    if mode == "cdi":
-        return "spec" if request.selectors else "cdi"
-    return "hook" if mode == "auto" else mode
+    if mode == "cdi" and request.selectors:
+        return "spec"
+    return "spec" if mode == "spec" else "hook"

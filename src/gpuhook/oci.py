@@ -8,7 +8,7 @@ Hot path: imports os, jsontext and errors.
 import os
 
 from gpuhook import jsontext
-from gpuhook.errors import SpecError, StateError
+from gpuhook.errors import SpecError, StateError, UnusableSpecError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class Spec:
         try:
             data = jsontext.loads(text)
         except ValueError as error:
-            raise SpecError(
+            broken = UnusableSpecError if jsontext.surely_broken(text) else SpecError
+            raise broken(
                 f"{path} is not valid JSON: {error}",
                 "Have the container engine write the bundle again",
             ) from None
@@ -128,7 +129,10 @@ class Spec:
 
 
 def read_spec(path: str) -> Spec:
-    """Read a bundle's config.json; SpecError says what is wrong with it."""
+    """Read a bundle's config.json; SpecError says what is wrong with it.
+
+    Where every low-level runtime refuses it as well, that is an UnusableSpecError.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -136,7 +140,8 @@ def read_spec(path: str) -> Spec:
         finally:
             os.close(fd)
     except OSError as error:
-        raise SpecError(
+        there = not isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
+        raise (SpecError if there else UnusableSpecError)(
             f"{path} can't be read: {error.strerror}",
             "Pass the bundle's folder with --bundle, and have a config.json in it",
         ) from None
@@ -145,7 +150,13 @@ def read_spec(path: str) -> Spec:
             f"{path} is larger than {_READ_LIMIT >> 20} MiB",
             "Remove environment variables or mounts that the container doesn't need",
         )
-    return Spec(path, data.decode("utf-8", "surrogateescape"))
+    try:
+        return Spec(path, data.decode("utf-8", "surrogateescape"))
+    except UnusableSpecError as error:
+        if os.path.isfile(path):
+            raise
+        # A pipe: a runtime waits until somebody writes into it.
+        raise SpecError(error.cause, error.remedy) from None
 
 
 def _read(fd: int) -> bytes:

@@ -1,7 +1,8 @@
-"""Read a low-level runtime's command line: verb, bundle, spec, log.
+"""Read a low-level runtime's command line: verb, bundle, log.
 
-What engines write is read here: it means the same to runc 1.1 to 1.4 and to crun 1.8 to 1.28.
-All else that these take is left to runtime_parsers.
+What engines write is read: it means the same to runc 1.1 to 1.4 and to crun 1.8 to 1.28.
+Where only one of them takes a command line, or each in its own way, none is read. The tests
+compare all this with the real programs.
 
 Hot path: imports nothing.
 """
@@ -19,61 +20,70 @@ _VALUES_AFTER = frozenset(
 _FLAGS_AFTER = frozenset(
     {"--no-pivot", "--no-new-keyring", "--no-subreaper", "--detach", "-d", "--keep"}
 )
+# With these a runtime tells of itself, or knows no such option: it creates nothing.
+_TELLING = frozenset({"--help", "-h", "-?", "--usage", "--version", "-v", "-V"})
 
 
 class Arguments:
     """What a command line means to us.
 
-    ``verb`` is empty where there is none, or where the runtime only tells of itself;
-    ``bundle`` is None for the working directory; ``config`` is the path of the spec, absolute
-    or else relative to the bundle (crun can change it); ``log`` is the file that the engine
-    reads errors from, if it gave one. ``ambiguous``: it has another meaning for crun.
+    ``verb`` is create or run where the runtime creates a container if it takes the command
+    line at all, and then ``bundle`` is the folder, None for the working directory. Any other
+    verb, and the empty one, is for the runtime alone. ``log`` is the file that the engine
+    reads errors from, if it gave one. ``unclear`` is a word with which a container may be
+    created, and that not all runtimes read in one way; it is empty where all is clear.
     """
 
-    def __init__(self, argv: list[str], *, crun: bool | None = None) -> None:
-        """Read the words after the program's name, as crun or as runc does.
-
-        Not told which, read them as the one that takes them; as runc, if both do.
-        """
+    def __init__(self, argv: list[str]) -> None:
+        """Read the words after the program's name."""
         self.verb = ""
         self.bundle: str | None = None
-        self.config = "config.json"
         self.log: str | None = None
-        self.ambiguous = False
-        if not self._read_plain(argv):
-            from gpuhook.runtime_parsers import read  # noqa: PLC0415 - no engine writes such
+        self.unclear = ""
+        unclear = self._read(argv)
+        if unclear is not None and not CREATING_VERBS.isdisjoint(argv):
+            self.unclear = unclear or "an empty word"
 
-            meaning, self.ambiguous = read(argv, crun=crun)
-            self.verb, self.bundle, self.config, self.log = meaning
+    def _read(self, argv: list[str]) -> str | None:
+        """Read options, the verb, and for create and run options and the id.
 
-    def _read_plain(self, argv: list[str]) -> bool:
-        """Read whole options and then, for create and run, the id; tell whether this is all."""
-        index = 0
-        while index < len(argv):
-            word = argv[index]
+        Returns the first word that is none of these.
+        """
+        verb = ""
+        ids = 0
+        words = iter(argv)
+        for word in words:
+            if word[:1] not in ("", "-"):
+                if verb:
+                    ids += 1
+                elif word in CREATING_VERBS:
+                    verb = word
+                else:
+                    self.verb = word
+                    return None
+                continue
             name, equals, value = word.partition("=")
-            if name in (_VALUES_AFTER if self.verb else _VALUES_BEFORE):
-                if not equals:
-                    index += 1
-                    value = argv[index] if index < len(argv) else ""
-                if not self._take(name, value) or word[:3] == "-b=":
-                    return False
-            elif word not in (_FLAGS_AFTER if self.verb else _FLAGS_BEFORE):
-                if not word or word[0] == "-":
-                    return False
-                if self.verb:
-                    return index == len(argv) - 1
-                self.verb = word
-                if word not in CREATING_VERBS:
-                    return True
-            index += 1
-        return False
+            if ids or word[:3] == "-b=":  # crun takes that for the folder =
+                return word
+            if word in _TELLING:
+                return None
+            if name in (_VALUES_AFTER if verb else _VALUES_BEFORE):
+                given = value if equals else next(words, None)
+                if given is None:
+                    return None  # every runtime refuses that
+                if given[:1] in ("", "-"):
+                    return word
+                self._take(name, given)
+            elif name not in (_FLAGS_AFTER if verb else _FLAGS_BEFORE):
+                return word
+        # Every runtime refuses to create none, or two at once.
+        self.verb = verb if ids == 1 else ""
+        return None
 
-    def _take(self, name: str, value: str) -> bool:
-        """Note an option's value; tell whether it can be nothing else."""
+    def _take(self, name: str, value: str) -> None:
+        """Note an option's value."""
         if name in ("--bundle", "-b"):
             self.bundle = value
         elif name == "--log":
-            self.log = value
-            return value[:1] == "/" and ":" not in value  # crun knows file:PATH
-        return value[:1] not in ("", "-")
+            elsewhere = value.partition(":")[0] in ("file", "journald", "syslog")  # crun's words
+            self.log = None if elsewhere else value

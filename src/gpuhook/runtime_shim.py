@@ -11,7 +11,15 @@ import sys
 
 from gpuhook import log
 from gpuhook.config import Config, load
-from gpuhook.errors import ConfigError, GpuhookError, RuntimeMissingError, SpecError
+from gpuhook.errors import (
+    CommandLineError,
+    ConfigError,
+    GpuhookError,
+    RuntimeMissingError,
+    SpecError,
+    UnusableSpecError,
+)
+from gpuhook.quoting import shown
 from gpuhook.runtime_argv import CREATING_VERBS, Arguments
 
 TYPE_CHECKING = False
@@ -56,14 +64,21 @@ def main(
 
             launcher_files.save(config.path)
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
-        if creating and arguments.ambiguous:
-            arguments = Arguments(argv, crun=is_crun(runtime, environment))
+        if arguments.unclear:
+            raise _unclear(arguments.unclear)
         if creating:
             prepare_bundle(arguments, config, launcher)
         _become(runtime, argv, environment)
     except GpuhookError as error:
         log.error(PROGRAM, str(error), config, arguments.log)
         sys.exit(1)
+
+
+def _unclear(word: str) -> CommandLineError:
+    return CommandLineError(
+        f"It isn't clear what {shown(word)} means to the low-level runtime in this command line",
+        f"Write options in full, before the id: {PROGRAM} --root DIR create --bundle DIR ID",
+    )
 
 
 def _load_config(creating: bool) -> Config:
@@ -112,23 +127,11 @@ def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str) -> str
     )
 
 
-def is_crun(runtime: str, environment: dict[bytes, bytes]) -> bool:
-    """Tell whether a low-level runtime is crun, whatever its file is called."""
-    import subprocess  # noqa: PLC0415 - only for a command line that crun reads in its own way
-
-    try:
-        done = subprocess.run(
-            [runtime, "--version"], env=environment, capture_output=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout.startswith(b"crun")
-
-
 def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> None:
     """Rewrite a bundle's config.json for the GPUs it asks for, if it asks for any.
 
-    A helper is started that does the hook's work while we are the low-level runtime.
+    One that isn't there, or is no JSON for anybody, is for the low-level runtime to refuse, in
+    its own words. A helper is started that does the hook's work while we are that runtime.
     """
     from gpuhook.oci import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
 
@@ -139,7 +142,10 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> None:
         stays = launcher if config.standby and arguments.verb == "create" else ""
         return helper.start(spec, config, resolved, stays)
 
-    spec = read_spec(os.path.join(arguments.bundle or "", arguments.config))
+    try:
+        spec = read_spec(os.path.join(arguments.bundle or "", "config.json"))
+    except UnusableSpecError:
+        return
     edited = edit(spec, config, os.path.dirname(launcher), helped if config.helper else None)
     if edited is not None:
         edited.write()
@@ -166,11 +172,24 @@ def edit(
     spec.require_mount_namespace()
     from gpuhook import mode  # noqa: PLC0415 - only where a GPU is asked for
 
-    if mode.resolve(config.mode, resolved.request) == "spec":
-        for stage in HOOK_STAGES:  # nothing is left for them to do
-            spec = spec.drop_hooks(stage, (*NVIDIA_HOOKS, HOOK_NAME))
-        return _edit_spec(spec, resolved, config)
-    from gpuhook import device_choice  # noqa: PLC0415
+    way = mode.resolve(config.mode, resolved.request)
+    if way == "spec":
+        edited = _edit_spec(spec, resolved, config)
+    else:
+        edited = _edit_for_hook(spec, resolved, config, folder, helped)
+    log.edited(spec.path, way, resolved.selection.uuids, config)
+    return edited
+
+
+def _edit_for_hook(
+    spec: "Spec",
+    resolved: "Resolved",
+    config: Config,
+    folder: str,
+    helped: "Callable[[Spec, Resolved], list[str]] | None",
+) -> "Spec":
+    """Return the spec with the device rules and our hook, if it hasn't got it already."""
+    from gpuhook import device_choice  # noqa: PLC0415 - only where a GPU is asked for
 
     devices = device_choice.allowed(resolved.request, resolved.inventory, resolved.selection)
     _link_nodes(spec, resolved, devices)
@@ -205,6 +224,8 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
             f"The root filesystem {spec.root_path} can't be opened: {error.strerror}",
             "Have it mounted before the runtime is called, or use mode hook",
         ) from None
+    for stage in HOOK_STAGES:  # nothing is left for them to do
+        spec = spec.drop_hooks(stage, (*NVIDIA_HOOKS, HOOK_NAME))
     plan = make_plan(resolved.request, resolved.inventory, resolved.selection, found)
     return spec_edits.apply(_add_device_rules(spec, plan.devices), plan)
 

@@ -7,7 +7,7 @@ under their SONAMEs in a folder that the loader searches by itself), no file is 
 Hot path: imports operations.
 """
 
-from gpuhook.operations import AllowDevice, BindDevice, BindFile, Symlink
+from gpuhook.operations import AllowDevice, BindDevice, BindFile, Operation, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,11 +19,61 @@ if TYPE_CHECKING:
 _NODE_MODE = 0o666  # what the driver gives its nodes
 
 
+class MakeNode(Operation):
+    """Have the low-level runtime make a device node with the numbers of the driver's."""
+
+    kind = "device"
+
+    def __init__(self, op: BindDevice) -> None:
+        super().__init__(op.reason)
+        self.source = op.source
+        self.destination = op.destination
+        self.major, self.minor = op.major, op.minor
+
+    def describe(self) -> str:
+        """Say which node with which numbers."""
+        return f"make the device node {self.destination} ({self.major}:{self.minor})"
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return what a mounted node has; options it has none."""
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "destination": self.destination,
+            "options": [],
+            "reason": self.reason,
+            "major": self.major,
+            "minor": self.minor,
+        }
+
+
+def steps(plan: "Plan") -> list[Operation]:
+    """Return what is done of a plan: rules, nodes and mounts, in the plan's order."""
+    found: list[Operation] = []
+    for op in plan.operations:
+        if isinstance(op, (AllowDevice, BindFile)):
+            found.append(op)
+        elif isinstance(op, BindDevice):
+            found.append(MakeNode(op))
+    return found + list(_links_as_mounts(plan).values())
+
+
+def undone(plan: "Plan") -> list[Operation]:
+    """Return the operations of a plan that config.json has no words for."""
+    done = (AllowDevice, BindDevice, BindFile)
+    linked = _links_as_mounts(plan)
+    return [
+        op
+        for op in plan.operations
+        if not isinstance(op, done) and not (isinstance(op, Symlink) and op.destination in linked)
+    ]
+
+
 def apply(spec: "Spec", plan: "Plan") -> "Spec":
     """Return the spec with the plan's device nodes and mounts; rules are added elsewhere."""
-    devices = [_node(op) for op in plan.operations if isinstance(op, BindDevice)]
-    mounts = [_mount(op.source, op.destination, op.options) for op in _binds(plan)]
-    mounts += _links_as_mounts(plan)
+    done = steps(plan)
+    devices = [_node(op) for op in done if isinstance(op, MakeNode)]
+    mounts = [_mount(op) for op in done if isinstance(op, BindFile)]
     # A bundle that is started again holds them already.
     linux = spec.data.get("linux")
     devices = _missing(devices, linux.get("devices") if isinstance(linux, dict) else None)
@@ -37,22 +87,7 @@ def _missing(wanted: "list[dict[str, Any]]", there: "Any") -> "list[dict[str, An
     return [one for one in wanted if not isinstance(there, list) or one not in there]
 
 
-def undone(plan: "Plan") -> list[str]:
-    """Say which of the plan's operations this mode leaves out."""
-    done = (AllowDevice, BindDevice, BindFile)
-    linked = {mount["destination"] for mount in _links_as_mounts(plan)}
-    return [
-        op.describe()
-        for op in plan.operations
-        if not isinstance(op, done) and getattr(op, "destination", "") not in linked
-    ]
-
-
-def _binds(plan: "Plan") -> list[BindFile]:
-    return [op for op in plan.operations if isinstance(op, BindFile)]
-
-
-def _node(op: BindDevice) -> "dict[str, Any]":
+def _node(op: MakeNode) -> "dict[str, Any]":
     return {
         "path": op.destination,
         "type": "c",
@@ -64,26 +99,30 @@ def _node(op: BindDevice) -> "dict[str, Any]":
     }
 
 
-def _mount(source: str, destination: str, options: tuple[str, ...]) -> "dict[str, Any]":
+def _mount(op: BindFile) -> "dict[str, Any]":
     return {
-        "destination": destination,
+        "destination": op.destination,
         "type": "bind",
-        "source": source,
-        "options": ["bind", "rprivate", *options],
+        "source": op.source,
+        "options": ["bind", "rprivate", *op.options],
     }
 
 
-def _links_as_mounts(plan: "Plan") -> "list[dict[str, Any]]":
-    """Return a mount for each link to something mounted: config.json can't make links."""
-    binds = {op.destination: op for op in _binds(plan)}
+def _links_as_mounts(plan: "Plan") -> dict[str, BindFile]:
+    """Return, by its place, a mount for each link to something mounted.
+
+    config.json can't make links.
+    """
+    binds = {op.destination: op for op in plan.operations if isinstance(op, BindFile)}
     links = {
-        op.destination: f"{op.destination.rpartition('/')[0]}/{op.target}"
+        op.destination: (op, f"{op.destination.rpartition('/')[0]}/{op.target}")
         for op in plan.operations
         if isinstance(op, Symlink)
     }
-    mounts = []
-    for destination, target in links.items():
-        op = binds.get(links.get(target, target))
+    mounts = {}
+    for destination, (link, target) in links.items():
+        further = links[target][1] if target in links else target
+        op = binds.get(further)
         if op is not None:
-            mounts.append(_mount(op.source, destination, op.options))
+            mounts[destination] = BindFile("", op.source, destination, op.options, link.reason)
     return mounts

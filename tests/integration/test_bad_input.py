@@ -1,7 +1,9 @@
 """What can't be started fails with one clear sentence and leaves nothing behind."""
 
 import json
+import random
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left, tree
+
+from gpuhook.jsontext import surely_broken
 
 DEBIAN = image("debian")
 
@@ -198,8 +202,8 @@ def cut_off(config: Path) -> None:
     config.write_bytes(config.read_bytes()[:-20])
 
 
-def list_and_not_object(config: Path) -> None:
-    config.write_bytes(b'["NVIDIA_VISIBLE_DEVICES=0"]')
+def letters(config: Path) -> None:
+    config.write_bytes(b'{NVIDIA_VISIBLE_DEVICES": 0}')
 
 
 def missing(config: Path) -> None:
@@ -211,12 +215,110 @@ def folder(config: Path) -> None:
     config.mkdir()
 
 
+def list_and_not_object(config: Path) -> None:
+    config.write_bytes(b'["NVIDIA_VISIBLE_DEVICES=0"]')
+
+
 def deep(config: Path) -> None:
     config.write_bytes(b'{"NVIDIA_VISIBLE_DEVICES":' * 100_000)
 
 
-@pytest.mark.parametrize("spoil", [cut_off, list_and_not_object, missing, folder, deep])
-def test_config_json_that_cannot_be_read(
+def followed_by_text(config: Path) -> None:
+    config.write_bytes(config.read_bytes() + b"}")  # runc reads the first value alone
+
+
+def commented(config: Path) -> None:
+    config.write_bytes(b"/* crun skips this */" + config.read_bytes())
+
+
+def same_words(text: str) -> str:
+    """Return what a runtime printed, with times that are the same each time."""
+    return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-][\d:]+)", "TIME", text)
+
+
+@dataclass(frozen=True)
+class Both:
+    """gpu-py and the low-level runtime itself, on a bundle that asks for a GPU."""
+
+    bundle: Bundle
+    ours: tuple[Path, dict[str, str]]
+    theirs: str
+
+    def compare(self, *words: str, log: Path | None = None) -> None:
+        """Assert that both say and do the same for a command line."""
+        before = tree(self.bundle.path)
+        printed = []
+        for program, env in (self.ours, (self.theirs, {})):
+            logging = ["--log", str(log), "--log-format", "json"] if log else []
+            done = self.bundle.call(program, *logging, *words, env=env)
+            logged = log.read_text() if log and log.exists() else ""
+            if log:
+                log.unlink(missing_ok=True)
+            texts = [same_words(text) for text in (done.stdout, done.stderr, logged)]
+            printed.append((done.status, *texts))
+            assert tree(self.bundle.path) == before
+        assert printed[0] == printed[1]
+
+
+@pytest.fixture
+def both(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    low_level: tuple[str, Namespace],
+) -> Both:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
+    path = shutil.which(low_level[0])
+    assert path is not None
+    return Both(bundle, (installation.runtime, runtime_env), path)
+
+
+@pytest.mark.parametrize("spoil", [cut_off, letters, missing, folder])
+@pytest.mark.parametrize("verb", ["create", "run"])
+def test_config_json_that_no_runtime_takes_is_refused_in_its_words(
+    both: Both, tmp_path: Path, spoil: Callable[[Path], None], verb: str
+) -> None:
+    spoil(both.bundle.config)
+    words = [verb, "--bundle", str(both.bundle.path), both.bundle.name]
+    both.compare(*words)
+    both.compare(*words, log=tmp_path / "log.json")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "create", "run", "create --bundle", "create --bundle {bundle}", "create one two",
+        "create --bundle {bundle} one two", "create --bundle /no/such/bundle id",
+        "create --bundle {bundle}/config.json id", "create --help", "run --help", "--help", "-h",
+        "--root", "--what", "--what state id", "what", "", "state no-such-container",
+    ],
+)  # fmt: skip
+def test_command_line_that_no_runtime_takes_is_refused_in_its_words(both: Both, line: str) -> None:
+    both.compare(*line.format(bundle=both.bundle.path).split())
+
+
+def test_what_we_hold_for_broken_is_broken_for_all(
+    bundle: Bundle, low_level: tuple[str, Namespace]
+) -> None:
+    """The file is handed over then, so it must be sure that no container comes of it."""
+    bundle.command("echo", "started")
+    good = bundle.config.read_text()
+    assert "started" in bundle.run(low_level[0]).ok().stdout
+    chance = random.Random(12)  # noqa: S311 - to spoil, not to hide
+    tried = 0
+    while tried < 60:
+        place = chance.randrange(len(good))
+        rest = chance.choice(("", chance.choice("abxyz") + good[place:]))
+        text = good[:place] + rest
+        if surely_broken(text):
+            bundle.config.write_text(text)
+            done = bundle.run(low_level[0]).failed()
+            assert "started" not in done.stdout, text
+            tried += 1
+
+
+@pytest.mark.parametrize("spoil", [list_and_not_object, deep, followed_by_text, commented])
+def test_config_json_that_some_runtime_might_take(
     bundle: Bundle,
     installation: Installation,
     runtime_env: dict[str, str],

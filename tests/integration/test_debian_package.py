@@ -100,6 +100,16 @@ def test_every_library_that_is_imported_comes_along(package: Path) -> None:
     assert "./usr/lib/gpuhook/pynvml.py" in run(["dpkg-deb", "--contents", package]).ok().stdout
 
 
+def test_the_default_configuration_is_the_one_of_the_repository(
+    package: Path, tmp_path: Path
+) -> None:
+    run(["dpkg-deb", "--extract", package, tmp_path]).ok()
+    default = (REPOSITORY / "config/config.toml").read_bytes()
+    shipped = tmp_path / "usr/lib/gpuhook/gpuhook/config/config.toml"
+    assert not shipped.is_symlink()
+    assert (tmp_path / "etc/gpuhook/config.toml").read_bytes() == shipped.read_bytes() == default
+
+
 def test_two_builds_are_the_same(package: Path, workspace: Path) -> None:
     env = {"SOURCE_DATE_EPOCH": "1700000000"}
     made = []

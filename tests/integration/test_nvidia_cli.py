@@ -101,6 +101,7 @@ def test_list_of_everything(cli: Caller, driver: Driver) -> None:
     paths = cli("list").ok().stdout.splitlines()
     assert {f"/dev/nvidia{gpu.minor}" for gpu in driver.gpus} <= set(paths)
     assert "/usr/bin/nvidia-smi" in paths
+    assert any(path.startswith("/lib/firmware/nvidia/") for path in paths)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from harness.bundles import Bundle
 from harness.driver import Driver
 from harness.inside import look, seen
 from harness.installation import Installation
-from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
 
 Words = list[str | Path]
@@ -104,21 +103,19 @@ def test_bundle_in_a_folder_with_a_strange_name(
     assert inside.gpu_minors == {driver.gpus[5].minor}
 
 
-def test_bundle_that_crun_finds_elsewhere(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    runtime_env: dict[str, str],
-    driver: Driver,
+@pytest.mark.parametrize(
+    "words", [["-b=b"], ["-bb"], ["-bundle", "b"], ["--bun=b"]], ids=lambda words: words[0]
+)
+def test_bundle_that_not_all_runtimes_find_is_refused(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], words: list[str]
 ) -> None:
     """``-b=b`` is the folder b for runc and the folder =b for crun."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
-    bundle.command(*look())
-    for name in ("b", "=b"):
+    for name in ("b", "=b", "undle"):
         (bundle.path / name).mkdir()
-    shutil.copy(bundle.config, bundle.path / ("=b" if low_level[0] == "crun" else "b"))
-    done = bundle.call(installation.runtime, "run", "-b=b", bundle.name, env=runtime_env)
-    assert seen(done).gpu_minors == {driver.gpus[5].minor}
+        shutil.copy(bundle.config, bundle.path / name)
+    done = bundle.call(installation.runtime, "run", *words, bundle.name, env=runtime_env).failed()
+    assert done.stderr.startswith(f"gpu-py: It isn't clear what '{words[0]}' means to ")
 
 
 def test_through_a_link_from_another_folder(

@@ -115,6 +115,15 @@ def crashing_driver(scene: Scene) -> Result:
     return scene.start(ALL, root=root)
 
 
+def glued_option(scene: Scene) -> Result:
+    scene.bundle.environ(ALL)
+    config = write_config(scene.folder / "config", scene.driver.root, ["runc"])
+    words = ["create", f"-b={scene.bundle.path}", scene.bundle.name]
+    return scene.bundle.call(
+        scene.installation.runtime, *words, env={"GPUHOOK_CONFIG": str(config)}
+    )
+
+
 def no_hook(scene: Scene) -> Result:
     bin_folder = scene.folder / "venv/bin"
     shutil.copytree(scene.installation.bin.parent, bin_folder.parent, symlinks=True)
@@ -225,6 +234,7 @@ OURS: dict[str, Provocation] = {
     "None of the low-level runtimes ... was found": lambda scene: scene.start(
         ALL, config=scene.config('[nvidia-container-runtime]\nruntimes = ["no-such-runc"]\n')
     ),
+    "It isn't clear what ... means to the low-level runtime in this command line": glued_option,
     "The hook ... doesn't exist beside gpu-py": no_hook,
     "the image has ... at ..., where ... has to be mounted": folder_in_a_files_place,
     "... is damaged or not a loader cache": damaged_cache,

@@ -1,7 +1,9 @@
-"""What the wheel contains: all of the package, the programs, and nothing else."""
+"""What wheel and sdist contain: all of the package, the programs, and nothing else."""
 
 import stat
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -10,15 +12,35 @@ from harness.commands import run
 from harness.images import REPOSITORY
 
 SOURCES = REPOSITORY / "src"
+DEFAULT = REPOSITORY / "config/config.toml"
+
+
+def pip(command: str, *words: str | Path) -> None:
+    quietly = ["--quiet", "--disable-pip-version-check"]
+    run([sys.executable, "-m", "pip", command, *quietly, *words], timeout=600.0).ok()
+
+
+def wheel_of(source: Path, folder: Path) -> zipfile.ZipFile:
+    pip("wheel", "--no-deps", "--wheel-dir", folder, source)
+    [path] = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
-    run([*pip, "--no-deps", "--wheel-dir", folder, REPOSITORY], timeout=600.0).ok()
-    [path] = folder.glob("*.whl")
-    return zipfile.ZipFile(path)
+    return wheel_of(REPOSITORY, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    pip("install", "--target", folder / "backend", *project["build-system"]["requires"])
+    env = {"PYTHONPATH": str(folder / "backend")}
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist"]
+    run([*build, "--directory", folder], env=env, cwd=REPOSITORY, timeout=600.0).ok()
+    [path] = folder.glob("*.tar.gz")
+    return path
 
 
 def members(wheel: zipfile.ZipFile, under: str) -> dict[str, zipfile.ZipInfo]:
@@ -44,6 +66,24 @@ def test_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFile) -> None:
     for name in ("py.typed", "config/config.toml", "simulate/c/nvml.h", "cli/doctor.py"):
         assert f"gpuhook/{name}" in names
     assert any(name.endswith(".c") for name in names)
+
+
+def test_the_default_configuration_is_the_one_of_the_repository(wheel: zipfile.ZipFile) -> None:
+    assert wheel.read("gpuhook/config/config.toml") == DEFAULT.read_bytes()
+
+
+def test_an_sdist_holds_the_sources_and_builds_the_same_wheel(
+    sdist: Path, wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        default = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/config/config.toml")
+        assert default is not None
+        assert default.read() == DEFAULT.read_bytes()
+    assert {"README.md", "LICENSE", "launchers/gpu-py", "tests/unit/conftest.py"} <= names
+    built = wheel_of(sdist, tmp_path)
+    crc = {member.filename: member.CRC for member in wheel.infolist()}
+    assert {member.filename: member.CRC for member in built.infolist()} == crc
 
 
 def test_the_launchers_are_programs(wheel: zipfile.ZipFile) -> None:

@@ -1,5 +1,6 @@
 """Reading config.toml: what it may say, what it means, and what is said about mistakes."""
 
+import ast
 import os
 import re
 import subprocess
@@ -142,6 +143,13 @@ def test_commented_file_has_every_key_with_its_default() -> None:
     assert set(live) == set(KEYS) | {FEATURE_PREFIX + name for name in FEATURES}
 
 
+def test_there_is_one_commented_file() -> None:
+    """The package has a link to it, which an editor could have replaced by a copy."""
+    repository = Path(__file__).parents[2]
+    packaged = repository / "src/gpuhook/config/config.toml"
+    assert packaged.samefile(repository / "config/config.toml")
+
+
 def test_every_key_of_the_commented_file_is_explained() -> None:
     lines = default_text().splitlines()
     for number, line in enumerate(lines):
@@ -206,6 +214,34 @@ def test_unknown_keys_never_stop_a_container() -> None:
         "features.unheard-of",
         "gpuhook.typo",
     }
+
+
+def test_features_that_nobody_carries_out_are_named() -> None:
+    text = """
+        [features]
+        allow-cuda-compat-libs-from-container = true
+        allow-unknown-oci-spec-fields = true
+        disable-imex-channel-creation = true
+        no-additional-gids-for-device-nodes = "whatever"
+    """
+    ignored = dict(loads(text).ignored)
+    assert len(ignored) == 4
+    assert "gpuhook knows no such key" not in ignored.values()
+
+
+def test_somebody_reads_every_setting() -> None:
+    """What is read by nobody has to be listed as without effect."""
+    read = set[str]()
+    for path in (Path(__file__).parents[2] / "src/gpuhook").rglob("*.py"):
+        if path.parent.name != "config" or path.name == "model.py":
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                    read.add(node.attr)
+                elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "feature":
+                    read |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
+    assert {attribute for attribute, _, _ in KEYS.values()} - read == set()
+    # Judged where the configuration is read: no program of an image is run either way.
+    assert set(FEATURES) - read == {"allow-ldconfig-from-container"}
 
 
 def test_quoted_key_with_a_dot_is_not_the_dotted_key() -> None:

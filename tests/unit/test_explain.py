@@ -1,5 +1,6 @@
 """gpuhook explain: why nothing is done, what is there in part, and words that say nothing."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,41 @@ def test_warnings_are_in_the_text_and_in_the_json() -> None:
     explanation.resolved = Resolved(request, inventory, Selection(inventory.gpus))
     assert explanation.to_json()["warnings"] == ["video lacks libnvcuvid"]
     assert "Warning:         video lacks libnvcuvid" in explanation.to_text().splitlines()
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_what_is_printed_is_what_is_done_in_the_mode(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = machine(gpu(0, 3))
+    monkeypatch.setattr("gpuhook.store.get_inventory", lambda *_, **__: found)
+    config = f'nvidia-container-runtime.mode = "{mode}"\n'
+    words = ("-e", "NVIDIA_VISIBLE_DEVICES=0")
+    text = explain(tmp_path, *words, config=config).stdout
+    report = json.loads(explain(tmp_path, *words, "--format", "json", config=config).stdout)
+    assert report["mode"] == mode
+    undone = {op["kind"] for op in report["undone"]}
+    done = {op["kind"] for op in report["operations"]}
+    if mode == "hook":
+        assert "What the hook does, in order:" in text
+        assert "mount the device node /dev/nvidia3 (195:3)" in text
+        assert undone == set()
+        assert done >= {"allow-device", "proc-driver", "device", "bind", "symlink", "ldcache"}
+    else:
+        assert "What gpu-py writes into config.json (mode spec), in order:" in text
+        assert "make the device node /dev/nvidia3 (195:3)" in text
+        assert "What is left undone, because config.json has no words for it:" in text
+        assert "add 5 libraries to /etc/ld.so.cache" in text.partition("left undone")[2]
+        assert undone == {"proc-driver", "ldcache"}
+        assert done == {"allow-device", "device", "bind"}
+
+
+def test_a_spec_that_gpu_py_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = machine(gpu(0, 3))
+    monkeypatch.setattr("gpuhook.store.get_inventory", lambda *_, **__: found)
+    spec = tmp_path / "config.json"
+    spec.write_text('{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}')
+    done = explain(tmp_path, "--spec", str(spec))
+    assert done.exit_code == 1
+    assert "Error (spec): " in done.stdout
+    assert "no mount namespace of its own" in done.stdout

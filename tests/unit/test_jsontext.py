@@ -110,3 +110,38 @@ def test_replace_says_what_is_missing() -> None:
 def test_dumps_refuses_what_is_no_json() -> None:
     with pytest.raises(TypeError):
         jsontext.dumps(object())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " \n", "{", '{"a"', '{"a":', '{"a": [1, ', '{"a": {}', '{"a": "b', "{not}", "hello",
+        '{"a": x}', '{"a": 1, b": 2}', '{"\x00": "',
+    ],
+)  # fmt: skip
+def test_texts_that_no_runtime_takes(text: str) -> None:
+    assert jsontext.surely_broken(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}", "{} x", "{}}", '{"a": NaN}', '{"a": -Infinity}', '{"a": nan}', '{"a": TRUE}',
+        "/**/{}",
+        '{"a": 1,}', '{"a": 1 // b\n}', "{'a': 1}", '{"a": 01}', '{"a": +1}', '{"a": 1e}',
+        "\ufeff{}",
+        '{"a": "\\x"}', '{"a": 1}\x00', "\x00", "[]", "null", '{"a":' * 100_000,
+    ],
+)  # fmt: skip
+def test_texts_that_some_runtime_might_take(text: str) -> None:
+    assert not jsontext.surely_broken(text)
+
+
+@given(st.dictionaries(st.text(), JSON), st.integers(min_value=0))
+def test_only_what_json_refuses_is_broken(value: object, place: int) -> None:
+    text = json.dumps(value)
+    assert not jsontext.surely_broken(text)
+    assert not jsontext.surely_broken(f"{text} {text}")
+    start = text[: place % len(text)]
+    if start[-1:] in ("", "{", "[", ",", ":"):
+        assert jsontext.surely_broken(start)

@@ -17,8 +17,7 @@ from gpuhook import launcher_files, prestart_hook
 from gpuhook.config import Config, load, loads
 from gpuhook.errors import GpuhookError
 from gpuhook.request import read_request
-from gpuhook.runtime_argv import Arguments
-from gpuhook.runtime_parsers import sound_readings
+from gpuhook.runtime_argv import CREATING_VERBS, Arguments
 
 FUNCTIONS = LAUNCHER.read_text().partition("\ngp_self=$0")[0]
 
@@ -55,17 +54,16 @@ def verdict(argv: Sequence[str]) -> tuple[str, str]:
 @settings(max_examples=400, deadline=None)
 @given(argvs | likely)
 def test_script_never_contradicts_python(argv: list[str]) -> None:
-    """Where a runtime takes a command line, both read it as that one does."""
+    """What creates a container is passed on with the bundle that Python reads, or not at all.
+
+    tests/integration/test_parsers.py asks real runtimes, also where Python finds it unclear.
+    """
     verb, bundle = verdict(argv)
     assert verb in ("pass", "create", "")
     arguments = Arguments(argv)
-    for reading in sound_readings(argv):
-        if reading.creates:
-            assert verb != "pass"
-            found = reading.bundle or ".", reading.config
-            assert verb != "create" or found == (bundle, "config.json")
-        python = (arguments.verb, arguments.bundle, arguments.config, arguments.log)
-        assert arguments.ambiguous or python == reading.meaning()
+    if arguments.verb in CREATING_VERBS:
+        assert verb != "pass"
+        assert verb != "create" or bundle == (arguments.bundle or ".")
 
 
 ENGINES = {
@@ -95,14 +93,6 @@ def test_engines_are_understood(line: str, expected: tuple[str, str]) -> None:
 
 
 # Words -------------------------------------------------------------------------------------
-
-
-def test_defaults_are_pythons() -> None:
-    config = Config()
-    script = LAUNCHER.read_text()
-    [words] = [part.split("'")[0] for part in script.split("gp_words='")[1:]]
-    assert tuple(words.split("\n")) == launcher_files.words(config)
-    assert f"\ngp_runtimes={''.join(name + ':' for name in config.runtimes)}\n" in script
 
 
 def escaped(text: str, seed: int) -> str:
@@ -343,18 +333,44 @@ def test_words_are_not_searched_by_a_program_of_the_callers(installed: Installed
     assert installed.create('"NVIDIA_VISIBLE_DEVICES"') == "python"
 
 
-def test_without_config_the_defaults_hold(installed: Installed) -> None:
+@pytest.fixture
+def unconfigured(installed: Installed) -> Installed:
+    """A launcher that finds no config.toml, and no files that Python has saved."""
     script = installed.bin / "gpu-py"
-    script.write_text(
-        script.read_text().replace("/etc/gpuhook/config.toml", str(installed.config) + ".none")
-    )
-    environ = {"GPUHOOK_CONFIG": ""}
-    assert installed.run("kill", "ID", "9", env=environ) == "runc kill ID 9"
-    (installed.bundle / "config.json").write_text('{"env":"CUDA_VERSION"}')
-    words = ("create", "--bundle", str(installed.bundle), "ID")
-    assert installed.run(*words, env=environ) == "python runtime-save"
-    (installed.bundle / "config.json").write_text('{"args":["\\u0026"]}')
-    assert installed.run(*words, env=environ).startswith("runc create")
+    nowhere = f"{installed.config}.none"
+    script.write_text(script.read_text().replace("/etc/gpuhook/config.toml", nowhere))
+    return installed
+
+
+NO_CONFIG = {"GPUHOOK_CONFIG": ""}
+
+
+def test_without_config_the_default_runtimes_are_tried_in_order(unconfigured: Installed) -> None:
+    script = unconfigured.bin / "gpu-py"
+    usual = ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:"
+    script.write_text(script.read_text().replace(usual, ":"))  # the machine has them, too
+    environ = {**NO_CONFIG, "PATH": str(unconfigured.path)}
+    names = Config().runtimes
+    for name in names:
+        unconfigured.program(
+            unconfigured.path / name, f'#!/bin/sh\necho {name} "$@" >{unconfigured.log}\n'
+        )
+    for name in names:
+        assert unconfigured.run("kill", "ID", "9", env=environ) == f"{name} kill ID 9"
+        (unconfigured.path / name).unlink()
+
+
+def test_without_config_each_default_word_is_pythons(unconfigured: Installed) -> None:
+    def create(text: str) -> str:
+        (unconfigured.bundle / "config.json").write_text(text)
+        words = ("create", "--bundle", str(unconfigured.bundle), "ID")
+        return unconfigured.run(*words, env=NO_CONFIG).partition(" --")[0]
+
+    words = launcher_files.words(Config())
+    assert words is not None
+    for word in words:
+        assert create(f'{{"env":"{word}"}}') == "python runtime-save", word
+        assert create(f'{{"env":"{word[:-1]}"}}') == "runc create", word
 
 
 # The hook and its helper ---------------------------------------------------------------------

@@ -23,6 +23,7 @@ def config(tmp_path: Path) -> Config:
     made = Config()
     made.state_dir = str(state)
     made.cli_debug = str(tmp_path / "debug.log")
+    made.runtime_debug = str(tmp_path / "runtime.log")
     return made
 
 
@@ -34,13 +35,17 @@ def messages(path: str | Path) -> list[str]:
     return [record["msg"] for record in records]
 
 
+def kept(config: Config) -> tuple[str, ...]:
+    return config.cli_debug, config.runtime_debug, f"{config.state_dir}/{log.ERRORS}"
+
+
 def test_an_error_goes_to_everyone_who_may_look(
     tmp_path: Path, config: Config, capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine = tmp_path / "log.json"
     log.error("gpu-py", SENTENCES, config, str(engine))
     assert capfd.readouterr().err == f"{MESSAGE}\n"
-    for path in (engine, config.cli_debug, f"{config.state_dir}/{log.ERRORS}"):
+    for path in (str(engine), *kept(config)):
         assert messages(path) == [MESSAGE]
 
 
@@ -49,8 +54,32 @@ def test_what_the_user_is_not_shown_is_kept(
 ) -> None:
     log.keep("gpu-py", SENTENCES, config)
     assert capfd.readouterr().err == ""
-    for path in (config.cli_debug, f"{config.state_dir}/{log.ERRORS}"):
+    for path in kept(config):
         assert messages(path) == [MESSAGE]
+
+
+def test_one_file_for_both_logs_has_an_error_once(config: Config) -> None:
+    config.runtime_debug = config.cli_debug
+    log.keep("gpu-py", SENTENCES, config)
+    assert messages(config.cli_debug) == [MESSAGE]
+
+
+@pytest.mark.parametrize(
+    ("level", "logged"),
+    [("error", False), ("warn", False), ("info", True), ("trace", True)],
+)
+def test_runtimes_log_says_what_was_changed(config: Config, level: str, logged: bool) -> None:
+    config.log_level = level
+    log.edited("/b/config.json", "spec", ("GPU-1",), config)
+    assert Path(config.runtime_debug).exists() == logged
+    assert not Path(config.cli_debug).exists()
+    if logged:
+        record = json.loads(Path(config.runtime_debug).read_text())
+        assert record.pop("time").endswith("Z")
+        assert record == {
+            "level": "info", "msg": "edited", "spec": "/b/config.json", "mode": "spec",
+            "devices": ["GPU-1"],
+        }  # fmt: skip
 
 
 def test_an_engines_log_is_appended_to(tmp_path: Path, config: Config) -> None:

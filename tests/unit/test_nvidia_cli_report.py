@@ -12,9 +12,11 @@ NODES = (
     Node("/dev/nvidia3", 195, 3),
     Node("/dev/nvidia-caps/nvidia-cap12", 236, 12),
 )
+FIRMWARE = "/lib/firmware/nvidia/580.1/gsp_ga10x.bin"
 FILES = (
     DriverFile("library", "/usr/lib/libcuda.so.1.2", "libcuda.so.1.2", "compute", "libcuda.so.1"),
     DriverFile("binary", "/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi", "utility"),
+    DriverFile("firmware", f"/usr{FIRMWARE}", FIRMWARE, ""),
 )
 MACHINE = Inventory(
     "/", "580.1", "13.0", (GPU,), NODES, FILES,
@@ -65,3 +67,7 @@ def test_imex_channels() -> None:
         "/dev/nvidia-caps-imex-channels/channel0",
         "/dev/nvidia-caps-imex-channels/channel7",
     ]
+
+
+def test_firmware_is_listed_by_the_name_that_it_has_everywhere() -> None:
+    assert list(listing(MACHINE, Wanted(("firmware",), None))) == [FIRMWARE]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.errors import SpecError, StateError
+from gpuhook.errors import SpecError, StateError, UnusableSpecError
 from gpuhook.oci import Spec, parse_state, read_spec
 
 CONFIG = {
@@ -66,8 +66,22 @@ def test_broken_spec_is_one_clear_error(tmp_path: Path, text: str) -> None:
 
 
 def test_missing_spec_names_the_path(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=str(tmp_path)):
+    with pytest.raises(UnusableSpecError, match=str(tmp_path)):
         read_spec(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize("path", ["", "file/config.json", "missing/config.json"])
+def test_what_is_no_file_is_usable_for_no_runtime(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnusableSpecError):
+        read_spec(str(tmp_path / path))
+
+
+def test_pipe_in_the_specs_place_could_be_read_by_a_runtime(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(SpecError) as caught:
+        read_spec(str(tmp_path / "config.json"))
+    assert not isinstance(caught.value, UnusableSpecError)
 
 
 @pytest.mark.parametrize("hooks", [None, 5, [], {"prestart": 5}, {"prestart": [5, None]}])

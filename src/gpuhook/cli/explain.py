@@ -6,45 +6,61 @@ from typing import Any
 
 import click
 
-from gpuhook import completeness, image
+from gpuhook import completeness, image, jsontext, mode, spec_edits
 from gpuhook import environment as environments
 from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError
 from gpuhook.oci import Spec, read_spec
-from gpuhook.plan import Plan, make_plan
+from gpuhook.operations import Operation
+from gpuhook.plan import make_plan
 from gpuhook.quoting import shown
 from gpuhook.request import VISIBLE_DEVICES
 from gpuhook.resolve import Progress, Resolved, resolve
 from gpuhook.rootfs import Rootfs
 
+_HEADINGS = {
+    "hook": "What the hook does, in order:",
+    "spec": "What gpu-py writes into config.json (mode spec), in order:",
+}
+
 
 class Explanation:
-    """A request followed through the house, as far as it gets."""
+    """A request followed through the house, as far as it gets.
+
+    ``mode`` is how the container gets its GPUs, hook or spec; ``operations`` are what is done
+    then, and ``undone`` is what only the other mode does.
+    """
 
     def __init__(self) -> None:
         self.progress = Progress()
         self.resolved: Resolved | None = None
-        self.plan: Plan | None = None
+        self.mode: str | None = None
+        self.operations: list[Operation] = []
+        self.undone: list[Operation] = []
         self.error: GpuhookError | None = None
         self.why_nothing = ""
 
-    def follow(self, spec: dict[str, Any], root_path: str | None, config_path: str | None) -> None:
-        """Take the steps that the hook would take, short of changing anything."""
+    def follow(self, spec: Spec, root_path: str | None, config_path: str | None) -> None:
+        """Take the steps that runtime and hook would take, short of changing anything."""
         try:
             config = load(config_path)
-            self.resolved = resolve(spec, config, self.progress, save=False)
+            self.resolved = resolve(spec.data, config, self.progress, save=False)
             if self.resolved is None:
-                self.why_nothing = _why_nothing(spec, config)
+                self.why_nothing = _why_nothing(spec.data, config)
             else:
-                self.plan = make_plan(
-                    self.resolved.request,
-                    self.resolved.inventory,
-                    self.resolved.selection,
-                    _image(root_path, config),
-                )
+                spec.require_mount_namespace()
+                self._plan(self.resolved, root_path, config)
         except GpuhookError as error:
             self.error = error
+
+    def _plan(self, resolved: Resolved, root_path: str | None, config: Config) -> None:
+        found = _image(root_path, config)
+        plan = make_plan(resolved.request, resolved.inventory, resolved.selection, found)
+        self.mode = mode.resolve(config.mode, resolved.request)
+        self.operations = plan.operations
+        if self.mode == "spec":
+            self.operations, self.undone = spec_edits.steps(plan), spec_edits.undone(plan)
 
     @property
     def warnings(self) -> list[str]:
@@ -68,18 +84,23 @@ class Explanation:
             else None,
             "selected": list(self.resolved.selection.uuids) if self.resolved else [],
             "warnings": self.warnings,
-            "operations": [op.to_json() for op in self.plan.operations] if self.plan else [],
+            "mode": self.mode,
+            "operations": [op.to_json() for op in self.operations],
+            "undone": [op.to_json() for op in self.undone],
             "error": {"code": self.error.code, "message": str(self.error)} if self.error else None,
         }
 
     def to_text(self) -> str:
         """Return the same for people."""
         lines = _request_lines(self)
-        if self.plan is not None:
-            lines += ["", "What the hook does, in order:"]
-            for number, operation in enumerate(self.plan.operations, 1):
+        if self.mode is not None:
+            lines += ["", _HEADINGS[self.mode]]
+            for number, operation in enumerate(self.operations, 1):
                 lines.append(f"{number:4}. {operation.describe()}")
                 lines.append(f"      because: {operation.reason}")
+        if self.undone:
+            lines += ["", "What is left undone, because config.json has no words for it:"]
+            lines += [f"      {operation.describe()}" for operation in self.undone]
         if self.error is not None:
             lines += ["", f"Error ({self.error.code}): {self.error}"]
         return "\n".join(lines)
@@ -136,12 +157,14 @@ def _why_nothing(spec: dict[str, Any], config: Config) -> str:
     return f"void is among the names in {what}" if "void" in names else ""
 
 
-def _spelled_out(environment: tuple[str, ...], privileged: bool) -> dict[str, Any]:
+def _spelled_out(environment: tuple[str, ...], privileged: bool) -> Spec:
     bounding = ["CAP_SYS_ADMIN"] if privileged else []
-    return {
+    data = {
         "ociVersion": "1.0.2",
         "process": {"env": list(environment), "capabilities": {"bounding": bounding}},
+        "linux": {"namespaces": [{"type": "mount"}]},
     }
+    return Spec("The request", jsontext.dumps(data))
 
 
 @click.command()
@@ -176,11 +199,11 @@ def explain(
         raise click.UsageError("Give one of --bundle, --spec, or the request with -e.")
     explanation = Explanation()
     try:
-        spec: Spec | None = None
         if bundle or spec_path:
             spec = read_spec(spec_path or os.path.join(bundle or "", "config.json"))
-        data = spec.data if spec else _spelled_out(environment, privileged)
-        explanation.follow(data, spec.root_path if spec else None, config_path)
+            explanation.follow(spec, spec.root_path, config_path)
+        else:
+            explanation.follow(_spelled_out(environment, privileged), None, config_path)
     except GpuhookError as error:
         explanation.error = error
     if output_format == "json":

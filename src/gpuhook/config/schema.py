@@ -61,13 +61,9 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
 
 # The features are optional: absent is not the same as false in a file, though both mean off.
 FEATURES = (
-    "allow-cuda-compat-libs-from-container",
     "allow-ldconfig-from-container",
-    "allow-unknown-oci-spec-fields",
     "disable-cuda-compat-lib-hook",
-    "disable-imex-channel-creation",
     "ignore-imex-channel-requests",
-    "no-additional-gids-for-device-nodes",
 )
 FEATURE_PREFIX = "features."
 
@@ -84,6 +80,13 @@ WITHOUT_EFFECT = {
     _RUNTIME + "modes.csv.compat-container-root": "Tegra's CSV files are not read",
     _RUNTIME + "modes.jit-cdi.nvcdi-feature-flags": "it tunes NVIDIA's own CDI generator",
     _RUNTIME + "modes.jit-cdi.nvcdi-disable-hooks": "it tunes NVIDIA's own CDI generator",
+    FEATURE_PREFIX
+    + "allow-cuda-compat-libs-from-container": "libraries of an image are never mounted",
+    FEATURE_PREFIX
+    + "allow-unknown-oci-spec-fields": "unknown fields of config.json are always kept",
+    FEATURE_PREFIX + "disable-imex-channel-creation": "gpuhook makes no IMEX channel nodes",
+    FEATURE_PREFIX
+    + "no-additional-gids-for-device-nodes": "gpuhook adds no groups to a container's process",
 }
 
 # What may stand for the mode: gpuhook's words, and NVIDIA's with the nearest of ours.

@@ -57,7 +57,10 @@ class Wanted:
 
 
 def listing(inventory: Inventory, wanted: Wanted) -> Iterator[str]:
-    """Yield the paths, counted from the driver root, in the peer's order."""
+    """Yield the paths, counted from the driver root, in the peer's order.
+
+    Links are resolved, but in the folder of firmware, which is called /lib/firmware everywhere.
+    """
     if wanted.selection is not None:
         yield from _devices(inventory, wanted.selection, with_migs=not wanted.mig)
     for channel in wanted.imex:
@@ -65,7 +68,9 @@ def listing(inventory: Inventory, wanted: Wanted) -> Iterator[str]:
     for name in wanted.mig:
         yield from _mig_management(inventory, name)
     for kind in wanted.kinds:
-        yield from (file.path for file in inventory.files if file.kind == kind)
+        for file in inventory.files:
+            if file.kind == kind:
+                yield file.target if kind == "firmware" else file.path
 
 
 def _devices(inventory: Inventory, selection: Selection, *, with_migs: bool) -> Iterator[str]:
