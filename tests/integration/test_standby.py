@@ -18,7 +18,7 @@ from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 
-from gpuhook.standby import ANSWER, ASKED, MARK
+from gpuhook.standby import ANSWER, ASKED, MARK, SEAT_COUNT
 
 LAUNCHERS = Path("/run/gpuhook/launcher")
 NAME = "gpuhook-standby"
@@ -364,6 +364,18 @@ def stop_first(children: Path, ended: threading.Event) -> None:
                 return
             os.kill(int(found[0]), signal.SIGCONT)
             return
+
+
+def test_all_seats_taken(site: Site) -> None:
+    """By launchers that have ended before they asked: the ordinary way, until they are freed."""
+    site.stand()
+    for seat in range(SEAT_COUNT):
+        (site.folder / f".{site.server}.{seat}").touch()
+    site.works()
+    assert not site.served
+    wait_until(lambda: not list(site.folder.glob(".[0-9]*")), "the seats are free")
+    site.works()
+    assert site.served
 
 
 def test_names_of_other_processes(site: Site) -> None:

@@ -281,6 +281,7 @@ WRONG = {
     "a string": ("1", "true", "[]", '["a"]', "{ a = 1 }", "nan"),
     "a list of strings": ("1", '"a"', "[1]", '["a", 1]', "[[]]", "{ a = 1 }"),
     "a number of seconds above 0": ("0", "-1", '"1"', "true", "[1]", "nan", "inf", "1e9"),
+    "a number of seconds, or 0": ("-1", '"1"', "true", "[1]", "nan", "inf", "1e9"),
 }
 WRONG_CASES = [
     (key, kind, value) for key, (_, kind, _) in KEYS.items() for value in WRONG[kind]

@@ -14,7 +14,7 @@ from gpuhook import atomic
 from gpuhook.cli import cli
 from gpuhook.config import Config, load, loads
 from gpuhook.config.edit import parse_assignment, set_value
-from gpuhook.config.schema import BOOL, FEATURE_PREFIX, FEATURES, KEYS, LIST, SECONDS, STRING
+from gpuhook.config.schema import BOOL, FEATURE_PREFIX, FEATURES, KEYS, LIST, PAUSE, SECONDS, STRING
 from gpuhook.config.source import flatten
 from gpuhook.errors import ConfigError, GpuhookError
 
@@ -45,7 +45,13 @@ SPECIAL = {
     "nvidia-container-runtime.modes.cdi.default-kind": "a.b/c",
     "supported-driver-capabilities": "compute",
 }
-OF_KIND: dict[str, Any] = {BOOL: True, STRING: "/a b\"'#\\é", LIST: ["/x", "/#"], SECONDS: 2.5}
+OF_KIND: dict[str, Any] = {
+    BOOL: True,
+    STRING: "/a b\"'#\\é",
+    LIST: ["/x", "/#"],
+    SECONDS: 2.5,
+    PAUSE: 0,
+}
 
 
 def sample(key: str) -> Any:

@@ -11,7 +11,7 @@ from gpuhook.config import loads, plain_toml
 from gpuhook.config.edit import parse_assignment, set_value
 from gpuhook.config.locate import line_of
 from gpuhook.config.render import as_toml
-from gpuhook.config.schema import BOOL, FEATURE_PREFIX, FEATURES, KEYS, LIST, SECONDS, STRING
+from gpuhook.config.schema import BOOL, FEATURE_PREFIX, FEATURES, KEYS, LIST, PAUSE, SECONDS, STRING
 from gpuhook.config.source import flatten
 from gpuhook.errors import ConfigError, GpuhookError
 
@@ -100,6 +100,7 @@ OF_KIND: dict[str, st.SearchStrategy[Any]] = {
     STRING: st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
     LIST: st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))),
     SECONDS: st.floats(0.001, 1000),
+    PAUSE: st.floats(0, 1000),
 }
 CHANGES = st.sampled_from(sorted(KEYS)).flatmap(
     lambda key: st.tuples(st.just(key), OF_KIND[KEYS[key][1]])

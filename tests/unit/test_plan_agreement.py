@@ -125,7 +125,7 @@ class Stage:
         words = ["create", "--bundle", str(self.folder), "id"]
         try:
             runtime_shim.prepare_bundle(
-                Arguments(words), load(str(self.config)), str(self.folder / "bin")
+                Arguments(words), load(str(self.config)), str(self.folder / "bin/gpu-py")
             )
         except GpuhookError as error:
             return f"{error.code}: {error}"
