@@ -6,10 +6,10 @@ without a GPU is never refused: it may want the driver's other files.
 Pure. Hot path: imports capabilities, errors, quoting and selection.
 """
 
-from gpuhook.capabilities import VARIABLE
 from gpuhook.errors import DriverError
 from gpuhook.quoting import listed
 from gpuhook.selection import fallen_off
+from gpuhook.variables import DRIVER_CAPABILITIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def check(request: "Request", inventory: "Inventory", selection: "Selection") ->
     for capability, cause, remedy in _unusable(request, inventory):
         raise DriverError(
             f"The container asks for {capability}, and {cause}",
-            f"{remedy}, or ask for less with {VARIABLE}",
+            f"{remedy}, or ask for less with {DRIVER_CAPABILITIES}",
         )
 
 

@@ -5,7 +5,7 @@ Hot path: imports nothing.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.request import Request
+    from typing import Any
 
 
 class GpuhookError(Exception):
@@ -53,11 +53,11 @@ class RuntimeMissingError(GpuhookError):
 class RequestError(GpuhookError):
     """The container's request is malformed or not allowed.
 
-    ``request`` is what had been understood of it before the error, if anything had.
+    ``request`` is the Request as far as it had been understood before, if at all.
     """
 
     code = "request"
-    request: "Request | None" = None
+    request: "Any" = None
 
 
 class CapabilityError(RequestError):

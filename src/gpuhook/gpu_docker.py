@@ -11,9 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from gpuhook import __version__
+from gpuhook import __version__, names
 
-RUNTIME = "gpu-py"
 _NOT_FOUND = 127  # as a shell's
 
 # docker's options before the command that take a value (cli/flags in docker/cli).
@@ -61,9 +60,9 @@ def _split(command: str) -> list[str]:
 
 
 def _options(gpus: str) -> list[str]:
-    names = [name for name in re.split(r"[\s,]+", gpus) if name]
-    chosen = ["-e", f"NVIDIA_VISIBLE_DEVICES={','.join(names)}"] if names else []
-    return [f"--runtime={RUNTIME}", *chosen]
+    chosen = [name for name in re.split(r"[\s,]+", gpus) if name]
+    setting = ["-e", f"NVIDIA_VISIBLE_DEVICES={','.join(chosen)}"] if chosen else []
+    return [f"--runtime={names.RUNTIME}", *setting]
 
 
 def position(words: Sequence[str]) -> int | None:

@@ -14,7 +14,7 @@ Hot path: forks with what runtime_shim has imported; the rest is imported in the
 
 import os
 
-from gpuhook import log, preload
+from gpuhook import log, names, preload
 from gpuhook.errors import GpuhookError, StateError
 
 TYPE_CHECKING = False
@@ -98,7 +98,7 @@ def _serve(injection: "Injection", config: "Config", bundle: int, asked: int, an
     kernel.end_after(DEADLINE)
     outcome = _finish(injection, hook, bundle)
     if outcome != DONE:
-        log.keep("gpuhook-prestart", outcome, config)
+        log.keep(names.HOOK, outcome, config)
     os.write(answer, f"{' '.join(outcome.split())}\n".encode("utf-8", "replace"))
 
 

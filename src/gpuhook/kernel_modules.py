@@ -12,7 +12,7 @@ Not on the hot path while a saved inventory is fresh.
 import os
 import time
 
-from gpuhook import kernel
+from gpuhook import kernel, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ PROGRAM = "/usr/bin/nvidia-modprobe"
 _NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 # Load nvidia and make /dev/nvidia0, load nvidia-uvm and make its nodes: nvidia-modprobe(1).
 _ARGUMENTS = ("-c", "0", "-u")
-_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+_ENVIRONMENT = {"PATH": names.SYSTEM_PATH}
 _SECONDS = 10.0
 _PAUSE = 0.005
 _REAP_SECONDS = 0.5

@@ -12,10 +12,10 @@ import errno
 import os
 import time
 
-from gpuhook import environment, mount_requests, requirements
+from gpuhook import environment, mount_requests
 from gpuhook.config import load
 from gpuhook.errors import ConfigError
-from gpuhook.request import VISIBLE_DEVICES
+from gpuhook.variables import CUDA_VERSION, VISIBLE_DEVICES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def words(config: "Config") -> tuple[str, ...] | None:
     plain = [_plain_part(name) for name in (*names, *prefixes)]
     if not all(plain):
         return None
-    fixed = (VISIBLE_DEVICES, requirements.CUDA_VERSION, mount_requests.ROOT.rpartition("/")[2])
+    fixed = (VISIBLE_DEVICES, CUDA_VERSION, mount_requests.ROOT.rpartition("/")[2])
     return (*fixed, *plain, *ESCAPES)
 
 

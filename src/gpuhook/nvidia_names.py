@@ -9,12 +9,12 @@ import json
 import os
 from dataclasses import dataclass
 
-from gpuhook import atomic, host_files
+from gpuhook import atomic, host_files, names
 from gpuhook.errors import EngineError
 
 LINKS = {
-    "nvidia-container-runtime": "gpu-py",
-    "nvidia-container-runtime-hook": "gpuhook-prestart",
+    "nvidia-container-runtime": names.RUNTIME,
+    "nvidia-container-runtime-hook": names.HOOK,
     "nvidia-container-cli": "gpuhook-container-cli",
 }
 DEFAULT_FOLDER = "/usr/local/bin"

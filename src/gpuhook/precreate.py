@@ -10,11 +10,11 @@ Import budget: as runtime_shim, whose edits these are.
 import os
 import sys
 
-from gpuhook import log
+from gpuhook import log, names
 from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError, SpecError
 from gpuhook.oci import Spec
-from gpuhook.prestart_hook import PROGRAM, read_arguments
+from gpuhook.prestart_hook import read_arguments
 from gpuhook.runtime_shim import edit
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ def main(folder: str, argv: list[str]) -> "NoReturn":
         spec = Spec(_NAME, text.decode("utf-8", "surrogateescape"))
         edited = edit(spec, config, folder)
     except GpuhookError as error:
-        log.error(PROGRAM, str(error), config)
+        log.error(names.HOOK, str(error), config)
         sys.exit(1)
     with open(1, "wb") as output:
         output.write(text if edited is None else edited.text.encode("utf-8", "surrogateescape"))

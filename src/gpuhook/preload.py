@@ -29,12 +29,12 @@ _EXTENSIONS_FOLDER = "lib-dynload"
 
 # The order in which importing would complete them, so that none asks for a later one.
 CONFIGURATION = (
-    "errors", "quoting", "capabilities", "cdi_names", "config.schema", "config.model",
+    "errors", "quoting", "variables", "cdi_names", "config.schema", "config.model",
     "config.plain_toml", "config.source", "config.loader", "config",
 )  # fmt: skip
 REQUEST = (
-    "jsontext", "log", *CONFIGURATION, "oci", "versions", "requirements", "inventory",
-    "selection", "completeness", "environment", "imex", "mount_requests", "request",
+    "jsontext", "log", "names", *CONFIGURATION, "oci", "versions", "requirements", "inventory",
+    "selection", "completeness", "environment", "mount_requests", "request",
     "resolve",
 )  # fmt: skip
 STORE = ("host_state", "store")

@@ -8,7 +8,7 @@ imported only when a GPU is asked for. A test holds this file to that.
 import os
 import sys
 
-from gpuhook import log, preload
+from gpuhook import log, names, preload
 from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError
 from gpuhook.oci import parse_state, read_spec
@@ -18,8 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-PROGRAM = "gpuhook-prestart"
-USAGE = f"""usage: {PROGRAM} [--config FILE] [prestart | precreate]
+USAGE = f"""usage: {names.HOOK} [--config FILE] [prestart | precreate]
 
 Reads an OCI container state on standard input and puts the GPUs that the container asks
 for into it. Register it as a prestart or createRuntime hook.
@@ -46,7 +45,7 @@ def main(argv: list[str]) -> "NoReturn":
         config = load(config_path)
         run(state, config)
     except GpuhookError as error:
-        log.error(PROGRAM, str(error), config)
+        log.error(names.HOOK, str(error), config)
         sys.exit(1)
     os._exit(0)  # nothing is buffered, and taking the interpreter apart takes 2 ms
 

@@ -6,7 +6,7 @@ same one and so see the same request.
 Hot path: imports nothing heavy.
 """
 
-from gpuhook import capabilities, cdi_names, environment, imex, requirements
+from gpuhook import cdi_names, environment, variables
 from gpuhook.errors import RequestError, SpecError
 from gpuhook.inventory import Record
 from gpuhook.mount_requests import MountRequests
@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.config import Config
-
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
-IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
-MIG_CONFIG = "NVIDIA_MIG_CONFIG_DEVICES"
-MIG_MONITOR = "NVIDIA_MIG_MONITOR_DEVICES"
-FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")  # NVIDIA_GDS=enabled and so on
 
 # NVIDIA's kind for "found on the machine when the container starts": its names are selectors.
 AUTOMATIC = "runtime.nvidia.com/gpu="
@@ -148,7 +142,7 @@ class _Reader:
         self.spec = spec
         self.config = config
         self.env = environment.parse(_strings(spec, "process", "env"))
-        self.legacy = requirements.is_legacy(self.env)
+        self.legacy = variables.is_legacy(self.env)
         self.mounts = MountRequests(_mount_pairs(spec))
         self.accepts_env = config.accept_envvar_unprivileged or is_privileged(spec)
         self.ignored: list[tuple[str, str]] = []
@@ -161,31 +155,35 @@ class _Reader:
         source, devices = self.chosen_devices()
         self.found.update(source=source, devices=devices)
         disabled = self.config.disable_require or environment.is_true(
-            self.env.get(requirements.DISABLE)
+            self.env.get(variables.DISABLE_REQUIRE)
         )
         self.found["requirements_disabled"] = disabled
         if devices is None:
             self.read_without_devices(disabled)
             return
         self.read_names(devices)
-        self.found["capabilities"] = capabilities.granted(
-            self.env.get(capabilities.VARIABLE),
+        self.found["capabilities"] = variables.granted_capabilities(
+            self.env.get(variables.DRIVER_CAPABILITIES),
             self.legacy,
-            capabilities.supported_by(self.config.supported_driver_capabilities),
+            variables.supported_capabilities(self.config.supported_driver_capabilities),
         )
-        self.found["requirements"] = () if disabled else requirements.asked(self.env)
-        self.found["mig_config"] = self.mig(MIG_CONFIG)
-        self.found["mig_monitor"] = self.mig(MIG_MONITOR)
-        self.found["imex_channels"] = imex.channels(self.imex_names())
+        self.found["requirements"] = () if disabled else variables.asked_requirements(self.env)
+        self.found["mig_config"] = self.mig(variables.MIG_CONFIG)
+        self.found["mig_monitor"] = self.mig(variables.MIG_MONITOR)
+        self.found["imex_channels"] = variables.imex_channels(self.imex_names())
         self.found["features"] = tuple(
-            sorted(name for name in FEATURES if self.env.get(f"NVIDIA_{name.upper()}") == "enabled")
+            sorted(
+                name
+                for name in variables.FEATURES
+                if self.env.get(f"NVIDIA_{name.upper()}") == "enabled"
+            )
         )
 
     def read_without_devices(self, disabled: bool) -> None:
         """Fill in what can be told for a container that gets nothing; complain of nothing."""
         try:
-            self.found["requirements"] = () if disabled else requirements.asked(self.env)
-            self.found["imex_channels"] = imex.channels(self.imex_names())
+            self.found["requirements"] = () if disabled else variables.asked_requirements(self.env)
+            self.found["imex_channels"] = variables.imex_channels(self.imex_names())
         except RequestError as error:
             self.ignored.append(("environment", error.cause))
 
@@ -245,7 +243,7 @@ class _Reader:
             return names
         if mode == "auto":
             counted = names if all(cdi_names.parse(name) for name in names) else []
-        elif self.env.get(VISIBLE_DEVICES) == "void":
+        elif self.env.get(variables.VISIBLE_DEVICES) == "void":
             counted = []
         else:
             vendor = self.config.cdi_default_kind.partition("/")[0]
@@ -272,19 +270,20 @@ class _Reader:
 
     def names_from_environment(self) -> list[str]:
         swarm = [name for name in environment.items(self.config.swarm_resource) if name in self.env]
-        variables = swarm or [VISIBLE_DEVICES]
-        if swarm and VISIBLE_DEVICES in self.env and VISIBLE_DEVICES not in swarm:
-            reason = f"{VISIBLE_DEVICES} is overridden by swarm-resource {shown(swarm[0])}"
+        fallback = variables.VISIBLE_DEVICES
+        named = swarm or [fallback]
+        if swarm and fallback in self.env and fallback not in swarm:
+            reason = f"{fallback} is overridden by swarm-resource {shown(swarm[0])}"
             self.ignored.append(("environment", reason))
-        names = self.names_in(variables)
+        names = self.names_in(named)
         if _decided(names) is not None and (reason := self.distrust()):
             self.ignored.append(("environment", reason))
             return []
         return names
 
-    def names_in(self, variables: list[str]) -> list[str]:
+    def names_in(self, named: list[str]) -> list[str]:
         """Return what the variables name together; a legacy image without any means all."""
-        values = [self.env[name] for name in variables if name in self.env]
+        values = [self.env[name] for name in named if name in self.env]
         if not values:
             return ["all"] if self.legacy else []
         return [item for value in values for item in environment.items(value)]
@@ -318,7 +317,7 @@ class _Reader:
             return None
         if self.config.accept_volume_mounts and self.mounts.imex:
             return _decided(list(self.mounts.imex))
-        return _decided(self.names_in([IMEX_CHANNELS])) if self.accepts_env else None
+        return _decided(self.names_in([variables.IMEX_CHANNELS])) if self.accepts_env else None
 
     def mig(self, variable: str) -> str | None:
         """Return what is asked of MIG's management, which only a privileged container may."""

@@ -15,6 +15,7 @@ Hot path: imports nothing heavy.
 from gpuhook import versions
 from gpuhook.errors import RequirementError
 from gpuhook.quoting import shown
+from gpuhook.variables import DISABLE_REQUIRE, REQUIRE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,61 +28,10 @@ if TYPE_CHECKING:
     Factor = tuple[str, str, str]  # property, operator, value
     Alternatives = tuple[tuple[Factor, ...], ...]
 
-PREFIX = "NVIDIA_REQUIRE_"
-DISABLE = "NVIDIA_DISABLE_REQUIRE"
-CUDA = "NVIDIA_REQUIRE_CUDA"
-CUDA_VERSION = "CUDA_VERSION"  # all that images from before NVIDIA_REQUIRE_CUDA have
-_JETPACK = "NVIDIA_REQUIRE_JETPACK"  # tunes Tegra's mounts and requires nothing
-
 _OPERATORS = ("!=", "<=", ">=", "=", "<", ">")  # the longer first
 _OPERATOR_CHARACTERS = "<>=!"
 _VERSIONS = ("cuda", "driver", "arch")
 _PROPERTIES = (*_VERSIONS, "brand")
-_UINT32 = 1 << 32
-
-
-def is_legacy(env: "Mapping[str, str]") -> bool:
-    """Say whether the image is one from before NVIDIA_REQUIRE_CUDA existed."""
-    return bool(env.get(CUDA_VERSION)) and not env.get(CUDA)
-
-
-def asked(env: "Mapping[str, str]") -> tuple[str, ...]:
-    """Return the requirements of an environment, sorted, once each, blank ones left out.
-
-    Raises RequirementError for a legacy image whose CUDA_VERSION is no version.
-    """
-    found = {
-        text
-        for name, value in env.items()
-        if name.startswith(PREFIX) and not name.startswith(_JETPACK) and (text := value.strip())
-    }
-    if is_legacy(env):
-        found.add(f"cuda>={major_minor(env[CUDA_VERSION])}")
-    return tuple(sorted(found))
-
-
-def major_minor(text: str) -> str:
-    """Return "major.minor" of a CUDA_VERSION such as 9, v11.6 or 12.2.1-rc1+build.
-
-    Raises RequirementError if it is none, or if a part does not fit into 32 bits.
-    """
-    core, plus, build = text.removeprefix("v").partition("+")
-    core, dash, pre = core.partition("-")
-    parts = core.split(".")
-    suffixes_fit = (not plus or _is_suffix(build)) and (not dash or _is_suffix(pre))
-    digits_only = all(part.isascii() and part.isdecimal() and len(part) <= 20 for part in parts)
-    if suffixes_fit and digits_only and len(parts) <= 3:
-        major, minor = int(parts[0]), int(parts[1]) if len(parts) > 1 else 0
-        if major < _UINT32 and minor < _UINT32:
-            return f"{major}.{minor}"
-    raise RequirementError(
-        f"{CUDA_VERSION} is {shown(text)}, which is not a version number",
-        f"Correct {CUDA_VERSION} in the image, or set {CUDA} or {DISABLE}=true",
-    )
-
-
-def _is_suffix(text: str) -> bool:
-    return bool(text) and text.isascii() and text.replace("-", "").replace(".", "").isalnum()
 
 
 def parse(text: str) -> "Alternatives":
@@ -128,7 +78,7 @@ def _malformed(factor: str, problem: str, text: str) -> RequirementError:
     whole = "" if factor == text else f" in the requirement {shown(text)}"
     return RequirementError(
         f"{shown(factor)}{whole} {problem}",
-        f"Correct the image's {PREFIX}* variable, or set {DISABLE}=true",
+        f"Correct the image's {REQUIRE}* variable, or set {DISABLE_REQUIRE}=true",
     )
 
 
@@ -198,5 +148,5 @@ def _unmet(
         remedy = f"Update the driver, use an image made for CUDA {inventory.cuda_version} or older"
     return RequirementError(
         f"The container requires {shown(text)} and this machine has {has}{where}",
-        f"{remedy}, or set {DISABLE}=true to start without this check",
+        f"{remedy}, or set {DISABLE_REQUIRE}=true to start without this check",
     )

@@ -3,10 +3,10 @@
 What engines write is read here: it means the same to runc 1.1 to 1.4 and to crun 1.8 to 1.28.
 All else that these take is left to runtime_parsers.
 
-Hot path: imports nothing.
+Hot path: imports names.
 """
 
-CREATING_VERBS = frozenset({"create", "run"})
+from gpuhook.names import CREATING_VERBS
 
 # Options before the verb and after create and run, those that take a value and those that don't.
 _VALUES_BEFORE = frozenset(

@@ -9,7 +9,7 @@ Imported only for what runtime_argv can't read by itself.
 
 import os
 
-from gpuhook.runtime_argv import CREATING_VERBS
+from gpuhook.names import CREATING_VERBS
 
 # The options of all versions; True: it takes a value.
 _RUNC_GLOBAL = {

@@ -9,10 +9,10 @@ import _signal  # type: ignore[import-not-found]
 import os
 import sys
 
-from gpuhook import log
+from gpuhook import log, names
 from gpuhook.config import Config, load
 from gpuhook.errors import ConfigError, GpuhookError, RuntimeMissingError, SpecError
-from gpuhook.runtime_argv import CREATING_VERBS, Arguments
+from gpuhook.runtime_argv import Arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,18 +22,7 @@ if TYPE_CHECKING:
     from gpuhook.oci import Spec
     from gpuhook.resolve import Resolved
 
-PROGRAM = "gpu-py"
-HOOK_NAME = "gpuhook-prestart"
-HOOK_STAGES = ("prestart", "createRuntime")
 HELPER_OPTION = "--helper"
-
-# Docker's --gpus adds NVIDIA's hook by itself; ours does its work.
-NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
-
-_HOOK_ENVIRONMENT = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
-_DEFAULT_FOLDERS = (
-    "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
-)  # fmt: skip
 
 
 def main(
@@ -48,7 +37,7 @@ def main(
     arguments = Arguments(argv)
     config = Config()
     try:
-        creating = arguments.verb in CREATING_VERBS
+        creating = arguments.verb in names.CREATING_VERBS
         config = _load_config(creating)
         if save:
             from gpuhook import launcher_files  # noqa: PLC0415 - once after every change
@@ -61,7 +50,7 @@ def main(
             prepare_bundle(arguments, config, os.path.dirname(launcher))
         _become(runtime, argv, environment)
     except GpuhookError as error:
-        log.error(PROGRAM, str(error), config, arguments.log)
+        log.error(names.RUNTIME, str(error), config, arguments.log)
         sys.exit(1)
 
 
@@ -100,7 +89,9 @@ def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str) -> str
         if "/" in candidate:
             places = [candidate]
         else:
-            places = [f"{folder}/{candidate}" for folder in (*folders, *_DEFAULT_FOLDERS)]
+            places = [
+                f"{folder}/{candidate}" for folder in (*folders, *names.SEARCH_PATH.split(":"))
+            ]
         for place in places:
             usable = os.path.isfile(place) and os.access(place, os.X_OK)
             if usable and os.path.realpath(place) != ourselves:
@@ -152,8 +143,8 @@ def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> 
     from gpuhook import mode  # noqa: PLC0415 - only where a GPU is asked for
 
     if mode.resolve(config.mode, resolved.request) == "spec":
-        for stage in HOOK_STAGES:  # nothing is left for them to do
-            spec = spec.drop_hooks(stage, (*NVIDIA_HOOKS, HOOK_NAME))
+        for stage in names.HOOK_STAGES:  # nothing is left for them to do
+            spec = spec.drop_hooks(stage, (*names.NVIDIA_HOOKS, names.HOOK))
         return _edit_spec(spec, resolved, config)
     from gpuhook import device_choice  # noqa: PLC0415
 
@@ -214,11 +205,11 @@ def make_way(spec: "Spec") -> "Spec":
     """
     from gpuhook.oci import hook_name  # noqa: PLC0415 - as in prepare_bundle
 
-    for stage in HOOK_STAGES:
-        spec = spec.drop_hooks(stage, NVIDIA_HOOKS)
+    for stage in names.HOOK_STAGES:
+        spec = spec.drop_hooks(stage, names.NVIDIA_HOOKS)
         for hook in spec.hooks(stage):
-            if hook_name(hook) == HOOK_NAME and HELPER_OPTION in (hook.get("args") or ()):
-                spec = spec.drop_hooks(stage, (HOOK_NAME,))
+            if hook_name(hook) == names.HOOK and HELPER_OPTION in (hook.get("args") or ()):
+                spec = spec.drop_hooks(stage, (names.HOOK,))
     return spec
 
 
@@ -226,19 +217,21 @@ def has_hook(spec: "Spec") -> bool:
     """Tell whether somebody else, a hooks folder of podman's, has added our hook already."""
     from gpuhook.oci import hook_name  # noqa: PLC0415 - as in prepare_bundle
 
-    return any(hook_name(hook) == HOOK_NAME for stage in HOOK_STAGES for hook in spec.hooks(stage))
+    return any(
+        hook_name(hook) == names.HOOK for stage in names.HOOK_STAGES for hook in spec.hooks(stage)
+    )
 
 
 def add_hook(spec: "Spec", config: Config, folder: str, words: "Sequence[str]" = ()) -> "Spec":
     """Return the spec with our hook as the last prestart hook; ``words`` lead to its helper."""
-    path = os.path.join(os.path.abspath(folder), HOOK_NAME)
+    path = os.path.join(os.path.abspath(folder), names.HOOK)
     if not os.access(path, os.X_OK):
         raise RuntimeMissingError(
-            f"The hook {path} doesn't exist beside {PROGRAM}",
+            f"The hook {path} doesn't exist beside {names.RUNTIME}",
             "Reinstall gpuhook, so that both lie in one folder",
         )
     options = ["--config", os.path.abspath(config.path)] if config.path else []
-    args = [HOOK_NAME, *words, *options, "prestart"]
+    args = [names.HOOK, *words, *options, "prestart"]
     return spec.append(
-        ("hooks", "prestart"), [{"path": path, "args": args, "env": _HOOK_ENVIRONMENT}]
+        ("hooks", "prestart"), [{"path": path, "args": args, "env": names.HOOK_ENVIRONMENT}]
     )

@@ -6,11 +6,11 @@ import pytest
 from machines import FILES, VERSION, gpu, library, machine, mig
 
 from gpuhook import completeness
-from gpuhook.capabilities import DEFAULT, KNOWN
 from gpuhook.errors import DriverError
 from gpuhook.inventory import Inventory
 from gpuhook.request import Request
 from gpuhook.selection import select
+from gpuhook.variables import CAPABILITIES, DEFAULT_CAPABILITIES
 
 REST = (
     library(f"libnvidia-ptxjitcompiler.so.{VERSION}", "compute", "libnvidia-ptxjitcompiler.so.1"),
@@ -77,7 +77,7 @@ CASES = pytest.mark.parametrize(
 
 @CASES
 @pytest.mark.parametrize("selector", ["0", "1", "0-1", "0:0", "all"])
-@pytest.mark.parametrize("more", [(), ("compute", "utility"), KNOWN])
+@pytest.mark.parametrize("more", [(), ("compute", "utility"), CAPABILITIES])
 def test_what_cannot_work_is_refused_with_the_remedy(
     name: str, capability: str, cause: str, remedy: str, selector: str, more: tuple[str, ...]
 ) -> None:
@@ -95,7 +95,7 @@ def test_it_is_not_refused_where_it_is_not_asked_for(
 ) -> None:
     assert cause
     assert remedy
-    for other in {*KNOWN, ""} - {capability}:
+    for other in {*CAPABILITIES, ""} - {capability}:
         check(without(name), {other}, "0")
 
 
@@ -110,13 +110,13 @@ def test_without_a_gpu_it_is_a_warning(name: str, capability: str, cause: str, r
 
 def test_the_node_is_named_as_it_is_on_the_host() -> None:
     with pytest.raises(DriverError, match="no device node /run/nvidia/driver/dev/nvidia-uvm, "):
-        check(without("/dev/nvidia-uvm", root="/run/nvidia/driver"), DEFAULT, "0")
+        check(without("/dev/nvidia-uvm", root="/run/nvidia/driver"), DEFAULT_CAPABILITIES, "0")
 
 
 def test_a_whole_driver_is_neither_refused_nor_warned_of() -> None:
     for selector in ("0", "all"):
-        check(without(), KNOWN, selector)
-    assert warnings(without(), KNOWN) == []
+        check(without(), CAPABILITIES, selector)
+    assert warnings(without(), CAPABILITIES) == []
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_is_there_in_part_is_a_warning(name: str, capabilities: str, text: 
 def test_no_32_bit_library() -> None:
     inventory = without(compat32=False)
     assert warnings(inventory, {"compat32"}) == ["compat32 lacks every 32-bit library"]
-    assert warnings(inventory, set(KNOWN) - {"compat32"}) == []
+    assert warnings(inventory, set(CAPABILITIES) - {"compat32"}) == []
 
 
 def test_a_32_bit_library_is_no_other_one() -> None:
@@ -158,8 +158,8 @@ def test_a_32_bit_library_is_no_other_one() -> None:
 def test_all_on_a_compute_server_is_warned_of_and_not_refused() -> None:
     graphics = ("libGLX", "libEGL", "/dev/nvidia-modeset")
     server = without("libnvcuvid", "libnvidia-encode", "libnvidia-ngx", *graphics, compat32=False)
-    check(server, KNOWN, "all")
-    assert warnings(server, KNOWN) == [
+    check(server, CAPABILITIES, "all")
+    assert warnings(server, CAPABILITIES) == [
         "video lacks libnvcuvid, libnvidia-encode",
         "display and graphics lack libGLX_nvidia, libEGL_nvidia, /dev/nvidia-modeset",
         "ngx lacks libnvidia-ngx",
@@ -170,5 +170,5 @@ def test_all_on_a_compute_server_is_warned_of_and_not_refused() -> None:
 @pytest.mark.parametrize("all_of_them", ["all", "ALL"])
 def test_lost_gpus_are_missing_from_all(all_of_them: str) -> None:
     lost = ["GPU 2 has fallen off the bus (lost)"]
-    assert warnings(without(lost=(2,)), DEFAULT, all_of_them) == lost
-    assert warnings(without(lost=(2,)), DEFAULT, "0-1") == []
+    assert warnings(without(lost=(2,)), DEFAULT_CAPABILITIES, all_of_them) == lost
+    assert warnings(without(lost=(2,)), DEFAULT_CAPABILITIES, "0-1") == []

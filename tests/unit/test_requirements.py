@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook import requirements
+from gpuhook import requirements, variables
 from gpuhook.errors import GpuhookError, RequirementError
 from gpuhook.inventory import Gpu, Inventory
 from gpuhook.request import Request
@@ -185,7 +185,7 @@ def test_long_text_takes_linear_time() -> None:
     ],
 )  # fmt: skip
 def test_asked(env: dict[str, str], result: tuple[str, ...]) -> None:
-    assert requirements.asked(env) == result
+    assert variables.asked_requirements(env) == result
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_asked(env: dict[str, str], result: tuple[str, ...]) -> None:
     ],
 )
 def test_major_minor(text: str, version: str) -> None:
-    assert requirements.major_minor(text) == version
+    assert variables.major_minor(text) == version
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_major_minor(text: str, version: str) -> None:
 )  # fmt: skip
 def test_no_version(text: str) -> None:
     with pytest.raises(RequirementError, match="CUDA_VERSION"):
-        requirements.major_minor(text)
+        variables.major_minor(text)
 
 
 # --- the check ---
@@ -312,5 +312,5 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
 
 @given(st.text())
 def test_any_cuda_version_is_read_or_refused(text: str) -> None:
-    version = outcome(requirements.major_minor, text)
+    version = outcome(variables.major_minor, text)
     assert version.isprintable()

@@ -14,9 +14,9 @@ from gpuhook.errors import GpuhookError
 from gpuhook.oci import Spec, read_spec
 from gpuhook.plan import Plan, make_plan
 from gpuhook.quoting import shown
-from gpuhook.request import VISIBLE_DEVICES
 from gpuhook.resolve import Progress, Resolved, resolve
 from gpuhook.rootfs import Rootfs
+from gpuhook.variables import VISIBLE_DEVICES
 
 
 class Explanation:

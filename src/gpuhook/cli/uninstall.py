@@ -5,7 +5,7 @@ import os
 
 import click
 
-from gpuhook import nvidia_names
+from gpuhook import names, nvidia_names
 from gpuhook.cli import _engines as shared
 from gpuhook.engines import ENGINES, Ask, Store, in_use, installer
 from gpuhook.engines.installer import Outcome
@@ -57,7 +57,7 @@ def uninstall(
             if record.engine in wanted and (config is None or _is(record.config, config))
         ]
         if unless_in_use:
-            in_use.check(shared.our_program("gpu-py"), store, records)
+            in_use.check(shared.our_program(names.RUNTIME), store, records)
         is_last = len(records) == len(known)
         if not records and not (is_last and links.links()):
             click.echo(_NOTHING)

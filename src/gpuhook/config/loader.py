@@ -5,7 +5,7 @@ Hot path: the line finder is imported only for an error message.
 
 import os
 
-from gpuhook import capabilities, cdi_names
+from gpuhook import cdi_names, variables
 from gpuhook.config.model import Config
 from gpuhook.config.schema import (
     BOOL,
@@ -179,8 +179,8 @@ class _Reading:
                     self.wrong(key, f"must be an absolute path, not {shown(path)}")
 
     def check_capabilities(self) -> None:
-        allowed = (*capabilities.KNOWN, "all")
-        for word in capabilities.split(self.config.supported_driver_capabilities):
+        allowed = (*variables.CAPABILITIES, "all")
+        for word in variables.split_capabilities(self.config.supported_driver_capabilities):
             if word not in allowed:
                 problem = f"names {shown(word)}, which is none of {', '.join(allowed)}"
                 self.wrong("supported-driver-capabilities", problem)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpuhook import capabilities, completeness, driver_files, ldcache, nvml
+from gpuhook import completeness, driver_files, ldcache, nvml, variables
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.nodes import gpu_minors, module_version
@@ -155,7 +155,7 @@ def driver_complete(case: Case) -> Iterator[Finding]:
             files = driver_files.find_all(root, index, version)
     except (OSError, DriverError, LdCacheError):
         return  # said by the checks before
-    wanted = capabilities.DEFAULT
+    wanted = variables.DEFAULT_CAPABILITIES
     for _, cause, remedy in completeness.missing_libraries(wanted, files, version):
         yield failure("driver-files", cause, remedy)
         return

@@ -7,7 +7,7 @@ link.
 import os
 import sys
 
-from gpuhook import __version__, imex, log
+from gpuhook import __version__, log, variables
 from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError, LostDeviceError, UnknownDeviceError
 from gpuhook.inventory import Inventory
@@ -178,7 +178,7 @@ def _list(config: Config, found: "Found", words: list[str]) -> None:
 
     _no_words(words)
     inventory = _inventory(config, found)
-    imex_channels = imex.channels(_items(found, "imex-channel"))
+    imex_channels = variables.imex_channels(_items(found, "imex-channel"))
     names = {name for name, _ in found}
     if not names or (len(found) == 1 and names == {"imex-channel"}):
         names = set(_LIST_KINDS)
@@ -248,7 +248,7 @@ def _request(found: "Found") -> Request:
         selectors=devices,
         capabilities=tuple(sorted({name for name, _ in found if name in known})),
         requirements=requirements,
-        imex_channels=imex.channels(_items(found, "imex-channel")),
+        imex_channels=variables.imex_channels(_items(found, "imex-channel")),
         mig_config=_mig_management(found, "mig-config"),
         mig_monitor=_mig_management(found, "mig-monitor"),
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook import capabilities
+from gpuhook import variables
 from gpuhook.config import loads
 from gpuhook.errors import CapabilityError, ConfigError
 
@@ -15,14 +15,14 @@ Case = dict[str, Any]
 
 
 def listed(text: str) -> tuple[str, ...]:
-    return capabilities.split(text)
+    return variables.split_capabilities(text)
 
 
 @pytest.mark.vectors("capabilities", "capabilities.intersection")
 def test_intersection(case: Case) -> None:
     asked, supported = listed(case["input"]["capabilities"]), listed(case["input"]["supported"])
     expected = case["expected"]["intersection_sorted"]
-    assert ",".join(capabilities.intersection(asked, supported)) == expected
+    assert ",".join(variables.common_capabilities(asked, supported)) == expected
 
 
 @pytest.mark.vectors("capabilities", "capabilities.list")
@@ -38,20 +38,22 @@ def test_supported(case: Case) -> None:
         with pytest.raises(ConfigError, match=r"line 1: supported-driver-.*'not-compute'"):
             loads(text)
     else:
-        supported = capabilities.supported_by(loads(text).supported_driver_capabilities)
+        supported = variables.supported_capabilities(loads(text).supported_driver_capabilities)
         assert ",".join(supported) == case["expected"]["supported"]
 
 
 @pytest.mark.vectors("hook", "hook.driver_capabilities")
 def test_granted(case: Case) -> None:
-    given_, supported = case["input"], capabilities.supported_by(case["input"]["supported"])
+    given_, supported = case["input"], variables.supported_capabilities(case["input"]["supported"])
     value, legacy = given_["NVIDIA_DRIVER_CAPABILITIES"], given_["legacy_image"]
-    found = capabilities.granted(value, legacy, supported)
+    found = variables.granted_capabilities(value, legacy, supported)
     assert ",".join(found) == case["expected"]["capabilities"]
 
 
 def granted(value: str | None, supported: str = "all", legacy: bool = False) -> str:
-    return ",".join(capabilities.granted(value, legacy, capabilities.supported_by(supported)))
+    return ",".join(
+        variables.granted_capabilities(value, legacy, variables.supported_capabilities(supported))
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,10 +119,12 @@ def test_known_but_not_supported_is_refused_too() -> None:
         granted("graphics,compute,display", "compute,utility")
 
 
-@given(st.one_of(st.none(), st.text()), st.sets(st.sampled_from(capabilities.KNOWN)), st.booleans())
+@given(
+    st.one_of(st.none(), st.text()), st.sets(st.sampled_from(variables.CAPABILITIES)), st.booleans()
+)
 def test_never_more_than_is_supported(value: str | None, bound: set[str], legacy: bool) -> None:
     supported = tuple(sorted(bound))
     with contextlib.suppress(CapabilityError):
-        found = capabilities.granted(value, legacy, supported)
+        found = variables.granted_capabilities(value, legacy, supported)
         assert set(found) <= bound
         assert list(found) == sorted(set(found))
