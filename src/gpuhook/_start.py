@@ -44,9 +44,9 @@ def main() -> "NoReturn":
         folder = os.path.dirname(os.path.abspath(launcher))
         os.chdir("/")
         if argv[-1:] == ["precreate"]:
-            from gpuhook import precreate  # noqa: PLC0415 - the path is known only now
+            from gpuhook import prestart_hook  # noqa: PLC0415 - the path is known only now
 
-            precreate.main(folder, argv[:-1])
+            prestart_hook.precreate(folder, argv[:-1])
         preload.load(preload.HOOK)
         from gpuhook import prestart_hook  # noqa: PLC0415
 

@@ -6,8 +6,7 @@ without a GPU is never refused: it may want the driver's other files.
 Pure. Hot path: imports capabilities, errors, quoting and selection.
 """
 
-from gpuhook.errors import DriverError
-from gpuhook.quoting import listed
+from gpuhook.errors import DriverError, listed
 from gpuhook.selection import fallen_off
 from gpuhook.variables import DRIVER_CAPABILITIES
 

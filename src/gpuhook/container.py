@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Final, TypeVar
 
-    from gpuhook.journal import Journal
-
     T = TypeVar("T")
 
 _LINK_FLAGS: "Final" = PATH_FLAGS | os.O_NOFOLLOW
@@ -548,3 +546,25 @@ def _shared(path: str) -> InjectError:
         "mount that it is on is shared with the host",
         "Use the propagation rprivate or rslave for that volume, or for rootfsPropagation",
     )
+
+
+class Journal:
+    """The steps that were done, each noted as what takes it back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def record(self, undo: "Callable[[], None]") -> None:
+        """Remember how to take back the step that was just done."""
+        self._undo.append(undo)
+
+    def roll_back(self) -> list[str]:
+        """Undo every step, last first; return what could not be undone, in words."""
+        failures = []
+        while self._undo:
+            undo = self._undo.pop()
+            try:
+                undo()
+            except OSError as error:
+                failures.append(str(error))
+        return failures

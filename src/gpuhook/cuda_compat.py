@@ -6,7 +6,7 @@ drivers older than itself. Its ELF section .note.cuda.fwd_compatibility may say 
 Hot path: json is imported only for a library that has such a note.
 """
 
-from gpuhook import versions
+from gpuhook import requirements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,10 +83,16 @@ def decide(
     can't be compared the library's CUDA must be newer. Without one: only a library of a newer
     major version, which is what such libraries were made for.
     """
-    library, driver = versions.parse(library_version), versions.parse(driver_version)
+    library, driver = (
+        requirements.parse_version(library_version),
+        requirements.parse_version(driver_version),
+    )
     if note is not None:
         if library and driver:
             return driver[0] in note.branches and library > driver
-        theirs, ours = versions.parse(note.cuda), versions.parse(cuda_version)
+        theirs, ours = (
+            requirements.parse_version(note.cuda),
+            requirements.parse_version(cuda_version),
+        )
         return bool(theirs and ours and theirs > ours)
     return bool(library and driver and library[0] > driver[0])

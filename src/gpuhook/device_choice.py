@@ -3,7 +3,6 @@
 Pure. Hot path: imports feature_files and errors.
 """
 
-from gpuhook import feature_files
 from gpuhook.errors import UnknownDeviceError
 from gpuhook.inventory import Node
 
@@ -13,11 +12,20 @@ if TYPE_CHECKING:
 
     from gpuhook.inventory import Gpu, Inventory
     from gpuhook.request import Request
+    from gpuhook.rootfs import Rootfs
     from gpuhook.selection import Selection
 
 CAPS_FOLDER = "/dev/nvidia-caps"
 IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 _GRAPHICS = frozenset({"graphics", "display"})
+
+# feature -> folder of its nodes, and what their names begin with.
+_FEATURE_NODES = {
+    "gds": (("/dev", "nvidia-fs"),),
+    "mofed": (("/dev/infiniband", "uverbs"), ("/dev/infiniband", "rdma_cm")),
+    "gdrcopy": (("/dev", "gdrdrv"),),
+    "nvswitch": (("/dev", "nvidia-nvswitch"),),
+}
 
 # driver capability -> the control nodes it needs beside /dev/nvidiactl.
 _CONTROL_NODES = {
@@ -72,7 +80,7 @@ def _mig(selection: "Selection") -> "Iterator[tuple[str, str]]":
 
 def _features(request: "Request", inventory: "Inventory") -> "Iterator[tuple[str, str]]":
     for node in inventory.nodes if request.features else ():
-        feature = feature_files.feature_of(node.path)
+        feature = feature_of(node.path)
         if feature in request.features:
             yield node.path, f"NVIDIA_{str(feature).upper()}=enabled"
 
@@ -128,3 +136,20 @@ def mig_management_minors(
         if key in managed or key.startswith(prefixes):
             pairs.append((major, int(minor)))
     return pairs
+
+
+def feature_of(path: str) -> str | None:
+    """Return the feature that a device node belongs to, None for the driver's other nodes."""
+    folder, _, name = path.rpartition("/")
+    for feature, places in _FEATURE_NODES.items():
+        if any(folder == where and name.startswith(prefix) for where, prefix in places):
+            return feature
+    return None
+
+
+def feature_node_paths(root: "Rootfs") -> "Iterator[str]":
+    """Yield the paths of all features' nodes below the driver root."""
+    for folder in ("/dev", "/dev/infiniband"):
+        for name in root.list_folder(folder):
+            if feature_of(f"{folder}/{name}"):
+                yield f"{folder}/{name}"

@@ -9,7 +9,7 @@ Hot path only while no saved inventory is fresh.
 import os
 import stat
 
-from gpuhook import driver_files, feature_files, kernel_modules, nvml
+from gpuhook import device_choice, driver_files, kernel_modules, nvml
 from gpuhook.errors import DriverError
 from gpuhook.inventory import Gpu, Inventory, Mig, Node
 from gpuhook.rootfs import Rootfs
@@ -70,7 +70,7 @@ def _nodes(root: Rootfs, gpus: tuple[Gpu, ...]) -> "Iterator[Node]":
     for folder in NODE_FOLDERS:
         paths += [f"{folder}/{name}" for name in root.list_folder(folder)]
     paths += [path for gpu in gpus for path in gpu.drm]
-    paths += feature_files.node_paths(root)
+    paths += device_choice.feature_node_paths(root)
     for path in paths:
         status = root.stat(path)
         if status is not None and stat.S_ISCHR(status.st_mode):

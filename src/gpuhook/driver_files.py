@@ -9,7 +9,7 @@ Hot path only while no saved inventory is fresh. Imports elf, ldcache and rootfs
 import os
 import stat
 
-from gpuhook import elf, feature_files, graphics_files, ldcache
+from gpuhook import elf, graphics_files, ldcache
 from gpuhook.errors import DriverError, ElfError
 from gpuhook.inventory import DriverFile
 from gpuhook.layout import cache_flags
@@ -91,6 +91,9 @@ IPC = {
     ),
     "compute": ("/tmp/nvidia-mps",),  # noqa: S108 - where NVIDIA's MPS daemon has its pipes
 }
+
+# What GPUDirect Storage reads: the devices' properties and its own configuration.
+_GDS_FILES = ("/run/udev", "/etc/cufile.json")
 
 _BINARY_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
 _CACHE_LIMIT = 64 << 20
@@ -175,7 +178,7 @@ def find_all(root: Rootfs, index: LibraryIndex, version: str) -> tuple[DriverFil
     found += _firmware(root, version)
     found += _ipc(root)
     found += graphics_files.find(root, version)
-    found += feature_files.find(root)
+    found += _feature_files(root)
     return tuple(found)
 
 
@@ -223,7 +226,7 @@ def volatile_paths() -> list[str]:
     paths = [path for paths in IPC.values() for path in paths]
     for names in BINARIES.values():
         paths += [f"{folder}/{name}" for folder in _BINARY_FOLDERS for name in names]
-    return [*paths, *feature_files.GDS_FILES]
+    return [*paths, *_GDS_FILES]
 
 
 def _binaries(root: Rootfs) -> "Iterator[DriverFile]":
@@ -251,3 +254,10 @@ def _ipc(root: Rootfs) -> "Iterator[DriverFile]":
             if root.exists(path):
                 real = root.real_path(path)
                 yield DriverFile("ipc", real, real, capability)
+
+
+def _feature_files(root: "Rootfs") -> "Iterator[DriverFile]":
+    """Yield the files that features mount; the capability is the feature's name."""
+    for path in _GDS_FILES:
+        if root.exists(path):
+            yield DriverFile("config", root.real_path(path), path, "gds")

@@ -7,6 +7,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_SHOWN = 48  # characters of a foreign value that a message shows
+
 
 class GpuhookError(Exception):
     """Base of all errors that gpuhook raises on purpose.
@@ -154,3 +156,24 @@ class WatchError(GpuhookError):
     """The kernel's events can't be watched."""
 
     code = "watch"
+
+
+# What came from an image or a user, in a message -------------------------------------------
+
+
+def shown(value: object) -> str:
+    """Return ``value`` in quotes, ASCII only, control characters escaped, cut short."""
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except (ValueError, RecursionError):  # more digits or levels than Python prints
+        text = type(value).__name__
+    if len(text) <= _SHOWN:
+        return ascii(text)
+    return f"{text[:_SHOWN]!a}... ({len(text)} characters)"
+
+
+def listed(values: "tuple[str, ...] | list[str]", limit: int = 8) -> str:
+    """Return at most ``limit`` values joined by commas, and how many more there are."""
+    head = ", ".join(values[:limit])
+    more = len(values) - limit
+    return f"{head} and {more} more" if more > 0 else head

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpuhook.config import Config
-    from gpuhook.injection import Injection
+    from gpuhook.inject import Injection
     from gpuhook.oci import Spec
     from gpuhook.resolve import Resolved
 
@@ -69,7 +69,7 @@ def _main(
     try:
         _bind(parent, descriptors)
         preload.load(preload.INJECTION)
-        from gpuhook.injection import Injection  # noqa: PLC0415 - imported already
+        from gpuhook.inject import Injection  # noqa: PLC0415 - imported already
 
         injection = Injection(spec, config, resolved)
         injection.begin()

@@ -3,43 +3,15 @@
 Nothing here looks at the host; ``discover`` fills these classes in and ``plan`` reads them.
 They go to JSON and back without loss, so an inventory can be saved.
 
-Hot path: imports nothing. Plain classes, because importing dataclasses costs two
+Plain classes, because importing dataclasses costs two
 interpreter starts.
 """
+
+from gpuhook.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Self
-
-
-class Record:
-    """Plain data with named fields: equality, repr and JSON by field, nothing else."""
-
-    __slots__: tuple[str, ...] = ()
-
-    def to_json(self) -> "dict[str, Any]":
-        """Return the fields as JSON values, nested records included."""
-        return {name: _encode(getattr(self, name)) for name in self.__slots__}
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-
-    def __hash__(self) -> int:
-        return hash(tuple(getattr(self, name) for name in self.__slots__))
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
-        return f"{type(self).__name__}({fields})"
-
-
-def _encode(value: "Any") -> "Any":
-    if isinstance(value, Record):
-        return value.to_json()
-    if isinstance(value, (tuple, list)):
-        return [_encode(item) for item in value]
-    return value
 
 
 class Mig(Record):

@@ -2,7 +2,7 @@
 
 ``loads`` reads; ``append_to_list`` and friends change a document's *text*: the place is
 found by scanning and only that place is rewritten, so unknown fields, number formats,
-duplicate keys and key order all survive.
+duplicate keys and key order all survive. ``Record`` is plain data that goes to JSON.
 
 Hot path: imports the C accelerator ``_json`` alone (the ``json`` package costs one
 interpreter start, most of it for ``re``); where an interpreter lacks it, ``json``'s own
@@ -222,3 +222,33 @@ def _number(value: float) -> str:
     """Write a number; one too large for a float as another that is, as it was read."""
     text = repr(value)
     return {"inf": "1e999", "-inf": "-1e999"}.get(text, text)
+
+
+class Record:
+    """Plain data with named fields: equality, repr and JSON by field, nothing else."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return the fields as JSON values, nested records included."""
+        return {name: _encode(getattr(self, name)) for name in self.__slots__}
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    def __hash__(self) -> int:
+        return hash(tuple(getattr(self, name) for name in self.__slots__))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"{type(self).__name__}({fields})"
+
+
+def _encode(value: "Any") -> "Any":
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, (tuple, list)):
+        return [_encode(item) for item in value]
+    return value

@@ -12,7 +12,7 @@ import errno
 import os
 import time
 
-from gpuhook import environment, mount_requests
+from gpuhook import sources
 from gpuhook.config import load
 from gpuhook.errors import ConfigError
 from gpuhook.variables import CUDA_VERSION, VISIBLE_DEVICES
@@ -43,12 +43,12 @@ def words(config: "Config") -> tuple[str, ...] | None:
     None where there are no such words, because the configuration names something that JSON
     could write in many ways.
     """
-    names = environment.items(config.swarm_resource)
+    names = sources.items(config.swarm_resource)
     prefixes = config.cdi_annotation_prefixes if config.reads_annotations else ()
     plain = [_plain_part(name) for name in (*names, *prefixes)]
     if not all(plain):
         return None
-    fixed = (VISIBLE_DEVICES, CUDA_VERSION, mount_requests.ROOT.rpartition("/")[2])
+    fixed = (VISIBLE_DEVICES, CUDA_VERSION, sources.MOUNTS_ROOT.rpartition("/")[2])
     return (*fixed, *plain, *ESCAPES)
 
 

@@ -9,7 +9,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from gpuhook import atomic, host_files, names
+from gpuhook import host_files, names
 from gpuhook.errors import EngineError
 
 LINKS = {
@@ -91,7 +91,7 @@ class LinkRecord:
         known = {link.path: link.program for link in [*self.links(), *links]}
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            atomic.replace(self._path, json.dumps(known, indent=2).encode())
+            host_files.replace(self._path, json.dumps(known, indent=2).encode())
             for link in missing:
                 os.makedirs(os.path.dirname(link.path), exist_ok=True)
                 os.symlink(link.program, link.path)

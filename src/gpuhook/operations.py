@@ -10,10 +10,9 @@ Hot path: imports os and stat.
 import os
 import stat
 
-from gpuhook import kernel, ldcache, procfs_params
-from gpuhook.container import Container, write_all
+from gpuhook import kernel, ldcache, own_files
+from gpuhook.container import Container, Journal, write_all
 from gpuhook.errors import InjectError, LdCacheError
-from gpuhook.journal import Journal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ LD_CACHE = "/etc/ld.so.cache"
 _LD_CACHE_LIMIT = 64 << 20
 PROC_DRIVER = "/proc/driver/nvidia"
 _PROC_FILE_LIMIT = 1 << 20
+_WRITTEN_LIMIT = 1 << 20
 
 
 def attributes_of(options: tuple[str, ...]) -> int:
@@ -296,7 +296,7 @@ class MaskProc(Operation):
         for name in self.files:
             data = host.read_file(f"{PROC_DRIVER}/{name}", _PROC_FILE_LIMIT)
             if data is not None:
-                masked = procfs_params.masked(data) if name == "params" else None
+                masked = own_files.masked_params(data) if name == "params" else None
                 self._copy(name, masked or data)
         for name in self.binds:
             self._clone(host, name)
@@ -441,5 +441,42 @@ class UpdateLdCache(Operation):
             "kind": self.kind,
             "destination": LD_CACHE,
             "libraries": [soname for soname, _, _ in self.libraries],
+            "reason": self.reason,
+        }
+
+
+class WriteFile(Operation):
+    """Write a file whole, over what the image may have under that name."""
+
+    kind = "write"
+
+    def __init__(self, destination: str, content: str, mode: int, reason: str) -> None:
+        super().__init__(reason)
+        self.destination = destination
+        self.content = content
+        self.mode = mode
+
+    @property
+    def optional(self) -> bool:
+        """Say yes: what we write makes things better, but not possible."""
+        return True
+
+    def describe(self) -> str:
+        """Say which file."""
+        return f"write {self.destination}"
+
+    def execute(self, container: Container) -> None:
+        """Replace the file; one that says the same is left as it is."""
+        new = self.content.encode()
+        if container.read_file(self.destination, _WRITTEN_LIMIT) != new:
+            container.replace_file(self.destination, new, self.mode)
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add place, mode and content."""
+        return {
+            "kind": self.kind,
+            "destination": self.destination,
+            "mode": f"{self.mode:04o}",
+            "content": self.content,
             "reason": self.reason,
         }

@@ -8,7 +8,7 @@ Hot path: imports operations.
 
 import os
 
-from gpuhook import cuda_compat, device_choice, sonames
+from gpuhook import cuda_compat, device_choice, layout, own_files
 from gpuhook.layout import cache_flags
 from gpuhook.operations import (
     FILE_OPTIONS,
@@ -20,6 +20,7 @@ from gpuhook.operations import (
     MaskProc,
     Symlink,
     UpdateLdCache,
+    WriteFile,
 )
 
 TYPE_CHECKING = False
@@ -94,8 +95,6 @@ def make_plan(
         *_profile(request, selection),
     ]
     if compat:
-        from gpuhook.file_operations import WriteFile  # noqa: PLC0415 - few images have it
-
         reason = f"CUDA {compat.version} of the image is newer than the driver's"
         operations.append(WriteFile(COMPAT_CONFIG, compat.folder + "\n", 0o644, reason))
     if libraries and image.layout.uses_cache:
@@ -181,7 +180,7 @@ def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Operation]":
     for folder, files in _by_folder(libraries).items():
         capability = {file.target: file.capability for file in files}
         names = [(file.target, file.soname) for file in files]
-        for link, name in sonames.links(names).items():
+        for link, name in layout.links(names).items():
             yield Symlink(f"{folder}/{link}", name, replace=True, reason=capability[name])
         for link, name, target in _extra_links(files):
             yield Symlink(f"{folder}/{link}", target, replace=False, reason=capability[name])
@@ -209,13 +208,10 @@ def _gbm_link(
 def _profile(request: "Request", selection: "Selection") -> "Iterator[Operation]":
     """Yield the profile that limits EGL to the container's GPUs."""
     if "graphics" in request.capabilities or "display" in request.capabilities:
-        from gpuhook import application_profile  # noqa: PLC0415 - most ask for compute alone
-        from gpuhook.file_operations import WriteFile  # noqa: PLC0415
-
-        text = application_profile.content(gpu.minor for gpu in selection.gpus)
+        text = own_files.profile(gpu.minor for gpu in selection.gpus)
         if text is not None:
-            mode = application_profile.MODE
-            yield WriteFile(application_profile.PATH, text, mode, "graphics on these GPUs alone")
+            mode = own_files.PROFILE_MODE
+            yield WriteFile(own_files.PROFILE_PATH, text, mode, "graphics on these GPUs alone")
 
 
 def _compat(request: "Request", inventory: "Inventory", image: "Image") -> "CudaCompat | None":
@@ -242,7 +238,7 @@ def _ld_cache(
         if flags is not None:
             names = [(file.target, file.soname) for file in files]
             extra = [link for link, _, _ in _extra_links(files)]
-            entries += sonames.cache_entries(folder, names, flags, extra)
+            entries += layout.cache_entries(folder, names, flags, extra)
     return UpdateLdCache(tuple(entries), "driver libraries", ldconfig)
 
 

@@ -29,24 +29,20 @@ _EXTENSIONS_FOLDER = "lib-dynload"
 
 # The order in which importing would complete them, so that none asks for a later one.
 CONFIGURATION = (
-    "errors", "quoting", "variables", "cdi_names", "config.schema", "config.model",
-    "config.plain_toml", "config.source", "config.loader", "config",
+    "errors", "variables", "config.schema", "config.model", "config.plain_toml",
+    "config.source", "config.loader", "config",
 )  # fmt: skip
 REQUEST = (
-    "jsontext", "log", "names", *CONFIGURATION, "oci", "versions", "requirements", "inventory",
-    "selection", "completeness", "environment", "mount_requests", "request",
-    "resolve",
+    "jsontext", "log", "names", *CONFIGURATION, "oci", "sources", "request", "resolve",
 )  # fmt: skip
-STORE = ("host_state", "store")
+STORE = ("inventory", "selection", "completeness", "requirements", "host_state", "store")
 RUNTIME = (
-    *REQUEST, "runtime_argv", "runtime_shim", *STORE, "mode", "feature_files",
-    "device_choice", "cgroup", "helper",
+    *REQUEST, "runtime_argv", "runtime_shim", *STORE, "device_choice", "cgroup", "helper",
 )  # fmt: skip
 INJECTION = (
-    *STORE,
-    "cgroup", "feature_files", "cuda_compat", "layout", "image", "clib", "kernel",
-    "rootfs", "mounts", "journal", "container", "inject", "device_choice", "ldcache",
-    "sonames", "procfs_params", "operations", "plan", "records", "injection",
+    *STORE, "cgroup", "cuda_compat", "ldcache", "layout", "image", "clib", "kernel", "rootfs",
+    "mounts", "container", "device_choice", "own_files", "operations", "plan", "records",
+    "inject",
 )  # fmt: skip
 HOOK = (*REQUEST, "prestart_hook")
 

@@ -10,8 +10,8 @@ import sys
 
 from gpuhook import log, names, preload
 from gpuhook.config import Config, load
-from gpuhook.errors import GpuhookError
-from gpuhook.oci import parse_state, read_spec
+from gpuhook.errors import GpuhookError, SpecError
+from gpuhook.oci import Spec, parse_state, read_spec
 from gpuhook.resolve import resolve
 
 TYPE_CHECKING = False
@@ -27,6 +27,8 @@ With precreate, podman's stage before the runtime is called, reads a config.json
 and prints it with the device rules and the hook that its GPUs need.
 """
 _STATE_LIMIT = 16 << 20
+_INPUT = "The configuration on standard input"
+_SPEC_LIMIT = 64 << 20
 # NVIDIA's hook has verbs of which only the first does anything; hook files name them.
 _IDLE_VERBS = ("poststart", "poststop")
 
@@ -94,6 +96,45 @@ def run(state_text: bytes, config: Config) -> None:
     resolved = resolve(spec.data, config)
     if resolved is not None:
         preload.load(preload.INJECTION)
-        from gpuhook.injection import Injection  # noqa: PLC0415 - only where a GPU is asked for
+        from gpuhook.inject import Injection  # noqa: PLC0415 - only where a GPU is asked for
 
         Injection(spec, config, resolved).finish(state)
+
+
+def precreate(folder: str, argv: list[str]) -> "NoReturn":
+    """Be podman's hook of that stage: edit a config.json on its way to the runtime.
+
+    podman hands it over on standard input before it calls its runtime, and takes the edited
+    one from standard output (oci-hooks(5), "precreate"). So device rules and our prestart hook
+    get into it whatever the runtime is. Exits with 0, or with 1 and the reason.
+
+    ``folder`` is where gpuhook-prestart lies; ``argv`` may hold ``--config FILE``.
+    """
+    from gpuhook.runtime_shim import edit  # noqa: PLC0415 - these edits are the runtime's
+
+    config_path, _ = read_arguments(argv)
+    text = _read_input()
+    config = Config()
+    try:
+        config = load(config_path)
+        if len(text) > _SPEC_LIMIT:
+            raise SpecError(f"{_INPUT} is larger than {_SPEC_LIMIT >> 20} MiB", "Make it smaller")
+        spec = Spec(_INPUT, text.decode("utf-8", "surrogateescape"))
+        edited = edit(spec, config, folder)
+    except GpuhookError as error:
+        log.error(names.HOOK, str(error), config)
+        sys.exit(1)
+    with open(1, "wb") as output:
+        output.write(text if edited is None else edited.text.encode("utf-8", "surrogateescape"))
+    sys.exit(0)
+
+
+def _read_input() -> bytes:
+    """Read standard input to its end, so that podman's write never fails."""
+    chunks = []
+    size = 0
+    while chunk := os.read(0, 1 << 16):
+        size += len(chunk)
+        if size <= _SPEC_LIMIT + (1 << 16):
+            chunks.append(chunk)
+    return b"".join(chunks)

@@ -6,11 +6,11 @@ same one and so see the same request.
 Hot path: imports nothing heavy.
 """
 
-from gpuhook import cdi_names, environment, variables
-from gpuhook.errors import RequestError, SpecError
-from gpuhook.inventory import Record
-from gpuhook.mount_requests import MountRequests
-from gpuhook.quoting import shown
+from gpuhook import sources, variables
+from gpuhook.errors import RequestError, SpecError, shown
+from gpuhook.jsontext import Record
+from gpuhook.names import cdi_parts
+from gpuhook.sources import MountRequests
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class _Reader:
     def __init__(self, spec: "dict[str, Any]", config: "Config") -> None:
         self.spec = spec
         self.config = config
-        self.env = environment.parse(_strings(spec, "process", "env"))
+        self.env = sources.parse_environment(_strings(spec, "process", "env"))
         self.legacy = variables.is_legacy(self.env)
         self.mounts = MountRequests(_mount_pairs(spec))
         self.accepts_env = config.accept_envvar_unprivileged or is_privileged(spec)
@@ -154,7 +154,7 @@ class _Reader:
     def read(self) -> None:
         source, devices = self.chosen_devices()
         self.found.update(source=source, devices=devices)
-        disabled = self.config.disable_require or environment.is_true(
+        disabled = self.config.disable_require or sources.is_true(
             self.env.get(variables.DISABLE_REQUIRE)
         )
         self.found["requirements_disabled"] = disabled
@@ -219,7 +219,7 @@ class _Reader:
             value = annotations[key]
             if not isinstance(value, str):
                 raise _misshapen(f"The annotation {shown(key)}", "a string")
-            names += environment.items(value)
+            names += sources.items(value)
         return list(dict.fromkeys(self.counted_annotations(names)))
 
     def distrust(self) -> str:
@@ -242,15 +242,13 @@ class _Reader:
         if mode == "cdi":
             return names
         if mode == "auto":
-            counted = names if all(cdi_names.parse(name) for name in names) else []
+            counted = names if all(cdi_parts(name) for name in names) else []
         elif self.env.get(variables.VISIBLE_DEVICES) == "void":
             counted = []
         else:
             vendor = self.config.cdi_default_kind.partition("/")[0]
             ours = (vendor, AUTOMATIC.partition("/")[0])
-            counted = [
-                name for name in names if (parts := cdi_names.parse(name)) and parts[0] in ours
-            ]
+            counted = [name for name in names if (parts := cdi_parts(name)) and parts[0] in ours]
         kept = frozenset(counted)
         for name in names:
             if name not in kept:
@@ -269,7 +267,7 @@ class _Reader:
         return []
 
     def names_from_environment(self) -> list[str]:
-        swarm = [name for name in environment.items(self.config.swarm_resource) if name in self.env]
+        swarm = [name for name in sources.items(self.config.swarm_resource) if name in self.env]
         fallback = variables.VISIBLE_DEVICES
         named = swarm or [fallback]
         if swarm and fallback in self.env and fallback not in swarm:
@@ -286,7 +284,7 @@ class _Reader:
         values = [self.env[name] for name in named if name in self.env]
         if not values:
             return ["all"] if self.legacy else []
-        return [item for value in values for item in environment.items(value)]
+        return [item for value in values for item in sources.items(value)]
 
     def read_names(self, devices: tuple[str, ...]) -> None:
         """Sort the devices' names into CDI names and selectors."""
@@ -297,7 +295,7 @@ class _Reader:
             if name.startswith(AUTOMATIC):
                 if name != AUTOMATIC + "none":
                     selectors.append(name[len(AUTOMATIC) :])
-            elif cdi_names.parse(name):
+            elif cdi_parts(name):
                 qualified.append(name)
             elif self.config.mode == "cdi":
                 qualified.append(f"{self.config.cdi_default_kind}={name}")
@@ -394,3 +392,16 @@ def _misshapen(what: str, expected: str) -> SpecError:
         f"{what} in the container's config.json is not {expected}",
         "Report it to whatever wrote the bundle (the engine)",
     )
+
+
+def effective_mode(mode: str, request: Request) -> str:
+    """Return hook, spec or cdi for a container; ``mode`` is the configuration's, or auto.
+
+    CDI names can be had in one way only, whatever is configured. In mode cdi, names of
+    NVIDIA's automatic kind stand for the machine's own GPUs and are written into config.json.
+    """
+    if request.cdi_devices:
+        return "cdi"
+    if mode == "cdi":
+        return "spec" if request.selectors else "cdi"
+    return "hook" if mode == "auto" else mode

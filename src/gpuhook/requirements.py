@@ -12,9 +12,7 @@ alternative that has no factor left; a requirement without alternatives always h
 Hot path: imports nothing heavy.
 """
 
-from gpuhook import versions
-from gpuhook.errors import RequirementError
-from gpuhook.quoting import shown
+from gpuhook.errors import RequirementError, shown
 from gpuhook.variables import DISABLE_REQUIRE, REQUIRE
 
 TYPE_CHECKING = False
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     Factor = tuple[str, str, str]  # property, operator, value
     Alternatives = tuple[tuple[Factor, ...], ...]
 
+_VERSION_LIMIT = 64  # characters; no real version is a third as long
 _OPERATORS = ("!=", "<=", ">=", "=", "<", ">")  # the longer first
 _OPERATOR_CHARACTERS = "<>=!"
 _VERSIONS = ("cuda", "driver", "arch")
@@ -66,7 +65,7 @@ def _factor(factor: str, text: str) -> "Factor":
 def _check_factor(name: str, operator: str, value: str, factor: str, text: str) -> None:
     if not name or not value:
         raise _malformed(factor, "lacks a property or a value", text)
-    if name in _VERSIONS and versions.parse(value) is None:
+    if name in _VERSIONS and parse_version(value) is None:
         raise _malformed(factor, "does not compare with a version number", text)
     if name == "brand" and operator not in ("=", "!="):
         raise _malformed(factor, "orders brands, which have no order", text)
@@ -100,7 +99,7 @@ def _factor_holds(factor: "Factor", facts: "Mapping[str, str]") -> bool:
         return True
     if name == "brand":
         return (actual.lower() == value.lower()) == (operator == "=")
-    have, want = versions.parse(actual), versions.parse(value)
+    have, want = parse_version(actual), parse_version(value)
     if have is None or want is None:
         return True
     if operator == "=":
@@ -150,3 +149,16 @@ def _unmet(
         f"The container requires {shown(text)} and this machine has {has}{where}",
         f"{remedy}, or set {DISABLE_REQUIRE}=true to start without this check",
     )
+
+
+def parse_version(text: str) -> tuple[int, ...] | None:
+    """Return a version's numbers, trailing zeros dropped (9 = 9.0), None if it is none."""
+    if len(text) > _VERSION_LIMIT:
+        return None
+    parts = text.split(".")
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        return None
+    numbers = [int(part) for part in parts]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

@@ -5,7 +5,7 @@ The one sequence that the runtime, the hook and ``gpuhook explain`` share.
 Hot path: imports the pure steps; ``store`` only when a GPU is asked for.
 """
 
-from gpuhook import completeness, preload, requirements, selection
+from gpuhook import preload
 from gpuhook.errors import RequestError
 from gpuhook.request import read_request
 
@@ -63,7 +63,8 @@ def resolve(
             "Ask the engine for them (docker run --device NAME), or name GPUs by index or UUID",
         )
     preload.load(preload.STORE)
-    from gpuhook.store import get_inventory  # noqa: PLC0415 - not always needed
+    from gpuhook import completeness, requirements, selection  # noqa: PLC0415 - not always needed
+    from gpuhook.store import get_inventory  # noqa: PLC0415
 
     inventory = progress.inventory = get_inventory(config, save=save)
     selected = selection.select(request, inventory)

@@ -140,9 +140,9 @@ def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> 
     if resolved is None:
         return None
     spec.require_mount_namespace()
-    from gpuhook import mode  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook import request  # noqa: PLC0415 - only where a GPU is asked for
 
-    if mode.resolve(config.mode, resolved.request) == "spec":
+    if request.effective_mode(config.mode, resolved.request) == "spec":
         for stage in names.HOOK_STAGES:  # nothing is left for them to do
             spec = spec.drop_hooks(stage, (*names.NVIDIA_HOOKS, names.HOOK))
         return _edit_spec(spec, resolved, config)

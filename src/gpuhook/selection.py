@@ -8,8 +8,7 @@ a MIG device by index in its GPU (0:1), by UUID (MIG-...) or in the old form
 Hot path: imports nothing heavy.
 """
 
-from gpuhook.errors import LostDeviceError, RequestError, UnknownDeviceError
-from gpuhook.quoting import listed, shown
+from gpuhook.errors import LostDeviceError, RequestError, UnknownDeviceError, listed, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ numbers that name /dev/nvidia-caps-imex-channels/*; requirements are conditions 
 sets on the machine, whose own grammar is in ``requirements``.
 """
 
-from gpuhook.errors import CapabilityError, RequestError, RequirementError
-from gpuhook.quoting import listed, shown
+from gpuhook.errors import CapabilityError, RequestError, RequirementError, listed, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from gpuhook import inject as injection
 from gpuhook import kernel, mounts
 from gpuhook.container import Container
 from gpuhook.errors import InjectError, VolumeError
-from gpuhook.file_operations import WriteFile
 from gpuhook.operations import (
     FILE_OPTIONS,
     BindFile,
@@ -27,6 +26,7 @@ from gpuhook.operations import (
     Operation,
     Symlink,
     UpdateLdCache,
+    WriteFile,
 )
 
 LIBRARY = "libcuda.so.1.2.3"

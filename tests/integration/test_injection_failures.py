@@ -12,9 +12,8 @@ from harness.snapshot import mount_table
 
 from gpuhook import inject as injection
 from gpuhook import kernel
+from gpuhook.container import Journal
 from gpuhook.errors import InjectError
-from gpuhook.file_operations import WriteFile
-from gpuhook.journal import Journal
 from gpuhook.operations import (
     FILE_OPTIONS,
     BindDevice,
@@ -23,6 +22,7 @@ from gpuhook.operations import (
     Operation,
     Symlink,
     UpdateLdCache,
+    WriteFile,
 )
 from gpuhook.plan import Plan
 from gpuhook.rootfs import Rootfs

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuhook import atomic
+from gpuhook import host_files
 from gpuhook.cli import cli
 from gpuhook.config import Config, load, loads
 from gpuhook.config.edit import parse_assignment, set_value
@@ -319,8 +319,8 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
         with monkeypatch.context() as patch:
             patch.setattr(os, step, fail)
             with pytest.raises(OSError, match="No space"):
-                atomic.replace(str(file), b"new")
+                host_files.replace(str(file), b"new")
         assert file.read_text() == "old"
         assert list(tmp_path.iterdir()) == [file]
-    atomic.replace(str(file), b"new")
+    host_files.replace(str(file), b"new")
     assert file.read_text() == "new"

@@ -1,4 +1,4 @@
-"""driver_files, graphics_files, feature_files: what is found below a driver root."""
+"""driver_files, graphics_files: what is found below a driver root."""
 
 import os
 import subprocess

@@ -87,8 +87,8 @@ def handling_images() -> list[Path]:
 # Modules that hold a Rootfs of the host or of the driver, or change nothing in an image.
 OF_THE_HOST = {
     "discover": "looks at the driver root",
+    "device_choice": "looks at the driver root",
     "driver_files": "looks at the driver root",
-    "feature_files": "looks at the driver root",
     "graphics_files": "looks at the driver root",
     "containers": "reads, for gpuhook list",
     "kernel_modules": "runs in the driver root",
@@ -148,7 +148,7 @@ def test_every_exception_is_still_needed() -> None:
 
 # The commands' rooms, and what in them must go through host_files, host_processes and the like.
 ROOMS = ("engines", "doctor", "cli")
-COMMANDS_MODULES = ("atomic", "host_processes", "nvidia_names")
+COMMANDS_MODULES = ("host_processes", "nvidia_names")
 OF_OTHERS = {
     "open": "waits for a pipe's other end, and reads without bound; use host_files.read",
     "os.open": "as open; use host_files.read or host_files.create_private",
@@ -168,8 +168,6 @@ OF_OTHERS_METHODS = (".read_text", ".read_bytes", ".open", ".expanduser", ".Pope
 
 # (module, function, call) -> why another user has no hand in it.
 ALLOWED_TO_COMMANDS = {
-    ("atomic", "replace", "open"): "a descriptor of our own new file",
-    ("atomic", "_sync_folder", "os.open"): "a folder, which no open waits for",
     ("cli/_engines", "state_folder", "os.path.expanduser"): "only where we aren't root",
     ("cli/config", "default_text", f"{OWN_CONFIG}.read_text"): "a file of our own package",
     ("cli/install", "install", "os.path.expanduser"): "only where we aren't root",

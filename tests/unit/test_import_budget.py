@@ -26,22 +26,23 @@ JSON = {"_json"}
 KERNEL = {"_ctypes"}
 
 SPEC = "gpuhook._start, gpuhook.runtime_shim, gpuhook.oci, gpuhook.resolve"
+CHOICE = "gpuhook.store, gpuhook.requirements, gpuhook.completeness"
 PROGRAMS: dict[str, tuple[str, int, set[str]]] = {
     # program: (imports, gpuhook's own modules at most, modules beyond the free ones)
     "runtime, no GPU": (
         SPEC,
-        28,
+        21,
         JSON,
     ),
     "runtime, GPU": (
-        f"{SPEC}, gpuhook.store, gpuhook.mode, gpuhook.device_choice, gpuhook.helper",
-        34,
+        f"{SPEC}, {CHOICE}, gpuhook.device_choice, gpuhook.cgroup, gpuhook.helper",
+        30,
         JSON,
     ),
-    "hook, no GPU": ("gpuhook._start, gpuhook.prestart_hook", 27, JSON),
+    "hook, no GPU": ("gpuhook._start, gpuhook.prestart_hook", 20, JSON),
     "hook, GPU": (
-        "gpuhook._start, gpuhook.prestart_hook, gpuhook.store, gpuhook.injection",
-        53,
+        f"gpuhook._start, gpuhook.prestart_hook, {CHOICE}, gpuhook.inject",
+        41,
         JSON | KERNEL,
     ),
 }

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpuhook import ldcache, sonames
+from gpuhook import layout, ldcache
 from gpuhook.errors import LdCacheError
 
 LibraryBuilder = Callable[..., bytes]
@@ -197,8 +197,8 @@ def test_merging_gives_what_ldconfig_gives(
     add_driver(root / "opt/gpu32", library, 32, 3)
     merged = ldcache.merge(
         image,
-        sonames.cache_entries("/opt/gpu", DRIVER_FILES, X86_64, DRIVER_LINKS)
-        + sonames.cache_entries("/opt/gpu32", DRIVER_FILES, I386, DRIVER_LINKS),
+        layout.cache_entries("/opt/gpu", DRIVER_FILES, X86_64, DRIVER_LINKS)
+        + layout.cache_entries("/opt/gpu32", DRIVER_FILES, I386, DRIVER_LINKS),
     )
     wanted = listing(ldconfig(root, "-c", "new", "/opt/gpu", "/opt/gpu32"), tmp_path)
     found = listing(merged, tmp_path)
@@ -207,10 +207,9 @@ def test_merging_gives_what_ldconfig_gives(
         wanted, found = ([x for x in lines if "hwcaps" not in x] for lines in (wanted, found))
     assert found == wanted
     made = {
-        link: str(Path(os.readlink(root / "opt/gpu" / link)))
-        for link in sonames.links(DRIVER_FILES)
+        link: str(Path(os.readlink(root / "opt/gpu" / link))) for link in layout.links(DRIVER_FILES)
     }
-    assert made == sonames.links(DRIVER_FILES)
+    assert made == layout.links(DRIVER_FILES)
 
 
 def test_libraries_in_a_folder_of_the_image(
@@ -219,7 +218,7 @@ def test_libraries_in_a_folder_of_the_image(
     image = ldconfig(root)
     add_driver(root / FOLDER[1:], library, 64, 62)
     ours = [file for file in DRIVER_FILES if not file[0].startswith("libz")]
-    entries = sonames.cache_entries(FOLDER, ours, X86_64, DRIVER_LINKS)
+    entries = layout.cache_entries(FOLDER, ours, X86_64, DRIVER_LINKS)
     assert listing(ldcache.merge(image, entries), tmp_path) == listing(ldconfig(root), tmp_path)
 
 

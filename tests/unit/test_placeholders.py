@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gpuhook import kernel
-from gpuhook.container import Container
-from gpuhook.journal import Journal
+from gpuhook.container import Container, Journal
 
 FOLDER = "/usr/lib"
 

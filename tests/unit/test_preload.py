@@ -12,11 +12,13 @@ SOURCES = Path(__file__).parents[2] / "src"
 
 LISTS = {
     "RUNTIME": (
-        "gpuhook.runtime_shim, gpuhook.oci, gpuhook.resolve, gpuhook.store, gpuhook.mode, "
-        "gpuhook.device_choice, gpuhook.cgroup, gpuhook.helper"
+        "gpuhook.runtime_shim, gpuhook.oci, gpuhook.resolve, gpuhook.store, gpuhook.requirements, "
+        "gpuhook.completeness, gpuhook.device_choice, gpuhook.cgroup, gpuhook.helper"
     ),
     "HOOK": "gpuhook.prestart_hook",
-    "HOOK + preload.INJECTION": "gpuhook.prestart_hook, gpuhook.injection",
+    "HOOK + preload.INJECTION": (
+        "gpuhook.prestart_hook, gpuhook.store, gpuhook.requirements, gpuhook.inject"
+    ),
 }
 
 
@@ -65,9 +67,9 @@ def test_modules_are_the_same(package: Path) -> None:
 
 
 def test_changed_source_is_what_runs(package: Path) -> None:
-    source = package / "quoting.py"
+    source = package / "sources.py"
     source.write_text(source.read_text() + "\nCHANGED = 'yes'\n")
-    code = "preload.load(preload.RUNTIME)\nfrom gpuhook import quoting\nprint(quoting.CHANGED)"
+    code = "preload.load(preload.RUNTIME)\nfrom gpuhook import sources\nprint(sources.CHANGED)"
     assert run(package, code) == ["yes"]
 
 

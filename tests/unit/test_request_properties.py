@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from gpuhook.config import Config
 from gpuhook.errors import GpuhookError
 from gpuhook.inventory import Gpu, Inventory, Mig
-from gpuhook.mode import resolve
-from gpuhook.request import Request, read_request
+from gpuhook.request import Request, effective_mode, read_request
 from gpuhook.requirements import check
 from gpuhook.selection import select
 
@@ -104,7 +103,7 @@ def assert_well_formed(request: Request, config: Config) -> None:
     assert "" not in names
     assert (request.source == "none") is (request.devices is None)
     assert not (request.cdi_devices and request.selectors)
-    assert resolve(config.mode, request) in ("hook", "spec", "cdi")
+    assert effective_mode(config.mode, request) in ("hook", "spec", "cdi")
     assert all(0 <= channel < 1 << 20 for channel in request.imex_channels)
     for name in (*request.selectors, *request.cdi_devices):
         assert name.isascii()

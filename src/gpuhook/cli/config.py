@@ -6,7 +6,7 @@ from importlib import resources
 
 import click
 
-from gpuhook import atomic, host_files
+from gpuhook import host_files
 from gpuhook.config import DEFAULT_PATH, load
 from gpuhook.config.edit import parse_assignment, set_value
 from gpuhook.config.loader import PATH_VARIABLE, examine
@@ -114,7 +114,7 @@ def _save(path: str, text: str) -> None:
     host_files.check_way(path)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        atomic.replace(path, text.encode("utf-8"))
+        host_files.replace(path, text.encode("utf-8"))
     except OSError as error:
         raise ConfigError(
             f"{path} can't be written: {error.strerror}",

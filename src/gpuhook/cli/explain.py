@@ -7,13 +7,12 @@ from typing import Any
 import click
 
 from gpuhook import completeness, image
-from gpuhook import environment as environments
+from gpuhook import sources as environments
 from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.config import Config, load
-from gpuhook.errors import GpuhookError
+from gpuhook.errors import GpuhookError, shown
 from gpuhook.oci import Spec, read_spec
 from gpuhook.plan import Plan, make_plan
-from gpuhook.quoting import shown
 from gpuhook.resolve import Progress, Resolved, resolve
 from gpuhook.rootfs import Rootfs
 from gpuhook.variables import VISIBLE_DEVICES
@@ -123,7 +122,7 @@ def _request_lines(explanation: Explanation) -> list[str]:
 
 def _why_nothing(spec: dict[str, Any], config: Config) -> str:
     """Return why the environment asks for nothing, "" where it names devices."""
-    env = environments.parse((spec.get("process") or {}).get("env") or [])
+    env = environments.parse_environment((spec.get("process") or {}).get("env") or [])
     variables = [name for name in environments.items(config.swarm_resource) if name in env]
     variables = variables or [VISIBLE_DEVICES]
     what = " and ".join(variables)

@@ -5,7 +5,7 @@ Hot path: the line finder is imported only for an error message.
 
 import os
 
-from gpuhook import cdi_names, variables
+from gpuhook import names, variables
 from gpuhook.config.model import Config
 from gpuhook.config.schema import (
     BOOL,
@@ -21,8 +21,7 @@ from gpuhook.config.schema import (
     WITHOUT_EFFECT,
 )
 from gpuhook.config.source import flatten, parse, read_text
-from gpuhook.errors import ConfigError
-from gpuhook.quoting import shown
+from gpuhook.errors import ConfigError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -187,7 +186,7 @@ class _Reading:
 
     def check_kind(self) -> None:
         kind = self.config.cdi_default_kind
-        if cdi_names.parse(kind + "=0") is None:
+        if names.cdi_parts(kind + "=0") is None:
             problem = f"must be a CDI kind such as nvidia.com/gpu, not {shown(kind)}"
             self.wrong("nvidia-container-runtime.modes.cdi.default-kind", problem)
 

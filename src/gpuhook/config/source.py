@@ -7,8 +7,7 @@ import os
 import stat
 
 from gpuhook.config import plain_toml
-from gpuhook.errors import ConfigError
-from gpuhook.quoting import shown
+from gpuhook.errors import ConfigError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

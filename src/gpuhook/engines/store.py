@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from gpuhook import atomic, host_files, names
+from gpuhook import host_files, names
 from gpuhook.engines import json_text, toml_text
 from gpuhook.engines.files import Change, decode, make_folders, read, remove_folders
 from gpuhook.engines.merge import Document, Path, without_ours
@@ -231,11 +231,11 @@ class Store:
         os.makedirs(place, exist_ok=True)
         for name, data in (("original", original), ("written", new)):
             if data is not None:
-                atomic.replace(f"{place}/{name}", data)
+                host_files.replace(f"{place}/{name}", data)
             else:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{place}/{name}")
-        atomic.replace(f"{place}/record.json", json.dumps(asdict(record), indent=2).encode())
+        host_files.replace(f"{place}/record.json", json.dumps(asdict(record), indent=2).encode())
 
     def plan_removal(self, record: Record) -> Change:
         """Return what ``take_back`` would change."""

@@ -1,20 +1,23 @@
-"""Requests made by mounting /dev/null below /var/run/nvidia-container-devices.
+"""Where a container's spec holds requests: in its environment and in its mounts.
 
-A cluster's device plugin asks in this way, because a user's image can't forge mounts.
+A cluster's device plugin asks by mounting /dev/null below MOUNTS_ROOT, because a user's image
+can't forge mounts.
 
 Hot path: imports os.path alone.
 """
 
 from os.path import normpath
 
-from gpuhook import cdi_names
-from gpuhook.quoting import shown
+from gpuhook import names
+from gpuhook.errors import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-ROOT = "/var/run/nvidia-container-devices"
+_TRUE = ("1", "t", "T", "TRUE", "true", "True")
+
+MOUNTS_ROOT = "/var/run/nvidia-container-devices"
 _SOURCE = "/dev/null"
 
 
@@ -55,7 +58,7 @@ def _name(source: str, destination: str) -> str | None:
     if _clean(source) != _SOURCE:
         return None
     # The slash keeps out folders whose names only begin in the same way.
-    head, found, name = _clean(destination).partition(ROOT + "/")
+    head, found, name = _clean(destination).partition(MOUNTS_ROOT + "/")
     return name if found and not head else None
 
 
@@ -69,4 +72,26 @@ def _qualified(name: str) -> str | None:
     if "=" not in name:
         kind, _, device = name.rpartition("/") if name.count("/") == 2 else ("", "", "")
         name = f"{kind}={device}"
-    return name if cdi_names.parse(name) else None
+    return name if names.cdi_parts(name) else None
+
+
+def parse_environment(entries: "Iterable[str]") -> dict[str, str]:
+    """Return NAME=VALUE entries as a mapping; of several entries for a name the last counts.
+
+    An entry without = is a name that is set to nothing: it never fails a container.
+    """
+    variables = {}
+    for entry in entries:
+        name, _, value = entry.partition("=")
+        variables[name] = value
+    return variables
+
+
+def is_true(value: str | None) -> bool:
+    """Say whether a value means yes, by the words of Go's strconv.ParseBool; others mean no."""
+    return value in _TRUE
+
+
+def items(value: str) -> list[str]:
+    """Return the items of a comma list, blanks trimmed and empties dropped, in order."""
+    return [item for part in value.split(",") if (item := part.strip())]

@@ -1,6 +1,6 @@
 import pytest
 
-from gpuhook import versions
+from gpuhook import requirements
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ from gpuhook import versions
     ],
 )
 def test_parse(text: str, numbers: tuple[int, ...] | None) -> None:
-    assert versions.parse(text) == numbers
+    assert requirements.parse_version(text) == numbers
 
 
 def test_numbers_and_not_characters_are_compared() -> None:
     ordered = ["9", "9.0.1", "12.2", "12.10", "99.1", "100"]
-    parsed = [versions.parse(text) for text in ordered]
+    parsed = [requirements.parse_version(text) for text in ordered]
     assert parsed == sorted(parsed, key=lambda numbers: numbers or ())

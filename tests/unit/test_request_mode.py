@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook import mode
+from gpuhook import request
 from gpuhook.config import loads
 from gpuhook.errors import ConfigError, RequestError
 from gpuhook.request import Request, read_request
@@ -36,7 +36,8 @@ def test_resolve(case: Case) -> None:
     }
     config = loads(text)
     assert (
-        mode.resolve(config.mode, read_request(spec, config)) == NEAREST[case["expected"]["mode"]]
+        request.effective_mode(config.mode, read_request(spec, config))
+        == NEAREST[case["expected"]["mode"]]
     )
 
 
@@ -55,7 +56,7 @@ def test_resolve(case: Case) -> None:
     ],
 )
 def test_mode_and_request(configured: str, request_: Request, result: str) -> None:
-    assert mode.resolve(configured, request_) == result
+    assert request.effective_mode(configured, request_) == result
 
 
 def test_a_request_of_both_kinds_never_gets_here() -> None:
