@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 
-from gpuhook import preload
+from gpuhook.start import preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,21 +17,26 @@ import os
 import sys
 from _frozen_importlib import BuiltinImporter
 
-from gpuhook import cgroup, completeness, image, kernel, log, records
-from gpuhook.container import Container, Journal
+from gpuhook import log
+from gpuhook.cgroup import access
+from gpuhook.container import kernel
+from gpuhook.container.changes import Container, Journal
+from gpuhook.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs
 from gpuhook.errors import GpuhookError, InjectError, VolumeError
-from gpuhook.plan import make_plan
-from gpuhook.rootfs import PATH_FLAGS, RESOLVE, Rootfs
+from gpuhook.plan import image
+from gpuhook.plan.planner import make_plan
+from gpuhook.running import records
+from gpuhook.vendors.nvidia import completeness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.config import Config
-    from gpuhook.image import Image
-    from gpuhook.oci import Spec, State
-    from gpuhook.operations import Operation
-    from gpuhook.plan import Plan
+    from gpuhook.oci.spec import Spec, State
+    from gpuhook.plan.image import Image
+    from gpuhook.plan.operations import Operation
+    from gpuhook.plan.planner import Plan
     from gpuhook.resolve import Resolved
 
 _REMEDIES = {
@@ -203,12 +208,12 @@ def allow_devices(
 
     ``process`` is a descriptor of /proc/PID. Returns how that was done, for the log.
     """
-    missing = [pair for pair in devices if not cgroup.spec_allows(rules, *pair)]
+    missing = [pair for pair in devices if not access.spec_allows(rules, *pair)]
     if not missing:
         return "spec"
     if no_cgroups:
         return "no-cgroups"
-    return cgroup.allow(process, missing)
+    return access.allow(process, missing)
 
 
 def inject(plan: "Plan", host: Rootfs, container: Container, *, enter: bool = True) -> None:

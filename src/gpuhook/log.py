@@ -8,7 +8,7 @@ Hot path: imports os and time.
 import os
 import time
 
-from gpuhook import jsontext
+from gpuhook.oci import jsontext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

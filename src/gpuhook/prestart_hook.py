@@ -8,11 +8,12 @@ imported only when a GPU is asked for. A test holds this file to that.
 import os
 import sys
 
-from gpuhook import log, names, preload
+from gpuhook import log, names
 from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError, SpecError
-from gpuhook.oci import Spec, parse_state, read_spec
+from gpuhook.oci.spec import Spec, parse_state, read_spec
 from gpuhook.resolve import resolve
+from gpuhook.start import preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

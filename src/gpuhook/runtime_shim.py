@@ -12,14 +12,14 @@ import sys
 from gpuhook import log, names
 from gpuhook.config import Config, load
 from gpuhook.errors import ConfigError, GpuhookError, RuntimeMissingError, SpecError
-from gpuhook.runtime_argv import Arguments
+from gpuhook.oci.runtime_argv import Arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
     from typing import NoReturn
 
-    from gpuhook.oci import Spec
+    from gpuhook.oci.spec import Spec
     from gpuhook.resolve import Resolved
 
 HELPER_OPTION = "--helper"
@@ -40,7 +40,7 @@ def main(
         creating = arguments.verb in names.CREATING_VERBS
         config = _load_config(creating)
         if save:
-            from gpuhook import launcher_files  # noqa: PLC0415 - once after every change
+            from gpuhook.start import launcher_files  # noqa: PLC0415 - once after every change
 
             launcher_files.save(config.path)
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
@@ -120,7 +120,7 @@ def prepare_bundle(arguments: Arguments, config: Config, folder: str) -> None:
 
     ``folder`` is where gpuhook-prestart lies beside gpu-py.
     """
-    from gpuhook.oci import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
+    from gpuhook.oci.spec import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
 
     spec = read_spec(os.path.join(arguments.bundle or "", arguments.config))
     edited = edit(spec, config, folder, helped=config.helper)
@@ -140,22 +140,22 @@ def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> 
     if resolved is None:
         return None
     spec.require_mount_namespace()
-    from gpuhook import request  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook.request import reader  # noqa: PLC0415 - only where a GPU is asked for
 
-    if request.effective_mode(config.mode, resolved.request) == "spec":
+    if reader.effective_mode(config.mode, resolved.request) == "spec":
         for stage in names.HOOK_STAGES:  # nothing is left for them to do
             spec = spec.drop_hooks(stage, (*names.NVIDIA_HOOKS, names.HOOK))
         return _edit_spec(spec, resolved, config)
-    from gpuhook import device_choice  # noqa: PLC0415
+    from gpuhook.vendors.nvidia import device_nodes  # noqa: PLC0415
 
-    devices = device_choice.allowed(resolved.request, resolved.inventory, resolved.selection)
+    devices = device_nodes.allowed(resolved.request, resolved.inventory, resolved.selection)
     _link_nodes(spec, resolved, devices)
     spec = _add_device_rules(make_way(spec), list(devices))
     if has_hook(spec):
         return spec
     words: list[str] = []
     if helped:
-        from gpuhook import helper  # noqa: PLC0415
+        from gpuhook.start import helper  # noqa: PLC0415
 
         words = helper.start(spec, config, resolved)
     return add_hook(spec, config, folder, [HELPER_OPTION, *words] if words else [])
@@ -163,7 +163,7 @@ def edit(spec: "Spec", config: Config, folder: str, *, helped: bool = False) -> 
 
 def _link_nodes(spec: "Spec", resolved: "Resolved", devices: "Container[tuple[int, int]]") -> None:
     """Let systemd, where it manages the container's cgroup, find the devices allowed in it."""
-    from gpuhook import dev_char  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook.cgroup import dev_char  # noqa: PLC0415 - only where a GPU is asked for
 
     linux = spec.data.get("linux")
     if isinstance(linux, dict) and dev_char.wanted(linux.get("cgroupsPath")):
@@ -173,9 +173,9 @@ def _link_nodes(spec: "Spec", resolved: "Resolved", devices: "Container[tuple[in
 
 def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
     """Return the spec with all that mode spec does, for the image as the engine laid it out."""
-    from gpuhook import image, spec_edits  # noqa: PLC0415 - only in mode spec
-    from gpuhook.plan import make_plan  # noqa: PLC0415
-    from gpuhook.rootfs import Rootfs  # noqa: PLC0415
+    from gpuhook.container.rootfs import Rootfs  # noqa: PLC0415
+    from gpuhook.plan import image, spec_edits  # noqa: PLC0415 - only in mode spec
+    from gpuhook.plan.planner import make_plan  # noqa: PLC0415
 
     try:
         with Rootfs(spec.root_path) as root:
@@ -190,12 +190,12 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
 
 
 def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
-    from gpuhook import cgroup  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook.cgroup import access  # noqa: PLC0415 - only where a GPU is asked for
 
-    missing = [pair for pair in devices if not cgroup.spec_allows(spec.device_rules, *pair)]
+    missing = [pair for pair in devices if not access.spec_allows(spec.device_rules, *pair)]
     if not missing:
         return spec
-    return spec.append(("linux", "resources", "devices"), cgroup.device_rules(missing))
+    return spec.append(("linux", "resources", "devices"), access.device_rules(missing))
 
 
 def make_way(spec: "Spec") -> "Spec":
@@ -203,7 +203,7 @@ def make_way(spec: "Spec") -> "Spec":
 
     NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone.
     """
-    from gpuhook.oci import hook_name  # noqa: PLC0415 - as in prepare_bundle
+    from gpuhook.oci.spec import hook_name  # noqa: PLC0415 - as in prepare_bundle
 
     for stage in names.HOOK_STAGES:
         spec = spec.drop_hooks(stage, names.NVIDIA_HOOKS)
@@ -215,7 +215,7 @@ def make_way(spec: "Spec") -> "Spec":
 
 def has_hook(spec: "Spec") -> bool:
     """Tell whether somebody else, a hooks folder of podman's, has added our hook already."""
-    from gpuhook.oci import hook_name  # noqa: PLC0415 - as in prepare_bundle
+    from gpuhook.oci.spec import hook_name  # noqa: PLC0415 - as in prepare_bundle
 
     return any(
         hook_name(hook) == names.HOOK for stage in names.HOOK_STAGES for hook in spec.hooks(stage)

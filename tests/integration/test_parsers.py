@@ -17,7 +17,7 @@ from harness.parsers import WORK, Launcher, RealParser, Runtime, launcher, real_
 from harness.recorder import recorder
 
 from gpuhook.names import CREATING_VERBS
-from gpuhook.runtime_argv import Arguments
+from gpuhook.oci.runtime_argv import Arguments
 
 SEED = int(os.environ.get("GPUHOOK_PARSER_SEED", "1"))
 COUNT = int(os.environ.get("GPUHOOK_PARSER_COUNT", "1500"))

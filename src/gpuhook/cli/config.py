@@ -6,7 +6,6 @@ from importlib import resources
 
 import click
 
-from gpuhook import host_files
 from gpuhook.config import DEFAULT_PATH, load
 from gpuhook.config.edit import parse_assignment, set_value
 from gpuhook.config.loader import PATH_VARIABLE, examine
@@ -14,6 +13,7 @@ from gpuhook.config.locate import line_of
 from gpuhook.config.render import as_toml
 from gpuhook.config.source import read_text
 from gpuhook.errors import ConfigError
+from gpuhook.host import files as host_files
 
 _FILE = click.option(
     "--config",

@@ -6,16 +6,17 @@ from typing import Any
 
 import click
 
-from gpuhook import completeness, image
-from gpuhook import sources as environments
 from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.config import Config, load
+from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import GpuhookError, shown
-from gpuhook.oci import Spec, read_spec
-from gpuhook.plan import Plan, make_plan
+from gpuhook.oci.spec import Spec, read_spec
+from gpuhook.plan import image
+from gpuhook.plan.planner import Plan, make_plan
+from gpuhook.request import sources as environments
 from gpuhook.resolve import Progress, Resolved, resolve
-from gpuhook.rootfs import Rootfs
-from gpuhook.variables import VISIBLE_DEVICES
+from gpuhook.vendors.nvidia import completeness
+from gpuhook.vendors.nvidia.variables import VISIBLE_DEVICES
 
 
 class Explanation:

@@ -6,12 +6,13 @@ import os
 
 import click
 
-from gpuhook import host_files, names
-from gpuhook import nvidia_names as aliases
+from gpuhook import names
 from gpuhook.cli import _engines as shared
 from gpuhook.config.loader import PATH_VARIABLE
 from gpuhook.engines import ENGINES, Answer, Ask, Store, installer
 from gpuhook.errors import EngineError
+from gpuhook.host import files as host_files
+from gpuhook.nvidia_cli import links as aliases
 
 _NVIDIA_RUNTIME = "nvidia"
 

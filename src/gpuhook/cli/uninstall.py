@@ -5,12 +5,13 @@ import os
 
 import click
 
-from gpuhook import names, nvidia_names
+from gpuhook import names
 from gpuhook.cli import _engines as shared
 from gpuhook.engines import ENGINES, Ask, Store, in_use, installer
 from gpuhook.engines.installer import Outcome
 from gpuhook.engines.merge import Path
 from gpuhook.engines.store import Record
+from gpuhook.nvidia_cli import links as nvidia_names
 
 _NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
 

@@ -25,7 +25,7 @@ def watch(interval: float, config_path: str | None) -> None:
     Runs until it is told to stop (SIGTERM, SIGINT), and prints a line for each change. A
     service for machines without systemd; with it, the units of the package do the same.
     """
-    from gpuhook.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
+    from gpuhook.inventory.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
 
     config = load(config_path)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,7 +14,7 @@ from gpuhook.config.loader import loads
 from gpuhook.config.schema import BOOL, FEATURE_PREFIX, FEATURES, KEYS, LIST, SECONDS
 from gpuhook.config.source import flatten, parse
 from gpuhook.errors import ConfigError, shown
-from gpuhook.sources import items
+from gpuhook.request.sources import items
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")

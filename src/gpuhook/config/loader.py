@@ -5,7 +5,7 @@ Hot path: the line finder is imported only for an error message.
 
 import os
 
-from gpuhook import names, variables
+from gpuhook import names
 from gpuhook.config.model import Config
 from gpuhook.config.schema import (
     BOOL,
@@ -22,6 +22,7 @@ from gpuhook.config.schema import (
 )
 from gpuhook.config.source import flatten, parse, read_text
 from gpuhook.errors import ConfigError, shown
+from gpuhook.vendors.nvidia import variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

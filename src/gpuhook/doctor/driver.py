@@ -4,13 +4,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpuhook import completeness, driver_files, ldcache, nvml, variables
+from gpuhook.container.rootfs import Rootfs
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.nodes import gpu_minors, module_version
 from gpuhook.errors import DriverError, LdCacheError
-from gpuhook.rootfs import Rootfs
-from gpuhook.selection import LOST_REMEDY, fallen_off
+from gpuhook.inventory.selection import LOST_REMEDY, fallen_off
+from gpuhook.loader import ldcache
+from gpuhook.vendors.nvidia import completeness, driver_files, nvml, variables
 
 _SLOW_SECONDS = 1.0
 

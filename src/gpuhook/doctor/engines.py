@@ -13,7 +13,7 @@ from gpuhook.doctor.case import Case
 from gpuhook.doctor.docker import is_gpu_py
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.machine import Machine, seen_by
-from gpuhook.host_processes import Process
+from gpuhook.host.processes import Process
 
 _CONTAINERD_FILE = "/etc/containerd/config.toml"
 _HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")

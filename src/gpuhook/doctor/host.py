@@ -4,11 +4,12 @@ import os
 import re
 from collections.abc import Iterator
 
-from gpuhook import host_files, names
+from gpuhook import names
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, ok, warning
 from gpuhook.doctor.machine import Machine
 from gpuhook.doctor.nodes import module_version
+from gpuhook.host import files as host_files
 
 _OPENAT2_SINCE = (5, 6)
 _FOREIGN = (

@@ -9,9 +9,9 @@ import json
 import os
 from dataclasses import dataclass
 
-from gpuhook import host_files
 from gpuhook.engines.merge import Document
 from gpuhook.errors import EngineError
+from gpuhook.host import files as host_files
 
 
 def read(path: str) -> bytes | None:

@@ -22,11 +22,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from gpuhook import host_files, names
+from gpuhook import names
 from gpuhook.engines import json_text, toml_text
 from gpuhook.engines.files import Change, decode, make_folders, read, remove_folders
 from gpuhook.engines.merge import Document, Path, without_ours
 from gpuhook.errors import EngineError
+from gpuhook.host import files as host_files
 
 DEFAULT_STATE = "/var/lib/gpuhook"
 # The first line of a file of its own, with which it is known as ours without a record too.
