@@ -3,8 +3,6 @@
 The launcher puts this package on the module path and calls ``main`` with the arguments
 runtime|runtime-save|hook|cli LAUNCHER ARG... It restores the environment that the launcher was
 given, and calls the program. ``runtime-save`` also saves what the launcher must know.
-
-Hot path: imports gc, os, sys and preload.
 """
 
 import gc

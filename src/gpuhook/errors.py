@@ -1,7 +1,4 @@
-"""Every error a user can meet: one sentence of cause, one of remedy, one stable code.
-
-Hot path: imports nothing.
-"""
+"""Every error a user can meet: one sentence of cause, one of remedy, one stable code."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

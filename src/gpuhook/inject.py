@@ -8,8 +8,6 @@ the host's mount namespace. The container's process and its root are opened once
 everything about them is asked of those descriptors: a process id or a path could mean
 something else a moment later. Then the container's mount namespace is entered and every
 step is done below that one root. When a step fails, the journal takes back what was done.
-
-Hot path: imports all that touches the driver or the container.
 """
 
 import errno

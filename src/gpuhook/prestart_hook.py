@@ -1,9 +1,4 @@
-"""gpuhook-prestart, the OCI hook: read the state, work out the request, inject what it means.
-
-Import budget: os and sys, and for a container that asks for nothing the spec, the
-configuration and the request; everything that touches the driver or the container is
-imported only when a GPU is asked for. A test holds this file to that.
-"""
+"""gpuhook-prestart, the OCI hook: read the state, work out the request, inject what it means."""
 
 import os
 import sys

@@ -1,8 +1,6 @@
 """From a spec and the configuration to what is asked for, what exists and what was selected.
 
 The one sequence that the runtime, the hook and ``gpuhook explain`` share.
-
-Hot path: imports the pure steps; the inventory only when a GPU is asked for.
 """
 
 from gpuhook.errors import RequestError

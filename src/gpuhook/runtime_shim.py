@@ -1,9 +1,4 @@
-"""gpu-py, the OCI runtime: add the hook and the device rules on create, then be the real one.
-
-Import budget: os and sys, and for a container that asks for nothing the spec, the
-configuration and the request; everything about the driver is imported only when a GPU is
-asked for. A test holds this file to that.
-"""
+"""gpu-py, the OCI runtime: add the hook and the device rules on create, then be the real one."""
 
 import _signal  # type: ignore[import-not-found]
 import os

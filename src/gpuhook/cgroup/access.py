@@ -2,8 +2,6 @@
 
 Sources: the OCI runtime specification (config-linux.md, allowed device list),
 Documentation/admin-guide/cgroup-v1/devices.rst, cgroups(7), cgroup_namespaces(7), proc(5).
-
-Hot path: imports os; cgroup_v2 where it is needed.
 """
 
 import errno

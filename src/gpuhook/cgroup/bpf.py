@@ -2,8 +2,6 @@
 
 Constants and layouts: include/uapi/linux/bpf.h (union bpf_attr, struct bpf_prog_info,
 struct bpf_link_info), the call's number: asm/unistd.h.
-
-Hot path for a v2 cgroup without the runtime's help: imports ctypes, which kernel has too.
 """
 
 import ctypes

@@ -4,8 +4,6 @@ systemd writes the device rules of a container's scope anew at ``daemon-reload``
 into them only devices that it finds as /dev/char/MAJOR:MINOR. The driver makes its nodes
 without telling udev, so nobody else makes these links. Source: systemd's bpf-devices.c,
 sd_bus property DeviceAllow.
-
-Hot path where the engine lets systemd manage cgroups: imports os and stat.
 """
 
 import os

@@ -1,8 +1,6 @@
 """The instructions of a cgroup device program that allow a few character devices.
 
 Sources: Documentation/bpf/standardization/instruction-set.rst, include/uapi/linux/bpf.h.
-
-Hot path: imports struct and sys.
 """
 
 import struct

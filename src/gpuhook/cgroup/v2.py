@@ -2,8 +2,6 @@
 
 The kernel asks every program attached to a cgroup, and each can refuse: adding one gives
 nothing. So each program that is there is replaced by itself with our rules in front.
-
-Hot path for a v2 cgroup without the runtime's help: imports bpf and device_program.
 """
 
 import errno

@@ -1,7 +1,4 @@
-"""Find config.toml, check every value in it, and fill in a Config.
-
-Hot path: the line finder is imported only for an error message.
-"""
+"""Find config.toml, check every value in it, and fill in a Config."""
 
 import os
 

@@ -1,6 +1,6 @@
 """A configuration file's text, and the text as nested tables.
 
-Hot path: tomllib is imported only for text that the plain reader leaves to it.
+tomllib, which is slow to import, is imported only for text that the plain reader leaves to it.
 """
 
 import os

@@ -3,8 +3,6 @@
 Everything is made by name in a folder whose descriptor is held, never through a path, and
 noted in a ``Journal``, so that a failed injection takes back exactly what it made. Nothing
 is ever made in a volume, and nothing is mounted where the mount would show on the host.
-
-Hot path: imports os, stat, errno, kernel, mounts and rootfs.
 """
 
 import errno

@@ -3,8 +3,6 @@
 Importing ctypes takes half as long as an interpreter takes to start, and nearly all of that
 goes into types and classes for other systems. Its core, the extension module ``_ctypes``, has
 all that is needed here. It is no public interface, so where it differs ctypes itself is used.
-
-Hot path: imports _ctypes.
 """
 
 TYPE_CHECKING = False

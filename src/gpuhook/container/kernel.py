@@ -2,8 +2,6 @@
 
 One function per call, numbers and constants named as in the kernel's headers. This module
 and ``rootfs`` are the only ones that change anything in a container.
-
-Hot path: imports clib, because mount calls need it; os and errno are free.
 """
 
 import errno

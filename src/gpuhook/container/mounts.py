@@ -5,8 +5,6 @@ shared mount hands on what is mounted on it to its peers: nothing may be mounted
 that has a peer on the host. Both are told by comparing the container's mount table with
 the one that the hook was started in. Source: proc(5), /proc/PID/mountinfo;
 Documentation/filesystems/sharedsubtree.rst.
-
-Hot path: imports os and kernel.
 """
 
 import os

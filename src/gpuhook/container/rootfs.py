@@ -5,8 +5,6 @@ path is resolved below that descriptor, by openat2(RESOLVE_IN_ROOT) or component
 component without following anything, and the caller gets a descriptor to act on. No path
 is ever resolved to a string and used later: that race is CVE-2024-0132, CVE-2025-23359 and
 their relatives. ``changes`` adds what changes anything.
-
-Hot path: imports os, stat, errno and kernel.
 """
 
 import errno

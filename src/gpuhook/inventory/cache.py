@@ -3,8 +3,6 @@
 A saved inventory counts only while nothing around it has changed (``freshness``), and only
 if nobody but root (or this very user) can have written it. One that is stale, damaged or
 suspicious is made anew, by one process under a lock while the others wait.
-
-Hot path: imports os, stat and jsontext; ``discover`` only to make an inventory anew.
 """
 
 import _imp

@@ -2,8 +2,6 @@
 
 Names, small texts and file statuses alone, no times of anything in /proc: its inodes are
 made anew in every mount of it, and whenever memory is short.
-
-Hot path: imports os and stat.
 """
 
 import os

@@ -3,8 +3,7 @@
 Nothing here looks at the host; ``discover`` fills these classes in and ``planner`` reads them.
 They go to JSON and back without loss, so an inventory can be saved.
 
-Plain classes, because importing dataclasses costs two
-interpreter starts.
+They are plain classes, because importing dataclasses costs two interpreter starts.
 """
 
 from gpuhook.oci.jsontext import Record

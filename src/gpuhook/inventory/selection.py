@@ -4,8 +4,6 @@ A selector is one of: all; an index (0) or a range of indices (0-3); a GPU's UUI
 (GPU-8f3a..., whole or the beginning of only one); a PCI bus id (0000:1B:00.0 or 1B:00.0);
 a MIG device by index in its GPU (0:1), by UUID (MIG-...) or in the old form
 (MIG-GPU-<uuid>/<gpu instance>/<compute instance>). Letters may be of either case.
-
-Hot path: imports nothing heavy.
 """
 
 from gpuhook.errors import LostDeviceError, RequestError, UnknownDeviceError, listed, shown

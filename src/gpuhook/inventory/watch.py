@@ -3,8 +3,6 @@
 The kernel sends events when the driver is loaded and when GPUs come and go. It sends none
 when MIG devices change, files are installed or settings are edited; that the inventory is
 stale is then seen at the next regular look, which costs a few stat calls.
-
-Not on the hot path: only ``gpuhook watch`` comes here.
 """
 
 import select

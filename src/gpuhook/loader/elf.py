@@ -3,8 +3,6 @@
 Source: the ELF gABI (System V ABI, chapters 4 and 5) and elf.h. Reads by ``os.pread`` at
 checked offsets, so a library of a hundred megabytes costs a handful of small reads, and no
 count or size in the file makes us read more than the limits below.
-
-Hot path: imports os and struct.
 """
 
 import os

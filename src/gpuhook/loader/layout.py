@@ -2,8 +2,6 @@
 
 The folders are told by a few files of the image; the names, SONAME links and cache entries,
 are what ldconfig makes of a folder. Sources: ldconfig(8), glibc's elf/ldconfig.c.
-
-Hot path: imports os.
 """
 
 import os

@@ -6,8 +6,7 @@ so an entry in the wrong place is an entry that is not found: that is why nothin
 appends. Every offset is checked before it is used; a damaged cache raises LdCacheError and
 is never followed out of its bounds.
 
-Hot path: imports os and sys. Numbers are read through memoryview, because importing struct
-costs half of what a merge does.
+Numbers are read through memoryview, because importing struct costs half of what a merge does.
 """
 
 import os

@@ -12,8 +12,6 @@ reads a stranger's files. What it is given:
 
 The one place that it can write to is a small tmpfs, from which the cache is taken, read by
 our own reader and written by our own writer: ldconfig itself changes nothing in the image.
-
-Imported only where it is needed.
 """
 
 import os

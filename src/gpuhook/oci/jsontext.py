@@ -4,9 +4,9 @@
 found by scanning and only that place is rewritten, so unknown fields, number formats,
 duplicate keys and key order all survive. ``Record`` is plain data that goes to JSON.
 
-Hot path: imports the C accelerator ``_json`` alone (the ``json`` package costs one
-interpreter start, most of it for ``re``); where an interpreter lacks it, ``json``'s own
-scanner is used.
+Of the standard library the C accelerator ``_json`` alone is imported, because the ``json``
+package costs one interpreter start, most of it for ``re``; where an interpreter lacks it,
+``json``'s own scanner is used.
 """
 
 TYPE_CHECKING = False

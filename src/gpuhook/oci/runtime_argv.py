@@ -2,8 +2,6 @@
 
 What engines write is read here: it means the same to runc 1.1 to 1.4 and to crun 1.8 to 1.28.
 All else that these take is left to runtime_parsers.
-
-Hot path: imports names.
 """
 
 from gpuhook.names import CREATING_VERBS

@@ -1,8 +1,6 @@
 """The OCI bundle: config.json read and edited without loss, and the state a hook is given.
 
 Sources: OCI runtime specification 1.0 to 1.2, config.md and runtime.md (state).
-
-Hot path: imports os, jsontext and errors.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""What an image itself brings that changes the plan: its library folders, a newer CUDA.
-
-Hot path: imports layout; elf only where the image has CUDA compatibility libraries.
-"""
+"""What an image itself brings that changes the plan: its library folders, a newer CUDA."""
 
 import os
 import stat

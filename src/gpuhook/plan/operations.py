@@ -3,8 +3,6 @@
 ``prepare`` runs in the host's mount namespace and opens what comes from the driver root;
 ``execute`` runs in the container's and changes it below its root. Everything that changes
 anything goes through ``kernel`` and ``rootfs``.
-
-Hot path: imports os and stat.
 """
 
 import os

@@ -2,8 +2,6 @@
 
 Pure: looks at nothing, changes nothing. The runtime takes the device rules from it, the
 hook executes it, ``gpuhook explain`` prints it.
-
-Hot path: imports operations.
 """
 
 import os

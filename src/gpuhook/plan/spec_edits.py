@@ -3,8 +3,6 @@
 What the OCI spec has no words for stays undone, and the mode is for those who can do
 without: /proc/driver/nvidia isn't covered, ld.so.cache isn't merged (libraries are mounted
 under their SONAMEs in a folder that the loader searches by itself), no file is written.
-
-Hot path: imports operations.
 """
 
 from gpuhook.plan.operations import AllowDevice, BindDevice, BindFile, Symlink

@@ -2,8 +2,6 @@
 
 A pure function of its two arguments: the runtime, the hook and ``gpuhook explain`` call the
 same one and so see the same request.
-
-Hot path: imports nothing heavy.
 """
 
 from gpuhook.errors import RequestError, SpecError, shown

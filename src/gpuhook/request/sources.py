@@ -2,8 +2,6 @@
 
 A cluster's device plugin asks by mounting /dev/null below MOUNTS_ROOT, because a user's image
 can't forge mounts.
-
-Hot path: imports os.path alone.
 """
 
 from os.path import normpath

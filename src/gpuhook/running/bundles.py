@@ -3,8 +3,6 @@
 Low-level runtimes keep a file about each container for root alone, which names its first
 process, when that began, and its bundle. Sources: runc's libcontainer/container_linux.go
 (state.json), crun's src/libcrun/status.c (status).
-
-Not on the hot path: only ``gpuhook repair`` comes here.
 """
 
 import glob

@@ -4,8 +4,6 @@ A container that was injected has a record (``records``). Of another one, a set 
 with a root filesystem of their own, the kernel's list of its mounts says which nodes of the
 host are mounted in it; its /dev is looked at only where that can't wait for a filesystem
 that somebody else serves (FUSE).
-
-Not on the hot path: only the command line comes here.
 """
 
 import contextlib

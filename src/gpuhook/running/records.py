@@ -7,8 +7,6 @@ did (proc_pid_stat(5), field 22), so that a record is another's neither by its n
 the process id is. A record whose process is gone counts for nothing; whoever comes by
 removes it. ``gpuhook repair`` gives back what stands here and not what a container has in
 its /dev, where it can put what it likes.
-
-Hot path: imports os and jsontext.
 """
 
 import os

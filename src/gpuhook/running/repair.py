@@ -6,8 +6,6 @@ what only the cgroup knew is lost: "Failed to initialize NVML: Unknown Error".
 What a container was given is what we wrote down when it was injected (``records``), or what
 root's own config.json says (``bundles``). Its /dev and its mounts are never asked: a
 container with CAP_MKNOD makes what nodes it likes, and mounts them in a user namespace.
-
-Not on the hot path: only ``gpuhook repair`` comes here.
 """
 
 import os

@@ -9,7 +9,7 @@ The helper holds no descriptor that it was not made with, and the kernel ends it
 low-level runtime ends or the hook doesn't ask in time. Once it has taken the task, the hook
 waits for its answer; if it dies then, the container is not started.
 
-Hot path: forks with what runtime_shim has imported; the rest is imported in the helper.
+It has what runtime_shim has imported when it is forked, and imports the rest itself.
 """
 
 import os

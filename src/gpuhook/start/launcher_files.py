@@ -5,7 +5,7 @@ asked for. The launcher takes them for right while they are younger than config.
 folder, root's own, and made of this very file: ``config`` is a link to it, ``time`` has its
 time. Otherwise Python does the work and saves them again.
 
-Not on the hot path: runs once after every change of the configuration.
+It runs once after every change of the configuration.
 """
 
 import errno

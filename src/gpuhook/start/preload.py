@@ -4,8 +4,6 @@ It asks the file system about each module anew, reads it in pieces and keeps loc
 records; for fifty small modules that takes as long as an interpreter takes to start. Here
 each is read from the file that Python has compiled it to, if that is up to date (PEP 552,
 and checked as Python checks it). Whatever is amiss is left to the import system.
-
-Hot path: imports what the interpreter itself has imported already.
 """
 
 import _imp

@@ -3,7 +3,7 @@
 What can't work at all is refused; what is there only in part is a warning. A container
 without a GPU is never refused: it may want the driver's other files.
 
-Pure. Hot path: imports capabilities, errors, quoting and selection.
+Pure: looks at nothing.
 """
 
 from gpuhook.errors import DriverError, listed

@@ -2,8 +2,6 @@
 
 NVIDIA's images hold /usr/local/cuda/compat/libcuda.so.<driver version>, built to run on
 drivers older than itself. Its ELF section .note.cuda.fwd_compatibility may say exactly which.
-
-Hot path: json is imported only for a library that has such a note.
 """
 
 from gpuhook.vendors.nvidia import requirements

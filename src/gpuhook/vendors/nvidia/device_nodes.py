@@ -1,6 +1,6 @@
 """Which device nodes a container gets, and why: control nodes, GPUs, MIG, IMEX, features.
 
-Pure. Hot path: imports feature_files and errors.
+Pure: looks at nothing.
 """
 
 from gpuhook.errors import UnknownDeviceError

@@ -2,8 +2,6 @@
 
 The order matters: NVML tells the driver's version, the version tells which files belong to
 the driver.
-
-Hot path only while no saved inventory is fresh.
 """
 
 import os

@@ -2,8 +2,6 @@
 
 Libraries are found as the loader would find them, through the root's ld.so.cache, and only
 in the version of the loaded driver; folders outside the cache are searched after that.
-
-Hot path only while no saved inventory is fresh. Imports elf, ldcache and rootfs.
 """
 
 import os

@@ -2,8 +2,6 @@
 
 These files register the driver with loaders that know no vendor (GLVND, EGL, Vulkan, OpenCL,
 X.Org, GBM); without them the libraries are there and nobody finds them.
-
-Hot path only while no saved inventory is fresh.
 """
 
 import os

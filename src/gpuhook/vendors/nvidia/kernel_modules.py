@@ -5,8 +5,6 @@ loaded and /dev/nvidia-uvm doesn't exist. NVIDIA's programs call nvidia-modprobe
 case; so do we, before NVML is asked, and only if a node is missing. It is a program of the
 driver root, started below it, with an environment of ours. Whether it succeeds is seen by
 what exists afterwards, so failures are not errors here.
-
-Not on the hot path while a saved inventory is fresh.
 """
 
 import os

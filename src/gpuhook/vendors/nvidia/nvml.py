@@ -4,8 +4,7 @@ NVML runs vendor code that may hang, crash, change device files or start program
 runs in a child: below the driver root (chroot) where that isn't /, with its privileges
 dropped, with a deadline, its answer read over a pipe.
 
-Not on the hot path while a saved inventory is fresh: pynvml takes 20 ms to import and is
-imported in the child alone.
+pynvml takes 20 ms to import and is imported in the child alone.
 """
 
 import os

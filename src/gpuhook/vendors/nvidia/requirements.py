@@ -8,8 +8,6 @@
 Properties are cuda and driver (versions), arch (a GPU's compute capability) and brand
 (= and != only). A factor about another property says nothing and is left out, as is an
 alternative that has no factor left; a requirement without alternatives always holds.
-
-Hot path: imports nothing heavy.
 """
 
 from gpuhook.errors import RequirementError, shown
