@@ -23,7 +23,17 @@ PACKAGE = SOURCES / "gpuhook"
 # What every room may import.
 FOR_ALL = {"gpuhook", "errors", "names"}
 
-# A room, or a module at the top -> what else it may import, and does. From the bottom up.
+# The lines of docs/architecture.md, from the bottom up: nobody imports a line above its own.
+LINES = (
+    ("gpuhook", "names", "errors"),
+    ("container", "oci", "host", "engines", "simulate"),
+    ("request", "config", "inventory", "vendors.nvidia", "cgroup", "loader", "log"),
+    ("plan",),
+    ("resolve", "start", "inject", "running"),
+    ("cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook"),
+)
+
+# A room, or a module at the top -> what else it imports, and may.
 LAYERS: Mapping[str, set[str]] = {
     "gpuhook": set(),
     "names": set(),
@@ -138,6 +148,12 @@ def test_rooms_import_what_the_table_says() -> None:
         found[room(module)] |= {room(other) for other in others}
     found.pop("vendors")  # holds its vendors and nothing else
     assert {each: found[each] - {each} - FOR_ALL for each in found} == LAYERS
+
+
+def test_no_room_imports_one_above() -> None:
+    line = {each: number for number, rooms in enumerate(LINES) for each in rooms}
+    assert set(line) == set(LAYERS)
+    assert [(a, b) for a, others in LAYERS.items() for b in others if line[b] > line[a]] == []
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
