@@ -58,8 +58,8 @@ print(tries, unexpected)
 
 ALLOW = """
 import os, sys
-from gpuhook import cgroup
-print(cgroup.allow(os.open(f"/proc/{sys.argv[1]}", os.O_PATH), [(195, 0), (195, 255)]))
+from gpuhook.cgroup import access
+print(access.allow(os.open(f"/proc/{sys.argv[1]}", os.O_PATH), [(195, 0), (195, 255)]))
 """
 
 
