@@ -4,15 +4,13 @@ The launcher puts this package on the module path and calls ``main`` with the ar
 runtime|runtime-save|standby|hook|cli LAUNCHER ARG... It restores the environment that the
 launcher was given, and calls the program. ``runtime-save`` also saves what the launcher must
 know.
-
-Hot path: imports gc, os, sys and preload.
 """
 
 import gc
 import os
 import sys
 
-from gpuhook import preload
+from gpuhook.start import preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,18 +43,19 @@ def main() -> "NoReturn":
         folder = os.path.dirname(os.path.abspath(launcher))
         os.chdir("/")
         if argv[-1:] == ["precreate"]:
-            from gpuhook import precreate  # noqa: PLC0415 - the path is known only now
+            from gpuhook import prestart_hook  # noqa: PLC0415 - the path is known only now
 
-            precreate.main(folder, argv[:-1])
+            prestart_hook.precreate(folder, argv[:-1])
         preload.load(preload.HOOK)
         from gpuhook import prestart_hook  # noqa: PLC0415
 
         prestart_hook.main(argv)
     if program == "standby":
         os.chdir("/")
-        from gpuhook import standby  # noqa: PLC0415 - as above
+        from gpuhook.runtime_shim import edit  # noqa: PLC0415 - as above
+        from gpuhook.start import standby  # noqa: PLC0415
 
-        standby.main(os.path.abspath(launcher), argv)
+        standby.main(os.path.abspath(launcher), argv, edit)
     if program == "cli":
         from gpuhook.nvidia_cli import main as nvidia_cli  # noqa: PLC0415
 

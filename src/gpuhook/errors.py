@@ -1,11 +1,10 @@
-"""Every error a user can meet: one sentence of cause, one of remedy, one stable code.
-
-Hot path: imports nothing.
-"""
+"""Every error a user can meet: one sentence of cause, one of remedy, one stable code."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.request import Request
+    from typing import Any
+
+_SHOWN = 48  # characters of a foreign value that a message shows
 
 
 class GpuhookError(Exception):
@@ -63,11 +62,11 @@ class RuntimeMissingError(GpuhookError):
 class RequestError(GpuhookError):
     """The container's request is malformed or not allowed.
 
-    ``request`` is what had been understood of it before the error, if anything had.
+    ``request`` is the Request as far as it had been understood before, if at all.
     """
 
     code = "request"
-    request: "Request | None" = None
+    request: "Any" = None
 
 
 class CapabilityError(RequestError):
@@ -164,3 +163,24 @@ class WatchError(GpuhookError):
     """The kernel's events can't be watched."""
 
     code = "watch"
+
+
+# What came from an image or a user, in a message -------------------------------------------
+
+
+def shown(value: object) -> str:
+    """Return ``value`` in quotes, ASCII only, control characters escaped, cut short."""
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except (ValueError, RecursionError):  # more digits or levels than Python prints
+        text = type(value).__name__
+    if len(text) <= _SHOWN:
+        return ascii(text)
+    return f"{text[:_SHOWN]!a}... ({len(text)} characters)"
+
+
+def listed(values: "tuple[str, ...] | list[str]", limit: int = 8) -> str:
+    """Return at most ``limit`` values joined by commas, and how many more there are."""
+    head = ", ".join(values[:limit])
+    more = len(values) - limit
+    return f"{head} and {more} more" if more > 0 else head

@@ -1,12 +1,13 @@
-"""Apply a plan to a container that is being created: all of it, or none of it.
+"""The hook's work for one container: apply its plan, all of it or none of it.
+
+The hook does it at once. The helper does what can be done before the container's process
+exists while the low-level runtime is busy making it, and the rest when the hook asks for it.
 
 The order is what makes it safe. Sources are opened below the driver root while still in
 the host's mount namespace. The container's process and its root are opened once, and
 everything about them is asked of those descriptors: a process id or a path could mean
 something else a moment later. Then the container's mount namespace is entered and every
 step is done below that one root. When a step fails, the journal takes back what was done.
-
-Hot path: imports kernel, container, mounts and rootfs.
 """
 
 import errno
@@ -14,19 +15,27 @@ import os
 import sys
 from _frozen_importlib import BuiltinImporter
 
-from gpuhook import cgroup, kernel
-from gpuhook.container import Container
+from gpuhook import log
+from gpuhook.cgroup import access
+from gpuhook.container import kernel
+from gpuhook.container.changes import Container, Journal
+from gpuhook.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs
 from gpuhook.errors import GpuhookError, InjectError, VolumeError
-from gpuhook.journal import Journal
-from gpuhook.rootfs import PATH_FLAGS, RESOLVE
+from gpuhook.plan import image
+from gpuhook.plan.planner import make_plan
+from gpuhook.running import records
+from gpuhook.vendors.nvidia import completeness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.operations import Operation
-    from gpuhook.plan import Plan
-    from gpuhook.rootfs import Rootfs
+    from gpuhook.config import Config
+    from gpuhook.oci.spec import Spec, State
+    from gpuhook.plan.image import Image
+    from gpuhook.plan.operations import Operation
+    from gpuhook.plan.planner import Plan
+    from gpuhook.resolve import Resolved
 
 _REMEDIES = {
     errno.EROFS: "Give the container a writable root filesystem or layer while it is created",
@@ -38,6 +47,84 @@ _REMEDIES = {
     errno.EPERM: "Run the hook as root with CAP_SYS_ADMIN, unhindered by a security module",
     errno.ESRCH: "Look at the runtime's log for why the container ended while it was created",
 }
+
+
+class Injection:
+    """One container's injection; raises the GpuhookError of what fails."""
+
+    def __init__(self, spec: "Spec", config: "Config", resolved: "Resolved") -> None:
+        """Take what the container asks for and what is selected for it."""
+        self._spec = spec
+        self._config = config
+        self._resolved = resolved
+        self._image: Image | None = None
+        self._plan: Plan | None = None
+
+    def begin(self) -> None:
+        """Prepare for the image as it lies in the bundle; ``finish`` checks that it is so."""
+        try:
+            with Rootfs(self._spec.root_path) as root:
+                self._prepare(image.look(root, self._config))
+        except (OSError, GpuhookError):
+            return  # ``finish`` does it all, and says what is wrong
+
+    def _prepare(self, found: "Image") -> "Plan":
+        """Return the prepared plan for an image; the one at hand if it is for such an image."""
+        if self._plan is not None:
+            if self._image is not None and image.same(self._image, found):
+                return self._plan
+            close(self._plan)
+            self._plan = None
+        resolved = self._resolved
+        plan = make_plan(resolved.request, resolved.inventory, resolved.selection, found)
+        with Rootfs(resolved.inventory.root) as host:
+            prepare(plan, host)
+        self._plan, self._image = plan, found
+        return plan
+
+    def finish(self, state: "State") -> None:
+        """Inject into the container of that state, and log it."""
+        spec, config = self._spec, self._config
+        spec.require_mount_namespace()
+        with open_container(state.pid, state.root or spec.root_path) as container:
+            plan = self._prepare(_look(container, config))
+            resolved = self._resolved
+            record = records.describe(
+                state, spec.data.get("annotations"), resolved.request, resolved.selection, plan
+            )
+            with records.Written(config.state_dir, container.process, record):
+                how = allow_devices(
+                    container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
+                )
+                apply(plan, container)
+        if config.cli_debug:
+            self._log(state.container_id, how, container.skipped)
+
+    def _log(self, container_id: str, cgroup: str, skipped: list[str]) -> None:
+        resolved = self._resolved
+        log.append(
+            self._config.cli_debug,
+            {
+                "level": "info",
+                "msg": "injected",
+                "time": log.timestamp(),
+                "container": container_id,
+                "devices": list(resolved.selection.uuids),
+                "cgroup": cgroup,
+                "skipped": skipped,
+                "warnings": completeness.warnings(resolved.request, resolved.inventory),
+            },
+        )
+
+
+def _look(container: Container, config: "Config") -> "Image":
+    try:
+        return image.look(container, config)
+    except OSError as error:
+        raise InjectError(
+            f"The image can't be looked at: {error.strerror} ({error.filename})",
+            "Mend or remove that path in the image",
+        ) from None
 
 
 def container_owner(process: int) -> tuple[int, int]:
@@ -119,15 +206,15 @@ def allow_devices(
 
     ``process`` is a descriptor of /proc/PID. Returns how that was done, for the log.
     """
-    missing = [pair for pair in devices if not cgroup.spec_allows(rules, *pair)]
+    missing = [pair for pair in devices if not access.spec_allows(rules, *pair)]
     if not missing:
         return "spec"
     if no_cgroups:
         return "no-cgroups"
-    return cgroup.allow(process, missing)
+    return access.allow(process, missing)
 
 
-def inject(plan: "Plan", host: "Rootfs", container: Container, *, enter: bool = True) -> None:
+def inject(plan: "Plan", host: Rootfs, container: Container, *, enter: bool = True) -> None:
     """Execute a plan's operations; InjectError, and nothing left behind, if one fails.
 
     This process is in the container's mount namespace afterwards, also after a failure.
@@ -137,7 +224,7 @@ def inject(plan: "Plan", host: "Rootfs", container: Container, *, enter: bool = 
     apply(plan, container, enter=enter)
 
 
-def prepare(plan: "Plan", host: "Rootfs") -> None:
+def prepare(plan: "Plan", host: Rootfs) -> None:
     """Open what a plan takes from the driver root; InjectError, and all closed, if that fails."""
     try:
         for operation in plan.operations:

@@ -1,14 +1,12 @@
 """What gpuhook reports: errors, to the user and for later; and what each container was given.
 
 Environment values are never logged. A log that can't be written never fails a container.
-
-Hot path: imports os and time.
 """
 
 import os
 import time
 
-from gpuhook import jsontext
+from gpuhook.oci import jsontext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

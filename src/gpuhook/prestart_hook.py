@@ -1,25 +1,20 @@
-"""gpuhook-prestart, the OCI hook: read the state, work out the request, inject what it means.
-
-Import budget: os and sys, and for a container that asks for nothing the spec, the
-configuration and the request; everything that touches the driver or the container is
-imported only when a GPU is asked for. A test holds this file to that.
-"""
+"""gpuhook-prestart, the OCI hook: read the state, work out the request, inject what it means."""
 
 import os
 import sys
 
-from gpuhook import log, preload
+from gpuhook import log, names
 from gpuhook.config import Config, load
-from gpuhook.errors import GpuhookError, InjectError
-from gpuhook.oci import parse_state, read_spec
+from gpuhook.errors import GpuhookError, InjectError, SpecError
+from gpuhook.oci.spec import Spec, parse_state, read_spec
 from gpuhook.resolve import resolve
+from gpuhook.start import preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-PROGRAM = "gpuhook-prestart"
-USAGE = f"""usage: {PROGRAM} [--config FILE] [prestart | precreate]
+USAGE = f"""usage: {names.HOOK} [--config FILE] [prestart | precreate]
 
 Reads an OCI container state on standard input and puts the GPUs that the container asks
 for into it. Register it as a prestart or createRuntime hook.
@@ -29,6 +24,8 @@ and prints it with the device rules and the hook that its GPUs need.
 """
 _KILLED = "--helper-killed"  # from launchers/gpu-py, which saw it
 _STATE_LIMIT = 16 << 20
+_INPUT = "The configuration on standard input"
+_SPEC_LIMIT = 64 << 20
 # NVIDIA's hook has verbs of which only the first does anything; hook files name them.
 _IDLE_VERBS = ("poststart", "poststop")
 
@@ -49,7 +46,7 @@ def main(argv: list[str]) -> "NoReturn":
             raise InjectError("The helper was killed", "Start the container again")
         run(state, config)
     except GpuhookError as error:
-        log.error(PROGRAM, str(error), config)
+        log.error(names.HOOK, str(error), config)
         sys.exit(1)
     os._exit(0)  # nothing is buffered, and taking the interpreter apart takes 2 ms
 
@@ -98,6 +95,45 @@ def run(state_text: bytes, config: Config) -> None:
     resolved = resolve(spec.data, config)
     if resolved is not None:
         preload.load(preload.INJECTION)
-        from gpuhook.injection import Injection  # noqa: PLC0415 - only where a GPU is asked for
+        from gpuhook.inject import Injection  # noqa: PLC0415 - only where a GPU is asked for
 
         Injection(spec, config, resolved).finish(state)
+
+
+def precreate(folder: str, argv: list[str]) -> "NoReturn":
+    """Be podman's hook of that stage: edit a config.json on its way to the runtime.
+
+    podman hands it over on standard input before it calls its runtime, and takes the edited
+    one from standard output (oci-hooks(5), "precreate"). So device rules and our prestart hook
+    get into it whatever the runtime is. Exits with 0, or with 1 and the reason.
+
+    ``folder`` is where gpuhook-prestart lies; ``argv`` may hold ``--config FILE``.
+    """
+    from gpuhook.runtime_shim import edit  # noqa: PLC0415 - these edits are the runtime's
+
+    config_path, _ = read_arguments(argv)
+    text = _read_input()
+    config = Config()
+    try:
+        config = load(config_path)
+        if len(text) > _SPEC_LIMIT:
+            raise SpecError(f"{_INPUT} is larger than {_SPEC_LIMIT >> 20} MiB", "Make it smaller")
+        spec = Spec(_INPUT, text.decode("utf-8", "surrogateescape"))
+        edited = edit(spec, config, folder)
+    except GpuhookError as error:
+        log.error(names.HOOK, str(error), config)
+        sys.exit(1)
+    with open(1, "wb") as output:
+        output.write(text if edited is None else edited.text.encode("utf-8", "surrogateescape"))
+    sys.exit(0)
+
+
+def _read_input() -> bytes:
+    """Read standard input to its end, so that podman's write never fails."""
+    chunks = []
+    size = 0
+    while chunk := os.read(0, 1 << 16):
+        size += len(chunk)
+        if size <= _SPEC_LIMIT + (1 << 16):
+            chunks.append(chunk)
+    return b"".join(chunks)

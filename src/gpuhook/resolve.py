@@ -1,22 +1,20 @@
 """From a spec and the configuration to what is asked for, what exists and what was selected.
 
 The one sequence that the runtime, the hook and ``gpuhook explain`` share.
-
-Hot path: imports the pure steps; ``store`` only when a GPU is asked for.
 """
 
-from gpuhook import completeness, preload, requirements, selection
 from gpuhook.errors import RequestError
-from gpuhook.request import read_request
+from gpuhook.request.reader import read_request
+from gpuhook.start import preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.config import Config
-    from gpuhook.inventory import Inventory
-    from gpuhook.request import Request
-    from gpuhook.selection import Selection
+    from gpuhook.inventory.model import Inventory
+    from gpuhook.inventory.selection import Selection
+    from gpuhook.request.reader import Request
 
 
 class Progress:
@@ -64,9 +62,12 @@ def resolve(
             "which gpuhook doesn't inject itself",
             "Ask the engine for them (docker run --device NAME), or name GPUs by index or UUID",
         )
+    preload.load(preload.INVENTORY)
+    from gpuhook.inventory import selection  # noqa: PLC0415
+    from gpuhook.vendors.nvidia import completeness, requirements  # noqa: PLC0415 - not always needed
+
     if inventory is None:
-        preload.load(preload.STORE)
-        from gpuhook.store import get_inventory  # noqa: PLC0415 - not always needed
+        from gpuhook.inventory.cache import get_inventory  # noqa: PLC0415
 
         inventory = get_inventory(config, save=save)
     progress.inventory = inventory

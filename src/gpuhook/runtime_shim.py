@@ -1,15 +1,10 @@
-"""gpu-py, the OCI runtime: add the hook and the device rules on create, then be the real one.
-
-Import budget: os and sys, and for a container that asks for nothing the spec, the
-configuration and the request; everything about the driver is imported only when a GPU is
-asked for. A test holds this file to that.
-"""
+"""gpu-py, the OCI runtime: add the hook and the device rules on create, then be the real one."""
 
 import _signal  # type: ignore[import-not-found]
 import os
 import sys
 
-from gpuhook import log
+from gpuhook import log, names
 from gpuhook.config import Config, load
 from gpuhook.errors import (
     CommandLineError,
@@ -18,31 +13,20 @@ from gpuhook.errors import (
     RuntimeMissingError,
     SpecError,
     UnusableSpecError,
+    shown,
 )
-from gpuhook.quoting import shown
-from gpuhook.runtime_argv import CREATING_VERBS, Arguments
+from gpuhook.oci.runtime_argv import Arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
     from typing import NoReturn
 
-    from gpuhook.inventory import Inventory
-    from gpuhook.oci import Spec
+    from gpuhook.inventory.model import Inventory
+    from gpuhook.oci.spec import Spec
     from gpuhook.resolve import Resolved
 
-PROGRAM = "gpu-py"
-HOOK_NAME = "gpuhook-prestart"
-HOOK_STAGES = ("prestart", "createRuntime")
 HELPER_OPTION = "--helper"
-
-# Docker's --gpus adds NVIDIA's hook by itself; ours does its work.
-NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
-
-_HOOK_ENVIRONMENT = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
-_DEFAULT_FOLDERS = (
-    "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
-)  # fmt: skip
 
 
 def main(
@@ -57,10 +41,10 @@ def main(
     arguments = Arguments(argv)
     config = Config()
     try:
-        creating = arguments.verb in CREATING_VERBS
+        creating = arguments.verb in names.CREATING_VERBS
         config = _load_config(creating)
         if save:
-            from gpuhook import launcher_files  # noqa: PLC0415 - once after every change
+            from gpuhook.start import launcher_files  # noqa: PLC0415 - once after every change
 
             launcher_files.save(config.path)
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
@@ -70,14 +54,14 @@ def main(
             prepare_bundle(arguments, config, launcher)
         _become(runtime, argv, environment)
     except GpuhookError as error:
-        log.error(PROGRAM, str(error), config, arguments.log)
+        log.error(names.RUNTIME, str(error), config, arguments.log)
         sys.exit(1)
 
 
 def _unclear(word: str) -> CommandLineError:
     return CommandLineError(
         f"It isn't clear what {shown(word)} means to the low-level runtime in this command line",
-        f"Write options in full, before the id: {PROGRAM} --root DIR create --bundle DIR ID",
+        f"Write options in full, before the id: {names.RUNTIME} --root DIR create --bundle DIR ID",
     )
 
 
@@ -116,7 +100,9 @@ def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str) -> str
         if "/" in candidate:
             places = [candidate]
         else:
-            places = [f"{folder}/{candidate}" for folder in (*folders, *_DEFAULT_FOLDERS)]
+            places = [
+                f"{folder}/{candidate}" for folder in (*folders, *names.SEARCH_PATH.split(":"))
+            ]
         for place in places:
             usable = os.path.isfile(place) and os.access(place, os.X_OK)
             if usable and os.path.realpath(place) != ourselves:
@@ -133,10 +119,10 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> None:
     One that isn't there, or is no JSON for anybody, is for the low-level runtime to refuse, in
     its own words. A helper is started that does the hook's work while we are that runtime.
     """
-    from gpuhook.oci import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
+    from gpuhook.oci.spec import read_spec  # noqa: PLC0415 - pass-through verbs don't need it
 
     def helped(spec: "Spec", resolved: "Resolved") -> list[str]:
-        from gpuhook import helper  # noqa: PLC0415 - only where a GPU is asked for
+        from gpuhook.start import helper  # noqa: PLC0415 - only where a GPU is asked for
 
         # Whoever runs a container to its end waits, as crun does, for all that was started.
         stays = launcher if config.standby and arguments.verb == "create" else ""
@@ -170,9 +156,9 @@ def edit(
     if resolved is None:
         return None
     spec.require_mount_namespace()
-    from gpuhook import mode  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook.request import reader  # noqa: PLC0415 - only where a GPU is asked for
 
-    way = mode.resolve(config.mode, resolved.request)
+    way = reader.effective_mode(config.mode, resolved.request)
     if way == "spec":
         edited = _edit_spec(spec, resolved, config)
     else:
@@ -189,9 +175,9 @@ def _edit_for_hook(
     helped: "Callable[[Spec, Resolved], list[str]] | None",
 ) -> "Spec":
     """Return the spec with the device rules and our hook, if it hasn't got it already."""
-    from gpuhook import device_choice  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook.vendors.nvidia import device_nodes  # noqa: PLC0415 - only where a GPU is asked for
 
-    devices = device_choice.allowed(resolved.request, resolved.inventory, resolved.selection)
+    devices = device_nodes.allowed(resolved.request, resolved.inventory, resolved.selection)
     _link_nodes(spec, resolved, devices)
     spec = _add_device_rules(make_way(spec), list(devices))
     if has_hook(spec):
@@ -202,7 +188,7 @@ def _edit_for_hook(
 
 def _link_nodes(spec: "Spec", resolved: "Resolved", devices: "Container[tuple[int, int]]") -> None:
     """Let systemd, where it manages the container's cgroup, find the devices allowed in it."""
-    from gpuhook import dev_char  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook.cgroup import dev_char  # noqa: PLC0415 - only where a GPU is asked for
 
     linux = spec.data.get("linux")
     if isinstance(linux, dict) and dev_char.wanted(linux.get("cgroupsPath")):
@@ -212,9 +198,9 @@ def _link_nodes(spec: "Spec", resolved: "Resolved", devices: "Container[tuple[in
 
 def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
     """Return the spec with all that mode spec does, for the image as the engine laid it out."""
-    from gpuhook import image, spec_edits  # noqa: PLC0415 - only in mode spec
-    from gpuhook.plan import make_plan  # noqa: PLC0415
-    from gpuhook.rootfs import Rootfs  # noqa: PLC0415
+    from gpuhook.container.rootfs import Rootfs  # noqa: PLC0415
+    from gpuhook.plan import image, spec_edits  # noqa: PLC0415 - only in mode spec
+    from gpuhook.plan.planner import make_plan  # noqa: PLC0415
 
     try:
         with Rootfs(spec.root_path) as root:
@@ -224,19 +210,19 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
             f"The root filesystem {spec.root_path} can't be opened: {error.strerror}",
             "Have it mounted before the runtime is called, or use mode hook",
         ) from None
-    for stage in HOOK_STAGES:  # nothing is left for them to do
-        spec = spec.drop_hooks(stage, (*NVIDIA_HOOKS, HOOK_NAME))
+    for stage in names.HOOK_STAGES:  # nothing is left for them to do
+        spec = spec.drop_hooks(stage, (*names.NVIDIA_HOOKS, names.HOOK))
     plan = make_plan(resolved.request, resolved.inventory, resolved.selection, found)
     return spec_edits.apply(_add_device_rules(spec, plan.devices), plan)
 
 
 def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
-    from gpuhook import cgroup  # noqa: PLC0415 - only where a GPU is asked for
+    from gpuhook.cgroup import access  # noqa: PLC0415 - only where a GPU is asked for
 
-    missing = [pair for pair in devices if not cgroup.spec_allows(spec.device_rules, *pair)]
+    missing = [pair for pair in devices if not access.spec_allows(spec.device_rules, *pair)]
     if not missing:
         return spec
-    return spec.append(("linux", "resources", "devices"), cgroup.device_rules(missing))
+    return spec.append(("linux", "resources", "devices"), access.device_rules(missing))
 
 
 def make_way(spec: "Spec") -> "Spec":
@@ -244,33 +230,35 @@ def make_way(spec: "Spec") -> "Spec":
 
     NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone.
     """
-    from gpuhook.oci import hook_name  # noqa: PLC0415 - as in prepare_bundle
+    from gpuhook.oci.spec import hook_name  # noqa: PLC0415 - as in prepare_bundle
 
-    for stage in HOOK_STAGES:
-        spec = spec.drop_hooks(stage, NVIDIA_HOOKS)
+    for stage in names.HOOK_STAGES:
+        spec = spec.drop_hooks(stage, names.NVIDIA_HOOKS)
         for hook in spec.hooks(stage):
-            if hook_name(hook) == HOOK_NAME and HELPER_OPTION in (hook.get("args") or ()):
-                spec = spec.drop_hooks(stage, (HOOK_NAME,))
+            if hook_name(hook) == names.HOOK and HELPER_OPTION in (hook.get("args") or ()):
+                spec = spec.drop_hooks(stage, (names.HOOK,))
     return spec
 
 
 def has_hook(spec: "Spec") -> bool:
     """Tell whether somebody else, a hooks folder of podman's, has added our hook already."""
-    from gpuhook.oci import hook_name  # noqa: PLC0415 - as in prepare_bundle
+    from gpuhook.oci.spec import hook_name  # noqa: PLC0415 - as in prepare_bundle
 
-    return any(hook_name(hook) == HOOK_NAME for stage in HOOK_STAGES for hook in spec.hooks(stage))
+    return any(
+        hook_name(hook) == names.HOOK for stage in names.HOOK_STAGES for hook in spec.hooks(stage)
+    )
 
 
 def add_hook(spec: "Spec", config: Config, folder: str, words: "Sequence[str]" = ()) -> "Spec":
     """Return the spec with our hook as the last prestart hook; ``words`` lead to its helper."""
-    path = os.path.join(os.path.abspath(folder), HOOK_NAME)
+    path = os.path.join(os.path.abspath(folder), names.HOOK)
     if not os.access(path, os.X_OK):
         raise RuntimeMissingError(
-            f"The hook {path} doesn't exist beside {PROGRAM}",
+            f"The hook {path} doesn't exist beside {names.RUNTIME}",
             "Reinstall gpuhook, so that both lie in one folder",
         )
     options = ["--config", os.path.abspath(config.path)] if config.path else []
-    args = [HOOK_NAME, *words, *options, "prestart"]
+    args = [names.HOOK, *words, *options, "prestart"]
     return spec.append(
-        ("hooks", "prestart"), [{"path": path, "args": args, "env": _HOOK_ENVIRONMENT}]
+        ("hooks", "prestart"), [{"path": path, "args": args, "env": names.HOOK_ENVIRONMENT}]
     )

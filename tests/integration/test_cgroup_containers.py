@@ -13,8 +13,8 @@ MAJOR, GIVEN, REFUSED = 195, (3, 255), (0, 4)
 
 ALLOW = """
 import os, sys
-from gpuhook import cgroup
-print(cgroup.allow(os.open(f"/proc/{sys.argv[1]}", os.O_PATH), [(195, 3), (195, 255)]))
+from gpuhook.cgroup import access
+print(access.allow(os.open(f"/proc/{sys.argv[1]}", os.O_PATH), [(195, 3), (195, 255)]))
 """
 
 SCRIPT = "; ".join(

@@ -15,8 +15,8 @@ from harness import pids
 from harness.commands import Result
 from harness.namespaces import Namespace, namespace
 
-from gpuhook import bpf, cgroup, cgroup_v2
-from gpuhook import device_program as program
+from gpuhook.cgroup import access, bpf, v2
+from gpuhook.cgroup import device_program as program
 from gpuhook.errors import CgroupError
 
 MAJOR = 195
@@ -58,8 +58,8 @@ print(tries, unexpected)
 
 ALLOW = """
 import os, sys
-from gpuhook import cgroup
-print(cgroup.allow(os.open(f"/proc/{sys.argv[1]}", os.O_PATH), [(195, 0), (195, 255)]))
+from gpuhook.cgroup import access
+print(access.allow(os.open(f"/proc/{sys.argv[1]}", os.O_PATH), [(195, 0), (195, 255)]))
 """
 
 
@@ -208,12 +208,12 @@ def test_v1_gives_exactly_the_devices(v1_cgroup: Path, opener: Opener) -> None:
     assert opener.opens(GIVEN + REFUSED) == {"ENXIO"}
     (v1_cgroup / "devices.deny").write_text("a")
     assert opener.opens(GIVEN + REFUSED) == {"EPERM"}
-    assert cgroup.allow(opener.entry, GIVEN) == "v1"
+    assert access.allow(opener.entry, GIVEN) == "v1"
     assert opener.opens(GIVEN) == {"ENXIO"}
     assert opener.opens(REFUSED) == {"EPERM"}
     listed = (v1_cgroup / "devices.list").read_text().splitlines()
     assert listed == ["c 195:0 rw", "c 195:255 rw"]
-    assert cgroup.allow(opener.entry, GIVEN) == "v1"
+    assert access.allow(opener.entry, GIVEN) == "v1"
     assert (v1_cgroup / "devices.list").read_text().splitlines() == listed
 
 
@@ -224,7 +224,7 @@ def giving_to_one_that_has_ended(group: Path) -> None:
     with pids.process_numbered(number):
         (group / "cgroup.procs").write_text(str(number))
         with pytest.raises(CgroupError, match="can't be found"):
-            cgroup.allow(entry, GIVEN)
+            access.allow(entry, GIVEN)
 
 
 def test_process_that_has_ended_leads_to_no_cgroup(v1_cgroup: Path) -> None:
@@ -242,7 +242,7 @@ def test_v1_parent_that_refuses_is_named(v1_cgroup: Path, opener: Opener) -> Non
         (child / "cgroup.procs").write_text(str(opener.pid))
         (child / "devices.deny").write_text("a")
         with pytest.raises(CgroupError, match=rf"not permitted: '{child}/devices\.allow'"):
-            cgroup.allow(opener.entry, GIVEN)
+            access.allow(opener.entry, GIVEN)
     finally:
         (v1_cgroup / "cgroup.procs").write_text(str(opener.pid))
         child.rmdir()
@@ -295,26 +295,26 @@ def test_every_program_is_extended(attached: Attached, v2_cgroup: Path, opener: 
     for code in (DENY, program.allow_rules(REFUSED) + DENY, PERMIT):
         attached.add(code)
     assert opener.opens(GIVEN + REFUSED) == {"EPERM"}
-    assert cgroup_v2.extend(str(v2_cgroup), GIVEN) == 3
+    assert v2.extend(str(v2_cgroup), GIVEN) == 3
     assert opener.opens(GIVEN) == {"ENXIO"}
     assert opener.opens(REFUSED) == {"EPERM"}
-    assert cgroup_v2.extend(str(v2_cgroup), REFUSED[:1]) == 3
+    assert v2.extend(str(v2_cgroup), REFUSED[:1]) == 3
     assert opener.opens([*GIVEN, REFUSED[0]]) == {"ENXIO"}
     assert opener.opens(REFUSED[1:]) == {"EPERM"}
 
 
 def test_the_old_instructions_follow_ours(attached: Attached, v2_cgroup: Path) -> None:
     attached.add(DENY)
-    cgroup_v2.extend(str(v2_cgroup), GIVEN)
+    v2.extend(str(v2_cgroup), GIVEN)
     (number,) = attached.ids
     assert attached.code(number) == program.allow_rules(GIVEN) + DENY
 
 
 def test_extending_twice_changes_nothing(attached: Attached, v2_cgroup: Path) -> None:
     attached.add(DENY)
-    cgroup_v2.extend(str(v2_cgroup), GIVEN)
+    v2.extend(str(v2_cgroup), GIVEN)
     before = attached.ids
-    assert cgroup_v2.extend(str(v2_cgroup), GIVEN) == 1
+    assert v2.extend(str(v2_cgroup), GIVEN) == 1
     assert attached.ids == before
 
 
@@ -323,7 +323,7 @@ def test_a_program_attached_alone(
     attached: Attached, v2_cgroup: Path, opener: Opener, flags: int
 ) -> None:
     attached.add(DENY, flags)
-    assert cgroup_v2.extend(str(v2_cgroup), GIVEN) == 1
+    assert v2.extend(str(v2_cgroup), GIVEN) == 1
     assert (attached.flags, len(attached.ids)) == (flags, 1)
     assert opener.opens(GIVEN) == {"ENXIO"}
     assert opener.opens(REFUSED) == {"EPERM"}
@@ -337,7 +337,7 @@ def test_a_program_held_by_a_link(attached: Attached, v2_cgroup: Path, opener: O
     try:
         attached.add(DENY)
         assert opener.opens(GIVEN + REFUSED) == {"EPERM"}
-        assert cgroup_v2.extend(str(v2_cgroup), GIVEN) == 2
+        assert v2.extend(str(v2_cgroup), GIVEN) == 2
         assert opener.opens(GIVEN) == {"ENXIO"}
         assert opener.opens(REFUSED) == {"EPERM"}
     finally:
@@ -354,7 +354,7 @@ def test_a_program_with_maps_is_refused(attached: Attached, v2_cgroup: Path) -> 
     finally:
         os.close(fd)
     with pytest.raises(CgroupError, match="uses maps or is hidden"):
-        cgroup_v2.extend(str(v2_cgroup), GIVEN)
+        v2.extend(str(v2_cgroup), GIVEN)
     assert attached.ids == (number,)
 
 
@@ -375,7 +375,7 @@ def test_devices_that_are_not_given_stay_closed_throughout(
     try:
         assert stubborn.stdout.readline() == "ready\n"
         for minor in range(3, 103):
-            cgroup_v2.extend(str(v2_cgroup), [(MAJOR, minor)])
+            v2.extend(str(v2_cgroup), [(MAJOR, minor)])
         end.touch()
         tries, unexpected = stubborn.stdout.readline().split()
     finally:
@@ -405,7 +405,7 @@ def test_a_failure_in_the_middle_is_taken_back(
 
     monkeypatch.setattr(bpf, "attach_program", fail_second)
     with pytest.raises(OSError, match="Invalid argument"):
-        cgroup_v2.extend(str(v2_cgroup), GIVEN)
+        v2.extend(str(v2_cgroup), GIVEN)
     assert len(calls) == 3
     assert sorted(attached.ids) == sorted(before)
     assert opener.opens(GIVEN) == {"EPERM"}
@@ -427,7 +427,7 @@ def test_a_program_replaced_meanwhile_is_looked_up_again(
 
     monkeypatch.setattr(bpf, "attach_program", race)
     try:
-        assert cgroup_v2.extend(str(v2_cgroup), GIVEN) == 1
+        assert v2.extend(str(v2_cgroup), GIVEN) == 1
     finally:
         for fd in raced:
             os.close(fd)
@@ -447,16 +447,16 @@ def test_a_cgroup_that_never_holds_still_is_given_up(
 
     monkeypatch.setattr(bpf, "attach_program", gone)
     with pytest.raises(CgroupError, match="keep being replaced by somebody else"):
-        cgroup_v2.extend(str(v2_cgroup), GIVEN)
+        v2.extend(str(v2_cgroup), GIVEN)
 
 
 def test_no_descriptor_is_left_open(attached: Attached, v2_cgroup: Path) -> None:
     attached.add(DENY)
     before = os.listdir("/proc/self/fd")
-    cgroup_v2.extend(str(v2_cgroup), GIVEN)
-    cgroup_v2.extend(str(v2_cgroup), GIVEN)
+    v2.extend(str(v2_cgroup), GIVEN)
+    v2.extend(str(v2_cgroup), GIVEN)
     with suppress(OSError):
-        cgroup_v2.extend(f"{v2_cgroup}/absent", GIVEN)
+        v2.extend(f"{v2_cgroup}/absent", GIVEN)
     assert os.listdir("/proc/self/fd") == before
 
 

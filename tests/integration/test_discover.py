@@ -12,10 +12,10 @@ import pytest
 from harness.commands import wait_until
 
 from gpuhook.config import Config
-from gpuhook.discover import discover
 from gpuhook.errors import DriverError
-from gpuhook.inventory import Inventory
+from gpuhook.inventory.model import Inventory
 from gpuhook.simulate import Built, Failure, Options, build, remove
+from gpuhook.vendors.nvidia.discover import discover
 
 
 @pytest.fixture

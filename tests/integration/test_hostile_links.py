@@ -16,17 +16,17 @@ from harness.sandbox import contents, in_child, sandbox, see_drivers, unshare_mo
 from harness.snapshot import mount_table
 
 from gpuhook import inject as injection
-from gpuhook import kernel, mounts
-from gpuhook.container import Container
+from gpuhook.container import kernel, mounts
+from gpuhook.container.changes import Container
 from gpuhook.errors import InjectError, VolumeError
-from gpuhook.file_operations import WriteFile
-from gpuhook.operations import (
+from gpuhook.plan.operations import (
     FILE_OPTIONS,
     BindFile,
     MaskProc,
     Operation,
     Symlink,
     UpdateLdCache,
+    WriteFile,
 )
 
 LIBRARY = "libcuda.so.1.2.3"

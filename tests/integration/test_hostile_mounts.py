@@ -24,9 +24,9 @@ from harness.sandbox import (
 )
 from harness.snapshot import mount_table
 
-from gpuhook import mounts
+from gpuhook.container import mounts
 from gpuhook.errors import InjectError, VolumeError
-from gpuhook.operations import (
+from gpuhook.plan.operations import (
     FILE_OPTIONS,
     IPC_OPTIONS,
     BindDevice,

@@ -11,11 +11,11 @@ from harness.sandbox import Sandbox, Volume, contents, in_child, sandbox, see_dr
 from harness.snapshot import mount_table
 
 from gpuhook import inject as injection
-from gpuhook import kernel
+from gpuhook.container import kernel
+from gpuhook.container.changes import Journal
+from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import InjectError
-from gpuhook.file_operations import WriteFile
-from gpuhook.journal import Journal
-from gpuhook.operations import (
+from gpuhook.plan.operations import (
     FILE_OPTIONS,
     BindDevice,
     BindFile,
@@ -23,9 +23,9 @@ from gpuhook.operations import (
     Operation,
     Symlink,
     UpdateLdCache,
+    WriteFile,
 )
-from gpuhook.plan import Plan
-from gpuhook.rootfs import Rootfs
+from gpuhook.plan.planner import Plan
 
 # Every function of the seam that changes something, or makes what changes something.
 CHANGING = (

@@ -21,7 +21,7 @@ from harness.namespaces import host_cgroups, namespace
 from harness.sandbox import Sandbox, contents, sandbox
 from harness.snapshot import mount_table
 
-from gpuhook import records
+from gpuhook.running import records
 
 KILLS = 500
 RUNTIME_KILLS = 20

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness.commands import run
 
-from gpuhook import layout, ldcache, sonames
+from gpuhook.loader import layout, ldcache
 
 HOST_LIBRARY = Path("/lib/x86_64-linux-gnu/libz.so.1")
 
@@ -37,13 +37,13 @@ def make_root(source: Path, root: Path) -> None:
 
 def merge(root: Path) -> None:
     """Do what gpuhook does: links beside the libraries, entries in the cache."""
-    for link, target in sonames.links(FILES).items():
+    for link, target in layout.links(FILES).items():
         (root / FOLDER[1:] / link).symlink_to(target)
     flags = layout.cache_flags(os.uname().machine, bits32=False)
     assert flags is not None
     cache = root / "etc/ld.so.cache"
     old = cache.read_bytes() if cache.exists() else None
-    cache.write_bytes(ldcache.merge(old, sonames.cache_entries(FOLDER, FILES, flags)))
+    cache.write_bytes(ldcache.merge(old, layout.cache_entries(FOLDER, FILES, flags)))
 
 
 def found(root: Path) -> dict[str, str]:
@@ -75,7 +75,7 @@ def test_the_loader_finds_what_a_full_ldconfig_would_let_it_find(root: Path) -> 
     run(["ldconfig", "-r", root]).ok()
     merge(root)
     merged = found(root)
-    for link in sonames.links(FILES):
+    for link in layout.links(FILES):
         (root / FOLDER[1:] / link).unlink()
     (root / "etc/ld.so.cache").unlink()
     run(["ldconfig", "-r", root, FOLDER]).ok()

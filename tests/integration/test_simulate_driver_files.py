@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook import ldcache
+from gpuhook.loader import ldcache
 from gpuhook.simulate import Built, Options, build
 
 SCRIPT = Path(__file__).parents[2] / "scripts/fetch-driver-files"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpuhook import ldcache
 from gpuhook.cli import cli
 from gpuhook.errors import SimulateError
+from gpuhook.loader import ldcache
 from gpuhook.simulate import Failure, Options, build, remove
 
 VERSION = "580.65.06"

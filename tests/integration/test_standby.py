@@ -18,7 +18,7 @@ from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 
-from gpuhook.standby import ANSWER, ASKED, MARK, SEAT_COUNT
+from gpuhook.start.standby import ANSWER, ASKED, MARK, SEAT_COUNT
 
 LAUNCHERS = Path("/run/gpuhook/launcher")
 NAME = "gpuhook-standby"

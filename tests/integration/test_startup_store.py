@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpuhook import store
 from gpuhook.config import Config
 from gpuhook.errors import DriverError
-from gpuhook.inventory import Inventory
+from gpuhook.inventory import cache
+from gpuhook.inventory.model import Inventory
 from gpuhook.simulate import Failure, Options, build, remove
 
 SLOW = 2.0  # seconds that starting NVML takes
@@ -30,7 +30,7 @@ class Host:
         build(Options(root=str(self.root), **options))
 
     def inventory(self) -> Inventory:
-        return store.get_inventory(self.config)
+        return cache.get_inventory(self.config)
 
 
 @pytest.fixture
@@ -75,15 +75,15 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_next_container_is_right(host: Host, before: dict[str, Any], after: dict[str, Any]) -> None:
     host.simulate(**before)
     old = host.inventory()
-    assert store.saved(host.config) == old
+    assert cache.saved(host.config) == old
     host.simulate(**after)
-    assert store.saved(host.config) is None
+    assert cache.saved(host.config) is None
     new = host.inventory()
     assert new != old
-    assert store.saved(host.config) == new
+    assert cache.saved(host.config) == new
     fresh = Config()
     fresh.driver_root = host.config.driver_root
-    assert store.get_inventory(fresh, save=False) == new
+    assert cache.get_inventory(fresh, save=False) == new
 
 
 def test_driver_gone_is_no_inventory(host: Host) -> None:
@@ -130,7 +130,7 @@ def test_an_inventory_that_misses_a_gpu_soon_counts_no_more(host: Host) -> None:
     """Nothing but NVML tells when a GPU that had fallen off the bus is back."""
     host.simulate(gpus=2, failure=Failure.GPU_LOST, lost_gpu=1)
     assert host.inventory().lost == (1,)
-    assert store.saved(host.config) is not None
+    assert cache.saved(host.config) is not None
     (saved,) = Path(host.config.state_dir).glob("inventory-????????????????")
     os.utime(saved, (0, 0))
-    assert store.saved(host.config) is None
+    assert cache.saved(host.config) is None

@@ -14,7 +14,7 @@ from harness.commands import run, stop, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 
-from gpuhook.watch import Event, Events
+from gpuhook.start.watch import Event, Events
 
 NULL = Path("/sys/class/mem/null/uevent")  # writing to it makes the kernel send an event
 

@@ -1,6 +1,6 @@
 """Machines for tests of the pure steps: inventories built by hand."""
 
-from gpuhook.inventory import DriverFile, Gpu, Inventory, Mig, Node
+from gpuhook.inventory.model import DriverFile, Gpu, Inventory, Mig, Node
 
 VERSION = "580.65.06"
 MIG_MINORS = """config 1

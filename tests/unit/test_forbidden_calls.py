@@ -60,12 +60,12 @@ FORBIDDEN_MODULES = {
 
 # (module, function, call) -> why it is no path of an image.
 ALLOWED = {
-    ("rootfs", "__init__" , "os.open"): "the root itself, named by whoever made the container",
-    ("rootfs", "reopen", "os.open"): "our own descriptor, through /proc/self/fd",
-    ("rootfs", "real_path", "os.readlink"): "our own descriptor, through /proc/self/fd",
-    ("rootfs", "list_folder", "os.listdir"): "a descriptor",
-    ("mounts", "__init__", "os.open"): "our own mount table",
-    ("operations", "_kernel_has_none", "os.path.exists"): "our own /proc",
+    ("container/rootfs", "__init__" , "os.open"): "the root itself, named by its maker",
+    ("container/rootfs", "reopen", "os.open"): "our own descriptor, through /proc/self/fd",
+    ("container/rootfs", "real_path", "os.readlink"): "our own descriptor, through /proc/self/fd",
+    ("container/rootfs", "list_folder", "os.listdir"): "a descriptor",
+    ("container/mounts", "__init__", "os.open"): "our own mount table",
+    ("plan/operations", "_kernel_has_none", "os.path.exists"): "our own /proc",
     ("inject", "_open_container", "os.open"): "/proc/PID, opened once",
     ("inject", "_refuse_host_root", "os.stat"): "the host's own root",
     ("inject", "_refuse_host_namespace", "os.stat"): "our own namespace",
@@ -73,26 +73,32 @@ ALLOWED = {
 }  # fmt: skip
 
 
-def handling_images() -> list[Path]:
-    """Return the modules that hold a Rootfs or a Container, by what they import."""
-    words = ("gpuhook.rootfs", "gpuhook.container ", "gpuhook.operations")
-    found = [SOURCE / "mounts.py", SOURCE / "rootfs.py"]
-    for path in sorted(SOURCE.glob("*.py")):
-        text = path.read_text()
-        if any(f"from {word.strip()} import" in text for word in words):
-            found.append(path)
+# The rooms of the commands, which change no image, and of what never meets one.
+WITHOUT_IMAGES = ("cli", "config", "doctor", "engines", "nvidia_cli", "simulate")
+
+
+def handling_images() -> dict[str, str]:
+    """Return the modules that hold a Rootfs or a Container, by what they import: name -> text."""
+    words = ("gpuhook.container.rootfs", "gpuhook.container.changes", "gpuhook.plan.operations")
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name, text = str(path.relative_to(SOURCE).with_suffix("")), path.read_text()
+        itself = name in ("container/mounts", "container/rootfs")
+        holds = any(f"from {word} import" in text for word in words)
+        if itself or (holds and name.partition("/")[0] not in WITHOUT_IMAGES):
+            found[name] = text
     return found
 
 
 # Modules that hold a Rootfs of the host or of the driver, or change nothing in an image.
 OF_THE_HOST = {
-    "discover": "looks at the driver root",
-    "driver_files": "looks at the driver root",
-    "feature_files": "looks at the driver root",
-    "graphics_files": "looks at the driver root",
-    "containers": "reads, for gpuhook list",
-    "kernel_modules": "runs in the driver root",
-    "ldconfig_fallback": "runs the host's ldconfig, sealed, in namespaces of its own",
+    "vendors/nvidia/discover": "looks at the driver root",
+    "vendors/nvidia/device_nodes": "looks at the driver root",
+    "vendors/nvidia/driver_files": "looks at the driver root",
+    "vendors/nvidia/graphics_files": "looks at the driver root",
+    "running/holders": "reads, for gpuhook list",
+    "vendors/nvidia/kernel_modules": "runs in the driver root",
+    "loader/ldconfig_fallback": "runs the host's ldconfig, sealed, in namespaces of its own",
     "runtime_shim": "looks for low-level runtimes on the host",
 }
 
@@ -129,26 +135,24 @@ def violations(module: str, text: str) -> list[str]:
 
 
 def test_images_are_reached_through_descriptors_alone() -> None:
-    modules = [path for path in handling_images() if path.stem not in OF_THE_HOST]
-    assert {"container", "operations", "inject", "image", "layout"} <= {
-        path.stem for path in modules
-    }
-    found = [each for path in modules for each in violations(path.stem, path.read_text())]
-    assert found == []
+    modules = {name: text for name, text in handling_images().items() if name not in OF_THE_HOST}
+    needed = {"container/changes", "plan/operations", "inject", "plan/image", "loader/layout"}
+    assert needed <= set(modules)
+    assert [each for item in modules.items() for each in violations(*item)] == []
 
 
 def test_every_exception_is_still_needed() -> None:
     used = set()
-    for path in handling_images():
-        for function, name, _ in calls(ast.parse(path.read_text())):
-            used.add((path.stem, function, name))
+    for module, text in handling_images().items():
+        for function, name, _ in calls(ast.parse(text)):
+            used.add((module, function, name))
     assert set(ALLOWED) - used == set()
-    assert {path.stem for path in handling_images()} >= set(OF_THE_HOST)
+    assert set(handling_images()) >= set(OF_THE_HOST)
 
 
 # The commands' rooms, and what in them must go through host_files, host_processes and the like.
 ROOMS = ("engines", "doctor", "cli")
-COMMANDS_MODULES = ("atomic", "host_processes", "nvidia_names")
+COMMANDS_MODULES = ("host/processes", "nvidia_cli/links")
 OF_OTHERS = {
     "open": "waits for a pipe's other end, and reads without bound; use host_files.read",
     "os.open": "as open; use host_files.read or host_files.create_private",
@@ -168,8 +172,6 @@ OF_OTHERS_METHODS = (".read_text", ".read_bytes", ".open", ".expanduser", ".Pope
 
 # (module, function, call) -> why another user has no hand in it.
 ALLOWED_TO_COMMANDS = {
-    ("atomic", "replace", "open"): "a descriptor of our own new file",
-    ("atomic", "_sync_folder", "os.open"): "a folder, which no open waits for",
     ("cli/_engines", "state_folder", "os.path.expanduser"): "only where we aren't root",
     ("cli/config", "default_text", f"{OWN_CONFIG}.read_text"): "a file of our own package",
     ("cli/install", "install", "os.path.expanduser"): "only where we aren't root",
@@ -179,7 +181,7 @@ ALLOWED_TO_COMMANDS = {
     ("engines/docker_api", "_talk", "socket.socket"): "bound in time and size, its peer checked",
     ("engines/store", "_lock", "fcntl.flock"): "with a deadline, in a folder that is root's alone",
     ("engines/store", "_open_lock", "os.open"): "in a folder that is root's alone",
-    ("host_processes", "send", "signal.pidfd_send_signal"): "after a look at what runs there now",
+    ("host/processes", "send", "signal.pidfd_send_signal"): "after a look at what runs there now",
 }  # fmt: skip
 
 

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 from machines import gpu, machine, mig
 
-from gpuhook import cgroup, inject, prestart_hook, records, runtime_shim
+from gpuhook import inject, prestart_hook, runtime_shim
+from gpuhook.cgroup import access
 from gpuhook.cli.explain import Explanation
 from gpuhook.config import load
-from gpuhook.container import Container
+from gpuhook.container.changes import Container, Journal
+from gpuhook.container.rootfs import PATH_FLAGS
 from gpuhook.errors import GpuhookError
-from gpuhook.journal import Journal
-from gpuhook.oci import read_spec
-from gpuhook.plan import Plan
-from gpuhook.rootfs import PATH_FLAGS
-from gpuhook.runtime_argv import Arguments
+from gpuhook.oci.runtime_argv import Arguments
+from gpuhook.oci.spec import read_spec
+from gpuhook.plan.planner import Plan
+from gpuhook.running import records
 
 SPECS = 1_000
 NAMES = [
@@ -109,7 +110,7 @@ class Stage:
                 (folder / image / file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / image / file).touch()
         found = machine(gpu(0, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))), gpu(1, 1))
-        monkeypatch.setattr("gpuhook.store.get_inventory", lambda *_, **__: found)
+        monkeypatch.setattr("gpuhook.inventory.cache.get_inventory", lambda *_, **__: found)
         monkeypatch.setattr(inject, "open_container", self.open_container)
         monkeypatch.setattr(inject, "prepare", lambda *_: None)
         monkeypatch.setattr(inject, "allow_devices", lambda *_, **__: "")
@@ -159,7 +160,7 @@ def assert_rules(before: dict[str, Any], after: dict[str, Any], explained: dict[
     pairs = [(op["major"], op["minor"]) for op in of_kind(explained, "allow-device")]
     assert new[: len(old)] == old
     assert {(rule["major"], rule["minor"]) for rule in new[len(old) :]} <= set(pairs)
-    assert all(cgroup.spec_allows(new, *pair) for pair in pairs)
+    assert all(access.spec_allows(new, *pair) for pair in pairs)
 
 
 def assert_spec_mode(

@@ -15,7 +15,7 @@ WHOLE = [
 
 def used(file: str) -> set[str]:
     pattern = re.compile(rf'@pytest\.mark\.vectors\("{file}", ([^)]+)\)')
-    texts = [path.read_text() for path in TESTS.glob("test_*.py")]
+    texts = [path.read_text() for path in TESTS.rglob("test_*.py")]
     return {name for text in texts for names in pattern.findall(text) for name in
             re.findall(r'"([^"]+)"', names)}  # fmt: skip
 

@@ -9,8 +9,7 @@ import click
 
 from gpuhook.engines import DEFAULT_STATE, ENGINES
 from gpuhook.engines.installer import Outcome
-from gpuhook.errors import EngineError
-from gpuhook.quoting import shown
+from gpuhook.errors import EngineError, shown
 
 ALL = "all"
 

@@ -6,7 +6,6 @@ from importlib import resources
 
 import click
 
-from gpuhook import atomic, host_files
 from gpuhook.config import DEFAULT_PATH, load
 from gpuhook.config.edit import parse_assignment, set_value
 from gpuhook.config.loader import PATH_VARIABLE, examine
@@ -14,6 +13,7 @@ from gpuhook.config.locate import line_of
 from gpuhook.config.render import as_toml
 from gpuhook.config.source import read_text
 from gpuhook.errors import ConfigError
+from gpuhook.host import files as host_files
 
 _FILE = click.option(
     "--config",
@@ -114,7 +114,7 @@ def _save(path: str, text: str) -> None:
     host_files.check_way(path)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        atomic.replace(path, text.encode("utf-8"))
+        host_files.replace(path, text.encode("utf-8"))
     except OSError as error:
         raise ConfigError(
             f"{path} can't be written: {error.strerror}",

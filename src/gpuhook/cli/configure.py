@@ -4,11 +4,11 @@ import os
 
 import click
 
+from gpuhook import names
 from gpuhook.cli import _engines as shared
 from gpuhook.cli.install import Job, carry_out
 from gpuhook.config.loader import PATH_VARIABLE
 from gpuhook.engines import ENGINES, Ask, Store, installer
-from gpuhook.engines.ask import RUNTIME_NAME
 from gpuhook.engines.podman import HOOK_KEYS, hook_document
 from gpuhook.engines.store import Target
 from gpuhook.errors import EngineError
@@ -22,7 +22,7 @@ _HOOK_MODES = ("oci-hook", "hook")
 @click.option("--drop-in-config", metavar="FILE", help="The file for containerd, CRI-O, podman.")
 @click.option("--config-mode", default="", help="config-file, or oci-hook for a hook file.")
 @click.option("--oci-hook-path", metavar="FILE", help="The hook file to write.")
-@click.option("--nvidia-runtime-name", "runtime_name", default=RUNTIME_NAME, show_default=True)
+@click.option("--nvidia-runtime-name", "runtime_name", default=names.RUNTIME, show_default=True)
 @click.option("--nvidia-runtime-path", "--runtime-path", "runtime_path", metavar="PATH")
 @click.option("--nvidia-runtime-hook-path", "hook_path", metavar="PATH")
 @click.option("--nvidia-set-as-default", "--set-as-default", "set_default", is_flag=True)
@@ -53,11 +53,11 @@ def configure(
         raise EngineError("Docker does not support drop-in configs", "Leave --drop-in-config out")
     state = shared.state_folder(state_dir, "")
     if config_mode in _HOOK_MODES:
-        hook = hook_path or shared.our_program("gpuhook-prestart")
+        hook = hook_path or shared.our_program(names.HOOK)
         _write_hook(oci_hook_path, shared.checked_program(hook, ""), state, dry_run=dry_run)
         return
     shared.check_name(runtime_name)
-    program = shared.checked_program(runtime_path or shared.our_program("gpu-py"), "")
+    program = shared.checked_program(runtime_path or shared.our_program(names.RUNTIME), "")
     ask = Ask(
         runtimes=((runtime_name, program),),
         set_default=set_default,

@@ -6,18 +6,20 @@ from typing import Any
 
 import click
 
-from gpuhook import completeness, image, jsontext, mode, spec_edits
-from gpuhook import environment as environments
 from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.config import Config, load
-from gpuhook.errors import GpuhookError
-from gpuhook.oci import Spec, read_spec
-from gpuhook.operations import Operation
-from gpuhook.plan import make_plan
-from gpuhook.quoting import shown
-from gpuhook.request import VISIBLE_DEVICES
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import GpuhookError, shown
+from gpuhook.oci import jsontext
+from gpuhook.oci.spec import Spec, read_spec
+from gpuhook.plan import image, spec_edits
+from gpuhook.plan.operations import Operation
+from gpuhook.plan.planner import make_plan
+from gpuhook.request import sources as environments
+from gpuhook.request.reader import effective_mode
 from gpuhook.resolve import Progress, Resolved, resolve
-from gpuhook.rootfs import Rootfs
+from gpuhook.vendors.nvidia import completeness
+from gpuhook.vendors.nvidia.variables import VISIBLE_DEVICES
 
 _HEADINGS = {
     "hook": "What the hook does, in order:",
@@ -57,7 +59,7 @@ class Explanation:
     def _plan(self, resolved: Resolved, root_path: str | None, config: Config) -> None:
         found = _image(root_path, config)
         plan = make_plan(resolved.request, resolved.inventory, resolved.selection, found)
-        self.mode = mode.resolve(config.mode, resolved.request)
+        self.mode = effective_mode(config.mode, resolved.request)
         self.operations = plan.operations
         if self.mode == "spec":
             self.operations, self.undone = spec_edits.steps(plan), spec_edits.undone(plan)
@@ -144,7 +146,7 @@ def _request_lines(explanation: Explanation) -> list[str]:
 
 def _why_nothing(spec: dict[str, Any], config: Config) -> str:
     """Return why the environment asks for nothing, "" where it names devices."""
-    env = environments.parse((spec.get("process") or {}).get("env") or [])
+    env = environments.parse_environment((spec.get("process") or {}).get("env") or [])
     variables = [name for name in environments.items(config.swarm_resource) if name in env]
     variables = variables or [VISIBLE_DEVICES]
     what = " and ".join(variables)

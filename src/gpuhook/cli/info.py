@@ -6,8 +6,8 @@ import click
 
 from gpuhook.cli._output import config_option, format_option, print_json, table
 from gpuhook.config import load
-from gpuhook.discover import discover
-from gpuhook.inventory import Inventory
+from gpuhook.inventory.model import Inventory
+from gpuhook.vendors.nvidia.discover import discover
 
 
 @click.command()

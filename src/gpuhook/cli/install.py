@@ -6,13 +6,13 @@ import os
 
 import click
 
-from gpuhook import host_files
-from gpuhook import nvidia_names as names
+from gpuhook import names
 from gpuhook.cli import _engines as shared
 from gpuhook.config.loader import PATH_VARIABLE
 from gpuhook.engines import ENGINES, Answer, Ask, Store, installer
-from gpuhook.engines.ask import RUNTIME_NAME
 from gpuhook.errors import EngineError
+from gpuhook.host import files as host_files
+from gpuhook.nvidia_cli import links as aliases
 
 _NVIDIA_RUNTIME = "nvidia"
 
@@ -61,14 +61,14 @@ def _make_links(job: Job) -> None:
     if job.links is None:
         return
     programs = os.path.dirname(job.ask.runtimes[0][1])
-    links, reasons = names.plan(job.links, programs, job.ask.prefix)
+    links, reasons = aliases.plan(job.links, programs, job.ask.prefix)
     for reason in reasons:
         shared.warn(reason)
     if job.dry_run:
         missing = [link for link in links if not link.is_there]
         word = "would link"
     else:
-        missing = names.LinkRecord(job.state).make(links)
+        missing = aliases.LinkRecord(job.state).make(links)
         word = "linked"
     for link in missing:
         click.echo(f"{word} {link.path} to {link.program}")
@@ -104,7 +104,7 @@ def _tell_answer(name: str, answer: Answer, job: Job) -> None:
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
 @click.option("--drop-in-config", metavar="FILE", help="The file for containerd, CRI-O, podman.")
-@click.option("--runtime-name", default=RUNTIME_NAME, show_default=True)
+@click.option("--runtime-name", default=names.RUNTIME, show_default=True)
 @click.option("--runtime-path", metavar="PATH", help="Where gpu-py is.  [default: beside gpuhook]")
 @click.option("--bin-dir", metavar="DIR", help="For NVIDIA's names.  [default: /usr/local/bin]")
 @click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
@@ -134,7 +134,7 @@ def install(
     if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
     shared.check_name(runtime_name)
-    program = shared.checked_program(runtime_path or shared.our_program("gpu-py"), prefix)
+    program = shared.checked_program(runtime_path or shared.our_program(names.RUNTIME), prefix)
     ask = Ask(
         runtimes=((runtime_name, program),),
         also=((_NVIDIA_RUNTIME, program),) if nvidia_names else (),
@@ -144,11 +144,11 @@ def install(
         drop_in=shared.absolute(drop_in_config),
         prefix=prefix and os.path.abspath(prefix),
         hook=hook,
-        hook_path=os.path.join(os.path.dirname(program), "gpuhook-prestart"),
+        hook_path=os.path.join(os.path.dirname(program), names.HOOK),
         gpuhook_config=shared.absolute(os.environ.get(PATH_VARIABLE)),
         rootless=shared.is_rootless(prefix),
     )
-    folder = os.path.expanduser("~/.local/bin") if ask.rootless else names.DEFAULT_FOLDER
+    folder = os.path.expanduser("~/.local/bin") if ask.rootless else aliases.DEFAULT_FOLDER
     links = os.path.abspath(bin_dir or ask.system(folder)) if nvidia_names else None
     state = shared.state_folder(state_dir, ask.prefix)
     carry_out(Job(chosen_engines(engines, ask), ask, state, links, reload, dry_run))

@@ -7,9 +7,9 @@ import click
 
 from gpuhook.cli._output import config_option, format_option, print_json, printable, table
 from gpuhook.config import load
-from gpuhook.containers import WITHOUT_ROOT, Container, running, without_record
-from gpuhook.inventory import Gpu, Inventory, Mig
-from gpuhook.store import get_inventory
+from gpuhook.inventory.cache import get_inventory
+from gpuhook.inventory.model import Gpu, Inventory, Mig
+from gpuhook.running.holders import WITHOUT_ROOT, Container, running, without_record
 
 _SHORT = 12  # characters of a container's id, as Docker prints it
 

@@ -2,11 +2,13 @@
 
 import click
 
-from gpuhook import dev_char, launcher_files, store
+from gpuhook.cgroup import dev_char
 from gpuhook.cli._output import config_option
 from gpuhook.config import load
 from gpuhook.errors import DriverError
-from gpuhook.inventory import Inventory
+from gpuhook.inventory import cache
+from gpuhook.inventory.model import Inventory
+from gpuhook.start import launcher_files
 
 
 @click.command()
@@ -22,9 +24,9 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
     """
     config = load(config_path)
     launcher_files.save(config.path)
-    inventory = store.saved(config) if if_stale else None
+    inventory = cache.saved(config) if if_stale else None
     if inventory is None:
-        inventory = store.refresh(config)
+        inventory = cache.refresh(config)
     click.echo(
         f"Driver {inventory.driver_version}, {len(inventory.gpus)} GPUs, "
         f"{len(inventory.files)} files: saved in {config.state_dir}"

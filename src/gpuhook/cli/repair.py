@@ -4,12 +4,12 @@ import os
 
 import click
 
-from gpuhook import containers
 from gpuhook.cli._output import config_option
 from gpuhook.config import load
-from gpuhook.containers import Container
 from gpuhook.errors import ContainerError, GpuhookError
-from gpuhook.inventory import Inventory
+from gpuhook.inventory.model import Inventory
+from gpuhook.running import holders
+from gpuhook.running.holders import Container
 
 
 @click.command(short_help="Give back GPUs to running containers that lost them.")
@@ -24,16 +24,16 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
     running. It gets what was written down when it was started, never more. CONTAINER is an id
     (or its beginning) or the engine's name for it.
     """
-    from gpuhook import repair as repairs  # noqa: PLC0415 - only when the command runs
-    from gpuhook.store import get_inventory  # noqa: PLC0415
+    from gpuhook.inventory.cache import get_inventory  # noqa: PLC0415
+    from gpuhook.running import repair as repairs  # noqa: PLC0415 - only when the command runs
 
     if bool(names) == everything:
         raise click.UsageError("name the containers, or give --all")
     config = load(config_path)
     inventory = get_inventory(config)
-    running = containers.running(inventory, config.state_dir)
+    running = holders.running(inventory, config.state_dir)
     if os.geteuid() != 0:
-        click.echo(containers.WITHOUT_ROOT, err=True)
+        click.echo(holders.WITHOUT_ROOT, err=True)
     if everything:
         _repair_all(running, inventory)
         return
@@ -54,7 +54,7 @@ def _repair_all(running: list[Container], inventory: Inventory) -> None:
 
 
 def _repaired(container: Container, inventory: Inventory) -> bool:
-    from gpuhook import repair as repairs  # noqa: PLC0415 - as above
+    from gpuhook.running import repair as repairs  # noqa: PLC0415 - as above
 
     try:
         how, count = repairs.repair(container, inventory)

@@ -5,12 +5,13 @@ import os
 
 import click
 
-from gpuhook import nvidia_names
+from gpuhook import names
 from gpuhook.cli import _engines as shared
 from gpuhook.engines import ENGINES, Ask, Store, in_use, installer
 from gpuhook.engines.installer import Outcome
 from gpuhook.engines.merge import Path
 from gpuhook.engines.store import Record
+from gpuhook.nvidia_cli import links as nvidia_names
 
 _NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
 
@@ -57,7 +58,7 @@ def uninstall(
             if record.engine in wanted and (config is None or _is(record.config, config))
         ]
         if unless_in_use:
-            in_use.check(shared.our_program("gpu-py"), store, records)
+            in_use.check(shared.our_program(names.RUNTIME), store, records)
         is_last = len(records) == len(known)
         if not records and not (is_last and links.links()):
             click.echo(_NOTHING)

@@ -27,7 +27,7 @@ def watch(interval: float, config_path: str | None) -> None:
     printed. Runs until it is told to stop (SIGTERM, SIGINT). The Debian package runs it as
     gpuhook-watch.service; where it doesn't run, the first container after a pause pays.
     """
-    from gpuhook.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
+    from gpuhook.start.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
 
     config = load(config_path)
     for number in (signal.SIGTERM, signal.SIGINT):

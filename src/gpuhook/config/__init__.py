@@ -1,7 +1,4 @@
-"""The configuration: config.toml read into plain data.
-
-Hot path: tomllib is imported only for a file that the quick reader does not understand.
-"""
+"""The configuration: config.toml read into plain data."""
 
 from gpuhook.config.loader import DEFAULT_PATH, load, loads
 from gpuhook.config.model import Config

@@ -1,7 +1,4 @@
-"""Change settings in the text of a config.toml without disturbing the rest of it.
-
-Not on the hot path: only `gpuhook config set` comes here.
-"""
+"""Change settings in the text of a config.toml without disturbing the rest of it."""
 
 import re
 import tomllib
@@ -13,9 +10,7 @@ from tomlkit.exceptions import TOMLKitError
 from gpuhook.config.loader import loads
 from gpuhook.config.schema import BOOL, FEATURE_PREFIX, FEATURES, KEYS, LIST, PAUSE, SECONDS
 from gpuhook.config.source import flatten, parse
-from gpuhook.environment import items
-from gpuhook.errors import ConfigError
-from gpuhook.quoting import shown
+from gpuhook.errors import ConfigError, shown
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
@@ -37,7 +32,7 @@ def parse_assignment(assignment: str, separator: str = ":") -> tuple[str, Value]
     if kind == BOOL:
         return key, _boolean(key, text if equals else "true")
     if kind == LIST:
-        return key, (text.split(separator) if separator in text else items(text))
+        return key, (text.split(separator) if separator in text else _items(text))
     if kind in (SECONDS, PAUSE):
         return key, _seconds(key, kind, text)
     return key, text
@@ -60,6 +55,10 @@ def _boolean(key: str, text: str) -> bool | None:
     if text == _REMOVE and key.startswith(FEATURE_PREFIX):
         return None
     raise _not_a_value(key, BOOL, text)
+
+
+def _items(text: str) -> list[str]:
+    return [item for part in text.split(",") if (item := part.strip())]
 
 
 def _seconds(key: str, kind: str, text: str) -> float:

@@ -1,11 +1,8 @@
-"""Find config.toml, check every value in it, and fill in a Config.
-
-Hot path: the line finder is imported only for an error message.
-"""
+"""Find config.toml, check every value in it, and fill in a Config."""
 
 import os
 
-from gpuhook import capabilities, cdi_names
+from gpuhook import names
 from gpuhook.config.model import Config
 from gpuhook.config.schema import (
     BOOL,
@@ -21,8 +18,8 @@ from gpuhook.config.schema import (
     WITHOUT_EFFECT,
 )
 from gpuhook.config.source import flatten, parse, read_text
-from gpuhook.errors import ConfigError
-from gpuhook.quoting import shown
+from gpuhook.errors import ConfigError, shown
+from gpuhook.vendors.nvidia import variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -179,15 +176,15 @@ class _Reading:
                     self.wrong(key, f"must be an absolute path, not {shown(path)}")
 
     def check_capabilities(self) -> None:
-        allowed = (*capabilities.KNOWN, "all")
-        for word in capabilities.split(self.config.supported_driver_capabilities):
+        allowed = (*variables.CAPABILITIES, "all")
+        for word in variables.split_capabilities(self.config.supported_driver_capabilities):
             if word not in allowed:
                 problem = f"names {shown(word)}, which is none of {', '.join(allowed)}"
                 self.wrong("supported-driver-capabilities", problem)
 
     def check_kind(self) -> None:
         kind = self.config.cdi_default_kind
-        if cdi_names.parse(kind + "=0") is None:
+        if names.cdi_parts(kind + "=0") is None:
             problem = f"must be a CDI kind such as nvidia.com/gpu, not {shown(kind)}"
             self.wrong("nvidia-container-runtime.modes.cdi.default-kind", problem)
 

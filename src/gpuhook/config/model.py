@@ -1,7 +1,4 @@
-"""The configuration as the rest of gpuhook sees it: one attribute per setting.
-
-Hot path: imports nothing beyond the schema.
-"""
+"""The configuration as the rest of gpuhook sees it: one attribute per setting."""
 
 import os
 

@@ -4,8 +4,6 @@ Understood are comments, [headers] and ``key = value`` lines with bare keys, whe
 is true, false, a decimal number, a string on one line without escapes, or a list of such
 strings on one line. Anything else, and anything wrong, is left to tomllib: this reader never
 gives another answer than tomllib, only none.
-
-Hot path: imports nothing.
 """
 
 TYPE_CHECKING = False

@@ -3,8 +3,6 @@
 NVIDIA's keys keep NVIDIA's names and sections, so that a file written for the NVIDIA
 container toolkit can be used as it is; ours are in [gpuhook]. A key that NVIDIA has and
 that means nothing here is in WITHOUT_EFFECT, with what to do instead.
-
-Hot path: imports nothing.
 """
 
 BOOL = "true or false"

@@ -1,14 +1,13 @@
 """A configuration file's text, and the text as nested tables.
 
-Hot path: tomllib is imported only for text that the plain reader leaves to it.
+tomllib, which is slow to import, is imported only for text that the plain reader leaves to it.
 """
 
 import os
 import stat
 
 from gpuhook.config import plain_toml
-from gpuhook.errors import ConfigError
-from gpuhook.quoting import shown
+from gpuhook.errors import ConfigError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ import os
 import sysconfig
 from functools import cached_property
 
+from gpuhook import names
 from gpuhook.config import Config, load
 from gpuhook.doctor.machine import Machine
 from gpuhook.engines import docker_api
@@ -64,7 +65,9 @@ class Case:
 def bin_folder(program: str) -> str:
     """Return the folder that gpu-py lies in: beside our own program, or where pip put it."""
     beside = os.path.dirname(os.path.abspath(program))
-    if os.path.exists(os.path.join(beside, "gpu-py")):
+    if os.path.exists(os.path.join(beside, names.RUNTIME)):
         return beside
     real = os.path.dirname(os.path.realpath(program))
-    return real if os.path.exists(os.path.join(real, "gpu-py")) else sysconfig.get_path("scripts")
+    return (
+        real if os.path.exists(os.path.join(real, names.RUNTIME)) else sysconfig.get_path("scripts")
+    )

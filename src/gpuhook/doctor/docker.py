@@ -4,23 +4,22 @@ import json
 import os
 from collections.abc import Iterator
 
+from gpuhook import names
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.host import is_ours
 from gpuhook.doctor.machine import Machine, seen_by
 from gpuhook.engines.docker_api import DEFAULT_CONFIG, DockerInfo
 
-RUNTIME = "gpu-py"
-_HOOK = "nvidia-container-runtime-hook"
+_HOOK = names.NVIDIA_HOOKS[0]
 _REGISTER = "Run gpuhook install --engine docker"
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def docker(case: Case) -> Iterator[Finding]:
     """Compare daemon.json with what each running dockerd has loaded."""
     yield from _snap(case)
     if not case.dockers:
-        if case.machine.which("dockerd", _DEFAULT_PATH):
+        if case.machine.which("dockerd", names.SEARCH_PATH):
             yield from _registered(case.machine, DEFAULT_CONFIG, {})
             yield ok("docker-loaded", "dockerd is installed and doesn't run")
         return
@@ -59,7 +58,7 @@ def _registered(machine: Machine, path: str, loaded: dict[str, str]) -> Iterator
         return
     ours = {name: path for name, path in runtimes.items() if is_gpu_py(machine, path)}
     if not ours and not any(is_gpu_py(machine, program) for program in loaded.values()):
-        text = f"{path} doesn't register the runtime {RUNTIME}"
+        text = f"{path} doesn't register the runtime {names.RUNTIME}"
         yield warning("docker-registered", text, _REGISTER)
     for name, program in ours.items():
         if machine.is_program(program):
@@ -74,7 +73,7 @@ def _registered(machine: Machine, path: str, loaded: dict[str, str]) -> Iterator
 
 def is_gpu_py(machine: Machine, program: str) -> bool:
     """Tell whether a configured program is our runtime, under its own name or another."""
-    return os.path.basename(program) == RUNTIME or is_ours(machine, program)
+    return os.path.basename(program) == names.RUNTIME or is_ours(machine, program)
 
 
 def _loaded(found: DockerInfo) -> Iterator[Finding]:
@@ -112,7 +111,8 @@ def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
         text = f"The PATH of the dockerd {found.process.pid} can't be read"
         yield warning("docker-gpus-option", text, "Run the doctor as root")
         return
-    path = seen_by(found.process).which(_HOOK, found.process.environment.get("PATH", _DEFAULT_PATH))
+    folders = found.process.environment.get("PATH", names.SEARCH_PATH)
+    path = seen_by(found.process).which(_HOOK, folders)
     if path is None:
         yield ok(
             "docker-gpus-option",

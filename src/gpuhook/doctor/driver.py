@@ -4,13 +4,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpuhook import capabilities, completeness, driver_files, ldcache, nvml
+from gpuhook.container.rootfs import Rootfs
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.nodes import gpu_minors, module_version
 from gpuhook.errors import DriverError, LdCacheError
-from gpuhook.rootfs import Rootfs
-from gpuhook.selection import LOST_REMEDY, fallen_off
+from gpuhook.inventory.selection import LOST_REMEDY, fallen_off
+from gpuhook.loader import ldcache
+from gpuhook.vendors.nvidia import completeness, driver_files, nvml, variables
 
 _SLOW_SECONDS = 1.0
 
@@ -155,7 +156,7 @@ def driver_complete(case: Case) -> Iterator[Finding]:
             files = driver_files.find_all(root, index, version)
     except (OSError, DriverError, LdCacheError):
         return  # said by the checks before
-    wanted = capabilities.DEFAULT
+    wanted = variables.DEFAULT_CAPABILITIES
     for _, cause, remedy in completeness.missing_libraries(wanted, files, version):
         yield failure("driver-files", cause, remedy)
         return

@@ -8,15 +8,14 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
+from gpuhook import names
 from gpuhook.doctor.case import Case
-from gpuhook.doctor.docker import RUNTIME, is_gpu_py
+from gpuhook.doctor.docker import is_gpu_py
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.machine import Machine, seen_by
-from gpuhook.host_processes import Process
+from gpuhook.host.processes import Process
 
-_HOOK = "gpuhook-prestart"
 _CONTAINERD_FILE = "/etc/containerd/config.toml"
-_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 _PODMAN_FILES = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
 _READ_SINCE_PODMAN_5 = "/etc/containers/oci/hooks.d"
@@ -27,12 +26,14 @@ _PROGRAM_KEYS = ("BinaryName", "runtime_path", "runtime_engine")
 
 def engine_found(case: Case) -> Iterator[Finding]:
     """Ask whether there is any engine to put GPUs into containers of."""
-    names = ("dockerd", "containerd", "crio", "podman")
-    found = [name for name in names if case.machine.which(name, _FOLDERS) or _runs(case, name)]
+    every = ("dockerd", "containerd", "crio", "podman")
+    found = [
+        name for name in every if case.machine.which(name, names.SEARCH_PATH) or _runs(case, name)
+    ]
     if found:
         yield ok("engines", f"Found {', '.join(found)}")
     else:
-        text = f"None of {', '.join(names)} was found"
+        text = f"None of {', '.join(every)} was found"
         yield warning("engines", text, "Install a container engine")
 
 
@@ -61,7 +62,7 @@ def _containerds(case: Case) -> Iterator[Finding]:
         machine = seen_by(process)
         files = [path, *_imports(machine, path)]
         yield from _registered(machine, "containerd", files, process, needed)
-    if not running and case.machine.which("containerd", _FOLDERS):
+    if not running and case.machine.which("containerd", names.SEARCH_PATH):
         files = [_CONTAINERD_FILE, *_imports(case.machine, _CONTAINERD_FILE)]
         yield from _registered(case.machine, "containerd", files, None, needed)
 
@@ -69,7 +70,7 @@ def _containerds(case: Case) -> Iterator[Finding]:
 def crio(case: Case) -> Iterator[Finding]:
     """Look for the runtime in CRI-O's configuration and compare with when it started."""
     running = _runs(case, "crio")
-    if running or case.machine.which("crio", _FOLDERS):
+    if running or case.machine.which("crio", names.SEARCH_PATH):
         machine = seen_by(running) if running else case.machine
         files = ["/etc/crio/crio.conf", *machine.glob("/etc/crio/crio.conf.d/*")]
         yield from _registered(machine, "crio", files, running, True)
@@ -134,10 +135,10 @@ def _registered(
             yield from _started_after(machine, engine, path, running)
             return
     if needed:
-        text = f"{engine} doesn't know the runtime {RUNTIME} ({files[0]})"
+        text = f"{engine} doesn't know the runtime {names.RUNTIME} ({files[0]})"
         yield warning(check, text, f"Run {install}")
     else:
-        text = f"{engine} isn't told of {RUNTIME}, which only Kubernetes needs ({files[0]})"
+        text = f"{engine} isn't told of {names.RUNTIME}, which only Kubernetes needs ({files[0]})"
         yield ok(check, text, f"If you want it: {install}")
 
 
@@ -160,7 +161,7 @@ def _started_after(
 
 def podman(case: Case) -> Iterator[Finding]:
     """Look for the runtime and the hook in podman's files, which it reads at every start."""
-    if not case.machine.which("podman", _FOLDERS):
+    if not case.machine.which("podman", names.SEARCH_PATH):
         return
     hooks = list(_podman_hooks(case))
     found = [finding for finding in hooks if finding.status == "ok"]
@@ -174,7 +175,7 @@ def podman(case: Case) -> Iterator[Finding]:
     if not found and not hooks:
         yield warning(
             "podman-registered",
-            f"podman knows neither the runtime {RUNTIME} nor the hook {_HOOK}",
+            f"podman knows neither the runtime {names.RUNTIME} nor the hook {names.HOOK}",
             "Run gpuhook install --engine podman",
         )
 
@@ -215,7 +216,7 @@ def _podman_hook(case: Case, path: str, needs_podman_5: bool) -> Iterator[Findin
     if not is_usable:
         text = f"{path} names the hook {program}, which can't be executed; every container fails"
         yield failure("podman-hook", text, "Reinstall the hook, or delete the file")
-    elif os.path.basename(str(program)) == _HOOK:
+    elif os.path.basename(str(program)) == names.HOOK:
         yield _read_hook(case, path, f"{path} registers {program}", needs_podman_5)
 
 
@@ -237,7 +238,7 @@ def _read_hook(case: Case, path: str, text: str, needs_podman_5: bool) -> Findin
 
 def _podman_version(machine: Machine) -> str:
     """Return what podman --version says, "" if it says nothing of use."""
-    program = machine.path(machine.which("podman", _FOLDERS) or "")
+    program = machine.path(machine.which("podman", names.SEARCH_PATH) or "")
     try:
         done = subprocess.run(
             [program, "--version"], capture_output=True, timeout=_PATIENCE, check=False

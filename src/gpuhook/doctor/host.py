@@ -4,13 +4,13 @@ import os
 import re
 from collections.abc import Iterator
 
-from gpuhook import host_files
+from gpuhook import names
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, ok, warning
 from gpuhook.doctor.machine import Machine
 from gpuhook.doctor.nodes import module_version
+from gpuhook.host import files as host_files
 
-_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OPENAT2_SINCE = (5, 6)
 _FOREIGN = (
     "nvidia-container-runtime",
@@ -127,7 +127,7 @@ def _stale(case: Case, text: str, loaded: str | None) -> str:
 def foreign_toolkit(case: Case) -> Iterator[Finding]:
     """Look for NVIDIA's own toolkit; its names may also lead to us."""
     for name in _FOREIGN:
-        path = case.machine.which(name, _FOLDERS)
+        path = case.machine.which(name, names.SEARCH_PATH)
         if path and not is_ours(case.machine, path):
             yield warning(
                 "foreign-toolkit",
@@ -141,7 +141,7 @@ def foreign_toolkit(case: Case) -> Iterator[Finding]:
 def is_ours(machine: Machine, path: str) -> bool:
     """Tell whether a program is one of gpuhook's, by what it links to or says of itself."""
     name = os.path.basename(machine.target(path))
-    if name.startswith(("gpu-py", "gpuhook")):
+    if name.startswith((names.RUNTIME, "gpuhook")):
         return True
     try:
         return b"gpuhook" in host_files.read_start(machine.path(path), 4096)

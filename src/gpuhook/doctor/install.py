@@ -8,13 +8,15 @@ import sys
 import time
 from collections.abc import Iterator
 
-from gpuhook import __version__, launcher_files, log, store
+from gpuhook import __version__, log, names
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.errors import RuntimeMissingError
+from gpuhook.inventory import cache
 from gpuhook.runtime_shim import find_runtime
+from gpuhook.start import launcher_files
 
-_LAUNCHERS = ("gpu-py", "gpuhook-prestart")
+_LAUNCHERS = (names.RUNTIME, names.HOOK)
 _PATIENCE = 20.0  # seconds
 _REINSTALL = "Reinstall gpuhook, so that gpu-py and gpuhook-prestart lie in one folder"
 
@@ -59,7 +61,7 @@ def _writable_by_others(case: Case, path: str) -> bool:
 
 def runtime_works(case: Case) -> Iterator[Finding]:
     """Start gpu-py, which starts its low-level runtime, and take the time."""
-    launcher = f"{case.bin}/gpu-py"
+    launcher = f"{case.bin}/{names.RUNTIME}"
     try:
         folders = os.fsencode(os.environ.get("PATH", ""))
         low_level = find_runtime(case.config.runtimes, folders, launcher)
@@ -125,7 +127,7 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
             f"Run chown root:root {folder} and chmod 755 {folder}",
         )
         return
-    found = store.saved(case.config)
+    found = cache.saved(case.config)
     if found is not None:
         text = f"The inventory saved in {folder} is fresh: {len(found.gpus)} GPUs"
         yield ok("saved-inventory", f"{text}, driver {found.driver_version}")

@@ -4,8 +4,9 @@ import glob
 import os
 from collections.abc import Container
 
-from gpuhook import host_files, host_processes
-from gpuhook.host_processes import Process
+from gpuhook.host import files as host_files
+from gpuhook.host import processes as host_processes
+from gpuhook.host.processes import Process
 
 _ROOT = 0
 

@@ -5,9 +5,9 @@ import re
 import stat
 from collections.abc import Iterator
 
-from gpuhook.completeness import MAKE_UVM, UVM
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.vendors.nvidia.completeness import MAKE_UVM, UVM
 
 _VERSION = re.compile(r"\b\d{2,4}(?:\.\d{1,4}){1,2}\b")
 _NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt

@@ -8,11 +8,12 @@ import tarfile
 import time
 from collections.abc import Iterator
 
-from gpuhook import __version__, host_files
+from gpuhook import __version__
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding
 from gpuhook.errors import GpuhookError, ReportError
-from gpuhook.store import get_inventory
+from gpuhook.host import files as host_files
+from gpuhook.inventory.cache import get_inventory
 
 _FOLDER = "gpuhook-report"
 _LOG_LINES = 200

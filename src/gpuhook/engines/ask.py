@@ -8,8 +8,6 @@ from typing import Protocol
 from gpuhook.engines.files import Change
 from gpuhook.engines.store import Target
 
-RUNTIME_NAME = "gpu-py"
-
 
 @dataclass(frozen=True)
 class Ask:

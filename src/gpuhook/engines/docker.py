@@ -9,7 +9,6 @@ import shutil
 import signal
 import time
 
-from gpuhook import host_processes
 from gpuhook.engines import docker_api, json_text
 from gpuhook.engines.ask import Answer, Ask
 from gpuhook.engines.docker_api import DEFAULT_CONFIG
@@ -17,7 +16,8 @@ from gpuhook.engines.files import Change, decode, read_json, read_text, remove_f
 from gpuhook.engines.merge import Document, Path
 from gpuhook.engines.store import Target
 from gpuhook.errors import EngineError
-from gpuhook.host_processes import Process
+from gpuhook.host import processes as host_processes
+from gpuhook.host.processes import Process
 
 _DATA = "/var/lib/docker"
 # What a reload doesn't change unless the file says it, and dockerd's own values for it.

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpuhook import host_files
-from gpuhook.host_processes import Process
+from gpuhook.host import files as host_files
+from gpuhook.host.processes import Process
 
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
 _DEFAULT_SOCKET = "/var/run/docker.sock"

@@ -9,9 +9,9 @@ import json
 import os
 from dataclasses import dataclass
 
-from gpuhook import atomic, host_files
 from gpuhook.engines.merge import Document
 from gpuhook.errors import EngineError
+from gpuhook.host import files as host_files
 
 
 def read(path: str) -> bytes | None:
@@ -82,7 +82,7 @@ class Change:
                 os.unlink(self.path)
             elif self:
                 made = make_folders(os.path.dirname(self.path))
-                atomic.replace(self.path, self.new)
+                host_files.replace(self.path, self.new)
         except OSError as error:
             remove_folders(made)
             raise EngineError(

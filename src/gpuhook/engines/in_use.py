@@ -11,12 +11,13 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpuhook import host_files, host_processes
 from gpuhook.engines import docker_api
 from gpuhook.engines.merge import Document
 from gpuhook.engines.store import Record, Store
 from gpuhook.errors import EngineError
-from gpuhook.host_processes import Process
+from gpuhook.host import files as host_files
+from gpuhook.host import processes as host_processes
+from gpuhook.host.processes import Process
 
 _PATH_LIMIT = 4096  # bytes, PATH_MAX
 _SCRIPT = 4096  # bytes of the script that Docker writes for a runtime with arguments

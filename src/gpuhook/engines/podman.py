@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from typing import Any
 
+from gpuhook import names
 from gpuhook.engines import json_text, toml_text
 from gpuhook.engines.ask import Answer, Ask
 from gpuhook.engines.files import Change, read_text
@@ -18,7 +19,6 @@ from gpuhook.engines.store import DROP_IN_HEADER, Target
 
 _DROP_IN = "containers/containers.conf.d/99-gpuhook.conf"
 _HOOK = "containers/oci/hooks.d/gpuhook.json"
-_HOOK_ENVIRONMENT = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
 # Lists with podman's default, which a setting replaces: the runtimes that are asked for
 # errors as JSON, and where hooks are looked for (from 5.0 also where ours is).
 _JSON_RUNTIMES = ("runtime_supports_json", ["crun", "runc", "kata", "runsc", "youki", "krun"])
@@ -144,7 +144,7 @@ def hook_document(hook: str, stage: str, gpuhook_config: str | None) -> str:
         "hook": {
             "path": hook,
             "args": [os.path.basename(hook), *options, stage],
-            "env": _HOOK_ENVIRONMENT,
+            "env": names.HOOK_ENVIRONMENT,
         },
         "when": {"always": True},
         "stages": [stage],

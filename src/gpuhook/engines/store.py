@@ -22,16 +22,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from gpuhook import atomic, host_files
+from gpuhook import names
 from gpuhook.engines import json_text, toml_text
 from gpuhook.engines.files import Change, decode, make_folders, read, remove_folders
 from gpuhook.engines.merge import Document, Path, without_ours
 from gpuhook.errors import EngineError
+from gpuhook.host import files as host_files
 
 DEFAULT_STATE = "/var/lib/gpuhook"
 # The first line of a file of its own, with which it is known as ours without a record too.
 DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
-_HOOK_PROGRAM = "gpuhook-prestart"  # and what a hook file, which has no comments, is known by
 _VERSION = "version"
 _FOLDER_MODE = 0o700  # the files of engines that are kept there may hold passwords
 _LOCK = "lock"  # no name of a folder, which begins with the path's first slash as %2F
@@ -232,11 +232,11 @@ class Store:
         os.makedirs(place, exist_ok=True)
         for name, data in (("original", original), ("written", new)):
             if data is not None:
-                atomic.replace(f"{place}/{name}", data)
+                host_files.replace(f"{place}/{name}", data)
             else:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{place}/{name}")
-        atomic.replace(f"{place}/record.json", json.dumps(asdict(record), indent=2).encode())
+        host_files.replace(f"{place}/record.json", json.dumps(asdict(record), indent=2).encode())
 
     def plan_removal(self, record: Record) -> Change:
         """Return what ``take_back`` would change."""
@@ -278,7 +278,7 @@ def _is_our_hook(data: bytes) -> bool:
         path = json.loads(data)["hook"]["path"]
     except (ValueError, TypeError, KeyError):
         return False
-    return os.path.basename(str(path)) == _HOOK_PROGRAM
+    return os.path.basename(str(path)) == names.HOOK  # a hook file has no comments
 
 
 def _separate(

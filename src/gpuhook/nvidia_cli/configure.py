@@ -5,17 +5,20 @@ The same request, plan and injection as everywhere; only the way to ask is anoth
 
 import os
 
-from gpuhook import completeness, image, inject, records
+from gpuhook import inject
 from gpuhook.config import Config
-from gpuhook.inventory import Inventory
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.inventory.model import Inventory
+from gpuhook.inventory.selection import Selection
 from gpuhook.nvidia_cli.errors import CliError
-from gpuhook.oci import State
-from gpuhook.operations import BindDevice
-from gpuhook.plan import Plan, make_plan
-from gpuhook.request import Request
-from gpuhook.requirements import check
-from gpuhook.rootfs import Rootfs
-from gpuhook.selection import Selection
+from gpuhook.oci.spec import State
+from gpuhook.plan import image
+from gpuhook.plan.operations import BindDevice
+from gpuhook.plan.planner import Plan, make_plan
+from gpuhook.request.reader import Request
+from gpuhook.running import records
+from gpuhook.vendors.nvidia import completeness
+from gpuhook.vendors.nvidia.requirements import check
 
 
 class Target:

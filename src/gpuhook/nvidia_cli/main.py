@@ -7,14 +7,15 @@ link.
 import os
 import sys
 
-from gpuhook import __version__, imex, log
+from gpuhook import __version__, log
 from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError, LostDeviceError, UnknownDeviceError
-from gpuhook.inventory import Inventory
+from gpuhook.inventory.model import Inventory
+from gpuhook.inventory.selection import Selection, select
 from gpuhook.nvidia_cli import argp, options
 from gpuhook.nvidia_cli.errors import CliError, worded
-from gpuhook.request import Request
-from gpuhook.selection import Selection, select
+from gpuhook.request.reader import Request
+from gpuhook.vendors.nvidia import variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _configured(given: "Found") -> Config:
 
 def _inventory(config: Config, found: "Found") -> Inventory:
     """Return what the machine has, without the files that options leave out."""
-    from gpuhook.store import get_inventory  # noqa: PLC0415 - slow where it must look anew
+    from gpuhook.inventory.cache import get_inventory  # noqa: PLC0415 - slow where it must look anew
 
     inventory = get_inventory(config)
     names = {name for name, _ in found}
@@ -178,7 +179,7 @@ def _list(config: Config, found: "Found", words: list[str]) -> None:
 
     _no_words(words)
     inventory = _inventory(config, found)
-    imex_channels = imex.channels(_items(found, "imex-channel"))
+    imex_channels = variables.imex_channels(_items(found, "imex-channel"))
     names = {name for name, _ in found}
     if not names or (len(found) == 1 and names == {"imex-channel"}):
         names = set(_LIST_KINDS)
@@ -248,7 +249,7 @@ def _request(found: "Found") -> Request:
         selectors=devices,
         capabilities=tuple(sorted({name for name, _ in found if name in known})),
         requirements=requirements,
-        imex_channels=imex.channels(_items(found, "imex-channel")),
+        imex_channels=variables.imex_channels(_items(found, "imex-channel")),
         mig_config=_mig_management(found, "mig-config"),
         mig_monitor=_mig_management(found, "mig-monitor"),
     )

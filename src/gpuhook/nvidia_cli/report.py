@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from gpuhook.device_choice import CAPS_FOLDER, IMEX_FOLDER
-from gpuhook.discover import CONTROL_NODES
-from gpuhook.inventory import Gpu, Inventory
-from gpuhook.selection import Selection
+from gpuhook.inventory.model import Gpu, Inventory
+from gpuhook.inventory.selection import Selection
+from gpuhook.vendors.nvidia.device_nodes import CAPS_FOLDER, IMEX_FOLDER
+from gpuhook.vendors.nvidia.discover import CONTROL_NODES
 
 _LABEL_WIDTH = 15
 _CAPABILITIES = "/proc/driver/nvidia/capabilities"

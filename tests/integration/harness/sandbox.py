@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from gpuhook import inject as injection
-from gpuhook import kernel
-from gpuhook.operations import Operation
-from gpuhook.plan import Plan
-from gpuhook.rootfs import Rootfs
+from gpuhook.container import kernel
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.plan.operations import Operation
+from gpuhook.plan.planner import Plan
 
 T = TypeVar("T")
 

@@ -3,9 +3,9 @@ import stat
 import pytest
 from fabricated import LIBRARIES, VERSION, Tree, said
 
-from gpuhook import nvml
 from gpuhook.doctor import driver, nodes
-from gpuhook.inventory import Gpu
+from gpuhook.inventory.model import Gpu
+from gpuhook.vendors.nvidia import nvml
 
 
 def test_a_loaded_module_is_told_with_its_version(tree: Tree) -> None:

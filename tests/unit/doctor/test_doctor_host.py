@@ -9,7 +9,7 @@ from gpuhook.config import loads
 from gpuhook.doctor import Case, Finding, Status, examine, host, install, worst
 from gpuhook.doctor.finding import failure, ok, warning
 from gpuhook.doctor.machine import Machine
-from gpuhook.launcher_files import FOLDER
+from gpuhook.start.launcher_files import FOLDER
 
 V1 = "30 24 0:26 / /sys/fs/cgroup/devices rw - cgroup cgroup rw,devices\n"
 V2 = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"

@@ -1,0 +1,105 @@
+"""Which of a container's mounts are its own, and which would carry a change to the host.
+
+A volume is a folder of the host (or of another container): nothing may be made in it. A
+shared mount hands on what is mounted on it to its peers: nothing may be mounted on one
+that has a peer on the host. Both are told by comparing the container's mount table with
+the one that the hook was started in. Source: proc(5), /proc/PID/mountinfo;
+Documentation/filesystems/sharedsubtree.rst.
+"""
+
+import os
+
+from gpuhook.container import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+_READ_FLAGS: "Final" = os.O_RDONLY | os.O_CLOEXEC
+_CHUNK: "Final" = 1 << 16
+
+
+def mount_id(fd: int) -> bytes:
+    """Return the id of the mount that a descriptor's file was reached through, as digits."""
+    return b"%d" % kernel.mount_id(fd)
+
+
+class Verdict:
+    """What may be done on one mount.
+
+    ``own``: files may be made there; ``shared``: what is mounted there shows on the host.
+    """
+
+    __slots__ = ("own", "shared")
+
+    def __init__(self, own: bool, shared: bool) -> None:
+        self.own = own
+        self.shared = shared
+
+
+class Boundary:
+    """Tells the container's own mounts from those that it has in common with the host.
+
+    Must be made while this process is in the host's mount namespace.
+    """
+
+    def __init__(self, process: int, root: int) -> None:
+        """Take the descriptors of /proc/PID and of the container's root; OSError if gone."""
+        self._host = os.open("/proc/self/mountinfo", _READ_FLAGS)
+        try:
+            self._container = os.open("mountinfo", _READ_FLAGS, dir_fd=process)
+        except OSError:
+            os.close(self._host)
+            raise
+        self._root = mount_id(root)
+        self._host_table: bytes | None = None
+        self._table = b""
+        self._known: dict[bytes, Verdict] = {}
+
+    def close(self) -> None:
+        """Let go of both tables."""
+        os.close(self._host)
+        os.close(self._container)
+
+    def verdict(self, fd: int) -> Verdict:
+        """Return what may be done on the mount of a file or folder of the container."""
+        mount = mount_id(fd)
+        found = self._known.get(mount)
+        if found is None:
+            found = self._known[mount] = self._judge(mount)
+        return found
+
+    def _judge(self, mount: bytes) -> Verdict:
+        fields, group = self._line(mount)
+        shared = bool(group) and group in self._host_mounts()
+        own = mount == self._root
+        if not own and fields:
+            # A filesystem that the host hasn't mounted was made for this container.
+            own = b" " + fields[2] + b" " not in self._host_mounts()
+        return Verdict(own, shared)
+
+    def _host_mounts(self) -> bytes:
+        if self._host_table is None:
+            self._host_table = _read(self._host)
+        return self._host_table
+
+    def _line(self, mount: bytes) -> tuple[list[bytes], bytes]:
+        """Return the fields of a mount's line and its peer group as " shared:N "."""
+        start = b"\n" + mount + b" "
+        if start not in self._table:
+            self._table = b"\n" + _read(self._container)
+        _, found, rest = self._table.partition(start)
+        line = (found + rest.partition(b"\n")[0]).strip()
+        fields = line.partition(b" - ")[0].split(b" ")
+        if len(fields) < 6:
+            return [], b""
+        groups = [field for field in fields[6:] if field.startswith(b"shared:")]
+        return fields, b" " + groups[0] + b" " if groups else b""
+
+
+def _read(fd: int) -> bytes:
+    os.lseek(fd, 0, os.SEEK_SET)
+    chunks = []
+    while chunk := os.read(fd, _CHUNK):
+        chunks.append(chunk)
+    return b"".join(chunks)

@@ -1,0 +1,184 @@
+"""Files of this machine that another user may have put there: read, and written, by root.
+
+A pipe in a file's place would be waited for without end, a link would lead root elsewhere,
+and a file may be of any size. So what the commands read they read here: without waiting,
+regular files alone, and not without bound.
+
+Imports errno, os, stat and errors.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+import tempfile
+
+from gpuhook.errors import UntrustedPathError
+
+LIMIT = 16 << 20  # bytes; no configuration or record of an engine comes near
+_PIECE = 1 << 16  # bytes at once, because files in /proc/sys refuse to be read by the megabyte
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ROOT = 0
+_LINKS = 40  # on the way to a file, as in the kernel (path_resolution(7))
+
+
+def read(path: str, most: int = LIMIT) -> bytes:
+    """Return a regular file's content; OSError for anything else, and for more than ``most`` bytes.
+
+    Never waits: not for a pipe's other end, nor for who holds a lease.
+    """
+    data = read_start(path, most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most} bytes", path)
+    return data
+
+
+def read_start(path: str, most: int = LIMIT) -> bytes:
+    """Return at most the first ``most`` bytes of a regular file; OSError for anything else."""
+    fd = _open_regular(path, _READ)
+    try:
+        pieces, size = [], 0
+        while size < most and (piece := os.read(fd, min(_PIECE, most - size))):
+            pieces.append(piece)
+            size += len(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(fd)
+
+
+def create_private(path: str) -> int:
+    """Return a descriptor of a file that is empty, and for this user alone to read and write.
+
+    A regular file of this user is emptied. Anything else that stands there is refused with an
+    OSError, a link above all: in a folder such as /tmp everybody may put one.
+    """
+    try:
+        return os.open(path, _NEW | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        fd = _open_regular(path, _NEW)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or status.st_nlink != 1:
+            raise OSError(errno.EEXIST, "a file of somebody else is there", path)
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, 0)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open_regular(path: str, flags: int) -> int:
+    try:
+        fd = os.open(path, flags)
+    except ValueError as error:  # a NUL character
+        raise OSError(errno.EINVAL, str(error), path) from None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
+def check_way(path: str) -> None:
+    """Raise UntrustedPathError if another user than root could lead root elsewhere on this path.
+
+    That is where a folder or a link on it belongs to another user, or a folder is open to
+    everybody without the sticky bit. What doesn't exist yet is as safe as the folder that it
+    will be in. Says nothing where we aren't root: then the kernel keeps us from harm.
+    """
+    if os.geteuid() != _ROOT:
+        return
+    links, way = 0, "/"
+    pending = _names(os.path.abspath(path))
+    while pending:
+        _check_folder(way, path)
+        name = pending.pop()
+        if name == "..":
+            way = os.path.dirname(way)
+            continue
+        found = os.path.join(way, name)
+        try:
+            status = os.lstat(found)
+        except OSError:
+            return
+        if not stat.S_ISLNK(status.st_mode):
+            way = found
+            continue
+        links += 1
+        if links > _LINKS or status.st_uid != _ROOT:
+            raise _untrusted(path, f"the link {found}, which user {status.st_uid} made")
+        target = os.readlink(found)
+        pending += _names(target)
+        way = "/" if target.startswith("/") else way
+    _check_folder(way, path)
+
+
+def _names(path: str) -> list[str]:
+    """Return a path's names, the last one first."""
+    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+
+
+def _check_folder(folder: str, path: str) -> None:
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        return
+    if status.st_uid != _ROOT:
+        raise _untrusted(path, f"the folder {folder}, which belongs to user {status.st_uid}")
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        raise _untrusted(path, f"the folder {folder}, which everybody may change")
+
+
+def _untrusted(path: str, what: str) -> UntrustedPathError:
+    return UntrustedPathError(
+        f"{path} is reached through {what} and could lead root elsewhere",
+        "Run this as that user, or name a path that root alone can change",
+    )
+
+
+_NEW_MODE = 0o644
+
+
+def replace(path: str, data: bytes) -> None:
+    """Write ``data`` to ``path`` on disk, by a temporary file in the same folder and rename.
+
+    Mode and owner of an existing file are kept, a symbolic link stays one and its target is
+    replaced. Raises OSError, and UntrustedPathError where another user's link could lead root
+    elsewhere; then nothing has changed.
+    """
+    check_way(path)
+    path = os.path.realpath(path)
+    folder = os.path.dirname(path)
+    fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
+    try:
+        with open(fd, "wb") as file:
+            _copy_identity(path, fd)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(folder)
+
+
+def _copy_identity(path: str, fd: int) -> None:
+    try:
+        old = os.stat(path)
+    except FileNotFoundError:
+        os.fchmod(fd, _NEW_MODE)
+        return
+    # The owner first: a change of owner takes the set-id bits away.
+    os.fchown(fd, old.st_uid, old.st_gid)
+    os.fchmod(fd, stat.S_IMODE(old.st_mode))
+
+
+def _sync_folder(folder: str) -> None:
+    """Make the new name last through a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

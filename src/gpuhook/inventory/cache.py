@@ -1,0 +1,353 @@
+"""The inventory of this machine, saved below /run: NVML is asked once and not at every start.
+
+A saved inventory counts only while nothing around it has changed (``freshness``), and only
+if nobody but root (or this very user) can have written it. One that is stale, damaged or
+suspicious is made anew, by one process under a lock while the others wait.
+"""
+
+import _imp
+import errno
+import os
+import stat
+import time
+
+from gpuhook.errors import DriverError
+from gpuhook.inventory import freshness
+from gpuhook.inventory.model import Inventory
+from gpuhook.oci import jsontext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    from gpuhook.config import Config
+
+_LIMIT = 64 << 20
+_FOLDER_MODE = 0o755  # what is saved is no secret: nvidia-smi tells it to everybody
+_HASH_KEY = 0x67707568  # any number; the hash finds damage, it keeps no secret
+_POLL = 0.01  # seconds between two tries to get the lock
+_TRIES = 3  # to make an inventory while nothing around it changes
+_LOST_SECONDS = 10.0  # how long an inventory counts that misses a GPU
+_SPARE = 5.0  # seconds that a waiter grants the others beyond NVML's own limit
+
+
+def get_inventory(config: "Config", *, save: bool = True) -> Inventory:
+    """Return this machine's inventory: the saved one while it is fresh, else a new one.
+
+    A new one is saved for the next caller, unless ``save`` is off or this user can't.
+    Raises DriverError where there is no working driver.
+    """
+    folder = open_folder(config.state_dir)
+    if folder is None:
+        return _make_unsaved(config, save=save)
+    try:
+        found = _load(folder, config)
+        if found is not None:
+            return found.inventory
+        if not save:
+            return _discover(config).inventory
+        return _make_once(folder, config)
+    finally:
+        os.close(folder)
+
+
+def refresh(config: "Config") -> Inventory:
+    """Make the inventory anew, whether the saved one is fresh or not, and save it."""
+    folder = make_folder(config.state_dir)
+    if folder is None:
+        raise DriverError(
+            f"The state folder {config.state_dir} can't be used",
+            "Run this as root, and let the folder belong to root and be writable by root alone",
+        )
+    try:
+        with _Lock(folder, config) as lock:
+            return _make(folder, config, lock)
+    finally:
+        os.close(folder)
+
+
+def saved(config: "Config") -> Inventory | None:
+    """Return the saved inventory if there is a fresh one; never asks NVML."""
+    found = load(config)
+    return None if found is None else found.inventory
+
+
+# Making -------------------------------------------------------------------------------------
+
+
+def _make_unsaved(config: "Config", *, save: bool) -> Inventory:
+    folder = make_folder(config.state_dir) if save else None
+    if folder is None:
+        return _discover(config).inventory
+    try:
+        return _make_once(folder, config)
+    finally:
+        os.close(folder)
+
+
+def _make_once(folder: int, config: "Config") -> Inventory:
+    """Make the inventory, or wait for somebody who is just doing that."""
+    with _Lock(folder, config) as lock:
+        found = _load(folder, config)
+        if found is not None:
+            return found.inventory
+        lock.raise_failure()
+        return _make(folder, config, lock)
+
+
+def _make(folder: int, config: "Config", lock: "_Lock") -> Inventory:
+    try:
+        content = _discover(config)
+    except DriverError as error:
+        lock.note_failure(error)
+        raise
+    if lock.held:
+        _save(folder, _file_name(config), content)
+    return content.inventory
+
+
+def _discover(config: "Config") -> "_Content":
+    """Look at the machine, again if anything around it changed meanwhile."""
+    from gpuhook.vendors.nvidia import driver_files  # noqa: PLC0415 - costly, and rarely needed
+    from gpuhook.vendors.nvidia.discover import discover  # noqa: PLC0415
+
+    for _ in range(_TRIES):
+        around = freshness.surroundings(config)
+        missing = freshness.missing(config.driver_root, driver_files.volatile_paths())
+        content = _Content(discover(config), around, missing)
+        if freshness.surroundings(config) == around:
+            break
+    # Where it never rests, what was seen before goes with it: it won't match, and so not be used.
+    return content
+
+
+class _Lock:
+    """The right to make the inventory; the file also tells waiters of a failure.
+
+    Whoever waits longer than NVML may take goes on without it (``held`` is False): the lock
+    saves work and guards nothing.
+    """
+
+    def __init__(self, folder: int, config: "Config") -> None:
+        self._folder = folder
+        self._name = _file_name(config) + ".lock"
+        self._limit = config.nvml_timeout + _SPARE
+        self._fd = -1
+        self._began = time.monotonic()
+        self.held = False
+
+    def __enter__(self) -> "Self":
+        import fcntl  # noqa: PLC0415 - no need while the saved inventory is fresh
+
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._fd = os.open(self._name, flags, 0o600, dir_fd=self._folder)
+        except OSError:
+            return self
+        while time.monotonic() < self._began + self._limit:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
+                    break
+                time.sleep(_POLL)
+            else:
+                self.held = True
+                break
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def note_failure(self, error: DriverError) -> None:
+        """Tell those who are waiting now why there is no inventory."""
+        if self.held:
+            text = jsontext.dumps([time.monotonic(), error.cause, error.remedy])
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, text.encode(), 0)
+
+    def raise_failure(self) -> None:
+        """Raise the failure of the one we waited for: it would be ours as well."""
+        if not self.held:
+            return
+        try:
+            moment, cause, remedy = jsontext.loads(os.pread(self._fd, 1 << 16, 0).decode())
+        except (ValueError, TypeError, OSError):
+            return
+        if isinstance(moment, float) and moment > self._began:
+            raise DriverError(str(cause), str(remedy))
+
+
+class _Content:
+    """What is saved: an inventory, what it was made in, and which paths didn't exist then."""
+
+    def __init__(self, inventory: Inventory, around: "list[Any]", missing: list[str]) -> None:
+        self.inventory = inventory
+        self.around = around
+        self.missing = missing
+
+
+# Loading and saving --------------------------------------------------------------------------
+
+
+def _file_name(config: "Config") -> str:
+    """Return a name of its own for every set of settings, so that two don't fight."""
+    settings = jsontext.dumps(freshness.settings_of(config))
+    return "inventory-" + _digest(settings.encode())
+
+
+def _digest(data: "bytes | memoryview") -> str:
+    return _imp.source_hash(_HASH_KEY, data).hex()
+
+
+def open_folder(path: str) -> int | None:
+    """Open the state folder; None where there is none that we may trust."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if _is_ours(os.fstat(fd)):
+        return fd
+    os.close(fd)
+    return None
+
+
+def make_folder(path: str) -> int | None:
+    """Make the state folder and open it; None where that can't be, or it can't be trusted."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.mkdir(path, _FOLDER_MODE)
+        os.chmod(path, _FOLDER_MODE)  # whatever the umask is
+    except FileExistsError:
+        pass  # made by another one just now, or one that isn't ours: see below
+    except OSError:
+        return None
+    return open_folder(path)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Tell whether root or this user alone can have written it."""
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+
+
+class Loaded:
+    """A saved inventory that was read, and what tells whether it still is this machine's."""
+
+    def __init__(self, inventory: Inventory, around: "list[Any]", missing: list[str]) -> None:
+        self.inventory = inventory
+        self._around = around
+        self._missing = missing
+        self._file: tuple[int, ...] = ()
+        self._saved_at = 0.0
+
+    def read_from(self, status: os.stat_result) -> None:
+        """Note which file it was read from, and when that was written."""
+        self._file = _identity(status)
+        self._saved_at = status.st_mtime
+
+    def is_fresh(self, config: "Config") -> bool:
+        """Tell whether nothing around it has changed."""
+        if self._around != freshness.surroundings(config):
+            return False
+        if self.inventory.lost and time.time() - self._saved_at > _LOST_SECONDS:
+            return False  # nothing but NVML tells when a lost GPU is back
+        return _still_there(self.inventory, self._missing)
+
+    def is_latest(self, config: "Config") -> bool:
+        """Tell whether it is fresh, and the file is still the one that it was read from."""
+        try:
+            status = os.stat(f"{config.state_dir}/{_file_name(config)}", follow_symlinks=False)
+        except OSError:
+            return False
+        return _identity(status) == self._file and self.is_fresh(config)
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def load(config: "Config") -> Loaded | None:
+    """Return the saved inventory with what tells its freshness; None if there is no fresh one."""
+    folder = open_folder(config.state_dir)
+    if folder is None:
+        return None
+    try:
+        return _load(folder, config)
+    finally:
+        os.close(folder)
+
+
+def _load(folder: int, config: "Config") -> Loaded | None:
+    """Return the saved inventory, None unless it is whole, trustworthy and fresh."""
+    try:
+        data, status = _read(folder, _file_name(config))
+    except OSError:
+        return None
+    begin = data.find(b"\n") + 1
+    body = memoryview(data)[begin:]  # no copy: there may be much of it
+    if not begin or data[: begin - 1] != _digest(body).encode():
+        return None
+    try:
+        around, missing, inventory = jsontext.loads(str(body, "utf-8"))
+        found = Loaded(Inventory.from_json(inventory), around, missing)
+    except (ValueError, KeyError, TypeError):
+        return None
+    found.read_from(status)
+    return found if found.is_fresh(config) else None
+
+
+def _still_there(inventory: Inventory, missing: list[str]) -> bool:
+    """Tell whether the nodes and files exist that did, and those don't that didn't."""
+    root = inventory.root
+    nodes = [(node.path, node.major, node.minor) for node in inventory.nodes]
+    files = [file.path for file in inventory.files]
+    return (
+        freshness.same_nodes(root, nodes)
+        and not freshness.missing(root, files)
+        and freshness.missing(root, missing) == missing
+    )
+
+
+def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(name, flags, dir_fd=folder)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or not _is_ours(status) or status.st_size > _LIMIT:
+            return b"", status
+        return os.read(fd, status.st_size + 1), status
+    finally:
+        os.close(fd)
+
+
+def _save(folder: int, name: str, content: _Content) -> None:
+    """Write the file whole or not at all; failing to costs time later and nothing else."""
+    parts = [content.around, content.missing, content.inventory.to_json()]
+    body = jsontext.dumps(parts).encode()
+    temporary = f".{name}.new"
+    try:
+        _remove(folder, temporary)  # one killed while writing may have left it
+        _write(folder, temporary, _digest(body).encode() + b"\n" + body)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        _remove(folder, temporary)
+
+
+def _remove(folder: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass
+
+
+def _write(folder: int, name: str, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o644, dir_fd=folder)
+    try:
+        os.fchmod(fd, 0o644)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)

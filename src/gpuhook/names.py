@@ -1,0 +1,39 @@
+"""Names that several rooms need, each written once."""
+
+RUNTIME = "gpu-py"  # the OCI runtime's program, and what engines register it as
+HOOK = "gpuhook-prestart"
+HOOK_STAGES = ("prestart", "createRuntime")
+
+# NVIDIA's hook, whose work ours does: Docker's --gpus adds it by the first name.
+NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+
+# A PATH without anybody's own folders, and the one that an administrator usually has.
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+SEARCH_PATH = f"/usr/local/sbin:/usr/local/bin:{SYSTEM_PATH}"
+
+HOOK_ENVIRONMENT = [f"PATH={SYSTEM_PATH}", "LC_ALL=C.UTF-8"]
+
+# The verbs of a low-level runtime that make a container.
+CREATING_VERBS = frozenset({"create", "run"})
+
+# Qualified CDI device names, vendor/class=device, by the grammar of the CDI specification.
+_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+_ALNUM = _LETTERS | frozenset("0123456789")
+_CLASS = _ALNUM | frozenset("-_")
+_VENDOR = _CLASS | frozenset(".")
+_DEVICE = _ALNUM | frozenset("-_.:")
+
+
+def cdi_parts(name: str) -> tuple[str, str, str] | None:
+    """Return (vendor, class, device) of a qualified CDI name, None if it is not one."""
+    kind, equals, device = name.partition("=")
+    vendor, slash, device_class = kind.partition("/")
+    if not (equals and slash):
+        return None
+    if not _is_word(vendor, _LETTERS, _VENDOR) or not _is_word(device_class, _LETTERS, _CLASS):
+        return None
+    return (vendor, device_class, device) if _is_word(device, _ALNUM, _DEVICE) else None
+
+
+def _is_word(text: str, first: frozenset[str], allowed: frozenset[str]) -> bool:
+    return bool(text) and text[0] in first and text[-1] in _ALNUM and allowed.issuperset(text)

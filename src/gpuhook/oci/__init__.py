@@ -1,0 +1,1 @@
+"""config.json, the state, and the command lines of low-level runtimes."""

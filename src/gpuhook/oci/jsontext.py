@@ -1,0 +1,277 @@
+"""JSON at the speed of the C scanner, and edits that leave every other byte as it was.
+
+``loads`` reads; ``append_to_list`` and friends change a document's *text*: the place is
+found by scanning and only that place is rewritten, so unknown fields, number formats,
+duplicate keys and key order all survive. ``Record`` is plain data that goes to JSON.
+
+Of the standard library the C accelerator ``_json`` alone is imported, because the ``json``
+package costs one interpreter start, most of it for ``re``; where an interpreter lacks it,
+``json``'s own scanner is used.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, NoReturn
+
+_BLANKS = " \t\n\r"
+
+
+def _exact_int(text: str) -> "int | float":
+    """Read an integer of any length; Python refuses to convert more than 4300 digits."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def _no_constant(text: str) -> "NoReturn":
+    """Refuse NaN and Infinity, which Python's scanner knows and JSON doesn't."""
+    raise ValueError(f"{text} is not JSON")
+
+
+class _Settings:
+    """What the C scanner asks of its context (see json.decoder.JSONDecoder)."""
+
+    strict = False  # Go's decoder, which reads the same file, is lenient on control characters
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = staticmethod(_exact_int)
+    parse_constant = staticmethod(_no_constant)
+
+    def __init__(self) -> None:
+        self.memo: dict[str, str] = {}
+
+
+try:
+    from _json import encode_basestring_ascii as _encode_string
+    from _json import make_scanner, scanstring
+
+    _scan: "Callable[[str, int], tuple[Any, int]]" = make_scanner(_Settings())  # type: ignore[arg-type]
+    _scan_string: "Callable[[str, int, bool], tuple[str, int]]" = scanstring
+except ImportError:
+    import json.decoder as _decoder
+    import json.encoder as _encoder
+
+    _scan = _decoder.JSONDecoder(strict=False, parse_constant=_no_constant).scan_once  # type: ignore[attr-defined]
+    _scan_string = _decoder.scanstring  # type: ignore[attr-defined]
+    _encode_string = _encoder.encode_basestring_ascii
+
+
+def loads(text: str) -> "Any":
+    """Read one JSON value; ValueError says what is wrong and at which character."""
+    value, end = _value(text, _skip(text, 0))
+    end = _skip(text, end)
+    if end != len(text):
+        raise ValueError(f"unexpected text at character {end}")
+    return value
+
+
+def _value(text: str, start: int) -> "tuple[Any, int]":
+    try:
+        try:
+            return _scan(text, start)
+        except SystemError:
+            _load_errors()
+            return _scan(text, start)
+    except StopIteration as stop:
+        raise ValueError(f"a JSON value is missing at character {stop.value}") from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def surely_broken(text: str) -> bool:
+    """Tell whether no low-level runtime's parser takes a text: Go's, yajl or json-c.
+
+    They differ in what they take besides JSON: comments, 'a', 01, NaN, TRUE, a last comma, text
+    after the value. All refuse a text that ends too early, and a letter in the place of a name,
+    or of a value unless null, true, false or Infinity begin with it.
+    """
+    import json.decoder  # noqa: PLC0415 - slow, and only for a text that was refused
+
+    try:
+        json.decoder.JSONDecoder(strict=False).raw_decode(text, _skip(text, 0))
+    except json.decoder.JSONDecodeError as error:
+        letter = text[error.pos : error.pos + 1]
+        if not text[error.pos :].strip(_BLANKS) or error.msg.startswith("Unterminated string"):
+            return True
+        name, value = (error.msg.startswith(f"Expecting {what}") for what in ("property", "value"))
+        is_letter = letter.isascii() and letter.isalpha()
+        return is_letter and (name or (value and letter.lower() not in "ntfi"))
+    except RecursionError:
+        pass
+    return False
+
+
+def _string(text: str, start: int) -> tuple[str, int]:
+    """Read the string whose quotation mark is before ``start``."""
+    try:
+        return _scan_string(text, start, False)
+    except SystemError:
+        _load_errors()
+        return _scan_string(text, start, False)
+
+
+def _load_errors() -> None:
+    """Load the module that the C scanner looks up for the class of its errors.
+
+    It raises nothing at all, which is a SystemError, as long as nobody has imported it.
+    """
+    import json.decoder  # noqa: F401, PLC0415 - slow, and needed for an error message alone
+
+
+def _skip(text: str, index: int) -> int:
+    size = len(text)
+    while index < size and text[index] in _BLANKS:
+        index += 1
+    return index
+
+
+def members(text: str, start: int) -> "Iterator[tuple[str, Any, int, int]]":
+    """Walk the object that begins at ``start``: key, value, and the value's place in the text.
+
+    ValueError where the text is no JSON object.
+    """
+    index = _skip(text, start)
+    if text[index : index + 1] != "{":
+        raise ValueError(f"an object is missing at character {index}")
+    index = _skip(text, index + 1)
+    if text[index : index + 1] == "}":
+        return
+    while True:
+        if text[index : index + 1] != '"':
+            raise ValueError(f"a name is missing at character {index}")
+        key, index = _string(text, index + 1)
+        index = _skip(text, index)
+        if text[index : index + 1] != ":":
+            raise ValueError(f"a colon is missing at character {index}")
+        begin = _skip(text, index + 1)
+        value, end = _value(text, begin)
+        yield key, value, begin, end
+        index = _skip(text, end)
+        if text[index : index + 1] == "}":
+            return
+        if text[index : index + 1] != ",":
+            raise ValueError(f"a comma is missing at character {index}")
+        index = _skip(text, index + 1)
+
+
+def _find(text: str, start: int, key: str) -> "tuple[Any, int, int] | None":
+    """Return value and place of a member; of duplicates the last, as every decoder does."""
+    found = None
+    for name, value, begin, end in members(text, start):
+        if name == key:
+            found = value, begin, end
+    return found
+
+
+def append_to_list(text: str, path: tuple[str, ...], items: list[str]) -> str:
+    """Append JSON texts to the list at ``path`` (object keys from the top).
+
+    Missing or null objects on the way, and a missing or null list, are made. ValueError
+    where something else than an object or a list is in the way.
+    """
+    addition = ",".join(items)
+    start = _skip(text, 0)
+    for depth, key in enumerate(path):
+        last = depth == len(path) - 1
+        found = _find(text, start, key)
+        if found is None:
+            return _add_member(text, start, key, _nested(path[depth + 1 :], addition))
+        value, begin, end = found
+        if value is None:
+            return text[:begin] + _nested(path[depth + 1 :], addition) + text[end:]
+        if not isinstance(value, list if last else dict):
+            kind = "a list" if last else "an object"
+            raise ValueError(f"{'.'.join(path[: depth + 1])} is not {kind}")  # noqa: TRY004
+        if last:
+            separator = "," if value else ""
+            return text[: end - 1] + separator + addition + text[end - 1 :]
+        start = begin
+    raise ValueError("the path is empty")
+
+
+def _nested(path: tuple[str, ...], addition: str) -> str:
+    text = f"[{addition}]"
+    for key in reversed(path):
+        text = "{" + quote(key) + ":" + text + "}"
+    return text
+
+
+def _add_member(text: str, start: int, key: str, value: str) -> str:
+    """Add a member as the first one of the object at ``start``."""
+    inside = start + 1
+    separator = "" if text[_skip(text, inside)] == "}" else ","
+    return text[:inside] + quote(key) + ":" + value + separator + text[inside:]
+
+
+def replace(text: str, path: tuple[str, ...], value: str) -> str:
+    """Replace the value at ``path`` by a JSON text; KeyError where it doesn't exist."""
+    start = _skip(text, 0)
+    for depth, key in enumerate(path):
+        found = _find(text, start, key)
+        if found is None:
+            raise KeyError(key)
+        _, begin, end = found
+        if depth == len(path) - 1:
+            return text[:begin] + value + text[end:]
+        start = begin
+    return value
+
+
+def quote(text: str) -> str:
+    """Return a JSON string, ASCII only."""
+    return _encode_string(text)
+
+
+def dumps(value: "Any") -> str:
+    """Write plain data (dict, list, tuple, str, int, float, bool, None) as compact JSON."""
+    if isinstance(value, str):
+        return quote(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (int, float)):
+        return _number(value)
+    if isinstance(value, dict):
+        inside = ",".join([quote(str(key)) + ":" + dumps(item) for key, item in value.items()])
+        return "{" + inside + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join([dumps(item) for item in value]) + "]"
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _number(value: float) -> str:
+    """Write a number; one too large for a float as another that is, as it was read."""
+    text = repr(value)
+    return {"inf": "1e999", "-inf": "-1e999"}.get(text, text)
+
+
+class Record:
+    """Plain data with named fields: equality, repr and JSON by field, nothing else."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return the fields as JSON values, nested records included."""
+        return {name: _encode(getattr(self, name)) for name in self.__slots__}
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    def __hash__(self) -> int:
+        return hash(tuple(getattr(self, name) for name in self.__slots__))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"{type(self).__name__}({fields})"
+
+
+def _encode(value: "Any") -> "Any":
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, (tuple, list)):
+        return [_encode(item) for item in value]
+    return value

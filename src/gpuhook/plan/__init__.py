@@ -1,0 +1,1 @@
+"""Which operations make a request true, and what they are written as."""

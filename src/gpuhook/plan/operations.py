@@ -1,0 +1,482 @@
+"""What can be done to a container: small objects that execute, describe and serialise themselves.
+
+``prepare`` runs in the host's mount namespace and opens what comes from the driver root;
+``execute`` runs in the container's and changes it below its root. Everything that changes
+anything goes through ``kernel`` and ``rootfs``.
+"""
+
+import os
+import stat
+
+from gpuhook.container import kernel
+from gpuhook.container.changes import Container, Journal, write_all
+from gpuhook.errors import InjectError, LdCacheError
+from gpuhook.loader import ldcache
+from gpuhook.vendors.nvidia import own_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.container.rootfs import Rootfs
+
+_ATTRIBUTES = {
+    "ro": kernel.MOUNT_ATTR_RDONLY,
+    "nosuid": kernel.MOUNT_ATTR_NOSUID,
+    "nodev": kernel.MOUNT_ATTR_NODEV,
+    "noexec": kernel.MOUNT_ATTR_NOEXEC,
+}
+
+FILE_OPTIONS = ("ro", "nosuid", "nodev")
+IPC_OPTIONS = ("nosuid", "nodev", "noexec")
+DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
+# What is left out where it would have to be made in a volume. Libraries, programs and nodes
+# aren't: a container that asked for them and hasn't got them must not start.
+_OPTIONAL_FOLDERS = (
+    "/etc/",
+    "/lib/firmware/",
+    "/run/",
+    "/tmp/",  # noqa: S108 - where NVIDIA's MPS daemon has its pipes
+    "/usr/lib/firmware/",
+    "/usr/share/",
+    "/var/run/",
+)
+
+PROC_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
+
+LD_CACHE = "/etc/ld.so.cache"
+_LD_CACHE_LIMIT = 64 << 20
+PROC_DRIVER = "/proc/driver/nvidia"
+_PROC_FILE_LIMIT = 1 << 20
+_WRITTEN_LIMIT = 1 << 20
+
+
+def attributes_of(options: tuple[str, ...]) -> int:
+    """Return the MOUNT_ATTR_* bits of mount options."""
+    bits = 0
+    for option in options:
+        bits |= _ATTRIBUTES[option]
+    return bits
+
+
+class Operation:
+    """One step of an injection, and why it is done."""
+
+    kind = ""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    @property
+    def optional(self) -> bool:
+        """Whether a container with a volume in this step's way does without it."""
+        return False
+
+    def prepare(self, host: "Rootfs") -> None:
+        """Open whatever the step takes from the driver root."""
+
+    def execute(self, container: Container) -> None:
+        """Do the step below the container's root."""
+
+    def close(self) -> None:
+        """Let go of what ``prepare`` opened."""
+
+    def describe(self) -> str:
+        """Say in words what the step does."""
+        return self.kind
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return the step as JSON values."""
+        return {"kind": self.kind, "reason": self.reason}
+
+
+class _Bind(Operation):
+    """Base of the steps that mount something of the driver root in the container."""
+
+    cleared = 0  # MOUNT_ATTR_* bits that the source's mount may have and ours must not
+
+    def __init__(
+        self,
+        root: str,
+        path: str,
+        destination: str,
+        options: tuple[str, ...],
+        reason: str,
+    ) -> None:
+        super().__init__(reason)
+        self.path = path
+        self.source = root.rstrip("/") + path
+        self.destination = destination
+        self.options = options
+        self._folder = False
+        self._status: os.stat_result | None = None
+        self._tree = -1
+
+    def check(self, status: os.stat_result) -> None:
+        """Raise InjectError where the source isn't what it should be."""
+
+    def prepare(self, host: "Rootfs") -> None:
+        """Clone the source into a detached mount with its final flags."""
+        fd = host.open(self.path)
+        try:
+            status = self._status = os.fstat(fd)
+            self.check(status)
+            self._folder = stat.S_ISDIR(status.st_mode)
+            self._tree = kernel.clone_tree(fd, self.source)
+        finally:
+            os.close(fd)
+        attributes = attributes_of(self.options)
+        kernel.set_mount_attributes(self._tree, attributes, self.source, self.cleared)
+
+    def execute(self, container: Container) -> None:
+        """Mount the clone on the destination, whose mount point is made where missing."""
+        target = container.mount_point(self.destination, folder=self._folder, source=self._status)
+        if target is None:
+            return
+        try:
+            container.attach(self._tree, target, self.destination)
+        finally:
+            os.close(target)
+
+    def close(self) -> None:
+        """Let go of the clone; where it wasn't mounted, it is gone."""
+        if self._tree >= 0:
+            os.close(self._tree)
+            self._tree = -1
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return source, destination and options beside kind and reason."""
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "destination": self.destination,
+            "options": list(self.options),
+            "reason": self.reason,
+        }
+
+
+class BindFile(_Bind):
+    """Mount a file (or, for MPS, a folder) of the driver."""
+
+    kind = "bind"
+
+    @property
+    def optional(self) -> bool:
+        """Whether it is a convenience: a daemon's socket, a vendor's file, firmware."""
+        return self.destination.startswith(_OPTIONAL_FOLDERS)
+
+    def describe(self) -> str:
+        """Say what is mounted where, and how."""
+        return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
+
+    def check(self, status: os.stat_result) -> None:
+        """Accept files, sockets and folders."""
+        mode = status.st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISSOCK(mode) or stat.S_ISDIR(mode)):
+            raise InjectError(
+                f"{self.source} is neither a file nor a socket nor a folder",
+                "Reinstall the driver",
+            )
+
+
+class BindDevice(_Bind):
+    """Mount a device node of the driver."""
+
+    kind = "device"
+    cleared = kernel.MOUNT_ATTR_NODEV
+
+    def __init__(self, root: str, path: str, numbers: tuple[int, int], reason: str) -> None:
+        super().__init__(root, path, path, DEVICE_OPTIONS, reason)
+        self.major, self.minor = numbers
+
+    def describe(self) -> str:
+        """Say which node with which numbers."""
+        return f"mount the device node {self.source} ({self.major}:{self.minor})"
+
+    def check(self, status: os.stat_result) -> None:
+        """Accept the character device with our numbers alone."""
+        numbers = (os.major(status.st_rdev), os.minor(status.st_rdev))
+        if not stat.S_ISCHR(status.st_mode) or numbers != (self.major, self.minor):
+            raise InjectError(
+                f"{self.source} is not the character device {self.major}:{self.minor}",
+                "Remove it and let nvidia-modprobe make it again",
+            )
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add the numbers."""
+        return {**super().to_json(), "major": self.major, "minor": self.minor}
+
+
+class AllowDevice(Operation):
+    """Allow a device in the container's cgroup: in the OCI spec, or by the hook.
+
+    All of a plan's are done together before anything else: see ``inject``.
+    """
+
+    kind = "allow-device"
+    access = "rw"
+
+    def __init__(self, numbers: tuple[int, int], reason: str) -> None:
+        super().__init__(reason)
+        self.major, self.minor = numbers
+
+    def describe(self) -> str:
+        """Say which numbers and which access."""
+        return f"allow c {self.major}:{self.minor} {self.access} in the device cgroup"
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add numbers and access."""
+        return {
+            "kind": self.kind,
+            "major": self.major,
+            "minor": self.minor,
+            "access": self.access,
+            "reason": self.reason,
+        }
+
+
+class Symlink(Operation):
+    """Make a symbolic link beside a library."""
+
+    kind = "symlink"
+
+    def __init__(self, destination: str, target: str, *, replace: bool, reason: str) -> None:
+        super().__init__(reason)
+        self.destination = destination
+        self.target = target
+        self._replace = replace
+
+    def describe(self) -> str:
+        """Say where the link is and where it points."""
+        return f"link {self.destination} to {self.target}"
+
+    def execute(self, container: Container) -> None:
+        """Make the link."""
+        container.make_link(self.destination, self.target, replace=self._replace)
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add place and target."""
+        return {
+            "kind": self.kind,
+            "destination": self.destination,
+            "target": self.target,
+            "reason": self.reason,
+        }
+
+
+class MaskProc(Operation):
+    """Cover /proc/driver/nvidia, where the container has one, by what it may see.
+
+    A read-only tmpfs with ``files`` copied (ModifyDeviceFiles switched off in params, so
+    that no driver client in the container changes device nodes) and ``binds`` mounted,
+    both relative to /proc/driver/nvidia.
+    """
+
+    kind = "proc-driver"
+
+    def __init__(
+        self, root: str, files: tuple[str, ...], binds: tuple[str, ...], reason: str
+    ) -> None:
+        super().__init__(reason)
+        self.source = root.rstrip("/") + PROC_DRIVER
+        self.files = files
+        self.binds = binds
+        self._tmpfs = -1
+        self._trees: list[tuple[str, int, bool]] = []
+
+    def describe(self) -> str:
+        """Say what stays visible."""
+        return f"cover {PROC_DRIVER}, showing {', '.join(self.files + self.binds)}"
+
+    def prepare(self, host: "Rootfs") -> None:
+        """Fill a detached tmpfs with copies, and clone what is mounted into it."""
+        if _kernel_has_none():
+            return
+        self._tmpfs = kernel.new_tmpfs({"mode": "0555", "size": "1m"}, 0)
+        for name in self.files:
+            data = host.read_file(f"{PROC_DRIVER}/{name}", _PROC_FILE_LIMIT)
+            if data is not None:
+                masked = own_files.masked_params(data) if name == "params" else None
+                self._copy(name, masked or data)
+        for name in self.binds:
+            self._clone(host, name)
+
+    def _copy(self, name: str, data: bytes) -> None:
+        fd = kernel.create_file(self._tmpfs, name, 0o444)
+        try:
+            write_all(fd, data)
+        finally:
+            os.close(fd)
+
+    def _clone(self, host: "Rootfs", name: str) -> None:
+        try:
+            fd = host.open(f"{PROC_DRIVER}/{name}")
+        except FileNotFoundError:
+            return
+        try:
+            folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+            tree = kernel.clone_tree(fd, f"{self.source}/{name}")
+        finally:
+            os.close(fd)
+        self._trees.append((name, tree, folder))
+        kernel.set_mount_attributes(tree, attributes_of(PROC_OPTIONS), f"{self.source}/{name}")
+
+    def execute(self, container: Container) -> None:
+        """Mount the tmpfs, then the rest into it, then make it read-only."""
+        if self._tmpfs < 0 or not container.exists(PROC_DRIVER):
+            return
+        target = container.mount_point(PROC_DRIVER, folder=True)
+        if target is None:
+            return
+        try:
+            container.attach(self._tmpfs, target, PROC_DRIVER)
+        finally:
+            os.close(target)
+        with Container(os.dup(self._tmpfs), PROC_DRIVER, Journal()) as inside:
+            for name, tree, folder in self._trees:
+                _mount_inside(inside, name, tree, folder)
+        kernel.set_mount_attributes(self._tmpfs, attributes_of(PROC_OPTIONS), PROC_DRIVER)
+
+    def close(self) -> None:
+        """Let go of the tmpfs and the clones."""
+        for _, tree, _ in self._trees:
+            os.close(tree)
+        self._trees.clear()
+        if self._tmpfs >= 0:
+            os.close(self._tmpfs)
+            self._tmpfs = -1
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add what stays visible."""
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "destination": PROC_DRIVER,
+            "options": list(PROC_OPTIONS),
+            "visible": [*self.files, *self.binds],
+            "reason": self.reason,
+        }
+
+
+def _kernel_has_none() -> bool:
+    """Tell whether there is nothing to cover: every procfs shows what the kernel's drivers show.
+
+    Ours could be mounted with subset=pid, which shows no /proc/driver either.
+    """
+    return os.path.exists(os.path.dirname(PROC_DRIVER)) and not os.path.exists(PROC_DRIVER)
+
+
+def _mount_inside(inside: Container, name: str, tree: int, folder: bool) -> None:
+    """Mount a clone on a place in our tmpfs, with which it also goes away again."""
+    target = inside.mount_point(f"/{name}", folder=folder)
+    if target is None:
+        return
+    try:
+        inside.attach(tree, target, f"{PROC_DRIVER}/{name}")
+    finally:
+        os.close(target)
+
+
+class UpdateLdCache(Operation):
+    """Put the driver's libraries into the container's /etc/ld.so.cache.
+
+    ``libraries`` are (SONAME, absolute path in the container, cache flags) in order of
+    precedence. Always the last step: it is whole or not at all, and nothing after it can fail.
+    Where the image's cache is damaged, ``ldconfig``, a program of the host, makes one; LdCacheError
+    without it.
+    """
+
+    kind = "ldcache"
+
+    def __init__(
+        self, libraries: tuple[tuple[str, str, int], ...], reason: str, ldconfig: str = ""
+    ) -> None:
+        super().__init__(reason)
+        self.libraries = libraries
+        self._ldconfig = ldconfig
+        self._program = -1
+
+    def describe(self) -> str:
+        """Say how many libraries enter the cache."""
+        return f"add {len(self.libraries)} libraries to {LD_CACHE}"
+
+    def prepare(self, host: "Rootfs") -> None:  # noqa: ARG002 - not the driver root's program
+        """Copy the host's ldconfig, which can't be seen from the container's namespace."""
+        if self._ldconfig:
+            from gpuhook.loader import ldconfig_fallback  # noqa: PLC0415 - hardly anybody has it on
+
+            self._program = ldconfig_fallback.load(self._ldconfig)
+
+    def close(self) -> None:
+        """Let go of the copy."""
+        if self._program >= 0:
+            os.close(self._program)
+            self._program = -1
+
+    def execute(self, container: Container) -> None:
+        """Merge and replace the file; an equal one is left as it is."""
+        old = container.read_file(LD_CACHE, _LD_CACHE_LIMIT)
+        if old is None and not container.may_write(LD_CACHE):
+            # Without a cache the loader looks in its default folders, where the libraries are.
+            container.skipped.append(f"{LD_CACHE}: it would have to be made in a volume")
+            return
+        try:
+            new = ldcache.merge(old, self.libraries, LD_CACHE)
+        except LdCacheError:
+            if self._program < 0:
+                raise
+            new = self._rebuild(container)
+        if new != old:
+            container.replace_file(LD_CACHE, new, 0o644)
+
+    def _rebuild(self, container: Container) -> bytes:
+        from gpuhook.loader import ldconfig_fallback  # noqa: PLC0415 - as in prepare
+
+        made = ldconfig_fallback.build(self._program, container)
+        return ldcache.merge(made, self.libraries, "the cache that the host's ldconfig made")
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add the file and the libraries' names."""
+        return {
+            "kind": self.kind,
+            "destination": LD_CACHE,
+            "libraries": [soname for soname, _, _ in self.libraries],
+            "reason": self.reason,
+        }
+
+
+class WriteFile(Operation):
+    """Write a file whole, over what the image may have under that name."""
+
+    kind = "write"
+
+    def __init__(self, destination: str, content: str, mode: int, reason: str) -> None:
+        super().__init__(reason)
+        self.destination = destination
+        self.content = content
+        self.mode = mode
+
+    @property
+    def optional(self) -> bool:
+        """Say yes: what we write makes things better, but not possible."""
+        return True
+
+    def describe(self) -> str:
+        """Say which file."""
+        return f"write {self.destination}"
+
+    def execute(self, container: Container) -> None:
+        """Replace the file; one that says the same is left as it is."""
+        new = self.content.encode()
+        if container.read_file(self.destination, _WRITTEN_LIMIT) != new:
+            container.replace_file(self.destination, new, self.mode)
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add place, mode and content."""
+        return {
+            "kind": self.kind,
+            "destination": self.destination,
+            "mode": f"{self.mode:04o}",
+            "content": self.content,
+            "reason": self.reason,
+        }

@@ -1,0 +1,95 @@
+"""Where a container's spec holds requests: in its environment and in its mounts.
+
+A cluster's device plugin asks by mounting /dev/null below MOUNTS_ROOT, because a user's image
+can't forge mounts.
+"""
+
+from os.path import normpath
+
+from gpuhook import names
+from gpuhook.errors import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_TRUE = ("1", "t", "T", "TRUE", "true", "True")
+
+MOUNTS_ROOT = "/var/run/nvidia-container-devices"
+_SOURCE = "/dev/null"
+
+
+class MountRequests:
+    """The names found: ``devices`` and ``imex`` channels in mount order, once each.
+
+    ``skipped`` says for every name that can't be understood why.
+    """
+
+    __slots__ = ("devices", "imex", "skipped")
+
+    def __init__(self, mounts: "Iterable[tuple[str, str]]") -> None:
+        """Read (source, destination) pairs."""
+        devices: dict[str, None] = {}
+        imex: dict[str, None] = {}
+        skipped: dict[str, None] = {}
+        for source, destination in mounts:
+            name = _name(source, destination)
+            if name is None:
+                continue
+            if name.startswith("imex/"):
+                imex[name[5:]] = None
+            elif name.startswith("cdi/"):
+                qualified = _qualified(name[4:])
+                if qualified is None:
+                    skipped[f"{shown(destination)} holds no vendor/class/device"] = None
+                else:
+                    devices[qualified] = None
+            else:
+                devices[name] = None
+        self.devices = tuple(devices)
+        self.imex = tuple(imex)
+        self.skipped = tuple(skipped)
+
+
+def _name(source: str, destination: str) -> str | None:
+    """Return what a mount asks for; None for a mount that is no request."""
+    if _clean(source) != _SOURCE:
+        return None
+    # The slash keeps out folders whose names only begin in the same way.
+    head, found, name = _clean(destination).partition(MOUNTS_ROOT + "/")
+    return name if found and not head else None
+
+
+def _clean(path: str) -> str:
+    # normpath keeps two leading slashes, which POSIX lets mean something; Linux does not.
+    return "/" + normpath(path).lstrip("/") if path.startswith("/") else path
+
+
+def _qualified(name: str) -> str | None:
+    """Return vendor/class/device or vendor/class=device as a qualified CDI name."""
+    if "=" not in name:
+        kind, _, device = name.rpartition("/") if name.count("/") == 2 else ("", "", "")
+        name = f"{kind}={device}"
+    return name if names.cdi_parts(name) else None
+
+
+def parse_environment(entries: "Iterable[str]") -> dict[str, str]:
+    """Return NAME=VALUE entries as a mapping; of several entries for a name the last counts.
+
+    An entry without = is a name that is set to nothing: it never fails a container.
+    """
+    variables = {}
+    for entry in entries:
+        name, _, value = entry.partition("=")
+        variables[name] = value
+    return variables
+
+
+def is_true(value: str | None) -> bool:
+    """Say whether a value means yes, by the words of Go's strconv.ParseBool; others mean no."""
+    return value in _TRUE
+
+
+def items(value: str) -> list[str]:
+    """Return the items of a comma list, blanks trimmed and empties dropped, in order."""
+    return [item for part in value.split(",") if (item := part.strip())]

@@ -1,0 +1,1 @@
+"""Containers that run already: which has what, records of them, repair."""

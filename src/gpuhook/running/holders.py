@@ -1,0 +1,296 @@
+"""Which running container has which device: from our records, else from its mounts and nodes.
+
+A container that was injected has a record (``records``). Of another one, a set of processes
+with a root filesystem of their own, the kernel's list of its mounts says which nodes of the
+host are mounted in it; its /dev is looked at only where that can't wait for a filesystem
+that somebody else serves (FUSE).
+"""
+
+import contextlib
+import itertools
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuhook.container import kernel
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.inventory.model import Inventory
+from gpuhook.running import records
+
+WITHOUT_ROOT = "Without root only your own containers are seen; run this as root for all."
+_ID = re.compile(r"[0-9a-f]{64}")
+_ENGINES = (
+    ("libpod", "podman"),
+    ("crio", "cri-o"),
+    ("kubepods", "kubernetes"),
+    ("cri-containerd", "kubernetes"),
+    ("docker", "docker"),
+)
+_NODE_FOLDERS = (".", "nvidia-caps")  # below /dev
+_NODES_LIMIT = 1 << 14  # entries of a container's /dev that are looked at
+_UNESCAPE = re.compile(r"\\([0-7]{3})")  # proc_pid_mountinfo(5) writes blanks so
+_TEXT_LIMIT = 4 << 20  # bytes of a file in /proc; a mount table has some KiB
+# Filesystems of the kernel's own, whose answers wait for nobody else.
+_LOCAL = frozenset(
+    {"overlay", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "devtmpfs", "squashfs", "erofs"}
+)
+
+Numbers = tuple[int, int]  # of a device: major, minor
+
+
+@dataclass
+class Container:
+    """A running container.
+
+    ``name`` is its id, ``engine`` who started it ("" unknown), ``pid`` its first process,
+    ``command`` that one's name, ``nodes`` the devices that it was given. ``pod``,
+    ``namespace`` and ``container`` are Kubernetes' names for it. ``record`` is what was
+    written down when it was injected, None for one that was only looked at.
+    """
+
+    name: str
+    engine: str
+    pid: int
+    command: str
+    nodes: set[Numbers] = field(default_factory=set)
+    pod: str = ""
+    namespace: str = ""
+    container: str = ""
+    record: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `gpuhook list --format json` shows it."""
+        return {
+            "name": self.name,
+            "engine": self.engine,
+            "pid": self.pid,
+            "command": self.command,
+            "nodes": sorted(self.nodes),
+            "pod": self.pod,
+            "namespace": self.namespace,
+            "container": self.container,
+            "known_from": "nodes" if self.record is None else "record",
+        }
+
+
+def running(inventory: Inventory, state_dir: str) -> list[Container]:
+    """Return the containers that have one of the machine's devices, by their ids.
+
+    Processes that may not be looked at (those of others, without root) are left out.
+    """
+    recorded = [_of_record(record) for record in records.read_all(state_dir)]
+    seen = {namespace for each in recorded if (namespace := _mounts_of(str(each.pid)))}
+    groups = [group for each in recorded if (group := _group_of(str(each.pid)))]
+    host = _HostNodes(inventory)
+    found: dict[str, Container] = {}
+    ours, our_root = _mounts_of("self"), _root_of("self")
+    for entry in sorted((name for name in os.listdir("/proc") if name.isdecimal()), key=int):
+        namespace = _mounts_of(entry)
+        if not namespace or namespace in seen or namespace == ours:
+            continue
+        try:
+            if _root_of(entry) == our_root or _is_below(_group_of(entry), groups):
+                continue
+            seen.add(namespace)
+            _note(found, entry, host)
+        except (OSError, IndexError):
+            continue  # it has ended, or it isn't for us to see
+    others = [each for each in found.values() if each.nodes]
+    return sorted([*recorded, *others], key=lambda each: each.name)
+
+
+def _of_record(record: dict[str, Any]) -> Container:
+    nodes = {(major, minor) for given in record["given"] for major, minor in given["devices"]}
+    pid = record["pid"]
+    names = (record["pod"], record["namespace"], record["container"])
+    name, engine = record["id"], record["engine"]
+    if not name:  # written by nvidia-container-cli, which isn't told
+        name, engine = identify(_text(f"/proc/{pid}/cgroup"), _text("/proc/self/cgroup"))
+    command = _text(f"/proc/{pid}/comm").strip()
+    return Container(name, engine, pid, command, nodes, *names, record)
+
+
+def _mounts_of(entry: str) -> str:
+    """Return the name of a process' mount namespace, "" where it isn't for us to know."""
+    try:
+        return os.readlink(f"/proc/{entry}/ns/mnt")
+    except OSError:
+        return ""
+
+
+def _root_of(entry: str) -> list[str]:
+    """Return what is mounted on a process' root: the filesystem and the path in it.
+
+    From the mount table, because to ask the root itself is to ask whoever serves it.
+    """
+    roots = [fields for line in _lines(entry) if (fields := line.split())[4] == "/"]
+    return roots[-1][2:4] if roots else []
+
+
+def _group_of(entry: str) -> str:
+    """Return the cgroup that tells which container a process belongs to, "" if none does."""
+    found = _own_path(_text(f"/proc/{entry}/cgroup"), _text("/proc/self/cgroup"))
+    return "" if found == "/" else found
+
+
+def _is_below(group: str, groups: list[str]) -> bool:
+    """Tell whether a cgroup is one of some others, or below one."""
+    return any(group == each or group.startswith(f"{each}/") for each in groups)
+
+
+def _note(found: dict[str, Container], entry: str, host: "_HostNodes") -> None:
+    name, engine = identify(_text(f"/proc/{entry}/cgroup"), _text("/proc/self/cgroup"))
+    container = found.get(name)
+    if container is None:
+        command = _text(f"/proc/{entry}/comm").strip()
+        container = found[name] = Container(name, engine, int(entry), command)
+    container.nodes |= set(_nodes(entry, host))
+
+
+def _text(path: str) -> str:
+    """Return a file of /proc, "" where it is gone or isn't for us to read."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(_TEXT_LIMIT)
+    except OSError:
+        return ""
+
+
+def identify(cgroups: str, ours: str = "") -> tuple[str, str]:
+    """Return (container id, engine) from a process' /proc/PID/cgroup; ``ours`` is our own.
+
+    The id is the 64 hex digits that engines use: the outermost ones, because a container
+    can call its own cgroups what it likes. Else it is the last part of the path.
+    """
+    path = _own_path(cgroups, ours)
+    engine = next((name for word, name in _ENGINES if word in path), "")
+    ids = _ID.findall(path)
+    if ids:
+        return ids[0], engine
+    return path.rpartition("/")[2].removesuffix(".scope") or "/", engine
+
+
+def _own_path(cgroups: str, ours: str) -> str:
+    """Return a process' cgroup, where it isn't our own: the devices', the unified one, or any."""
+    hosts = _paths(ours)
+    own = {key: path for key, path in _paths(cgroups).items() if path != hosts.get(key, "/")}
+    preferred = sorted(own, key=lambda key: ("devices" not in key.split(","), key != ""))
+    return own[preferred[0]] if preferred else "/"
+
+
+def _paths(cgroups: str) -> dict[str, str]:
+    """Return controllers -> path; the unified hierarchy has no controllers there."""
+    fields = [line.split(":", 2) for line in cgroups.splitlines()]
+    return {parts[1]: parts[2] for parts in fields if len(parts) > 2}
+
+
+class _HostNodes:
+    """The nodes of the driver root, and where they would be in a mount table."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.numbers = {(node.major, node.minor) for node in inventory.nodes}
+        self.by_place: Mapping[tuple[str, str], Numbers] = dict(self._places(inventory))
+
+    def _places(self, inventory: Inventory) -> Iterator[tuple[tuple[str, str], Numbers]]:
+        """Yield ((filesystem, path in it), numbers) as proc_pid_mountinfo(5) has them."""
+        table = {line.split()[0]: line.split() for line in _lines("self")}
+        with Rootfs(inventory.root) as root:
+            for node in inventory.nodes:
+                try:
+                    fd = root.open(node.path)
+                except OSError:
+                    continue
+                try:
+                    path = os.readlink(f"/proc/self/fd/{fd}")
+                    fields = table.get(str(kernel.mount_id(fd)), [])
+                finally:
+                    os.close(fd)
+                if len(fields) > 4:
+                    below = path.removeprefix(_unescaped(fields[4]).rstrip("/"))
+                    place = _unescaped(fields[3]).rstrip("/") + below
+                    yield (fields[2], place), (node.major, node.minor)
+
+
+def _lines(entry: str) -> list[str]:
+    return _text(f"/proc/{entry}/mountinfo").splitlines()
+
+
+def _unescaped(text: str) -> str:
+    return _UNESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def _nodes(entry: str, host: _HostNodes) -> Iterator[Numbers]:
+    """Yield the numbers of the host's nodes that a process has mounted, or in its /dev."""
+    kinds = {}
+    for line in _lines(entry):
+        left, _, right = line.partition(" - ")
+        fields = left.split()
+        kinds[fields[0]] = right.partition(" ")[0]
+        numbers = host.by_place.get((fields[2], _unescaped(fields[3])))
+        if numbers is not None:
+            yield numbers
+    if _user_namespace(entry) == _user_namespace("self"):  # else nobody can have made nodes
+        yield from host.numbers & set(_made_nodes(entry, kinds))
+
+
+def _user_namespace(entry: str) -> int:
+    return os.stat(f"/proc/{entry}/ns/user").st_ino
+
+
+def _made_nodes(entry: str, kinds: Mapping[str, str]) -> Iterator[Numbers]:
+    """Yield the numbers of the nodes in a process' /dev; ``kinds`` are its mounts' filesystems.
+
+    No link is followed and no mount entered but /dev itself, and that only where both are
+    filesystems of the kernel's own: the question would wait for whoever serves another.
+    """
+
+    def is_local(fd: int) -> bool:
+        return kinds.get(str(kernel.mount_id(fd))) in _LOCAL
+
+    with _opened(f"/proc/{entry}/root") as root:
+        if not is_local(root):
+            return
+        flags = os.O_PATH | os.O_DIRECTORY
+        with _held(kernel.openat2(root, "dev", flags, kernel.RESOLVE_NO_SYMLINKS)) as dev:
+            if is_local(dev):
+                for folder in _NODE_FOLDERS:
+                    yield from _nodes_in(dev, folder)
+
+
+def _nodes_in(dev: int, folder: str) -> Iterator[Numbers]:
+    within = kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_XDEV
+    try:
+        opened = kernel.openat2(dev, folder, os.O_RDONLY | os.O_DIRECTORY, within)
+    except OSError:
+        return
+    with _held(opened) as fd, os.scandir(fd) as entries:
+        for entry in itertools.islice(entries, _NODES_LIMIT):
+            try:
+                node = kernel.openat2(fd, entry.name, os.O_PATH, within)
+            except OSError:
+                continue  # a link, or a mount, which was told by the mount table
+            with _held(node):
+                status = os.fstat(node)
+            if stat.S_ISCHR(status.st_mode):
+                yield os.major(status.st_rdev), os.minor(status.st_rdev)
+
+
+@contextlib.contextmanager
+def _held(fd: int) -> Iterator[int]:
+    """Close a descriptor at the end of the block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _opened(path: str) -> contextlib.AbstractContextManager[int]:
+    return _held(os.open(path, os.O_PATH | os.O_CLOEXEC))
+
+
+def without_record(containers: Iterable[Container]) -> list[Container]:
+    """Return those of the containers that were only looked at."""
+    return [each for each in containers if each.record is None]

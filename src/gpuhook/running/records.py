@@ -1,0 +1,244 @@
+"""What each container was given, written down when it is injected: one small file for each.
+
+    STATE-DIR/containers/PID-STARTED     root's alone
+
+PID is the container's first process and STARTED when it began, in ticks since the machine
+did (proc_pid_stat(5), field 22), so that a record is another's neither by its name nor when
+the process id is. A record whose process is gone counts for nothing; whoever comes by
+removes it. ``gpuhook repair`` gives back what stands here and not what a container has in
+its /dev, where it can put what it likes.
+"""
+
+import os
+import stat
+
+from gpuhook.inventory.cache import make_folder, open_folder
+from gpuhook.oci import jsontext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    from gpuhook.inventory.selection import Selection
+    from gpuhook.oci.spec import State
+    from gpuhook.plan.planner import Plan
+    from gpuhook.request.reader import Request
+
+FOLDER = "containers"
+VERSION = 1
+VENDOR = "nvidia"
+
+_LIMIT = 1 << 20  # bytes of a record
+_TEXT_LIMIT = 256  # characters of a name; Kubernetes' names have at most 253
+_NAMES_LIMIT = 16  # names that are kept of what was asked for
+_SWEPT = 4  # other records that are looked at when one is written
+_NEW = "."  # before the name of a record that is being written
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+# What engines call a container, its pod and the pod's namespace: annotations of containerd's
+# CRI plugin (internal/cri/annotations) and of CRI-O (internal/annotations).
+_NAMES = {
+    "container": ("io.kubernetes.cri.container-name", "io.kubernetes.container.name"),
+    "pod": ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
+    "namespace": ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
+}
+_MANAGER = "io.container.manager"  # written by podman and CRI-O
+_MANAGERS = {"libpod": "podman", "cri-o": "cri-o"}
+_CRIO_LABELS = "io.kubernetes.cri-o.Labels"  # JSON with the same names as keys
+_SHIM_FOLDER = "/io.containerd.runtime.v2.task/"  # then containerd's namespace and the id
+_CONTAINERD = {"moby": "docker", "k8s.io": "kubernetes"}
+
+
+def describe(
+    state: "State", annotations: "Any", request: "Request", selected: "Selection", plan: "Plan"
+) -> "dict[str, Any]":
+    """Return the record of a container: who it is, what it asked for and what it is given.
+
+    ``annotations`` are those of config.json, of whatever shape.
+    """
+    annotations = annotations if isinstance(annotations, dict) else {}
+    return {
+        "version": VERSION,
+        "id": state.container_id,
+        "pid": state.pid,
+        "engine": _engine(state.bundle, annotations),
+        "bundle": state.bundle,
+        **_names(annotations),
+        "given": [
+            {
+                "vendor": VENDOR,
+                "request": {
+                    "source": request.source,
+                    "devices": list(request.devices or ())[:_NAMES_LIMIT],
+                    "capabilities": list(request.capabilities),
+                },
+                "uuids": list(selected.uuids),
+                "gpus": [[gpu.uuid, gpu.minor] for gpu in selected.gpus],
+                "devices": [list(pair) for pair in plan.devices],
+            }
+        ],
+    }
+
+
+def _engine(bundle: str, annotations: "dict[str, Any]") -> str:
+    """Return the engine's name, "" where nothing tells it."""
+    manager = annotations.get(_MANAGER)
+    if isinstance(manager, str) and manager in _MANAGERS:
+        return _MANAGERS[manager]
+    _, found, rest = bundle.partition(_SHIM_FOLDER)
+    return _CONTAINERD.get(rest.partition("/")[0], "containerd") if found else ""
+
+
+def _names(annotations: "dict[str, Any]") -> dict[str, str]:
+    labels = annotations.get(_CRIO_LABELS)
+    if isinstance(labels, str) and len(labels) < _LIMIT:
+        try:
+            read = jsontext.loads(labels)
+        except ValueError:
+            read = None
+        annotations = {**read, **annotations} if isinstance(read, dict) else annotations
+    found = {}
+    for name, keys in _NAMES.items():
+        values = [annotations[key] for key in keys if isinstance(annotations.get(key), str)]
+        found[name] = values[0][:_TEXT_LIMIT] if values else ""
+    return found
+
+
+class Written:
+    """Write a container's record for a block; where the block fails, it is removed again.
+
+    ``process`` is a descriptor of /proc/PID. A record that can't be written fails no
+    container: without one, ``gpuhook repair`` gives back nothing that config.json doesn't.
+    """
+
+    def __init__(self, state_dir: str, process: int, record: "dict[str, Any]") -> None:
+        self._name = ""
+        self._folder = _open(state_dir, make=True)
+        if self._folder is None:
+            return
+        try:
+            self._write(self._folder, {**record, "started": started(process)})
+            _sweep(self._folder, record["pid"])
+        except OSError:
+            pass
+
+    def _write(self, folder: int, record: "dict[str, Any]") -> None:
+        name = f"{record['pid']}-{record['started']}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(_NEW + name, flags, 0o600, dir_fd=folder)
+        try:
+            os.write(fd, jsontext.dumps(record).encode())
+        finally:
+            os.close(fd)
+        os.rename(_NEW + name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        self._name = name
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        if self._folder is None:
+            return
+        if kind is not None and self._name:
+            _remove(self._folder, self._name)
+        os.close(self._folder)
+
+
+def started(process: int) -> int:
+    """Return when a process began, in ticks since the machine did; OSError if it is gone.
+
+    ``process`` is a descriptor of /proc/PID. Source: proc_pid_stat(5), field 22.
+    """
+    return _began(_read("stat", process))
+
+
+def read_all(state_dir: str) -> "list[dict[str, Any]]":
+    """Return the records of the containers that run, and remove those of the others.
+
+    There are none for whom they aren't: root alone may read them.
+    """
+    folder = _open(state_dir, make=False)
+    if folder is None:
+        return []
+    try:
+        found = []
+        for name in sorted(os.listdir(folder)):
+            if _is_gone(name):
+                _remove(folder, name)
+            elif not name.startswith(_NEW) and (record := _load(folder, name)) is not None:
+                found.append(record)
+        return found
+    finally:
+        os.close(folder)
+
+
+def _load(folder: int, name: str) -> "dict[str, Any] | None":
+    """Return a record; None where there is none of a form that this version knows."""
+    try:
+        record = jsontext.loads(_read(name, folder).decode())
+    except (OSError, ValueError):
+        return None
+    known = isinstance(record, dict) and record.get("version") == VERSION
+    return record if known and name == f"{record.get('pid')}-{record.get('started')}" else None
+
+
+def _sweep(folder: int, start: int) -> None:
+    """Remove some records whose processes are gone: more than are written, in the long run."""
+    names = os.listdir(folder)
+    for number in range(min(_SWEPT, len(names))):
+        name = names[(start + number) % len(names)]
+        if _is_gone(name):
+            _remove(folder, name)
+
+
+def _is_gone(name: str) -> bool:
+    """Tell whether the process has ended that a record is of."""
+    pid, _, began = name.removeprefix(_NEW).partition("-")
+    if not (pid.isdecimal() and began.isdecimal()):
+        return True
+    try:
+        return _began(_read(f"/proc/{pid}/stat")) != int(began)
+    except OSError:
+        return True
+
+
+def _began(status: bytes) -> int:
+    """Return field 22 of /proc/PID/stat; the second one, in brackets, may hold anything."""
+    return int(status.rpartition(b")")[2].split()[19])
+
+
+def _read(path: str, folder: int | None = None) -> bytes:
+    fd = os.open(path, _FLAGS, dir_fd=folder)
+    try:
+        return os.read(fd, _LIMIT)
+    finally:
+        os.close(fd)
+
+
+def _open(state_dir: str, *, make: bool) -> int | None:
+    """Open the folder of the records; None where another user could have written in it."""
+    parent = open_folder(state_dir)
+    if parent is None and make:
+        parent = make_folder(state_dir)
+    if parent is None:
+        return None
+    try:
+        if make and not os.access(FOLDER, os.F_OK, dir_fd=parent):
+            os.mkdir(FOLDER, 0o700, dir_fd=parent)
+        fd = os.open(FOLDER, _FLAGS | os.O_DIRECTORY, dir_fd=parent)
+    except OSError:
+        return None
+    finally:
+        os.close(parent)
+    status = os.fstat(fd)
+    if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022:
+        return fd
+    os.close(fd)
+    return None
+
+
+def _remove(folder: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass

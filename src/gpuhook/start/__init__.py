@@ -1,0 +1,1 @@
+"""All that makes a start cheap, and nothing else."""

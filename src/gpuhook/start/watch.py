@@ -1,0 +1,121 @@
+"""Keep the saved inventory fresh, and a process ready that serves the next container.
+
+The inventory is looked at whenever the kernel tells of a GPU, and regularly.
+
+The kernel sends events when the driver is loaded and when GPUs come and go. It sends none
+when MIG devices change, files are installed or settings are edited; that the inventory is
+stale is then seen at the next regular look, which costs a few stat calls.
+"""
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from pyroute2 import UeventSocket
+from pyroute2.netlink.nlsocket import NetlinkSocket
+
+from gpuhook.config import Config
+from gpuhook.errors import DriverError
+from gpuhook.inventory import cache
+from gpuhook.start import place
+
+_KERNEL_GROUP = 1  # not udev's: its messages have a binary head that old pyroute2 trips over
+_NVIDIA = "10DE"  # the PCI vendor
+_SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many steps
+
+Event = Mapping[str, object]
+
+
+def concerns_us(event: Event) -> bool:
+    """Tell whether a kernel event is about NVIDIA's driver or one of its GPUs."""
+    path, driver = str(event.get("DEVPATH", "")), str(event.get("DRIVER", ""))
+    return "nvidia" in path or driver == "nvidia" or str(event.get("PCI_ID", ""))[:4] == _NVIDIA
+
+
+class Events:
+    """The kernel's events about devices, as far as ``concerns`` says that they matter."""
+
+    def __init__(self, concerns: Callable[[Event], bool] = concerns_us) -> None:
+        """Begin to listen; OSError where this process may not."""
+        self._concerns = concerns
+        self._socket = UeventSocket()
+        # Its own bind() takes no group in pyroute2 0.7.
+        NetlinkSocket.bind(self._socket, groups=_KERNEL_GROUP)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait that long for an event that matters and the quiet after it; tell if one came."""
+        end, came = time.monotonic() + seconds, False
+        while (left := end - time.monotonic()) > 0:
+            if not select.select([self._socket.fileno()], [], [], left)[0]:
+                break
+            if any(self._concerns(event) for event in self._socket.get()):
+                came, end = True, time.monotonic() + _SETTLE
+        return came
+
+
+class Watch:
+    """One machine being watched; ``tell`` is given a sentence for whatever happens.
+
+    ``launcher`` is the path of gpu-py.
+    """
+
+    def __init__(self, config: Config, launcher: str, tell: Callable[[str], None]) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._tell = tell
+        self._problem = ""
+        self._standing: int | None = None
+
+    def look(self) -> None:
+        """Make a new inventory if the saved one is stale."""
+        if cache.saved(self._config) is not None:
+            return
+        try:
+            inventory = cache.refresh(self._config)
+        except DriverError as error:
+            if str(error) != self._problem:
+                self._tell(str(error))
+            self._problem = str(error)
+            return
+        self._problem = ""
+        migs = sum(len(gpu.mig) for gpu in inventory.gpus)
+        counts = f"{len(inventory.gpus)} GPUs, {migs} MIG devices"
+        self._tell(f"Driver {inventory.driver_version}, {counts}")
+
+    def stand(self) -> None:
+        """See that a process stands ready, this one's child or another."""
+        if self._standing is not None and os.waitpid(self._standing, os.WNOHANG)[0] == 0:
+            return
+        self._standing = place.start(self._config, self._launcher)
+
+    def run(self, events: Events, interval: float) -> None:
+        """Look after every event, and every ``interval`` seconds; for ever."""
+        while True:
+            self.look()
+            self.stand()
+            report_ready()
+            events.wait(interval)
+
+
+def report_ready() -> None:
+    """Tell systemd, where it has asked for that, that the first look is over; sd_notify(3)."""
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.connect(address.replace("@", "\0", 1))
+            notify.send(b"READY=1")

@@ -1,0 +1,1 @@
+"""The makers of accelerators; a folder for each."""

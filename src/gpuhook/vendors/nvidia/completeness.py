@@ -1,0 +1,119 @@
+"""Whether the driver is installed as completely as a container needs it.
+
+What can't work at all is refused; what is there only in part is a warning. A container
+without a GPU is never refused: it may want the driver's other files.
+
+Pure: looks at nothing.
+"""
+
+from gpuhook.errors import DriverError, listed
+from gpuhook.inventory.selection import fallen_off
+from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from gpuhook.inventory.model import DriverFile, Inventory, Node
+    from gpuhook.inventory.selection import Selection
+    from gpuhook.request.reader import Request
+
+UVM = "/dev/nvidia-uvm"
+MAKE_UVM = "nvidia-modprobe -u -c=0"
+
+# driver capability -> the library without which it doesn't work, what there is none of then,
+# and Debian's package of the library.
+_LIBRARIES = {
+    "compute": ("libcuda", "CUDA", "libcuda1"),
+    "utility": ("libnvidia-ml", "nvidia-smi", "libnvidia-ml1"),
+}
+
+# driver capabilities -> libraries, programs and nodes without which a part of it is missing.
+_PARTS = {
+    ("compute",): ("libnvidia-ptxjitcompiler",),
+    ("utility",): ("nvidia-smi",),
+    ("video",): ("libnvcuvid", "libnvidia-encode", "libcuda", UVM),
+    ("display", "graphics"): ("libGLX_nvidia", "libEGL_nvidia", "/dev/nvidia-modeset"),
+    ("ngx",): ("libnvidia-ngx",),
+}
+_FILE_KINDS = ("library", "binary")
+
+
+def check(request: "Request", inventory: "Inventory", selection: "Selection") -> None:
+    """Raise DriverError if GPUs are selected and a capability that is asked for can't work."""
+    if not selection.gpus:
+        return
+    for capability, cause, remedy in _unusable(request, inventory):
+        raise DriverError(
+            f"The container asks for {capability}, and {cause}",
+            f"{remedy}, or ask for less with {DRIVER_CAPABILITIES}",
+        )
+
+
+def warnings(request: "Request", inventory: "Inventory") -> list[str]:
+    """Return what a container gets only in part, a sentence each, without a full stop."""
+    found = []
+    if inventory.lost and any(name.lower() == "all" for name in request.selectors):
+        found.append(fallen_off(inventory.lost))
+    for capability, cause, _ in _unusable(request, inventory):
+        found.append(f"{capability} can't work: {cause}")
+    return found + missing_parts(request.capabilities, inventory.files, inventory.nodes)
+
+
+def _unusable(request: "Request", inventory: "Inventory") -> "Iterator[tuple[str, str, str]]":
+    """Yield the capabilities that can't work, each with cause and remedy."""
+    if "compute" in request.capabilities and inventory.node(UVM) is None:
+        path = inventory.root.rstrip("/") + UVM
+        cause = f"there is no device node {path}, without which there is no CUDA"
+        remedy = (
+            f"Run {MAKE_UVM} as root, which loads the module nvidia-uvm and makes the node "
+            "(gpuhook refresh isn't needed then)"
+        )
+        yield "compute", cause, remedy
+    yield from missing_libraries(request.capabilities, inventory.files, inventory.driver_version)
+
+
+def missing_libraries(
+    capabilities: "Collection[str]", files: "Collection[DriverFile]", version: str
+) -> "Iterator[tuple[str, str, str]]":
+    """Yield the capabilities whose main library isn't among the files, with cause and remedy.
+
+    ``version`` is the driver's; the files hold no library of another one.
+    """
+    for capability, (library, purpose, package) in _LIBRARIES.items():
+        if capability in capabilities and not _has(library, files):
+            branch = version.partition(".")[0]
+            cause = f"{library}.so.{version} isn't installed, without which there is no {purpose}"
+            remedy = (
+                f"Install the driver's libraries of exactly version {version} ({package} on "
+                f"Debian, libnvidia-compute-{branch} on Ubuntu, nvidia-driver-cuda-libs on RHEL) "
+                "and run ldconfig"
+            )
+            yield capability, cause, remedy
+
+
+def missing_parts(
+    capabilities: "Collection[str]",
+    files: "Collection[DriverFile]",
+    nodes: "Collection[Node]" = (),
+) -> list[str]:
+    """Return what is missing of the parts of these capabilities, a sentence for each."""
+    paths = {node.path for node in nodes}
+    found = []
+    for group, names in _PARTS.items():
+        asked = [capability for capability in group if capability in capabilities]
+        missing = [name for name in names if name not in paths and not _has(name, files)]
+        if asked and missing:
+            verb = "lacks" if len(asked) == 1 else "lack"
+            found.append(f"{' and '.join(asked)} {verb} {listed(missing)}")
+    if "compat32" in capabilities and all(file.kind != "library32" for file in files):
+        found.append("compat32 lacks every 32-bit library")
+    return found
+
+
+def _has(name: str, files: "Collection[DriverFile]") -> bool:
+    """Say whether a library (without ``.so``) or a program of that name is among the files."""
+    return any(
+        file.kind in _FILE_KINDS and file.target.rpartition("/")[2].partition(".so.")[0] == name
+        for file in files
+    )

@@ -1,0 +1,96 @@
+"""Whether the newer CUDA that an image brings for older drivers should be used.
+
+NVIDIA's images hold /usr/local/cuda/compat/libcuda.so.<driver version>, built to run on
+drivers older than itself. Its ELF section .note.cuda.fwd_compatibility may say exactly which.
+"""
+
+from gpuhook.vendors.nvidia import requirements
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpuhook.config import Config
+
+FOLDER = "/usr/local/cuda/compat"  # in the image
+SECTION = ".note.cuda.fwd_compatibility"
+OWNER = "NVIDIA Corporation"
+_LIBRARY = "libcuda.so."
+_FORMAT = 1
+_NOTE_LIMIT = 1 << 16  # bytes; real notes have about a hundred
+
+
+def wanted(config: "Config") -> bool:
+    """Say whether the configuration lets us look for it at all."""
+    off = config.cuda_compat_mode == "disabled"
+    return not off and not config.feature("disable-cuda-compat-lib-hook")
+
+
+class Note:
+    """What a library says about itself: its CUDA version and the driver branches it runs on."""
+
+    __slots__ = ("branches", "cuda")
+
+    def __init__(self, cuda: str, branches: tuple[int, ...]) -> None:
+        self.cuda = cuda
+        self.branches = branches
+
+
+def parse_note(content: bytes) -> Note | None:
+    """Return a note's content, None for one that can't be understood: it comes from an image."""
+    import json  # noqa: PLC0415
+
+    if len(content) > _NOTE_LIMIT:
+        return None
+    try:
+        data = json.loads(content.rstrip(b"\0").decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict) or data.get("Format") != _FORMAT:
+        return None
+    cuda, branches = data.get("CUDA Version"), data.get("Driver")
+    if not isinstance(cuda, str) or not isinstance(branches, list):
+        return None
+    if not all(isinstance(branch, int) for branch in branches):
+        return None
+    return Note(cuda, tuple(branches))
+
+
+def compat_version(names: "Iterable[str]") -> str | None:
+    """Return the version of the one libcuda.so.<version> among a folder's regular files.
+
+    None without such a file, and with several, of which none can be told to be meant. A
+    version has at least two parts, so that the link libcuda.so.1 is not one.
+    """
+    found = [
+        name.removeprefix(_LIBRARY)
+        for name in names
+        if name.startswith(_LIBRARY) and "." in name.removeprefix(_LIBRARY)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def decide(
+    library_version: str, driver_version: str, cuda_version: str = "", note: Note | None = None
+) -> bool:
+    """Say whether to use the image's library instead of the driver's own.
+
+    ``library_version`` is from its file name, ``driver_version`` and ``cuda_version`` are the
+    host's ("" where unknown). Versions are compared number by number. With a note: the
+    driver's branch must be in it and the library newer than the driver; where the drivers
+    can't be compared the library's CUDA must be newer. Without one: only a library of a newer
+    major version, which is what such libraries were made for.
+    """
+    library, driver = (
+        requirements.parse_version(library_version),
+        requirements.parse_version(driver_version),
+    )
+    if note is not None:
+        if library and driver:
+            return driver[0] in note.branches and library > driver
+        theirs, ours = (
+            requirements.parse_version(note.cuda),
+            requirements.parse_version(cuda_version),
+        )
+        return bool(theirs and ours and theirs > ours)
+    return bool(library and driver and library[0] > driver[0])

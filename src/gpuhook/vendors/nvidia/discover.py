@@ -1,0 +1,106 @@
+"""Look at a host (below its driver root) and write down what it has: an Inventory.
+
+The order matters: NVML tells the driver's version, the version tells which files belong to
+the driver.
+"""
+
+import os
+import stat
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import DriverError
+from gpuhook.inventory.model import Gpu, Inventory, Mig, Node
+from gpuhook.vendors.nvidia import device_nodes, driver_files, kernel_modules, nvml
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuhook.config import Config
+
+CONTROL_NODES = (
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-modeset",
+)
+NODE_FOLDERS = ("/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels")
+MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
+_SMALL_FILE = 1 << 20
+
+
+def discover(config: "Config") -> Inventory:
+    """Look at the driver root that the configuration names; DriverError if there's no driver."""
+    path = config.driver_root or "/"
+    try:
+        root = Rootfs(path)
+    except OSError as error:
+        raise DriverError(
+            f"The driver root {path} can't be opened: {error.strerror}",
+            "Start the driver container, or correct [nvidia-container-cli] root in config.toml",
+        ) from None
+    with root:
+        return _discover(root, config)
+
+
+def _discover(root: Rootfs, config: "Config") -> Inventory:
+    if config.load_kmods:
+        kernel_modules.prepare(root, config.environment)
+    index = driver_files.LibraryIndex(root, config.ldcache, config.library_search_paths)
+    library = driver_files.find_nvml(root, index)
+    answer = nvml.ask(root.path, library, config.user, config.nvml_timeout)
+    caps = _mig_caps(root)
+    gpus = tuple(_completed(root, gpu, caps) for gpu in answer.gpus)
+    return Inventory(
+        root=root.path,
+        driver_version=answer.driver_version,
+        cuda_version=answer.cuda_version,
+        gpus=gpus,
+        nodes=tuple(_nodes(root, gpus)),
+        files=driver_files.find_all(root, index, answer.driver_version),
+        lost=answer.lost,
+        mig_minors=_mig_lines(caps, gpus),
+    )
+
+
+def _nodes(root: Rootfs, gpus: tuple[Gpu, ...]) -> "Iterator[Node]":
+    paths = list(CONTROL_NODES) + [f"/dev/nvidia{gpu.minor}" for gpu in gpus]
+    for folder in NODE_FOLDERS:
+        paths += [f"{folder}/{name}" for name in root.list_folder(folder)]
+    paths += [path for gpu in gpus for path in gpu.drm]
+    paths += device_nodes.feature_node_paths(root)
+    for path in paths:
+        status = root.stat(path)
+        if status is not None and stat.S_ISCHR(status.st_mode):
+            yield Node(path, os.major(status.st_rdev), os.minor(status.st_rdev))
+
+
+def _mig_caps(root: Rootfs) -> dict[str, int]:
+    """Read which minor of nvidia-caps guards what: {"gpu0/gi1/access": 12, ...}."""
+    data = root.read_file(MIG_MINORS, _SMALL_FILE) or b""
+    caps = {}
+    for line in data.decode("ascii", "replace").splitlines():
+        key, _, minor = line.strip().partition(" ")
+        if minor.isascii() and minor.isdecimal():
+            caps[key] = int(minor)
+    return caps
+
+
+def _mig_lines(caps: dict[str, int], gpus: tuple[Gpu, ...]) -> str:
+    """Return the lines that concern these GPUs: the driver lists 32 GPUs, there or not."""
+    prefixes = ("config", "monitor", *(f"gpu{gpu.minor}/" for gpu in gpus))
+    return "".join(f"{key} {minor}\n" for key, minor in caps.items() if key.startswith(prefixes))
+
+
+def _completed(root: Rootfs, gpu: Gpu, caps: dict[str, int]) -> Gpu:
+    """Return the GPU with what NVML doesn't tell: capability minors and DRM nodes."""
+    mig = []
+    for one in gpu.mig:
+        instance = f"gpu{gpu.minor}/gi{one.gi}"
+        gi_cap = caps.get(f"{instance}/access")
+        ci_cap = caps.get(f"{instance}/ci{one.ci}/access")
+        mig.append(Mig(one.index, one.uuid, one.gi, one.ci, one.name, gi_cap, ci_cap))
+    names = root.list_folder(f"/sys/bus/pci/devices/{gpu.kernel_bus_id}/drm")
+    drm = tuple(path for name in names if root.exists(path := f"/dev/dri/{name}"))
+    fields = {name: getattr(gpu, name) for name in Gpu.__slots__}
+    return Gpu(**{**fields, "mig": tuple(mig), "drm": drm})

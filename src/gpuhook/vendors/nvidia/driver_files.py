@@ -1,0 +1,262 @@
+"""Find the driver's files below a driver root: libraries, programs, firmware, sockets.
+
+Libraries are found as the loader would find them, through the root's ld.so.cache, and only
+in the version of the loaded driver; folders outside the cache are searched after that.
+"""
+
+import os
+import stat
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import DriverError, ElfError
+from gpuhook.inventory.model import DriverFile
+from gpuhook.loader import elf, ldcache
+from gpuhook.loader.layout import cache_flags
+from gpuhook.vendors.nvidia import graphics_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIBRARIES = {
+    "utility": ("libnvidia-ml.so", "libnvidia-cfg.so", "libnvidia-nscq.so"),
+    "compute": (
+        "libcuda.so",
+        "libcudadebugger.so",
+        "libnvidia-opencl.so",
+        "libnvidia-gpucomp.so",
+        "libnvidia-ptxjitcompiler.so",
+        "libnvidia-fatbinaryloader.so",
+        "libnvidia-allocator.so",
+        "libnvidia-compiler.so",
+        "libnvidia-pkcs11.so",
+        "libnvidia-pkcs11-openssl3.so",
+        "libnvidia-nvvm.so",
+        "libnvidia-tileiras.so",
+    ),
+    "ngx": ("libnvidia-ngx.so",),
+    "video": (
+        "libvdpau_nvidia.so",
+        "libnvidia-encode.so",
+        "libnvidia-opticalflow.so",
+        "libnvcuvid.so",
+    ),
+    "graphics": (
+        "libnvidia-eglcore.so",
+        "libnvidia-glcore.so",
+        "libnvidia-tls.so",
+        "libnvidia-glsi.so",
+        "libnvidia-fbc.so",
+        "libnvidia-ifr.so",
+        "libnvidia-rtcore.so",
+        "libnvoptix.so",
+        "libGLX_nvidia.so",
+        "libEGL_nvidia.so",
+        "libGLESv2_nvidia.so",
+        "libGLESv1_CM_nvidia.so",
+        "libnvidia-glvkspirv.so",
+        "libnvidia-cbl.so",
+        "libnvidia-gpucomp.so",
+        "libnvidia-allocator.so",
+        "libnvidia-vulkan-producer.so",
+        "libnvidia-egl-gbm.so",
+        "libnvidia-egl-wayland.so",
+        "libnvidia-egl-wayland2.so",
+        "libnvidia-egl-xcb.so",
+        "libnvidia-egl-xlib.so",
+    ),
+}
+
+# Libraries that have versions of their own, not the driver's.
+_OWN_VERSION = frozenset(
+    {
+        "libnvidia-egl-gbm.so",
+        "libnvidia-egl-wayland.so",
+        "libnvidia-egl-wayland2.so",
+        "libnvidia-egl-xcb.so",
+        "libnvidia-egl-xlib.so",
+    }
+)
+
+BINARIES = {
+    "utility": ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager"),
+    "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
+}
+
+IPC = {
+    "utility": (
+        "/var/run/nvidia-persistenced/socket",
+        "/var/run/nvidia-fabricmanager/socket",
+    ),
+    "compute": ("/tmp/nvidia-mps",),  # noqa: S108 - where NVIDIA's MPS daemon has its pipes
+}
+
+# What GPUDirect Storage reads: the devices' properties and its own configuration.
+_GDS_FILES = ("/run/udev", "/etc/cufile.json")
+
+_BINARY_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
+_CACHE_LIMIT = 64 << 20
+
+
+def library_folders(machine: str) -> tuple[str, ...]:
+    """Return where drivers put their libraries when no ld.so.cache lists them."""
+    triplet = f"{machine.replace('ppc64le', 'powerpc64le')}-linux-gnu"
+    return (
+        f"/usr/lib/{triplet}",
+        f"/usr/lib/{triplet}/nvidia/current",
+        "/usr/lib64",
+        "/usr/lib",
+        f"/usr/lib/{triplet}/vdpau",
+        "/usr/lib64/vdpau",
+    )
+
+
+class LibraryIndex:
+    """Which file a library's name leads to, below one driver root."""
+
+    def __init__(self, root: Rootfs, cache_path: str, folders: tuple[str, ...]) -> None:
+        self._root = root
+        self._machine = os.uname().machine
+        self._folders = folders or library_folders(self._machine)
+        self._entries = self._read_cache(cache_path or "/etc/ld.so.cache")
+
+    def _read_cache(self, path: str) -> "list[tuple[str, str, int]]":
+        data = self._root.read_file(path, _CACHE_LIMIT)
+        if data is None:
+            return []
+        where = self._root.path.rstrip("/") + path
+        return [
+            (os.fsdecode(entry.key), os.fsdecode(entry.value), entry.flags)
+            for entry in ldcache.parse(data, where).entries
+            if entry.hwcap == 0
+        ]
+
+    def candidates(self, name: str, *, bits32: bool = False) -> "Iterator[str]":
+        """Yield paths that may be the library, the loader's own choice first."""
+        flags = cache_flags(self._machine, bits32=bits32)
+        for key, path, entry_flags in self._entries:
+            if flags is not None and _same_abi(entry_flags, flags) and _is_library(key, name):
+                yield path
+        if not bits32:
+            yield from self._in_folders(name)
+
+    def _in_folders(self, name: str) -> "Iterator[str]":
+        for folder in self._folders:
+            for found in reversed(self._root.list_folder(folder)):
+                if _is_library(found, name):
+                    yield f"{folder}/{found}"
+
+
+def _same_abi(flags: int, wanted: int) -> bool:
+    """Compare ELF bit and architecture: a 32-bit library that needs no libc lacks the libc6 bit."""
+    return bool(flags & 1) and flags & 0xFF00 == wanted & 0xFF00
+
+
+def _is_library(found: str, name: str) -> bool:
+    """Tell whether a file name is ``name`` (which ends in .so) or ``name`` and a version."""
+    return found == name or found.startswith(name + ".")
+
+
+def find_nvml(root: Rootfs, index: LibraryIndex) -> str:
+    """Return the resolved path of libnvidia-ml below the root; DriverError if there is none."""
+    for path in index.candidates("libnvidia-ml.so"):
+        if root.exists(path):
+            return root.real_path(path)
+    where = "on this host" if root.path == "/" else f"below the driver root {root.path}"
+    raise DriverError(
+        f"There is no NVIDIA driver {where}: libnvidia-ml.so.1 is not there",
+        "Install the driver and run ldconfig, or set [nvidia-container-cli] root in config.toml",
+    )
+
+
+def find_all(root: Rootfs, index: LibraryIndex, version: str) -> tuple[DriverFile, ...]:
+    """Find every file of the driver with this version."""
+    found = list(_libraries(root, index, version, bits32=False))
+    found += _libraries(root, index, version, bits32=True)
+    found += _binaries(root)
+    found += _firmware(root, version)
+    found += _ipc(root)
+    found += graphics_files.find(root, version)
+    found += _feature_files(root)
+    return tuple(found)
+
+
+def _libraries(
+    root: Rootfs, index: LibraryIndex, version: str, *, bits32: bool
+) -> "Iterator[DriverFile]":
+    kind = "library32" if bits32 else "library"
+    for capability, names in LIBRARIES.items():
+        for name in names:
+            library = _library(root, index, name, version, bits32=bits32)
+            if library is not None:
+                path, soname = library
+                yield DriverFile(kind, path, path.rpartition("/")[2], capability, soname)
+
+
+def _library(
+    root: Rootfs, index: LibraryIndex, name: str, version: str, *, bits32: bool
+) -> tuple[str, str | None] | None:
+    """Return the resolved path and the SONAME of the first candidate that fits the driver."""
+    for candidate in index.candidates(name, bits32=bits32):
+        if not root.exists(candidate):
+            continue
+        path = root.real_path(candidate)
+        if name not in _OWN_VERSION and not path.endswith("." + version):
+            continue
+        fd = root.open_file(path)
+        if fd is None:
+            continue
+        try:
+            library = elf.read(fd, root.path.rstrip("/") + path)
+        except ElfError:
+            continue  # a damaged file that the loader couldn't load either
+        finally:
+            os.close(fd)
+        if library.bits == (32 if bits32 else 64):
+            return path, library.soname
+    return None
+
+
+def volatile_paths() -> list[str]:
+    """Return the paths that come and go without a change of driver, /etc/ld.so.cache or nodes.
+
+    Sockets of daemons, programs of packages without libraries, configuration.
+    """
+    paths = [path for paths in IPC.values() for path in paths]
+    for names in BINARIES.values():
+        paths += [f"{folder}/{name}" for folder in _BINARY_FOLDERS for name in names]
+    return [*paths, *_GDS_FILES]
+
+
+def _binaries(root: Rootfs) -> "Iterator[DriverFile]":
+    for capability, names in BINARIES.items():
+        for name in names:
+            for folder in _BINARY_FOLDERS:
+                status = root.stat(f"{folder}/{name}")
+                if status is not None and stat.S_ISREG(status.st_mode):
+                    path = root.real_path(f"{folder}/{name}")
+                    yield DriverFile("binary", path, f"/usr/bin/{name}", capability)
+                    break
+
+
+def _firmware(root: Rootfs, version: str) -> "Iterator[DriverFile]":
+    folder = f"/lib/firmware/nvidia/{version}"
+    for name in root.list_folder(folder):
+        if name.startswith("gsp") and name.endswith(".bin"):
+            path = root.real_path(f"{folder}/{name}")
+            yield DriverFile("firmware", path, f"{folder}/{name}", "")
+
+
+def _ipc(root: Rootfs) -> "Iterator[DriverFile]":
+    for capability, paths in IPC.items():
+        for path in paths:
+            if root.exists(path):
+                real = root.real_path(path)
+                yield DriverFile("ipc", real, real, capability)
+
+
+def _feature_files(root: "Rootfs") -> "Iterator[DriverFile]":
+    """Yield the files that features mount; the capability is the feature's name."""
+    for path in _GDS_FILES:
+        if root.exists(path):
+            yield DriverFile("config", root.real_path(path), path, "gds")

@@ -1,0 +1,68 @@
+"""Have the driver make its device nodes where they are missing, with its own nvidia-modprobe.
+
+After a boot without a display nobody has opened the driver yet: its modules may not be
+loaded and /dev/nvidia-uvm doesn't exist. NVIDIA's programs call nvidia-modprobe in that
+case; so do we, before NVML is asked, and only if a node is missing. It is a program of the
+driver root, started below it, with an environment of ours. Whether it succeeds is seen by
+what exists afterwards, so failures are not errors here.
+"""
+
+import os
+import time
+
+from gpuhook import names
+from gpuhook.container import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from gpuhook.container.rootfs import Rootfs
+
+PROGRAM = "/usr/bin/nvidia-modprobe"
+_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+# Load nvidia and make /dev/nvidia0, load nvidia-uvm and make its nodes: nvidia-modprobe(1).
+_ARGUMENTS = ("-c", "0", "-u")
+_ENVIRONMENT = {"PATH": names.SYSTEM_PATH}
+_SECONDS = 10.0
+_PAUSE = 0.005
+_REAP_SECONDS = 0.5
+
+
+def prepare(root: "Rootfs", environment: tuple[str, ...] = ()) -> bool:
+    """Run nvidia-modprobe if a control node is missing; return whether it was run.
+
+    ``environment`` are NAME=VALUE settings for it. Does nothing without root's rights.
+    """
+    if os.geteuid() != 0 or all(root.exists(node) for node in _NODES):
+        return False
+    if not root.exists(PROGRAM):
+        return False
+    pairs = (entry.partition("=") for entry in environment)
+    variables = {**_ENVIRONMENT, **{name: value for name, equals, value in pairs if equals}}
+    child = os.fork()
+    if child == 0:
+        _become(root.path, variables)
+    _wait(child, time.monotonic() + _SECONDS)
+    return True
+
+
+def _become(root: str, variables: dict[str, str]) -> "NoReturn":
+    try:
+        kernel.keep_only(())
+        if root != "/":
+            os.chroot(root)
+        os.chdir("/")
+        os.execve(PROGRAM, [PROGRAM, *_ARGUMENTS], variables)  # noqa: S606 - no shell is meant
+    finally:
+        os._exit(127)
+
+
+def _wait(child: int, deadline: float) -> None:
+    """Wait for the child, and end it when it takes too long."""
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            kernel.reap(child, _REAP_SECONDS)
+            return
+        time.sleep(_PAUSE)

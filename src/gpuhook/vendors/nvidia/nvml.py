@@ -1,0 +1,302 @@
+"""Ask NVML, through pynvml, which GPUs exist; in a child process that can do no harm.
+
+NVML runs vendor code that may hang, crash, change device files or start programs. So it
+runs in a child: below the driver root (chroot) where that isn't /, with its privileges
+dropped, with a deadline, its answer read over a pipe.
+
+pynvml takes 20 ms to import and is imported in the child alone.
+"""
+
+import os
+import select
+import time
+
+from gpuhook.cgroup.access import in_first_user_namespace
+from gpuhook.container import kernel
+from gpuhook.errors import DriverError
+from gpuhook.inventory.model import Gpu, Mig
+from gpuhook.oci import jsontext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+# nvmlBrandType_t in nvml.h, with the words NVIDIA's tools print.
+_BRANDS = {
+    1: "Quadro",
+    2: "Tesla",
+    3: "NVS",
+    4: "GRID",
+    5: "GeForce",
+    6: "TITAN",
+    7: "VApps",
+    8: "VPC",
+    9: "VCS",
+    10: "VWS",
+    11: "CloudGaming",
+    12: "QuadroRTX",
+    13: "NvidiaRTX",
+    14: "Nvidia",
+    15: "GeForceRTX",
+    16: "TitanRTX",
+}
+
+# nvmlReturn_t in nvml.h -> what to do about it.
+_REMEDIES = {
+    4: "Give the configured user ([nvidia-container-cli] user) access to the driver's device nodes",
+    9: "Load the driver (modprobe nvidia) and make nvidia-smi work on the host first",
+    12: "Install the driver's libraries, and check [nvidia-container-cli] root in config.toml",
+    18: "The libraries were upgraded under the loaded kernel module: reload it or reboot",
+    999: "Check that /dev/nvidiactl can be opened and that nvidia-smi works on the host",
+}
+_DEFAULT_REMEDY = "Make nvidia-smi work on the host first"
+_GPU_IS_LOST = 15
+
+_NOBODY = 65534  # the kernel's overflowuid and overflowgid
+# libnvidia-ml.so.1 needs these; below a driver root of its own there may be no C library.
+_PRELOAD = ("libm.so.6", "librt.so.1", "libpthread.so.0", "libdl.so.2")
+_ANSWER_LIMIT = 16 << 20
+_SIGKILL = 9
+# A child that the kernel can't end just now, because the driver hangs in it, is left to init.
+_REAP_SECONDS = 0.5
+_SPARE_SECONDS = 5
+
+
+class Answer:
+    """What NVML said: versions, the GPUs it could ask, and the indices of those it lost."""
+
+    def __init__(
+        self,
+        driver_version: str,
+        cuda_version: str,
+        gpus: tuple[Gpu, ...],
+        lost: tuple[int, ...],
+    ) -> None:
+        self.driver_version = driver_version
+        self.cuda_version = cuda_version
+        self.gpus = gpus
+        self.lost = lost
+
+
+def ask(root: str, library: str, user: str, timeout: float) -> Answer:
+    """Ask the NVML at ``library`` (a path below the driver root) what there is.
+
+    ``user`` is the name or number to ask as ("" for nobody), with an optional :group;
+    ``timeout`` is in seconds. Raises DriverError when NVML fails, crashes or is too slow.
+    """
+    uid, gid = _ids(user)
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        _child(writer, int(timeout) + _SPARE_SECONDS, root, library, uid, gid)
+    os.close(writer)
+    try:
+        data = _read_until(reader, time.monotonic() + timeout)
+    finally:
+        os.close(reader)
+        os.kill(child, _SIGKILL)  # it has answered and is ending, or will never answer
+        status = kernel.reap(child, _REAP_SECONDS)
+    if data is None:
+        raise DriverError(
+            f"NVML didn't answer within {timeout:g} seconds",
+            "Enable persistence mode (nvidia-smi -pm 1), or raise nvml-timeout in config.toml",
+        )
+    return _decode(data, status)
+
+
+def _ids(user: str) -> tuple[int, int]:
+    if not user:
+        return _NOBODY, _NOBODY
+    name, _, group = user.partition(":")
+    try:
+        uid, gid = _user(name)
+        return uid, _group(group) if group else gid
+    except KeyError:
+        raise DriverError(
+            f"The user {user!r} to run NVML as doesn't exist",
+            "Correct [nvidia-container-cli] user in config.toml",
+        ) from None
+
+
+def _user(name: str) -> tuple[int, int]:
+    import pwd  # noqa: PLC0415 - only where a user is configured
+
+    entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+    return entry.pw_uid, entry.pw_gid
+
+
+def _group(name: str) -> int:
+    import grp  # noqa: PLC0415 - only where a group is configured
+
+    return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+
+
+def _read_until(fd: int, deadline: float) -> bytes | None:
+    chunks: list[bytes] = []
+    size = 0
+    while size <= _ANSWER_LIMIT:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([fd], [], [], left)[0]:
+            return None
+        chunk = os.read(fd, 1 << 16)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        size += len(chunk)
+    return b"".join(chunks)
+
+
+def _decode(data: bytes, status: int) -> Answer:
+    try:
+        answer = jsontext.loads(data.decode())
+    except ValueError:
+        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "no answer"
+        raise DriverError(
+            f"NVML ended with {how} instead of listing the GPUs",
+            "Make nvidia-smi work on the host first",
+        ) from None
+    if "error" in answer:
+        raise DriverError(
+            f"NVML failed: {answer['error'].rstrip('.')}",
+            _REMEDIES.get(answer["number"], _DEFAULT_REMEDY),
+        )
+    return Answer(
+        answer["driver_version"],
+        answer["cuda_version"],
+        tuple(Gpu.from_json(gpu) for gpu in answer["gpus"]),
+        tuple(answer["lost"]),
+    )
+
+
+# In the child -------------------------------------------------------------------------------
+
+
+def _child(writer: int, seconds: int, root: str, library: str, uid: int, gid: int) -> "NoReturn":
+    """Answer on the pipe and end, whatever happens."""
+    status = 1
+    try:
+        kernel.keep_only((writer,))  # not our parent's lock, nor the pipes of its engine
+        kernel.end_after(seconds)
+        answer = _answer(root, library, uid, gid)
+        data = memoryview(jsontext.dumps(answer).encode())
+        while data:
+            data = data[os.write(writer, data) :]
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _answer(root: str, library: str, uid: int, gid: int) -> "dict[str, Any]":
+    import pynvml  # noqa: PLC0415 - 20 ms, and only here
+
+    try:
+        pynvml.nvmlLib = _load(root, library, uid, gid)
+    except OSError as error:
+        return {"error": f"{library} can't be loaded: {error}", "number": 12}
+    try:
+        pynvml.nvmlInit()
+        return _everything(pynvml)
+    except pynvml.NVMLError as error:
+        return {"error": str(error), "number": error.value}
+
+
+def _load(root: str, library: str, uid: int, gid: int) -> "Any":
+    """Load NVML with as little privilege as it needs; OSError if that fails."""
+    import ctypes  # noqa: PLC0415 - beside pynvml, which imports it anyway
+
+    rootless = not in_first_user_namespace()  # asked while /proc is still the host's
+    if root == "/" or os.geteuid() != 0:
+        loaded = ctypes.CDLL(root.rstrip("/") + library)
+        _drop_privileges(uid, gid, rootless=rootless)
+        return loaded
+    for name in _PRELOAD:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue  # newer C libraries have merged some of them
+    os.chroot(root)
+    os.chdir("/")
+    _drop_privileges(uid, gid, rootless=rootless)
+    return ctypes.CDLL(library)
+
+
+def _drop_privileges(uid: int, gid: int, *, rootless: bool) -> None:
+    """Become another user; in a user's own namespace, which may map none, stay that user."""
+    kernel.set_no_new_privileges()
+    if os.geteuid() == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        except OSError:
+            if not rootless:
+                raise
+    kernel.die_with_parent()  # only now: the kernel forgets it when a process changes its user
+
+
+def _everything(nvml: "Any") -> "dict[str, Any]":
+    cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    gpus, lost = [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            gpus.append(_gpu(nvml, index, handle).to_json())
+        except nvml.NVMLError as error:
+            if error.value != _GPU_IS_LOST:
+                raise
+            lost.append(index)
+    return {
+        "driver_version": _text(nvml.nvmlSystemGetDriverVersion()),
+        "cuda_version": f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "gpus": gpus,
+        "lost": lost,
+    }
+
+
+def _gpu(nvml: "Any", index: int, handle: "Any") -> Gpu:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    mig_enabled = _mig_enabled(nvml, handle)
+    return Gpu(
+        index=index,
+        minor=nvml.nvmlDeviceGetMinorNumber(handle),
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        pci_bus_id=_text(nvml.nvmlDeviceGetPciInfo(handle).busId).upper(),
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        architecture=f"{major}.{minor}",
+        brand=_BRANDS.get(nvml.nvmlDeviceGetBrand(handle), "Unknown"),
+        mig_enabled=mig_enabled,
+        mig=tuple(_mig(nvml, handle)) if mig_enabled else (),
+    )
+
+
+def _mig_enabled(nvml: "Any", handle: "Any") -> bool:
+    try:
+        current: int = nvml.nvmlDeviceGetMigMode(handle)[0]
+    except nvml.NVMLError:
+        return False  # not a GPU with MIG
+    return current == 1
+
+
+def _mig(nvml: "Any", parent: "Any") -> list[Mig]:
+    found = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
+        except nvml.NVMLError:
+            continue  # no MIG device at this index; a later one may exist
+        found.append(
+            Mig(
+                index=index,
+                uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+                gi=nvml.nvmlDeviceGetGpuInstanceId(handle),
+                ci=nvml.nvmlDeviceGetComputeInstanceId(handle),
+                name=_text(nvml.nvmlDeviceGetName(handle)),
+                gi_cap=None,
+                ci_cap=None,
+            )
+        )
+    return found
+
+
+def _text(value: "str | bytes") -> str:
+    return value.decode() if isinstance(value, bytes) else value

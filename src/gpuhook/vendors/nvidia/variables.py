@@ -1,0 +1,190 @@
+"""The variables by which containers ask for NVIDIA's GPUs, and the grammar of their values.
+
+Driver capabilities say which part of the driver a container asks for; IMEX channels are the
+numbers that name /dev/nvidia-caps-imex-channels/*; requirements are conditions that an image
+sets on the machine, whose own grammar is in ``requirements``.
+"""
+
+from gpuhook.errors import CapabilityError, RequestError, RequirementError, listed, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
+MIG_CONFIG = "NVIDIA_MIG_CONFIG_DEVICES"
+MIG_MONITOR = "NVIDIA_MIG_MONITOR_DEVICES"
+REQUIRE = "NVIDIA_REQUIRE_"  # and what the requirement is about
+DISABLE_REQUIRE = "NVIDIA_DISABLE_REQUIRE"
+CUDA_VERSION = "CUDA_VERSION"  # all that images from before NVIDIA_REQUIRE_CUDA have
+FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")  # NVIDIA_GDS=enabled and so on
+
+CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
+DEFAULT_CAPABILITIES = ("compute", "utility")
+
+CHANNELS = 1 << 20  # the driver makes IMEX channels 0 to 1048575
+_CHANNEL_DIGITS = len(str(CHANNELS))
+
+_REQUIRE_CUDA = f"{REQUIRE}CUDA"
+_REQUIRE_JETPACK = f"{REQUIRE}JETPACK"  # tunes Tegra's mounts and requires nothing
+_UINT32 = 1 << 32
+
+
+# Driver capabilities -------------------------------------------------------------------------
+
+
+def split_capabilities(value: str) -> tuple[str, ...]:
+    """Return the words of a comma list, blanks trimmed, duplicates and empties dropped, sorted."""
+    return tuple(sorted({word for part in value.split(",") if (word := part.strip())}))
+
+
+def common_capabilities(asked: tuple[str, ...], supported: tuple[str, ...]) -> tuple[str, ...]:
+    """Return, sorted, what both hold; a member ``all`` of either stands for the other."""
+    if "all" in supported:
+        return tuple(sorted(asked))
+    if "all" in asked:
+        return tuple(sorted(supported))
+    return tuple(sorted(set(asked) & set(supported)))
+
+
+def supported_capabilities(setting: str) -> tuple[str, ...]:
+    """Return the capabilities that the setting supported-driver-capabilities allows, sorted.
+
+    Unknown words were refused when the configuration was read.
+    """
+    return common_capabilities(CAPABILITIES, split_capabilities(setting))
+
+
+def granted_capabilities(
+    value: str | None, legacy: bool, supported: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the capabilities, sorted, that a container gets.
+
+    ``value`` is NVIDIA_DRIVER_CAPABILITIES (None: not set), ``legacy`` says that the image
+    is older than that variable. Raises CapabilityError, naming the words, for a list that
+    holds more than is supported (``all`` never does), or a word that is none.
+    """
+    if value is None and legacy:
+        return supported
+    asked = split_capabilities(value or "")
+    if not asked:
+        return common_capabilities(DEFAULT_CAPABILITIES, supported)
+    if "all" in asked:
+        return supported
+    unknown = tuple(word for word in asked if word not in CAPABILITIES)
+    if unknown:
+        raise _unknown(unknown)
+    refused = tuple(shown(word) for word in asked if word not in supported)
+    if refused:
+        raise CapabilityError(
+            f"{DRIVER_CAPABILITIES} asks for {listed(refused)}, and only "
+            f"{','.join(supported) or 'the empty list'} is supported here",
+            f"Remove it from {DRIVER_CAPABILITIES}, or allow it with supported-driver-capabilities "
+            "in gpuhook's config.toml",
+        )
+    return asked
+
+
+def _unknown(words: tuple[str, ...]) -> CapabilityError:
+    verb = "is no driver capability" if len(words) == 1 else "are no driver capabilities"
+    meant = tuple(dict.fromkeys(guess for word in words if (guess := _meant(word))))
+    hint = f" (did you mean {','.join(meant)}?)" if meant else ""
+    return CapabilityError(
+        f"{listed(tuple(map(shown, words)))} {verb}: there are {', '.join(CAPABILITIES)} and all",
+        f"Correct {DRIVER_CAPABILITIES}{hint}",
+    )
+
+
+def _meant(word: str) -> str:
+    """Return the known words, comma-separated, that a misspelled one must stand for, or ""."""
+    parts = word.lower().split()
+    found = [
+        next((name for name in (*CAPABILITIES, "all") if _near(part, name)), "") for part in parts
+    ]
+    return ",".join(found) if all(found) else ""
+
+
+def _near(word: str, name: str) -> bool:
+    """Tell whether one letter too many, too few or wrong, or two swapped, is all the difference."""
+    if abs(len(word) - len(name)) > 1:
+        return False
+    while word and name and word[0] == name[0]:
+        word, name = word[1:], name[1:]
+    while word and name and word[-1] == name[-1]:
+        word, name = word[:-1], name[:-1]
+    return max(len(word), len(name)) <= 1 or (len(word) == 2 and word == name[::-1])
+
+
+# IMEX channels -------------------------------------------------------------------------------
+
+
+def imex_channel(text: str) -> int:
+    """Return a channel's number; RequestError for all but plain decimal digits in range."""
+    plain = text.isascii() and text.isdecimal() and len(text) <= _CHANNEL_DIGITS
+    if plain and (text == "0" or text[0] != "0") and int(text) < CHANNELS:
+        return int(text)
+    raise RequestError(
+        f"{shown(text)} is not an IMEX channel",
+        f"Ask for channels by number, 0 to {CHANNELS - 1}, in {IMEX_CHANNELS}",
+    )
+
+
+def imex_channels(names: tuple[str, ...] | None) -> tuple[int, ...]:
+    """Return the numbers in order, once each; of nothing, ``none`` and ``all`` none.
+
+    ``all`` names no channel in particular: which exist is a matter of the whole rack.
+    """
+    if names is None or names == ("all",):
+        return ()
+    return tuple(dict.fromkeys(imex_channel(name) for name in names))
+
+
+# Requirements --------------------------------------------------------------------------------
+
+
+def is_legacy(env: "Mapping[str, str]") -> bool:
+    """Say whether the image is one from before NVIDIA_REQUIRE_CUDA existed."""
+    return bool(env.get(CUDA_VERSION)) and not env.get(_REQUIRE_CUDA)
+
+
+def asked_requirements(env: "Mapping[str, str]") -> tuple[str, ...]:
+    """Return the requirements of an environment, sorted, once each, blank ones left out.
+
+    Raises RequirementError for a legacy image whose CUDA_VERSION is no version.
+    """
+    found = {
+        text
+        for name, value in env.items()
+        if name.startswith(REQUIRE)
+        and not name.startswith(_REQUIRE_JETPACK)
+        and (text := value.strip())
+    }
+    if is_legacy(env):
+        found.add(f"cuda>={major_minor(env[CUDA_VERSION])}")
+    return tuple(sorted(found))
+
+
+def major_minor(text: str) -> str:
+    """Return "major.minor" of a CUDA_VERSION such as 9, v11.6 or 12.2.1-rc1+build.
+
+    Raises RequirementError if it is none, or if a part does not fit into 32 bits.
+    """
+    core, plus, build = text.removeprefix("v").partition("+")
+    core, dash, pre = core.partition("-")
+    parts = core.split(".")
+    suffixes_fit = (not plus or _is_suffix(build)) and (not dash or _is_suffix(pre))
+    digits_only = all(part.isascii() and part.isdecimal() and len(part) <= 20 for part in parts)
+    if suffixes_fit and digits_only and len(parts) <= 3:
+        major, minor = int(parts[0]), int(parts[1]) if len(parts) > 1 else 0
+        if major < _UINT32 and minor < _UINT32:
+            return f"{major}.{minor}"
+    raise RequirementError(
+        f"{CUDA_VERSION} is {shown(text)}, which is not a version number",
+        f"Correct {CUDA_VERSION} in the image, or set {_REQUIRE_CUDA} or {DISABLE_REQUIRE}=true",
+    )
+
+
+def _is_suffix(text: str) -> bool:
+    return bool(text) and text.isascii() and text.replace("-", "").replace(".", "").isalnum()

@@ -1,0 +1,282 @@
+"""cgroup: OCI device rules, and the way from a process to the folder of its cgroup."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuhook.cgroup import access, v2
+from gpuhook.errors import CgroupError
+
+DENY_ALL: dict[str, Any] = {"allow": False, "access": "rwm"}
+GPU0: dict[str, Any] = {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}
+
+
+def test_rules_for_devices() -> None:
+    assert access.device_rules([(195, 0)]) == [GPU0]
+    assert access.device_rules([]) == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "allowed"),
+    [
+        ([], False),
+        ([DENY_ALL], False),
+        ([DENY_ALL, GPU0], True),
+        ([GPU0, DENY_ALL], False),
+        ([GPU0, {"allow": False, "type": "b", "access": "rwm"}], True),
+        ([GPU0, {"allow": False, "type": "c", "major": 195, "access": "w"}], False),
+        ([GPU0, {"allow": False, "type": "c", "major": 195, "minor": 1, "access": "w"}], True),
+        ([GPU0, {"allow": False, "type": "a"}], False),
+        ([{"allow": True, "type": "a", "access": "rwm"}], True),
+        ([{"allow": True, "access": "rwm"}], True),
+        ([{"allow": True, "type": "c", "major": 195, "minor": -1, "access": "rwm"}], True),
+        ([{"allow": True, "type": "c", "major": -1, "minor": None, "access": "rw"}], True),
+        ([{"allow": True, "type": "u", "major": 195, "minor": 0, "access": "rw"}], True),
+        ([{"allow": True, "type": "c", "major": 195, "minor": 0, "access": "r"}], False),
+        (
+            [
+                {"allow": True, "type": "c", "major": 195, "access": "r"},
+                {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "w"},
+            ],
+            True,
+        ),
+        ([{**GPU0, "type": "b"}], False),
+        ([{**GPU0, "major": 196}], False),
+        ([{**GPU0, "minor": 1}], False),
+        ([{**GPU0, "major": "195"}], False),
+        ([{**GPU0, "access": None}], False),
+        ([{**GPU0, "allow": "yes"}], False),
+        ([{**GPU0, "type": ["c"]}], False),
+        ([None, "rw", 7, [GPU0], GPU0], True),
+        (None, False),
+        ({"allow": True}, False),
+    ],
+)
+def test_spec_allows(rules: object, allowed: bool) -> None:
+    assert access.spec_allows(rules, 195, 0) is allowed
+
+
+def test_other_access() -> None:
+    assert access.spec_allows([GPU0], 195, 0, "r")
+    assert not access.spec_allows([GPU0], 195, 0, "rwm")
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(max_size=6), inner)),
+    max_leaves=8,
+)
+loose_rules = st.dictionaries(
+    st.sampled_from(["allow", "type", "major", "minor", "access"]),
+    st.one_of(json_values, st.sampled_from(["a", "c", "rwm", True, 195])),
+)
+
+
+@given(st.one_of(json_values, st.lists(loose_rules)))
+def test_malformed_rules_are_never_followed_into_a_crash(rules: object) -> None:
+    assert access.spec_allows(rules, 195, 0) in {True, False}
+
+
+class Proc:
+    """A procfs with one container process, 7, and cgroup file systems beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        (folder / "7").mkdir()
+        (folder / "self").mkdir()
+        self.memberships("self", "5:devices:/engine\n0::/engine\n")
+        self.mounts()
+
+    def memberships(self, pid: str, text: str) -> None:
+        (self.path / pid / "cgroup").write_text(text)
+
+    def mounts(self, *mounts: tuple[str, str, str, str]) -> None:
+        lines = [
+            f"{40 + n} 30 0:{n} {root} {point} rw,nosuid shared:{n} - {kind} {kind} rw,{options}\n"
+            for n, (root, point, kind, options) in enumerate(mounts)
+        ]
+        text = "22 1 8:1 / / rw - ext4 /dev/sda rw\n" + "".join(lines) + "short line\n"
+        (self.path / "self/mountinfo").write_text(text)
+
+    def cgroup(self, name: str, *files: str) -> Path:
+        folder = self.path / name
+        folder.mkdir(parents=True)
+        for file in files:
+            (folder / file).touch()
+        return folder
+
+    def find(self) -> tuple[int, str]:
+        proc = str(self.path)
+        return access._find(access._paths((self.path / "7/cgroup").read_bytes()), proc)
+
+
+def allow(proc: Proc, devices: list[tuple[int, int]]) -> str:
+    """Allow process 7 the devices."""
+    process = os.open(proc.path / "7", os.O_PATH)
+    try:
+        return access.allow(process, devices, proc=str(proc.path))
+    finally:
+        os.close(process)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path)
+
+
+def test_hybrid_is_v1(proc: Proc) -> None:
+    proc.memberships("7", "5:devices:/docker/abc\n2:cpu,cpuacct:/x\n1:name=systemd:/y\n0::/z\n")
+    folder = proc.cgroup("devices/docker/abc", "devices.allow")
+    proc.mounts(
+        ("/", f"{proc.path}/unified", "cgroup2", "nsdelegate"),
+        ("/", f"{proc.path}/cpu", "cgroup", "cpu,cpuacct"),
+        ("/", f"{proc.path}/devices", "cgroup", "freezer,devices"),
+    )
+    assert proc.find() == (1, str(folder))
+
+
+def test_v2(proc: Proc) -> None:
+    proc.memberships("7", "0::/system.slice/docker-abc.scope\n")
+    folder = proc.cgroup("cg/system.slice/docker-abc.scope", "cgroup.procs")
+    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", "nsdelegate"))
+    assert proc.find() == (2, str(folder))
+
+
+def test_v1_known_to_the_kernel_but_mounted_nowhere_is_v2(proc: Proc) -> None:
+    proc.memberships("7", "5:devices:/\n0::/docker:abc\n")
+    folder = proc.cgroup("cg/docker:abc", "cgroup.procs")
+    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+    assert proc.find() == (2, str(folder))
+
+
+def test_mounts_of_parts_and_with_odd_names(proc: Proc) -> None:
+    proc.memberships("7", "0::/kubepods/pod 1/abc\n")
+    folder = proc.cgroup("c g\\roups/abc", "cgroup.procs")
+    proc.mounts(
+        ("/other", f"{proc.path}/other", "cgroup2", ""),
+        ("/kubepods/pod", f"{proc.path}/sibling", "cgroup2", ""),
+        ("/kubepods/pod\\0401", f"{proc.path}/c\\040g\\134roups", "cgroup2", ""),
+    )
+    assert proc.find() == (2, str(folder))
+
+
+def test_the_mount_root_itself(proc: Proc) -> None:
+    proc.memberships("7", "0::/pod\n")
+    folder = proc.cgroup("cg", "cgroup.procs")
+    proc.mounts(("/pod", f"{proc.path}/cg", "cgroup2", ""))
+    assert proc.find() == (2, str(folder))
+
+
+def test_a_hidden_mount_is_passed_over(proc: Proc) -> None:
+    proc.memberships("7", "0::/pod\n")
+    folder = proc.cgroup("second/pod", "cgroup.procs")
+    proc.cgroup("first/pod")
+    proc.mounts(
+        ("/", f"{proc.path}/first", "cgroup2", ""), ("/", f"{proc.path}/second", "cgroup2", "")
+    )
+    assert proc.find() == (2, str(folder))
+
+
+def test_outside_our_cgroup_namespace(proc: Proc) -> None:
+    proc.memberships("7", "0::/../neighbour\n")
+    proc.cgroup("neighbour", "cgroup.procs")
+    proc.cgroup("cg", "cgroup.procs")
+    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+    with pytest.raises(CgroupError, match=r"no mounted cgroup file system shows .*\.\./neigh"):
+        proc.find()
+    folder = proc.cgroup("above/neighbour", "cgroup.procs")
+    proc.mounts(("/..", f"{proc.path}/above", "cgroup2", ""))
+    assert proc.find() == (2, str(folder))
+
+
+def test_not_mounted(proc: Proc) -> None:
+    proc.memberships("7", "5:devices:/abc\n0::/def\n")
+    with pytest.raises(CgroupError, match=r"shows the container's cgroup /abc \(v1\) or /def"):
+        allow(proc, [(195, 0)])
+
+
+def test_process_that_has_ended(proc: Proc) -> None:
+    with pytest.raises(CgroupError, match="can't be found"):
+        allow(proc, [(195, 0)])
+
+
+def test_nothing_to_do(proc: Proc) -> None:
+    assert allow(proc, []) == "none-needed:no-devices"
+    proc.memberships("7", "3:cpu:/x\n")
+    assert allow(proc, [(195, 0)]) == "none-needed:no-cgroups"
+
+
+def test_our_own_cgroup_is_not_widened(proc: Proc) -> None:
+    proc.memberships("7", "0::/engine\n")
+    proc.cgroup("cg/engine", "cgroup.procs")
+    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+    assert allow(proc, [(195, 0)]) == "none-needed:shared"
+
+
+def test_v1_writes_what_is_missing(proc: Proc) -> None:
+    proc.memberships("7", "5:devices:/abc\n")
+    folder = proc.cgroup("devices/abc", "devices.allow")
+    (folder / "devices.list").write_text("c 1:3 rwm\nc 195:255 rw\nc 195:1 m\n")
+    proc.mounts(("/", f"{proc.path}/devices", "cgroup", "devices"))
+    devices = [(195, 255), (195, 1), (1, 3)]
+    assert allow(proc, devices) == "v1"
+    assert (folder / "devices.allow").read_text() == "c 195:1 rw"
+
+
+class TestRefused:
+    """What the kernel's EPERM means depends on the user namespace."""
+
+    @pytest.fixture
+    def refused(self, proc: Proc, monkeypatch: pytest.MonkeyPatch) -> Proc:
+        proc.memberships("7", "0::/pod\n")
+        proc.cgroup("cg/pod", "cgroup.procs")
+        (proc.path / "self/ns").mkdir()
+        (proc.path / "self/ns/user").touch()
+        proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+
+        def refuse(folder: str, devices: object) -> int:
+            raise PermissionError(errno.EPERM, "Operation not permitted", folder)
+
+        monkeypatch.setattr(v2, "extend", refuse)
+        return proc
+
+    def test_rootless_needs_nothing(self, refused: Proc) -> None:
+        # The file that stands for the namespace has not the first namespace's inode.
+        assert allow(refused, [(195, 0)]) == "none-needed:rootless"
+
+    def test_in_the_first_user_namespace_it_is_an_error(
+        self, refused: Proc, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        inode = (refused.path / "self/ns/user").stat().st_ino
+        monkeypatch.setattr(access, "USER_NS_INIT_INO", inode)
+        with pytest.raises(CgroupError, match=r"cgroup can't be given .*not permitted") as caught:
+            allow(refused, [(195, 0)])
+        assert "no-cgroups = true" in caught.value.remedy
+
+
+def test_where_crun_keeps_the_devices_in_a_systemd_scope(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extended: list[str] = []
+
+    def extend(folder: str, devices: object) -> int:
+        extended.append(folder)
+        return 1
+
+    monkeypatch.setattr(v2, "extend", extend)
+    scope = proc.cgroup("cg/machine.slice/libpod-abc.scope")
+    inner = proc.cgroup("cg/machine.slice/libpod-abc.scope/container", "cgroup.procs")
+    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+    proc.memberships("7", "0::/machine.slice/libpod-abc.scope/container\n")
+    assert allow(proc, [(195, 0)]) == "v2"
+    assert extended == [str(inner), str(scope)]
+    extended.clear()
+    proc.cgroup("cg/machine.slice/other/container", "cgroup.procs")
+    proc.memberships("7", "0::/machine.slice/other/container\n")
+    allow(proc, [(195, 0)])
+    assert extended == [f"{proc.path}/cg/machine.slice/other/container"]

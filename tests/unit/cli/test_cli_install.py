@@ -1,0 +1,328 @@
+"""gpuhook install, uninstall and configure, run on folders that stand for a system."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuhook.cli import cli
+from gpuhook.errors import EngineError
+from gpuhook.nvidia_cli import links as nvidia_names
+
+DAEMON = '{\n  "log-driver": "json-file",\n  "features": { "buildkit": true }\n}\n'
+CONTAINERD = "version = 2\n# mine\n[plugins]\n"
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Return what is below a folder: files' text and links' targets by path."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        kind = "link " + os.readlink(path) if path.is_symlink() else ""
+        found[str(path)] = kind or (path.read_text() if path.is_file() else "folder")
+    return found
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    """A folder with /etc of its own and three programs of ours."""
+    (tmp_path / "etc/docker").mkdir(parents=True)
+    (tmp_path / "etc/docker/daemon.json").write_text(DAEMON)
+    (tmp_path / "etc/containerd").mkdir()
+    (tmp_path / "etc/containerd/config.toml").write_text(CONTAINERD)
+    (tmp_path / "etc/crio").mkdir()
+    programs = tmp_path / "opt/bin"
+    programs.mkdir(parents=True)
+    for name in ("gpu-py", *nvidia_names.LINKS.values()):
+        (programs / name).touch(0o755)
+    return tmp_path
+
+
+def call(system: Path, *words: str) -> Result:
+    options = ["--prefix", str(system)]
+    if words[0] == "install":
+        options += ["--runtime-path", str(system / "opt/bin/gpu-py")]
+    return CliRunner().invoke(cli, [words[0], *options, *words[1:]], catch_exceptions=False)
+
+
+def test_everything_is_taken_back(system: Path) -> None:
+    before = tree(system)
+    engines = [f"--engine={name}" for name in ("docker", "containerd", "crio", "podman")]
+    options = ["--set-default", "--cdi", "--nvidia-names", "--hook=precreate"]
+    for _ in range(2):
+        done = call(system, "install", *engines, *options)
+        assert done.exit_code == 0, done.output
+        assert tree(system) != before
+    assert "restart Docker" in done.output
+    done = call(system, "uninstall")
+    assert done.exit_code == 0, done.output
+    after = tree(system)
+    for folder in ("var", "var/lib", "usr", "usr/local", "usr/local/bin"):
+        after.pop(str(system / folder), None)
+    assert after == before
+
+
+def test_dry_run_shows_a_diff_and_changes_nothing(system: Path) -> None:
+    before = tree(system)
+    done = call(system, "install", "--engine=docker", "--nvidia-names", "--dry-run")
+    assert tree(system) == before
+    path = system / "etc/docker/daemon.json"
+    assert f"--- {path}\n+++ {path}\n" in done.stdout
+    assert '+    "gpu-py": {\n' in done.stdout
+    assert "would link" in done.stdout
+    call(system, "install", "--engine=docker")
+    installed = tree(system)
+    done = call(system, "uninstall", "--dry-run")
+    assert tree(system) == installed
+    assert '-    "gpu-py": {\n' in done.stdout
+
+
+def test_a_broken_file_stops_all_engines(system: Path) -> None:
+    (system / "etc/containerd/config.toml").write_text("version = \n")
+    before = tree(system)
+    with pytest.raises(EngineError, match=r"config\.toml is not valid TOML"):
+        call(system, "install", "--engine=docker", "--engine=containerd")
+    assert tree(system) == before
+
+
+def test_only_one_engine_is_taken_back(system: Path) -> None:
+    call(system, "install", "--engine=docker", "--engine=containerd")
+    call(system, "uninstall", "--engine=containerd")
+    assert (system / "etc/containerd/config.toml").read_text() == CONTAINERD
+    assert "gpu-py" in (system / "etc/docker/daemon.json").read_text()
+
+
+def test_nothing_to_take_back(system: Path) -> None:
+    done = call(system, "uninstall")
+    assert done.exit_code == 0
+    assert "nothing to take back" in done.stdout
+
+
+def test_bound_containers_are_warned_of(system: Path) -> None:
+    call(system, "install", "--engine=docker")
+    folder = system / "var/lib/docker/containers/abc"
+    folder.mkdir(parents=True)
+    (folder / "hostconfig.json").write_text('{"Runtime": "gpu-py"}')
+    (folder / "config.v2.json").write_text('{"Name": "/training"}')
+    done = call(system, "uninstall")
+    assert "training" in done.stderr
+    assert "gpu-py" in done.stderr
+
+
+def test_names_of_nvidia_are_never_replaced(system: Path) -> None:
+    theirs = system / "usr/bin/nvidia-container-cli"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs")
+    done = call(system, "install", "--engine=docker", "--nvidia-names")
+    assert f"{theirs} is installed already" in done.stderr
+    folder = system / "usr/local/bin"
+    assert sorted(os.listdir(folder)) == [
+        "nvidia-container-runtime",
+        "nvidia-container-runtime-hook",
+    ]
+    (folder / "nvidia-container-runtime").unlink()
+    (folder / "nvidia-container-runtime").write_text("theirs, installed later")
+    call(system, "uninstall")
+    assert os.listdir(folder) == ["nvidia-container-runtime"]
+    assert theirs.read_text() == "theirs"
+
+
+def test_names_of_nvidia_go_with_the_last_configuration(system: Path) -> None:
+    folder = system / "opt/names"
+    config = f"--config={system}/etc/other.json"
+    names = ["--nvidia-names", f"--bin-dir={folder}"]
+    call(system, "install", "--engine=docker", config, *names)
+    call(system, "install", "--engine=docker")
+    call(system, "install", "--engine=crio")
+    for words in (["--engine=crio"], ["--engine=docker", config]):
+        done = call(system, "uninstall", *words)
+        assert f"{folder}/nvidia-container-cli" in done.stdout
+        assert "kept" in done.stdout
+        assert sorted(os.listdir(folder)) == sorted(nvidia_names.LINKS)
+    done = call(system, "uninstall", "--engine=docker", "--dry-run")
+    assert f"would remove {folder}/nvidia-container-cli" in done.stdout
+    assert sorted(os.listdir(folder)) == sorted(nvidia_names.LINKS)
+    done = call(system, "uninstall", "--engine=docker")
+    assert f"removed {folder}/nvidia-container-cli" in done.stdout
+    assert os.listdir(folder) == []
+    assert "nothing to take back" in call(system, "uninstall").stdout
+
+
+@pytest.mark.parametrize("engines", [[], ["--engine=all"], ["--engine=docker", "--engine=crio"]])
+def test_one_file_is_for_one_engine(system: Path, engines: list[str]) -> None:
+    done = call(system, "install", *engines, "--config=/x")
+    assert done.exit_code == 2
+    assert "one --engine" in done.stderr
+
+
+def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    words = ["install", "--engine=docker", "--state-dir", str(tmp_path), "--config", "/x"]
+    with pytest.raises(EngineError, match="no program that can be started"):
+        CliRunner().invoke(cli, [*words, "--runtime-path=/no/such"], catch_exceptions=False)
+    with pytest.raises(EngineError, match="no absolute path"):
+        CliRunner().invoke(cli, [*words, "--runtime-path=gpu-py"], catch_exceptions=False)
+
+
+def test_installations_at_the_same_time_lose_nothing(system: Path) -> None:
+    program = "from gpuhook.cli import main; main()"
+    options = [f"--prefix={system}", f"--runtime-path={system}/opt/bin/gpu-py"]
+    words = [sys.executable, "-c", program, "install", "--engine=docker", *options]
+    names = [f"gpu-{number}" for number in range(6)]
+    running = [
+        subprocess.Popen([*words, f"--runtime-name={name}"], stdout=subprocess.DEVNULL)
+        for name in names
+    ]
+    assert [one.wait() for one in running] == [0] * len(names)
+    runtimes = json.loads((system / "etc/docker/daemon.json").read_text())["runtimes"]
+    assert sorted(runtimes) == names
+    call(system, "uninstall")
+    assert (system / "etc/docker/daemon.json").read_text() == DAEMON
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a/b", 'a"b', "a b", "x" * 64, "ä"])
+def test_a_name_that_no_engine_understands(system: Path, name: str) -> None:
+    with pytest.raises(EngineError, match="can't be a runtime's name"):
+        call(system, "install", "--engine=docker", f"--runtime-name={name}")
+
+
+def test_reload_says_what_can_only_be_restarted(system: Path) -> None:
+    done = call(system, "install", "--engine=docker", "--engine=containerd", "--reload")
+    assert done.exit_code == 0
+    assert "docker: nothing to reload" in done.stdout
+    assert "containerd: Restart containerd" in done.stdout
+
+
+def test_reload_keeps_the_notes_on_what_needs_a_restart(system: Path) -> None:
+    done = call(system, "install", "--engine=docker", "--nvidia-names", "--reload")
+    assert "docker: nothing to reload" in done.stdout
+    assert "docker: For --gpus, restart Docker" in done.stdout
+    done = call(system, "install", "--engine=docker", "--cdi", "--reload")
+    assert "docker: Restart Docker, which reads features only at its start" in done.stdout
+
+
+def configure(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["configure", *words], catch_exceptions=False)
+
+
+@pytest.mark.vectors("runtime_configure", "runtime_configure")
+def test_configure_vectors(case: dict[str, Any], tmp_path: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    config = tmp_path / "config"
+    text = given.get("config")
+    if text is not None:
+        config.write_text(text if isinstance(text, str) else json.dumps(text))
+    words = [*given["args"], f"--config={config}", f"--state-dir={tmp_path}/state"]
+    words += ["--runtime-path=/bin/true", "--nvidia-runtime-name=nvidia"]
+    if "error_contains" in expected:
+        with pytest.raises(EngineError, match="(?i)" + expected["error_contains"]):
+            configure(*words)
+        return
+    drop_in = tmp_path / "conf.d" / "99-nvidia.toml"
+    if given["args"][1] != "docker":
+        words.append(f"--drop-in-config={drop_in}")
+    assert configure(*words).exit_code == 0
+    assert config.exists() is expected.get("main_config_exists", True)
+    if "top_level" in expected:
+        top = expected["top_level"].replace("/etc/containerd/conf.d", str(drop_in.parent))
+        assert tomllib.loads(config.read_text()) == tomllib.loads(top)
+    for line in expected.get("dropin_contains", []):
+        assert line.replace("/usr/bin/nvidia-container-runtime", "/bin/true") in drop_in.read_text()
+    if "runtimes" in expected:
+        assert list(json.loads(config.read_text())["runtimes"]) == expected["runtimes"]
+    if "default-runtime" in expected:
+        document = json.loads(config.read_text())
+        assert expected.items() <= document.items()
+
+
+def test_configure_writes_a_hook_file(tmp_path: Path) -> None:
+    path = tmp_path / "hooks.d" / "hook.json"
+    words = ["--config-mode=oci-hook", f"--oci-hook-path={path}", "--runtime=crio"]
+    done = configure(
+        *words, f"--state-dir={tmp_path}/state", "--nvidia-runtime-hook-path=/bin/true"
+    )
+    assert done.exit_code == 0, done.output
+    hook = json.loads(path.read_text())
+    assert hook["hook"]["path"] == "/bin/true"
+    assert hook["hook"]["args"] == ["true", "prestart"]
+    assert hook["stages"] == ["prestart"]
+
+
+def test_configure_is_found_where_nvidia_has_it(tmp_path: Path) -> None:
+    words = ["--runtime=docker", f"--config={tmp_path}/daemon.json", "--runtime-path=/bin/true"]
+    words += [f"--state-dir={tmp_path}/state"]
+    done = CliRunner().invoke(cli, ["runtime", "configure", *words], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "gpu-py" in (tmp_path / "daemon.json").read_text()
+
+
+def test_configure_has_nvidia_s_spelling_of_options(tmp_path: Path) -> None:
+    config = tmp_path / "daemon.json"
+    words = ["--runtime=docker", f"--config={config}", f"--state-dir={tmp_path}/state"]
+    done = configure(*words, "--cdi.enabled", "--nvidia-runtime-path=/bin/true", "--dry-run")
+    assert not config.exists()
+    assert '"cdi": true' in done.stdout
+    configure(*words, "--enable-cdi", "--nvidia-runtime-path=/bin/true")
+    document = json.loads(config.read_text())
+    assert document == {"runtimes": {"gpu-py": {"path": "/bin/true"}}, "features": {"cdi": True}}
+    assert "default-runtime" not in document
+
+
+FOREIGN = "# mine\n[engine]\ncgroup_manager = 'systemd'\n"
+
+
+@pytest.mark.parametrize(
+    ("engine", "option", "usual"),
+    [
+        ("podman", "config", "etc/containers/containers.conf.d/99-gpuhook.conf"),
+        ("podman", "drop-in-config", "etc/containers/containers.conf.d/99-gpuhook.conf"),
+        ("crio", "drop-in-config", "etc/crio/crio.conf.d/99-gpuhook.conf"),
+        ("containerd", "drop-in-config", "etc/containerd/conf.d/99-gpuhook.toml"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_a_file_of_somebody_else_is_not_replaced(
+    system: Path, engine: str, option: str, usual: str, dry_run: list[str]
+) -> None:
+    path = system / "etc/theirs.conf"
+    path.write_text(FOREIGN)
+    before = tree(system)
+    with pytest.raises(EngineError, match=f"{path} exists and is not gpuhook's") as caught:
+        call(system, "install", f"--engine={engine}", f"--{option}={path}", *dry_run)
+    assert f"such as {system / usual}," in str(caught.value)
+    assert tree(system) == before
+
+
+@pytest.mark.parametrize(
+    ("engine", "path"),
+    [
+        ("podman", "etc/containers/containers.conf.d/99-gpuhook.conf"),
+        ("podman", "etc/containers/oci/hooks.d/gpuhook.json"),
+        ("crio", "etc/crio/crio.conf.d/99-gpuhook.conf"),
+        ("containerd", "etc/containerd/conf.d/99-gpuhook.toml"),
+    ],
+)
+@pytest.mark.parametrize("text", ["", "[other]\n", '{"hook": {"path": "/bin/other"}}'])
+def test_at_the_usual_place_neither(system: Path, engine: str, path: str, text: str) -> None:
+    theirs = system / path
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text(text if path.endswith(".json") or not text.startswith("{") else "a = 1\n")
+    before = tree(system)
+    with pytest.raises(EngineError, match=f"{theirs} exists and is not gpuhook's"):
+        call(system, "install", f"--engine={engine}", "--hook=prestart")
+    assert tree(system) == before
+
+
+@pytest.mark.parametrize("engine", ["podman", "crio", "containerd"])
+def test_what_we_wrote_is_ours_without_a_record_too(system: Path, engine: str) -> None:
+    words = ["install", f"--engine={engine}", "--hook=prestart"]
+    call(system, *words)
+    shutil.rmtree(system / "var")
+    assert call(system, *words, "--set-default").exit_code == 0
+    call(system, "uninstall")
+    assert not list((system / "etc").rglob("*gpuhook*"))

@@ -1,0 +1,83 @@
+"""The manual pages that are made from the command line and from config.toml are complete."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from gpuhook.cli import cli
+from gpuhook.config.schema import KEYS
+
+SCRIPT = Path(__file__).parents[3] / "scripts/lib/manual.py"
+
+
+def page(name: str) -> str:
+    env = {"SOURCE_DATE_EPOCH": "86400"}
+    done = subprocess.run(
+        [sys.executable, SCRIPT, name], capture_output=True, text=True, check=True, env=env
+    )
+    return done.stdout
+
+
+def _commands(group: click.Group, path: str = "gpuhook") -> Iterator[tuple[str, click.Command]]:
+    with click.Context(group) as context:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            if isinstance(command, click.Group):
+                yield from _commands(command, f"{path} {name}")
+            elif not command.hidden:
+                yield f"{path} {name}", command
+
+
+def test_every_command_and_option_is_described() -> None:
+    text = page("gpuhook.1")
+    for name, command in _commands(cli):
+        assert f'.Ss "{name} ' in text
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                assert any(option in text for option in parameter.opts), (name, parameter.opts)
+
+
+def test_every_key_is_described() -> None:
+    text = page("gpuhook.toml.5")
+    for key in KEYS:
+        section, _, name = key.rpartition(".")
+        assert f'.It Va "{name}"' in text
+        assert not section or f'.Ss "[{section}]' in text
+
+
+@pytest.mark.parametrize("name", ["gpuhook.1", "gpuhook.toml.5"])
+def test_no_text_is_taken_for_a_macro(name: str) -> None:
+    lines = page(name).splitlines()
+    assert lines[0] == ".Dd January 2, 1970"
+    known = [
+        ".Dd",
+        ".Dt",
+        ".Os",
+        ".Sh",
+        ".Ss",
+        ".Nm",
+        ".Nd",
+        ".Ar",
+        ".Op",
+        ".Pp",
+        ".Bl",
+        ".It",
+        ".El",
+        ".Pa",
+        ".Xr",
+        ".Li",
+        ".Dl",
+    ]
+    assert {line.split()[0] for line in lines if line.startswith(".")} <= set(known)
+    assert not [line for line in lines if line.startswith("'") or not line]
+
+
+def test_an_unknown_page_is_refused() -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "other.1"], capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"usage:" in done.stderr

@@ -1,0 +1,75 @@
+"""What the mount tables of a host and a container say about a mount."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuhook.container import mounts
+
+HOST = """\
+24 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+25 24 0:5 / /dev rw,nosuid shared:2 - devtmpfs devtmpfs rw
+90 24 0:70 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw
+"""
+
+CONTAINER = """\
+124 99 8:1 / / rw,relatime master:1 - ext4 /dev/sda1 rw
+190 124 0:70 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw
+191 190 0:81 / /var/lib/docker/overlay2/x/merged/dev rw - tmpfs tmpfs rw
+192 190 8:1 /srv/volume /var/lib/docker/overlay2/x/merged/data rw shared:1 - ext4 /dev/sda1 rw
+193 190 8:1 /srv/other /var/lib/docker/overlay2/x/merged/own rw shared:77 - ext4 /dev/sda1 rw
+194 190 0:5 / /var/lib/docker/overlay2/x/merged/host\\040dev rw master:2 - devtmpfs devtmpfs rw
+"""
+
+
+@pytest.fixture
+def boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mounts.Boundary:
+    """The boundary between both tables; mount ids are passed instead of descriptors."""
+    (tmp_path / "mountinfo").write_text(CONTAINER)
+    (tmp_path / "host").write_text(HOST)
+    made = mounts.Boundary.__new__(mounts.Boundary)
+    made._host = os.open(tmp_path / "host", os.O_RDONLY)
+    made._container = os.open(tmp_path / "mountinfo", os.O_RDONLY)
+    made._root = b"190"
+    made._host_table, made._table, made._known = None, b"", {}
+    monkeypatch.setattr(mounts, "mount_id", lambda fd: str(fd).encode())
+    return made
+
+
+@pytest.mark.parametrize(
+    ("mount", "own", "shared"),
+    [
+        (190, True, False),  # the root itself, though the host has its filesystem mounted
+        (191, True, False),  # a tmpfs that the runtime made
+        (192, False, True),  # a volume whose peer is the host's root
+        (193, False, False),  # a volume shared with nobody
+        (194, False, False),  # the host's /dev, which gets what the host mounts, not the reverse
+        (19, False, False),  # none: not the beginning of another's number
+        (999, False, False),
+    ],
+)
+def test_verdicts(boundary: mounts.Boundary, mount: int, own: bool, shared: bool) -> None:
+    verdict = boundary.verdict(mount)
+    assert (verdict.own, verdict.shared) == (own, shared)
+    assert boundary.verdict(mount) is verdict
+    boundary.close()
+
+
+def test_mounts_made_meanwhile_are_seen(boundary: mounts.Boundary, tmp_path: Path) -> None:
+    assert not boundary.verdict(300).own
+    assert boundary.verdict(190).own
+    with (tmp_path / "mountinfo").open("a") as table:
+        table.write("301 190 0:99 / /merged/run rw - tmpfs tmpfs rw\n")
+    assert boundary.verdict(301).own
+    boundary.close()
+
+
+def test_the_id_of_a_real_mount() -> None:
+    """As the kernel tells it in another way, too."""
+    fd = os.open("/proc", os.O_PATH)
+    try:
+        told = Path(f"/proc/self/fdinfo/{fd}").read_text().split()
+        assert mounts.mount_id(fd).decode() == told[told.index("mnt_id:") + 1]
+    finally:
+        os.close(fd)

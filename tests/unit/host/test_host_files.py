@@ -1,0 +1,82 @@
+"""Files that anybody may have put there: read without waiting, whole or refused."""
+
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from limits import in_time
+
+from gpuhook.host import files as host_files
+
+
+def _make(path: Path, kind: str) -> None:
+    """Put something in a file's place that is none."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link to a pipe":
+        os.mkfifo(path.with_name("target"))
+        path.symlink_to("target")
+    elif kind == "link to a device":
+        path.symlink_to("/dev/zero")
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to a pipe", "link to a device", "socket"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    _make(tmp_path / "file", kind)
+    with in_time(), pytest.raises(OSError) as caught:
+        host_files.read(str(tmp_path / "file"))
+    assert caught.value.errno in (errno.EINVAL, errno.ENXIO)
+
+
+def test_a_name_that_is_none_is_refused_like_a_missing_file() -> None:
+    with pytest.raises(OSError, match="null"):
+        host_files.read("/etc/\0")
+
+
+def test_a_file_is_read_as_far_as_it_may(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 200_000)
+    assert len(host_files.read(str(path), 200_000)) == 200_000
+    assert host_files.read_start(str(path), 70_000) == b"x" * 70_000
+    with pytest.raises(OSError, match="larger than 199999 bytes") as caught:
+        host_files.read(str(path), 199_999)
+    assert caught.value.errno == errno.EFBIG
+
+
+def test_a_file_without_a_size_is_read_too() -> None:
+    assert host_files.read("/proc/self/stat").startswith(str(os.getpid()).encode())
+
+
+def test_a_private_file_is_made_or_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "report"
+    for _ in range(2):
+        fd = host_files.create_private(str(path))
+        assert os.fstat(fd).st_size == 0
+        os.write(fd, b"secret")
+        os.close(fd)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        path.chmod(0o644)
+    assert path.read_text() == "secret"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "hard link", "folder"])
+def test_a_private_file_is_not_made_through_what_is_there(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / "report", tmp_path / "other"
+    other.write_text("other")
+    if kind == "link":
+        path.symlink_to(other)
+    elif kind == "hard link":
+        path.hardlink_to(other)
+    else:
+        _make(path, kind)
+    with in_time(), pytest.raises(OSError):
+        host_files.create_private(str(path))
+    assert other.read_text() == "other"

@@ -1,0 +1,278 @@
+"""The saved inventory: found while nothing changed, made anew otherwise, never trusted blindly."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuhook.config import Config
+from gpuhook.errors import DriverError
+from gpuhook.inventory import cache, freshness
+from gpuhook.inventory.model import DriverFile, Inventory
+from gpuhook.vendors.nvidia import discover
+
+
+class Machine:
+    """A driver root made of plain files, which says how often it was looked at."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.looks = 0
+        self.failure: DriverError | None = None
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.config = Config()
+        self.config.driver_root = str(self.root)
+        self.config.state_dir = str(folder / "state")
+        self.write("proc/driver/nvidia/version", "NVRM version: 580.65.06\n")
+        self.write("proc/driver/nvidia/gpus/0000:1b:00.0/information", "")
+        self.write("proc/driver/nvidia/capabilities/gpu0/mig/gi7/ci0/access", "")
+        self.write("etc/ld.so.cache", "cache")
+        self.write("usr/lib/libcuda.so.580.65.06", "")
+        self.write("dev/nvidia-caps/nvidia-cap1", "")
+
+    def write(self, path: str, text: str) -> None:
+        full = self.root / path
+        full.parent.mkdir(parents=True, exist_ok=True)
+        full.write_text(text)
+
+    def look(self, config: Config) -> Inventory:
+        self.looks += 1
+        version = f"look {self.looks}"
+        self.meanwhile()
+        if self.failure is not None:
+            raise self.failure
+        library = DriverFile("library", "/usr/lib/libcuda.so.580.65.06", "libcuda.so", "compute")
+        files = (library,) if (self.root / library.path.lstrip("/")).exists() else ()
+        return Inventory(str(self.root), version, "13.0", (), (), files)
+
+    def get(self) -> str:
+        return cache.get_inventory(self.config).driver_version
+
+    @property
+    def file(self) -> Path:
+        [path] = (Path(self.config.state_dir)).glob("inventory-????????????????")
+        return path
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path)
+    monkeypatch.setattr(discover, "discover", made.look)
+    return made
+
+
+def test_machine_is_looked_at_once(machine: Machine) -> None:
+    assert [machine.get() for _ in range(3)] == ["look 1"] * 3
+    assert machine.looks == 1
+    assert cache.saved(machine.config) == machine_inventory(machine)
+
+
+def machine_inventory(machine: Machine) -> Inventory:
+    return cache.get_inventory(machine.config)
+
+
+CHANGES = {
+    "driver version": lambda m: m.write("proc/driver/nvidia/version", "NVRM version: 590.1\n"),
+    "a GPU more": lambda m: m.write("proc/driver/nvidia/gpus/0000:2b:00.0/information", ""),
+    "a GPU less": lambda m: (m.root / "proc/driver/nvidia/gpus/0000:1b:00.0").rename(m.root / "x"),
+    "a MIG device more": lambda m: m.write(
+        "proc/driver/nvidia/capabilities/gpu0/mig/gi9/access", ""
+    ),
+    "a MIG device less": lambda m: (
+        m.root / "proc/driver/nvidia/capabilities/gpu0/mig/gi7/ci0"
+    ).rename(m.root / "x"),
+    "a MIG instance made anew": lambda m: (
+        (m.root / "proc/driver/nvidia/capabilities/gpu0/mig/gi7").rename(m.root / "x"),
+        m.write("proc/driver/nvidia/capabilities/gpu0/mig/gi7/ci0/access", ""),
+    ),
+    "ld.so.cache": lambda m: m.write("etc/ld.so.cache", "another cache"),
+    "a new node": lambda m: m.write("dev/nvidia-uvm", ""),
+    "a new capability node": lambda m: m.write("dev/nvidia-caps/nvidia-cap2", ""),
+    "a file gone": lambda m: (m.root / "usr/lib/libcuda.so.580.65.06").unlink(),
+    "a daemon's socket": lambda m: m.write("run/nvidia-persistenced/socket", ""),
+    "a program installed": lambda m: m.write("usr/bin/nvidia-cuda-mps-server", ""),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_change_is_noticed(machine: Machine, change: Callable[[Machine], object]) -> None:
+    assert machine.get() == "look 1"
+    change(machine)
+    assert cache.saved(machine.config) is None
+    assert [machine.get(), machine.get()] == ["look 2"] * 2
+
+
+def test_change_of_nodes_numbers_is_noticed() -> None:
+    null = os.stat("/dev/null").st_rdev
+    good = ("/dev/null", os.major(null), os.minor(null))
+    assert freshness.same_nodes("/", [good])
+    assert not freshness.same_nodes("/", [("/dev/null", 1, 99)])
+    assert not freshness.same_nodes("/", [good, ("/dev/nothing", 1, 99)])
+
+
+def test_two_sets_of_settings_do_not_fight(machine: Machine) -> None:
+    other = Config()
+    other.driver_root, other.state_dir = machine.config.driver_root, machine.config.state_dir
+    other.user = "video"
+    for _ in range(2):
+        assert cache.get_inventory(machine.config).driver_version == "look 1"
+        assert cache.get_inventory(other).driver_version == "look 2"
+
+
+def test_only_known_settings_are_asked_for() -> None:
+    asked = set()
+
+    class Spy(Config):
+        def __getattribute__(self, name: str) -> object:
+            asked.add(name)
+            return super().__getattribute__(name)
+
+    config = Spy()
+    config.driver_root = "/nonexistent"
+    asked.clear()
+    with pytest.raises(DriverError):
+        discover.discover(config)
+    assert asked <= {*freshness.SETTINGS, "nvml_timeout"}
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.booleans(), st.integers(0, 1 << 16), st.integers(1, 255))
+def test_damaged_file_is_made_anew(machine: Machine, cut: bool, at: int, flipped: int) -> None:
+    before = machine.get()
+    content = bytearray(machine.file.read_bytes())
+    at %= len(content)
+    content[at] ^= flipped
+    if cut:
+        del content[at:]
+    machine.file.write_bytes(bytes(content))
+    assert cache.saved(machine.config) is None
+    assert machine.get() != before
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o602])
+def test_file_that_others_may_write_is_not_read(machine: Machine, mode: int) -> None:
+    machine.get()
+    machine.file.chmod(mode)
+    assert machine.get() == "look 2"
+    assert machine.file.stat().st_mode & 0o777 == 0o644
+
+
+def test_folder_that_others_may_write_is_not_used(machine: Machine) -> None:
+    machine.get()
+    Path(machine.config.state_dir).chmod(0o777)
+    assert [machine.get(), machine.get()] == ["look 2", "look 3"]
+    with pytest.raises(DriverError, match="can't be used"):
+        cache.refresh(machine.config)
+
+
+def test_link_in_the_place_of_folder_or_file_is_not_followed(machine: Machine) -> None:
+    machine.get()
+    file, folder = machine.file, Path(machine.config.state_dir)
+    file.rename(folder / "elsewhere")
+    file.symlink_to(folder / "elsewhere")
+    assert machine.get() == "look 2"
+    assert not file.is_symlink()
+    folder.rename(folder.with_name("moved"))
+    folder.symlink_to(folder.with_name("moved"))
+    assert [machine.get(), machine.get()] == ["look 3", "look 4"]
+
+
+def test_folder_that_can_not_be_made_costs_time_alone(machine: Machine) -> None:
+    Path(machine.config.state_dir).write_text("a file in the way")
+    assert [machine.get(), machine.get()] == ["look 1", "look 2"]
+
+
+def test_nothing_is_saved_for_those_who_only_look(machine: Machine) -> None:
+    assert cache.get_inventory(machine.config, save=False).driver_version == "look 1"
+    assert not Path(machine.config.state_dir).exists()
+
+
+def test_change_while_looking_is_looked_at_again(machine: Machine) -> None:
+    def change() -> None:
+        if machine.looks == 1:
+            machine.write("proc/driver/nvidia/version", "NVRM version: 590.1\n")
+
+    machine.meanwhile = change
+    assert [machine.get(), machine.get()] == ["look 2"] * 2
+
+
+def test_others_wait_for_one_look(machine: Machine) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    machine.meanwhile = wait
+    seen: list[str] = []
+    threads = [threading.Thread(target=lambda: seen.append(machine.get())) for _ in range(8)]
+    threads[0].start()
+    assert begun.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert seen == ["look 1"] * 8
+
+
+def test_waiters_share_the_failure_that_they_waited_for(machine: Machine) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    machine.meanwhile = wait
+    machine.failure = DriverError("NVML failed: no luck", "Try a restart")
+    seen: list[str] = []
+
+    def get() -> None:
+        try:
+            machine.get()
+        except DriverError as error:
+            seen.append(str(error))
+
+    threads = [threading.Thread(target=get) for _ in range(5)]
+    threads[0].start()
+    assert begun.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    while len(list(Path("/proc/self/task").iterdir())) < 6:
+        pass
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert seen == ["NVML failed: no luck. Try a restart."] * 5
+    assert machine.looks < 5
+    machine.failure, looks = None, machine.looks
+    assert machine.get() == f"look {looks + 1}"
+
+
+def test_waiter_with_no_patience_left_looks_itself(machine: Machine) -> None:
+    machine.config.nvml_timeout = -cache._SPARE + 0.05
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        if machine.looks == 1:
+            begun.set()
+            assert go_on.wait(10)
+
+    machine.meanwhile = wait
+    first = threading.Thread(target=machine.get)
+    first.start()
+    assert begun.wait(10)
+    assert machine.get() == "look 2"
+    go_on.set()
+    first.join(10)
+    assert machine.get() == "look 1"
+
+
+def test_refresh_looks_in_any_case(machine: Machine) -> None:
+    assert machine.get() == "look 1"
+    assert cache.refresh(machine.config).driver_version == "look 2"
+    assert machine.get() == "look 2"

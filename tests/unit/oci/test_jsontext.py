@@ -1,0 +1,147 @@
+"""jsontext: reads what json reads, and edits without touching the rest."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuhook.oci import jsontext
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | FINITE | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_reads_what_json_writes(value: object) -> None:
+    assert jsontext.loads(json.dumps(value)) == value
+    assert jsontext.loads(json.dumps(value, indent=2)) == value
+
+
+@given(JSON)
+def test_writes_what_json_reads(value: object) -> None:
+    assert json.loads(jsontext.dumps(value)) == value
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused_with_value_error(text: str) -> None:
+    try:
+        mine = jsontext.loads(text)
+    except ValueError:
+        return
+    assert mine == json.loads(text, strict=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"a":}',
+        '{"a" 1}',
+        "[1,]",
+        "nul",
+        "NaN",
+        "[-Infinity]",
+        '"\\q"',
+        "1 2",
+        "[" * 200_000,
+    ],
+)
+def test_refuses_broken_text(text: str) -> None:
+    with pytest.raises(ValueError):
+        jsontext.loads(text)
+
+
+def test_a_number_too_large_stays_one() -> None:
+    assert jsontext.dumps(jsontext.loads("[1e999, -1e999]")) == "[1e999,-1e999]"
+
+
+def test_reads_integers_of_any_length() -> None:
+    assert jsontext.loads("9" * 5000) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{}", '{"a":{"b":[1,2]}}'),
+        ('{"x": 1}', '{"a":{"b":[1,2]},"x": 1}'),
+        ('{"a": {}}', '{"a": {"b":[1,2]}}'),
+        ('{"a": null}', '{"a": {"b":[1,2]}}'),
+        ('{"a": {"b": null, "c": 1e999}}', '{"a": {"b": [1,2], "c": 1e999}}'),
+        ('{"a": {"b": []}}', '{"a": {"b": [1,2]}}'),
+        ('{"a": {"b": [ 0 ]}}', '{"a": {"b": [ 0 ,1,2]}}'),
+        ('{"a": {"b": [0]}, "a": {"b": [9]}}', '{"a": {"b": [0]}, "a": {"b": [9,1,2]}}'),
+    ],
+)
+def test_append_touches_one_place(text: str, expected: str) -> None:
+    assert jsontext.append_to_list(text, ("a", "b"), ["1", "2"]) == expected
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', '{"a": {"b": {}}}', "[]", '{"a": {"b": "x"}}'])
+def test_append_refuses_another_shape(text: str) -> None:
+    with pytest.raises(ValueError):
+        jsontext.append_to_list(text, ("a", "b"), ["1"])
+
+
+@given(st.dictionaries(st.text(), JSON))
+def test_append_changes_nothing_else(document: dict[str, object]) -> None:
+    document.pop("list", None)
+    for indent in (None, 2):
+        text = json.dumps({**document, "list": [1]}, indent=indent)
+        appended = json.loads(jsontext.append_to_list(text, ("list",), ['"new"']))
+        assert appended == {**document, "list": [1, "new"]}
+
+
+def test_replace_keeps_the_rest_byte_for_byte() -> None:
+    text = '{"n": 1.50, "hooks": {"prestart": [1, 2], "z": 007e0}}'.replace("007e0", "7E0")
+    assert jsontext.replace(text, ("hooks", "prestart"), "[2]") == text.replace("[1, 2]", "[2]")
+
+
+def test_replace_says_what_is_missing() -> None:
+    with pytest.raises(KeyError):
+        jsontext.replace("{}", ("hooks",), "1")
+
+
+def test_dumps_refuses_what_is_no_json() -> None:
+    with pytest.raises(TypeError):
+        jsontext.dumps(object())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " \n", "{", '{"a"', '{"a":', '{"a": [1, ', '{"a": {}', '{"a": "b', "{not}", "hello",
+        '{"a": x}', '{"a": 1, b": 2}', '{"\x00": "',
+    ],
+)  # fmt: skip
+def test_texts_that_no_runtime_takes(text: str) -> None:
+    assert jsontext.surely_broken(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}", "{} x", "{}}", '{"a": NaN}', '{"a": -Infinity}', '{"a": nan}', '{"a": TRUE}',
+        "/**/{}",
+        '{"a": 1,}', '{"a": 1 // b\n}', "{'a': 1}", '{"a": 01}', '{"a": +1}', '{"a": 1e}',
+        "\ufeff{}",
+        '{"a": "\\x"}', '{"a": 1}\x00', "\x00", "[]", "null", '{"a":' * 100_000,
+    ],
+)  # fmt: skip
+def test_texts_that_some_runtime_might_take(text: str) -> None:
+    assert not jsontext.surely_broken(text)
+
+
+@given(st.dictionaries(st.text(), JSON), st.integers(min_value=0))
+def test_only_what_json_refuses_is_broken(value: object, place: int) -> None:
+    text = json.dumps(value)
+    assert not jsontext.surely_broken(text)
+    assert not jsontext.surely_broken(f"{text} {text}")
+    start = text[: place % len(text)]
+    if start[-1:] in ("", "{", "[", ",", ":"):
+        assert jsontext.surely_broken(start)

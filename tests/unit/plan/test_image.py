@@ -1,0 +1,141 @@
+"""image and layout: what is read from an image's files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuhook.config import Config
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.loader import layout
+from gpuhook.plan import image
+from gpuhook.vendors.nvidia import cuda_compat
+
+LibraryBuilder = Callable[..., bytes]
+COMPAT = "usr/local/cuda/compat"
+
+
+def put(root: Path, path: str, content: bytes = b"") -> None:
+    place = root / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(content)
+
+
+def look(root: Path, config: Config | None = None) -> image.Image:
+    with Rootfs(str(root)) as rootfs:
+        return image.look(rootfs, config or Config())
+
+
+def test_debian(tmp_path: Path) -> None:
+    put(tmp_path, "etc/debian_version")
+    found = look(tmp_path).layout
+    assert found.libraries == layout.debian("x86_64").libraries
+    assert found.uses_cache
+
+
+def test_lib64(tmp_path: Path) -> None:
+    put(tmp_path, "usr/lib64/libc.so.6")
+    put(tmp_path, "usr/lib/x")
+    found = look(tmp_path).layout
+    assert (found.libraries, found.libraries32) == ("/usr/lib64", "/usr/lib")
+
+
+def test_lib64_that_is_lib(tmp_path: Path) -> None:
+    put(tmp_path, "usr/lib/libc.so.6")
+    (tmp_path / "usr/lib64").symlink_to("lib")
+    found = look(tmp_path).layout
+    assert (found.libraries, found.libraries32) == ("/usr/lib64", "/usr/lib32")
+
+
+def test_musl_has_no_cache(tmp_path: Path) -> None:
+    put(tmp_path, "lib/ld-musl-x86_64.so.1")
+    found = look(tmp_path).layout
+    assert (found.libraries, found.uses_cache) == ("/usr/lib", False)
+
+
+def test_links_out_of_the_image_stay_inside(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    put(tmp_path, "outside/debian_version")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "etc").symlink_to(tmp_path / "outside")
+    assert look(root).layout.libraries == "/usr/lib64"
+
+
+def test_no_compat_libraries(tmp_path: Path) -> None:
+    assert look(tmp_path).compat is None
+
+
+def test_compat_libraries_behind_a_link(tmp_path: Path, library: LibraryBuilder) -> None:
+    put(tmp_path, "usr/local/cuda-14.0/compat/libcuda.so.600.1.2", library("libcuda.so.1"))
+    put(tmp_path, "usr/local/cuda-14.0/compat/libnvidia-nvvm.so.600.1.2", library("libnvvm.so.4"))
+    put(tmp_path, "usr/local/cuda-14.0/compat/garbage.so.1.2", b"no library")
+    (tmp_path / "usr/local/cuda").symlink_to("cuda-14.0")
+    (tmp_path / "usr/local/cuda-14.0/compat/libcuda.so.1").symlink_to("libcuda.so.600.1.2")
+    compat = look(tmp_path).compat
+    assert compat is not None
+    assert compat.folder == "/usr/local/cuda-14.0/compat"
+    assert compat.version == "600.1.2"
+    assert compat.libraries == ("libcuda.so.1", "libnvvm.so.4")
+    assert compat.note is None
+
+
+def test_compat_note(tmp_path: Path, library: LibraryBuilder) -> None:
+    text = b'{"Format":1,"CUDA Version":"14.0","Driver":[535,580]}'
+    owner = cuda_compat.OWNER.encode() + b"\0"
+    padded = owner + bytes(-len(owner) % 4)
+    head = b"".join(n.to_bytes(4, "little") for n in (len(owner), len(text), 1))
+    note = head + padded + text + bytes(-len(text) % 4)
+    content = library("libcuda.so.1", sections={cuda_compat.SECTION: note})
+    put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", content)
+    compat = look(tmp_path).compat
+    assert compat is not None
+    assert compat.note is not None
+    assert (compat.note.cuda, compat.note.branches) == ("14.0", (535, 580))
+
+
+@pytest.mark.parametrize("names", [["libcuda.so.1"], ["libcuda.so.600.1", "libcuda.so.601.1"]])
+def test_none_or_several_are_not_used(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        put(tmp_path, f"{COMPAT}/{name}")
+    assert look(tmp_path).compat is None
+
+
+def test_a_link_is_not_the_library(tmp_path: Path) -> None:
+    put(tmp_path, f"{COMPAT}/other")
+    (tmp_path / COMPAT / "libcuda.so.600.1.2").symlink_to("other")
+    assert look(tmp_path).compat is None
+
+
+def test_a_folder_of_thousands_is_not_read(tmp_path: Path, library: LibraryBuilder) -> None:
+    put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
+    for number in range(70):
+        put(tmp_path, f"{COMPAT}/lib{number}.so.1", library(f"lib{number}.so.1"))
+    assert look(tmp_path).compat is None
+
+
+@pytest.mark.parametrize("name", ["with\nnewline", "with blank", "by\udcffte", "x" * 300])
+def test_a_folder_whose_name_configures_nothing(
+    tmp_path: Path, library: LibraryBuilder, name: str
+) -> None:
+    if len(name) < 256:
+        put(tmp_path, f"opt/{name}/libcuda.so.600.1.2", library("libcuda.so.1"))
+    link = tmp_path / COMPAT
+    link.parent.mkdir(parents=True)
+    link.symlink_to(f"/opt/{name}" if len(name) < 256 else name)
+    assert look(tmp_path).compat is None
+
+
+def test_a_soname_that_configures_nothing(tmp_path: Path, library: LibraryBuilder) -> None:
+    put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
+    put(tmp_path, f"{COMPAT}/libodd.so.1", library("lib\nodd.so.1"))
+    compat = look(tmp_path).compat
+    assert compat is not None
+    assert compat.libraries == ("libcuda.so.1",)
+
+
+def test_switched_off(tmp_path: Path, library: LibraryBuilder) -> None:
+    put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
+    config = Config()
+    config.cuda_compat_mode = "disabled"
+    assert look(tmp_path, config).compat is None

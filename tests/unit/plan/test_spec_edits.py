@@ -1,0 +1,59 @@
+"""spec_edits: what of a plan config.json can say."""
+
+import json
+from typing import Any
+
+from machines import VERSION, gpu, machine
+
+from gpuhook.config import Config
+from gpuhook.inventory.selection import select
+from gpuhook.oci.spec import Spec
+from gpuhook.plan import image, spec_edits
+from gpuhook.plan.planner import Plan, make_plan
+from gpuhook.request.reader import read_request
+
+LIBS = "/usr/lib/x86_64-linux-gnu"
+MACHINE = machine(gpu(0, 3))
+
+
+def plan(*env: str) -> Plan:
+    request = read_request({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0", *env]}}, Config())
+    return make_plan(request, MACHINE, select(request, MACHINE), image.unknown())
+
+
+def applied(made: Plan, text: str = "{}") -> dict[str, Any]:
+    return spec_edits.apply(Spec("/b/config.json", text), made).data
+
+
+def test_nodes_and_mounts_are_appended() -> None:
+    first = {"destination": "/proc", "type": "proc"}
+    spec = applied(plan(), json.dumps({"mounts": [first], "linux": {"devices": [{"path": "/x"}]}}))
+    assert spec["mounts"][0] == first
+    assert [node["path"] for node in spec["linux"]["devices"]] == [
+        "/x", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia3",
+    ]  # fmt: skip
+    assert spec["linux"]["devices"][-1] == {
+        "path": "/dev/nvidia3", "type": "c", "major": 195, "minor": 3,
+        "fileMode": 0o666, "uid": 0, "gid": 0,
+    }  # fmt: skip
+
+
+def test_links_become_mounts_of_what_they_lead_to() -> None:
+    mounts = {mount["destination"]: mount for mount in applied(plan())["mounts"]}
+    file = f"{LIBS}/libcuda.so.{VERSION}"
+    for destination in (file, f"{LIBS}/libcuda.so.1", f"{LIBS}/libcuda.so"):
+        assert mounts[destination]["source"] == file
+        assert mounts[destination]["options"] == ["bind", "rprivate", "ro", "nosuid", "nodev"]
+
+
+def test_what_the_mode_leaves_out_is_known() -> None:
+    assert [op.kind for op in spec_edits.undone(plan())] == ["proc-driver", "ldcache"]
+
+
+def test_a_bundle_started_again_does_not_grow() -> None:
+    once = spec_edits.apply(Spec("/b/config.json", "{}"), plan())
+    assert spec_edits.apply(once, plan()).data == once.data
+
+
+def test_an_empty_plan_changes_nothing() -> None:
+    assert applied(Plan([]), '{"a": 1}') == {"a": 1}

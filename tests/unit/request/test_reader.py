@@ -1,0 +1,591 @@
+"""The rules of requests that the shared cases leave open."""
+
+import time
+from typing import Any
+
+import pytest
+
+from gpuhook.config import Config
+from gpuhook.errors import CapabilityError, RequestError, SpecError
+from gpuhook.request.reader import Request, is_privileged, read_request
+
+ROOT = "/var/run/nvidia-container-devices"
+QUALIFIED = "nvidia.com/gpu=0"
+
+
+def config_of(**settings: Any) -> Config:
+    config = Config()
+    for name, value in settings.items():
+        setattr(config, name, value)
+    return config
+
+
+def spec_of(*env: str, mounts: list[str] | None = None) -> dict[str, Any]:
+    return {
+        "process": {"env": list(env)},
+        "mounts": [{"source": "/dev/null", "destination": name} for name in mounts or []],
+    }
+
+
+def request_for(*env: str, **settings: Any) -> Request:
+    return read_request(spec_of(*env), config_of(**settings))
+
+
+def visible(value: str, **settings: Any) -> Request:
+    return request_for(f"NVIDIA_VISIBLE_DEVICES={value}", **settings)
+
+
+@pytest.mark.parametrize("spec", [{}, {"process": None, "mounts": None}, {"process": {}}])
+def test_spec_that_says_nothing_asks_for_nothing(spec: dict[str, Any]) -> None:
+    request = read_request(spec, Config())
+    assert request == Request()
+    assert request.to_json() == {
+        "source": "none",
+        "devices": None,
+        "cdi_devices": [],
+        "capabilities": [],
+        "requirements": [],
+        "requirements_disabled": False,
+        "imex_channels": [],
+        "mig_config": None,
+        "mig_monitor": None,
+        "features": [],
+        "ignored": [],
+    }
+
+
+def test_json_of_a_full_request() -> None:
+    spec = spec_of(
+        "NVIDIA_VISIBLE_DEVICES=1,GPU-8f3a",
+        "NVIDIA_DRIVER_CAPABILITIES=video,compute",
+        "NVIDIA_REQUIRE_DRIVER=driver>=470",
+        "NVIDIA_REQUIRE_CUDA=cuda>=12.2",
+        "NVIDIA_IMEX_CHANNELS=4,0",
+        "NVIDIA_MIG_CONFIG_DEVICES=all",
+        "NVIDIA_MIG_MONITOR_DEVICES=all",
+        "NVIDIA_NVSWITCH=enabled",
+        "NVIDIA_GDS=enabled",
+    )
+    spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
+    assert read_request(spec, Config()).to_json() == {
+        "source": "environment",
+        "devices": ["1", "GPU-8f3a"],
+        "cdi_devices": [],
+        "capabilities": ["compute", "video"],
+        "requirements": ["cuda>=12.2", "driver>=470"],
+        "requirements_disabled": False,
+        "imex_channels": [4, 0],
+        "mig_config": "all",
+        "mig_monitor": "all",
+        "features": ["gds", "nvswitch"],
+        "ignored": [],
+    }
+
+
+def test_request_never_changes() -> None:
+    request = visible("all")
+    with pytest.raises(AttributeError):
+        request.devices = ()
+    assert request.devices == ("all",)
+    assert hash(request) == hash(visible("all"))
+
+
+# --- the environment ---
+
+
+def test_last_of_several_entries_counts() -> None:
+    assert request_for("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1").devices == ("1",)
+    assert request_for("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=").devices is None
+
+
+@pytest.mark.parametrize("entry", ["", "=", "=x", "NAME", "NVIDIA_VISIBLE_DEVICES"])
+def test_odd_entries_never_fail(entry: str) -> None:
+    assert request_for("NVIDIA_GDS=enabled", entry, "A=b").devices is None
+
+
+def test_entry_without_equals_sets_to_nothing() -> None:
+    assert request_for("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES").devices is None
+
+
+def test_names_are_case_sensitive_and_not_trimmed() -> None:
+    assert request_for("nvidia_visible_devices=0", " NVIDIA_VISIBLE_DEVICES=0").devices is None
+
+
+def test_undecodable_values_elsewhere_are_no_matter() -> None:
+    request = request_for("BINARY=\udcff\udc80", "\udcff=1", "NVIDIA_VISIBLE_DEVICES=0")
+    assert request.devices == ("0",)
+
+
+@pytest.mark.parametrize(
+    ("value", "devices"),
+    [
+        ("0,0", ("0",)),
+        ("2,0,2,1,0", ("2", "0", "1")),
+        ("0-3,8", ("0-3", "8")),
+        ("none", ()),
+        ("none,0", ()),
+        ("0,none", ()),
+        ("all,none", ("all",)),
+        ("void,all", None),
+        ("\t0\n,\r1 ", ("0", "1")),
+    ],
+)
+def test_device_lists(value: str, devices: tuple[str, ...] | None) -> None:
+    assert visible(value).devices == devices
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "0\n1",
+        "a b",
+        "\x00",
+        "\x1b[31m",
+        "../../etc",
+        "GPU-..",
+        "x" * 257,
+        "é",
+        "\udcff",
+        "0;rm",
+        "$(id)",
+        "\u202e0",
+        "*",
+    ],
+)
+def test_names_that_could_do_harm_are_refused(name: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        visible(f"0,{name}")
+    message = str(caught.value)
+    assert message.isascii()
+    assert message.isprintable()
+    assert len(message) < 400
+
+
+def test_refused_names_of_a_source_that_does_not_count_are_no_matter() -> None:
+    spec = spec_of("NVIDIA_VISIBLE_DEVICES=../x", mounts=[f"{ROOT}/0"])
+    assert read_request(spec, config_of(accept_volume_mounts=True)).devices == ("0",)
+    assert read_request(spec, config_of(accept_envvar_unprivileged=False)).devices is None
+
+
+def test_error_carries_what_was_understood() -> None:
+    with pytest.raises(RequestError) as caught:
+        request_for("NVIDIA_VISIBLE_DEVICES=0,1", "NVIDIA_DRIVER_CAPABILITIES=nope")
+    request = caught.value.request
+    assert isinstance(request, Request)
+    assert request.devices == ("0", "1")
+    assert request.source == "environment"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        "NVIDIA_DRIVER_CAPABILITIES=nope",
+        "NVIDIA_IMEX_CHANNELS=nope",
+        "NVIDIA_MIG_CONFIG_DEVICES=all",
+        "NVIDIA_VISIBLE_DEVICES=void,../..",
+    ],
+)
+def test_container_without_a_gpu_never_fails(env: str) -> None:
+    assert request_for(env).devices is None
+    assert request_for("CUDA_VERSION=foo", "NVIDIA_VISIBLE_DEVICES=void", env).devices is None
+
+
+def test_huge_environment_takes_linear_time() -> None:
+    def seconds(count: int) -> float:
+        names = ",".join(map(str, range(count)))
+        entries = [f"V{n}=x" for n in range(count)] + [f"NVIDIA_VISIBLE_DEVICES={names}"]
+        start = time.process_time()
+        assert len(request_for(*entries).devices or ()) == count
+        return time.process_time() - start
+
+    # Ten times the entries; a quadratic reader would take a hundred times as long.
+    assert seconds(300_000) < 50 * max(seconds(30_000), 0.01)
+
+
+# --- swarm ---
+
+
+def test_swarm_resources_in_configured_order_and_once() -> None:
+    request = request_for(
+        "B=2,0", "A=1", "NVIDIA_VISIBLE_DEVICES=7", swarm_resource=" A , C, ,B,A "
+    )
+    assert request.devices == ("1", "2", "0")
+    assert request.ignored == (
+        ("environment", "NVIDIA_VISIBLE_DEVICES is overridden by swarm-resource 'A'"),
+    )
+
+
+def test_swarm_resource_may_be_the_usual_variable() -> None:
+    request = visible("7", swarm_resource="NVIDIA_VISIBLE_DEVICES")
+    assert (request.devices, request.ignored) == (("7",), ())
+
+
+# --- mounts ---
+
+
+def mounts_request(*names: str, env: tuple[str, ...] = (), **settings: Any) -> Request:
+    spec = spec_of(*env, mounts=[f"{ROOT}/{name}" for name in names])
+    return read_request(spec, config_of(accept_volume_mounts=True, **settings))
+
+
+def test_mounts_are_ignored_and_said_so_by_default() -> None:
+    request = read_request(spec_of(mounts=[f"{ROOT}/0"]), Config())
+    assert request.devices is None
+    assert request.ignored[0][0] == "volume-mounts"
+
+
+def test_mounts_come_before_the_environment() -> None:
+    request = mounts_request("1", "0", "1/", env=("NVIDIA_VISIBLE_DEVICES=all",))
+    assert (request.source, request.devices) == ("volume-mounts", ("1", "0"))
+    reason = "volume-mounts decide, which are trusted more"
+    assert request.ignored == (("environment", reason),)
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [
+        ROOT,
+        ROOT + "/",
+        ROOT + "X/0",
+        ROOT + "-other/0",
+        "/var/run",
+        "var/run/nvidia-container-devices/0",
+        "/x" + ROOT + "/0",
+        ROOT + "/../0",
+        ROOT + "/0/../..",
+        "",
+    ],
+)
+def test_mounts_elsewhere_ask_for_nothing(destination: str) -> None:
+    spec = {"mounts": [{"source": "/dev/null", "destination": destination}]}
+    assert read_request(spec, config_of(accept_volume_mounts=True)).devices is None
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [ROOT + "/0", "/" + ROOT + "//0/", "/var/./run/x/../nvidia-container-devices/0"],
+)
+@pytest.mark.parametrize("source", ["/dev/null", "//dev/null", "/dev//null/", "/dev/../dev/null"])
+def test_paths_are_cleaned(source: str, destination: str) -> None:
+    spec = {"mounts": [{"source": source, "destination": destination}]}
+    assert read_request(spec, config_of(accept_volume_mounts=True)).devices == ("0",)
+
+
+@pytest.mark.parametrize("source", ["/dev/zero", "/dev/null2", "dev/null", "", "/"])
+def test_other_sources_ask_for_nothing(source: str) -> None:
+    spec = {"mounts": [{"source": source, "destination": ROOT + "/0"}, {"destination": ROOT}]}
+    assert read_request(spec, config_of(accept_volume_mounts=True)).devices is None
+
+
+@pytest.mark.parametrize(
+    ("mounted", "name"),
+    [
+        ("cdi/nvidia.com/gpu/0", QUALIFIED),
+        ("cdi/nvidia.com/gpu=0", QUALIFIED),
+        ("nvidia.com/gpu=0", QUALIFIED),
+        ("cdi/vendor.example/a-b/x:1.y", "vendor.example/a-b=x:1.y"),
+    ],
+)
+def test_cdi_names_by_mount(mounted: str, name: str) -> None:
+    request = mounts_request(mounted)
+    assert (request.devices, request.cdi_devices, request.selectors) == ((name,), (name,), ())
+
+
+@pytest.mark.parametrize(
+    "mounted", ["cdi/nvidia.com", "cdi/nvidia.com/gpu", "cdi/a/b/c/d", "cdi/a/b=", "cdi/1/b=c"]
+)
+def test_malformed_cdi_mounts_are_skipped_and_said_so(mounted: str) -> None:
+    request = mounts_request(mounted, "0")
+    assert request.devices == ("0",)
+    assert [source for source, _ in request.ignored] == ["volume-mounts"]
+
+
+def test_mounted_words_mean_the_same_as_in_the_environment() -> None:
+    assert mounts_request("0", "all").devices == ("all",)
+    assert mounts_request("none").devices == ()
+
+
+def test_the_environment_does_not_widen_what_mounts_call_nothing() -> None:
+    request = mounts_request("void", env=("NVIDIA_VISIBLE_DEVICES=1",))
+    assert (request.source, request.devices) == ("none", None)
+    assert [source for source, _ in request.ignored] == ["environment"]
+
+
+# --- annotations ---
+
+MODES = ["hook", "spec", "auto", "cdi"]
+TRUST = "trusted more"
+UNHEARD = "accept-nvidia-visible-devices-envvar-when-unprivileged is off"
+
+
+def annotated(
+    mode: str, *env: str, mounts: list[str] | None = None, accept: bool = True, **annotations: str
+) -> Request:
+    """Return the request of an annotated container, where annotations are accepted."""
+    spec = spec_of(*env, mounts=mounts)
+    spec["annotations"] = {f"cdi.k8s.io/{key}": value for key, value in annotations.items()}
+    settings = {"accept_volume_mounts": True, "accept_annotations": accept}
+    return read_request(spec, config_of(mode=mode, **settings))
+
+
+def test_annotations_in_order_of_their_keys() -> None:
+    request = annotated("cdi", z="c.d/e=3", a="c.d/e=2, c.d/e=1,,", b="c.d/e=2")
+    assert request.devices == ("c.d/e=2", "c.d/e=1", "c.d/e=3")
+    assert request.source == "annotations"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_annotations_come_before_the_environment(mode: str) -> None:
+    request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=1", a=QUALIFIED)
+    assert (request.source, request.cdi_devices) == ("annotations", (QUALIFIED,))
+    assert request.ignored == (("environment", f"annotations decide, which are {TRUST}"),)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "auto"])
+def test_annotations_count_only_where_they_are_accepted(mode: str) -> None:
+    request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=1", accept=False, a=QUALIFIED, b=QUALIFIED)
+    assert (request.source, request.devices) == ("environment", ("1",))
+    reason = "'cdi.k8s.io/a': accept-annotations in [gpuhook] is off"
+    assert request.ignored == (("annotations", reason),)
+    assert annotated(mode, accept=False, a=QUALIFIED).devices is None
+
+
+def test_annotations_count_in_mode_cdi() -> None:
+    assert annotated("cdi", accept=False, a=QUALIFIED).devices == (QUALIFIED,)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("value", ["runtime.nvidia.com/gpu=all", "nvidia.com/gpu=all", "all"])
+def test_annotations_never_widen_what_mounts_give(mode: str, value: str) -> None:
+    request = annotated(
+        mode, "NVIDIA_VISIBLE_DEVICES=all", mounts=[f"{ROOT}/cdi/{QUALIFIED}"], a=value
+    )
+    assert (request.source, request.devices) == ("volume-mounts", (QUALIFIED,))
+    reasons = dict(request.ignored)
+    assert TRUST in reasons["environment"]
+    assert "annotations" in reasons
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_annotations_are_heard_only_where_the_environment_is(mode: str) -> None:
+    spec = spec_of()
+    spec["annotations"] = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
+    config = config_of(mode=mode, accept_annotations=True, accept_envvar_unprivileged=False)
+    request = read_request(spec, config)
+    assert (request.source, request.devices) == ("none", None)
+    [(source, reason)] = request.ignored
+    assert source == "annotations"
+    assert reason.endswith(UNHEARD)
+    spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
+    assert read_request(spec, config).selectors == ("all",)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+@pytest.mark.parametrize("value", ["vendor.example/nic=0", "unqualified"])
+def test_annotations_for_others_take_no_gpu_away(mode: str, value: str) -> None:
+    request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=1", a=value)
+    assert (request.source, request.devices) == ("environment", ("1",))
+    assert request.ignored[0][0] == "annotations"
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_annotations_that_the_engine_has_served_are_done(mode: str) -> None:
+    request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=void", a=QUALIFIED)
+    assert (request.source, request.devices) == ("none", None)
+    assert [source for source, _ in request.ignored] == ["annotations"]
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_ours_among_the_annotations(mode: str) -> None:
+    request = annotated(mode, a=f"vendor.example/nic=0,{QUALIFIED}")
+    assert request.devices == (QUALIFIED,)
+
+
+def test_auto_takes_annotations_whole_or_not_at_all() -> None:
+    assert annotated("auto", a="vendor.example/nic=0").devices == ("vendor.example/nic=0",)
+    request = annotated("auto", "NVIDIA_VISIBLE_DEVICES=1", a=f"{QUALIFIED},plain")
+    assert (request.source, request.devices) == ("environment", ("1",))
+
+
+def test_other_annotations_and_prefixes() -> None:
+    spec = {"annotations": {"cdi.k8s.io": "a.b/c=d", "other/x": "a.b/c=d", "p/x": "a.b/c=d"}}
+    assert read_request(spec, config_of(mode="cdi")).devices is None
+    settings = config_of(mode="cdi", cdi_annotation_prefixes=("q/", "p/"))
+    assert read_request(spec, settings).devices == ("a.b/c=d",)
+
+
+def test_annotations_that_do_not_count_may_be_of_any_shape() -> None:
+    spec = {"annotations": {"cdi.k8s.io/a": 3}}
+    assert read_request(spec, Config()).devices is None
+    with pytest.raises(SpecError, match=r"cdi\.k8s\.io/a"):
+        read_request(spec, config_of(mode="cdi"))
+
+
+# --- CDI names and modes ---
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "auto"])
+def test_qualified_names_in_the_environment(mode: str) -> None:
+    request = visible(f"{QUALIFIED},{QUALIFIED},nvidia.com/gpu=1", mode=mode)
+    assert request.cdi_devices == (QUALIFIED, "nvidia.com/gpu=1")
+    assert request.devices == request.cdi_devices
+    assert request.selectors == ()
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "auto"])
+def test_ids_and_cdi_names_do_not_mix(mode: str) -> None:
+    with pytest.raises(RequestError, match="at once") as caught:
+        visible(f"{QUALIFIED},0", mode=mode)
+    assert isinstance(caught.value.request, Request)
+    assert caught.value.request.devices == (QUALIFIED, "0")
+
+
+def test_mode_cdi_qualifies_names() -> None:
+    request = visible("0,nvidia.com/gpu=0,c.d/e=1", mode="cdi")
+    assert request.cdi_devices == (QUALIFIED, "c.d/e=1")
+    assert visible("all", mode="cdi").cdi_devices == ("nvidia.com/gpu=all",)
+    assert visible("0", mode="cdi", cdi_default_kind="a.b/c").cdi_devices == ("a.b/c=0",)
+    assert visible("none", mode="cdi").cdi_devices == ()
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
+def test_automatic_kind_means_the_machines_own(mode: str) -> None:
+    request = visible("runtime.nvidia.com/gpu=all,runtime.nvidia.com/gpu=GPU-1", mode=mode)
+    assert (request.cdi_devices, request.selectors) == ((), ("all", "GPU-1"))
+    none = visible("runtime.nvidia.com/gpu=none", mode=mode)
+    assert (none.cdi_devices, none.selectors) == ((), ())
+    assert none.devices is not None
+
+
+def test_automatic_kind_does_not_mix_in_mode_cdi() -> None:
+    with pytest.raises(RequestError, match="at once"):
+        visible("runtime.nvidia.com/gpu=0,1", mode="cdi")
+
+
+# --- privilege ---
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "privileged"),
+    [
+        (None, False),
+        ([], False),
+        ({}, False),
+        ({"bounding": None}, False),
+        ({"effective": ["CAP_SYS_ADMIN"]}, False),
+        ({"bounding": ["CAP_KILL", "CAP_SYS_ADMIN"]}, True),
+        ({"bounding": ["cap_sys_admin", "SYS_ADMIN", "CAP_SYS_ADMINX", "ALL"]}, False),
+        (["CAP_SYS_ADMIN"], True),
+    ],
+)
+def test_privileged(capabilities: object, privileged: bool) -> None:
+    assert is_privileged({"process": {"capabilities": capabilities}}) is privileged
+
+
+def test_unprivileged_environment_may_be_refused() -> None:
+    settings = {"accept_envvar_unprivileged": False}
+    request = visible("all", **settings)
+    assert (request.source, request.devices) == ("none", None)
+    assert request.ignored[0][0] == "environment"
+    spec = spec_of("NVIDIA_VISIBLE_DEVICES=all")
+    spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
+    assert read_request(spec, config_of(**settings)).devices == ("all",)
+
+
+def test_refusal_also_holds_for_legacy_images() -> None:
+    assert request_for("CUDA_VERSION=9.0", accept_envvar_unprivileged=False).devices is None
+
+
+# --- IMEX ---
+
+
+@pytest.mark.parametrize(
+    ("value", "channels"),
+    [
+        ("0", (0,)),
+        ("3,4,3", (3, 4)),
+        ("1048575", (1048575,)),
+        ("all", ()),
+        ("0,all", ()),
+        ("none", ()),
+        ("void", ()),
+        ("", ()),
+    ],
+)
+def test_imex_channels(value: str, channels: tuple[int, ...]) -> None:
+    env = ("NVIDIA_VISIBLE_DEVICES=none", f"NVIDIA_IMEX_CHANNELS={value}")
+    assert request_for(*env).imex_channels == channels
+
+
+@pytest.mark.parametrize(
+    "value", ["1048576", "-1", "+1", "01", "00", "0x1", "1.0", "²", "٣", "../0", "1/2", "9" * 99]
+)
+def test_imex_channels_are_strict(value: str) -> None:
+    env = ("NVIDIA_VISIBLE_DEVICES=none", f"NVIDIA_IMEX_CHANNELS={value}")
+    with pytest.raises(RequestError, match="IMEX"):
+        request_for(*env)
+
+
+def test_imex_mounts_come_first_and_may_be_switched_off() -> None:
+    env = ("NVIDIA_IMEX_CHANNELS=7",)
+    assert mounts_request("0", "imex/3", "imex/1", "imex/3", env=env).imex_channels == (3, 1)
+    assert mounts_request("0", env=env).imex_channels == (7,)
+    assert mounts_request("imex/all", env=env).imex_channels == ()
+    assert mounts_request("0", env=env, accept_envvar_unprivileged=False).imex_channels == ()
+    features = {"ignore-imex-channel-requests": True}
+    assert mounts_request("0", "imex/x", env=env, features=features).imex_channels == ()
+    assert mounts_request("imex/0").devices is None
+
+
+# --- the rest ---
+
+
+@pytest.mark.parametrize("value", ["", "true", "Enabled", "enabled ", "1"])
+def test_features_need_the_exact_word(value: str) -> None:
+    assert request_for("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_GDS={value}").features == ()
+
+
+def test_requirements_disabled_by_configuration_as_by_environment() -> None:
+    env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=12")
+    assert request_for(*env).requirements == ("cuda>=12",)
+    by_config = request_for(*env, disable_require=True)
+    by_env = request_for(*env, "NVIDIA_DISABLE_REQUIRE=T")
+    assert by_config == by_env
+    assert (by_env.requirements, by_env.requirements_disabled) == ((), True)
+    for no in ("false", "0", "yes", "TRue", " true", ""):
+        assert not request_for(*env, f"NVIDIA_DISABLE_REQUIRE={no}").requirements_disabled
+
+
+def test_legacy_version_that_is_none_is_no_matter_when_requirements_are_off() -> None:
+    assert request_for("CUDA_VERSION=foo", disable_require=True).devices == ("all",)
+
+
+def test_unsupported_capability_is_named() -> None:
+    with pytest.raises(CapabilityError, match="'display'"):
+        request_for(
+            "NVIDIA_VISIBLE_DEVICES=0",
+            "NVIDIA_DRIVER_CAPABILITIES=utility,display",
+            supported_driver_capabilities="compute,utility",
+        )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        [],
+        {"process": ["env"]},
+        {"process": {"env": "A=b"}},
+        {"process": {"env": ["A=b", 3]}},
+        {"process": {"env": {"A": "b"}}},
+        {"process": {"capabilities": "all"}},
+        {"process": {"capabilities": {"bounding": "CAP_SYS_ADMIN"}}},
+        {"mounts": {"source": "/dev/null"}},
+        {"mounts": ["/dev/null"]},
+        {"mounts": [{"source": 3}]},
+        {"annotations": ["a"]},
+    ],
+)
+def test_spec_of_the_wrong_shape(spec: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_request(spec, config_of(accept_envvar_unprivileged=False))
+    assert caught.value.code == "spec"

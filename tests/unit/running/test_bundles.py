@@ -1,0 +1,78 @@
+"""What a low-level runtime's own state file says of a container's devices."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.running import bundles
+
+DEVICES = [(195, 0), (195, 1)]
+RULES = [
+    {"allow": False, "access": "rwm"},
+    {"allow": True, "type": "c", "major": 195, "minor": 1, "access": "rw"},
+]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle that allows one GPU, and the only place where state files are looked for."""
+    monkeypatch.setattr(bundles, "_STATE_FILES", (str(tmp_path / "*/state.json"),))
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    spec = {"linux": {"resources": {"devices": RULES}}}
+    (folder / "config.json").write_text(json.dumps(spec))
+    return folder
+
+
+def runc(bundle: Path, **more: Any) -> dict[str, Any]:
+    labels = ["com.example=x", f"bundle={bundle}"]
+    state = {"init_process_pid": 7, "init_process_start": 99, "config": {"labels": labels}}
+    return {**state, **more}
+
+
+def crun(bundle: Path) -> dict[str, Any]:
+    return {"pid": 7, "process-start-time": 99, "bundle": str(bundle)}
+
+
+def write(bundle: Path, state: Any) -> Path:
+    path = bundle.parent / "container/state.json"
+    path.parent.mkdir()
+    path.write_text(state if isinstance(state, str) else json.dumps(state))
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("state", [runc, crun])
+def test_devices_of_a_container(bundle: Path, state: Any) -> None:
+    write(bundle, state(bundle))
+    assert bundles.allowed_devices(7, 99, DEVICES) == [(195, 1)]
+
+
+def test_another_process_with_that_number(bundle: Path) -> None:
+    write(bundle, runc(bundle))
+    assert bundles.allowed_devices(7, 98, DEVICES) is None
+    assert bundles.allowed_devices(8, 99, DEVICES) is None
+
+
+def test_a_state_file_that_others_can_write_is_not_believed(bundle: Path) -> None:
+    write(bundle, runc(bundle)).chmod(0o622)
+    assert bundles.allowed_devices(7, 99, DEVICES) is None
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["", "[", "[]", "{}", '{"pid": 7, "process-start-time": 99, "bundle": 3}',
+     '{"init_process_pid": 7, "init_process_start": 99, "config": {"labels": 3}}',
+     '{"init_process_pid": 7, "init_process_start": 99, "config": []}'],
+)  # fmt: skip
+def test_odd_state_files(bundle: Path, state: str) -> None:
+    write(bundle, state)
+    assert bundles.allowed_devices(7, 99, DEVICES) is None
+
+
+def test_a_bundle_that_is_gone(bundle: Path) -> None:
+    write(bundle, runc(bundle))
+    (bundle / "config.json").unlink()
+    assert bundles.allowed_devices(7, 99, DEVICES) is None

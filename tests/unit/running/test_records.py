@@ -1,0 +1,241 @@
+"""Records of containers: written by root for root, and worth nothing once the process is gone."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.inventory.selection import Selection
+from gpuhook.oci.spec import State
+from gpuhook.plan.planner import Plan
+from gpuhook.request.reader import Request
+from gpuhook.running import records
+
+BUNDLE = "/run/containerd/io.containerd.runtime.v2.task/moby/abc"
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> str:
+    return str(tmp_path / "state")
+
+
+@pytest.fixture
+def process() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that stands for a container's first one."""
+    made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    yield made
+    made.kill()
+    made.wait()
+
+
+def write(state_dir: str, pid: int, *, failing: bool = False, **facts: Any) -> None:
+    entry = os.open(f"/proc/{pid}", os.O_PATH)
+    try:
+        with records.Written(state_dir, entry, {"version": 1, "pid": pid, **facts}):
+            if failing:
+                raise ZeroDivisionError
+    finally:
+        os.close(entry)
+
+
+def files(state_dir: str) -> list[str]:
+    return sorted(path.name for path in Path(state_dir, "containers").iterdir())
+
+
+def test_what_is_written_is_read(state_dir: str, process: "subprocess.Popen[bytes]") -> None:
+    write(state_dir, process.pid, id="web", given=[])
+    [record] = records.read_all(state_dir)
+    assert (record["id"], record["pid"], record["given"]) == ("web", process.pid, [])
+    assert files(state_dir) == [f"{process.pid}-{record['started']}"]
+
+
+def test_records_are_for_their_owner_alone(
+    state_dir: str, process: "subprocess.Popen[bytes]"
+) -> None:
+    old = os.umask(0)
+    try:
+        write(state_dir, process.pid)
+    finally:
+        os.umask(old)
+    folder = Path(state_dir, "containers")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_folder_that_others_can_write_to_is_not_believed(
+    state_dir: str, process: "subprocess.Popen[bytes]"
+) -> None:
+    write(state_dir, process.pid)
+    Path(state_dir, "containers").chmod(0o770)
+    assert records.read_all(state_dir) == []
+    Path(state_dir, "containers").chmod(0o700)
+    Path(state_dir).chmod(0o777)
+    assert records.read_all(state_dir) == []
+
+
+def test_failed_injection_has_no_record(state_dir: str, process: "subprocess.Popen[bytes]") -> None:
+    with pytest.raises(ZeroDivisionError):
+        write(state_dir, process.pid, failing=True)
+    assert files(state_dir) == []
+
+
+def test_container_starts_where_no_record_can_be_written(
+    tmp_path: Path, process: "subprocess.Popen[bytes]"
+) -> None:
+    (tmp_path / "state").write_text("a file")
+    write(str(tmp_path / "state"), process.pid)
+    write("/proc/none/state", process.pid)
+
+
+def test_record_of_a_process_that_is_gone_is_removed(state_dir: str) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    write(state_dir, gone.pid)
+    gone.communicate()
+    assert records.read_all(state_dir) == []
+    assert files(state_dir) == []
+
+
+def test_process_with_the_number_of_another_counts_for_nothing(
+    state_dir: str, process: "subprocess.Popen[bytes]"
+) -> None:
+    write(state_dir, process.pid)
+    folder = Path(state_dir, "containers")
+    [record] = folder.iterdir()
+    earlier = int(record.name.partition("-")[2]) - 1
+    data = {**json.loads(record.read_text()), "started": earlier}
+    record.unlink()
+    (folder / f"{process.pid}-{earlier}").write_text(json.dumps(data))
+    assert records.read_all(state_dir) == []
+    assert files(state_dir) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"version": 2}', '{"version": 1}', '{"version": 1, "pid": 1}', "\xff"],
+)
+def test_record_of_another_form_is_passed_over(
+    state_dir: str, process: "subprocess.Popen[bytes]", text: str
+) -> None:
+    write(state_dir, process.pid)
+    [record] = Path(state_dir, "containers").iterdir()
+    record.write_text(text, encoding="latin-1")
+    assert records.read_all(state_dir) == []
+    assert files(state_dir) == [record.name]
+
+
+def test_folder_does_not_grow_with_containers_that_come_and_go(
+    state_dir: str, process: "subprocess.Popen[bytes]"
+) -> None:
+    """Each start looks at a few others, so what nobody lists doesn't stay for ever."""
+    write(state_dir, process.pid)
+    folder = Path(state_dir, "containers")
+    for number in range(100):
+        (folder / f"{2**22 + number}-1").write_text("{}")
+        (folder / f".{2**22 + number}-1").write_text("half written")
+    for _ in range(100):
+        write(state_dir, process.pid)
+    assert len(files(state_dir)) == 1
+
+
+def test_a_start_looks_at_a_few_others_only(
+    state_dir: str, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(state_dir, process.pid)
+    for number in range(100):
+        Path(state_dir, "containers", f"{2**22 + number}-1").write_text("{}")
+    write(state_dir, process.pid)
+    assert len(files(state_dir)) >= 96
+
+
+@pytest.mark.parametrize(
+    ("bundle", "annotations", "engine"),
+    [
+        (BUNDLE, {}, "docker"),
+        (BUNDLE.replace("moby", "k8s.io"), {}, "kubernetes"),
+        (BUNDLE.replace("moby", "default"), {}, "containerd"),
+        ("/var/lib/containers/x/userdata", {"io.container.manager": "libpod"}, "podman"),
+        ("/var/lib/containers/x/userdata", {"io.container.manager": "cri-o"}, "cri-o"),
+        ("/bundle", {"io.container.manager": ["libpod"]}, ""),
+        ("/bundle", {}, ""),
+    ],
+)
+def test_engines(bundle: str, annotations: dict[str, Any], engine: str) -> None:
+    assert records._engine(bundle, annotations) == engine
+
+
+@pytest.mark.parametrize(
+    ("annotations", "names"),
+    [
+        ({}, ("", "", "")),
+        (
+            {
+                "io.kubernetes.cri.sandbox-namespace": "ns",
+                "io.kubernetes.cri.sandbox-name": "pod",
+                "io.kubernetes.cri.container-name": "main",
+            },
+            ("ns", "pod", "main"),
+        ),
+        (
+            {
+                "io.kubernetes.cri-o.Labels": json.dumps(
+                    {
+                        "io.kubernetes.pod.namespace": "ns",
+                        "io.kubernetes.pod.name": "pod",
+                        "io.kubernetes.container.name": "main",
+                    }
+                )
+            },
+            ("ns", "pod", "main"),
+        ),
+        ({"io.kubernetes.cri-o.Labels": "{"}, ("", "", "")),
+        ({"io.kubernetes.cri-o.Labels": "[]"}, ("", "", "")),
+        ({"io.kubernetes.cri.sandbox-name": 3}, ("", "", "")),
+        ({"io.kubernetes.cri.sandbox-name": "p" * 9999}, ("", "p" * 256, "")),
+    ],
+)
+def test_names_of_kubernetes(annotations: dict[str, Any], names: tuple[str, str, str]) -> None:
+    found = records._names(annotations)
+    assert (found["namespace"], found["pod"], found["container"]) == names
+
+
+def test_started_is_what_the_kernel_says(process: "subprocess.Popen[bytes]") -> None:
+    entry = os.open(f"/proc/{process.pid}", os.O_PATH)
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        assert records.started(entry) == int(fields[19])
+        process.kill()
+        process.wait()
+        with pytest.raises(OSError, match="process"):
+            records.started(entry)
+    finally:
+        os.close(entry)
+
+
+def test_a_process_may_be_called_anything(tmp_path: Path) -> None:
+    named = tmp_path / "a) b 1 2 3 (c"
+    named.symlink_to("/bin/sleep")
+    sleeper = subprocess.Popen([named, "1000"])
+    try:
+        entry = os.open(f"/proc/{sleeper.pid}", os.O_PATH)
+        ours = os.open("/proc/self", os.O_PATH)
+        assert records.started(entry) >= records.started(ours)
+        os.close(entry)
+        os.close(ours)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_what_image_and_user_wrote_is_bounded() -> None:
+    names = tuple(f"{number}" * 60 for number in range(1000))
+    request = Request(source="environment", devices=names, selectors=names)
+    state = State("id", 7, BUNDLE, None)
+    for annotations in (None, ["none"], {"io.kubernetes.cri.sandbox-name": "x" * 10**6}):
+        record = records.describe(state, annotations, request, Selection(), Plan([]))
+        assert len(json.dumps(record)) < 4096
+        assert (record["id"], record["pid"], record["engine"]) == ("id", 7, "docker")

@@ -1,0 +1,105 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuhook.errors import ContainerError
+from gpuhook.inventory.model import Gpu, Inventory, Node
+from gpuhook.running import records, repair
+from gpuhook.running.holders import Container
+
+ONE = Container("0123456789ab" + "0" * 52, "docker", 10, "python3")
+TWO = Container("0123456fffff" + "0" * 52, "docker", 20, "python3")
+POD = Container("pod", "", 30, "pause")
+
+
+@pytest.fixture
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of engines' command lines, the only one in PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def engine(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [(ONE.name, ONE), (ONE.name[:12], ONE), ("0123456f", TWO), ("pod", POD)],
+)
+def test_by_id(engines: Path, name: str, expected: Container) -> None:
+    assert repair.select([name], [ONE, TWO, POD]) == [expected]
+
+
+def test_by_the_engines_name(engines: Path) -> None:
+    engine(engines, "docker", "exit 1")
+    engine(engines, "podman", f'[ "$6" = web ] && echo {TWO.name}')
+    assert repair.select(["web", "pod"], [ONE, TWO, POD]) == [TWO, POD]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("0123456", "several"), ("po", "no running"), ("", "no running"), ("--all", "no running")],
+)
+def test_names_that_mean_none_or_several(engines: Path, name: str, words: str) -> None:
+    with pytest.raises(ContainerError, match=rf"{words}.*as `gpuhook list` or the engine shows it"):
+        repair.select([name], [ONE, TWO, POD])
+
+
+MINE = (195, 3)
+GPU = Gpu(0, 3, "GPU-1", "00000000:1B:00.0", "H100", "9.0", "Nvidia", False, ())
+
+
+def inventory(gpu: Gpu = GPU) -> Inventory:
+    nodes = (Node("/dev/nvidia3", *MINE), Node("/dev/nvidia4", 195, 4))
+    return Inventory("/", "535.1", "12.2", (gpu,), nodes, ())
+
+
+def recorded(pid: int, started: int, *devices: tuple[int, int]) -> Container:
+    given = {"gpus": [["GPU-1", 3]], "devices": [list(pair) for pair in devices]}
+    record = {"started": started, "given": [given]}
+    return Container("web", "docker", pid, "sleep", set(devices), record=record)
+
+
+@pytest.fixture
+def ourselves() -> Iterator[tuple[int, int]]:
+    """A descriptor of our own process, and when that began."""
+    process = os.open(f"/proc/{os.getpid()}", os.O_PATH)
+    yield process, records.started(process)
+    os.close(process)
+
+
+def test_what_is_in_the_record_and_on_the_machine(ourselves: tuple[int, int]) -> None:
+    process, started = ourselves
+    one = recorded(os.getpid(), started, MINE, (500, 7))
+    assert repair.given_devices(one, process, inventory()) == [MINE]
+
+
+def test_a_gpu_that_has_another_number_now(ourselves: tuple[int, int]) -> None:
+    process, started = ourselves
+    one = recorded(os.getpid(), started, MINE)
+    moved = Gpu(0, 4, "GPU-1", "00000000:1B:00.0", "H100", "9.0", "Nvidia", False, ())
+    for now in (inventory(moved), Inventory("/", "535.1", "12.2", (), (), ())):
+        with pytest.raises(ContainerError, match="given GPU-1, which this machine has no more"):
+            repair.given_devices(one, process, now)
+
+
+def test_a_process_with_the_number_of_the_container(ourselves: tuple[int, int]) -> None:
+    process, started = ourselves
+    with pytest.raises(ContainerError, match="has ended"):
+        repair.given_devices(recorded(os.getpid(), started - 1, MINE), process, inventory())
+
+
+def test_a_process_that_has_ended() -> None:
+    with pytest.raises(ContainerError, match="has ended"):
+        repair.repair(recorded(2**22 + 1, 1, MINE), inventory())
+
+
+def test_without_a_record_and_a_bundle_nothing_is_given(ourselves: tuple[int, int]) -> None:
+    one = Container("web", "", os.getpid(), "sleep", {MINE})
+    with pytest.raises(ContainerError, match="no record"):
+        repair.given_devices(one, ourselves[0], inventory())

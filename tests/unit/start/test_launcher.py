@@ -1,0 +1,472 @@
+"""The launcher: what it does without Python is what Python would have done."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from launchers import LAUNCHER, Installed
+
+from gpuhook import prestart_hook
+from gpuhook.config import Config, load, loads
+from gpuhook.errors import GpuhookError
+from gpuhook.names import CREATING_VERBS
+from gpuhook.oci.runtime_argv import Arguments
+from gpuhook.request.reader import read_request
+from gpuhook.start import launcher_files
+
+FUNCTIONS = LAUNCHER.read_text().partition("\ngp_self=$0")[0]
+
+# Command lines -----------------------------------------------------------------------------
+
+GLOBALS = (
+    "--root", "--log", "--log-format", "--log-level", "--rootless", "--criu", "--cgroup-manager",
+    "--debug", "--systemd-cgroup", "-root", "--unknown", "--root=/x", "--log=create", "-v",
+)  # fmt: skip
+OPTIONS = (
+    "--bundle", "-b", "--bundle=/b", "-b=/b", "-b/b", "--pid-file", "--pid-file=/p", "--detach",
+    "--console-socket", "--no-pivot", "--config", "-f", "--preserve-fds", "-d", "--keep", "--",
+)  # fmt: skip
+VERBS = ("create", "run", "start", "delete", "state", "exec", "kill", "restore", "what")
+WORDS = ("", "a", "create", "start", "two words", "new\nline", "*", "$(id)", "--bundle", "é", "\\")
+argvs = st.lists(st.sampled_from((*GLOBALS, *OPTIONS, *VERBS, *WORDS)), max_size=9)
+likely = st.builds(
+    lambda before, verb, after: [*before, verb, *after],
+    st.lists(st.sampled_from((*GLOBALS, "/x")), max_size=4),
+    st.sampled_from(VERBS),
+    st.lists(st.sampled_from((*OPTIONS, *WORDS, "/b")), max_size=5),
+)
+
+
+def verdict(argv: Sequence[str]) -> tuple[str, str]:
+    """Return what the script makes of a command line: (verb, bundle)."""
+    script = FUNCTIONS + '\nread_arguments "$@"\nprintf "%s\\n%s" "$gp_verb" "$gp_bundle"\n'
+    done = subprocess.run(["sh", "-c", script, "sh", *argv], capture_output=True, check=True)
+    assert done.stderr == b""
+    verb, _, bundle = done.stdout.decode().partition("\n")
+    return verb, bundle
+
+
+@settings(max_examples=400, deadline=None)
+@given(argvs | likely)
+def test_script_never_contradicts_python(argv: list[str]) -> None:
+    """What creates a container is passed on with the bundle that Python reads, or not at all.
+
+    tests/integration/test_parsers.py asks real runtimes, also where Python finds it unclear.
+    """
+    verb, bundle = verdict(argv)
+    assert verb in ("pass", "create", "")
+    arguments = Arguments(argv)
+    if arguments.verb in CREATING_VERBS:
+        assert verb != "pass"
+        assert verb != "create" or bundle == (arguments.bundle or ".")
+
+
+ENGINES = {
+    "docker create": (
+        "--root /r --log /l --log-format json create --bundle /b --pid-file /p ID",
+        ("create", "/b"),
+    ),
+    "docker start": ("--root /r --log /l --log-format json start ID", ("pass", ".")),
+    "docker delete": ("--root /r --log /l --log-format json delete --force ID", ("pass", ".")),
+    "docker exec": (
+        "--root /r --log /l exec --process /p --detach --pid-file /f ID",
+        ("pass", "."),
+    ),
+    "systemd": ("--root /r --systemd-cgroup create --bundle /b ID", ("create", "/b")),
+    "podman create": ("create --bundle /u --pid-file /p ID", ("create", "/u")),
+    "podman crun": ("--systemd-cgroup --root=/r create --bundle /u ID", ("create", "/u")),
+    "podman info": ("--version", ("pass", ".")),
+    "a working directory": ("create ID", ("create", ".")),
+    "a container called create": ("start create", ("pass", ".")),
+    "a folder called start": ("--root start create --bundle delete ID", ("create", "delete")),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), ENGINES.values(), ids=ENGINES.keys())
+def test_engines_are_understood(line: str, expected: tuple[str, str]) -> None:
+    assert verdict(line.split()) == expected
+
+
+# Words -------------------------------------------------------------------------------------
+
+
+def escaped(text: str, seed: int) -> str:
+    """Write a JSON string as somebody could who likes escapes."""
+    chance = random.Random(seed)  # noqa: S311 - to spell, not to hide
+    result = ""
+    for char in text:
+        kind = chance.choice(("plain", "plain", "lower", "upper"))
+        if kind == "plain" and char not in '"\\':
+            result += "\\/" if char == "/" and chance.random() < 0.3 else char
+        else:
+            number = f"{ord(char):04x}"
+            result += "\\u" + (number.upper() if kind == "upper" else number)
+    return f'"{result}"'
+
+
+CONFIGS = [
+    Config(),
+    loads("accept-nvidia-visible-devices-as-volume-mounts = true\n"),
+    loads('swarm-resource = "DOCKER_RESOURCE_GPU, other"\n'),
+    loads('[nvidia-container-runtime]\nmode = "cdi"\n'),
+    loads(
+        '[nvidia-container-runtime.modes.cdi]\nannotation-prefixes = ["a.b/c-", "x/"]\n'
+        "[gpuhook]\naccept-annotations = true\n"
+    ),
+]
+names = st.sampled_from(
+    ("NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "DOCKER_RESOURCE_GPU", "other", "PATH", "NVIDIA_VI")
+)
+values = st.sampled_from(("all", "0", "12.2", "void", "", "nvidia.com/gpu=0"))
+destinations = st.sampled_from(
+    ("/var/run/nvidia-container-devices/all", "/var/run/./nvidia-container-devices//0", "/x")
+)
+annotations = st.sampled_from(("cdi.k8s.io/x", "a.b/c-d", "x/y", "cdi.k8s"))
+
+
+@settings(max_examples=400)
+@given(
+    st.sampled_from(CONFIGS),
+    st.lists(st.tuples(names, values), max_size=3),
+    st.lists(destinations, max_size=2),
+    st.lists(annotations, max_size=2),
+    st.integers(0, 1 << 32),
+)
+def test_no_request_without_a_word(
+    config: Config,
+    env: list[tuple[str, str]],
+    mounts: list[str],
+    notes: list[str],
+    seed: int,
+) -> None:
+    entries = ",".join(escaped(f"{name}={value}", seed) for name, value in env)
+    points = ",".join(
+        f'{{"source":{escaped("/dev/null", seed)},"destination":{escaped(point, seed)}}}'
+        for point in mounts
+    )
+    pairs = ",".join(f'{escaped(key, seed)}:"nvidia.com/gpu=0"' for key in notes)
+    text = f'{{"process":{{"env":[{entries}]}},"mounts":[{points}],"annotations":{{{pairs}}}}}'
+    words = launcher_files.words(config)
+    assert words is not None
+    try:
+        asks = read_request(json.loads(text), config).devices is not None
+    except GpuhookError:
+        asks = True
+    assert not asks or any(word in text for word in words)
+
+
+def test_engines_escapes_are_no_words() -> None:
+    """What Go's encoder escapes by itself (< > &) must not cost a Python start."""
+    words = launcher_files.words(Config())
+    assert words is not None
+    assert not any(word in "\\u0026\\u0026 \\u003c \\u003e \\u2028" for word in words)
+
+
+def test_annotations_that_do_not_count_cost_no_python_start() -> None:
+    assert "cdi.k8s.io" not in (launcher_files.words(Config()) or ())
+    text = "[gpuhook]\naccept-annotations = true\n"
+    assert "cdi.k8s.io" in (launcher_files.words(loads(text)) or ())
+
+
+def test_no_words_for_what_json_writes_in_many_ways() -> None:
+    assert launcher_files.words(loads('swarm-resource = "é"\n')) is None
+    assert launcher_files.words(loads('swarm-resource = "a b"\n')) is not None
+
+
+# The whole script --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    made = Installed(tmp_path)
+    monkeypatch.setattr(launcher_files, "FOLDER", str(made.saved))
+    return made
+
+
+def test_python_is_asked_until_it_has_saved_its_files(installed: Installed) -> None:
+    installed.config.touch()
+    assert installed.run("state", "ID") == "python runtime-save"
+    installed.configure()
+    assert installed.run("state", "ID") == "runc state ID"
+    assert installed.create("{}") == "runc"
+    assert installed.create('{"env":"NVIDIA_VISIBLE_DEVICES"}') == "python"
+    assert installed.create('{"env":"\\u004e"}') == "python"
+    assert installed.run("state", "--future", "ID") == "runc state --future ID"
+    assert installed.run("--future", "state", "ID") == "python runtime"
+
+
+def test_missing_bundle_is_pythons(installed: Installed) -> None:
+    installed.configure()
+    assert installed.run("create", "--bundle", "/nonexistent", "ID") == "python runtime"
+
+
+def test_changed_config_is_noticed(installed: Installed) -> None:
+    installed.configure()
+    installed.config.write_text("# changed\n")
+    assert installed.run("state", "ID") == "python runtime-save"
+
+
+def test_config_replaced_by_an_older_one_is_noticed(installed: Installed) -> None:
+    installed.configure()
+    older = installed.folder / "older.toml"
+    older.touch()
+    os.utime(older, (1, 1))
+    older.rename(installed.config)
+    assert installed.run("state", "ID") == "python runtime-save"
+
+
+def test_older_configuration_written_over_it_is_noticed(installed: Installed) -> None:
+    """As by cp -p: the file stays the one that it was, and gets a time of its past."""
+    installed.configure()
+    installed.config.write_text("# of another day\n")
+    os.utime(installed.config, (1, 1))
+    assert installed.run("state", "ID") == "python runtime-save"
+
+
+def test_configuration_of_the_same_time_in_another_folder_is_noticed(installed: Installed) -> None:
+    """As Nix does it: links lead to a file of the year 1970, and then to another one."""
+    files = [installed.folder / name / "config.toml" for name in ("old", "new")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("# one of two\n")
+        os.utime(file, (10**9, 10**9))
+        os.utime(file.parent, (10**9, 10**9))
+    current = installed.folder / "current"
+    current.symlink_to("old")
+    installed.config.symlink_to(current / "config.toml")
+    os.utime(installed.config.parent, (10**9, 10**9))
+    launcher_files.save(str(installed.config))
+    assert installed.run("state", "ID") == "runc state ID"
+    current.unlink()
+    current.symlink_to("new")
+    assert installed.run("state", "ID") == "python runtime-save"
+
+
+def test_configuration_without_a_time_of_its_own_is_read_each_time(installed: Installed) -> None:
+    """One written over it (cp -p) would have that time, too, and be that file."""
+    installed.config.touch()
+    for place in (installed.config, installed.config.parent):
+        os.utime(place, (1, 1))
+    launcher_files.save(str(installed.config))
+    assert installed.run("state", "ID") == "python runtime-save"
+    assert installed.run("state", "ID") == "python runtime-save"
+
+
+def test_configuration_that_changes_while_it_is_read_is_noticed(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = installed.folder / "old.toml"
+    old.write_text("")
+    os.utime(old, (10**9, 10**9))
+    installed.config.symlink_to(old)
+    os.utime(installed.config.parent, (10**9, 10**9))
+
+    def load_then_switch(path: str | None) -> Config:
+        config = load(path)
+        new = installed.folder / "new.toml"
+        new.write_text("")
+        os.utime(new, (10**9, 10**9))
+        installed.config.unlink()
+        installed.config.symlink_to(new)
+        os.utime(installed.config.parent, (10**9, 10**9))
+        return config
+
+    monkeypatch.setattr(launcher_files, "load", load_then_switch)
+    launcher_files.save(str(installed.config))
+    assert installed.run("state", "ID") == "python runtime-save"
+
+
+def test_configured_runtimes_are_tried_in_order(installed: Installed) -> None:
+    installed.runtime("crun")
+    names = f'"none-such", "/none", "{installed.path}/crun", "runc"'
+    installed.configure(f"[nvidia-container-runtime]\nruntimes = [{names}]")
+    assert installed.run("state", "ID") == "crun state ID"
+    (installed.path / "crun").unlink()
+    assert installed.run("state", "ID") == "runc state ID"
+
+
+def test_no_runtime_is_pythons_to_tell(installed: Installed) -> None:
+    text = f'[nvidia-container-runtime]\nruntimes = ["none-such", "{installed.path}/runc"]'
+    installed.configure(text)
+    (installed.path / "runc").chmod(0o644)
+    assert installed.run("state", "ID") == "python runtime"
+
+
+def test_launcher_is_never_its_own_runtime(installed: Installed) -> None:
+    installed.runtime("crun")
+    (installed.path / "runc").unlink()
+    (installed.path / "runc").symlink_to(installed.bin / "gpu-py")
+    text = f'[nvidia-container-runtime]\nruntimes = ["{installed.path}/runc", "crun"]'
+    installed.configure(text)
+    assert installed.run("state", "ID") == "crun state ID"
+
+
+@pytest.mark.parametrize("runtime", ["dir/runc", "./runc", "ru nc", "a:b", "é"])
+def test_runtimes_that_the_script_can_not_read_are_pythons(
+    installed: Installed, runtime: str
+) -> None:
+    installed.configure(f'[nvidia-container-runtime]\nruntimes = ["{runtime}"]')
+    assert installed.run("state", "ID") == "python runtime-save"
+
+
+def test_environment_and_odd_arguments_survive(installed: Installed) -> None:
+    installed.configure()
+    odd = ["two words", "", "*", "$(id)", "new\nline", "\\", "-n", "é"]
+    environ = {
+        "name": "n", "word": "w", "config": "c", "LD_LIBRARY_PATH": "/nowhere",
+        "EMPTY": "", "TWO": "one\ntwo", "QUOTES": "'\"`$(id)", "PWD": str(Path.cwd()),
+    }  # fmt: skip
+    assert installed.run("exec", "ID", *odd, env=environ).startswith("runc exec ID two words  * ")
+    found = (installed.folder / "log.env").read_bytes().decode().split("\0")
+    assert {f"{name}={value}" for name, value in environ.items()} <= set(found)
+    assert not [entry for entry in found if entry.startswith("gp_")]
+
+
+def test_words_are_not_searched_by_a_program_of_the_callers(installed: Installed) -> None:
+    installed.configure()
+    installed.program(installed.path / "grep", "#!/bin/sh\nexit 1\n")
+    assert installed.create('"NVIDIA_VISIBLE_DEVICES"') == "python"
+
+
+@pytest.fixture
+def unconfigured(installed: Installed) -> Installed:
+    """A launcher that finds no config.toml, and no files that Python has saved."""
+    script = installed.bin / "gpu-py"
+    nowhere = f"{installed.config}.none"
+    script.write_text(script.read_text().replace("/etc/gpuhook/config.toml", nowhere))
+    return installed
+
+
+NO_CONFIG = {"GPUHOOK_CONFIG": ""}
+
+
+def test_without_config_the_default_runtimes_are_tried_in_order(unconfigured: Installed) -> None:
+    script = unconfigured.bin / "gpu-py"
+    usual = ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:"
+    script.write_text(script.read_text().replace(usual, ":"))  # the machine has them, too
+    environ = {**NO_CONFIG, "PATH": str(unconfigured.path)}
+    names = Config().runtimes
+    for name in names:
+        unconfigured.program(
+            unconfigured.path / name, f'#!/bin/sh\necho {name} "$@" >{unconfigured.log}\n'
+        )
+    for name in names:
+        assert unconfigured.run("kill", "ID", "9", env=environ) == f"{name} kill ID 9"
+        (unconfigured.path / name).unlink()
+
+
+def test_without_config_each_default_word_is_pythons(unconfigured: Installed) -> None:
+    def create(text: str) -> str:
+        (unconfigured.bundle / "config.json").write_text(text)
+        words = ("create", "--bundle", str(unconfigured.bundle), "ID")
+        return unconfigured.run(*words, env=NO_CONFIG).partition(" --")[0]
+
+    words = launcher_files.words(Config())
+    assert words is not None
+    for word in words:
+        assert create(f'{{"env":"{word}"}}') == "python runtime-save", word
+        assert create(f'{{"env":"{word[:-1]}"}}') == "runc create", word
+
+
+# The hook and its helper ---------------------------------------------------------------------
+
+
+class FakeHelper:
+    """A process with the helper's pipes that does what a test says, in a bundle's name."""
+
+    def __init__(self, folder: Path, act: str) -> None:
+        self.bundle = folder / "bundle"
+        self.seen = folder / "seen"
+        code = (
+            "import os, sys\n"
+            f"bundle = os.open({str(self.bundle)!r}, os.O_PATH)\n"
+            "asked, answer = os.pipe(), os.pipe()\n"
+            "print(os.getpid(), asked[1], answer[1], bundle, flush=True)\n"
+            "def wait():\n"
+            "    hook = int(os.read(asked[0], 32))\n"
+            "    fd = os.open(f'/proc/{hook}/fd/6', os.O_RDONLY)\n"
+            f"    open({str(self.seen)!r}, 'wb').write(os.read(fd, 1 << 16))\n"
+            "def tell(text):\n"
+            "    os.write(answer[1], text)\n"
+            f"{act}\n"
+        )
+        self.process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        self.words = self.process.stdout.readline().decode().split()
+        self.process.stdout.close()
+
+
+def ask(installed: Installed, act: str, *, bundle: str = "") -> tuple[int, str, str]:
+    """Run the hook with a helper that acts so; return its status, stderr and what Python got."""
+    installed.program(installed.bin / "gpuhook-prestart", LAUNCHER.read_text())
+    python = f'#!/bin/sh\nshift 5\n(echo "$@"; cat) >{installed.log}\n'
+    installed.program(installed.bin / "python3", python)
+    helper = FakeHelper(installed.folder, act)
+    installed.log.unlink(missing_ok=True)
+    words = [*helper.words, bundle or str(helper.bundle)]
+    hook = str(installed.bin / "gpuhook-prestart")
+    argv = [hook, "--helper", *words, "--config", "/c", "prestart"]
+    done = subprocess.run(argv, input=b'{"state":1}', capture_output=True, timeout=30, check=False)
+    helper.process.kill()
+    helper.process.wait()
+    python = installed.log.read_text() if installed.log.exists() else ""
+    return done.returncode, done.stderr.decode(), python
+
+
+def plain_hook(installed: Installed) -> str:
+    return f'hook {installed.bin}/gpuhook-prestart --config /c prestart\n{{"state":1}}'
+
+
+def test_hook_leaves_the_work_to_the_helper(installed: Installed) -> None:
+    act = "wait(); tell(b'taken\\n'); tell(b'done\\n')"
+    assert ask(installed, act) == (0, "", "")
+    assert (installed.folder / "seen").read_text() == '{"state":1}'
+
+
+def test_hook_tells_what_the_helper_says(installed: Installed) -> None:
+    act = "wait(); tell(b'taken\\nNo such GPU. Buy one: $(id) * \\\\n %s.\\n')"
+    status, told, python = ask(installed, act)
+    assert (status, python) == (1, "")
+    assert told == "gpuhook-prestart: No such GPU. Buy one: $(id) * \\n %s.\n"
+
+
+def test_hook_has_python_report_a_helper_killed_at_work(installed: Installed) -> None:
+    act = "wait(); tell(b'taken\\n'); os.kill(os.getpid(), 9)"
+    status, text, python = ask(installed, act)
+    assert (status, text) == (0, "")
+    assert python.partition(" --config")[0].endswith("gpuhook-prestart --helper-killed")
+
+
+def test_hook_refuses_after_a_helper_was_killed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[gpuhook]\nstate-dir = "{tmp_path}"\n')
+    with pytest.raises(SystemExit) as ended:
+        prestart_hook.main(["--helper-killed", "--config", str(config), "prestart"])
+    assert ended.value.code == 1
+    assert "The helper was killed. Start the container again." in capfd.readouterr().err
+    assert "The helper was killed." in (tmp_path / "errors.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "act",
+    ["os.read(asked[0], 32); os.kill(os.getpid(), 9)", "os._exit(0)", "os.close(asked[0])"],
+    ids=["killed before it takes the task", "gone", "not listening"],
+)
+def test_hook_does_the_work_without_a_helper(installed: Installed, act: str) -> None:
+    assert ask(installed, act) == (0, "", plain_hook(installed))
+
+
+def test_hook_asks_no_process_of_another_bundle(installed: Installed) -> None:
+    act = "import time; time.sleep(20)"
+    (installed.folder / "other").mkdir()
+    status = ask(installed, act, bundle=str(installed.folder / "other"))
+    assert status == (0, "", plain_hook(installed))

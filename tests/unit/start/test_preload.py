@@ -1,0 +1,126 @@
+"""Importing at once is importing: the same modules, the same code, never an outdated one."""
+
+import compileall
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[3] / "src"
+
+CHOICE = (
+    "gpuhook.inventory.cache, gpuhook.vendors.nvidia.requirements, "
+    "gpuhook.vendors.nvidia.completeness"
+)
+LISTS = {
+    "RUNTIME": (
+        f"gpuhook.runtime_shim, gpuhook.oci.spec, gpuhook.resolve, {CHOICE}, "
+        "gpuhook.vendors.nvidia.device_nodes, gpuhook.cgroup.access, gpuhook.start.helper"
+    ),
+    "HOOK": "gpuhook.prestart_hook",
+    "HOOK + preload.INJECTION": f"gpuhook.prestart_hook, {CHOICE}, gpuhook.inject",
+}
+PRELOAD = ("gpuhook.start", "gpuhook.start.preload")  # imported in the ordinary way
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A compiled copy of the package that a test may spoil."""
+    copy = tmp_path / "gpuhook"
+    shutil.copytree(SOURCES / "gpuhook", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    assert compileall.compile_dir(str(copy), quiet=2)
+    return copy
+
+
+def run(package: Path, code: str) -> list[str]:
+    """Return what isolated code prints that has the package on its path."""
+    begin = (
+        f"import sys; sys.path.append({str(package.parent)!r}); from gpuhook.start import preload\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-B", "-c", begin + code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(("names", "imports"), LISTS.items(), ids=LISTS.keys())
+def test_lists_hold_what_is_imported(package: Path, names: str, imports: str) -> None:
+    """In an order in which no module makes the import system look for another."""
+    ours = f"[m for m in sys.modules if m.startswith('gpuhook.') and m not in {PRELOAD}]"
+    code = f"preload.load(preload.{names})\nby_us = {ours}\n"
+    assert run(package, f"{code}print(*[m for m in by_us if sys.modules[m].__spec__])") == []
+    loaded = run(package, f"{code}print(*by_us)")
+    assert sorted(loaded) == sorted(run(package, f"import {imports}\nprint(*{ours})"))
+
+
+def test_modules_are_the_same(package: Path) -> None:
+    show = (
+        "import gpuhook.runtime_shim, gpuhook.config.loader\n"
+        "for module in (gpuhook.runtime_shim, gpuhook.config, gpuhook.config.loader):\n"
+        "    print(module.__name__, module.__package__, module.__file__, *sorted(vars(module)))\n"
+    )
+    internal = {"__spec__", "__loader__", "__cached__", "__path__"}
+    imported = [word for word in run(package, show) if word not in internal]
+    loaded = run(package, f"preload.load(preload.RUNTIME)\n{show}")
+    assert [word for word in loaded if word not in internal] == imported
+
+
+def test_changed_source_is_what_runs(package: Path) -> None:
+    source = package / "request/sources.py"
+    source.write_text(source.read_text() + "\nCHANGED = 'yes'\n")
+    code = (
+        "preload.load(preload.RUNTIME)\nfrom gpuhook.request import sources\nprint(sources.CHANGED)"
+    )
+    assert run(package, code) == ["yes"]
+
+
+SPOILERS = {
+    "removed": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:10]),
+    "of another Python": lambda file: file.write_bytes(b"1234" + file.read_bytes()[4:]),
+    "valid by its source's hash": lambda file: file.write_bytes(
+        file.read_bytes()[:4] + b"\1\0\0\0" + file.read_bytes()[8:]
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS.keys())
+@pytest.mark.parametrize("module", ["errors", "config/model", "config/__init__", "inventory/cache"])
+def test_unusable_file_is_left_to_the_import_system(
+    package: Path, module: str, spoil: object
+) -> None:
+    folder, _, name = module.rpartition("/")
+    [file] = (package / folder / "__pycache__").glob(f"{name}.*.pyc")
+    assert callable(spoil)
+    spoil(file)
+    code = (
+        "preload.load(preload.RUNTIME)\n"
+        "import gpuhook.runtime_shim, gpuhook.inventory.cache\n"
+        "from gpuhook.config import Config, load\n"
+        "print(Config().mode, gpuhook.config.loader.DEFAULT_PATH)"
+    )
+    assert run(package, code) == ["hook", "/etc/gpuhook/config.toml"]
+
+
+@pytest.mark.parametrize("folder", ["lib-dynload", "nowhere"])
+def test_extension_modules_are_the_standard_librarys(package: Path, folder: str) -> None:
+    """Wherever they are found, and also where that is not where preload looks for them."""
+    code = (
+        f"preload._EXTENSIONS_FOLDER = {folder!r}\n"
+        "preload.load(preload.HOOK + preload.INJECTION)\n"
+        "import _json, _ctypes, json, ctypes\n"
+        "from gpuhook.container import clib\n"
+        "from gpuhook.oci import jsontext\n"
+        "print(jsontext.scanstring is json.decoder.c_scanstring)\n"
+        "print(clib.get_errno is ctypes.get_errno, jsontext.loads('[1]'), clib.Library().getpid())"
+    )
+    first, second, value, pid = run(package, code)
+    assert (first, second, value) == ("True", "True", "[1]")
+    assert int(pid) > 0

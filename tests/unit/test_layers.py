@@ -1,0 +1,266 @@
+"""Who may import whom, and what a start may load.
+
+Imports are read from the sources: those inside functions count, and those for typing alone.
+What a start loads is counted, because times differ between machines: one module of the
+standard library can cost more than a container start may take in all.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from gpuhook.start import preload
+
+SOURCES = Path(__file__).parents[2] / "src"
+PACKAGE = SOURCES / "gpuhook"
+
+# What every room may import.
+FOR_ALL = {"gpuhook", "errors", "names"}
+
+# The lines of docs/architecture.md, from the bottom up: nobody imports a line above its own.
+LINES = (
+    ("gpuhook", "names", "errors"),
+    ("container", "oci", "host", "engines", "simulate"),
+    ("request", "config", "inventory", "vendors.nvidia", "cgroup", "loader", "log"),
+    ("plan",),
+    ("resolve", "start", "inject", "running"),
+    ("cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook"),
+)
+
+# A room, or a module at the top -> what else it imports, and may.
+LAYERS: Mapping[str, set[str]] = {
+    "gpuhook": set(),
+    "names": set(),
+    "errors": set(),
+    "oci": set(),
+    "host": set(),
+    "simulate": set(),
+    "container": set(),
+    "engines": {"host"},
+    "loader": {"container"},
+    "log": {"config", "oci"},
+    # These four know NVIDIA, and NVIDIA knows them.
+    "config": {"vendors.nvidia"},
+    "request": {"config", "oci", "vendors.nvidia"},
+    "inventory": {"config", "oci", "request", "vendors.nvidia"},
+    "vendors.nvidia": {
+        "cgroup", "config", "container", "inventory", "loader", "oci", "request",
+    },
+    "cgroup": {"container", "inventory"},
+    "plan": {
+        "config", "container", "inventory", "loader", "oci", "request", "vendors.nvidia",
+    },
+    "running": {"cgroup", "container", "inventory", "oci", "plan", "request"},
+    "resolve": {"config", "inventory", "request", "start", "vendors.nvidia"},
+    "inject": {
+        "cgroup", "config", "container", "log", "oci", "plan", "resolve", "running",
+        "vendors.nvidia",
+    },
+    "start": {
+        "cgroup", "config", "container", "inject", "inventory", "loader", "log", "oci", "plan",
+        "request", "resolve", "vendors.nvidia",
+    },
+    "runtime_shim": {
+        "cgroup", "config", "container", "inventory", "log", "oci", "plan", "request", "resolve",
+        "start", "vendors.nvidia",
+    },
+    "prestart_hook": {"config", "inject", "log", "oci", "resolve", "runtime_shim", "start"},
+    "nvidia_cli": {
+        "config", "container", "host", "inject", "inventory", "log", "oci", "plan", "request",
+        "running", "vendors.nvidia",
+    },
+    "_start": {"nvidia_cli", "prestart_hook", "runtime_shim", "start"},
+    "doctor": {
+        "config", "container", "engines", "host", "inventory", "loader", "log", "runtime_shim",
+        "start", "vendors.nvidia",
+    },
+    "cli": {
+        "cgroup", "config", "container", "doctor", "engines", "host", "inventory", "nvidia_cli",
+        "oci", "plan", "request", "resolve", "running", "simulate", "start", "vendors.nvidia",
+    },
+}  # fmt: skip
+
+
+def dotted(path: Path) -> str:
+    """Return a module's name without ``gpuhook.``, "gpuhook" for the package itself."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "gpuhook"
+
+
+MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def room(module: str) -> str:
+    """Return the room of a module: its folder, or itself at the top."""
+    whole = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+    return whole or module
+
+
+def imports(text: str) -> Iterator[str]:
+    """Yield the modules of ours that a source imports anywhere."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            named = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports say from where"
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            named = [each if _ours(each) in MODULES else str(node.module) for each in inside]
+        else:
+            continue
+        yield from (_ours(name) for name in named if name.partition(".")[0] == "gpuhook")
+
+
+def _ours(name: str) -> str:
+    return name.removeprefix("gpuhook.")
+
+
+def graph() -> dict[str, set[str]]:
+    """Return what each module imports of ours."""
+    return {name: {*imports(path.read_text())} - {name} for name, path in MODULES.items()}
+
+
+def circle(edges: Mapping[str, set[str]]) -> list[str]:
+    """Return the modules of a circle, [] if there is none."""
+    done: set[str] = set()
+
+    def search(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(edges.get(name, ())):
+            if found := search(other, [*way, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(edges) if (found := search(name, []))), [])
+
+
+def test_rooms_import_what_the_table_says() -> None:
+    found: dict[str, set[str]] = {room(name): set() for name in MODULES}
+    for module, others in graph().items():
+        found[room(module)] |= {room(other) for other in others}
+    found.pop("vendors")  # holds its vendors and nothing else
+    assert {each: found[each] - {each} - FOR_ALL for each in found} == LAYERS
+
+
+def test_no_room_imports_one_above() -> None:
+    line = {each: number for number, rooms in enumerate(LINES) for each in rooms}
+    assert set(line) == set(LAYERS)
+    assert [(a, b) for a, others in LAYERS.items() for b in others if line[b] > line[a]] == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert circle(graph()) == []
+
+
+def test_circles_are_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    source = "if TYPE_CHECKING:\n    from gpuhook import log\ndef f():\n    import gpuhook.errors\n"
+    assert [*imports(source)] == ["log", "errors"]
+    assert [*imports("from gpuhook.errors import shown\n")] == ["errors"]
+
+
+def test_top_holds_a_handful() -> None:
+    assert len([*PACKAGE.glob("*.py")]) <= 12
+
+
+def test_rooms_on_the_way_of_a_start_are_empty() -> None:
+    """preload makes them without a look at their ``__init__``."""
+    named = {*preload.RUNTIME, *preload.HOOK, *preload.INJECTION}
+    rooms = {room(name) for name in named if "." in name} - named
+    assert {"request", "vendors.nvidia"} <= rooms
+    for each in [*rooms, "vendors"]:
+        [docstring] = ast.parse(MODULES[each].read_text()).body
+        assert isinstance(docstring, ast.Expr)
+
+
+# What the interpreter itself has imported when it begins, and what costs nothing to import.
+FREE = {
+    "__main__", "gc", "_abc", "_codecs", "_collections_abc", "_frozen_importlib",
+    "_frozen_importlib_external", "_imp", "_io", "_locale", "_signal", "_stat", "_thread",
+    "_warnings", "_weakref", "abc", "builtins", "codecs", "encodings", "encodings.aliases",
+    "encodings.utf_8", "errno", "genericpath", "io", "marshal", "os", "os.path", "posix",
+    "posixpath", "stat", "sys", "time", "zipimport",
+}  # fmt: skip
+if sys.version_info >= (3, 13):
+    FREE.add("linecache")  # by the interpreter, to remember what -c was given
+JSON = {"_json"}
+KERNEL = {"_ctypes"}
+
+
+class Start(NamedTuple):
+    """What a start imports, how many of our files that are at most, and what it may load.
+
+    ``rooms`` are those it has modules from, ``beyond`` what else than free modules it loads.
+    """
+
+    imports: str
+    files: int
+    rooms: set[str]
+    beyond: set[str]
+
+
+NVIDIA = "gpuhook.vendors.nvidia"
+SPEC = "gpuhook._start, gpuhook.runtime_shim, gpuhook.oci.spec, gpuhook.resolve"
+CHOICE = f"gpuhook.inventory.cache, {NVIDIA}.requirements, {NVIDIA}.completeness"
+ACCESS = f"{NVIDIA}.device_nodes, gpuhook.cgroup.access, gpuhook.start.helper"
+TOP = {"gpuhook", "_start", "errors", "log", "names", "resolve"}
+RUNTIME = {*TOP, "runtime_shim", "config", "oci", "request", "start", "vendors.nvidia"}
+HOOK = RUNTIME - {"runtime_shim"} | {"prestart_hook"}
+STARTS = {
+    "runtime, no GPU": Start(SPEC, 20, RUNTIME, JSON),
+    "runtime, GPU": Start(
+        f"{SPEC}, {CHOICE}, {ACCESS}", 29, {*RUNTIME, "inventory", "cgroup"}, JSON
+    ),
+    "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 19, HOOK, JSON),
+    "hook, GPU": Start(
+        f"gpuhook._start, gpuhook.prestart_hook, {CHOICE}, gpuhook.inject",
+        41,
+        {*HOOK, "inject", "inventory", "cgroup", "plan", "container", "loader", "running"},
+        JSON | KERNEL,
+    ),
+}
+
+
+def loaded(start: Start) -> tuple[set[str], set[str]]:
+    """Return the modules of ours, and the others, that an isolated interpreter has then.
+
+    Rooms that hold nothing are left out: no file is read for them.
+    """
+    code = f"import sys; sys.path.append({str(SOURCES)!r}); import {start.imports}"
+    words = [sys.executable, "-I", "-S", "-c", f"{code}; print(*sys.modules)"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    every = set(done.stdout.split())
+    ours = {name for name in every if name.partition(".")[0] == "gpuhook"}
+    found = {_ours(name) for name in ours}
+    empty = {name for name in found if len(ast.parse(MODULES[name].read_text()).body) == 1}
+    return found - empty, every - ours
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS.keys())
+def test_start_loads_no_more_than_it_may(start: Start) -> None:
+    ours, others = loaded(start)
+    assert {room(name) for name in ours} == start.rooms
+    assert len(ours) <= start.files, sorted(ours)
+    assert others - FREE - start.beyond == set()
+
+
+def test_making_an_inventory_is_not_on_the_hot_path() -> None:
+    ours, _ = loaded(STARTS["hook, GPU"])
+    assert not {"vendors.nvidia.discover", "vendors.nvidia.nvml", "loader.elf"} & ours
+
+
+def test_interpreter_is_started_bare() -> None:
+    """What the launcher passes decides what is imported before our first line."""
+    launcher = (SOURCES.parent / "launchers/gpu-py").read_text()
+    assert 'exec "$gp_python" -I -S -c' in launcher
+    assert os.access(SOURCES.parent / "launchers/gpu-py", os.X_OK)

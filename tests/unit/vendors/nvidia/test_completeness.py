@@ -1,0 +1,174 @@
+"""completeness: what can't work is refused with the remedy, what is there in part is a warning."""
+
+from collections.abc import Collection
+
+import pytest
+from machines import FILES, VERSION, gpu, library, machine, mig
+
+from gpuhook.errors import DriverError
+from gpuhook.inventory.model import Inventory
+from gpuhook.inventory.selection import select
+from gpuhook.request.reader import Request
+from gpuhook.vendors.nvidia import completeness
+from gpuhook.vendors.nvidia.variables import CAPABILITIES, DEFAULT_CAPABILITIES
+
+REST = (
+    library(f"libnvidia-ptxjitcompiler.so.{VERSION}", "compute", "libnvidia-ptxjitcompiler.so.1"),
+    library(f"libnvcuvid.so.{VERSION}", "video", "libnvcuvid.so.1"),
+    library(f"libEGL_nvidia.so.{VERSION}", "graphics", "libEGL_nvidia.so.0"),
+)
+WHOLE = machine(gpu(0, 3, (mig(0, 1, 12, 13),)), gpu(1, 0))
+
+
+def without(
+    *names: str,
+    root: str = "/",
+    gpus: bool = True,
+    compat32: bool = True,
+    lost: tuple[int, ...] = (),
+) -> Inventory:
+    """Return a machine with a whole driver but for the nodes and files of these names."""
+    files = [file for file in FILES + REST if not file.target.rpartition("/")[2].startswith(names)]
+    if not compat32:
+        files = [file for file in files if file.kind != "library32"]
+    nodes = [node for node in WHOLE.nodes if node.path not in names]
+    fields = {name: getattr(WHOLE, name) for name in Inventory.__slots__}
+    changed = {"root": root, "files": tuple(files), "nodes": tuple(nodes), "lost": lost}
+    return Inventory(**{**fields, **changed, "gpus": WHOLE.gpus if gpus else ()})
+
+
+def request(capabilities: Collection[str], *selectors: str) -> Request:
+    return Request("environment", selectors, (), selectors, tuple(sorted(capabilities)))
+
+
+def check(inventory: Inventory, capabilities: Collection[str], *selectors: str) -> None:
+    asked = request(capabilities, *selectors)
+    completeness.check(asked, inventory, select(asked, inventory))
+
+
+def warnings(inventory: Inventory, capabilities: Collection[str], *selectors: str) -> list[str]:
+    return completeness.warnings(request(capabilities, *selectors or ["all"]), inventory)
+
+
+REFUSED = {
+    "no uvm": (
+        "/dev/nvidia-uvm",
+        "compute",
+        "there is no device node /dev/nvidia-uvm, without which there is no CUDA",
+        "nvidia-modprobe -u -c=0",
+    ),
+    "no libcuda": (
+        "libcuda.so",
+        "compute",
+        f"libcuda.so.{VERSION} isn't installed, without which there is no CUDA",
+        "(libcuda1 on Debian, libnvidia-compute-580 on Ubuntu, nvidia-driver-cuda-libs on RHEL)",
+    ),
+    "no NVML": (
+        "libnvidia-ml.so",
+        "utility",
+        f"libnvidia-ml.so.{VERSION} isn't installed, without which there is no nvidia-smi",
+        f"Install the driver's libraries of exactly version {VERSION} (libnvidia-ml1 on Debian, ",
+    ),
+}
+CASES = pytest.mark.parametrize(
+    ("name", "capability", "cause", "remedy"), REFUSED.values(), ids=REFUSED
+)
+
+
+@CASES
+@pytest.mark.parametrize("selector", ["0", "1", "0-1", "0:0", "all"])
+@pytest.mark.parametrize("more", [(), ("compute", "utility"), CAPABILITIES])
+def test_what_cannot_work_is_refused_with_the_remedy(
+    name: str, capability: str, cause: str, remedy: str, selector: str, more: tuple[str, ...]
+) -> None:
+    with pytest.raises(DriverError) as caught:
+        check(without(name), {capability, *more}, selector)
+    assert caught.value.code == "driver"
+    assert caught.value.cause == f"The container asks for {capability}, and {cause}"
+    assert remedy in caught.value.remedy
+    assert caught.value.remedy.endswith(", or ask for less with NVIDIA_DRIVER_CAPABILITIES")
+
+
+@CASES
+def test_it_is_not_refused_where_it_is_not_asked_for(
+    name: str, capability: str, cause: str, remedy: str
+) -> None:
+    assert cause
+    assert remedy
+    for other in {*CAPABILITIES, ""} - {capability}:
+        check(without(name), {other}, "0")
+
+
+@CASES
+def test_without_a_gpu_it_is_a_warning(name: str, capability: str, cause: str, remedy: str) -> None:
+    assert remedy
+    check(without(name), {capability})  # NVIDIA_VISIBLE_DEVICES=none
+    bare = without(name, gpus=False)
+    check(bare, {capability}, "all")
+    assert warnings(bare, {capability}) == [f"{capability} can't work: {cause}"]
+
+
+def test_the_node_is_named_as_it_is_on_the_host() -> None:
+    with pytest.raises(DriverError, match="no device node /run/nvidia/driver/dev/nvidia-uvm, "):
+        check(without("/dev/nvidia-uvm", root="/run/nvidia/driver"), DEFAULT_CAPABILITIES, "0")
+
+
+def test_a_whole_driver_is_neither_refused_nor_warned_of() -> None:
+    for selector in ("0", "all"):
+        check(without(), CAPABILITIES, selector)
+    assert warnings(without(), CAPABILITIES) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "capabilities", "text"),
+    [
+        ("libnvidia-ptxjitcompiler", "compute", "compute lacks libnvidia-ptxjitcompiler"),
+        ("nvidia-smi", "utility", "utility lacks nvidia-smi"),
+        ("libnvcuvid", "video", "video lacks libnvcuvid"),
+        ("libnvidia-encode", "video", "video lacks libnvidia-encode"),
+        ("libcuda", "video", "video lacks libcuda"),
+        ("/dev/nvidia-uvm", "video", "video lacks /dev/nvidia-uvm"),
+        ("libGLX_nvidia", "graphics", "graphics lacks libGLX_nvidia"),
+        ("libEGL_nvidia", "display", "display lacks libEGL_nvidia"),
+        ("/dev/nvidia-modeset", "display", "display lacks /dev/nvidia-modeset"),
+        ("libGLX", "display,graphics", "display and graphics lack libGLX_nvidia"),
+        ("libnvidia-ngx", "ngx", "ngx lacks libnvidia-ngx"),
+    ],
+)
+def test_what_is_there_in_part_is_a_warning(name: str, capabilities: str, text: str) -> None:
+    asked = capabilities.split(",")
+    check(without(name), asked, "0")
+    assert warnings(without(name), asked) == [text]
+    assert warnings(without(name), {"ngx", "utility"} - set(asked)) == []
+
+
+def test_no_32_bit_library() -> None:
+    inventory = without(compat32=False)
+    assert warnings(inventory, {"compat32"}) == ["compat32 lacks every 32-bit library"]
+    assert warnings(inventory, set(CAPABILITIES) - {"compat32"}) == []
+
+
+def test_a_32_bit_library_is_no_other_one() -> None:
+    """The machine has libcuda for 32 bits as well, which helps no program of 64 bits."""
+    files = tuple(file for file in FILES if file.kind == "library32")
+    assert [file.target for file in files] == [f"libcuda.so.{VERSION}"]
+    assert list(completeness.missing_libraries({"compute"}, files, VERSION)) != []
+
+
+def test_all_on_a_compute_server_is_warned_of_and_not_refused() -> None:
+    graphics = ("libGLX", "libEGL", "/dev/nvidia-modeset")
+    server = without("libnvcuvid", "libnvidia-encode", "libnvidia-ngx", *graphics, compat32=False)
+    check(server, CAPABILITIES, "all")
+    assert warnings(server, CAPABILITIES) == [
+        "video lacks libnvcuvid, libnvidia-encode",
+        "display and graphics lack libGLX_nvidia, libEGL_nvidia, /dev/nvidia-modeset",
+        "ngx lacks libnvidia-ngx",
+        "compat32 lacks every 32-bit library",
+    ]
+
+
+@pytest.mark.parametrize("all_of_them", ["all", "ALL"])
+def test_lost_gpus_are_missing_from_all(all_of_them: str) -> None:
+    lost = ["GPU 2 has fallen off the bus (lost)"]
+    assert warnings(without(lost=(2,)), DEFAULT_CAPABILITIES, all_of_them) == lost
+    assert warnings(without(lost=(2,)), DEFAULT_CAPABILITIES, "0-1") == []

@@ -1,0 +1,151 @@
+"""Whether an image's newer CUDA is used, from real folders and by rule."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuhook.config import loads
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.vendors.nvidia import cuda_compat
+
+Case = dict[str, Any]
+
+
+def note_of(data: object) -> cuda_compat.Note | None:
+    return cuda_compat.parse_note(json.dumps(data).encode())
+
+
+def lay_out(root: Path, entries: list[str]) -> None:
+    """Make empty files, and links written as "path -> target"."""
+    for entry in entries:
+        path, arrow, target = entry.partition(" -> ")
+        place = root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if arrow:
+            place.symlink_to(target)
+        else:
+            place.touch()
+
+
+@pytest.mark.vectors("cuda_compat", "cuda_compat.directory")
+def test_directory(case: Case, tmp_path: Path) -> None:
+    lay_out(tmp_path, case["input"]["files_without_elf_note"])
+    folder = case["input"]["cuda_compat_container_root"]
+    with Rootfs(str(tmp_path)) as root:
+        version = cuda_compat.compat_version(root.list_folder(folder))
+        use = version and cuda_compat.decide(version, case["input"]["host_driver_version"])
+        found = root.real_path(folder) if use else ""
+    assert found == case["expected"]["directory"]
+
+
+@pytest.mark.vectors("cuda_compat", "cuda_compat.elf_note")
+def test_elf_note(case: Case) -> None:
+    given_ = case["input"]
+    note = note_of(given_["note"])
+    assert note is not None
+    found = cuda_compat.decide(
+        given_["compat_driver"], given_["host_driver"], given_["host_cuda"], note
+    )
+    assert found is case["expected"]["use"]
+
+
+@pytest.mark.vectors("hook", "hook.cuda_compat_flag")
+def test_modes(case: Case) -> None:
+    """Each mode that lets NVIDIA use the image's CUDA in any way means ours; so does its hook."""
+    word = case["input"]["cuda-compat-mode"]
+    config = loads(f'nvidia-container-runtime.modes.legacy.cuda-compat-mode = "{word}"')
+    by_library = case["expected"]["flags"] != ["--cuda-compat-mode=disabled"]
+    assert cuda_compat.wanted(config) is (by_library or word == "hook")
+
+
+def test_switched_off_by_feature() -> None:
+    assert cuda_compat.wanted(loads(""))
+    assert not cuda_compat.wanted(loads("features.disable-cuda-compat-lib-hook = true"))
+
+
+@pytest.mark.parametrize(
+    ("library", "driver", "cuda", "use"),
+    [
+        ("580.1", "535.309.01", "", True),
+        ("580.1", "535.309.01", "12.2", True),
+        ("535.400", "535.309.01", "", False),
+        ("1000.1", "999.1", "", True),
+        ("580.1", "", "", False),
+        ("580.1", "", "12.2", False),
+        ("580.1", "N/A", "", False),
+        ("580.x", "535.1", "", False),
+        ("", "535.1", "", False),
+    ],
+)
+def test_without_a_note(library: str, driver: str, cuda: str, use: bool) -> None:
+    assert cuda_compat.decide(library, driver, cuda) is use
+
+
+@pytest.mark.parametrize(
+    ("library", "driver", "cuda", "use"),
+    [
+        ("575.57.08", "570.1", "12.9", True),
+        ("575.57.08", "570.1", "12.8", True),
+        ("575.57.08", "545.1", "12.3", False),
+        ("575.57.08", "", "12.8", True),
+        ("bad", "570.1", "12.8", True),
+        ("575.57.08", "", "", False),
+        ("575.57.08", "", "unreadable", False),
+    ],
+)
+def test_with_a_note(library: str, driver: str, cuda: str, use: bool) -> None:
+    note = note_of({"Format": 1, "CUDA Version": "12.9", "Driver": [535, 570, 575], "Device": []})
+    assert cuda_compat.decide(library, driver, cuda, note) is use
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None, 1, [], {}, {"Format": 2, "CUDA Version": "12.9", "Driver": []},
+        {"Format": 1, "CUDA Version": 12.9, "Driver": []},
+        {"Format": 1, "CUDA Version": "12.9", "Driver": ["535"]},
+        {"Format": 1, "CUDA Version": "12.9", "Driver": "535"},
+        {"Format": 1, "CUDA Version": "12.9"},
+    ],
+)  # fmt: skip
+def test_note_that_says_something_else(data: object) -> None:
+    assert note_of(data) is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0", b"\xff", b"{", b"[" * 50_000, b'{"a": ' * 5000, b" " * 100_000]
+)
+def test_note_that_is_no_json(content: bytes) -> None:
+    assert cuda_compat.parse_note(content) is None
+
+
+def test_note_may_end_in_padding() -> None:
+    content = b'{"Format":1,"CUDA Version":"12.9","Driver":[535]}\0\0\0'
+    note = cuda_compat.parse_note(content)
+    assert note is not None
+    assert (note.cuda, note.branches) == ("12.9", (535,))
+
+
+@given(st.binary())
+def test_any_note_is_read_or_left(content: bytes) -> None:
+    note = cuda_compat.parse_note(content)
+    assert note is None or isinstance(note.cuda, str)
+
+
+@pytest.mark.parametrize(
+    ("names", "version"),
+    [
+        ([], None),
+        (["libcuda.so.1", "libcuda.so"], None),
+        (["libcuda.so.580.1", "libcuda.so.1", "libnvidia-nvvm.so.580.1"], "580.1"),
+        (["libcuda.so.580.1", "libcuda.so.575.1"], None),
+        (["libcudadebugger.so.580.1"], None),
+        (["libcuda.so.580.65.06"], "580.65.06"),
+    ],
+)
+def test_compat_version(names: list[str], version: str | None) -> None:
+    assert cuda_compat.compat_version(names) == version

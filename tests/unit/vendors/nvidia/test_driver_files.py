@@ -1,0 +1,190 @@
+"""driver_files, graphics_files: what is found below a driver root."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import DriverError, LdCacheError
+from gpuhook.inventory.model import DriverFile
+from gpuhook.vendors.nvidia import driver_files
+
+LibraryBuilder = Callable[..., bytes]
+VERSION = "535.261.03"
+LIBS = f"usr/lib/{os.uname().machine}-linux-gnu"
+
+
+class Root:
+    """A driver root under construction."""
+
+    def __init__(self, path: Path, library: LibraryBuilder) -> None:
+        self.path = path
+        self.library = library
+
+    def put(self, path: str, content: bytes = b"") -> None:
+        place = self.path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+
+    def add(self, name: str, soname: str, folder: str = LIBS, version: str = VERSION) -> None:
+        """Add a library and its SONAME link."""
+        file = f"{name}.{version}"
+        self.put(f"{folder}/{file}", self.library(soname))
+        if soname != file:
+            (self.path / folder / soname).symlink_to(file)
+
+    def link(self, path: str, target: str) -> None:
+        place = self.path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(target)
+
+    def make_cache(self, *folders: str) -> None:
+        """Have the real ldconfig write the root's cache."""
+        conf = "".join(f"/{folder}\n" for folder in folders or (LIBS,))
+        self.put("etc/ld.so.conf", conf.encode())
+        command = ["/sbin/ldconfig", "-r", str(self.path), "-X"]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def find(self, *folders: str) -> tuple[DriverFile, ...]:
+        with Rootfs(str(self.path)) as root:
+            index = driver_files.LibraryIndex(root, "", folders)
+            return driver_files.find_all(root, index, VERSION)
+
+    def nvml(self) -> str:
+        with Rootfs(str(self.path)) as root:
+            return driver_files.find_nvml(root, driver_files.LibraryIndex(root, "", ()))
+
+
+@pytest.fixture
+def root(tmp_path: Path, library: LibraryBuilder) -> Root:
+    return Root(tmp_path, library)
+
+
+def targets(found: tuple[DriverFile, ...]) -> dict[str, str]:
+    return {file.target: file.path for file in found}
+
+
+def test_libraries_come_through_the_cache(root: Root) -> None:
+    root.add("libcuda.so", "libcuda.so.1")
+    root.add("libnvidia-ml.so", "libnvidia-ml.so.1")
+    root.make_cache()
+    found = root.find("/nowhere")
+    assert targets(found) == {
+        f"libcuda.so.{VERSION}": f"/{LIBS}/libcuda.so.{VERSION}",
+        f"libnvidia-ml.so.{VERSION}": f"/{LIBS}/libnvidia-ml.so.{VERSION}",
+    }
+    assert {file.soname for file in found} == {"libcuda.so.1", "libnvidia-ml.so.1"}
+    assert root.nvml() == f"/{LIBS}/libnvidia-ml.so.{VERSION}"
+
+
+def test_debians_alternatives_are_followed_inside_the_root(root: Root) -> None:
+    current = f"{LIBS}/nvidia/current"
+    root.add("libcuda.so", "libcuda.so.1", current)
+    root.link(f"{LIBS}/libcuda.so.1", "/etc/alternatives/nvidia--libcuda.so.1")
+    root.link("etc/alternatives/nvidia--libcuda.so.1", f"/{current}/libcuda.so.1")
+    root.make_cache()
+    found = targets(root.find("/nowhere"))
+    assert found == {f"libcuda.so.{VERSION}": f"/{current}/libcuda.so.{VERSION}"}
+
+
+def test_without_a_cache_the_usual_folders_are_searched(root: Root) -> None:
+    root.add("libcuda.so", "libcuda.so.1")
+    assert targets(root.find()) == {f"libcuda.so.{VERSION}": f"/{LIBS}/libcuda.so.{VERSION}"}
+
+
+def test_configured_folders_are_searched(root: Root) -> None:
+    root.add("libcuda.so", "libcuda.so.1", "opt/nvidia/lib64")
+    assert targets(root.find()) == {}
+    assert list(targets(root.find("/opt/nvidia/lib64"))) == [f"libcuda.so.{VERSION}"]
+
+
+def test_another_versions_libraries_are_left_alone(root: Root) -> None:
+    root.add("libcuda.so", "libcuda.so.1", version="470.1.1")
+    root.make_cache()
+    assert root.find() == ()
+
+
+def test_similar_names_are_not_confused(root: Root) -> None:
+    root.add("libnvidia-nvvm70.so", "libnvidia-nvvm70.so.4")
+    root.add("libnvidia-nvvm.so", "libnvidia-nvvm.so.4")
+    root.make_cache()
+    assert list(targets(root.find())) == [f"libnvidia-nvvm.so.{VERSION}"]
+
+
+def test_a_damaged_library_is_passed_over(root: Root) -> None:
+    root.add("libcuda.so", "libcuda.so.1")
+    root.put(f"{LIBS}/libnvidia-ml.so.{VERSION}", b"\x7fELF damaged")
+    root.make_cache()
+    assert list(targets(root.find())) == [f"libcuda.so.{VERSION}"]
+
+
+def test_a_damaged_cache_is_named(root: Root) -> None:
+    root.put("etc/ld.so.cache", b"glibc-ld.so.cache1.1" + b"\xff" * 40)
+    with pytest.raises(LdCacheError, match=str(root.path)):
+        root.find()
+
+
+def test_32_bit_libraries_are_kept_apart(root: Root) -> None:
+    folder32 = "usr/lib/i386-linux-gnu"
+    root.add("libcuda.so", "libcuda.so.1")
+    root.put(f"{folder32}/libcuda.so.{VERSION}", root.library("libcuda.so.1", bits=32, machine=3))
+    root.link(f"{folder32}/libcuda.so.1", f"libcuda.so.{VERSION}")
+    root.make_cache(LIBS, folder32)
+    kinds = {file.path: file.kind for file in root.find()}
+    assert kinds == {
+        f"/{LIBS}/libcuda.so.{VERSION}": "library",
+        f"/{folder32}/libcuda.so.{VERSION}": "library32",
+    }
+
+
+def test_no_driver_is_said_with_the_root(root: Root) -> None:
+    with pytest.raises(DriverError, match=str(root.path)):
+        root.nvml()
+
+
+def test_programs_firmware_and_sockets(root: Root) -> None:
+    root.put("usr/lib/nvidia/current/nvidia-smi")
+    root.link("usr/bin/nvidia-smi", "/etc/alternatives/nvidia--nvidia-smi")
+    root.link("etc/alternatives/nvidia--nvidia-smi", "/usr/lib/nvidia/current/nvidia-smi")
+    root.put(f"usr/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin")
+    root.put(f"usr/lib/firmware/nvidia/{VERSION}/notes.txt")
+    root.put("usr/lib/firmware/nvidia/470.1/gsp.bin")
+    root.link("lib", "usr/lib")
+    root.put("run/nvidia-persistenced/socket")
+    root.link("var/run", "/run")
+    assert targets(root.find()) == {
+        "/usr/bin/nvidia-smi": "/usr/lib/nvidia/current/nvidia-smi",
+        f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin": (
+            f"/usr/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"
+        ),
+        "/run/nvidia-persistenced/socket": "/run/nvidia-persistenced/socket",
+    }
+
+
+def test_graphics_files_go_where_loaders_look(root: Root) -> None:
+    root.put("usr/share/glvnd/egl_vendor.d/10_nvidia.json")
+    root.put("usr/share/vulkan/icd.d/nvidia_icd.json")
+    root.put("etc/OpenCL/vendors/nvidia.icd")
+    root.put(f"usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}")
+    found = {(file.target, file.capability) for file in root.find()}
+    assert found == {
+        ("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "graphics"),
+        ("/etc/vulkan/icd.d/nvidia_icd.json", "graphics"),
+        ("/etc/OpenCL/vendors/nvidia.icd", "graphics"),
+        ("/etc/OpenCL/vendors/nvidia.icd", "compute"),
+        (f"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}", "graphics"),
+    }
+
+
+def test_libraries_with_versions_of_their_own(root: Root) -> None:
+    root.add("libnvidia-egl-gbm.so", "libnvidia-egl-gbm.so.1", version="1.1.0")
+    root.make_cache()
+    assert list(targets(root.find())) == ["libnvidia-egl-gbm.so.1.1.0"]
+
+
+def test_feature_files(root: Root) -> None:
+    root.put("etc/cufile.json")
+    assert [(file.target, file.capability) for file in root.find()] == [("/etc/cufile.json", "gds")]
