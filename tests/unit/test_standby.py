@@ -5,7 +5,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -44,10 +43,10 @@ class Late:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Server:
     made = Server.__new__(Server)
     made._children, made._poll = {}, select.poll()
-    yield made
+    return made
 
 
 def test_late_child_is_killed(server: Server) -> None:
