@@ -16,15 +16,17 @@ from harness.commands import Result, wait_until
 from harness.driver import MINORS, Driver, simulate
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
+from harness.namespaces import Namespace, runtime_layouts
 
 from gpuhook.start.standby import ANSWER, ASKED, MARK, SEAT_COUNT
 
 LAUNCHERS = Path("/run/gpuhook/launcher")
 NAME = "gpuhook-standby"
 MEMORY = 25 << 10  # KiB of the processes that stand, shared pages counted once
-KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "60"))
+KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "30"))
 OPTIONS = "[gpuhook]\n"
+# For what is the same whatever the low-level runtime and the layout of its cgroups are.
+ONE = pytest.mark.parametrize("low_level", runtime_layouts()[:1], ids="-".join, indirect=True)
 SERVED = rf'"--helper", *"\d+", *"{ASKED}", *"{ANSWER}", *"{MARK}"'
 
 
@@ -183,6 +185,7 @@ def test_container_that_is_run_to_its_end_is_served_too(site: Site) -> None:
     assert site.served
 
 
+@ONE
 def test_container_without_gpus_is_not_edited(site: Site) -> None:
     """Words of a request that are none, and no words at all."""
     site.stand()
@@ -197,6 +200,7 @@ def test_container_without_gpus_is_not_edited(site: Site) -> None:
     assert site.processes == before
 
 
+@ONE
 def test_bad_request_is_refused_as_ever(site: Site) -> None:
     plain = site.plain
     site.plain = plain.replace(b"VISIBLE_DEVICES=0,2", b"VISIBLE_DEVICES=0,99")
@@ -211,6 +215,7 @@ def test_bad_request_is_refused_as_ever(site: Site) -> None:
 
 
 @pytest.mark.parametrize("line", ["standby = 0", "helper = false"])
+@ONE
 def test_nobody_stands_where_nobody_shall(site: Site, line: str) -> None:
     site.configure(line)
     site.works()
@@ -219,6 +224,7 @@ def test_nobody_stands_where_nobody_shall(site: Site, line: str) -> None:
     assert not site.folder.exists()
 
 
+@ONE
 def test_hook_alone_leaves_nobody(site: Site, low_level: tuple[str, Namespace]) -> None:
     words = ["gpuhook-prestart", "--config", str(site.config), "prestart"]
     hook = {"path": str(site.installation.hook), "args": words}
@@ -227,6 +233,7 @@ def test_hook_alone_leaves_nobody(site: Site, low_level: tuple[str, Namespace]) 
     assert not site.folder.exists()
 
 
+@ONE
 def test_nothing_is_left_after_the_idle_time(site: Site) -> None:
     site.configure("standby = 1.5")
     site.stand()
@@ -283,6 +290,7 @@ def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
         assert f"gpuhook-standby-{os.getpid()}" not in Path(f"/proc/{pid}/cgroup").read_text()
 
 
+@ONE
 def test_its_memory(site: Site) -> None:
     site.stand()
     site.works()
@@ -297,6 +305,7 @@ def test_its_memory(site: Site) -> None:
 
 
 @pytest.mark.parametrize("which", ["server", "watcher"])
+@ONE
 def test_killed(site: Site, which: str) -> None:
     site.stand()
     before = site.processes
@@ -307,6 +316,7 @@ def test_killed(site: Site, which: str) -> None:
     assert not site.processes & before
 
 
+@ONE
 def test_stopped_server(site: Site) -> None:
     """It is asked, does not answer, and is killed."""
     site.stand()
@@ -319,6 +329,7 @@ def test_stopped_server(site: Site) -> None:
     wait_until(lambda: site.is_standing() and not site.processes & before, "another stands")
 
 
+@ONE
 def test_stopped_watcher(site: Site) -> None:
     site.stand()
     watcher = parent_of(site.server)
@@ -330,6 +341,7 @@ def test_stopped_watcher(site: Site) -> None:
         os.kill(watcher, signal.SIGCONT)
 
 
+@ONE
 def test_stopped_child(site: Site) -> None:
     """A child that hangs before it has answered is killed, and the container starts."""
     site.stand()
@@ -366,6 +378,7 @@ def stop_first(children: Path, ended: threading.Event) -> None:
             return
 
 
+@ONE
 def test_all_seats_taken(site: Site) -> None:
     """By launchers that have ended before they asked: the ordinary way, until they are freed."""
     site.stand()
@@ -378,6 +391,7 @@ def test_all_seats_taken(site: Site) -> None:
     assert site.served
 
 
+@ONE
 def test_names_of_other_processes(site: Site) -> None:
     """As are left where all was killed, and the numbers are others' now."""
     site.stand()
@@ -390,6 +404,7 @@ def test_names_of_other_processes(site: Site) -> None:
     wait_until(site.is_standing, "they are removed")
 
 
+@ONE
 def test_folder_that_others_may_enter_is_not_used(site: Site) -> None:
     site.stand()
     site.clear()
@@ -467,6 +482,7 @@ def test_machine_changes(own: Site, options: list[str]) -> None:
     assert own.served
 
 
+@ONE
 def test_driver_is_gone(own: Site) -> None:
     own.stand()
     own.bundle.call(own.installation.command, "simulate", "--remove", own.driver.root).ok()
@@ -474,6 +490,7 @@ def test_driver_is_gone(own: Site) -> None:
     wait_until(own.is_gone, "nothing is left")
 
 
+@ONE
 def test_configuration_changes(site: Site) -> None:
     site.stand()
     before = site.processes
@@ -499,6 +516,7 @@ FILES: dict[str, Callable[[Installation], Path]] = {
 
 
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES.keys())
+@ONE
 def test_our_own_files_change(site: Site, file: Callable[[Installation], Path]) -> None:
     site.stand()
     before = site.processes
@@ -508,6 +526,7 @@ def test_our_own_files_change(site: Site, file: Callable[[Installation], Path]) 
     wait_until(lambda: site.is_standing() and not site.processes & before, "another stands")
 
 
+@ONE
 def test_state_is_deleted(site: Site) -> None:
     site.stand()
     before = site.processes
@@ -521,6 +540,7 @@ def test_state_is_deleted(site: Site) -> None:
 # Several at once ----------------------------------------------------------------------------
 
 
+@ONE
 def test_two_mount_namespaces(site: Site) -> None:
     """Each has its own, and neither uses the other's."""
     site.stand()
@@ -531,6 +551,7 @@ def test_two_mount_namespaces(site: Site) -> None:
     assert site.served
 
 
+@ONE
 def test_two_configurations(site: Site, driver: Driver, tmp_path: Path) -> None:
     site.stand()
     first = site.processes
@@ -547,6 +568,7 @@ def test_two_configurations(site: Site, driver: Driver, tmp_path: Path) -> None:
         other.clear()
 
 
+@ONE
 def test_two_installations(site: Site, tmp_path: Path) -> None:
     """The launcher is part of what is proved: another one's process is not asked."""
     site.stand()
@@ -583,6 +605,7 @@ sys.exit(sum(call.wait() != 0 for call in calls))
 """
 
 
+@ONE
 def test_many_at_once(
     site: Site, driver: Driver, low_level: tuple[str, Namespace], tmp_path: Path
 ) -> None:

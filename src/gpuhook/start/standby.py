@@ -177,19 +177,19 @@ def _identity(path: str) -> tuple[int, ...] | None:
 def _stand(server: "Server") -> None:
     """Fork the process that serves, and kill it if it leaves a question where it is."""
     door = helper.pipe_for_both()
-    done = os.memfd_create("gpuhook-standby")
+    progress = os.memfd_create("gpuhook-standby")
     pid = os.fork()
     if pid == 0:
-        server.run(os.getppid(), door, done)
+        server.run(os.getppid(), door, progress)
     try:
-        _watch(pid, door, done)
+        _watch(pid, door, progress)
     finally:
         os.kill(pid, _signal.SIGKILL)
         os.waitpid(pid, 0)
         _remove_names(pid)
 
 
-def _watch(pid: int, door: int, done: int) -> None:
+def _watch(pid: int, door: int, progress: int) -> None:
     """Return when the process has ended, or when it no longer deals with what it is asked."""
     ended = os.pidfd_open(pid)
     everything, end = select.poll(), select.poll()
@@ -197,11 +197,11 @@ def _watch(pid: int, door: int, done: int) -> None:
     for each in (everything, end):
         each.register(ended, select.POLLIN)
     while ended not in [fd for fd, _ in everything.poll()]:
-        before = os.pread(done, 32, 0)
+        before = os.pread(progress, 32, 0)
         if end.poll(_PATIENCE * 1000):
             return
         waiting = everything.poll(0) or before.endswith(_BUSY)
-        if waiting and os.pread(done, 32, 0) == before:
+        if waiting and os.pread(progress, 32, 0) == before:
             return
 
 
@@ -234,21 +234,23 @@ class Server:
         self._children: dict[int, Child] = {}  # by the descriptor that they report by
         self._poll = select.poll()
         self._worked = time.monotonic()
-        self._count = 0
-        self._done = -1
+        self._steps = 0
+        self._progress = -1
 
-    def run(self, parent: int, door: int, done: int) -> "NoReturn":
+    def run(self, parent: int, door: int, progress: int) -> "NoReturn":
         """Serve until there was no work for long enough, or something has changed."""
         try:
             _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
             kernel.die_with_parent()
             if os.getppid() != parent:
                 os._exit(0)
-            self._done = _moved(done)
+            self._progress = _moved(progress)
             os.dup2(_moved(door), DOOR, inheritable=False)
             for seat in range(SEAT_COUNT):
                 _set_seat(seat)
-            kernel.keep_only((DOOR, MARK, LAUNCHER, self._done, *range(SEATS, SEATS + SEAT_COUNT)))
+            kernel.keep_only(
+                (DOOR, MARK, LAUNCHER, self._progress, *range(SEATS, SEATS + SEAT_COUNT))
+            )
             self._poll.register(DOOR, select.POLLIN)
             os.close(os.open(str(os.getpid()), os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=MARK))
             while not 0 < self._seconds <= time.monotonic() - self._worked:
@@ -274,13 +276,18 @@ class Server:
 
     def _open_door(self) -> None:
         """Fork a child for each question: SEAT PID BUNDLE."""
-        self._count += 1
-        os.pwrite(self._done, b"%d %s" % (self._count, _BUSY), 0)
+        self._note(_BUSY)
         for line in os.fsdecode(os.read(DOOR, _QUESTIONS)).splitlines():
             seat, pid, bundle = line.split(" ", 2)
             self._fork(int(seat), int(pid), bundle)
+            self._note(_BUSY)
         self._worked = time.monotonic()
-        os.pwrite(self._done, b"%d %s" % (self._count, _IDLE), 0)
+        self._note(_IDLE)
+
+    def _note(self, state: bytes) -> None:
+        """Let the watching process see that we go on."""
+        self._steps += 1
+        os.pwrite(self._progress, b"%d %s" % (self._steps, state), 0)
 
     def _fork(self, seat: int, runtime: int, bundle: str) -> None:
         report, reporting = (_moved(fd) for fd in os.pipe())
@@ -314,10 +321,24 @@ class Server:
         os.waitpid(child.pid, 0)
 
     def _kill_late(self) -> None:
+        """Kill children that don't answer in time; those that are stopped can't do it themselves.
+
+        One that has answered since we last heard of it may be a container's helper by now. So
+        it is stopped first, and lives if there is a report to read then.
+        """
         late = time.monotonic() - _PATIENCE
-        for child in self._children.values():
-            if 0 < child.since <= late:
+        for child in list(self._children.values()):
+            if not 0 < child.since <= late:
+                continue
+            os.kill(child.pid, _signal.SIGSTOP)
+            reports = select.poll()
+            reports.register(child.report, select.POLLIN)
+            if reports.poll(0):
+                os.kill(child.pid, _signal.SIGCONT)
+                self._hear(child)
+            else:
                 os.kill(child.pid, _signal.SIGKILL)
+                child.since = 0.0
 
     def _tidy(self) -> None:
         """Use a pause to see whether all is as it was, and to free seats that nobody sits on."""
