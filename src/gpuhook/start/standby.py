@@ -228,8 +228,7 @@ class Server:
         self._launcher = launcher
         self._seconds = seconds
         self._edit = edit
-        preload.load((*preload.RUNTIME, *preload.INJECTION))
-        _import_the_rest()
+        _import_all()
         self._around = Around(config, launcher)
         self._children: dict[int, Child] = {}  # by the descriptor that they report by
         self._poll = select.poll()
@@ -360,8 +359,11 @@ def _set_seat(seat: int) -> None:
     os.close(reader)
 
 
-def _import_the_rest() -> None:
-    """Import what some containers need, so that no child imports anything any more."""
+def _import_all() -> None:
+    """Import what any container may need, so that no child imports anything any more."""
+    preload.load((*preload.RUNTIME, *preload.INJECTION))
+    import json.decoder  # noqa: F401, PLC0415
+
     from gpuhook.cgroup import bpf, dev_char, device_program, v2  # noqa: F401, PLC0415 - to have them
     from gpuhook.loader import ldconfig_fallback  # noqa: F401, PLC0415
     from gpuhook.plan import spec_edits  # noqa: F401, PLC0415

@@ -1,10 +1,14 @@
 """The process that stands ready: whom it kills, and what it knows of itself."""
 
+import ast
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +68,7 @@ def test_child_that_has_answered_is_no_late_one(server: Server) -> None:
     late = Late(server, standby._ANSWERED)
     try:
         server._kill_late()
-        while (state := late.state()) == "T":
+        while (state := late.state()) in ("T", "R"):
             time.sleep(0.01)
         assert state == "S"
         assert late.child.since == 0
@@ -77,3 +81,47 @@ def test_every_module_of_ours_is_looked_at() -> None:
     assert standby.__file__ in files
     assert sys.modules["gpuhook"].__file__ in files
     assert all(name.endswith(".py") for name in files)
+
+
+SOURCES = Path(standby.__file__).parents[2]
+LOADS = f"""
+import sys
+sys.path.append({str(SOURCES)!r})
+from gpuhook import runtime_shim
+from gpuhook.start import standby
+standby._import_all()
+for name, module in sys.modules.items():
+    print(name, getattr(module, "__file__", None))
+"""
+# What a child never does: it has the configuration and the inventory from its parent.
+NOT_A_CHILDS = {"gpuhook.config.loader", "gpuhook.config.source", "gpuhook.inventory.cache"}
+
+
+def late_imports(source: str) -> Iterator[str]:
+    """Yield the modules that a source's functions import."""
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                inside = (SOURCES / str(node.module).replace(".", "/")).is_dir()
+                yield from (f"{node.module}.{alias.name}" for alias in node.names if inside)
+                yield str(node.module)
+
+
+def test_no_child_imports_anything() -> None:
+    """Where a container's mount namespace is entered, it would even be from the image."""
+    words = [sys.executable, "-I", "-S", "-c", LOADS]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    ours = {name for name in loaded if name.startswith("gpuhook.") and loaded[name] != "None"}
+    assert {"gpuhook.plan.spec_edits", "gpuhook.inject"} <= ours
+    missing = {
+        (name, other)
+        for name in ours - NOT_A_CHILDS
+        for other in late_imports(Path(loaded[name]).read_text())
+        if other not in loaded
+    }
+    assert missing == set()
