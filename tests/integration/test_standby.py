@@ -4,6 +4,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,8 @@ import pytest
 from harness.bundles import Bundle
 from harness.commands import Result, wait_until
 from harness.driver import MINORS, Driver, simulate
+from harness.engines import Engine
+from harness.images import image
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, runtime_layouts
@@ -535,6 +538,78 @@ def test_state_is_deleted(site: Site) -> None:
     site.folder.rmdir()
     site.works()
     wait_until(lambda: site.is_standing() and not site.processes & before, "another stands")
+
+
+@ONE
+def test_child_imports_nothing(own: Site, tmp_path: Path) -> None:
+    """Whatever the container asks for: all that it needs is there before."""
+    own.driver = simulate(own.installation, own.driver.root, *CHANGES["MIG"])
+    own.plain = own.plain.replace(b"DEVICES=0,2", b"DEVICES=0,1:0")
+    own.run().ok()
+    wait_until(own.is_standing, "a process stands ready")
+    log = tmp_path / "log"
+    plain, before = own.plain, steps(own.server)
+    words = ["strace", "-f", "-p", str(own.server), "-e", "trace=openat,open", "-o", str(log)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as tracing:
+        assert tracing.stderr is not None
+        tracing.stderr.readline()  # once it is attached
+        for name in ("compute,utility", "all", "graphics,display,ngx"):
+            more = f'"NVIDIA_DRIVER_CAPABILITIES={name}","NVIDIA_VISIBLE_DEVICES=0,1:0"'.encode()
+            own.plain = plain.replace(b'"NVIDIA_VISIBLE_DEVICES=0,1:0"', more)
+            own.run().ok()
+            assert own.served
+        tracing.terminate()
+    assert steps(own.server) > before
+    opened = re.findall(r'"([^"]+\.(?:py|pyc|so))"', log.read_text())
+    ours = str(own.installation.bin.parent)
+    assert [path for path in opened if path.startswith(ours) or "/lib/python3" in path] == []
+
+
+def steps(server: int) -> int:
+    """Return how far a process has come that stands ready; two steps for each question."""
+    for fd in Path(f"/proc/{server}/fd").iterdir():
+        if os.readlink(fd).startswith("/memfd:"):
+            return int((fd.read_text() or "0 idle").split()[0])
+    raise AssertionError("it shows no progress")
+
+
+# Engines ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "engine", ["docker", "containerd_runc", "containerd_crun", "podman_runtime"], indirect=True
+)
+def test_containers_of_engines_are_served(engine: Engine, driver: Driver) -> None:
+    """And none waits for the process that stands ready, nor keeps a container's root for it."""
+
+    def start() -> None:
+        env = ["NVIDIA_VISIBLE_DEVICES=0,2"]
+        inside = seen(engine.run(image("debian"), *look(driver.minors), env=env))
+        assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
+
+    def is_served() -> bool:
+        before = servers_of(engine)
+        begun = time.monotonic()
+        start()
+        assert time.monotonic() - begun < 30.0
+        return any(count > before.get(pid, count) for pid, count in servers_of(engine).items())
+
+    start()
+    wait_until(is_served, "a container is served")
+
+
+def servers_of(engine: Engine) -> dict[int, int]:
+    """Return how far each process has come that stands in an engine's mount namespace."""
+    namespace = os.stat(f"/proc/{engine.pid or os.getpid()}/ns/mnt").st_ino
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            named = (entry / "comm").read_text() == f"{NAME}\n"
+            if named and os.stat(entry / "ns/mnt").st_ino == namespace:
+                found[int(entry.name)] = steps(int(entry.name))
+        except (OSError, AssertionError):
+            continue
+    return found
 
 
 # Several at once ----------------------------------------------------------------------------

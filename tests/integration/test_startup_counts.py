@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness.bundles import Bundle
+from harness.commands import daemon
 from harness.driver import Driver
 from harness.installation import Installation, write_config
 
@@ -22,6 +23,7 @@ class Trace:
     def __init__(self, text: str) -> None:
         self.programs: list[str] = []
         self.calls: Counter[str] = Counter()
+        self.processes: set[str] = set()
         running: dict[str, str] = {}
         for line in text.splitlines():
             started = EXEC.match(line)
@@ -29,6 +31,8 @@ class Trace:
                 running[started[1]] = Path(started[2]).name
                 self.programs.append(running[started[1]])
             call = CALL.match(line)
+            if call:
+                self.processes.add(call[1])
             if call and "resumed>" not in line:
                 self.calls[running.get(call[1], "forked")] += 1
 
@@ -87,6 +91,24 @@ def test_container_with_gpus_starts_python_once(
     assert found.count("python") == 1
     assert found.programs[-1] == "runtime"
     assert found.calls["python3"] <= 1000
+
+
+def test_container_with_gpus_is_served_without_a_fork(
+    bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
+) -> None:
+    """Where a process stands ready: no program but grep, and it is the only fork, too."""
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
+    words = bundle.namespace.enter(installation.command, "watch", f"--config={config}")
+    ready = Path(f"/run/gpuhook/launcher{config}/ready")
+    (config.parent / "state").mkdir(exist_ok=True)
+    log = tmp_path / "watch.log"
+    with daemon(words, log, lambda: any(ready.glob("[0-9]*"))):
+        os.utime(config.parent, (10**9, 10**9))
+        create = ("create", "--bundle", bundle.path, "x")
+        found = trace(bundle, config, tmp_path / "log", installation.runtime, *create)
+    assert found.programs == ["gpu-py", "grep", "runtime"]
+    assert len(found.processes) == 2
+    assert sum(found.calls[name] for name in ("gpu-py", "grep", "forked")) <= 400
 
 
 def test_hook_starts_nothing_else(

@@ -104,6 +104,18 @@ def test_a_driver_that_goes_is_told_once(watched: Watched) -> None:
     watched.wait_for("2 GPUs")
 
 
+def test_a_process_stands_ready_as_long_as_it_runs(watched: Watched) -> None:
+    watched.wait_for("1 GPUs")
+    folder = Path(f"/run/gpuhook/launcher{watched.config}/ready")
+    wait_until(lambda: any(folder.glob("[0-9]*")), "a process stands ready")
+    [first] = folder.glob("[0-9]*")
+    os.kill(int(first.name), signal.SIGKILL)
+    wait_until(lambda: any(path != first for path in folder.glob("[0-9]*")), "another does")
+    [second] = folder.glob("[0-9]*")
+    stop(watched.process)
+    wait_until(lambda: not Path(f"/proc/{second.name}").exists(), "it ends with the watch")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_when_told(watched: Watched, number: signal.Signals) -> None:
     watched.wait_for("1 GPUs")
