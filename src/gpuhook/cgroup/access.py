@@ -189,7 +189,7 @@ def _unescape(field: bytes) -> str:
 
 
 def _allow_v1(folder: str, devices: "Iterable[tuple[int, int]]") -> None:
-    with open(f"{folder}/devices.list", encoding="ascii") as file:
+    with open(f"{folder}/devices.list", encoding="utf-8") as file:
         listed = file.read().splitlines()
     fd = os.open(f"{folder}/devices.allow", os.O_WRONLY | os.O_CLOEXEC)
     try:
