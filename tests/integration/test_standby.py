@@ -20,6 +20,7 @@ from harness.images import image
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, runtime_layouts
+from harness.podman import Podman
 
 from gpuhook.start.standby import ANSWER, ASKED, MARK, SEAT_COUNT
 
@@ -576,9 +577,7 @@ def steps(server: int) -> int:
 # Engines ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "engine", ["docker", "containerd_runc", "containerd_crun", "podman_runtime"], indirect=True
-)
+@pytest.mark.parametrize("engine", ["docker", "containerd_runc", "containerd_crun"], indirect=True)
 def test_containers_of_engines_are_served(engine: Engine, driver: Driver) -> None:
     """And none waits for the process that stands ready, nor keeps a container's root for it."""
 
@@ -596,6 +595,28 @@ def test_containers_of_engines_are_served(engine: Engine, driver: Driver) -> Non
 
     start()
     wait_until(is_served, "a container is served")
+
+
+def test_nobody_stands_below_conmon(podman_runtime: Podman, driver: Driver) -> None:
+    """It waits for all that comes out of a container's start, before it tidies up."""
+    env = ["NVIDIA_VISIBLE_DEVICES=0,2"]
+    inside = seen(podman_runtime.run(image("debian"), *look(driver.minors), env=env))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
+    folder = str(podman_runtime.folder)
+    wait_until(lambda: conmons(folder) == [], "conmon has ended", timeout=20.0)
+
+
+def conmons(folder: str) -> list[str]:
+    """Return the command lines of conmon below a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if words[0].endswith("conmon") and any(folder in word for word in words):
+            found.append(" ".join(words))
+    return found
 
 
 def servers_of(engine: Engine) -> dict[int, int]:

@@ -103,7 +103,7 @@ def _main(
             from gpuhook.start import place  # noqa: PLC0415 - now: in a container it's too late
         host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         if serve(pipes, spec, config, resolved) and stays:
-            place.take_over(config, stays, host)
+            place.take_over(config, stays, host, pipes.runtime)
     finally:
         os._exit(0)
 

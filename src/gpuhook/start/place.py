@@ -6,6 +6,7 @@ the lock free may become that process.
 
 import fcntl
 import os
+import select
 
 from gpuhook import names
 from gpuhook.config import Config
@@ -21,17 +22,38 @@ FOLDER = "ready"  # below the folder of the launcher's files for a configuration
 OPTION = "--gpuhook-standby"  # as launchers/gpu-py knows it
 
 
-def take_over(config: Config, launcher: str, namespace: int) -> None:
+# Who takes in processes whose parent has ended and waits for none of them: init, systemd's
+# instances for users, and containerd's shims. podman's and CRI-O's conmon waits for all.
+_INIT = 1
+_TAKES_IN = ("systemd", "containerd-shim")
+
+
+def take_over(config: Config, launcher: str, namespace: int, runtime: int) -> None:
     """Become the standing process, where there is none yet; return where there is.
 
     For a helper that has done its work: ``namespace`` is the host's mount namespace, to which
-    it goes back.
+    it goes back, ``runtime`` a pidfd of its parent, for whose end it waits.
     """
-    kernel.end_after(0)
     kernel.enter_mount_namespace(namespace, "the host's mount namespace")
+    ended = select.poll()
+    ended.register(runtime, select.POLLIN)
+    ended.poll()
+    if not _is_free(os.getppid()):
+        return
+    kernel.end_after(0)
     lock = _find_place(config, launcher)
     if lock is not None:
         _become(config, launcher, lock, config.standby)
+
+
+def _is_free(parent: int) -> bool:
+    """Tell whether nobody waits for the end of a process with that parent."""
+    try:
+        with open(f"/proc/{parent}/comm", "rb", buffering=0) as file:
+            name = os.fsdecode(file.read())
+    except OSError:
+        return False
+    return parent == _INIT or name.startswith(_TAKES_IN)
 
 
 def start(config: Config, launcher: str) -> int | None:
@@ -72,7 +94,7 @@ def _become(config: Config, launcher: str, lock: int, seconds: float) -> "NoRetu
 
 
 def open_folder(config: Config) -> int | None:
-    """Open the folder of the ready children, made where it is missing; None where it can't be."""
+    """Open the folder of those that stand ready, made if missing; None where it can't be."""
     folder = launcher_files.folder_of(config)
     if folder is None:
         return None
