@@ -107,13 +107,19 @@ def test_a_driver_that_goes_is_told_once(watched: Watched) -> None:
 def test_a_process_stands_ready_as_long_as_it_runs(watched: Watched) -> None:
     watched.wait_for("1 GPUs")
     folder = Path(f"/run/gpuhook/launcher{watched.config}/ready")
-    wait_until(lambda: any(folder.glob("[0-9]*")), "a process stands ready")
-    [first] = folder.glob("[0-9]*")
-    os.kill(int(first.name), signal.SIGKILL)
-    wait_until(lambda: any(path != first for path in folder.glob("[0-9]*")), "another does")
-    [second] = folder.glob("[0-9]*")
+
+    def standing() -> set[int]:
+        """Return who stands ready; a watch that was killed before leaves a name behind."""
+        names = [path.name for path in folder.glob("[0-9]*")]
+        return {int(name) for name in names if Path("/proc", name).exists()}
+
+    wait_until(lambda: bool(standing()), "a process stands ready")
+    [first] = standing()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: bool(standing() - {first}), "another does")
+    [second] = standing() - {first}
     stop(watched.process)
-    wait_until(lambda: not Path(f"/proc/{second.name}").exists(), "it ends with the watch")
+    wait_until(lambda: not Path(f"/proc/{second}").exists(), "it ends with the watch")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
