@@ -61,6 +61,7 @@ _NO = b"no\n"
 _ANSWERED, _STALE = b"a", b"s"
 
 _PATIENCE = 2.0  # seconds that an answer may take
+_YOUNG = 2.0  # seconds that a process may take to import all
 _LOOK = 10.0  # seconds between two looks whether all is as it was, where nothing happens
 _QUESTIONS = 1 << 16  # bytes: as many as a pipe holds
 
@@ -85,7 +86,8 @@ def main(launcher: str, argv: list[str], edit: "Edit") -> "NoReturn":
                 _be_nobodys()
             try:
                 _remove_forgotten()
-                _stand(Server(config, launcher, float(seconds), edit))
+                _import_all()
+                _stand(Server(Around(config.path, launcher), launcher, float(seconds), edit))
             finally:
                 os.unlink(place.lock_name(launcher), dir_fd=MARK)
     except (GpuhookError, OSError):
@@ -135,26 +137,40 @@ def _moved(fd: int) -> int:
 class Around:
     """Everything that the standing process has read, and whether it is still so."""
 
-    def __init__(self, config: Config, launcher: str) -> None:
-        """Look at it; GpuhookError where the machine has no driver."""
-        self._config = config
-        self._path = config.path or DEFAULT_PATH
+    def __init__(self, path: str | None, launcher: str) -> None:
+        """Look at it, and read configuration (of that path) and inventory after that.
+
+        GpuhookError where the machine has no driver, OSError where a change could be missed.
+        """
+        self._path = path or DEFAULT_PATH
         self._files = [launcher, os.path.realpath("/proc/self/exe"), *_our_files()]
         self._seen = self._look()
-        loaded = cache.load(config)
-        if loaded is None:
-            cache.get_inventory(config)  # which saves it
-            loaded = cache.load(config)
-        if loaded is None:
-            raise OSError("the inventory can't be saved, so nothing would tell when it changes")
-        self.loaded = loaded
+        if any(_is_new(path) for path in self._files):
+            raise OSError("our own files have just changed, maybe since they were imported")
+        self.config = load(path)
+        self.loaded = _load_inventory(self.config)
 
     def _look(self) -> list[object]:
         return [_identity(path) for path in (self._path, *self._files)]
 
     def is_same(self) -> bool:
         """Tell whether all is as it was: configuration, our own files, inventory, machine."""
-        return self._look() == self._seen and self.loaded.is_latest(self._config)
+        return self._look() == self._seen and self.loaded.is_latest(self.config)
+
+
+def _load_inventory(config: Config) -> cache.Loaded:
+    loaded = cache.load(config)
+    if loaded is None:
+        cache.get_inventory(config)  # which saves it
+        loaded = cache.load(config)
+    if loaded is None:
+        raise OSError("the inventory can't be saved, so nothing would tell when it changes")
+    return loaded
+
+
+def _is_new(path: str) -> bool:
+    """Tell whether a file may have changed since this process began to import."""
+    return os.stat(path).st_ctime > time.time() - _YOUNG
 
 
 def _our_files() -> list[str]:
@@ -223,13 +239,11 @@ _BUSY, _IDLE = b"busy", b"idle"
 class Server:
     """The process that stands ready: forks a child for each question, and ends those that hang."""
 
-    def __init__(self, config: Config, launcher: str, seconds: float, edit: "Edit") -> None:
-        self._config = config
+    def __init__(self, around: Around, launcher: str, seconds: float, edit: "Edit") -> None:
+        self._around = around
         self._launcher = launcher
         self._seconds = seconds
         self._edit = edit
-        _import_all()
-        self._around = Around(config, launcher)
         self._children: dict[int, Child] = {}  # by the descriptor that they report by
         self._poll = select.poll()
         self._worked = time.monotonic()
@@ -297,7 +311,7 @@ class Server:
             os.close(report)
             pid = -1
         if pid == 0:
-            answering = Answering(self._config, self._launcher, self._around, self._edit)
+            answering = Answering(self._launcher, self._around, self._edit)
             answering.run(parent, SEATS + seat, reporting, runtime, bundle)
         os.close(reporting)
         _set_seat(seat)
@@ -361,7 +375,10 @@ def _set_seat(seat: int) -> None:
 
 def _import_all() -> None:
     """Import what any container may need, so that no child imports anything any more."""
-    preload.load((*preload.RUNTIME, *preload.INJECTION))
+    modules = (*preload.RUNTIME, *preload.INJECTION)
+    preload.load(modules)
+    for name in modules:  # those that weren't compiled
+        __import__(f"gpuhook.{name}")
     import json.decoder  # noqa: F401, PLC0415
 
     from gpuhook.cgroup import bpf, dev_char, device_program, v2  # noqa: F401, PLC0415 - to have them
@@ -416,8 +433,8 @@ def _remove_forgotten() -> None:
 class Answering:
     """A child: edits one config.json, answers, and then is that container's helper."""
 
-    def __init__(self, config: Config, launcher: str, around: Around, edit: "Edit") -> None:
-        self._config = config
+    def __init__(self, launcher: str, around: Around, edit: "Edit") -> None:
+        self._config = around.config
         self._folder = os.path.dirname(os.path.abspath(launcher))
         self._around = around
         self._edit = edit
