@@ -1,6 +1,7 @@
 """The fixtures of the integration tests: one installation, driver and set of engines for all."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from harness.engines import Engine
 from harness.installation import Installation, install, write_config
 from harness.namespaces import Namespace, namespace
 from harness.podman import Podman, hooks_dir, podman
+from harness.standing import Site
 
 WORKSPACE = Path("/run/gpuhook-test")
 WORK = images.REPOSITORY / ".work"
@@ -262,3 +264,30 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     """Every engine in turn."""
     found: Engine = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture
+def site(
+    bundle: Bundle,
+    installation: Installation,
+    driver: Driver,
+    low_level: tuple[str, Namespace],
+    tmp_path: Path,
+) -> Iterator[Site]:
+    """A configuration of its own, for a process that stands ready, and containers that use it."""
+    made = Site(bundle, installation, driver, low_level[0], tmp_path)
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def own(site: Site, workspace: Path, tmp_path: Path) -> Iterator[Site]:
+    """A site with a driver that a test may change."""
+    root = workspace / f"driver-{tmp_path.name}"
+    text = site.config.read_text()
+    minors = ",".join(map(str, MINORS[:4]))
+    site.driver = simulate(site.installation, root, "--gpus=4", f"--minors={minors}")
+    site.config.write_text(re.sub(r'root = ".*"', f'root = "{root}"', text, count=1))
+    site.settle()
+    yield site
+    site.bundle.call(site.installation.command, "simulate", "--remove", root)

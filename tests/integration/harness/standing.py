@@ -1,0 +1,174 @@
+"""A process that stands ready for the containers of one configuration, and those containers."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Container
+from pathlib import Path
+
+import pytest
+
+from gpuhook.start.standby import ANSWER, ASKED, MARK
+from harness.bundles import Bundle
+from harness.commands import Result, wait_until
+from harness.driver import Driver
+from harness.inside import look, seen
+from harness.installation import Installation, write_config
+from harness.namespaces import runtime_layouts
+
+LAUNCHERS = Path("/run/gpuhook/launcher")
+NAME = "gpuhook-standby"
+OPTIONS = "[gpuhook]\n"
+# For what is the same whatever the low-level runtime and the layout of its cgroups are.
+ONE = pytest.mark.parametrize("low_level", runtime_layouts()[:1], ids="-".join, indirect=True)
+SERVED = rf'"--helper", *"\d+", *"{ASKED}", *"{ANSWER}", *"{MARK}"'
+
+# Options of gpuhook simulate for machines that differ from one with four GPUs, minors 3,0,1,2.
+CHANGES = {
+    "minors": ["--gpus=4", "--minors=5,4,3,2"],
+    "GPUs": ["--gpus=3", "--minors=1,2,3"],
+    "driver": ["--gpus=4", "--driver-version=570.86.15"],
+    "MIG": ["--gpus=3", "--model=H100", "--mig=1:1g.10gb,1g.10gb"],
+}
+
+
+class Site:
+    """A configuration with a standing process of its own, and containers that use it."""
+
+    def __init__(
+        self, bundle: Bundle, installation: Installation, driver: Driver, runtime: str, folder: Path
+    ) -> None:
+        self.bundle = bundle
+        self.installation = installation
+        self.driver = driver
+        self.config = write_config(folder / "etc", driver.root, [runtime])
+        (self.config.parent / "state").mkdir()
+        self.folder = Path(f"{LAUNCHERS}{self.config}/ready")
+        self.settle()
+        bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
+        bundle.command(*look(driver.minors))
+        self.plain = bundle.config.read_bytes()
+
+    def settle(self) -> None:
+        """Let the configuration be as old as one is that nobody has just written."""
+        past = time.time() - 10
+        for place in (self.config, self.config.parent):
+            os.utime(place, (past, past))
+
+    def configure(self, line: str) -> None:
+        """Add a line to our section of the configuration."""
+        self.config.write_text(self.config.read_text().replace(OPTIONS, f"{OPTIONS}{line}\n"))
+        self.settle()
+
+    def run(self, *prefix: str | Path, runtime: Path | None = None) -> Result:
+        """Lead a container through its life as an engine does, with a new config.json."""
+        self.bundle.config.write_bytes(self.plain)
+        env = {"GPUHOOK_CONFIG": str(self.config)}
+        words: list[str | Path] = [runtime or self.installation.runtime]
+        create = [*prefix, *words, "create", "--bundle", self.bundle.path, self.bundle.name]
+        return self.bundle.live(create, words, self.bundle.name, env)
+
+    def works(self, *prefix: str | Path, runtime: Path | None = None) -> None:
+        """Start a container and see that it has its GPUs and no others."""
+        self.sees_its_gpus(self.run(*prefix, runtime=runtime))
+
+    def sees_its_gpus(self, result: Result) -> None:
+        inside = seen(result)
+        given = {gpu.minor for gpu in self.driver.chosen(0, 2)}
+        assert inside.gpu_minors == given
+        opened = {minor for minor, what in inside.by_hand.items() if what != "EPERM"}
+        assert opened == given
+
+    @property
+    def helper(self) -> int:
+        """The helper of the last container; 0 where it had none."""
+        found = re.search(r'"--helper", *"(\d+)"', self.bundle.config.read_text())
+        return int(found[1]) if found else 0
+
+    @property
+    def served(self) -> bool:
+        """Whether the last container was served by the process that stands ready."""
+        return re.search(SERVED, self.bundle.config.read_text()) is not None
+
+    @property
+    def ready(self) -> set[int]:
+        """The processes whose names are in the folder."""
+        return {int(path.name) for path in self.folder.glob("[0-9]*")}
+
+    @property
+    def server(self) -> int:
+        """The process that stands ready."""
+        [pid] = self.ready
+        return pid
+
+    @property
+    def processes(self) -> set[int]:
+        """That process, the one that watches it, and children that serve a container."""
+        mark = f"\0GPUHOOK_CONFIG={self.config}\0".encode()
+        found = set()
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if (entry / "comm").read_text() == f"{NAME}\n":
+                    found |= {int(entry.name)} & pids_with(entry / "environ", mark)
+            except OSError:
+                continue
+        return {pid for pid in found if is_running(pid)}
+
+    def is_standing(self) -> bool:
+        """Tell whether one process stands ready, and nothing else is left of what stood."""
+        ready = self.ready
+        return len(ready) == 1 and self.processes == ready | {parent_of(pid) for pid in ready}
+
+    def stand(self) -> None:
+        """Start a container, and wait until a process stands ready for the next."""
+        self.works()
+        wait_until(self.is_standing, "a process stands ready")
+
+    def stand_again(self, before: Container[int]) -> None:
+        """Start containers until a process stands ready that is none of those.
+
+        The first may still find the lock of the old one, or a file so young that it may have
+        changed since it was read.
+        """
+
+        def stands() -> bool:
+            if self.is_standing() and not any(pid in before for pid in self.processes):
+                return True
+            self.works()
+            return False
+
+        wait_until(stands, "another stands", interval=0.3)
+
+    def is_gone(self) -> bool:
+        """Tell whether nothing is left of what stood, no process and no name."""
+        return not self.processes and not list(self.folder.iterdir())
+
+    def clear(self) -> None:
+        """End everything."""
+        while left := self.processes:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+
+
+def pids_with(environ: Path, mark: bytes) -> set[int]:
+    return {int(environ.parent.name)} if mark in b"\0" + environ.read_bytes() else set()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def steps(server: int) -> int:
+    """Return how far a process has come that stands ready; two steps for each question."""
+    for fd in Path(f"/proc/{server}/fd").iterdir():
+        if os.readlink(fd).startswith("/memfd:"):
+            return int((fd.read_text() or "0 idle").split()[0])
+    raise AssertionError("it shows no progress")

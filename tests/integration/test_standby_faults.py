@@ -1,0 +1,234 @@
+"""The process that stands ready ends, hangs or goes stale: the container starts all the same."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness.commands import Result, wait_until
+from harness.driver import simulate
+from harness.inside import seen
+from harness.installation import Installation
+from harness.standing import CHANGES, ONE, Site, is_running, parent_of
+
+from gpuhook.start.standby import SEAT_COUNT
+
+KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "30"))
+
+
+# Processes that end, hang, or aren't ours ---------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["server", "watcher"])
+@ONE
+def test_killed(site: Site, which: str) -> None:
+    site.stand()
+    before = site.processes
+    os.kill(site.server if which == "server" else parent_of(site.server), signal.SIGKILL)
+    wait_until(lambda: not site.processes, "the other one is gone, too")
+    site.works()
+    site.stand_again(before)
+
+
+@ONE
+def test_stopped_server(site: Site) -> None:
+    """It is asked, does not answer, and is killed."""
+    site.stand()
+    before = site.processes
+    os.kill(site.server, signal.SIGSTOP)
+    begun = time.monotonic()
+    site.works()
+    assert time.monotonic() - begun >= 1.5
+    assert not site.served
+    site.stand_again(before)
+
+
+@ONE
+def test_stopped_watcher(site: Site) -> None:
+    site.stand()
+    watcher = parent_of(site.server)
+    os.kill(watcher, signal.SIGSTOP)
+    try:
+        site.works()
+        assert site.served
+    finally:
+        os.kill(watcher, signal.SIGCONT)
+
+
+@ONE
+def test_stopped_child(site: Site) -> None:
+    """A child that hangs before it has answered is killed, and the container starts."""
+    site.stand()
+    children = Path(f"/proc/{site.server}/task/{site.server}/children")
+    for _ in range(50):
+        ended = threading.Event()
+        stopping = threading.Thread(target=stop_first, args=(children, ended))
+        stopping.start()
+        begun = time.monotonic()
+        try:
+            site.works()
+        finally:
+            ended.set()
+            stopping.join()
+        if not site.served:
+            assert time.monotonic() - begun >= 1.5
+            break
+        wait_until(site.is_standing, "that child came too far, and is gone")
+    else:
+        raise AssertionError("no child could be stopped in time")
+    wait_until(site.is_standing, "it stands as before")
+
+
+def stop_first(children: Path, ended: threading.Event) -> None:
+    """Stop the first child that a process has."""
+    while not ended.is_set():
+        found = children.read_text().split()
+        if found:
+            os.kill(int(found[0]), signal.SIGSTOP)
+            # Where it has answered already, it goes on: what follows is the helper's business.
+            if ended.wait(3.0):
+                return
+            os.kill(int(found[0]), signal.SIGCONT)
+            return
+
+
+@ONE
+def test_all_seats_taken(site: Site) -> None:
+    """By launchers that have ended before they asked: the ordinary way, until they are freed."""
+    site.stand()
+    for seat in range(SEAT_COUNT):
+        (site.folder / f".{site.server}.{seat}").touch()
+    site.works()
+    assert not site.served
+    wait_until(lambda: not list(site.folder.glob(".[0-9]*")), "the seats are free")
+    site.works()
+    assert site.served
+
+
+@ONE
+def test_names_of_other_processes(site: Site) -> None:
+    """As are left where all was killed, and the numbers are others' now."""
+    site.stand()
+    site.clear()
+    for path in site.folder.iterdir():
+        path.unlink()
+    for name in (os.getpid(), os.getppid(), 1, 2, 1 << 22):
+        (site.folder / str(name)).touch()
+    site.works()
+    wait_until(site.is_standing, "they are removed")
+
+
+@ONE
+def test_folder_that_others_may_enter_is_not_used(site: Site) -> None:
+    site.stand()
+    site.clear()
+    site.folder.chmod(0o755)
+    site.works()
+    helper = site.helper
+    wait_until(lambda: not is_running(helper), "the helper has ended")
+    assert not site.processes
+
+
+def test_kills_at_any_moment(site: Site) -> None:
+    """None is lost but one that was being injected, and that one is refused in a sentence."""
+    site.configure("standby = 3")
+    site.stand()
+    chance = random.Random(4713)  # noqa: S311 - any moment will do
+    refused = []
+    for _ in range(KILLS):
+        results: list[Result] = []
+        starting = threading.Thread(target=lambda: results.append(site.run()))  # noqa: B023
+        starting.start()
+        time.sleep(chance.uniform(0, 0.12))
+        victims = sorted(site.processes)
+        for pid in chance.sample(victims, k=min(len(victims), chance.choice((1, 1, 2, 9)))):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        starting.join()
+        [result] = results
+        if result.status == 0:
+            site.sees_its_gpus(result)
+        else:
+            refused.append(result.stdout)
+    assert len(refused) <= KILLS // 3
+    if refused:  # crun doesn't show what a hook says
+        kept = (site.config.parent / "state/errors.log").read_text()
+        assert kept.count("The helper was killed. Start the container again.") == len(refused)
+    site.works()
+    wait_until(site.is_gone, "nothing is left")
+
+
+# What changes between two starts ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES.keys())
+def test_machine_changes(own: Site, options: list[str]) -> None:
+    own.stand()
+    before = own.processes
+    own.driver = simulate(own.installation, own.driver.root, *options)
+    own.works()
+    assert not own.served
+    own.stand_again(before)
+    own.works()
+    assert own.served
+
+
+@ONE
+def test_driver_is_gone(own: Site) -> None:
+    own.stand()
+    own.bundle.call(own.installation.command, "simulate", "--remove", own.driver.root).ok()
+    assert "Start the driver container" in own.run().failed().stdout
+    wait_until(own.is_gone, "nothing is left")
+
+
+@ONE
+def test_configuration_changes(site: Site) -> None:
+    site.stand()
+    before = site.processes
+    site.config.write_text(
+        "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n" + site.config.read_text()
+    )
+    site.settle()
+    assert seen(site.run()).gpu_minors == set()
+    wait_until(lambda: not site.processes & before, "the old one is gone")
+
+
+def touched(path: Path) -> None:
+    """Change nothing but when the file was last changed, as another one in its place would."""
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+FILES: dict[str, Callable[[Installation], Path]] = {
+    "package": lambda installed: next(installed.bin.parent.glob("lib/*/*/gpuhook/plan/planner.py")),
+    "launcher": lambda installed: installed.runtime,
+    "interpreter": lambda installed: Path(os.path.realpath(installed.bin / "python3")),
+}
+
+
+@pytest.mark.parametrize("file", FILES.values(), ids=FILES.keys())
+@ONE
+def test_our_own_files_change(site: Site, file: Callable[[Installation], Path]) -> None:
+    site.stand()
+    before = site.processes
+    touched(file(site.installation))
+    site.works()
+    assert not site.served
+    site.stand_again(before)
+
+
+@ONE
+def test_state_is_deleted(site: Site) -> None:
+    site.stand()
+    before = site.processes
+    for path in site.folder.iterdir():
+        path.unlink()
+    site.folder.rmdir()
+    site.works()
+    site.stand_again(before)
