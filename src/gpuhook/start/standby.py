@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 # Descriptors of the process that stands ready, as launchers/gpu-py knows them: questions come in
 # at the door, and folder and launcher prove that it is what it is said to be. Seat N is SEATS + N.
 DOOR, MARK, LAUNCHER = 3, 5, 6
-SEATS, SEAT_COUNT = 64, 64
+SEATS, SEAT_COUNT = 64, 192
 # Those of a child, beside MARK: the hook's pipes, and what its parent hears of it.
 ASKED, ANSWER, REPORT = 3, 4, 7
 _FREE = 16  # from here to the seats a descriptor is in nobody's way
