@@ -14,7 +14,7 @@ from harness.commands import wait_until
 from gpuhook.config import Config
 from gpuhook.errors import DriverError
 from gpuhook.inventory.model import Inventory
-from gpuhook.simulate import Built, Failure, Options, build, remove
+from gpuhook.vendors.nvidia.simulate import Built, Failure, Options, build, remove
 from gpuhook.vendors.nvidia.discover import discover
 
 

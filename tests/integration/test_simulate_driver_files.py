@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.loader import ldcache
-from gpuhook.simulate import Built, Options, build
+from gpuhook.vendors.nvidia.simulate import Built, Options, build
 
 SCRIPT = Path(__file__).parents[2] / "scripts/fetch-driver-files"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

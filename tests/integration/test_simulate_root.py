@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from gpuhook.cli import cli
 from gpuhook.errors import SimulateError
 from gpuhook.loader import ldcache
-from gpuhook.simulate import Failure, Options, build, remove
+from gpuhook.vendors.nvidia.simulate import Failure, Options, build, remove
 
 VERSION = "580.65.06"
 LIBRARY_DIR = f"usr/lib/{os.uname().machine}-linux-gnu"

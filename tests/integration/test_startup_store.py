@@ -12,7 +12,7 @@ from gpuhook.config import Config
 from gpuhook.errors import DriverError
 from gpuhook.inventory import cache
 from gpuhook.inventory.model import Inventory
-from gpuhook.simulate import Failure, Options, build, remove
+from gpuhook.vendors.nvidia.simulate import Failure, Options, build, remove
 
 SLOW = 2.0  # seconds that starting NVML takes
 

@@ -4,9 +4,9 @@ import json
 
 import click
 
-from gpuhook.simulate import Built, Options, build, remove
-from gpuhook.simulate.models import MODELS
-from gpuhook.simulate.options import (
+from gpuhook.vendors.nvidia.simulate import Built, Options, build, remove
+from gpuhook.vendors.nvidia.simulate.models import MODELS
+from gpuhook.vendors.nvidia.simulate.options import (
     DEFAULT_DRIVER,
     FEATURES,
     parse_failure,

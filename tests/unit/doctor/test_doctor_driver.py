@@ -3,7 +3,7 @@ import stat
 import pytest
 from fabricated import LIBRARIES, VERSION, Tree, said
 
-from gpuhook.doctor import driver, nodes
+from gpuhook.vendors.nvidia.doctor import driver, nodes
 from gpuhook.inventory.model import Gpu
 from gpuhook.vendors.nvidia import nvml
 

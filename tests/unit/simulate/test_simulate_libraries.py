@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.simulate import Options, driver, tables
-from gpuhook.simulate.machine import Machine, make_machine
-from gpuhook.simulate.options import Failure
+from gpuhook.vendors.nvidia.simulate import Options, driver, tables
+from gpuhook.vendors.nvidia.simulate.machine import Machine, make_machine
+from gpuhook.vendors.nvidia.simulate.options import Failure
 from gpuhook.simulate.place import MARKER
 from gpuhook.simulate.tree import Tree
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook.errors import SimulateError
-from gpuhook.simulate.devices import FEATURE_NODES, free_majors
-from gpuhook.simulate.driver import with_soname
-from gpuhook.simulate.kernel_files import mig_minors_text, version_text
-from gpuhook.simulate.machine import cap_minor, make_machine, place
-from gpuhook.simulate.models import MigProfile, find_model
-from gpuhook.simulate.options import FEATURES, Failure, Options
-from gpuhook.simulate.tables import generated_header, generated_source
+from gpuhook.vendors.nvidia.simulate.devices import FEATURE_NODES, free_majors
+from gpuhook.vendors.nvidia.simulate.driver import with_soname
+from gpuhook.vendors.nvidia.simulate.kernel_files import mig_minors_text, version_text
+from gpuhook.vendors.nvidia.simulate.machine import cap_minor, make_machine, place
+from gpuhook.vendors.nvidia.simulate.models import MigProfile, find_model
+from gpuhook.vendors.nvidia.simulate.options import FEATURES, Failure, Options
+from gpuhook.vendors.nvidia.simulate.tables import generated_header, generated_source
 
 
 def test_gpus_are_told_apart() -> None:
@@ -158,7 +158,7 @@ def test_soname_is_patched_in_place() -> None:
 
 
 def test_sonames_are_unique() -> None:
-    from gpuhook.simulate import stock  # noqa: PLC0415 - the module is data for this test alone
+    from gpuhook.vendors.nvidia.simulate import stock  # noqa: PLC0415 - the module is data for this test alone
 
     names = [library.soname_of("580.65.06") for library in stock.LIBRARIES]
     assert len(set(names)) == len(names)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from gpuhook.errors import SimulateError
-from gpuhook.simulate.models import MODELS, Model, find_model
-from gpuhook.simulate.options import (
+from gpuhook.vendors.nvidia.simulate.models import MODELS, Model, find_model
+from gpuhook.vendors.nvidia.simulate.options import (
     Failure,
     Options,
     cuda_number,

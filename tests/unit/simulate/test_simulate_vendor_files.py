@@ -7,7 +7,7 @@ import pytest
 
 from gpuhook.errors import SimulateError
 from gpuhook.simulate.tree import Tree
-from gpuhook.simulate.vendor_files import (
+from gpuhook.vendors.nvidia.simulate.vendor_files import (
     VendorFiles,
     find_vendor_files,
     install_vendor_files,

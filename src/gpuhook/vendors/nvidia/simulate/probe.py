@@ -2,7 +2,7 @@
 
 import os
 
-from gpuhook.simulate import compiler
+from gpuhook.vendors.nvidia.simulate import compiler
 
 
 def build_cuda_probe(output: str) -> str:

@@ -1,8 +1,8 @@
 """The C tables that are compiled into the simulated libraries."""
 
-from gpuhook.simulate.machine import Machine, SimulatedGpu, SimulatedMig
-from gpuhook.simulate.models import MigProfile, Model
-from gpuhook.simulate.options import Failure
+from gpuhook.vendors.nvidia.simulate.machine import Machine, SimulatedGpu, SimulatedMig
+from gpuhook.vendors.nvidia.simulate.models import MigProfile, Model
+from gpuhook.vendors.nvidia.simulate.options import Failure
 from gpuhook.simulate.place import MARKER
 
 _STATES = {

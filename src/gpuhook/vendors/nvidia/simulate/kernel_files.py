@@ -2,8 +2,8 @@
 
 import os
 
-from gpuhook.simulate.devices import NVIDIA_MAJOR
-from gpuhook.simulate.machine import (
+from gpuhook.vendors.nvidia.simulate.devices import NVIDIA_MAJOR
+from gpuhook.vendors.nvidia.simulate.machine import (
     CAP_CONFIG,
     CAP_MONITOR,
     COMPUTE_INSTANCES,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
-from gpuhook.doctor.nodes import gpu_minors, module_version
+from gpuhook.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 from gpuhook.errors import DriverError, LdCacheError
 from gpuhook.inventory.selection import LOST_REMEDY, fallen_off
 from gpuhook.loader import ldcache

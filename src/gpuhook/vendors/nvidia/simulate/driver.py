@@ -2,7 +2,7 @@
 
 import os
 
-from gpuhook.simulate import compiler, stock
+from gpuhook.vendors.nvidia.simulate import compiler, stock
 from gpuhook.simulate.tree import Tree
 
 NVML_SOURCES = (

@@ -5,8 +5,8 @@ import uuid
 from dataclasses import dataclass
 
 from gpuhook.errors import SimulateError
-from gpuhook.simulate.models import MigProfile, Model, find_model
-from gpuhook.simulate.options import DEFAULT_DRIVER, Failure, Options, cuda_number
+from gpuhook.vendors.nvidia.simulate.models import MigProfile, Model, find_model
+from gpuhook.vendors.nvidia.simulate.options import DEFAULT_DRIVER, Failure, Options, cuda_number
 
 _NAMESPACE = uuid.UUID("5f0d3b1e-0d3e-5c57-9b8e-0e9d2f6a7c11")
 

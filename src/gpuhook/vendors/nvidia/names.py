@@ -1,0 +1,27 @@
+"""What NVIDIA's accelerators are called, by containers, clusters and the kernel: data alone."""
+
+NAME = "nvidia"  # this folder; also in saved inventories and records
+TITLE = "NVIDIA"
+NOUN = "GPU"  # one device, and any device with the parts that can be asked for
+ANY_NOUN = "GPU or MIG device"
+
+# Variables by which a container asks, the first that is set decides -> the name spaces that its
+# names are looked for in.
+VARIABLES = {"NVIDIA_VISIBLE_DEVICES": ("index", "uuid", "bus_id", "mig")}
+# Images from before that variable: those that set the first and not the second ask for all.
+LEGACY = ("CUDA_VERSION", "NVIDIA_REQUIRE_CUDA")
+# Where a cluster's device plugin mounts /dev/null to ask for devices.
+MOUNTS = "/var/run/nvidia-container-devices"
+
+KIND = "nvidia.com/gpu"  # of CDI devices, and the cluster's resource
+# The kind for "found on the machine when the container starts": its names are selectors.
+AUTOMATIC = "runtime.nvidia.com/gpu"
+# Settings of config.toml that are about this vendor's requests alone: further variables, and
+# the kind of names without one in mode cdi.
+SWARM_SETTING = "swarm_resource"
+KIND_SETTING = "cdi_default_kind"
+
+PCI_VENDOR = "10de"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
+DRIVER_WORDS = ("nvidia",)  # in the kernel's names of drivers and their devices
+
+LOST_REMEDY = "Look for Xid 79 in dmesg, reset the GPU or reboot, and use the other GPUs meanwhile"

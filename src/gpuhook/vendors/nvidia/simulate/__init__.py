@@ -1,0 +1,22 @@
+"""A simulated NVIDIA driver: a driver root with GPUs that don't exist, for tests.
+
+``build(Options(root="/srv/sim", gpus=8))`` makes the tree, ``remove`` deletes it; see
+docs/simulate.md for what the tree holds and how its libraries behave.
+"""
+
+from gpuhook.vendors.nvidia.simulate.build import Built, build
+from gpuhook.vendors.nvidia.simulate.machine import SimulatedGpu, SimulatedMig
+from gpuhook.vendors.nvidia.simulate.options import Failure, Options
+from gpuhook.simulate.place import remove
+from gpuhook.vendors.nvidia.simulate.probe import build_cuda_probe
+
+__all__ = [
+    "Built",
+    "Failure",
+    "Options",
+    "SimulatedGpu",
+    "SimulatedMig",
+    "build",
+    "build_cuda_probe",
+    "remove",
+]
