@@ -24,7 +24,6 @@ from gpuhook.errors import GpuhookError, InjectError, VolumeError
 from gpuhook.plan import image
 from gpuhook.plan.planner import make_plan
 from gpuhook.running import records
-from gpuhook.vendors.nvidia import completeness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Injection:
         """Prepare for the image as it lies in the bundle; ``finish`` checks that it is so."""
         try:
             with Rootfs(self._spec.root_path) as root:
-                self._prepare(image.look(root, self._config))
+                self._prepare(image.look(root, self._config, self._resolved.looks()))
         except (OSError, GpuhookError):
             return  # ``finish`` does it all, and says what is wrong
 
@@ -75,10 +74,8 @@ class Injection:
                 return self._plan
             close(self._plan)
             self._plan = None
-        resolved = self._resolved
-        plan = make_plan(resolved.request, resolved.inventory, resolved.selection, found)
-        with Rootfs(resolved.inventory.root) as host:
-            prepare(plan, host)
+        plan = make_plan(self._resolved.grants, found, self._resolved.groups)
+        prepare(plan)
         self._plan, self._image = plan, found
         return plan
 
@@ -87,21 +84,20 @@ class Injection:
         spec, config = self._spec, self._config
         spec.require_mount_namespace()
         with open_container(state.pid, state.root or spec.root_path) as container:
-            plan = self._prepare(_look(container, config))
-            resolved = self._resolved
-            record = records.describe(
-                state, spec.data.get("annotations"), resolved.request, resolved.selection, plan
-            )
+            plan = self._prepare(_look(container, config, self._resolved))
+            record = records.describe(state, spec.data.get("annotations"), self._resolved.grants)
+            undone = left_to_runtime(plan, spec.data)
             with records.Written(config.state_dir, container.process, record):
                 how = allow_devices(
                     container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
                 )
                 apply(plan, container)
         if config.cli_debug:
-            self._log(state.container_id, how, container.skipped)
+            self._log(state.container_id, how, undone, container.skipped)
 
-    def _log(self, container_id: str, cgroup: str, skipped: list[str]) -> None:
-        resolved = self._resolved
+    def _log(
+        self, container_id: str, cgroup: str, undone: "list[Operation]", skipped: list[str]
+    ) -> None:
         log.append(
             self._config.cli_debug,
             {
@@ -109,17 +105,23 @@ class Injection:
                 "msg": "injected",
                 "time": log.timestamp(),
                 "container": container_id,
-                "devices": list(resolved.selection.uuids),
+                "devices": list(self._resolved.ids),
                 "cgroup": cgroup,
                 "skipped": skipped,
-                "warnings": completeness.warnings(resolved.request, resolved.inventory),
+                "undone": [operation.describe() for operation in undone],
+                "warnings": self._resolved.warnings(),
             },
         )
 
 
-def _look(container: Container, config: "Config") -> "Image":
+def left_to_runtime(plan: "Plan", spec: "dict[str, Any]") -> "list[Operation]":
+    """Return what only the runtime can do and what isn't in config.json: gpu-py wasn't there."""
+    return [op for op in plan.operations if op.by_runtime and not op.is_in(spec)]
+
+
+def _look(container: Container, config: "Config", resolved: "Resolved") -> "Image":
     try:
-        return image.look(container, config)
+        return image.look(container, config, resolved.looks())
     except OSError as error:
         raise InjectError(
             f"The image can't be looked at: {error.strerror} ({error.filename})",
@@ -214,27 +216,33 @@ def allow_devices(
     return access.allow(process, missing)
 
 
-def inject(plan: "Plan", host: Rootfs, container: Container, *, enter: bool = True) -> None:
+def inject(plan: "Plan", container: Container, *, enter: bool = True) -> None:
     """Execute a plan's operations; InjectError, and nothing left behind, if one fails.
 
     This process is in the container's mount namespace afterwards, also after a failure.
     With ``enter`` off it is there already, because the caller started it there.
     """
-    prepare(plan, host)
+    prepare(plan)
     apply(plan, container, enter=enter)
 
 
-def prepare(plan: "Plan", host: Rootfs) -> None:
-    """Open what a plan takes from the driver root; InjectError, and all closed, if that fails."""
+def prepare(plan: "Plan") -> None:
+    """Open what a plan takes from driver roots; InjectError, and all closed, if that fails."""
+    hosts: dict[str, Rootfs] = {}
     try:
         for operation in plan.operations:
             try:
-                operation.prepare(host)
+                if operation.root not in hosts:
+                    hosts[operation.root] = Rootfs(operation.root)
+                operation.prepare(hosts[operation.root])
             except OSError as error:
                 raise _failed(operation, error) from error
     except BaseException:
         close(plan)
         raise
+    finally:
+        for host in hosts.values():
+            host.close()
 
 
 def apply(plan: "Plan", container: Container, *, enter: bool = True) -> None:

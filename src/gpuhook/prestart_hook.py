@@ -8,7 +8,6 @@ from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError, InjectError, SpecError
 from gpuhook.oci.spec import Spec, parse_state, read_spec
 from gpuhook.resolve import resolve
-from gpuhook.start import preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def run(state_text: bytes, config: Config) -> None:
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     resolved = resolve(spec.data, config)
     if resolved is not None:
-        preload.load(preload.INJECTION)
+        resolved.preload_injection()
         from gpuhook.inject import Injection  # noqa: PLC0415 - only where a GPU is asked for
 
         Injection(spec, config, resolved).finish(state)

@@ -1,37 +1,78 @@
-"""From a spec and the configuration to what is asked for, what exists and what was selected.
+"""From a spec and the configuration to what is asked for, what exists and what is granted.
 
 The one sequence that the runtime, the hook and ``gpuhook explain`` share.
 """
 
-from gpuhook.errors import RequestError
-from gpuhook.request.reader import read_request
+from gpuhook.errors import DriverError, RequestError
+from gpuhook.request.reader import SpecReader
 from gpuhook.start import preload
+from gpuhook.vendors import seam
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from gpuhook.config import Config
     from gpuhook.inventory.model import Inventory
-    from gpuhook.inventory.selection import Selection
+    from gpuhook.plan.image import Look
     from gpuhook.request.reader import Request
+    from gpuhook.vendors.seam import Grant, Setting, Vendor
+
+    Asked = list[tuple[Vendor, Request]]
 
 
 class Progress:
     """How far the sequence got, for those who want to show a failure's circumstances."""
 
     def __init__(self) -> None:
-        self.request: Request | None = None
-        self.inventory: Inventory | None = None
+        self.requests: list[Request] = []
+        self.inventories: list[Inventory] = []
 
 
 class Resolved:
-    """A request that can be met: with what, and by which GPUs."""
+    """Requests that can be met: what each vendor gives.
 
-    def __init__(self, request: "Request", inventory: "Inventory", selected: "Selection") -> None:
-        self.request = request
-        self.inventory = inventory
-        self.selection = selected
+    ``groups`` are those of the host that the container's process needs to open its nodes, and
+    why; ``settings`` its variables. ``absent`` says, a sentence each, of which vendors a
+    container asks for all devices that this machine has none of.
+    """
+
+    def __init__(
+        self, grants: "list[Grant]", config: "Config", absent: tuple[str, ...] = ()
+    ) -> None:
+        self.grants = grants
+        self.absent = absent
+        self.settings: list[Setting] = []
+        self.groups: dict[int, str] = {}
+        adds_groups = not config.feature("no-additional-gids-for-device-nodes")
+        for grant in grants:
+            self.settings += grant.vendor.environment(grant)
+            self.groups = {**grant.groups(), **self.groups} if adds_groups else {}
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What all devices are told apart by."""
+        return tuple(found for grant in self.grants for found in grant.ids)
+
+    @property
+    def requests(self) -> "list[Request]":
+        """What the container asks for, of each vendor."""
+        return [grant.request for grant in self.grants]
+
+    def looks(self) -> "dict[str, Look]":
+        """Return how each vendor looks at an image, by vendor."""
+        return {grant.vendor.names.NAME: grant.vendor.look for grant in self.grants}
+
+    def preload_injection(self) -> None:
+        """Import what the hook's work needs, before it comes near the container."""
+        more = [name for grant in self.grants for name in grant.vendor.names.HOOK_MODULES]
+        preload.load((*preload.INJECTION, *more))
+
+    def warnings(self) -> list[str]:
+        """Return what the container gets only in part, a sentence each."""
+        found = [text for grant in self.grants for text in grant.vendor.warnings(grant)]
+        return [*self.absent, *found]
 
 
 def resolve(
@@ -40,38 +81,74 @@ def resolve(
     progress: Progress | None = None,
     *,
     save: bool = True,
-    inventory: "Inventory | None" = None,
+    inventories: "Mapping[str, Inventory] | None" = None,
 ) -> Resolved | None:
-    """Return how a container's request is met, None where it asks for nothing.
+    """Return how a container's requests are met, None where it asks for nothing.
 
     Raises the GpuhookError of the step that failed; ``progress`` holds the steps before it.
-    With ``save`` off, an inventory that had to be made is not saved. An ``inventory`` that is
-    given is known to be the machine's.
+    With ``save`` off, an inventory that had to be made is not saved. ``inventories``, by
+    vendor, are known to be the machine's.
     """
     progress = progress or Progress()
-    try:
-        request = progress.request = read_request(spec, config)
-    except RequestError as error:
-        progress.request = error.request
-        raise
-    if request.devices is None:
+    asked = _asked(spec, config, progress)
+    if not asked:
         return None
+    from gpuhook.inventory import cache, selection  # noqa: PLC0415 - where a device is asked for
+
+    grants: list[Grant] = []
+    absent: list[DriverError] = []
+    for vendor, request in asked:
+        try:
+            inventory = (inventories or {}).get(request.vendor)
+            if inventory is None:
+                inventory = cache.get_inventory(config, vendor, save=save)
+        except DriverError as error:
+            if len(asked) == 1 or not _is_general(request):
+                raise
+            absent.append(error)
+            continue
+        progress.inventories.append(inventory)
+        devices = selection.select(request.selectors, inventory, vendor.names, request.spaces)
+        grants.append(seam.Grant(vendor, request, inventory, devices))
+    if not grants:
+        raise absent[0]
+    for grant in grants:
+        grant.vendor.check(grant)
+    return Resolved(grants, config, tuple(error.cause for error in absent))
+
+
+def _asked(spec: "dict[str, Any]", config: "Config", progress: Progress) -> "Asked":
+    """Return the vendors that devices are asked of; RequestError for what can't be granted."""
+    reader = SpecReader(spec, config)
+    asked: Asked = []
+    for names in seam.KNOWN.values():
+        if not reader.asks(names):
+            continue
+        preload.load((*preload.INVENTORY, *names.MODULES))
+        vendor = seam.load(names)
+        try:
+            request = reader.read(names, vendor)
+        except RequestError as error:
+            progress.requests.append(error.request)
+            raise
+        progress.requests.append(request)
+        if request.devices is not None:
+            _refuse_cdi(request)
+            asked.append((vendor, request))
+    return asked
+
+
+def _refuse_cdi(request: "Request") -> None:
     if request.cdi_devices:
         raise RequestError(
             f"The container asks for CDI devices ({', '.join(request.cdi_devices)}), "
             "which gpuhook doesn't inject itself",
             "Ask the engine for them (docker run --device NAME), or name GPUs by index or UUID",
         )
-    preload.load(preload.INVENTORY)
-    from gpuhook.inventory import selection  # noqa: PLC0415
-    from gpuhook.vendors.nvidia import completeness, requirements  # noqa: PLC0415 - not always needed
 
-    if inventory is None:
-        from gpuhook.inventory.cache import get_inventory  # noqa: PLC0415
 
-        inventory = get_inventory(config, save=save)
-    progress.inventory = inventory
-    selected = selection.select(request, inventory)
-    completeness.check(request, inventory, selected)
-    requirements.check(request, inventory, selected)
-    return Resolved(request, inventory, selected)
+def _is_general(request: "Request") -> bool:
+    """Tell whether it asks for whatever there is: images do so for machines they don't know."""
+    return request.source == "environment" and all(
+        name.lower() == "all" for name in request.selectors
+    )

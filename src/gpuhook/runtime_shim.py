@@ -16,10 +16,11 @@ from gpuhook.errors import (
     shown,
 )
 from gpuhook.oci.runtime_argv import Arguments
+from gpuhook.start import preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
     from gpuhook.inventory.model import Inventory
@@ -142,29 +143,42 @@ def edit(
     config: Config,
     folder: str,
     helped: "Callable[[Spec, Resolved], list[str]] | None" = None,
-    inventory: "Inventory | None" = None,
+    inventories: "Mapping[str, Inventory] | None" = None,
 ) -> "Spec | None":
-    """Return a spec with what its GPUs need; None where it asks for none.
+    """Return a spec with what its devices need; None where it asks for none.
 
     ``folder`` is where gpuhook-prestart lies. ``helped`` finds a helper for the hook and
-    returns the words that lead to it, none where there is no helper. An ``inventory`` that
-    is given is known to be the machine's.
+    returns the words that lead to it, none where there is no helper. ``inventories``, by
+    vendor, are known to be the machine's.
     """
     from gpuhook.resolve import resolve  # noqa: PLC0415 - as in prepare_bundle
 
-    resolved = resolve(spec.data, config, inventory=inventory)
+    resolved = resolve(spec.data, config, inventories=inventories)
     if resolved is None:
         return None
     spec.require_mount_namespace()
+    preload.load(preload.EDIT)
     from gpuhook.request import reader  # noqa: PLC0415 - only where a GPU is asked for
 
-    way = reader.effective_mode(config.mode, resolved.request)
+    way = reader.effective_mode(config.mode, resolved.requests)
+    edited = _edit_process(spec, resolved)
     if way == "spec":
-        edited = _edit_spec(spec, resolved, config)
+        edited = _edit_spec(edited, resolved, config)
     else:
-        edited = _edit_for_hook(spec, resolved, config, folder, helped)
-    log.edited(spec.path, way, resolved.selection.uuids, config)
+        edited = _edit_for_hook(edited, resolved, config, folder, helped)
+    log.edited(spec.path, way, resolved.ids, config)
     return edited
+
+
+def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":
+    """Return the spec with the variables and groups that its process needs."""
+    if not resolved.settings and not resolved.groups:
+        return spec
+    from gpuhook.oci import process  # noqa: PLC0415 - few vendors need it
+
+    for each in resolved.settings:
+        spec = process.set_variable(spec, each.name, each.value, front=each.front)
+    return process.add_groups(spec, resolved.groups)
 
 
 def _edit_for_hook(
@@ -175,10 +189,8 @@ def _edit_for_hook(
     helped: "Callable[[Spec, Resolved], list[str]] | None",
 ) -> "Spec":
     """Return the spec with the device rules and our hook, if it hasn't got it already."""
-    from gpuhook.vendors.nvidia import device_nodes  # noqa: PLC0415 - only where a GPU is asked for
-
-    devices = device_nodes.allowed(resolved.request, resolved.inventory, resolved.selection)
-    _link_nodes(spec, resolved, devices)
+    devices = dict.fromkeys(pair for grant in resolved.grants for pair in grant.rules())
+    _link_nodes(spec, resolved)
     spec = _add_device_rules(make_way(spec), list(devices))
     if has_hook(spec):
         return spec
@@ -186,14 +198,16 @@ def _edit_for_hook(
     return add_hook(spec, config, folder, [HELPER_OPTION, *words] if words else [])
 
 
-def _link_nodes(spec: "Spec", resolved: "Resolved", devices: "Container[tuple[int, int]]") -> None:
+def _link_nodes(spec: "Spec", resolved: "Resolved") -> None:
     """Let systemd, where it manages the container's cgroup, find the devices allowed in it."""
     from gpuhook.cgroup import dev_char  # noqa: PLC0415 - only where a GPU is asked for
 
     linux = spec.data.get("linux")
     if isinstance(linux, dict) and dev_char.wanted(linux.get("cgroupsPath")):
-        nodes = resolved.inventory.nodes
-        dev_char.make_links(node for node in nodes if (node.major, node.minor) in devices)
+        for grant in resolved.grants:
+            allowed = grant.rules()
+            nodes = grant.inventory.nodes
+            dev_char.make_links(node for node in nodes if node.numbers in allowed)
 
 
 def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
@@ -204,7 +218,7 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
 
     try:
         with Rootfs(spec.root_path) as root:
-            found = image.look(root, config)
+            found = image.look(root, config, resolved.looks())
     except OSError as error:
         raise SpecError(
             f"The root filesystem {spec.root_path} can't be opened: {error.strerror}",
@@ -212,7 +226,7 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
         ) from None
     for stage in names.HOOK_STAGES:  # nothing is left for them to do
         spec = spec.drop_hooks(stage, (*names.NVIDIA_HOOKS, names.HOOK))
-    plan = make_plan(resolved.request, resolved.inventory, resolved.selection, found)
+    plan = make_plan(resolved.grants, found, resolved.groups)
     return spec_edits.apply(_add_device_rules(spec, plan.devices), plan)
 
 

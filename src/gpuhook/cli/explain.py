@@ -6,35 +6,39 @@ from typing import Any
 
 import click
 
+from gpuhook import inject
 from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.config import Config, load
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import GpuhookError, shown
-from gpuhook.oci import jsontext
+from gpuhook.inventory.model import Inventory
+from gpuhook.oci import jsontext, process
 from gpuhook.oci.spec import Spec, read_spec
 from gpuhook.plan import image, spec_edits
-from gpuhook.plan.operations import Operation
+from gpuhook.plan.operations import AddGroup, Operation
 from gpuhook.plan.planner import make_plan
 from gpuhook.request import sources as environments
-from gpuhook.request.reader import effective_mode
+from gpuhook.request.reader import Request, SpecReader, effective_mode
 from gpuhook.resolve import Progress, Resolved, resolve
-from gpuhook.vendors.nvidia import completeness
-from gpuhook.vendors.nvidia.variables import VISIBLE_DEVICES
+from gpuhook.vendors import seam
 
 _HEADINGS = {
     "hook": "What the hook does, in order:",
     "spec": "What gpu-py writes into config.json (mode spec), in order:",
 }
 
+_UNDONE = "What is left undone, because config.json has no words for it:"
+_UNDONE_ALONE = "What is left undone, because only the runtime gpu-py can do it:"
+
 
 class Explanation:
-    """A request followed through the house, as far as it gets.
+    """A container's requests followed through the house, as far as they get.
 
-    ``mode`` is how the container gets its GPUs, hook or spec; ``operations`` are what is done
-    then, and ``undone`` is what only the other mode does.
+    ``mode`` is how the container gets its devices, hook or spec; ``operations`` are what is
+    done then, and ``undone`` is what can't be: what only the other mode does, or only gpu-py.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hook_alone: bool = False) -> None:
         self.progress = Progress()
         self.resolved: Resolved | None = None
         self.mode: str | None = None
@@ -42,6 +46,7 @@ class Explanation:
         self.undone: list[Operation] = []
         self.error: GpuhookError | None = None
         self.why_nothing = ""
+        self._hook_alone = hook_alone
 
     def follow(self, spec: Spec, root_path: str | None, config_path: str | None) -> None:
         """Take the steps that runtime and hook would take, short of changing anything."""
@@ -49,42 +54,53 @@ class Explanation:
             config = load(config_path)
             self.resolved = resolve(spec.data, config, self.progress, save=False)
             if self.resolved is None:
-                self.why_nothing = _why_nothing(spec.data, config)
+                self._explain_nothing(SpecReader(spec.data, config), config)
             else:
                 spec.require_mount_namespace()
-                self._plan(self.resolved, root_path, config)
+                self._plan(self.resolved, spec, root_path, config)
         except GpuhookError as error:
             self.error = error
 
-    def _plan(self, resolved: Resolved, root_path: str | None, config: Config) -> None:
-        found = _image(root_path, config)
-        plan = make_plan(resolved.request, resolved.inventory, resolved.selection, found)
-        self.mode = effective_mode(config.mode, resolved.request)
+    def _explain_nothing(self, reader: SpecReader, config: Config) -> None:
+        if not self.progress.requests:
+            names = next(iter(seam.KNOWN.values()))
+            self.progress.requests.append(reader.read(names, seam.load(names)))
+        self.why_nothing = _why_nothing(reader.env, config)
+
+    def _plan(self, resolved: Resolved, spec: Spec, root_path: str | None, config: Config) -> None:
+        found = _image(root_path, config, resolved)
+        plan = make_plan(resolved.grants, found, resolved.groups)
+        self.mode = effective_mode(config.mode, resolved.requests)
+        if self._hook_alone:
+            self.mode = "hook"
+            self.undone = inject.left_to_runtime(plan, spec.data)
+        else:
+            self.undone = [op for op in plan.operations if _is_no_group(op, spec)]
         self.operations = plan.operations
         if self.mode == "spec":
-            self.operations, self.undone = spec_edits.steps(plan), spec_edits.undone(plan)
+            self.operations = spec_edits.steps(plan)
+            self.undone += spec_edits.undone(plan)
+        self.operations = [op for op in self.operations if op not in self.undone]
 
     @property
     def warnings(self) -> list[str]:
         """What the container would get only in part."""
-        found = self.resolved
-        if found is None:
-            return []
-        return completeness.warnings(found.request, found.inventory)
+        return [] if self.resolved is None else self.resolved.warnings()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON of the command's contract: every key, null where it didn't get."""
-        request, inventory = self.progress.request, self.progress.inventory
+        """Return the JSON of the command's contract: every key, null where it didn't get.
+
+        ``requests`` and ``inventories`` are those of all vendors; the keys in the singular
+        are the first one's.
+        """
+        requests = [request.to_json() for request in self.progress.requests]
+        inventories = [inventory.summary() for inventory in self.progress.inventories]
         return {
-            "request": request.to_json() if request else None,
-            "inventory": {
-                "driver_version": inventory.driver_version,
-                "cuda_version": inventory.cuda_version,
-                "gpus": [gpu.to_json() for gpu in inventory.gpus],
-            }
-            if inventory
-            else None,
-            "selected": list(self.resolved.selection.uuids) if self.resolved else [],
+            "request": requests[0] if requests else None,
+            "inventory": inventories[0] if inventories else None,
+            "requests": requests,
+            "inventories": inventories,
+            "selected": list(self.resolved.ids) if self.resolved else [],
             "warnings": self.warnings,
             "mode": self.mode,
             "operations": [op.to_json() for op in self.operations],
@@ -101,54 +117,65 @@ class Explanation:
                 lines.append(f"{number:4}. {operation.describe()}")
                 lines.append(f"      because: {operation.reason}")
         if self.undone:
-            lines += ["", "What is left undone, because config.json has no words for it:"]
+            lines += ["", _UNDONE_ALONE if self._hook_alone else _UNDONE]
             lines += [f"      {operation.describe()}" for operation in self.undone]
         if self.error is not None:
             lines += ["", f"Error ({self.error.code}): {self.error}"]
         return "\n".join(lines)
 
 
-def _image(root_path: str | None, config: Config) -> image.Image:
+def _is_no_group(operation: Operation, spec: Spec) -> bool:
+    """Tell whether a step adds a group that the container's user namespace hasn't got."""
+    unknown = isinstance(operation, AddGroup) and process.group_inside(spec.data, operation.gid)
+    return unknown is None
+
+
+def _image(root_path: str | None, config: Config, resolved: Resolved) -> image.Image:
     """Look at the image, where there is one to look at."""
     if root_path is None or not os.path.isdir(root_path):
         return image.unknown()
     with Rootfs(root_path) as root:
-        return image.look(root, config)
+        return image.look(root, config, resolved.looks())
 
 
 def _request_lines(explanation: Explanation) -> list[str]:
-    request, inventory = explanation.progress.request, explanation.progress.inventory
-    if request is None:
-        return []
-    lines = [f"Ignored from {source}: {reason}" for source, reason in request.ignored]
-    if request.devices is None:
+    requests = explanation.progress.requests
+    lines = [
+        f"Ignored from {source}: {reason}"
+        for request in requests
+        for source, reason in request.ignored
+    ]
+    asking = [request for request in requests if request.devices is not None]
+    if requests and not asking:
         lines.append("The container asks for no GPU: nothing is done to it.")
         return [*lines, *([f"Because: {why}"] if (why := explanation.why_nothing) else [])]
-    lines += [
-        f"Asked for by:    {request.source}",
-        f"Devices:         {', '.join(request.devices) or 'none (driver files alone)'}",
-        f"Capabilities:    {', '.join(request.capabilities) or 'none'}",
-        f"Requirements:    {', '.join(request.requirements) or 'none'}"
-        + (" (disabled)" if request.requirements_disabled else ""),
+    inventories = {each.vendor: each for each in explanation.progress.inventories}
+    for request in asking:
+        lines += _vendor_lines(request, inventories.get(request.vendor))
+    if explanation.resolved is not None:
+        noun = " or ".join(seam.KNOWN[request.vendor].NOUN for request in asking)
+        lines.append(f"Selected:        {', '.join(explanation.resolved.ids) or f'no {noun}'}")
+    return [*lines, *(f"Warning:         {text}" for text in explanation.warnings)]
+
+
+def _vendor_lines(request: Request, inventory: Inventory | None) -> list[str]:
+    options = request.options.facts() if request.options is not None else []
+    facts = [
+        ("Vendor", seam.KNOWN[request.vendor].TITLE),
+        ("Asked for by", request.source),
+        ("Devices", ", ".join(request.devices or ()) or "none (driver files alone)"),
+        *options,
     ]
     if inventory is not None:
-        lines.append(
-            f"This machine:    driver {inventory.driver_version}, CUDA {inventory.cuda_version}, "
-            f"{len(inventory.gpus)} GPUs"
-        )
-    if explanation.resolved is not None:
-        lines.append(
-            f"Selected:        {', '.join(explanation.resolved.selection.uuids) or 'no GPU'}"
-        )
-    lines += [f"Warning:         {text}" for text in explanation.warnings]
-    return lines
+        facts.append(("This machine", inventory.sentence()))
+    return [f"{title + ':':<16} {text}" for title, text in facts]
 
 
-def _why_nothing(spec: dict[str, Any], config: Config) -> str:
+def _why_nothing(env: dict[str, str], config: Config) -> str:
     """Return why the environment asks for nothing, "" where it names devices."""
-    env = environments.parse_environment((spec.get("process") or {}).get("env") or [])
     variables = [name for name in environments.items(config.swarm_resource) if name in env]
-    variables = variables or [VISIBLE_DEVICES]
+    every = [name for names in seam.KNOWN.values() for name in names.VARIABLES]
+    variables = variables or [name for name in every if name in env] or every[:1]
     what = " and ".join(variables)
     values = [env[name] for name in variables if name in env]
     names = [name for value in values for name in environments.items(value)]
@@ -177,6 +204,10 @@ def _spelled_out(environment: tuple[str, ...], privileged: bool) -> Spec:
     help="An environment variable of the container; may be repeated.",
 )  # fmt: skip
 @click.option("--privileged", is_flag=True, help="As if the container were privileged.")
+@click.option(
+    "--hook-alone", is_flag=True,
+    help="As if podman's --hooks-dir had added the hook, and the runtime weren't gpu-py.",
+)  # fmt: skip
 @config_option
 @format_option
 def explain(
@@ -184,6 +215,7 @@ def explain(
     spec_path: str | None,
     environment: tuple[str, ...],
     privileged: bool,
+    hook_alone: bool,
     config_path: str | None,
     output_format: str,
 ) -> None:
@@ -199,7 +231,7 @@ def explain(
     given = [bool(bundle), bool(spec_path), bool(environment or privileged)]
     if sum(given) != 1:
         raise click.UsageError("Give one of --bundle, --spec, or the request with -e.")
-    explanation = Explanation()
+    explanation = Explanation(hook_alone=hook_alone)
     try:
         if bundle or spec_path:
             spec = read_spec(spec_path or os.path.join(bundle or "", "config.json"))

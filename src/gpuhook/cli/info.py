@@ -1,4 +1,4 @@
-"""gpuhook info: the driver, the GPUs and what of the driver's files was found."""
+"""gpuhook info: each driver, its devices and what of the driver's files was found."""
 
 from collections import Counter
 
@@ -7,42 +7,39 @@ import click
 from gpuhook.cli._output import config_option, format_option, print_json, table
 from gpuhook.config import load
 from gpuhook.inventory.model import Inventory
-from gpuhook.vendors.nvidia.discover import discover
+from gpuhook.vendors import seam
 
 
 @click.command()
 @config_option
 @format_option
 def info(config_path: str | None, output_format: str) -> None:
-    """Show the driver and the GPUs of this machine, as NVML and the driver root tell."""
-    inventory = discover(load(config_path))
+    """Show the drivers and the devices of this machine, as they are found now."""
+    config = load(config_path)
+    inventories = seam.present(lambda vendor: vendor.discover(config))
     if output_format == "json":
-        print_json(inventory.to_json())
+        first, *others = [inventory.to_json() for inventory in inventories]
+        print_json({**first, "others": others} if others else first)
     else:
-        click.echo(_text(inventory))
+        click.echo("\n\n".join(_text(inventory) for inventory in inventories))
 
 
 def _text(inventory: Inventory) -> str:
     kinds = Counter(file.kind for file in inventory.files)
     found = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    lines = [
-        f"Driver root:     {inventory.root}",
-        f"Driver version:  {inventory.driver_version}",
-        f"CUDA version:    {inventory.cuda_version}",
-        f"Driver files:    {found or 'none'}",
-        f"Device nodes:    {', '.join(node.path for node in inventory.nodes) or 'none'}",
-    ]
-    lines += [f"GPU {index}: lost (fallen off the bus)" for index in inventory.lost]
-    if inventory.gpus:
-        lines += ["", _gpu_table(inventory)]
-    else:
-        lines += ["", "No GPU."]
-    return "\n".join(lines)
-
-
-def _gpu_table(inventory: Inventory) -> str:
-    rows: list[tuple[object, ...]] = []
-    for gpu in inventory.gpus:
-        rows.append((gpu.index, gpu.minor, gpu.name, gpu.architecture, gpu.pci_bus_id, gpu.uuid))
-        rows += [(f"{gpu.index}:{mig.index}", "", mig.name, "", "", mig.uuid) for mig in gpu.mig]
-    return table(("INDEX", "MINOR", "NAME", "ARCH", "BUS ID", "UUID"), rows)
+    facts = (
+        ("Driver root", inventory.root),
+        ("Driver version", inventory.version),
+        ("Driver files", found or "none"),
+        ("Device nodes", ", ".join(node.path for node in inventory.nodes) or "none"),
+        *inventory.facts(),
+    )
+    names = seam.KNOWN[inventory.vendor]
+    header, rows = inventory.table()
+    return "\n".join(
+        [
+            *(f"{title + ':':<16} {text}" for title, text in facts),
+            "",
+            table(header, rows) if rows else f"No {names.NOUN}.",
+        ]
+    )

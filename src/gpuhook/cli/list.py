@@ -1,6 +1,7 @@
-"""gpuhook list: GPUs, MIG devices, and the running containers that have them."""
+"""gpuhook list: the machine's devices, and the running containers that have them."""
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -8,70 +9,68 @@ import click
 from gpuhook.cli._output import config_option, format_option, print_json, printable, table
 from gpuhook.config import load
 from gpuhook.inventory.cache import get_inventory
-from gpuhook.inventory.model import Gpu, Inventory, Mig
+from gpuhook.inventory.model import Device, Inventory
 from gpuhook.running.holders import WITHOUT_ROOT, Container, running, without_record
+from gpuhook.vendors import seam
 
 _SHORT = 12  # characters of a container's id, as Docker prints it
 
 
-@click.command("list", short_help="Show the GPUs and which container has which.")
+@click.command("list", short_help="Show the devices and which container has which.")
 @click.option("--files", is_flag=True, help="Also list the driver's files.")
 @config_option
 @format_option
 def list_(files: bool, config_path: str | None, output_format: str) -> None:
-    """Show the GPUs, their MIG devices, and which running container has which.
+    """Show the machine's GPUs and other devices, and which running container has which.
 
     Without root only your own containers are seen.
     """
     config = load(config_path)
-    inventory = get_inventory(config)
-    containers = running(inventory, config.state_dir)
+    inventories = seam.present(lambda vendor: get_inventory(config, vendor))
+    containers = running(inventories, config.state_dir)
     if os.geteuid() != 0:
         click.echo(WITHOUT_ROOT, err=True)
     if output_format == "json":
-        print_json(_as_json(inventory, containers))
+        print_json(_as_json(inventories, containers))
         return
-    click.echo(_gpus(inventory, containers))
+    click.echo("\n\n".join(_devices(each, containers) for each in inventories))
     looked_at = [_name(each) for each in without_record(containers)]
     if looked_at:
         click.echo(
             f"\nWithout a record, so told by the nodes that they have: {', '.join(looked_at)}"
         )
     if files:
-        rows = [(file.kind, file.capability or "-", file.path) for file in inventory.files]
+        every = [file for inventory in inventories for file in inventory.files]
+        rows = [(file.kind, file.capability or "-", file.path) for file in every]
         click.echo("\n" + table(("KIND", "CAPABILITY", "PATH"), rows))
 
 
-def users_of_gpu(inventory: Inventory, gpu: Gpu, containers: list[Container]) -> list[Container]:
-    """Return the containers that have the GPU as a whole, not just a MIG device of it."""
-    node = inventory.node(f"/dev/nvidia{gpu.minor}")
-    if node is None:
+def users(inventory: Inventory, device: Device, containers: list[Container]) -> list[Container]:
+    """Return the containers that have a device as a whole, not just a part of it."""
+    found = _holders(inventory, device, containers)
+    parts = [part for part in inventory.devices if part.parent == device.id]
+    of_parts = [user for part in parts for user in _holders(inventory, part, containers)]
+    return [user for user in found if user not in of_parts]
+
+
+def _holders(
+    inventory: Inventory, device: Device, containers: Iterable[Container]
+) -> list[Container]:
+    """Return the containers that have all nodes of a device."""
+    nodes = [inventory.node(path) for path in device.nodes]
+    if not nodes or None in nodes:
         return []
-    users = [each for each in containers if (node.major, node.minor) in each.nodes]
-    of_mig = [user for mig in gpu.mig for user in users_of_mig(inventory, mig, containers)]
-    return [user for user in users if user not in of_mig]
+    wanted = {node.numbers for node in nodes if node is not None}
+    return [each for each in containers if wanted <= each.nodes]
 
 
-def users_of_mig(inventory: Inventory, mig: Mig, containers: list[Container]) -> list[Container]:
-    """Return the containers that have a MIG device: both nodes that guard it."""
-    guards = set()
-    for cap in (mig.gi_cap, mig.ci_cap):
-        node = inventory.node(f"/dev/nvidia-caps/nvidia-cap{cap}")
-        if node is None:
-            return []
-        guards.add((node.major, node.minor))
-    return [each for each in containers if guards <= each.nodes]
-
-
-def _gpus(inventory: Inventory, containers: list[Container]) -> str:
-    rows: list[tuple[object, ...]] = []
-    for gpu in inventory.gpus:
-        users = _names(users_of_gpu(inventory, gpu, containers))
-        rows.append((gpu.index, gpu.name, gpu.uuid, users))
-        for mig in gpu.mig:
-            users = _names(users_of_mig(inventory, mig, containers))
-            rows.append((f"{gpu.index}:{mig.index}", mig.name, mig.uuid, users))
-    return table(("INDEX", "NAME", "UUID", "CONTAINERS"), rows) if rows else "No GPU."
+def _devices(inventory: Inventory, containers: list[Container]) -> str:
+    rows = [
+        (device.label, device.model, device.id, _names(users(inventory, device, containers)))
+        for device in inventory.devices
+    ]
+    header = ("INDEX", "NAME", seam.KNOWN[inventory.vendor].ID_TITLE, "CONTAINERS")
+    return table(header, rows) if rows else f"No {seam.KNOWN[inventory.vendor].NOUN}."
 
 
 def _names(containers: list[Container]) -> str:
@@ -87,17 +86,19 @@ def _name(container: Container) -> str:
     return printable(f"{container.engine}:{short}" if container.engine else short)
 
 
-def _as_json(inventory: Inventory, containers: list[Container]) -> dict[str, Any]:
-    gpus = []
-    for gpu in inventory.gpus:
-        entry = gpu.to_json()
-        entry["containers"] = [each.name for each in users_of_gpu(inventory, gpu, containers)]
-        for mig, description in zip(gpu.mig, entry["mig"], strict=True):
-            users = users_of_mig(inventory, mig, containers)
-            description["containers"] = [each.name for each in users]
-        gpus.append(entry)
+def _as_json(inventories: list[Inventory], containers: list[Container]) -> dict[str, Any]:
+    """Return what each vendor has, the names of its devices' containers added, and all those."""
+    found: dict[str, Any] = {}
+    for inventory in inventories:
+        by_id = {
+            device.id: [each.name for each in users(inventory, device, containers)]
+            for device in inventory.devices
+        }
+        for key, devices in inventory.listing(by_id).items():
+            found[key] = [*found.get(key, ()), *devices]
     return {
-        "gpus": gpus,
-        "files": [file.to_json() for file in inventory.files],
+        "gpus": [],
+        **found,
+        "files": [file.to_json() for inventory in inventories for file in inventory.files],
         "containers": [each.to_json() for each in containers],
     }

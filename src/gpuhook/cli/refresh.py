@@ -9,30 +9,33 @@ from gpuhook.errors import DriverError
 from gpuhook.inventory import cache
 from gpuhook.inventory.model import Inventory
 from gpuhook.start import launcher_files
+from gpuhook.vendors import seam
 
 
 @click.command()
 @config_option
 @click.option("--if-stale", is_flag=True, help="Do nothing while the saved inventory is right.")
 def refresh(config_path: str | None, if_stale: bool) -> None:
-    """Save what this machine has to give, so that no container start has to ask NVML.
+    """Save what this machine has to give, so that no container start has to ask a driver.
 
     Also saves what gpu-py's launcher must know of the configuration, and makes the links in
     /dev/char that systemd needs for a container to keep its GPUs across systemctl
-    daemon-reload. Needs root. Without it, the next container after a change would ask NVML
+    daemon-reload. Needs root. Without it, the next container after a change would ask it
     itself, at the cost of the time that starting it takes.
     """
     config = load(config_path)
     launcher_files.save(config.path)
-    inventory = cache.saved(config) if if_stale else None
-    if inventory is None:
-        inventory = cache.refresh(config)
-    click.echo(
-        f"Driver {inventory.driver_version}, {len(inventory.gpus)} GPUs, "
-        f"{len(inventory.files)} files: saved in {config.state_dir}"
-    )
-    for link in _dev_char_links(inventory):
-        click.echo(f"Made the link {link}")
+
+    def look(vendor: seam.Vendor) -> Inventory:
+        found = cache.saved(config, vendor) if if_stale else None
+        return found or cache.refresh(config, vendor)
+
+    for inventory in seam.present(look):
+        click.echo(
+            f"{inventory.sentence()}, {len(inventory.files)} files: saved in {config.state_dir}"
+        )
+        for link in _dev_char_links(inventory):
+            click.echo(f"Made the link {link}")
 
 
 def _dev_char_links(inventory: Inventory) -> list[str]:

@@ -10,6 +10,7 @@ from gpuhook.errors import ContainerError, GpuhookError
 from gpuhook.inventory.model import Inventory
 from gpuhook.running import holders
 from gpuhook.running.holders import Container
+from gpuhook.vendors import seam
 
 
 @click.command(short_help="Give back GPUs to running containers that lost them.")
@@ -30,22 +31,22 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
     if bool(names) == everything:
         raise click.UsageError("name the containers, or give --all")
     config = load(config_path)
-    inventory = get_inventory(config)
-    running = holders.running(inventory, config.state_dir)
+    inventories = seam.present(lambda vendor: get_inventory(config, vendor))
+    running = holders.running(inventories, config.state_dir)
     if os.geteuid() != 0:
         click.echo(holders.WITHOUT_ROOT, err=True)
     if everything:
-        _repair_all(running, inventory)
+        _repair_all(running, inventories)
         return
     for container in repairs.select(names, running):
-        click.echo(_line(container, *repairs.repair(container, inventory)))
+        click.echo(_line(container, *repairs.repair(container, inventories)))
 
 
-def _repair_all(running: list[Container], inventory: Inventory) -> None:
+def _repair_all(running: list[Container], inventories: list[Inventory]) -> None:
     """Repair the containers that have a record; name those that haven't and can't be."""
     if not running:
         click.echo("No running container with a GPU was found.")
-    failed = [each for each in running if not _repaired(each, inventory)]
+    failed = [each for each in running if not _repaired(each, inventories)]
     if any(each.record is not None for each in failed):
         raise ContainerError(
             f"{len(failed)} of the containers could not be repaired",
@@ -53,11 +54,11 @@ def _repair_all(running: list[Container], inventory: Inventory) -> None:
         )
 
 
-def _repaired(container: Container, inventory: Inventory) -> bool:
+def _repaired(container: Container, inventories: list[Inventory]) -> bool:
     from gpuhook.running import repair as repairs  # noqa: PLC0415 - as above
 
     try:
-        how, count = repairs.repair(container, inventory)
+        how, count = repairs.repair(container, inventories)
     except GpuhookError as error:
         click.echo(f"{container.name[:12]}: {error}", err=True)
         return False

@@ -5,6 +5,7 @@ import os
 from gpuhook import names
 from gpuhook.config.model import Config
 from gpuhook.config.schema import (
+    ALL_CAPABILITIES,
     BOOL,
     CUDA_COMPAT_MODES,
     FEATURE_PREFIX,
@@ -19,7 +20,6 @@ from gpuhook.config.schema import (
 )
 from gpuhook.config.source import flatten, parse, read_text
 from gpuhook.errors import ConfigError, shown
-from gpuhook.vendors.nvidia import variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ DEFAULT_PATH = "/etc/gpuhook/config.toml"
 PATH_VARIABLE = "GPUHOOK_CONFIG"
 
 _OS_RELEASE = "/etc/os-release"
-_SUSE_USER = "root:video"  # /dev/nvidia* belong to the group video there
+_SUSE_USER = "root:video"  # to whose group video the nodes belong
 _LONGEST = 10 * 24 * 3600  # seconds; also keeps infinity out
 
 # A key of any of these attributes holds absolute paths; in the optional ones "" is fine.
@@ -174,10 +174,15 @@ class _Reading:
                 optional = path == "" and attribute in _OPTIONAL_PATHS
                 if not path.startswith("/") and not optional:
                     self.wrong(key, f"must be an absolute path, not {shown(path)}")
+        for entry in self.config.driver_roots:
+            if not entry.partition("=")[2].startswith("/"):
+                problem = f"holds {shown(entry)}, which is no VENDOR=/FOLDER"
+                self.wrong("gpuhook.driver-roots", problem)
 
     def check_capabilities(self) -> None:
-        allowed = (*variables.CAPABILITIES, "all")
-        for word in variables.split_capabilities(self.config.supported_driver_capabilities):
+        allowed = (*ALL_CAPABILITIES.split(","), "all")
+        words = self.config.supported_driver_capabilities.split(",")
+        for word in sorted({word.strip() for word in words} - {""}):
             if word not in allowed:
                 problem = f"names {shown(word)}, which is none of {', '.join(allowed)}"
                 self.wrong("supported-driver-capabilities", problem)

@@ -11,7 +11,8 @@ class Config:
     """The settings in force: what the file says, else the defaults.
 
     ``path`` is the file that was read (None: none, all defaults). Paths are absolute or,
-    for ``driver_root`` and ``ldcache``, "" for the host's own. ``mode`` is one of hook,
+    for ``driver_root`` and ``ldcache``, "" for the host's own; ``driver_roots`` are
+    VENDOR=FOLDER for vendors whose driver isn't the host's own. ``mode`` is one of hook,
     spec, cdi and auto; ``nvml_timeout`` is in seconds; ``features`` holds the optional
     switches that the file sets; ``ignored`` are (key, reason) pairs that changed nothing.
     """
@@ -27,6 +28,7 @@ class Config:
         "cuda_compat_mode",
         "disable_require",
         "driver_root",
+        "driver_roots",
         "environment",
         "features",
         "helper",
@@ -61,6 +63,7 @@ class Config:
         cuda_compat_mode: str
         disable_require: bool
         driver_root: str
+        driver_roots: tuple[str, ...]
         environment: tuple[str, ...]
         features: dict[str, bool]
         helper: bool
@@ -93,6 +96,11 @@ class Config:
     def feature(self, name: str) -> bool:
         """Say whether the optional switch [features] ``name`` is on; absent means off."""
         return self.features.get(name, False)
+
+    def driver_root_of(self, vendor: str) -> str:
+        """Return the driver root of a vendor, / for the host's own."""
+        roots = dict(entry.split("=", 1) for entry in self.driver_roots)
+        return roots.get(vendor, "/")
 
     @property
     def reads_annotations(self) -> bool:

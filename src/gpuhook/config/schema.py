@@ -48,6 +48,7 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     _CDI + "default-kind": ("cdi_default_kind", STRING, "nvidia.com/gpu"),
     _CDI + "annotation-prefixes": ("cdi_annotation_prefixes", LIST, ("cdi.k8s.io/",)),
     _RUNTIME + "modes.legacy.cuda-compat-mode": ("cuda_compat_mode", STRING, "ldconfig"),
+    "gpuhook.driver-roots": ("driver_roots", LIST, ()),
     "gpuhook.accept-annotations": ("accept_annotations", BOOL, False),
     "gpuhook.state-dir": ("state_dir", STRING, "/run/gpuhook"),
     "gpuhook.nvml-timeout": ("nvml_timeout", SECONDS, 30.0),
@@ -62,6 +63,7 @@ FEATURES = (
     "allow-ldconfig-from-container",
     "disable-cuda-compat-lib-hook",
     "ignore-imex-channel-requests",
+    "no-additional-gids-for-device-nodes",
 )
 FEATURE_PREFIX = "features."
 
@@ -83,8 +85,6 @@ WITHOUT_EFFECT = {
     FEATURE_PREFIX
     + "allow-unknown-oci-spec-fields": "unknown fields of config.json are always kept",
     FEATURE_PREFIX + "disable-imex-channel-creation": "gpuhook makes no IMEX channel nodes",
-    FEATURE_PREFIX
-    + "no-additional-gids-for-device-nodes": "gpuhook adds no groups to a container's process",
 }
 
 # What may stand for the mode: gpuhook's words, and NVIDIA's with the nearest of ours.

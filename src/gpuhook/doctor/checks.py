@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from gpuhook.doctor import docker, driver, engines, host, install, nodes
+from gpuhook.doctor import docker, engines, host, install
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure
+from gpuhook.vendors.nvidia.doctor import driver, nodes
 
 Check = Callable[[Case], Iterable[Finding]]
 

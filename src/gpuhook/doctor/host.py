@@ -8,8 +8,8 @@ from gpuhook import names
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, ok, warning
 from gpuhook.doctor.machine import Machine
-from gpuhook.vendors.nvidia.doctor.nodes import module_version
 from gpuhook.host import files as host_files
+from gpuhook.vendors.nvidia.doctor.nodes import module_version
 
 _OPENAT2_SINCE = (5, 6)
 _FOREIGN = (

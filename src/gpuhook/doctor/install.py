@@ -15,6 +15,7 @@ from gpuhook.errors import RuntimeMissingError
 from gpuhook.inventory import cache
 from gpuhook.runtime_shim import find_runtime
 from gpuhook.start import launcher_files
+from gpuhook.vendors import seam
 
 _LAUNCHERS = (names.RUNTIME, names.HOOK)
 _PATIENCE = 20.0  # seconds
@@ -127,14 +128,15 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
             f"Run chown root:root {folder} and chmod 755 {folder}",
         )
         return
-    found = cache.saved(case.config)
-    if found is not None:
-        text = f"The inventory saved in {folder} is fresh: {len(found.gpus)} GPUs"
-        yield ok("saved-inventory", f"{text}, driver {found.driver_version}")
+    saved = [cache.saved(case.config, seam.load(names)) for names in seam.KNOWN.values()]
+    found = [inventory.sentence() for inventory in saved if inventory is not None]
+    if found:
+        text = f"The inventory saved in {folder} is fresh: {'; '.join(found)}"
+        yield ok("saved-inventory", text)
     else:
         yield ok(
             "saved-inventory",
-            f"No fresh inventory is saved in {folder}: the next GPU container waits for NVML",
+            f"No fresh inventory is saved in {folder}: the next GPU container waits for the driver",
             "To have it done now: gpuhook refresh",
         )
 

@@ -14,6 +14,7 @@ from gpuhook.doctor.finding import Finding
 from gpuhook.errors import GpuhookError, ReportError
 from gpuhook.host import files as host_files
 from gpuhook.inventory.cache import get_inventory
+from gpuhook.vendors import seam
 
 _FOLDER = "gpuhook-report"
 _LOG_LINES = 200
@@ -91,7 +92,8 @@ def _nodes(case: Case) -> Iterator[str]:
 
 def _inventory(case: Case) -> str:
     try:
-        return _json(get_inventory(case.config, save=False).to_json())
+        found = seam.present(lambda vendor: get_inventory(case.config, vendor, save=False))
+        return _json([inventory.to_json() for inventory in found])
     except GpuhookError as error:
         return _json({"error": str(error)})
 

@@ -1,8 +1,9 @@
-"""The inventory of this machine, saved below /run: NVML is asked once and not at every start.
+"""The inventories of this machine, one per vendor, saved below /run.
 
-A saved inventory counts only while nothing around it has changed (``freshness``), and only
-if nobody but root (or this very user) can have written it. One that is stale, damaged or
-suspicious is made anew, by one process under a lock while the others wait.
+So a driver is asked once and not at every start. A saved inventory counts only while nothing
+around it has changed (``freshness``), and only if nobody but root (or this very user) can have
+written it. One that is stale, damaged or suspicious is made again, by one process under a lock
+while the others wait.
 """
 
 import _imp
@@ -13,7 +14,6 @@ import time
 
 from gpuhook.errors import DriverError
 from gpuhook.inventory import freshness
-from gpuhook.inventory.model import Inventory
 from gpuhook.oci import jsontext
 
 TYPE_CHECKING = False
@@ -21,38 +21,40 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from gpuhook.config import Config
+    from gpuhook.inventory.freshness import Source
+    from gpuhook.inventory.model import Inventory
 
 _LIMIT = 64 << 20
-_FOLDER_MODE = 0o755  # what is saved is no secret: nvidia-smi tells it to everybody
+_FOLDER_MODE = 0o755  # what is saved is no secret: vendors' tools tell it to everybody
 _HASH_KEY = 0x67707568  # any number; the hash finds damage, it keeps no secret
 _POLL = 0.01  # seconds between two tries to get the lock
 _TRIES = 3  # to make an inventory while nothing around it changes
-_LOST_SECONDS = 10.0  # how long an inventory counts that misses a GPU
-_SPARE = 5.0  # seconds that a waiter grants the others beyond NVML's own limit
+_LOST_SECONDS = 10.0  # how long an inventory counts that misses a device
+_SPARE = 5.0  # seconds that a waiter grants the others beyond a driver's own limit
 
 
-def get_inventory(config: "Config", *, save: bool = True) -> Inventory:
-    """Return this machine's inventory: the saved one while it is fresh, else a new one.
+def get_inventory(config: "Config", vendor: "Source", *, save: bool = True) -> "Inventory":
+    """Return what this machine has of a vendor: the saved one while it is fresh, else a new one.
 
     A new one is saved for the next caller, unless ``save`` is off or this user can't.
     Raises DriverError where there is no working driver.
     """
     folder = open_folder(config.state_dir)
     if folder is None:
-        return _make_unsaved(config, save=save)
+        return _make_unsaved(config, vendor, save=save)
     try:
-        found = _load(folder, config)
+        found = _load(folder, config, vendor)
         if found is not None:
             return found.inventory
         if not save:
-            return _discover(config).inventory
-        return _make_once(folder, config)
+            return _discover(config, vendor).inventory
+        return _make_once(folder, config, vendor)
     finally:
         os.close(folder)
 
 
-def refresh(config: "Config") -> Inventory:
-    """Make the inventory anew, whether the saved one is fresh or not, and save it."""
+def refresh(config: "Config", vendor: "Source") -> "Inventory":
+    """Make a vendor's inventory again, whether the saved one is fresh or not, and save it."""
     folder = make_folder(config.state_dir)
     if folder is None:
         raise DriverError(
@@ -60,62 +62,59 @@ def refresh(config: "Config") -> Inventory:
             "Run this as root, and let the folder belong to root and be writable by root alone",
         )
     try:
-        with _Lock(folder, config) as lock:
-            return _make(folder, config, lock)
+        with _Lock(folder, config, vendor) as lock:
+            return _make(folder, config, vendor, lock)
     finally:
         os.close(folder)
 
 
-def saved(config: "Config") -> Inventory | None:
-    """Return the saved inventory if there is a fresh one; never asks NVML."""
-    found = load(config)
+def saved(config: "Config", vendor: "Source") -> "Inventory | None":
+    """Return the saved inventory if there is a fresh one; asks no driver."""
+    found = load(config, vendor)
     return None if found is None else found.inventory
 
 
 # Making -------------------------------------------------------------------------------------
 
 
-def _make_unsaved(config: "Config", *, save: bool) -> Inventory:
+def _make_unsaved(config: "Config", vendor: "Source", *, save: bool) -> "Inventory":
     folder = make_folder(config.state_dir) if save else None
     if folder is None:
-        return _discover(config).inventory
+        return _discover(config, vendor).inventory
     try:
-        return _make_once(folder, config)
+        return _make_once(folder, config, vendor)
     finally:
         os.close(folder)
 
 
-def _make_once(folder: int, config: "Config") -> Inventory:
+def _make_once(folder: int, config: "Config", vendor: "Source") -> "Inventory":
     """Make the inventory, or wait for somebody who is just doing that."""
-    with _Lock(folder, config) as lock:
-        found = _load(folder, config)
+    with _Lock(folder, config, vendor) as lock:
+        found = _load(folder, config, vendor)
         if found is not None:
             return found.inventory
         lock.raise_failure()
-        return _make(folder, config, lock)
+        return _make(folder, config, vendor, lock)
 
 
-def _make(folder: int, config: "Config", lock: "_Lock") -> Inventory:
+def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Inventory":
     try:
-        content = _discover(config)
+        content = _discover(config, vendor)
     except DriverError as error:
         lock.note_failure(error)
         raise
     if lock.held:
-        _save(folder, _file_name(config), content)
+        _save(folder, _file_name(config, vendor), content)
     return content.inventory
 
 
-def _discover(config: "Config") -> "_Content":
+def _discover(config: "Config", vendor: "Source") -> "_Content":
     """Look at the machine, again if anything around it changed meanwhile."""
-    from gpuhook.vendors.nvidia import driver_files  # noqa: PLC0415 - costly, and rarely needed
-    from gpuhook.vendors.nvidia.discover import discover  # noqa: PLC0415
-
     for _ in range(_TRIES):
-        around = freshness.surroundings(config)
-        missing = freshness.missing(config.driver_root, driver_files.volatile_paths())
-        content = _Content(discover(config), around, missing)
-        if freshness.surroundings(config) == around:
+        around = freshness.surroundings(config, vendor)
+        missing = freshness.missing(vendor.root(config), vendor.volatile_paths())
+        content = _Content(vendor.discover(config), around, missing)
+        if freshness.surroundings(config, vendor) == around:
             break
     # Where it never rests, what was seen before goes with it: it won't match, and so not be used.
     return content
@@ -124,13 +123,13 @@ def _discover(config: "Config") -> "_Content":
 class _Lock:
     """The right to make the inventory; the file also tells waiters of a failure.
 
-    Whoever waits longer than NVML may take goes on without it (``held`` is False): the lock
+    Whoever waits longer than a driver may take goes on without it (``held`` is False): the lock
     saves work and guards nothing.
     """
 
-    def __init__(self, folder: int, config: "Config") -> None:
+    def __init__(self, folder: int, config: "Config", vendor: "Source") -> None:
         self._folder = folder
-        self._name = _file_name(config) + ".lock"
+        self._name = _file_name(config, vendor) + ".lock"
         self._limit = config.nvml_timeout + _SPARE
         self._fd = -1
         self._began = time.monotonic()
@@ -182,7 +181,7 @@ class _Lock:
 class _Content:
     """What is saved: an inventory, what it was made in, and which paths didn't exist then."""
 
-    def __init__(self, inventory: Inventory, around: "list[Any]", missing: list[str]) -> None:
+    def __init__(self, inventory: "Inventory", around: "list[Any]", missing: list[str]) -> None:
         self.inventory = inventory
         self.around = around
         self.missing = missing
@@ -191,10 +190,10 @@ class _Content:
 # Loading and saving --------------------------------------------------------------------------
 
 
-def _file_name(config: "Config") -> str:
-    """Return a name of its own for every set of settings, so that two don't fight."""
-    settings = jsontext.dumps(freshness.settings_of(config))
-    return "inventory-" + _digest(settings.encode())
+def _file_name(config: "Config", vendor: "Source") -> str:
+    """Return a name of its own for every vendor and set of settings, so that two don't fight."""
+    settings = jsontext.dumps(freshness.settings_of(config, vendor))
+    return f"inventory-{vendor.names.NAME}-{_digest(settings.encode())}"
 
 
 def _digest(data: "bytes | memoryview") -> str:
@@ -234,8 +233,11 @@ def _is_ours(status: os.stat_result) -> bool:
 class Loaded:
     """A saved inventory that was read, and what tells whether it still is this machine's."""
 
-    def __init__(self, inventory: Inventory, around: "list[Any]", missing: list[str]) -> None:
+    def __init__(
+        self, vendor: "Source", inventory: "Inventory", around: "list[Any]", missing: list[str]
+    ) -> None:
         self.inventory = inventory
+        self._vendor = vendor
         self._around = around
         self._missing = missing
         self._file: tuple[int, ...] = ()
@@ -248,16 +250,18 @@ class Loaded:
 
     def is_fresh(self, config: "Config") -> bool:
         """Tell whether nothing around it has changed."""
-        if self._around != freshness.surroundings(config):
+        if self._around != freshness.surroundings(config, self._vendor):
             return False
         if self.inventory.lost and time.time() - self._saved_at > _LOST_SECONDS:
-            return False  # nothing but NVML tells when a lost GPU is back
-        return _still_there(self.inventory, self._missing)
+            return False  # nothing but the driver tells when a lost device is back
+        return _still_there(self.inventory, self._missing, self._vendor.crowded)
 
     def is_latest(self, config: "Config") -> bool:
         """Tell whether it is fresh, and the file is still the one that it was read from."""
         try:
-            status = os.stat(f"{config.state_dir}/{_file_name(config)}", follow_symlinks=False)
+            status = os.stat(
+                f"{config.state_dir}/{_file_name(config, self._vendor)}", follow_symlinks=False
+            )
         except OSError:
             return False
         return _identity(status) == self._file and self.is_fresh(config)
@@ -267,21 +271,21 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def load(config: "Config") -> Loaded | None:
+def load(config: "Config", vendor: "Source") -> Loaded | None:
     """Return the saved inventory with what tells its freshness; None if there is no fresh one."""
     folder = open_folder(config.state_dir)
     if folder is None:
         return None
     try:
-        return _load(folder, config)
+        return _load(folder, config, vendor)
     finally:
         os.close(folder)
 
 
-def _load(folder: int, config: "Config") -> Loaded | None:
+def _load(folder: int, config: "Config", vendor: "Source") -> Loaded | None:
     """Return the saved inventory, None unless it is whole, trustworthy and fresh."""
     try:
-        data, status = _read(folder, _file_name(config))
+        data, status = _read(folder, _file_name(config, vendor))
     except OSError:
         return None
     begin = data.find(b"\n") + 1
@@ -290,20 +294,19 @@ def _load(folder: int, config: "Config") -> Loaded | None:
         return None
     try:
         around, missing, inventory = jsontext.loads(str(body, "utf-8"))
-        found = Loaded(Inventory.from_json(inventory), around, missing)
+        found = Loaded(vendor, vendor.inventory.from_json(inventory), around, missing)
     except (ValueError, KeyError, TypeError):
         return None
     found.read_from(status)
     return found if found.is_fresh(config) else None
 
 
-def _still_there(inventory: Inventory, missing: list[str]) -> bool:
+def _still_there(inventory: "Inventory", missing: list[str], crowded: tuple[str, ...]) -> bool:
     """Tell whether the nodes and files exist that did, and those don't that didn't."""
     root = inventory.root
-    nodes = [(node.path, node.major, node.minor) for node in inventory.nodes]
     files = [file.path for file in inventory.files]
     return (
-        freshness.same_nodes(root, nodes)
+        freshness.same_nodes(root, inventory.nodes, crowded)
         and not freshness.missing(root, files)
         and freshness.missing(root, missing) == missing
     )

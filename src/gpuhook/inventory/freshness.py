@@ -1,4 +1,4 @@
-"""What tells, without NVML, whether a machine still is as it was when its inventory was made.
+"""What tells at little cost whether a machine still is as it was when an inventory was made.
 
 Names, small texts and file statuses alone, no times of anything in /proc: its inodes are
 made anew in every mount of it, and whenever memory is short.
@@ -12,64 +12,80 @@ from gpuhook import __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
+    from typing import Any, Protocol
 
     from gpuhook.config import Config
+    from gpuhook.inventory.model import Inventory, Node
 
-# The settings that an inventory depends on; another value of one means another inventory.
-SETTINGS = (
-    "driver_root",
-    "environment",
-    "ldcache",
-    "library_search_paths",
-    "load_kmods",
-    "user",
-)
+    class Source(Protocol):
+        """Where an inventory comes from: what is used here of a vendor."""
+
+        @property
+        def names(self) -> Any:
+            """The vendor's names."""
+
+        @property
+        def inventory(self) -> type[Inventory]:
+            """The class of its inventory."""
+
+        @property
+        def settings(self) -> tuple[str, ...]:
+            """The settings that an inventory depends on, attributes of Config."""
+
+        @property
+        def crowded(self) -> tuple[str, ...]:
+            """Folders whose nodes are too many to look at each."""
+
+        def root(self, config: Config) -> str:
+            """Return the driver root."""
+
+        def discover(self, config: Config) -> Inventory:
+            """Look at the machine; DriverError where there is no driver."""
+
+        def surroundings(self, config: Config) -> list[Any]:
+            """Return, as JSON values, what a change of makes an inventory stale."""
+
+        def volatile_paths(self) -> list[str]:
+            """Return paths whose coming makes an inventory stale."""
+
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_PROC = "/proc/driver/nvidia"
-# Folders of device nodes that come and go as a whole; the rest lies in /dev itself.
-_NODE_FOLDERS = ("nvidia-caps", "nvidia-caps-imex-channels", "infiniband", "dri")
-_NODE_PREFIXES = ("nvidia", "gdrdrv")
 
 
-def settings_of(config: "Config") -> "list[Any]":
-    """Return the values of SETTINGS as JSON values."""
-    values = [getattr(config, name) for name in SETTINGS]
+def settings_of(config: "Config", vendor: "Source") -> "list[Any]":
+    """Return the values of the settings that a vendor's inventory depends on, as JSON values."""
+    values = [getattr(config, name) for name in vendor.settings]
     return [list(value) if isinstance(value, tuple) else value for value in values]
 
 
-def surroundings(config: "Config") -> "list[Any]":
+def surroundings(config: "Config", vendor: "Source") -> "list[Any]":
     """Return, as JSON values, what an inventory was made in: any change may change it."""
-    root = config.driver_root.rstrip("/")
     return [
         __version__,
-        _status(os.path.dirname(os.path.dirname(__file__))),
-        settings_of(config),
-        _text(_BOOT_ID),
-        _text(f"{root}{_PROC}/version"),
-        _names(f"{root}{_PROC}/gpus"),
-        _mig_instances(f"{root}{_PROC}/capabilities"),
-        _status(root + (config.ldcache or "/etc/ld.so.cache")),
-        [name for name in _names(f"{root}/dev") if name.startswith(_NODE_PREFIXES)],
-        [_status(f"{root}/dev/{name}") for name in _NODE_FOLDERS],
+        # The vendor's folder: code that was replaced is another one, of the same version too.
+        status(os.path.dirname(vendor.names.__file__)),
+        settings_of(config, vendor),
+        text(_BOOT_ID),
+        *vendor.surroundings(config),
     ]
 
 
-def same_nodes(root: str, nodes: "Iterable[tuple[str, int, int]]") -> bool:
-    """Tell whether these device nodes (path, major, minor) are what they were.
+def same_nodes(root: str, nodes: "Iterable[Node]", crowded: tuple[str, ...]) -> bool:
+    """Tell whether these device nodes are what they were, owner and mode included.
 
-    Those of the node folders are left to the folders' own statuses: there may be thousands.
+    Those in a ``crowded`` folder are left to the folder's own status: there may be thousands.
     """
     root = root.rstrip("/")
-    for path, major, minor in nodes:
-        if path.count("/") > 2:
+    for node in nodes:
+        if node.path.rpartition("/")[0] in crowded:
             continue
         try:
-            status = os.stat(root + path)
+            found = os.stat(root + node.path)
         except OSError:
             return False
-        if status.st_rdev != os.makedev(major, minor) or not stat.S_ISCHR(status.st_mode):
+        now = (found.st_rdev, found.st_mode, found.st_uid, found.st_gid)
+        rdev = os.makedev(node.major, node.minor)
+        if now != (rdev, stat.S_IFCHR | node.mode, node.uid, node.gid):
             return False
     return True
 
@@ -87,46 +103,16 @@ def _exists(path: str) -> bool:
     return os.access(path, os.F_OK, follow_symlinks=False)
 
 
-def _mig_instances(folder: str) -> "list[Any]":
-    """Return the names of all GPU and compute instances, gone through once.
-
-    The inode is part of it: an instance destroyed and made anew is another one.
-    """
-    found: list[Any] = []
-    for gpu in _names(folder):
-        mig = f"{folder}/{gpu}/mig"
-        for instance in _names(mig) if _may_have_folders(mig) else ():
-            path = f"{mig}/{instance}"
-            found.append([gpu, instance, _inode(path), _names(path)])
-    return found
-
-
-def _may_have_folders(path: str) -> bool:
-    """Tell whether a folder may have folders in it: each adds a link to it, ``..``.
-
-    It has two links without them, and one on filesystems that don't count.
-    """
-    try:
-        return os.stat(path).st_nlink != 2
-    except OSError:
-        return False
-
-
-def _inode(path: str) -> int:
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return 0
-
-
-def _names(folder: str) -> list[str]:
+def names(folder: str) -> list[str]:
+    """Return the names in a folder, sorted; none where it can't be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def _text(path: str) -> str:
+def text(path: str) -> str:
+    """Return a small file's beginning, "" where it can't be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -139,9 +125,10 @@ def _text(path: str) -> str:
         os.close(fd)
 
 
-def _status(path: str) -> "list[int] | None":
+def status(path: str) -> "list[int] | None":
+    """Return what changes of a file or folder when it is changed; None where there is none."""
     try:
-        status = os.stat(path)
+        found = os.stat(path)
     except OSError:
         return None
-    return [status.st_ino, status.st_size, status.st_mtime_ns]
+    return [found.st_ino, found.st_size, found.st_mtime_ns]

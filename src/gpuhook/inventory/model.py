@@ -1,125 +1,80 @@
-"""What a host has to give: GPUs, MIG devices, driver files and device numbers, as plain data.
+"""What a host has to give, as plain data: devices with their names, nodes and files.
 
-Nothing here looks at the host; ``discover`` fills these classes in and ``planner`` reads them.
-They go to JSON and back without loss, so an inventory can be saved.
+Nothing here looks at the host; a vendor's ``discover`` fills these classes in, ``selection``
+and the plan read them. They go to JSON and back without loss, so an inventory can be saved.
 
 They are plain classes, because importing dataclasses costs two interpreter starts.
 """
+
+import os
+import stat
 
 from gpuhook.oci.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any, Self
 
-
-class Mig(Record):
-    """One MIG device: a compute instance (``ci``) of a GPU instance (``gi``).
-
-    ``index`` counts within its GPU; ``gi_cap`` and ``ci_cap`` are the minors of
-    /dev/nvidia-caps/nvidia-capN that guard the two instances (None where the driver
-    guards them by the files in /proc alone).
-    """
-
-    __slots__ = ("ci", "ci_cap", "gi", "gi_cap", "index", "name", "uuid")
-
-    def __init__(
-        self,
-        index: int,
-        uuid: str,
-        gi: int,
-        ci: int,
-        name: str,
-        gi_cap: int | None,
-        ci_cap: int | None,
-    ) -> None:
-        self.index = index
-        self.uuid = uuid
-        self.gi = gi
-        self.ci = ci
-        self.name = name
-        self.gi_cap = gi_cap
-        self.ci_cap = ci_cap
-
-    @classmethod
-    def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        return cls(**data)
-
-
-class Gpu(Record):
-    """One GPU as NVML sees it.
-
-    ``index`` is NVML's enumeration order, ``minor`` the N of /dev/nvidiaN (they may
-    differ), ``pci_bus_id`` has the 8-digit domain and upper-case hex (00000000:1B:00.0),
-    ``architecture`` is the CUDA compute capability (9.0), ``drm`` the paths of its nodes
-    below /dev/dri.
-    """
-
-    __slots__ = (
-        "architecture",
-        "brand",
-        "drm",
-        "index",
-        "mig",
-        "mig_enabled",
-        "minor",
-        "name",
-        "pci_bus_id",
-        "uuid",
-    )
-
-    def __init__(
-        self,
-        index: int,
-        minor: int,
-        uuid: str,
-        pci_bus_id: str,
-        name: str,
-        architecture: str,
-        brand: str,
-        mig_enabled: bool,
-        mig: tuple[Mig, ...],
-        drm: tuple[str, ...] = (),
-    ) -> None:
-        self.drm = drm
-        self.index = index
-        self.minor = minor
-        self.uuid = uuid
-        self.pci_bus_id = pci_bus_id
-        self.name = name
-        self.architecture = architecture
-        self.brand = brand
-        self.mig_enabled = mig_enabled
-        self.mig = mig
-
-    @classmethod
-    def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        mig = tuple(Mig.from_json(item) for item in data["mig"])
-        return cls(**{**data, "mig": mig, "drm": tuple(data["drm"])})
-
-    @property
-    def kernel_bus_id(self) -> str:
-        """The bus id as /sys and /proc spell it (0000:1b:00.0)."""
-        domain, _, rest = self.pci_bus_id.lower().partition(":")
-        return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}"
+EVERYBODY = 0o666  # the mode of a node that everybody may open
 
 
 class Node(Record):
-    """A character device of the driver: its path below the driver root and its numbers."""
+    """A character device: its path below the driver root, its numbers, mode and owner.
 
-    __slots__ = ("major", "minor", "path")
+    ``inside`` is its path in a container, "" where that is the same one.
+    """
 
-    def __init__(self, path: str, major: int, minor: int) -> None:
+    __slots__ = ("gid", "inside", "major", "minor", "mode", "path", "uid")
+
+    def __init__(
+        self,
+        path: str,
+        major: int,
+        minor: int,
+        mode: int = EVERYBODY,
+        uid: int = 0,
+        gid: int = 0,
+        inside: str = "",
+    ) -> None:
         self.path = path
         self.major = major
         self.minor = minor
+        self.mode = mode
+        self.uid = uid
+        self.gid = gid
+        self.inside = inside
 
     @classmethod
     def from_json(cls, data: "dict[str, Any]") -> "Self":
         """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
         return cls(**data)
+
+    @classmethod
+    def of(cls, path: str, status: os.stat_result | None, inside: str = "") -> "Self | None":
+        """Return the node with that path and status, None if it is no character device."""
+        if status is None or not stat.S_ISCHR(status.st_mode):
+            return None
+        numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
+        mode = stat.S_IMODE(status.st_mode)
+        return cls(path, *numbers, mode, status.st_uid, status.st_gid, inside)
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return the fields as JSON values, without those that most nodes have."""
+        found = {"path": self.path, "major": self.major, "minor": self.minor}
+        if (self.mode, self.uid, self.gid) != (EVERYBODY, 0, 0):
+            found.update(mode=self.mode, uid=self.uid, gid=self.gid)
+        return {**found, "inside": self.inside} if self.inside else found
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """The device's (major, minor)."""
+        return self.major, self.minor
+
+    @property
+    def group(self) -> int:
+        """The group without which a process that isn't root can't use it, 0 if it needs none."""
+        return 0 if self.mode & 0o006 == 0o006 else self.gid
 
 
 class DriverFile(Record):
@@ -128,14 +83,14 @@ class DriverFile(Record):
     ``kind`` is one of library, library32, binary, firmware, ipc, config. ``path`` is where
     it is: absolute below the driver root, every symbolic link resolved. ``target`` is where
     it goes in a container: an absolute path, for libraries the bare file name (their folder
-    is the container's choice). ``capability`` is the driver capability it belongs to (the
+    is the container's choice). ``capability`` is the part of the driver it belongs to (the
     empty string: always), ``soname`` a library's DT_SONAME, else None.
     """
 
     __slots__ = ("capability", "kind", "path", "soname", "target")
 
     def __init__(
-        self, kind: str, path: str, target: str, capability: str, soname: str | None = None
+        self, kind: str, path: str, target: str, capability: str = "", soname: str | None = None
     ) -> None:
         self.kind = kind
         self.path = path
@@ -149,59 +104,90 @@ class DriverFile(Record):
         return cls(**data)
 
 
-class Inventory(Record):
-    """One host's driver and GPUs.
+class Device(Record):
+    """One accelerator, or a part of one that can be asked for by itself.
 
-    ``root`` is the driver root as a host path (/ or for instance /run/nvidia/driver),
-    ``cuda_version`` the newest CUDA the driver serves (12.2), ``nodes`` the driver's
-    control nodes, GPU nodes and capability nodes that exist, ``lost`` the indices of GPUs
-    that NVML counts but can't reach any more (fallen off the bus), ``mig_minors`` the lines
-    of /proc/driver/nvidia-caps/mig-minors that concern these GPUs.
+    ``id`` tells it from every other device of its vendor, as long as that is possible (a
+    UUID, a serial number, else a bus id); ``label`` is what a person calls it here (3, 0:1).
+    ``names`` are the names by which it can be asked for, by name space; a name may be shared
+    by several devices. ``nodes`` are paths of nodes of the inventory. ``bus_id`` is the PCI
+    address as /sys spells it (0000:1b:00.0), ``model`` the product, ``parent`` the ``id`` of
+    the device that it is a part of, ``state`` why it can't be used ("": it can). A part has
+    no nodes of its parent's among its own: the vendor adds what it needs of them.
     """
 
-    __slots__ = (
-        "cuda_version",
-        "driver_version",
-        "files",
-        "gpus",
-        "lost",
-        "mig_minors",
-        "nodes",
-        "root",
-    )
+    __slots__ = ("bus_id", "id", "label", "model", "names", "nodes", "parent", "state")
 
     def __init__(
         self,
-        root: str,
-        driver_version: str,
-        cuda_version: str,
-        gpus: tuple[Gpu, ...],
-        nodes: tuple[Node, ...],
-        files: tuple[DriverFile, ...],
-        lost: tuple[int, ...] = (),
-        mig_minors: str = "",
+        id: str,  # noqa: A002 - what it is
+        label: str,
+        names: "Mapping[str, tuple[str, ...]]",
+        nodes: tuple[str, ...] = (),
+        bus_id: str = "",
+        model: str = "",
+        parent: str = "",
+        state: str = "",
     ) -> None:
-        self.mig_minors = mig_minors
-        self.root = root
-        self.lost = lost
-        self.driver_version = driver_version
-        self.cuda_version = cuda_version
-        self.gpus = gpus
+        self.id = id
+        self.label = label
+        self.names = names
         self.nodes = nodes
+        self.bus_id = bus_id
+        self.model = model
+        self.parent = parent
+        self.state = state
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        names = {space: tuple(texts) for space, texts in data["names"].items()}
+        return cls(**{**data, "names": names, "nodes": tuple(data["nodes"])})
+
+
+class Inventory(Record):
+    """What one host has of one vendor.
+
+    ``vendor`` is the vendor's name, ``root`` the driver root as a host path (/ or for
+    instance /run/nvidia/driver), ``version`` the driver's. ``nodes`` are all nodes that a
+    container may get, those of ``control`` with whatever device it asks for (paths).
+    ``lost`` are the labels of devices that are there and can't be reached any more.
+    """
+
+    __slots__ = ("control", "devices", "files", "lost", "nodes", "root", "vendor", "version")
+
+    def __init__(
+        self,
+        vendor: str,
+        root: str,
+        version: str,
+        devices: tuple[Device, ...],
+        nodes: tuple[Node, ...],
+        control: tuple[str, ...] = (),
+        files: tuple[DriverFile, ...] = (),
+        lost: tuple[int, ...] = (),
+    ) -> None:
+        self.vendor = vendor
+        self.root = root
+        self.version = version
+        self.devices = devices
+        self.nodes = nodes
+        self.control = control
         self.files = files
+        self.lost = lost
 
     @classmethod
     def from_json(cls, data: "dict[str, Any]") -> "Self":
         """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
         return cls(
+            vendor=data["vendor"],
             root=data["root"],
-            driver_version=data["driver_version"],
-            cuda_version=data["cuda_version"],
-            gpus=tuple(Gpu.from_json(item) for item in data["gpus"]),
+            version=data["version"],
+            devices=tuple(Device.from_json(item) for item in data["devices"]),
             nodes=tuple(Node.from_json(item) for item in data["nodes"]),
+            control=tuple(data["control"]),
             files=tuple(DriverFile.from_json(item) for item in data["files"]),
             lost=tuple(data["lost"]),
-            mig_minors=data["mig_minors"],
         )
 
     def node(self, path: str) -> Node | None:
@@ -210,3 +196,35 @@ class Inventory(Record):
             if node.path == path:
                 return node
         return None
+
+    def summary(self) -> "dict[str, Any]":
+        """Return the "inventory" object of `gpuhook explain --format json`."""
+        return {
+            "vendor": self.vendor,
+            "driver_version": self.version,
+            "devices": [device.to_json() for device in self.devices],
+        }
+
+    def sentence(self) -> str:
+        """Return what there is in a few words: Driver 1.2, 8 devices."""
+        return f"{self.vendor}: driver {self.version}, {len(self.devices)} devices"
+
+    def facts(self) -> "list[tuple[str, str]]":
+        """Return what else there is to tell a person, each with its title."""
+        return []
+
+    def table(self) -> "tuple[tuple[str, ...], list[tuple[object, ...]]]":
+        """Return the devices as a table for a person: header and rows."""
+        rows: list[tuple[object, ...]] = [
+            (device.label, device.model, device.bus_id, device.id, device.state or "-")
+            for device in self.devices
+        ]
+        return ("INDEX", "NAME", "BUS ID", "ID", "STATE"), rows
+
+    def listing(self, users: "Mapping[str, list[str]]") -> "dict[str, list[Any]]":
+        """Return the devices for `gpuhook list --format json`, each with its ``users`` by id."""
+        found = [
+            {"vendor": self.vendor, **device.to_json(), "containers": users[device.id]}
+            for device in self.devices
+        ]
+        return {"devices": found}

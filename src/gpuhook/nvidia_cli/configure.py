@@ -7,18 +7,15 @@ import os
 
 from gpuhook import inject
 from gpuhook.config import Config
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.inventory.model import Inventory
-from gpuhook.inventory.selection import Selection
 from gpuhook.nvidia_cli.errors import CliError
 from gpuhook.oci.spec import State
 from gpuhook.plan import image
 from gpuhook.plan.operations import BindDevice
 from gpuhook.plan.planner import Plan, make_plan
-from gpuhook.request.reader import Request
 from gpuhook.running import records
-from gpuhook.vendors.nvidia import completeness
-from gpuhook.vendors.nvidia.requirements import check
+from gpuhook.vendors.nvidia import completeness, requirements
+from gpuhook.vendors.nvidia.names import NAME
+from gpuhook.vendors.seam import Grant
 
 
 class Target:
@@ -37,24 +34,15 @@ class Switches:
         self.cgroups = cgroups
 
 
-def configure(
-    target: Target,
-    request: Request,
-    selection: Selection,
-    inventory: Inventory,
-    config: Config,
-    switches: Switches,
-) -> None:
-    """Inject what was selected; GpuhookError, and nothing left behind, if that fails."""
-    completeness.check(request, inventory, selection)
-    check(request, inventory, selection)
+def configure(target: Target, grant: Grant, config: Config, switches: Switches) -> None:
+    """Inject what was granted; GpuhookError, and nothing left behind, if that fails."""
+    completeness.check(grant)
+    requirements.check(grant)
     pid = target.pid or os.getppid()
-    with (
-        Rootfs(inventory.root) as host,
-        inject.open_container(pid, target.root) as container,
-    ):
-        plan = make_plan(request, inventory, selection, image.look(container, config))
-        record = records.describe(State("", pid, "", None), None, request, selection, plan)
+    with inject.open_container(pid, target.root) as container:
+        found = image.look(container, config, {NAME: grant.vendor.look})
+        plan = make_plan([grant], found)
+        record = records.describe(State("", pid, "", None), None, [grant])
         with records.Written(config.state_dir, container.process, record):
             if switches.cgroups:
                 inject.allow_devices(
@@ -62,7 +50,7 @@ def configure(
                 )
             if not switches.devbind:
                 plan = Plan([step for step in plan.operations if not isinstance(step, BindDevice)])
-            inject.inject(plan, host, container, enter=target.pid is not None)
+            inject.inject(plan, container, enter=target.pid is not None)
 
 
 def checked_root(path: str) -> str:

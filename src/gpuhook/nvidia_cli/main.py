@@ -10,12 +10,15 @@ import sys
 from gpuhook import __version__, log
 from gpuhook.config import Config, load
 from gpuhook.errors import GpuhookError, LostDeviceError, UnknownDeviceError
-from gpuhook.inventory.model import Inventory
-from gpuhook.inventory.selection import Selection, select
+from gpuhook.inventory.model import Device
+from gpuhook.inventory.selection import select
 from gpuhook.nvidia_cli import argp, options
 from gpuhook.nvidia_cli.errors import CliError, worded
 from gpuhook.request.reader import Request
-from gpuhook.vendors.nvidia import variables
+from gpuhook.vendors.nvidia import device_nodes, names, variables
+from gpuhook.vendors.nvidia.model import Inventory, selection
+from gpuhook.vendors.nvidia.vendor import VENDOR
+from gpuhook.vendors.seam import Grant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,14 +115,14 @@ def _items(found: "Found", name: str) -> tuple[str, ...]:
 def _configured(given: "Found") -> Config:
     """Return the configuration with what the global options change."""
     config = load()
-    names = {name for name, _ in given}
-    config.load_kmods = "load-kmods" in names
+    named = {name for name, _ in given}
+    config.load_kmods = "load-kmods" in named
     root = _last(given, "root")
     if root is not None:
         if not root.startswith("/"):
             raise CliError("initialization error", "invalid argument")
         config.driver_root = root
-    if "user" in names:
+    if "user" in named:
         config.user = _last(given, "user") or f"{os.geteuid()}:{os.getegid()}"
     config.ldcache = _last(given, "ldcache") or config.ldcache
     config.cli_debug = _last(given, "debug") or config.cli_debug
@@ -128,28 +131,28 @@ def _configured(given: "Found") -> Config:
 
 def _inventory(config: Config, found: "Found") -> Inventory:
     """Return what the machine has, without the files that options leave out."""
-    from gpuhook.inventory.cache import get_inventory  # noqa: PLC0415 - slow where it must look anew
+    from gpuhook.inventory.cache import get_inventory  # noqa: PLC0415 - slow where it must look again
 
-    inventory = get_inventory(config)
-    names = {name for name, _ in found}
-    parts = [part for part, option in _LEFT_OUT.items() if option in names]
+    inventory = get_inventory(config, VENDOR)
+    assert isinstance(inventory, Inventory)  # noqa: S101 - it is NVIDIA's
+    given = {name for name, _ in found}
+    parts = [part for part, option in _LEFT_OUT.items() if option in given]
     kept = tuple(file for file in inventory.files if not any(part in file.path for part in parts))
-    fields = {name: getattr(inventory, name) for name in Inventory.__slots__}
-    return Inventory(**{**fields, "files": kept})
+    return inventory.with_files(kept)
 
 
-def _select(selectors: tuple[str, ...], inventory: Inventory) -> Selection:
+def _select(selectors: tuple[str, ...], inventory: Inventory) -> tuple[Device, ...]:
     """Return the selected devices; on a machine without GPUs no name is looked at."""
     if not inventory.gpus and not inventory.lost:
-        return Selection()
+        return ()
     for selector in selectors:
         try:
-            select(Request(selectors=(selector,)), inventory)
+            select((selector,), inventory, names)
         except LostDeviceError:
             raise
         except UnknownDeviceError:
             raise CliError("device error", f"{selector}: unknown device") from None
-    return select(Request(selectors=selectors), inventory)
+    return select(selectors, inventory, names)
 
 
 def _mig_management(found: "Found", name: str) -> str | None:
@@ -180,18 +183,18 @@ def _list(config: Config, found: "Found", words: list[str]) -> None:
     _no_words(words)
     inventory = _inventory(config, found)
     imex_channels = variables.imex_channels(_items(found, "imex-channel"))
-    names = {name for name, _ in found}
-    if not names or (len(found) == 1 and names == {"imex-channel"}):
-        names = set(_LIST_KINDS)
+    given = {name for name, _ in found}
+    if not given or (len(found) == 1 and given == {"imex-channel"}):
+        given = set(_LIST_KINDS)
         devices: tuple[str, ...] = ("all",)
     else:
         devices = _items(found, "device")
-    kinds = tuple(kind for name, kinds in _LIST_KINDS.items() if name in names for kind in kinds)
+    kinds = tuple(kind for name, kinds in _LIST_KINDS.items() if name in given for kind in kinds)
     mig = tuple(
         name for name in ("config", "monitor") if _mig_management(found, f"mig-{name}") is not None
     )
-    selection = _select(devices, inventory) if devices else None
-    wanted = report.Wanted(kinds, selection, imex_channels, mig)
+    selected = selection(inventory, _select(devices, inventory)) if devices else None
+    wanted = report.Wanted(kinds, selected, imex_channels, mig)
     for path in report.listing(inventory, wanted):
         sys.stdout.write(path + "\n")
 
@@ -205,12 +208,13 @@ def _configure(config: Config, found: "Found", words: list[str]) -> None:
     config.cuda_compat_mode = _compat_mode(found)
     request = _request(found)
     inventory = _inventory(config, found)
-    names = {name for name, _ in found}
+    given = {name for name, _ in found}
     switches = configure.Switches(
-        devbind="no-devbind" not in names, cgroups="no-cgroups" not in names
+        devbind="no-devbind" not in given, cgroups="no-cgroups" not in given
     )
-    selection = _select(request.selectors, inventory)
-    configure.configure(target, request, selection, inventory, config, switches)
+    grant = Grant(VENDOR, request, inventory, _select(request.selectors, inventory))
+    device_nodes.check_mig_management(grant)
+    configure.configure(target, grant, config, switches)
 
 
 def _pid(found: "Found") -> int | None:
@@ -243,16 +247,14 @@ def _request(found: "Found") -> Request:
         raise CliError("input error", "too many requirements")
     known = {option.name for option in options.CAPABILITIES}
     devices = _items(found, "device")
-    return Request(
-        source="environment",
-        devices=devices,
-        selectors=devices,
+    asked = variables.Options(
         capabilities=tuple(sorted({name for name, _ in found if name in known})),
         requirements=requirements,
         imex_channels=variables.imex_channels(_items(found, "imex-channel")),
         mig_config=_mig_management(found, "mig-config"),
         mig_monitor=_mig_management(found, "mig-monitor"),
     )
+    return Request(names.NAME, "environment", devices, selectors=devices, options=asked)
 
 
 _COMMANDS = {

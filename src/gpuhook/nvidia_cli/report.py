@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from gpuhook.inventory.model import Gpu, Inventory
-from gpuhook.inventory.selection import Selection
-from gpuhook.vendors.nvidia.device_nodes import CAPS_FOLDER, IMEX_FOLDER
+from gpuhook.vendors.nvidia.device_nodes import IMEX_FOLDER
 from gpuhook.vendors.nvidia.discover import CONTROL_NODES
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Selection
 
 _LABEL_WIDTH = 15
 _CAPABILITIES = "/proc/driver/nvidia/capabilities"

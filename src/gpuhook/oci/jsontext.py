@@ -220,9 +220,50 @@ def replace(text: str, path: tuple[str, ...], value: str) -> str:
     return value
 
 
+def replace_items(text: str, path: tuple[str, ...], changed: "dict[int, str]") -> str:
+    """Replace items of the list at ``path``, by position, by JSON texts.
+
+    KeyError or ValueError where there is no such list.
+    """
+    start = _skip(text, 0)
+    for key in path:
+        found = _find(text, start, key)
+        if found is None:
+            raise KeyError(key)
+        start = found[1]
+    places = list(_items(text, start))
+    for index in sorted(changed, reverse=True):
+        begin, end = places[index]
+        text = text[:begin] + changed[index] + text[end:]
+    return text
+
+
+def _items(text: str, start: int) -> "Iterator[tuple[int, int]]":
+    """Yield where the items of the list that begins at ``start`` are in the text."""
+    if text[start : start + 1] != "[":
+        raise ValueError(f"a list is missing at character {start}")
+    index = _skip(text, start + 1)
+    while text[index : index + 1] != "]":
+        _, end = _value(text, index)
+        yield index, end
+        index = _skip(text, end)
+        if text[index : index + 1] == ",":
+            index = _skip(text, index + 1)
+
+
 def quote(text: str) -> str:
     """Return a JSON string, ASCII only."""
     return _encode_string(text)
+
+
+def quote_bytes(text: str) -> str:
+    """Return a JSON string that keeps as they are the surrogates that stand for single bytes."""
+    return '"' + "".join(c if _is_byte(c) else _encode_string(c)[1:-1] for c in text) + '"'
+
+
+def _is_byte(char: str) -> bool:
+    """Tell whether a character stands for a byte that isn't UTF-8 (``surrogateescape``)."""
+    return "\udc80" <= char <= "\udcff"
 
 
 def dumps(value: "Any") -> str:
@@ -252,20 +293,25 @@ class Record:
 
     __slots__: tuple[str, ...] = ()
 
+    def fields(self) -> "list[str]":
+        """Return the names of the fields, those of a base class first."""
+        classes = reversed(type(self).__mro__)
+        return [name for each in classes for name in each.__dict__.get("__slots__", ())]
+
     def to_json(self) -> "dict[str, Any]":
         """Return the fields as JSON values, nested records included."""
-        return {name: _encode(getattr(self, name)) for name in self.__slots__}
+        return {name: _encode(getattr(self, name)) for name in self.fields()}
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+        return all(getattr(self, name) == getattr(other, name) for name in self.fields())
 
     def __hash__(self) -> int:
-        return hash(tuple(getattr(self, name) for name in self.__slots__))
+        return hash(tuple(getattr(self, name) for name in self.fields()))
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.fields())
         return f"{type(self).__name__}({fields})"
 
 
@@ -274,4 +320,6 @@ def _encode(value: "Any") -> "Any":
         return value.to_json()
     if isinstance(value, (tuple, list)):
         return [_encode(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _encode(item) for key, item in value.items()}
     return value

@@ -84,13 +84,18 @@ class Spec:
         found = hooks.get(stage) if isinstance(hooks, dict) else None
         return [hook for hook in found if isinstance(hook, dict)] if isinstance(found, list) else []
 
-    def append(self, path: tuple[str, ...], items: "list[dict[str, Any]]") -> "Spec":
+    def append(self, path: tuple[str, ...], items: "list[Any]") -> "Spec":
         """Return a new spec with items appended to the list at ``path``."""
         try:
             texts = [jsontext.dumps(item) for item in items]
             return Spec(self.path, jsontext.append_to_list(self.text, path, texts))
         except ValueError as error:
             raise self._bad_shape(error) from None
+
+    def replace_items(self, path: tuple[str, ...], changed: dict[int, str]) -> "Spec":
+        """Return a new spec with other strings at these positions of the list at ``path``."""
+        texts = {index: jsontext.quote_bytes(item) for index, item in changed.items()}
+        return Spec(self.path, jsontext.replace_items(self.text, path, texts))
 
     def drop_hooks(self, stage: str, names: tuple[str, ...]) -> "Spec":
         """Return a spec without the hooks of a stage whose path ends in one of the names."""

@@ -9,16 +9,17 @@ import os
 import stat
 
 from gpuhook.container import kernel
-from gpuhook.container.changes import Container, Journal, write_all
+from gpuhook.container.changes import Container
 from gpuhook.errors import InjectError, LdCacheError
 from gpuhook.loader import ldcache
-from gpuhook.vendors.nvidia import own_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.container.rootfs import Rootfs
+    from gpuhook.inventory.model import Node
+    from gpuhook.vendors.seam import Setting
 
 _ATTRIBUTES = {
     "ro": kernel.MOUNT_ATTR_RDONLY,
@@ -42,12 +43,8 @@ _OPTIONAL_FOLDERS = (
     "/var/run/",
 )
 
-PROC_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
-
 LD_CACHE = "/etc/ld.so.cache"
 _LD_CACHE_LIMIT = 64 << 20
-PROC_DRIVER = "/proc/driver/nvidia"
-_PROC_FILE_LIMIT = 1 << 20
 _WRITTEN_LIMIT = 1 << 20
 
 
@@ -63,9 +60,15 @@ class Operation:
     """One step of an injection, and why it is done."""
 
     kind = ""
+    by_runtime = False  # whether config.json alone has words for it
+    root = "/"  # the driver root, for what it takes from there
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+
+    def is_in(self, spec: "dict[str, Any]") -> bool:  # noqa: ARG002
+        """Tell whether the runtime has done it: of what it does alone, whether it's in a spec."""
+        return False
 
     @property
     def optional(self) -> bool:
@@ -73,7 +76,7 @@ class Operation:
         return False
 
     def prepare(self, host: "Rootfs") -> None:
-        """Open whatever the step takes from the driver root."""
+        """Open whatever the step takes from its ``root``, which ``host`` is."""
 
     def execute(self, container: Container) -> None:
         """Do the step below the container's root."""
@@ -104,6 +107,7 @@ class _Bind(Operation):
         reason: str,
     ) -> None:
         super().__init__(reason)
+        self.root = root
         self.path = path
         self.source = root.rstrip("/") + path
         self.destination = destination
@@ -180,18 +184,20 @@ class BindFile(_Bind):
 
 
 class BindDevice(_Bind):
-    """Mount a device node of the driver."""
+    """Mount a device node of the driver, as it is or under another name."""
 
     kind = "device"
     cleared = kernel.MOUNT_ATTR_NODEV
 
-    def __init__(self, root: str, path: str, numbers: tuple[int, int], reason: str) -> None:
-        super().__init__(root, path, path, DEVICE_OPTIONS, reason)
-        self.major, self.minor = numbers
+    def __init__(self, root: str, node: "Node", reason: str) -> None:
+        super().__init__(root, node.path, node.inside or node.path, DEVICE_OPTIONS, reason)
+        self.node = node
+        self.major, self.minor = node.numbers
 
     def describe(self) -> str:
-        """Say which node with which numbers."""
-        return f"mount the device node {self.source} ({self.major}:{self.minor})"
+        """Say which node with which numbers, and where it goes if not to the same place."""
+        where = f" on {self.destination}" if self.node.inside else ""
+        return f"mount the device node {self.source} ({self.major}:{self.minor}){where}"
 
     def check(self, status: os.stat_result) -> None:
         """Accept the character device with our numbers alone."""
@@ -199,7 +205,7 @@ class BindDevice(_Bind):
         if not stat.S_ISCHR(status.st_mode) or numbers != (self.major, self.minor):
             raise InjectError(
                 f"{self.source} is not the character device {self.major}:{self.minor}",
-                "Remove it and let nvidia-modprobe make it again",
+                "Remove it and have the driver's own program or udev make it again",
             )
 
     def to_json(self) -> "dict[str, Any]":
@@ -235,6 +241,67 @@ class AllowDevice(Operation):
         }
 
 
+class SetVariable(Operation):
+    """Set a variable of the container's process: by the runtime, in config.json."""
+
+    kind = "environment"
+    by_runtime = True
+
+    def __init__(self, setting: "Setting") -> None:
+        super().__init__(setting.reason)
+        self.setting = setting
+
+    def describe(self) -> str:
+        """Say which variable, and what of it."""
+        if self.setting.front:
+            return f"put {self.setting.value} in front of {self.setting.name}"
+        return f"set {self.setting.name}={self.setting.value}"
+
+    def is_in(self, spec: "dict[str, Any]") -> bool:
+        """Tell whether the process has it."""
+        from gpuhook.oci import process  # noqa: PLC0415 - few containers have such steps
+
+        each = self.setting
+        return process.has_variable(spec, each.name, each.value, front=each.front)
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add name and value."""
+        setting = self.setting
+        return {
+            "kind": self.kind,
+            "name": setting.name,
+            "value": setting.value,
+            "front": setting.front,
+            "reason": self.reason,
+        }
+
+
+class AddGroup(Operation):
+    """Put the container's process in a group: by the runtime, in config.json."""
+
+    kind = "group"
+    by_runtime = True
+
+    def __init__(self, gid: int, reason: str) -> None:
+        super().__init__(reason)
+        self.gid = gid
+
+    def describe(self) -> str:
+        """Say which group."""
+        return f"put the process in the host's group {self.gid}"
+
+    def is_in(self, spec: "dict[str, Any]") -> bool:
+        """Tell whether the process is in it."""
+        from gpuhook.oci import process  # noqa: PLC0415 - as above
+
+        inside = process.group_inside(spec, self.gid)
+        return inside is not None and process.missing_group(spec, self.gid) is None
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add the group."""
+        return {"kind": self.kind, "gid": self.gid, "reason": self.reason}
+
+
 class Symlink(Operation):
     """Make a symbolic link beside a library."""
 
@@ -264,119 +331,6 @@ class Symlink(Operation):
         }
 
 
-class MaskProc(Operation):
-    """Cover /proc/driver/nvidia, where the container has one, by what it may see.
-
-    A read-only tmpfs with ``files`` copied (ModifyDeviceFiles switched off in params, so
-    that no driver client in the container changes device nodes) and ``binds`` mounted,
-    both relative to /proc/driver/nvidia.
-    """
-
-    kind = "proc-driver"
-
-    def __init__(
-        self, root: str, files: tuple[str, ...], binds: tuple[str, ...], reason: str
-    ) -> None:
-        super().__init__(reason)
-        self.source = root.rstrip("/") + PROC_DRIVER
-        self.files = files
-        self.binds = binds
-        self._tmpfs = -1
-        self._trees: list[tuple[str, int, bool]] = []
-
-    def describe(self) -> str:
-        """Say what stays visible."""
-        return f"cover {PROC_DRIVER}, showing {', '.join(self.files + self.binds)}"
-
-    def prepare(self, host: "Rootfs") -> None:
-        """Fill a detached tmpfs with copies, and clone what is mounted into it."""
-        if _kernel_has_none():
-            return
-        self._tmpfs = kernel.new_tmpfs({"mode": "0555", "size": "1m"}, 0)
-        for name in self.files:
-            data = host.read_file(f"{PROC_DRIVER}/{name}", _PROC_FILE_LIMIT)
-            if data is not None:
-                masked = own_files.masked_params(data) if name == "params" else None
-                self._copy(name, masked or data)
-        for name in self.binds:
-            self._clone(host, name)
-
-    def _copy(self, name: str, data: bytes) -> None:
-        fd = kernel.create_file(self._tmpfs, name, 0o444)
-        try:
-            write_all(fd, data)
-        finally:
-            os.close(fd)
-
-    def _clone(self, host: "Rootfs", name: str) -> None:
-        try:
-            fd = host.open(f"{PROC_DRIVER}/{name}")
-        except FileNotFoundError:
-            return
-        try:
-            folder = stat.S_ISDIR(os.fstat(fd).st_mode)
-            tree = kernel.clone_tree(fd, f"{self.source}/{name}")
-        finally:
-            os.close(fd)
-        self._trees.append((name, tree, folder))
-        kernel.set_mount_attributes(tree, attributes_of(PROC_OPTIONS), f"{self.source}/{name}")
-
-    def execute(self, container: Container) -> None:
-        """Mount the tmpfs, then the rest into it, then make it read-only."""
-        if self._tmpfs < 0 or not container.exists(PROC_DRIVER):
-            return
-        target = container.mount_point(PROC_DRIVER, folder=True)
-        if target is None:
-            return
-        try:
-            container.attach(self._tmpfs, target, PROC_DRIVER)
-        finally:
-            os.close(target)
-        with Container(os.dup(self._tmpfs), PROC_DRIVER, Journal()) as inside:
-            for name, tree, folder in self._trees:
-                _mount_inside(inside, name, tree, folder)
-        kernel.set_mount_attributes(self._tmpfs, attributes_of(PROC_OPTIONS), PROC_DRIVER)
-
-    def close(self) -> None:
-        """Let go of the tmpfs and the clones."""
-        for _, tree, _ in self._trees:
-            os.close(tree)
-        self._trees.clear()
-        if self._tmpfs >= 0:
-            os.close(self._tmpfs)
-            self._tmpfs = -1
-
-    def to_json(self) -> "dict[str, Any]":
-        """Add what stays visible."""
-        return {
-            "kind": self.kind,
-            "source": self.source,
-            "destination": PROC_DRIVER,
-            "options": list(PROC_OPTIONS),
-            "visible": [*self.files, *self.binds],
-            "reason": self.reason,
-        }
-
-
-def _kernel_has_none() -> bool:
-    """Tell whether there is nothing to cover: every procfs shows what the kernel's drivers show.
-
-    Ours could be mounted with subset=pid, which shows no /proc/driver either.
-    """
-    return os.path.exists(os.path.dirname(PROC_DRIVER)) and not os.path.exists(PROC_DRIVER)
-
-
-def _mount_inside(inside: Container, name: str, tree: int, folder: bool) -> None:
-    """Mount a clone on a place in our tmpfs, with which it also goes away again."""
-    target = inside.mount_point(f"/{name}", folder=folder)
-    if target is None:
-        return
-    try:
-        inside.attach(tree, target, f"{PROC_DRIVER}/{name}")
-    finally:
-        os.close(target)
-
-
 class UpdateLdCache(Operation):
     """Put the driver's libraries into the container's /etc/ld.so.cache.
 
@@ -393,7 +347,7 @@ class UpdateLdCache(Operation):
     ) -> None:
         super().__init__(reason)
         self.libraries = libraries
-        self._ldconfig = ldconfig
+        self.ldconfig = ldconfig
         self._program = -1
 
     def describe(self) -> str:
@@ -402,10 +356,10 @@ class UpdateLdCache(Operation):
 
     def prepare(self, host: "Rootfs") -> None:  # noqa: ARG002 - not the driver root's program
         """Copy the host's ldconfig, which can't be seen from the container's namespace."""
-        if self._ldconfig:
+        if self.ldconfig:
             from gpuhook.loader import ldconfig_fallback  # noqa: PLC0415 - hardly anybody has it on
 
-            self._program = ldconfig_fallback.load(self._ldconfig)
+            self._program = ldconfig_fallback.load(self.ldconfig)
 
     def close(self) -> None:
         """Let go of the copy."""

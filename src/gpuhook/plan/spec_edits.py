@@ -1,8 +1,8 @@
 """Mode spec: the plan written into config.json, for the low-level runtime to do; no hook.
 
 What the OCI spec has no words for stays undone, and the mode is for those who can do
-without: /proc/driver/nvidia isn't covered, ld.so.cache isn't merged (libraries are mounted
-under their SONAMEs in a folder that the loader searches by itself), no file is written.
+without: nothing in /proc is covered, ld.so.cache isn't merged (libraries are mounted under
+their SONAMEs in a folder that the loader searches by itself), no file is written.
 """
 
 from gpuhook.plan.operations import AllowDevice, BindDevice, BindFile, Operation, Symlink
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from gpuhook.oci.spec import Spec
     from gpuhook.plan.planner import Plan
-
-_NODE_MODE = 0o666  # what the driver gives its nodes
 
 
 class MakeNode(Operation):
@@ -27,6 +25,7 @@ class MakeNode(Operation):
         self.source = op.source
         self.destination = op.destination
         self.major, self.minor = op.major, op.minor
+        self.node = op.node
 
     def describe(self) -> str:
         """Say which node with which numbers."""
@@ -46,10 +45,10 @@ class MakeNode(Operation):
 
 
 def steps(plan: "Plan") -> list[Operation]:
-    """Return what is done of a plan: rules, nodes and mounts, in the plan's order."""
+    """Return what is done of a plan: rules, the process, nodes and mounts, in the plan's order."""
     found: list[Operation] = []
     for op in plan.operations:
-        if isinstance(op, (AllowDevice, BindFile)):
+        if op.by_runtime or isinstance(op, (AllowDevice, BindFile)):
             found.append(op)
         elif isinstance(op, BindDevice):
             found.append(MakeNode(op))
@@ -63,12 +62,16 @@ def undone(plan: "Plan") -> list[Operation]:
     return [
         op
         for op in plan.operations
-        if not isinstance(op, done) and not (isinstance(op, Symlink) and op.destination in linked)
+        if not (
+            op.by_runtime
+            or isinstance(op, done)
+            or (isinstance(op, Symlink) and op.destination in linked)
+        )
     ]
 
 
 def apply(spec: "Spec", plan: "Plan") -> "Spec":
-    """Return the spec with the plan's device nodes and mounts; rules are added elsewhere."""
+    """Return the spec with the plan's device nodes and mounts; the rest is added elsewhere."""
     done = steps(plan)
     devices = [_node(op) for op in done if isinstance(op, MakeNode)]
     mounts = [_mount(op) for op in done if isinstance(op, BindFile)]
@@ -91,9 +94,9 @@ def _node(op: MakeNode) -> "dict[str, Any]":
         "type": "c",
         "major": op.major,
         "minor": op.minor,
-        "fileMode": _NODE_MODE,
-        "uid": 0,
-        "gid": 0,
+        "fileMode": op.node.mode,
+        "uid": op.node.uid,
+        "gid": op.node.gid,
     }
 
 

@@ -1,7 +1,8 @@
 """What a container asks for, read from its OCI spec and the configuration's policy.
 
-A pure function of its two arguments: the runtime, the hook and ``gpuhook explain`` call the
-same one and so see the same request.
+Pure functions of these and of the vendor's names: the runtime, the hook and ``gpuhook explain``
+call the same ones and so see the same requests. Whether and from where devices are asked for is
+the same for all vendors; what a vendor's variables say besides, the vendor reads itself.
 """
 
 from gpuhook.errors import RequestError, SpecError, shown
@@ -9,16 +10,24 @@ from gpuhook.names import cdi_parts
 from gpuhook.oci.jsontext import Record
 from gpuhook.request import sources
 from gpuhook.request.sources import MountRequests
-from gpuhook.vendors.nvidia import variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Iterable
+    from types import ModuleType
+    from typing import Any, Protocol
 
     from gpuhook.config import Config
 
-# NVIDIA's kind for "found on the machine when the container starts": its names are selectors.
-AUTOMATIC = "runtime.nvidia.com/gpu="
+    class OptionsReader(Protocol):
+        """What reads a vendor's further variables: its ``Vendor``."""
+
+        def options(self) -> Record | None:
+            """Return what a container gets that asks for nothing in particular."""
+
+        def read(self, reading: "Reading", options: Any) -> None:
+            """Fill in what a container asks for beside devices."""
+
 
 _NAME_LIMIT = 256  # characters; the longest real name, an old MIG one, has about 60
 _NAME_CHARACTERS = frozenset(
@@ -27,71 +36,57 @@ _NAME_CHARACTERS = frozenset(
 
 
 class Request(Record):
-    """What a container asks for; never changed once it is made.
+    """What a container asks for of one vendor; never changed once it is made.
 
     ``source`` is where the devices were named: environment, volume-mounts, annotations or
     none. ``devices`` are the names in order, once each: None if nothing is asked for, ()
-    for a container that wants the driver and no GPU. ``cdi_devices`` are those of them to be
-    looked up in CDI specs, as qualified names; ``selectors`` those to be found among the
-    machine's GPUs. ``ignored`` are (source, reason) pairs.
+    for a container that wants the driver and no device. ``cdi_devices`` are those of them to
+    be looked up in CDI specs, as qualified names; ``selectors`` those to be found among the
+    machine's devices, in the name spaces ``spaces`` (): in all. ``options`` is what the
+    vendor read besides, None for a vendor that reads nothing. ``ignored`` are (source,
+    reason) pairs.
     """
 
     __slots__ = (
-        "capabilities",
         "cdi_devices",
         "devices",
-        "features",
         "ignored",
-        "imex_channels",
-        "mig_config",
-        "mig_monitor",
-        "requirements",
-        "requirements_disabled",
+        "options",
         "selectors",
         "source",
+        "spaces",
+        "vendor",
     )
 
     def __init__(
         self,
+        vendor: str,
         source: str = "none",
         devices: tuple[str, ...] | None = None,
         cdi_devices: tuple[str, ...] = (),
         selectors: tuple[str, ...] = (),
-        capabilities: tuple[str, ...] = (),
-        requirements: tuple[str, ...] = (),
-        requirements_disabled: bool = False,
-        imex_channels: tuple[int, ...] = (),
-        mig_config: str | None = None,
-        mig_monitor: str | None = None,
-        features: tuple[str, ...] = (),
+        spaces: tuple[str, ...] = (),
+        options: "Any" = None,
         ignored: tuple[tuple[str, str], ...] = (),
     ) -> None:
         put = object.__setattr__
+        put(self, "vendor", vendor)
         put(self, "source", source)
         put(self, "devices", devices)
         put(self, "cdi_devices", cdi_devices)
         put(self, "selectors", selectors)
-        put(self, "capabilities", capabilities)
-        put(self, "requirements", requirements)
-        put(self, "requirements_disabled", requirements_disabled)
-        put(self, "imex_channels", imex_channels)
-        put(self, "mig_config", mig_config)
-        put(self, "mig_monitor", mig_monitor)
-        put(self, "features", features)
+        put(self, "spaces", spaces)
+        put(self, "options", options)
         put(self, "ignored", ignored)
 
     if TYPE_CHECKING:
+        vendor: str
         source: str
         devices: tuple[str, ...] | None
         cdi_devices: tuple[str, ...]
         selectors: tuple[str, ...]
-        capabilities: tuple[str, ...]
-        requirements: tuple[str, ...]
-        requirements_disabled: bool
-        imex_channels: tuple[int, ...]
-        mig_config: str | None
-        mig_monitor: str | None
-        features: tuple[str, ...]
+        spaces: tuple[str, ...]
+        options: Any
         ignored: tuple[tuple[str, str], ...]
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -100,91 +95,116 @@ class Request(Record):
     def to_json(self) -> "dict[str, Any]":
         """Return the "request" object of `gpuhook explain --format json`."""
         return {
+            "vendor": self.vendor,
             "source": self.source,
             "devices": None if self.devices is None else list(self.devices),
             "cdi_devices": list(self.cdi_devices),
-            "capabilities": list(self.capabilities),
-            "requirements": list(self.requirements),
-            "requirements_disabled": self.requirements_disabled,
-            "imex_channels": list(self.imex_channels),
-            "mig_config": self.mig_config,
-            "mig_monitor": self.mig_monitor,
-            "features": list(self.features),
+            **(self.options.to_json() if self.options is not None else {}),
             "ignored": [{"source": source, "reason": reason} for source, reason in self.ignored],
         }
 
 
-def read_request(spec: "dict[str, Any]", config: "Config") -> Request:
-    """Return what the container described by an OCI spec asks for.
+class SpecReader:
+    """An OCI spec, and what it may hold requests in; SpecError for one of the wrong shape."""
 
-    Raises RequestError or a subclass for what is malformed or not allowed, with ``request``
-    set to what had been understood, and SpecError for a spec of the wrong shape. A container
-    that asks for no GPU never fails for what else it says to us.
-    """
-    if not isinstance(spec, dict):
-        raise _misshapen("The whole", "an object")
-    reader = _Reader(spec, config)
-    try:
-        reader.read()
-    except RequestError as error:
-        error.request = reader.request()
-        raise
-    return reader.request()
-
-
-class _Reader:
-    """One reading of a spec; ``found`` gathers the fields of the request."""
-
-    __slots__ = ("accepts_env", "config", "env", "found", "ignored", "legacy", "mounts", "spec")
+    __slots__ = ("annotations", "config", "env", "mounts", "spec")
 
     def __init__(self, spec: "dict[str, Any]", config: "Config") -> None:
+        if not isinstance(spec, dict):
+            raise _misshapen("The whole", "an object")
         self.spec = spec
         self.config = config
         self.env = sources.parse_environment(_strings(spec, "process", "env"))
-        self.legacy = variables.is_legacy(self.env)
-        self.mounts = MountRequests(_mount_pairs(spec))
-        self.accepts_env = config.accept_envvar_unprivileged or is_privileged(spec)
+        self.mounts = _mount_pairs(spec)
+        self.annotations = _table(spec, "annotations")
+
+    def asks(self, names: "ModuleType") -> bool:
+        """Tell whether a request to this vendor may stand anywhere; most containers have none."""
+        words = (*names.VARIABLES, *names.LEGACY[:1], *self.swarm_variables(names))
+        folder = names.MOUNTS.rpartition("/")[2]
+        prefixes = self.config.cdi_annotation_prefixes if names.AUTOMATIC else ()
+        return (
+            any(word in self.env for word in words)
+            or (bool(folder) and any(folder in place for _, place in self.mounts))
+            or any(key.startswith(prefixes) for key in self.annotations if prefixes)
+        )
+
+    def read(self, names: "ModuleType", vendor: "OptionsReader") -> Request:
+        """Return what the container asks for of a vendor.
+
+        Raises RequestError or a subclass for what is malformed or not allowed, with
+        ``request`` set to what had been understood. A container that asks for no device
+        never fails for what else it says to us.
+        """
+        reading = Reading(self, names)
+        try:
+            reading.read(vendor)
+        except RequestError as error:
+            error.request = reading.request()
+            raise
+        return reading.request()
+
+    def swarm_variables(self, names: "ModuleType") -> list[str]:
+        """Return the variables that the configuration adds for this vendor."""
+        return (
+            sources.items(getattr(self.config, names.SWARM_SETTING)) if names.SWARM_SETTING else []
+        )
+
+
+class Reading:
+    """One vendor's reading of a spec; ``found`` gathers the fields of the request.
+
+    For the vendor's ``read``: ``env`` is the container's environment, ``config`` the
+    configuration, ``devices`` what was asked for (as in Request), ``legacy`` says that the
+    image is older than the vendor's variables, ``accepts_env`` that its environment is
+    heard on devices.
+    """
+
+    __slots__ = (
+        "accepts_env",
+        "annotations",
+        "config",
+        "devices",
+        "env",
+        "found",
+        "ignored",
+        "legacy",
+        "mounts",
+        "names",
+        "spec",
+        "swarm",
+    )
+
+    def __init__(self, spec: SpecReader, names: "ModuleType") -> None:
+        self.names = names
+        self.config = spec.config
+        self.env = spec.env
+        self.annotations = spec.annotations if names.AUTOMATIC else {}
+        self.spec = spec.spec
+        self.swarm = [name for name in spec.swarm_variables(names) if name in self.env]
+        self.mounts = MountRequests(spec.mounts, names.MOUNTS)
+        self.accepts_env = self.config.accept_envvar_unprivileged or self.is_privileged()
+        self.legacy = is_legacy(self.env, names)
+        self.devices: tuple[str, ...] | None = None
         self.ignored: list[tuple[str, str]] = []
         self.found: dict[str, Any] = {}
 
     def request(self) -> Request:
-        return Request(**self.found, ignored=tuple(self.ignored))
+        """Return the request as far as it is read."""
+        return Request(self.names.NAME, **self.found, ignored=tuple(self.ignored))
 
-    def read(self) -> None:
-        source, devices = self.chosen_devices()
-        self.found.update(source=source, devices=devices)
-        disabled = self.config.disable_require or sources.is_true(
-            self.env.get(variables.DISABLE_REQUIRE)
-        )
-        self.found["requirements_disabled"] = disabled
-        if devices is None:
-            self.read_without_devices(disabled)
-            return
-        self.read_names(devices)
-        self.found["capabilities"] = variables.granted_capabilities(
-            self.env.get(variables.DRIVER_CAPABILITIES),
-            self.legacy,
-            variables.supported_capabilities(self.config.supported_driver_capabilities),
-        )
-        self.found["requirements"] = () if disabled else variables.asked_requirements(self.env)
-        self.found["mig_config"] = self.mig(variables.MIG_CONFIG)
-        self.found["mig_monitor"] = self.mig(variables.MIG_MONITOR)
-        self.found["imex_channels"] = variables.imex_channels(self.imex_names())
-        self.found["features"] = tuple(
-            sorted(
-                name
-                for name in variables.FEATURES
-                if self.env.get(f"NVIDIA_{name.upper()}") == "enabled"
-            )
-        )
+    def read(self, vendor: "OptionsReader") -> None:
+        """Read all of it; RequestError for what is wrong."""
+        source, self.devices = self.chosen_devices()
+        options = vendor.options()
+        self.found.update(source=source, devices=self.devices, options=options)
+        if self.devices is not None:
+            self.read_names(self.devices)
+        vendor.read(self, options)
 
-    def read_without_devices(self, disabled: bool) -> None:
-        """Fill in what can be told for a container that gets nothing; complain of nothing."""
-        try:
-            self.found["requirements"] = () if disabled else variables.asked_requirements(self.env)
-            self.found["imex_channels"] = variables.imex_channels(self.imex_names())
-        except RequestError as error:
-            self.ignored.append(("environment", error.cause))
+    def variables(self) -> list[str]:
+        """Return the variables that decide, if any is set: the configuration's, or the first."""
+        return self.swarm or [next((v for v in self.names.VARIABLES if v in self.env), "")]
 
     def chosen_devices(self) -> tuple[str, tuple[str, ...] | None]:
         """Return (source, devices) of the most trusted source that names any.
@@ -201,12 +221,13 @@ class _Reader:
             if names and other != source:
                 self.ignored.append((other, f"{source} decide, which are trusted more"))
         names = named.get(source, [])
-        devices = tuple(names) if source == "annotations" else _decided(names)
+        devices = tuple(names) if source == "annotations" else decided(names)
         return (source, devices) if devices is not None else ("none", None)
 
     def names_from_annotations(self) -> list[str]:
+        """Return the devices' names in the annotations that count."""
         prefixes = self.config.cdi_annotation_prefixes
-        annotations = _table(self.spec, "annotations")
+        annotations = self.annotations
         keys = sorted(key for key in annotations if prefixes and key.startswith(prefixes))
         reason = "" if self.config.reads_annotations else "accept-annotations in [gpuhook] is off"
         reason = reason or self.distrust()
@@ -234,19 +255,19 @@ class _Reader:
         """Drop the annotations' names that are not for us; the mode decides.
 
         In the modes hook and spec those are the names of other vendors, which the engine
-        sees to, and all of them where the engine has already done its work: NVIDIA's CDI
-        specs set NVIDIA_VISIBLE_DEVICES=void in the containers that they were applied to.
+        sees to, and all of them where the engine has already done its work: vendors' CDI
+        specs set the variable to void in the containers that they were applied to.
         """
         mode = self.config.mode
         if mode == "cdi":
             return names
         if mode == "auto":
             counted = names if all(cdi_parts(name) for name in names) else []
-        elif self.env.get(variables.VISIBLE_DEVICES) == "void":
+        elif any(self.env.get(name) == "void" for name in self.names.VARIABLES):
             counted = []
         else:
-            vendor = self.config.cdi_default_kind.partition("/")[0]
-            ours = (vendor, AUTOMATIC.partition("/")[0])
+            kinds = (self.kind(), self.names.AUTOMATIC)
+            ours = [kind.partition("/")[0] for kind in kinds]
             counted = [name for name in names if (parts := cdi_parts(name)) and parts[0] in ours]
         kept = frozenset(counted)
         for name in names:
@@ -256,6 +277,7 @@ class _Reader:
         return counted
 
     def names_from_mounts(self) -> list[str]:
+        """Return the devices' names in the mounts, if these are heard."""
         mounts = self.mounts
         if self.config.accept_volume_mounts:
             self.ignored += [("volume-mounts", reason) for reason in mounts.skipped]
@@ -266,14 +288,13 @@ class _Reader:
         return []
 
     def names_from_environment(self) -> list[str]:
-        swarm = [name for name in sources.items(self.config.swarm_resource) if name in self.env]
-        fallback = variables.VISIBLE_DEVICES
-        named = swarm or [fallback]
-        if swarm and fallback in self.env and fallback not in swarm:
-            reason = f"{fallback} is overridden by swarm-resource {shown(swarm[0])}"
-            self.ignored.append(("environment", reason))
-        names = self.names_in(named)
-        if _decided(names) is not None and (reason := self.distrust()):
+        """Return the devices' names in the environment, if that is heard."""
+        for name in self.names.VARIABLES:
+            if self.swarm and name in self.env and name not in self.swarm:
+                reason = f"{name} is overridden by swarm-resource {shown(self.swarm[0])}"
+                self.ignored.append(("environment", reason))
+        names = self.names_in(self.variables())
+        if decided(names) is not None and (reason := self.distrust()):
             self.ignored.append(("environment", reason))
             return []
         return names
@@ -289,19 +310,22 @@ class _Reader:
         """Sort the devices' names into CDI names and selectors."""
         selectors = []
         qualified = []
+        automatic = f"{self.names.AUTOMATIC}="
         for name in devices:
             _check_name(name)
-            if name.startswith(AUTOMATIC):
-                if name != AUTOMATIC + "none":
-                    selectors.append(name[len(AUTOMATIC) :])
+            if self.names.AUTOMATIC and name.startswith(automatic):
+                if name != f"{automatic}none":
+                    selectors.append(name.removeprefix(automatic))
             elif cdi_parts(name):
                 qualified.append(name)
             elif self.config.mode == "cdi":
-                qualified.append(f"{self.config.cdi_default_kind}={name}")
+                qualified.append(f"{self.kind()}={name}")
             else:
                 selectors.append(name)
         self.found["cdi_devices"] = tuple(dict.fromkeys(qualified))
         self.found["selectors"] = tuple(dict.fromkeys(selectors))
+        if self.found["source"] == "environment" and not self.swarm:
+            self.found["spaces"] = self.names.VARIABLES.get(self.variables()[0], ())
         if qualified and selectors:
             raise RequestError(
                 f"The container asks for {shown(selectors[0])} and for the CDI device "
@@ -309,22 +333,23 @@ class _Reader:
                 "Name all devices in one way, by CDI names or by ids",
             )
 
-    def imex_names(self) -> tuple[str, ...] | None:
-        if self.config.feature("ignore-imex-channel-requests"):
-            return None
-        if self.config.accept_volume_mounts and self.mounts.imex:
-            return _decided(list(self.mounts.imex))
-        return _decided(self.names_in([variables.IMEX_CHANNELS])) if self.accepts_env else None
+    def is_privileged(self) -> bool:
+        """Tell whether the container may have CAP_SYS_ADMIN."""
+        return is_privileged(self.spec)
 
-    def mig(self, variable: str) -> str | None:
-        """Return what is asked of MIG's management, which only a privileged container may."""
-        value = self.env.get(variable)
-        if value and not is_privileged(self.spec):
-            raise RequestError(
-                f"{variable} is set in a container that is not privileged",
-                f"Start the container with CAP_SYS_ADMIN (--privileged) or unset {variable}",
-            )
-        return value or None
+    def kind(self) -> str:
+        """Return the CDI kind of names without one."""
+        setting = self.names.KIND_SETTING
+        kind: str = getattr(self.config, setting) if setting else self.names.KIND
+        return kind
+
+
+def is_legacy(env: "dict[str, str]", names: "ModuleType") -> bool:
+    """Say whether the image is one from before the vendor's variables existed."""
+    if not names.LEGACY:
+        return False
+    sets, lacks = names.LEGACY
+    return bool(env.get(sets)) and not env.get(lacks)
 
 
 def is_privileged(spec: "dict[str, Any]") -> bool:
@@ -340,7 +365,7 @@ def is_privileged(spec: "dict[str, Any]") -> bool:
     return "CAP_SYS_ADMIN" in sets
 
 
-def _decided(names: list[str]) -> tuple[str, ...] | None:
+def decided(names: list[str]) -> tuple[str, ...] | None:
     """Apply the words with a meaning of their own: void cancels, else the first one decides."""
     if not names or "void" in names:
         return None
@@ -358,7 +383,7 @@ def _check_name(name: str) -> None:
         return
     raise RequestError(
         f"{shown(name)} can't be the name of a device",
-        "Ask for GPUs by index, by UUID or by PCI bus id, or for all",
+        "Ask for devices by index, by UUID or by PCI bus id, or for all",
     )
 
 
@@ -393,12 +418,12 @@ def _misshapen(what: str, expected: str) -> SpecError:
     )
 
 
-def effective_mode(mode: str, request: Request) -> str:
+def effective_mode(mode: str, requests: "Iterable[Request]") -> str:
     """Return hook or spec for a container; ``mode`` is the configuration's.
 
-    In mode cdi, names of NVIDIA's automatic kind stand for the machine's own GPUs and are
+    In mode cdi, names of a vendor's automatic kind stand for the machine's own devices and are
     written into config.json. CDI devices never get here: ``resolve.resolve`` refuses them.
     """
-    if mode == "cdi" and request.selectors:
+    if mode == "cdi" and any(request.selectors for request in requests):
         return "spec"
     return "spec" if mode == "spec" else "hook"

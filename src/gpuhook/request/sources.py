@@ -1,7 +1,7 @@
 """Where a container's spec holds requests: in its environment and in its mounts.
 
-A cluster's device plugin asks by mounting /dev/null below MOUNTS_ROOT, because a user's image
-can't forge mounts.
+A cluster's device plugin asks by mounting /dev/null below a folder that its vendor has given
+a name, because a user's image can't forge mounts.
 """
 
 from os.path import normpath
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 
-MOUNTS_ROOT = "/var/run/nvidia-container-devices"
 _SOURCE = "/dev/null"
 
 
@@ -27,13 +26,13 @@ class MountRequests:
 
     __slots__ = ("devices", "imex", "skipped")
 
-    def __init__(self, mounts: "Iterable[tuple[str, str]]") -> None:
-        """Read (source, destination) pairs."""
+    def __init__(self, mounts: "Iterable[tuple[str, str]]", root: str) -> None:
+        """Read (source, destination) pairs; ``root`` is the vendor's folder, "" if it has none."""
         devices: dict[str, None] = {}
         imex: dict[str, None] = {}
         skipped: dict[str, None] = {}
-        for source, destination in mounts:
-            name = _name(source, destination)
+        for source, destination in mounts if root else ():
+            name = _name(source, destination, root)
             if name is None:
                 continue
             if name.startswith("imex/"):
@@ -51,12 +50,12 @@ class MountRequests:
         self.skipped = tuple(skipped)
 
 
-def _name(source: str, destination: str) -> str | None:
+def _name(source: str, destination: str, root: str) -> str | None:
     """Return what a mount asks for; None for a mount that is no request."""
     if _clean(source) != _SOURCE:
         return None
     # The slash keeps out folders whose names only begin in the same way.
-    head, found, name = _clean(destination).partition(MOUNTS_ROOT + "/")
+    head, found, name = _clean(destination).partition(root + "/")
     return name if found and not head else None
 
 

@@ -29,7 +29,6 @@ _ENGINES = (
     ("cri-containerd", "kubernetes"),
     ("docker", "docker"),
 )
-_NODE_FOLDERS = (".", "nvidia-caps")  # below /dev
 _NODES_LIMIT = 1 << 14  # entries of a container's /dev that are looked at
 _UNESCAPE = re.compile(r"\\([0-7]{3})")  # proc_pid_mountinfo(5) writes blanks so
 _TEXT_LIMIT = 4 << 20  # bytes of a file in /proc; a mount table has some KiB
@@ -76,7 +75,7 @@ class Container:
         }
 
 
-def running(inventory: Inventory, state_dir: str) -> list[Container]:
+def running(inventories: Iterable[Inventory], state_dir: str) -> list[Container]:
     """Return the containers that have one of the machine's devices, by their ids.
 
     Processes that may not be looked at (those of others, without root) are left out.
@@ -84,7 +83,7 @@ def running(inventory: Inventory, state_dir: str) -> list[Container]:
     recorded = [_of_record(record) for record in records.read_all(state_dir)]
     seen = {namespace for each in recorded if (namespace := _mounts_of(str(each.pid)))}
     groups = [group for each in recorded if (group := _group_of(str(each.pid)))]
-    host = _HostNodes(inventory)
+    host = _HostNodes(inventories)
     found: dict[str, Container] = {}
     ours, our_root = _mounts_of("self"), _root_of("self")
     for entry in sorted((name for name in os.listdir("/proc") if name.isdecimal()), key=int):
@@ -188,11 +187,17 @@ def _paths(cgroups: str) -> dict[str, str]:
 
 
 class _HostNodes:
-    """The nodes of the driver root, and where they would be in a mount table."""
+    """The nodes of the driver roots, and where they would be in a mount table."""
 
-    def __init__(self, inventory: Inventory) -> None:
-        self.numbers = {(node.major, node.minor) for node in inventory.nodes}
-        self.by_place: Mapping[tuple[str, str], Numbers] = dict(self._places(inventory))
+    def __init__(self, inventories: Iterable[Inventory]) -> None:
+        self.numbers: set[Numbers] = set()
+        self.by_place: dict[tuple[str, str], Numbers] = {}
+        self.folders = {"."}
+        for inventory in inventories:
+            for node in inventory.nodes:
+                self.numbers.add(node.numbers)
+                self.folders.add(os.path.dirname(node.inside or node.path)[len("/dev/") :] or ".")
+            self.by_place.update(self._places(inventory))
 
     def _places(self, inventory: Inventory) -> Iterator[tuple[tuple[str, str], Numbers]]:
         """Yield ((filesystem, path in it), numbers) as proc_pid_mountinfo(5) has them."""
@@ -211,7 +216,7 @@ class _HostNodes:
                 if len(fields) > 4:
                     below = path.removeprefix(_unescaped(fields[4]).rstrip("/"))
                     place = _unescaped(fields[3]).rstrip("/") + below
-                    yield (fields[2], place), (node.major, node.minor)
+                    yield (fields[2], place), node.numbers
 
 
 def _lines(entry: str) -> list[str]:
@@ -233,15 +238,17 @@ def _nodes(entry: str, host: _HostNodes) -> Iterator[Numbers]:
         if numbers is not None:
             yield numbers
     if _user_namespace(entry) == _user_namespace("self"):  # else nobody can have made nodes
-        yield from host.numbers & set(_made_nodes(entry, kinds))
+        yield from host.numbers & set(_made_nodes(entry, kinds, host.folders))
 
 
 def _user_namespace(entry: str) -> int:
     return os.stat(f"/proc/{entry}/ns/user").st_ino
 
 
-def _made_nodes(entry: str, kinds: Mapping[str, str]) -> Iterator[Numbers]:
-    """Yield the numbers of the nodes in a process' /dev; ``kinds`` are its mounts' filesystems.
+def _made_nodes(entry: str, kinds: Mapping[str, str], folders: Iterable[str]) -> Iterator[Numbers]:
+    """Yield the numbers of the nodes in ``folders`` of a process' /dev.
+
+    ``kinds`` are its mounts' filesystems.
 
     No link is followed and no mount entered but /dev itself, and that only where both are
     filesystems of the kernel's own: the question would wait for whoever serves another.
@@ -256,7 +263,7 @@ def _made_nodes(entry: str, kinds: Mapping[str, str]) -> Iterator[Numbers]:
         flags = os.O_PATH | os.O_DIRECTORY
         with _held(kernel.openat2(root, "dev", flags, kernel.RESOLVE_NO_SYMLINKS)) as dev:
             if is_local(dev):
-                for folder in _NODE_FOLDERS:
+                for folder in folders:
                     yield from _nodes_in(dev, folder)
 
 

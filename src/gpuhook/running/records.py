@@ -17,16 +17,14 @@ from gpuhook.oci import jsontext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any, Self
 
-    from gpuhook.inventory.selection import Selection
     from gpuhook.oci.spec import State
-    from gpuhook.plan.planner import Plan
-    from gpuhook.request.reader import Request
+    from gpuhook.vendors.seam import Grant
 
 FOLDER = "containers"
-VERSION = 1
-VENDOR = "nvidia"
+VERSION = 2
 
 _LIMIT = 1 << 20  # bytes of a record
 _TEXT_LIMIT = 256  # characters of a name; Kubernetes' names have at most 253
@@ -49,9 +47,7 @@ _SHIM_FOLDER = "/io.containerd.runtime.v2.task/"  # then containerd's namespace 
 _CONTAINERD = {"moby": "docker", "k8s.io": "kubernetes"}
 
 
-def describe(
-    state: "State", annotations: "Any", request: "Request", selected: "Selection", plan: "Plan"
-) -> "dict[str, Any]":
+def describe(state: "State", annotations: "Any", grants: "Iterable[Grant]") -> "dict[str, Any]":
     """Return the record of a container: who it is, what it asked for and what it is given.
 
     ``annotations`` are those of config.json, of whatever shape.
@@ -64,19 +60,31 @@ def describe(
         "engine": _engine(state.bundle, annotations),
         "bundle": state.bundle,
         **_names(annotations),
-        "given": [
-            {
-                "vendor": VENDOR,
-                "request": {
-                    "source": request.source,
-                    "devices": list(request.devices or ())[:_NAMES_LIMIT],
-                    "capabilities": list(request.capabilities),
-                },
-                "uuids": list(selected.uuids),
-                "gpus": [[gpu.uuid, gpu.minor] for gpu in selected.gpus],
-                "devices": [list(pair) for pair in plan.devices],
-            }
-        ],
+        "given": [_given(grant) for grant in grants],
+    }
+
+
+def _given(grant: "Grant") -> "dict[str, Any]":
+    """Return what one vendor gave: ``selected`` devices, and the ``nodes`` of each.
+
+    Those of the devices that they are parts of are among them, because they are given too.
+    """
+    request, inventory = grant.request, grant.inventory
+    numbers = {node.path: list(node.numbers) for node in inventory.nodes}
+    wanted = {found for device in grant.devices for found in (device.id, device.parent)}
+    return {
+        "vendor": request.vendor,
+        "request": {
+            "source": request.source,
+            "devices": list(request.devices or ())[:_NAMES_LIMIT],
+        },
+        "selected": list(grant.ids),
+        "nodes": {
+            device.id: [numbers[path] for path in device.nodes if path in numbers]
+            for device in inventory.devices
+            if device.id in wanted
+        },
+        "devices": [list(pair) for pair in grant.rules()],
     }
 
 

@@ -23,7 +23,7 @@ _SHORTEST_ID = 4
 _TIMEOUT_S = 20
 
 
-def repair(container: Container, inventory: Inventory) -> tuple[str, int]:
+def repair(container: Container, inventories: Collection[Inventory]) -> tuple[str, int]:
     """Allow a container the devices that it was given; return how, and how many.
 
     Raises CgroupError, and ContainerError where nothing says what it was given.
@@ -33,13 +33,15 @@ def repair(container: Container, inventory: Inventory) -> tuple[str, int]:
     except OSError:
         raise _ended(container) from None
     try:
-        given = given_devices(container, process, inventory)
+        given = given_devices(container, process, inventories)
         return access.allow(process, given), len(given)
     finally:
         os.close(process)
 
 
-def given_devices(container: Container, process: int, inventory: Inventory) -> list[Numbers]:
+def given_devices(
+    container: Container, process: int, inventories: Collection[Inventory]
+) -> list[Numbers]:
     """Return the devices that a container was given, of those that this machine has now.
 
     ``process`` is a descriptor of /proc/PID of its first process.
@@ -48,7 +50,7 @@ def given_devices(container: Container, process: int, inventory: Inventory) -> l
         started = records.started(process)
     except OSError:
         raise _ended(container) from None
-    present = {(node.major, node.minor) for node in inventory.nodes}
+    present = {node.numbers for inventory in inventories for node in inventory.nodes}
     if container.record is None:
         allowed = bundles.allowed_devices(container.pid, started, present)
         if not allowed:
@@ -61,15 +63,19 @@ def given_devices(container: Container, process: int, inventory: Inventory) -> l
         return allowed
     if started != container.record["started"]:
         raise _ended(container)
-    _check_gpus(container, inventory)
+    _check_devices(container, inventories)
     return sorted(container.nodes & present)
 
 
-def _check_gpus(container: Container, inventory: Inventory) -> None:
-    """Refuse where a GPU has another number than when the container got it."""
-    now = {gpu.uuid: gpu.minor for gpu in inventory.gpus}
-    given = [pair for one in (container.record or {})["given"] for pair in one["gpus"]]
-    moved = [uuid for uuid, minor in given if now.get(uuid) != minor]
+def _check_devices(container: Container, inventories: Iterable[Inventory]) -> None:
+    """Refuse where a device has other numbers than when the container got it."""
+    now: dict[str, list[list[int]]] = {}
+    for inventory in inventories:
+        numbers = {node.path: list(node.numbers) for node in inventory.nodes}
+        for device in inventory.devices:
+            now[device.id] = [numbers[path] for path in device.nodes if path in numbers]
+    given = [pair for one in (container.record or {})["given"] for pair in one["nodes"].items()]
+    moved = [name for name, nodes in given if now.get(name) != nodes]
     if moved:
         raise ContainerError(
             f"{container.name} was given {', '.join(moved)}, which this machine has no more, or "

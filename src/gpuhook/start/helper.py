@@ -17,7 +17,6 @@ import os
 
 from gpuhook import log, names
 from gpuhook.errors import GpuhookError, StateError
-from gpuhook.start import preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def _main(
         from gpuhook.container import kernel  # noqa: PLC0415 - in the helper, where time is not short
 
         kernel.keep_only((pipes.asked, pipes.answer, pipes.bundle, pipes.runtime))
-        preload.load(preload.INJECTION)
+        resolved.preload_injection()
         if stays:
             from gpuhook.start import place  # noqa: PLC0415 - now: in a container it's too late
         host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)

@@ -15,7 +15,7 @@ import time
 from gpuhook.config import load
 from gpuhook.errors import ConfigError
 from gpuhook.request import sources
-from gpuhook.vendors.nvidia.variables import CUDA_VERSION, VISIBLE_DEVICES
+from gpuhook.vendors import seam
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,8 +48,12 @@ def words(config: "Config") -> tuple[str, ...] | None:
     plain = [_plain_part(name) for name in (*names, *prefixes)]
     if not all(plain):
         return None
-    fixed = (VISIBLE_DEVICES, CUDA_VERSION, sources.MOUNTS_ROOT.rpartition("/")[2])
-    return (*fixed, *plain, *ESCAPES)
+    fixed = [
+        word
+        for vendor in seam.KNOWN.values()
+        for word in (*vendor.VARIABLES, *vendor.LEGACY[:1], vendor.MOUNTS.rpartition("/")[2])
+    ]
+    return (*filter(None, fixed), *plain, *ESCAPES)
 
 
 def _plain_part(text: str) -> str:

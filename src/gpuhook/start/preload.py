@@ -1,6 +1,6 @@
 """Import many of our own modules at once, in half the time that the import system takes.
 
-It asks the file system about each module anew, reads it in pieces and keeps locks and
+It asks the file system about each module again, reads it in pieces and keeps locks and
 records; for fifty small modules that takes as long as an interpreter takes to start. Here
 each is read from the file that Python has compiled it to, if that is up to date (PEP 552,
 and checked as Python checks it). Whatever is amiss is left to the import system.
@@ -25,28 +25,23 @@ _LIMIT = 1 << 32
 _EXTENSIONS = {"oci.jsontext": "_json", "container.clib": "_ctypes"}
 _EXTENSIONS_FOLDER = "lib-dynload"
 
-# The order in which importing would complete them, so that none asks for a later one.
+# The order in which importing would complete them, so that none asks for a later one. What is
+# a vendor's alone stands among its names.
 CONFIGURATION = (
-    "errors", "vendors.nvidia.variables", "config.schema", "config.model",
-    "config.plain_toml", "config.source", "config.loader", "config",
+    "errors", "config.schema", "config.model", "config.plain_toml", "config.source",
+    "config.loader", "config",
 )  # fmt: skip
 REQUEST = (
     "oci.jsontext", "log", "names", *CONFIGURATION, "oci.spec", "request.sources",
-    "request.reader", "resolve",
+    "request.reader", "inventory.model", "vendors.nvidia.names", "vendors.seam", "resolve",
 )  # fmt: skip
-INVENTORY = (
-    "inventory.model", "inventory.selection", "vendors.nvidia.completeness",
-    "vendors.nvidia.requirements", "inventory.freshness", "inventory.cache",
-)  # fmt: skip
-RUNTIME = (
-    *REQUEST, "oci.runtime_argv", "runtime_shim", *INVENTORY, "vendors.nvidia.device_nodes",
-    "cgroup.access", "start.helper",
-)  # fmt: skip
+INVENTORY = ("inventory.selection", "inventory.freshness", "inventory.cache")
+RUNTIME = (*REQUEST, "oci.runtime_argv", "runtime_shim")
+EDIT = ("cgroup.access", "start.helper")
 INJECTION = (
-    *INVENTORY, "cgroup.access", "vendors.nvidia.cuda_compat", "loader.ldcache",
-    "loader.layout", "plan.image", "container.clib", "container.kernel", "container.rootfs",
-    "container.mounts", "container.changes", "vendors.nvidia.device_nodes",
-    "vendors.nvidia.own_files", "plan.operations", "plan.planner", "running.records", "inject",
+    *INVENTORY, "cgroup.access", "loader.ldcache", "loader.layout", "plan.image",
+    "container.clib", "container.kernel", "container.rootfs", "container.mounts",
+    "container.changes", "plan.operations", "plan.planner", "running.records", "inject",
 )  # fmt: skip
 HOOK = (*REQUEST, "prestart_hook")
 

@@ -35,10 +35,11 @@ from gpuhook.errors import GpuhookError
 from gpuhook.inventory import cache
 from gpuhook.oci.spec import read_spec
 from gpuhook.start import helper, place, preload
+from gpuhook.vendors import seam
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import NoReturn
 
     from gpuhook.inventory.model import Inventory
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 
     # runtime_shim.edit
     Edit = Callable[
-        [Spec, Config, str, Callable[[Spec, Resolved], list[str]], Inventory], Spec | None
+        [Spec, Config, str, Callable[[Spec, Resolved], list[str]], Mapping[str, Inventory]],
+        Spec | None,
     ]
 
 # Descriptors of the process that stands ready, as launchers/gpu-py knows them: questions come in
@@ -148,21 +150,40 @@ class Around:
         if any(_is_new(path) for path in self._files):
             raise OSError("our own files have just changed, maybe since they were imported")
         self.config = load(path)
-        self.loaded = _load_inventory(self.config)
+        self._loaded = _load_inventories(self.config)
+        self.inventories = {name: each.inventory for name, each in self._loaded.items()}
 
     def _look(self) -> list[object]:
         return [_identity(path) for path in (self._path, *self._files)]
 
     def is_same(self) -> bool:
-        """Tell whether all is as it was: configuration, our own files, inventory, machine."""
-        return self._look() == self._seen and self.loaded.is_latest(self.config)
+        """Tell whether all is as it was: configuration, our own files, inventories, machine."""
+        latest = all(each.is_latest(self.config) for each in self._loaded.values())
+        return latest and self._look() == self._seen
 
 
-def _load_inventory(config: Config) -> cache.Loaded:
-    loaded = cache.load(config)
+def _load_inventories(config: Config) -> dict[str, cache.Loaded]:
+    """Return the inventories of the vendors that this machine has, by vendor.
+
+    GpuhookError if it has none. A vendor that it has later finds its own way (``resolve``).
+    """
+    found: dict[str, cache.Loaded] = {}
+    failures: list[GpuhookError] = []
+    for names in seam.KNOWN.values():
+        try:
+            found[names.NAME] = _load_inventory(config, seam.load(names))
+        except GpuhookError as error:
+            failures.append(error)
+    if not found:
+        raise failures[0]
+    return found
+
+
+def _load_inventory(config: Config, vendor: seam.Vendor) -> cache.Loaded:
+    loaded = cache.load(config, vendor)
     if loaded is None:
-        cache.get_inventory(config)  # which saves it
-        loaded = cache.load(config)
+        cache.get_inventory(config, vendor)  # which saves it
+        loaded = cache.load(config, vendor)
     if loaded is None:
         raise OSError("the inventory can't be saved, so nothing would tell when it changes")
     return loaded
@@ -375,7 +396,8 @@ def _set_seat(seat: int) -> None:
 
 def _import_all() -> None:
     """Import what any container may need, so that no child imports anything any more."""
-    modules = (*preload.RUNTIME, *preload.INJECTION)
+    vendors = [name for names in seam.KNOWN.values() for name in names.HOOK_MODULES]
+    modules = (*preload.RUNTIME, *preload.INJECTION, *vendors)
     preload.load(modules)
     for name in modules:  # those that weren't compiled
         __import__(f"gpuhook.{name}")
@@ -383,6 +405,7 @@ def _import_all() -> None:
 
     from gpuhook.cgroup import bpf, dev_char, device_program, v2  # noqa: F401, PLC0415 - to have them
     from gpuhook.loader import ldconfig_fallback  # noqa: F401, PLC0415
+    from gpuhook.oci import process  # noqa: F401, PLC0415
     from gpuhook.plan import spec_edits  # noqa: F401, PLC0415
 
 
@@ -474,8 +497,8 @@ class Answering:
             os.write(ANSWER, _NO)
             return
         spec = read_spec(f"{self._bundle}/config.json")
-        inventory = self._around.loaded.inventory
-        written = self._edit(spec, self._config, self._folder, self._as_helper, inventory)
+        inventories = self._around.inventories
+        written = self._edit(spec, self._config, self._folder, self._as_helper, inventories)
         if written is not None:
             written.write()
         kernel.die_with_parent(yes=False)

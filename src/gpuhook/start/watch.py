@@ -22,18 +22,24 @@ from gpuhook.config import Config
 from gpuhook.errors import DriverError
 from gpuhook.inventory import cache
 from gpuhook.start import place
+from gpuhook.vendors import seam
 
 _KERNEL_GROUP = 1  # not udev's: its messages have a binary head that old pyroute2 trips over
-_NVIDIA = "10DE"  # the PCI vendor
 _SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many steps
 
 Event = Mapping[str, object]
 
 
 def concerns_us(event: Event) -> bool:
-    """Tell whether a kernel event is about NVIDIA's driver or one of its GPUs."""
+    """Tell whether a kernel event is about a known vendor's driver or one of its devices."""
     path, driver = str(event.get("DEVPATH", "")), str(event.get("DRIVER", ""))
-    return "nvidia" in path or driver == "nvidia" or str(event.get("PCI_ID", ""))[:4] == _NVIDIA
+    pci_vendor = str(event.get("PCI_ID", ""))[:4].lower()
+    return any(
+        pci_vendor == names.PCI_VENDOR
+        or driver in names.DRIVER_WORDS
+        or any(word in path for word in names.DRIVER_WORDS)
+        for names in seam.KNOWN.values()
+    )
 
 
 class Events:
@@ -78,24 +84,29 @@ class Watch:
         self._config = config
         self._launcher = launcher
         self._tell = tell
-        self._problem = ""
+        self._problems: dict[str, str] = {}  # by vendor
         self._standing: int | None = None
 
     def look(self) -> None:
-        """Make a new inventory if the saved one is stale."""
-        if cache.saved(self._config) is not None:
-            return
-        try:
-            inventory = cache.refresh(self._config)
-        except DriverError as error:
-            if str(error) != self._problem:
-                self._tell(str(error))
-            self._problem = str(error)
-            return
-        self._problem = ""
-        migs = sum(len(gpu.mig) for gpu in inventory.gpus)
-        counts = f"{len(inventory.gpus)} GPUs, {migs} MIG devices"
-        self._tell(f"Driver {inventory.driver_version}, {counts}")
+        """Make a new inventory of each vendor whose saved one is stale."""
+        for names in seam.KNOWN.values():
+            vendor = seam.load(names)
+            if cache.saved(self._config, vendor) is not None:
+                continue
+            try:
+                inventory = cache.refresh(self._config, vendor)
+            except DriverError as error:
+                self._report(names.NAME, str(error))
+                continue
+            self._problems.pop(names.NAME, None)
+            self._tell(inventory.sentence())
+
+    def _report(self, vendor: str, problem: str) -> None:
+        """Say what is wrong, once; of vendors that this machine hasn't, only if it has none."""
+        others = set(seam.KNOWN) - {vendor}
+        if problem != self._problems.get(vendor) and others <= self._problems.keys():
+            self._tell(problem)
+        self._problems[vendor] = problem
 
     def stand(self) -> None:
         """See that a process stands ready, this one's child or another."""

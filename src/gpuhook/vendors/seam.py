@@ -1,14 +1,31 @@
 """The seam between the house and the makers of accelerators.
 
 ``KNOWN`` holds the names of every vendor there is code for: data alone, so that a container
-start imports no more of a vendor that it doesn't ask for.
+start imports no more of a vendor that it doesn't ask for. ``load`` returns the vendor itself,
+``Vendor`` is what it has to be, and a ``Grant`` is what one vendor gives to one container.
+
+docs/add-a-vendor.md goes through it step by step.
 """
 
+from gpuhook.errors import DriverError
+from gpuhook.inventory.model import Inventory
+from gpuhook.oci.jsontext import Record
 from gpuhook.vendors.nvidia import names as nvidia
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
     from types import ModuleType
+    from typing import Any, TypeVar
+
+    from gpuhook.config import Config
+    from gpuhook.container.rootfs import Rootfs
+    from gpuhook.inventory.model import Device, Node
+    from gpuhook.plan.image import Image
+    from gpuhook.plan.operations import Operation
+    from gpuhook.request.reader import Reading, Request
+
+    T = TypeVar("T")
 
 # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
 KNOWN: "dict[str, ModuleType]" = {nvidia.NAME: nvidia}
@@ -17,3 +34,188 @@ KNOWN: "dict[str, ModuleType]" = {nvidia.NAME: nvidia}
 def package(names: "ModuleType") -> str:
     """Return the package that holds a vendor: the one that its names are in."""
     return names.__name__.rpartition(".")[0]
+
+
+def load(names: "ModuleType") -> "Vendor":
+    """Return the vendor with these names, its own modules imported."""
+    name = f"{package(names)}.vendor"
+    module = __import__(name, fromlist=["VENDOR"])
+    vendor: Vendor = module.VENDOR
+    return vendor
+
+
+def present(ask: "Callable[[Vendor], T]") -> "list[T]":
+    """Return what ``ask`` says of each vendor that this machine has, one at least.
+
+    DriverError of the first vendor where it has none: one without a driver raises that.
+    """
+    found, errors = [], []
+    for names in KNOWN.values():
+        try:
+            found.append(ask(load(names)))
+        except DriverError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return found
+
+
+class Setting(Record):
+    """A variable that the container's process is given, and why.
+
+    With ``front``, ``value`` goes in front of what the variable holds, a colon between.
+    """
+
+    __slots__ = ("front", "name", "reason", "value")
+
+    def __init__(self, name: str, value: str, reason: str, *, front: bool = False) -> None:
+        self.name = name
+        self.value = value
+        self.reason = reason
+        self.front = front
+
+
+class Grant:
+    """What one vendor gives to one container: the devices that its request means."""
+
+    __slots__ = ("_nodes", "devices", "inventory", "request", "vendor")
+
+    def __init__(
+        self,
+        vendor: "Vendor",
+        request: "Request",
+        inventory: "Any",
+        devices: "tuple[Device, ...]",
+    ) -> None:
+        self.vendor = vendor
+        self.request = request
+        self.inventory = inventory  # of the vendor's own class
+        self.devices = devices
+        self._nodes: list[tuple[Node, str]] | None = None
+
+    @property
+    def nodes(self) -> "list[tuple[Node, str]]":
+        """The nodes to give, each with the reason."""
+        if self._nodes is None:
+            self._nodes = self.vendor.nodes(self)
+        return self._nodes
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What the devices are told apart by."""
+        return tuple(device.id for device in self.devices)
+
+    def rules(self) -> "dict[tuple[int, int], str]":
+        """Return the (major, minor) of all that the container may open, each with the reason."""
+        found = {node.numbers: reason for node, reason in self.nodes}
+        for pair, reason in self.vendor.rules(self).items():
+            found.setdefault(pair, reason)
+        return found
+
+    def groups(self) -> dict[int, str]:
+        """Return the groups that its process needs to open the nodes, each with the reason."""
+        found: dict[int, str] = {}
+        for node, _ in self.nodes:
+            if node.group:
+                found.setdefault(node.group, f"{node.path} is for this group")
+        return found
+
+
+class Vendor:
+    """What the house asks of a vendor; by default, that of one whose devices are nodes alone.
+
+    Everything is a pure function of its arguments but ``discover``, ``surroundings`` and
+    ``look``, which read. Nothing here changes anything, and no device is opened: the house does
+    what the operations say.
+    """
+
+    names: "ModuleType"
+    # The class of its inventory, the settings that one depends on (attributes of Config), and
+    # folders below /dev whose nodes are too many to look at each at every start: that such a
+    # folder is as it was stands for them.
+    inventory: type[Inventory] = Inventory
+    settings: tuple[str, ...] = ("driver_roots",)
+    crowded: tuple[str, ...] = ()
+
+    # What the machine has ---------------------------------------------------------------
+
+    def root(self, config: "Config") -> str:
+        """Return the driver root that the configuration names, / for the host's own."""
+        return config.driver_root_of(self.names.NAME)
+
+    def discover(self, config: "Config") -> Inventory:
+        """Look at the driver root.
+
+        DriverError where there is no working driver of this vendor; a driver without devices
+        is an inventory without any.
+        """
+        raise NotImplementedError
+
+    def surroundings(self, config: "Config") -> "list[Any]":  # noqa: ARG002
+        """Return, as JSON values, what an inventory was made in: a change of it makes it stale.
+
+        Asked at every start, so a few reads of small files or folders at most.
+        """
+        return []
+
+    def volatile_paths(self) -> list[str]:
+        """Return paths below the driver root whose coming or going makes an inventory stale.
+
+        Those that exist when it is made are among its files, which are looked at anyhow.
+        """
+        return []
+
+    # What a container asks for ----------------------------------------------------------
+
+    def options(self) -> Record | None:
+        """Return an empty record of what its variables may say beside devices, if anything."""
+        return None
+
+    def read(self, reading: "Reading", options: "Any") -> None:
+        """Fill in the options; RequestError for what is malformed or not allowed.
+
+        Nothing is refused to a container that asks for no device (``reading.devices`` is None).
+        """
+
+    def check(self, grant: Grant) -> None:
+        """Raise a RequestError or DriverError for devices that can't be given together."""
+
+    def warnings(self, grant: Grant) -> list[str]:  # noqa: ARG002
+        """Return what a container gets only in part, a sentence each, without a full stop."""
+        return []
+
+    # What it gets -----------------------------------------------------------------------
+
+    def nodes(self, grant: Grant) -> "list[tuple[Node, str]]":
+        """Return the nodes to give, each once, with the reason; those that exist."""
+        noun, title = self.names.NOUN, self.names.TITLE
+        wanted = dict.fromkeys(grant.inventory.control, f"control of {title}'s devices")
+        for device in grant.devices:
+            for path in device.nodes:
+                wanted.setdefault(path, f"{noun} {device.label}")
+        return existing(wanted, grant.inventory.nodes)
+
+    def rules(self, grant: Grant) -> "Mapping[tuple[int, int], str]":  # noqa: ARG002
+        """Return (major, minor) to allow beyond those of the nodes, each with the reason."""
+        return {}
+
+    def environment(self, grant: Grant) -> list[Setting]:  # noqa: ARG002
+        """Return the variables to set in the container; only the runtime can, the hook can't."""
+        return []
+
+    def look(self, root: "Rootfs", config: "Config") -> "Record | None":  # noqa: ARG002
+        """Look at what an image brings that changes the plan; equal records make equal plans."""
+        return None
+
+    def edits(self, grant: Grant, image: "Image") -> "list[Operation]":  # noqa: ARG002
+        """Return what is done beyond nodes and rules: files, links, covers, the loader's cache.
+
+        What ``look`` found is ``image.brings[names.NAME]``.
+        """
+        return []
+
+
+def existing(wanted: "Mapping[str, str]", nodes: "Iterable[Node]") -> "list[tuple[Node, str]]":
+    """Return the nodes with these paths, in their order, each with its reason."""
+    there = {node.path: node for node in nodes}
+    return [(there[path], reason) for path, reason in wanted.items() if path in there]

@@ -8,15 +8,17 @@ Pure: looks at nothing.
 
 from gpuhook.errors import DriverError, listed
 from gpuhook.inventory.selection import fallen_off
+from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from gpuhook.inventory.model import DriverFile, Inventory, Node
-    from gpuhook.inventory.selection import Selection
-    from gpuhook.request.reader import Request
+    from gpuhook.inventory.model import DriverFile, Node
+    from gpuhook.vendors.nvidia.model import Inventory
+    from gpuhook.vendors.nvidia.variables import Options
+    from gpuhook.vendors.seam import Grant
 
 UVM = "/dev/nvidia-uvm"
 MAKE_UVM = "nvidia-modprobe -u -c=0"
@@ -39,30 +41,31 @@ _PARTS = {
 _FILE_KINDS = ("library", "binary")
 
 
-def check(request: "Request", inventory: "Inventory", selection: "Selection") -> None:
+def check(grant: "Grant") -> None:
     """Raise DriverError if GPUs are selected and a capability that is asked for can't work."""
-    if not selection.gpus:
+    if not grant.devices:
         return
-    for capability, cause, remedy in _unusable(request, inventory):
+    for capability, cause, remedy in _unusable(grant.request.options, grant.inventory):
         raise DriverError(
             f"The container asks for {capability}, and {cause}",
             f"{remedy}, or ask for less with {DRIVER_CAPABILITIES}",
         )
 
 
-def warnings(request: "Request", inventory: "Inventory") -> list[str]:
+def warnings(grant: "Grant") -> list[str]:
     """Return what a container gets only in part, a sentence each, without a full stop."""
     found = []
-    if inventory.lost and any(name.lower() == "all" for name in request.selectors):
-        found.append(fallen_off(inventory.lost))
-    for capability, cause, _ in _unusable(request, inventory):
+    options, inventory = grant.request.options, grant.inventory
+    if inventory.lost and any(name.lower() == "all" for name in grant.request.selectors):
+        found.append(fallen_off(inventory.lost, names))
+    for capability, cause, _ in _unusable(options, inventory):
         found.append(f"{capability} can't work: {cause}")
-    return found + missing_parts(request.capabilities, inventory.files, inventory.nodes)
+    return found + missing_parts(options.capabilities, inventory.files, inventory.nodes)
 
 
-def _unusable(request: "Request", inventory: "Inventory") -> "Iterator[tuple[str, str, str]]":
+def _unusable(options: "Options", inventory: "Inventory") -> "Iterator[tuple[str, str, str]]":
     """Yield the capabilities that can't work, each with cause and remedy."""
-    if "compute" in request.capabilities and inventory.node(UVM) is None:
+    if "compute" in options.capabilities and inventory.node(UVM) is None:
         path = inventory.root.rstrip("/") + UVM
         cause = f"there is no device node {path}, without which there is no CUDA"
         remedy = (
@@ -70,7 +73,7 @@ def _unusable(request: "Request", inventory: "Inventory") -> "Iterator[tuple[str
             "(gpuhook refresh isn't needed then)"
         )
         yield "compute", cause, remedy
-    yield from missing_libraries(request.capabilities, inventory.files, inventory.driver_version)
+    yield from missing_libraries(options.capabilities, inventory.files, inventory.driver_version)
 
 
 def missing_libraries(
@@ -100,9 +103,9 @@ def missing_parts(
     """Return what is missing of the parts of these capabilities, a sentence for each."""
     paths = {node.path for node in nodes}
     found = []
-    for group, names in _PARTS.items():
+    for group, parts in _PARTS.items():
         asked = [capability for capability in group if capability in capabilities]
-        missing = [name for name in names if name not in paths and not _has(name, files)]
+        missing = [name for name in parts if name not in paths and not _has(name, files)]
         if asked and missing:
             verb = "lacks" if len(asked) == 1 else "lack"
             found.append(f"{' and '.join(asked)} {verb} {listed(missing)}")

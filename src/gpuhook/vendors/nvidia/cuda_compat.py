@@ -4,6 +4,11 @@ NVIDIA's images hold /usr/local/cuda/compat/libcuda.so.<driver version>, built t
 drivers older than itself. Its ELF section .note.cuda.fwd_compatibility may say exactly which.
 """
 
+import os
+import stat
+
+from gpuhook.errors import ElfError
+from gpuhook.oci.jsontext import Record
 from gpuhook.vendors.nvidia import requirements
 
 TYPE_CHECKING = False
@@ -11,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpuhook.config import Config
+    from gpuhook.container.rootfs import Rootfs
 
 FOLDER = "/usr/local/cuda/compat"  # in the image
 SECTION = ".note.cuda.fwd_compatibility"
@@ -19,6 +25,9 @@ _LIBRARY = "libcuda.so."
 _FORMAT = 1
 _NOTE_LIMIT = 1 << 16  # bytes; real notes have about a hundred
 
+# NVIDIA's have a dozen files; reading thousands would cost the host's time, not the image's.
+_MOST_FILES = 64
+
 
 def wanted(config: "Config") -> bool:
     """Say whether the configuration lets us look for it at all."""
@@ -26,7 +35,7 @@ def wanted(config: "Config") -> bool:
     return not off and not config.feature("disable-cuda-compat-lib-hook")
 
 
-class Note:
+class Note(Record):
     """What a library says about itself: its CUDA version and the driver branches it runs on."""
 
     __slots__ = ("branches", "cuda")
@@ -34,6 +43,28 @@ class Note:
     def __init__(self, cuda: str, branches: tuple[int, ...]) -> None:
         self.cuda = cuda
         self.branches = branches
+
+
+class CudaCompat(Record):
+    """The CUDA compatibility libraries of an image.
+
+    ``folder`` is their folder in the image, links resolved: it goes into the loader's
+    search, is never opened again and never mounted. ``libraries`` are the SONAMEs in it.
+    """
+
+    __slots__ = ("folder", "libraries", "note", "version")
+
+    def __init__(
+        self,
+        folder: str,
+        version: str,
+        note: Note | None,
+        libraries: tuple[str, ...],
+    ) -> None:
+        self.folder = folder
+        self.version = version
+        self.note = note
+        self.libraries = libraries
 
 
 def parse_note(content: bytes) -> Note | None:
@@ -94,3 +125,69 @@ def decide(
         )
         return bool(theirs and ours and theirs > ours)
     return bool(library and driver and library[0] > driver[0])
+
+
+def look(root: "Rootfs") -> CudaCompat | None:
+    """Return what an image brings, read through its confined root; None if it is nothing usable."""
+    names = root.list_folder(FOLDER)
+    if not names or len(names) > _MOST_FILES:
+        return None
+    regular = [name for name in names if _is_regular(root, name)]
+    version = compat_version(regular)
+    if version is None:
+        return None
+    folder = root.real_path(FOLDER)
+    if not _is_plain(folder):
+        return None
+    sonames = [_soname(root, name) for name in regular]
+    return CudaCompat(
+        folder,
+        version,
+        _note(root, f"{FOLDER}/libcuda.so.{version}"),
+        tuple(dict.fromkeys(name for name in sonames if name and _is_plain(name))),
+    )
+
+
+def _is_plain(text: str) -> bool:
+    """Tell whether a text from the image can stand in the loader's configuration as it is."""
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def _is_regular(root: "Rootfs", name: str) -> bool:
+    """Tell whether a name in the folder is a file and no link."""
+    fd = root.folder(FOLDER)
+    try:
+        mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode)
+
+
+def _soname(root: "Rootfs", name: str) -> str | None:
+    from gpuhook.loader import elf  # noqa: PLC0415 - only where the image has such libraries
+
+    fd = root.open_file(f"{FOLDER}/{name}")
+    if fd is None:
+        return None
+    try:
+        return elf.read(fd, name).soname
+    except ElfError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _note(root: "Rootfs", path: str) -> "Note | None":
+    from gpuhook.loader import elf  # noqa: PLC0415 - as above
+
+    fd = root.open_file(path)
+    if fd is None:
+        return None
+    try:
+        name, owner = SECTION.encode(), OWNER.encode()
+        content = elf.note(fd, name, owner, path)
+    except ElfError:
+        return None
+    finally:
+        os.close(fd)
+    return parse_note(content) if content else None

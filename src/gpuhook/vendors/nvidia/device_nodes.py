@@ -3,19 +3,21 @@
 Pure: looks at nothing.
 """
 
-from gpuhook.errors import UnknownDeviceError
-from gpuhook.inventory.model import Node
+from gpuhook.errors import RequestError, UnknownDeviceError, shown
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, selection
+from gpuhook.vendors.nvidia.variables import MIG_CONFIG, MIG_MONITOR, feature_variable
+from gpuhook.vendors.seam import existing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuhook.container.rootfs import Rootfs
-    from gpuhook.inventory.model import Gpu, Inventory
-    from gpuhook.inventory.selection import Selection
-    from gpuhook.request.reader import Request
+    from gpuhook.inventory.model import Node
+    from gpuhook.vendors.nvidia.model import Inventory, Selection
+    from gpuhook.vendors.nvidia.variables import Options
+    from gpuhook.vendors.seam import Grant
 
-CAPS_FOLDER = "/dev/nvidia-caps"
 IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 _GRAPHICS = frozenset({"graphics", "display"})
 
@@ -35,58 +37,55 @@ _CONTROL_NODES = {
 }
 
 
-def nodes(
-    request: "Request", inventory: "Inventory", selection: "Selection"
-) -> "list[tuple[Node, str]]":
+def nodes(grant: "Grant") -> "list[tuple[Node, str]]":
     """Return the nodes to give, each once, with the reason; UnknownDeviceError if one is missing.
 
     Control nodes that the machine doesn't have are left out: not every driver has them all.
     """
+    options, inventory = grant.request.options, grant.inventory
+    selected = selection(inventory, grant.devices)
     wanted: dict[str, str] = {}
     for path, reason in (
-        *_control(request),
-        *_gpus(request, selection),
-        *_mig(selection),
-        *_features(request, inventory),
+        *_control(options),
+        *_gpus(options, selected),
+        *([] if _managed(options) else _mig(selected)),
+        *_features(options, inventory),
     ):
         wanted.setdefault(path, reason)
-    there = {node.path: node for node in inventory.nodes}
-    found = [(there[path], reason) for path, reason in wanted.items() if path in there]
-    return found + list(_imex(request, inventory))
+    return existing(wanted, inventory.nodes) + list(_imex(options, inventory))
 
 
-def _control(request: "Request") -> "Iterator[tuple[str, str]]":
+def _control(options: "Options") -> "Iterator[tuple[str, str]]":
     yield "/dev/nvidiactl", "driver control"
-    for capability in request.capabilities:
+    for capability in options.capabilities:
         for path in _CONTROL_NODES.get(capability, ()):
             yield path, capability
 
 
-def _gpus(request: "Request", selection: "Selection") -> "Iterator[tuple[str, str]]":
-    parts_only = {gpu.uuid for gpu, _ in selection.migs} - set(selection.uuids)
-    for gpu in selection.gpus:
-        yield f"/dev/nvidia{gpu.minor}", f"GPU {gpu.index}"
-        if _GRAPHICS.intersection(request.capabilities) and gpu.uuid not in parts_only:
+def _gpus(options: "Options", selected: "Selection") -> "Iterator[tuple[str, str]]":
+    parts_only = {gpu.uuid for gpu, _ in selected.migs} - set(selected.uuids)
+    for gpu in selected.gpus:
+        yield gpu.path, f"GPU {gpu.index}"
+        if _GRAPHICS.intersection(options.capabilities) and gpu.uuid not in parts_only:
             for path in gpu.drm:
                 yield path, f"graphics on GPU {gpu.index}"
 
 
-def _mig(selection: "Selection") -> "Iterator[tuple[str, str]]":
-    for gpu, mig in selection.migs:
-        for cap in (mig.gi_cap, mig.ci_cap):
-            if cap is not None:
-                yield f"{CAPS_FOLDER}/nvidia-cap{cap}", f"MIG device {gpu.index}:{mig.index}"
+def _mig(selected: "Selection") -> "Iterator[tuple[str, str]]":
+    for gpu, mig in selected.migs:
+        for path in mig.paths:
+            yield path, f"MIG device {gpu.index}:{mig.index}"
 
 
-def _features(request: "Request", inventory: "Inventory") -> "Iterator[tuple[str, str]]":
-    for node in inventory.nodes if request.features else ():
+def _features(options: "Options", inventory: "Inventory") -> "Iterator[tuple[str, str]]":
+    for node in inventory.nodes if options.features else ():
         feature = feature_of(node.path)
-        if feature in request.features:
-            yield node.path, f"NVIDIA_{str(feature).upper()}=enabled"
+        if feature is not None and feature in options.features:
+            yield node.path, f"{feature_variable(feature)}=enabled"
 
 
-def _imex(request: "Request", inventory: "Inventory") -> "Iterator[tuple[Node, str]]":
-    for channel in request.imex_channels:
+def _imex(options: "Options", inventory: "Inventory") -> "Iterator[tuple[Node, str]]":
+    for channel in options.imex_channels:
         node = inventory.node(f"{IMEX_FOLDER}/channel{channel}")
         if node is None:
             raise UnknownDeviceError(
@@ -96,45 +95,59 @@ def _imex(request: "Request", inventory: "Inventory") -> "Iterator[tuple[Node, s
         yield node, f"IMEX channel {channel}"
 
 
-def allowed(
-    request: "Request",
-    inventory: "Inventory",
-    selection: "Selection",
-    given: "list[tuple[Node, str]] | None" = None,
-) -> dict[tuple[int, int], str]:
-    """Return the (major, minor) of all that the container may open, each with the reason.
+def check_mig_management(grant: "Grant") -> None:
+    """Refuse it to a container held to parts of GPUs: management of MIG reaches all of them."""
+    selected = selection(grant.inventory, grant.devices)
+    partial = bool(selected.migs) and len(selected.gpus) < len(grant.inventory.gpus)
+    options = grant.request.options
+    for name, value in ((MIG_CONFIG, options.mig_config), (MIG_MONITOR, options.mig_monitor)):
+        if value is not None and partial:
+            raise RequestError(
+                f"{name} is set for a container with single MIG devices",
+                f"Ask for all GPUs, or unset {name}",
+            )
+        if value is not None and value != "all":
+            raise RequestError(
+                f"{name} is {shown(value)}, and MIG is managed as a whole",
+                f"Set {name}=all or unset it",
+            )
 
-    ``given`` is what ``nodes`` returned, if it was asked already.
+
+def manages_mig(grant: "Grant") -> bool:
+    """Tell whether the container gets the folder of capability nodes, instead of single ones.
+
+    It will make instances, which get nodes then.
     """
-    if given is None:
-        given = nodes(request, inventory, selection)
-    found = {(node.major, node.minor): reason for node, reason in given}
-    for pair in mig_management_minors(request, inventory, selection.gpus):
-        found.setdefault(pair, "management of MIG")
-    return found
+    return _managed(grant.request.options) and _caps_major(grant.inventory) is not None
 
 
-def mig_management_minors(
-    request: "Request", inventory: "Inventory", gpus: "tuple[Gpu, ...]"
-) -> list[tuple[int, int]]:
+def _managed(options: "Options") -> bool:
+    return options.mig_config is not None or options.mig_monitor is not None
+
+
+def _caps_major(inventory: "Inventory") -> int | None:
+    """Return the major of the capability nodes, None where there are none."""
+    return next((n.major for n in inventory.nodes if n.path.startswith(CAPS_FOLDER + "/")), None)
+
+
+def management_rules(grant: "Grant") -> dict[tuple[int, int], str]:
     """Return (major, minor) of all that a container that manages MIG must open.
 
     That are more than exist: it will make instances, and use them without a restart.
     """
-    managed = [
-        name
-        for name, value in (("config", request.mig_config), ("monitor", request.mig_monitor))
-        if value is not None
-    ]
-    major = next((n.major for n in inventory.nodes if n.path.startswith(CAPS_FOLDER + "/")), None)
-    if not managed or major is None:
-        return []
-    prefixes = tuple(f"gpu{gpu.minor}/" for gpu in gpus)
-    pairs = []
-    for line in inventory.mig_minors.splitlines():
+    options, major = grant.request.options, _caps_major(grant.inventory)
+    if not _managed(options) or major is None:
+        return {}
+    selected = selection(grant.inventory, grant.devices)
+    given = existing(dict(_mig(selected)), grant.inventory.nodes)
+    pairs = {node.numbers: reason for node, reason in given}
+    settings = (("config", options.mig_config), ("monitor", options.mig_monitor))
+    managed = [name for name, value in settings if value is not None]
+    prefixes = tuple(f"gpu{gpu.minor}/" for gpu in selected.gpus)
+    for line in grant.inventory.mig_minors.splitlines():
         key, _, minor = line.partition(" ")
         if key in managed or key.startswith(prefixes):
-            pairs.append((major, int(minor)))
+            pairs.setdefault((major, int(minor)), "management of MIG")
     return pairs
 
 

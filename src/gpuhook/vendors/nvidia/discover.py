@@ -4,13 +4,11 @@ The order matters: NVML tells the driver's version, the version tells which file
 the driver.
 """
 
-import os
-import stat
-
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import DriverError
-from gpuhook.inventory.model import Gpu, Inventory, Mig, Node
+from gpuhook.inventory.model import Node
 from gpuhook.vendors.nvidia import device_nodes, driver_files, kernel_modules, nvml
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Mig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ CONTROL_NODES = (
     "/dev/nvidia-uvm-tools",
     "/dev/nvidia-modeset",
 )
-NODE_FOLDERS = ("/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels")
+NODE_FOLDERS = (CAPS_FOLDER, device_nodes.IMEX_FOLDER)
 MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 _SMALL_FILE = 1 << 20
 
@@ -64,15 +62,15 @@ def _discover(root: Rootfs, config: "Config") -> Inventory:
 
 
 def _nodes(root: Rootfs, gpus: tuple[Gpu, ...]) -> "Iterator[Node]":
-    paths = list(CONTROL_NODES) + [f"/dev/nvidia{gpu.minor}" for gpu in gpus]
+    paths = list(CONTROL_NODES) + [gpu.path for gpu in gpus]
     for folder in NODE_FOLDERS:
         paths += [f"{folder}/{name}" for name in root.list_folder(folder)]
     paths += [path for gpu in gpus for path in gpu.drm]
     paths += device_nodes.feature_node_paths(root)
     for path in paths:
-        status = root.stat(path)
-        if status is not None and stat.S_ISCHR(status.st_mode):
-            yield Node(path, os.major(status.st_rdev), os.minor(status.st_rdev))
+        node = Node.of(path, root.stat(path))
+        if node is not None:
+            yield node
 
 
 def _mig_caps(root: Rootfs) -> dict[str, int]:
@@ -102,5 +100,5 @@ def _completed(root: Rootfs, gpu: Gpu, caps: dict[str, int]) -> Gpu:
         mig.append(Mig(one.index, one.uuid, one.gi, one.ci, one.name, gi_cap, ci_cap))
     names = root.list_folder(f"/sys/bus/pci/devices/{gpu.kernel_bus_id}/drm")
     drm = tuple(path for name in names if root.exists(path := f"/dev/dri/{name}"))
-    fields = {name: getattr(gpu, name) for name in Gpu.__slots__}
+    fields = {name: getattr(gpu, name) for name in gpu.fields()}
     return Gpu(**{**fields, "mig": tuple(mig), "drm": drm})

@@ -14,8 +14,8 @@ import time
 from gpuhook.cgroup.access import in_first_user_namespace
 from gpuhook.container import kernel
 from gpuhook.errors import DriverError
-from gpuhook.inventory.model import Gpu, Mig
 from gpuhook.oci import jsontext
+from gpuhook.vendors.nvidia.model import Gpu, Mig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

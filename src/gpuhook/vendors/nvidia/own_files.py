@@ -8,9 +8,23 @@ themselves unless ModifyDeviceFiles is 0 there; in a container only the nodes th
 may exist.
 """
 
+import os
+import stat
+
+from gpuhook.container import kernel
+from gpuhook.container.changes import Container, Journal, write_all
+from gpuhook.plan.operations import Operation, attributes_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
+
+    from gpuhook.container.rootfs import Rootfs
+
+PROC_DRIVER = "/proc/driver/nvidia"
+PROC_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
+_PROC_FILE_LIMIT = 1 << 20
 
 PROFILE_PATH = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 PROFILE_MODE = 0o444
@@ -57,3 +71,117 @@ def masked_params(content: bytes) -> bytes | None:
     if _MODIFIES not in lines:
         return None
     return b"".join((_KEEPS if line == _MODIFIES else line) + b"\n" for line in lines)
+
+
+class MaskProc(Operation):
+    """Cover /proc/driver/nvidia, where the container has one, by what it may see.
+
+    A read-only tmpfs with ``files`` copied (ModifyDeviceFiles switched off in params, so
+    that no driver client in the container changes device nodes) and ``binds`` mounted,
+    both relative to /proc/driver/nvidia.
+    """
+
+    kind = "proc-driver"
+
+    def __init__(
+        self, root: str, files: tuple[str, ...], binds: tuple[str, ...], reason: str
+    ) -> None:
+        super().__init__(reason)
+        self.root = root
+        self.source = root.rstrip("/") + PROC_DRIVER
+        self.files = files
+        self.binds = binds
+        self._tmpfs = -1
+        self._trees: list[tuple[str, int, bool]] = []
+
+    def describe(self) -> str:
+        """Say what stays visible."""
+        return f"cover {PROC_DRIVER}, showing {', '.join(self.files + self.binds)}"
+
+    def prepare(self, host: "Rootfs") -> None:
+        """Fill a detached tmpfs with copies, and clone what is mounted into it."""
+        if _kernel_has_none():
+            return
+        self._tmpfs = kernel.new_tmpfs({"mode": "0555", "size": "1m"}, 0)
+        for name in self.files:
+            data = host.read_file(f"{PROC_DRIVER}/{name}", _PROC_FILE_LIMIT)
+            if data is not None:
+                masked = masked_params(data) if name == "params" else None
+                self._copy(name, masked or data)
+        for name in self.binds:
+            self._clone(host, name)
+
+    def _copy(self, name: str, data: bytes) -> None:
+        fd = kernel.create_file(self._tmpfs, name, 0o444)
+        try:
+            write_all(fd, data)
+        finally:
+            os.close(fd)
+
+    def _clone(self, host: "Rootfs", name: str) -> None:
+        try:
+            fd = host.open(f"{PROC_DRIVER}/{name}")
+        except FileNotFoundError:
+            return
+        try:
+            folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+            tree = kernel.clone_tree(fd, f"{self.source}/{name}")
+        finally:
+            os.close(fd)
+        self._trees.append((name, tree, folder))
+        kernel.set_mount_attributes(tree, attributes_of(PROC_OPTIONS), f"{self.source}/{name}")
+
+    def execute(self, container: Container) -> None:
+        """Mount the tmpfs, then the rest into it, then make it read-only."""
+        if self._tmpfs < 0 or not container.exists(PROC_DRIVER):
+            return
+        target = container.mount_point(PROC_DRIVER, folder=True)
+        if target is None:
+            return
+        try:
+            container.attach(self._tmpfs, target, PROC_DRIVER)
+        finally:
+            os.close(target)
+        with Container(os.dup(self._tmpfs), PROC_DRIVER, Journal()) as inside:
+            for name, tree, folder in self._trees:
+                _mount_inside(inside, name, tree, folder)
+        kernel.set_mount_attributes(self._tmpfs, attributes_of(PROC_OPTIONS), PROC_DRIVER)
+
+    def close(self) -> None:
+        """Let go of the tmpfs and the clones."""
+        for _, tree, _ in self._trees:
+            os.close(tree)
+        self._trees.clear()
+        if self._tmpfs >= 0:
+            os.close(self._tmpfs)
+            self._tmpfs = -1
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add what stays visible."""
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "destination": PROC_DRIVER,
+            "options": list(PROC_OPTIONS),
+            "visible": [*self.files, *self.binds],
+            "reason": self.reason,
+        }
+
+
+def _kernel_has_none() -> bool:
+    """Tell whether there is nothing to cover: every procfs shows what the kernel's drivers show.
+
+    Ours could be mounted with subset=pid, which shows no /proc/driver either.
+    """
+    return os.path.exists(os.path.dirname(PROC_DRIVER)) and not os.path.exists(PROC_DRIVER)
+
+
+def _mount_inside(inside: Container, name: str, tree: int, folder: bool) -> None:
+    """Mount a clone on a place in our tmpfs, with which it also goes away again."""
+    target = inside.mount_point(f"/{name}", folder=folder)
+    if target is None:
+        return
+    try:
+        inside.attach(tree, target, f"{PROC_DRIVER}/{name}")
+    finally:
+        os.close(target)

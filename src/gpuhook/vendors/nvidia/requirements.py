@@ -11,15 +11,15 @@ alternative that has no factor left; a requirement without alternatives always h
 """
 
 from gpuhook.errors import RequirementError, shown
+from gpuhook.vendors.nvidia.model import selection
 from gpuhook.vendors.nvidia.variables import DISABLE_REQUIRE, REQUIRE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpuhook.inventory.model import Gpu, Inventory
-    from gpuhook.inventory.selection import Selection
-    from gpuhook.request.reader import Request
+    from gpuhook.vendors.nvidia.model import Gpu, Inventory
+    from gpuhook.vendors.seam import Grant
 
     Factor = tuple[str, str, str]  # property, operator, value
     Alternatives = tuple[tuple[Factor, ...], ...]
@@ -111,16 +111,18 @@ def _factor_holds(factor: "Factor", facts: "Mapping[str, str]") -> bool:
     return have > want if operator == ">" else have >= want
 
 
-def check(request: "Request", inventory: "Inventory", selection: "Selection") -> None:
+def check(grant: "Grant") -> None:
     """Raise RequirementError unless every requirement holds for every selected GPU.
 
     Without a selected GPU only cuda and driver are known.
     """
-    for text in request.requirements:
+    inventory = grant.inventory
+    gpus = selection(inventory, grant.devices).gpus
+    for text in grant.request.options.requirements:
         alternatives = parse(text)
-        if not selection.gpus and not holds(alternatives, _facts(inventory, None)):
+        if not gpus and not holds(alternatives, _facts(inventory, None)):
             raise _unmet(text, alternatives, inventory, None)
-        for gpu in selection.gpus:
+        for gpu in gpus:
             if not holds(alternatives, _facts(inventory, gpu)):
                 raise _unmet(text, alternatives, inventory, gpu)
 

@@ -6,19 +6,22 @@ sets on the machine, whose own grammar is in ``requirements``.
 """
 
 from gpuhook.errors import CapabilityError, RequestError, RequirementError, listed, shown
+from gpuhook.oci.jsontext import Record
+from gpuhook.request import sources
+from gpuhook.request.reader import decided, is_legacy
+from gpuhook.vendors.nvidia import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from gpuhook.request.reader import Reading
 
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
 MIG_CONFIG = "NVIDIA_MIG_CONFIG_DEVICES"
 MIG_MONITOR = "NVIDIA_MIG_MONITOR_DEVICES"
 REQUIRE = "NVIDIA_REQUIRE_"  # and what the requirement is about
 DISABLE_REQUIRE = "NVIDIA_DISABLE_REQUIRE"
-CUDA_VERSION = "CUDA_VERSION"  # all that images from before NVIDIA_REQUIRE_CUDA have
+CUDA_VERSION, _REQUIRE_CUDA = names.LEGACY
 FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")  # NVIDIA_GDS=enabled and so on
 
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
@@ -27,9 +30,105 @@ DEFAULT_CAPABILITIES = ("compute", "utility")
 CHANNELS = 1 << 20  # the driver makes IMEX channels 0 to 1048575
 _CHANNEL_DIGITS = len(str(CHANNELS))
 
-_REQUIRE_CUDA = f"{REQUIRE}CUDA"
 _REQUIRE_JETPACK = f"{REQUIRE}JETPACK"  # tunes Tegra's mounts and requires nothing
 _UINT32 = 1 << 32
+
+
+class Options(Record):
+    """What a container asks for beside GPUs.
+
+    ``capabilities`` are the parts of the driver, sorted; ``requirements`` the image's
+    conditions, not to be looked at where ``requirements_disabled``; ``imex_channels`` are
+    numbers; ``mig_config`` and ``mig_monitor`` the devices whose MIG it manages (None: no);
+    ``features`` the drivers of other makers that it wants, sorted.
+    """
+
+    __slots__ = (
+        "capabilities",
+        "features",
+        "imex_channels",
+        "mig_config",
+        "mig_monitor",
+        "requirements",
+        "requirements_disabled",
+    )
+
+    def __init__(
+        self,
+        capabilities: tuple[str, ...] = (),
+        requirements: tuple[str, ...] = (),
+        requirements_disabled: bool = False,
+        imex_channels: tuple[int, ...] = (),
+        mig_config: str | None = None,
+        mig_monitor: str | None = None,
+        features: tuple[str, ...] = (),
+    ) -> None:
+        self.capabilities = capabilities
+        self.requirements = requirements
+        self.requirements_disabled = requirements_disabled
+        self.imex_channels = imex_channels
+        self.mig_config = mig_config
+        self.mig_monitor = mig_monitor
+        self.features = features
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what there is to tell a person, each with its title."""
+        disabled = " (disabled)" if self.requirements_disabled else ""
+        return [
+            ("Capabilities", ", ".join(self.capabilities) or "none"),
+            ("Requirements", (", ".join(self.requirements) or "none") + disabled),
+        ]
+
+
+def read(reading: "Reading", options: Options) -> None:
+    """Fill in the options of a container; RequestError or a subclass for what is wrong.
+
+    Nothing is wrong with a container that asks for no device.
+    """
+    disabled = reading.config.disable_require or sources.is_true(reading.env.get(DISABLE_REQUIRE))
+    options.requirements_disabled = disabled
+    if reading.devices is None:
+        try:
+            options.requirements = () if disabled else asked_requirements(reading.env)
+            options.imex_channels = imex_channels(_imex_names(reading))
+        except RequestError as error:
+            reading.ignored.append(("environment", error.cause))
+        return
+    options.capabilities = granted_capabilities(
+        reading.env.get(DRIVER_CAPABILITIES),
+        reading.legacy,
+        supported_capabilities(reading.config.supported_driver_capabilities),
+    )
+    options.requirements = () if disabled else asked_requirements(reading.env)
+    options.mig_config = _mig(reading, MIG_CONFIG)
+    options.mig_monitor = _mig(reading, MIG_MONITOR)
+    options.imex_channels = imex_channels(_imex_names(reading))
+    enabled = (name for name in FEATURES if reading.env.get(feature_variable(name)) == "enabled")
+    options.features = tuple(sorted(enabled))
+
+
+def feature_variable(name: str) -> str:
+    """Return the variable that asks for a feature with the value enabled."""
+    return f"NVIDIA_{name.upper()}"
+
+
+def _imex_names(reading: "Reading") -> tuple[str, ...] | None:
+    if reading.config.feature("ignore-imex-channel-requests"):
+        return None
+    if reading.config.accept_volume_mounts and reading.mounts.imex:
+        return decided(list(reading.mounts.imex))
+    return decided(reading.names_in([IMEX_CHANNELS])) if reading.accepts_env else None
+
+
+def _mig(reading: "Reading", variable: str) -> str | None:
+    """Return what is asked of MIG's management, which only a privileged container may."""
+    value = reading.env.get(variable)
+    if value and not reading.is_privileged():
+        raise RequestError(
+            f"{variable} is set in a container that is not privileged",
+            f"Start the container with CAP_SYS_ADMIN (--privileged) or unset {variable}",
+        )
+    return value or None
 
 
 # Driver capabilities -------------------------------------------------------------------------
@@ -144,12 +243,7 @@ def imex_channels(names: tuple[str, ...] | None) -> tuple[int, ...]:
 # Requirements --------------------------------------------------------------------------------
 
 
-def is_legacy(env: "Mapping[str, str]") -> bool:
-    """Say whether the image is one from before NVIDIA_REQUIRE_CUDA existed."""
-    return bool(env.get(CUDA_VERSION)) and not env.get(_REQUIRE_CUDA)
-
-
-def asked_requirements(env: "Mapping[str, str]") -> tuple[str, ...]:
+def asked_requirements(env: "dict[str, str]") -> tuple[str, ...]:
     """Return the requirements of an environment, sorted, once each, blank ones left out.
 
     Raises RequirementError for a legacy image whose CUDA_VERSION is no version.
@@ -161,7 +255,7 @@ def asked_requirements(env: "Mapping[str, str]") -> tuple[str, ...]:
         and not name.startswith(_REQUIRE_JETPACK)
         and (text := value.strip())
     }
-    if is_legacy(env):
+    if is_legacy(env, names):
         found.add(f"cuda>={major_minor(env[CUDA_VERSION])}")
     return tuple(sorted(found))
 

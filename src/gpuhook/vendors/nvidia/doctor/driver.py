@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
-from gpuhook.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 from gpuhook.errors import DriverError, LdCacheError
-from gpuhook.inventory.selection import LOST_REMEDY, fallen_off
+from gpuhook.inventory.selection import fallen_off
 from gpuhook.loader import ldcache
-from gpuhook.vendors.nvidia import completeness, driver_files, nvml, variables
+from gpuhook.vendors.nvidia import completeness, driver_files, names, nvml, variables
+from gpuhook.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 
 _SLOW_SECONDS = 1.0
 
@@ -106,7 +106,7 @@ def _nvml_findings(answer: nvml.Answer, seconds: float, expected: int) -> Iterat
     what = f"NVML answers after {seconds:.2f} s: {found} GPU{'s' if found != 1 else ''}"
     what += f", driver {answer.driver_version}, CUDA {answer.cuda_version}"
     if answer.lost:
-        yield failure("nvml-lost", fallen_off(answer.lost), LOST_REMEDY)
+        yield failure("nvml-lost", fallen_off(answer.lost, names), names.LOST_REMEDY)
     if seconds > _SLOW_SECONDS:
         yield warning(
             "nvml",
@@ -131,13 +131,13 @@ def loader_cache(case: Case) -> Iterator[Finding]:
     try:
         with Rootfs(case.driver.path("/")) as root:
             data = root.read_file(path, ldcache.MAX_SIZE)
-        names = set() if data is None else {entry.key for entry in ldcache.parse(data).entries}
+        known = set() if data is None else {entry.key for entry in ldcache.parse(data).entries}
     except OSError:
         return  # said by driver_versions
     except LdCacheError as error:
         yield failure("ld-cache", error.cause, remedy)
         return
-    missing = [name for name in ("libnvidia-ml.so.1", "libcuda.so.1") if name not in names]
+    missing = [name for name in ("libnvidia-ml.so.1", "libcuda.so.1") if name not in known]
     if data is None:
         yield warning("ld-cache", f"{path} doesn't exist below {case.driver_root}", remedy)
     elif missing:

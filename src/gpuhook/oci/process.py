@@ -1,0 +1,96 @@
+"""What the container's process gets in config.json: variables and groups.
+
+Source: OCI runtime specification, config.md (process.env, process.user.additionalGids,
+linux.gidMappings).
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from gpuhook.oci.spec import Spec
+
+
+def set_variable(spec: "Spec", name: str, value: str, *, front: bool = False) -> "Spec":
+    """Return a spec whose process has the variable; with ``front``, the value before its own.
+
+    Every entry of that name is replaced: a program sees the first, runtimes keep the last.
+    """
+    old = _values(spec.data, name)
+    if has_variable(spec.data, name, value, front=front):
+        return spec
+    new = f"{name}={value}:{old[-1]}" if front and old and old[-1] else f"{name}={value}"
+    if not old:
+        return spec.append(("process", "env"), [new])
+    entries = enumerate(spec.data["process"]["env"])
+    changed = {index: new for index, entry in entries if _is_named(entry, name)}
+    return spec.replace_items(("process", "env"), changed)
+
+
+def has_variable(data: "dict[str, Any]", name: str, value: str, *, front: bool = False) -> bool:
+    """Tell whether a spec's process has the variable already."""
+    old = _values(data, name)
+    return bool(old) and all(
+        each == value or (front and each.startswith(f"{value}:")) for each in old
+    )
+
+
+def _values(data: "dict[str, Any]", name: str) -> list[str]:
+    """Return the values of all entries of that name."""
+    process = data.get("process")
+    entries = process.get("env") if isinstance(process, dict) else None
+    return [entry.partition("=")[2] for entry in entries or () if _is_named(entry, name)]
+
+
+def _is_named(entry: str, name: str) -> bool:
+    return entry.partition("=")[0] == name
+
+
+def add_groups(spec: "Spec", groups: "Iterable[int]") -> "Spec":
+    """Return a spec whose process is in the host's groups, as far as it can be."""
+    missing = [found for gid in groups if (found := missing_group(spec.data, gid)) is not None]
+    if not missing:
+        return spec
+    return spec.append(("process", "user", "additionalGids"), list(dict.fromkeys(missing)))
+
+
+def missing_group(data: "dict[str, Any]", gid: int) -> int | None:
+    """Return what one of the host's groups is called in the container, if it is to be added.
+
+    None where the process has it, and where its user namespace doesn't know it.
+    """
+    inside = group_inside(data, gid)
+    return None if inside is None or inside in _groups(data) else inside
+
+
+def _groups(data: "dict[str, Any]") -> "list[Any]":
+    process = data.get("process")
+    user = process.get("user") if isinstance(process, dict) else None
+    if not isinstance(user, dict):
+        return []
+    more = user.get("additionalGids")
+    return [user.get("gid", 0), *(more if isinstance(more, list) else ())]
+
+
+def group_inside(data: "dict[str, Any]", gid: int) -> int | None:
+    """Return what one of the host's groups is called in the container's user namespace.
+
+    None where it isn't mapped, or where the namespace is one that exists already.
+    """
+    linux = data.get("linux")
+    linux = linux if isinstance(linux, dict) else {}
+    spaces = linux.get("namespaces")
+    spaces = spaces if isinstance(spaces, list) else []
+    users = [each for each in spaces if isinstance(each, dict) and each.get("type") == "user"]
+    if not users:
+        return gid
+    if any(each.get("path") for each in users):
+        return None
+    mappings = linux.get("gidMappings")
+    for each in mappings if isinstance(mappings, list) else ():
+        start, size = (each.get(key) for key in ("hostID", "size"))
+        if isinstance(start, int) and isinstance(size, int) and start <= gid < start + size:
+            found: int = each["containerID"] + gid - start
+            return found
+    return None

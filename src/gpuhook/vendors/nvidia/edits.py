@@ -1,0 +1,235 @@
+"""What NVIDIA's driver needs in a container beyond device nodes: files, links, covers, the cache.
+
+Pure: looks at nothing, changes nothing.
+"""
+
+import os
+
+from gpuhook.loader import layout
+from gpuhook.loader.layout import cache_flags
+from gpuhook.plan.operations import (
+    FILE_OPTIONS,
+    IPC_OPTIONS,
+    BindFile,
+    Symlink,
+    UpdateLdCache,
+    WriteFile,
+)
+from gpuhook.vendors.nvidia import cuda_compat, device_nodes, own_files
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, selection
+from gpuhook.vendors.nvidia.names import NAME
+from gpuhook.vendors.nvidia.own_files import PROC_DRIVER, MaskProc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from gpuhook.inventory.model import DriverFile, Node
+    from gpuhook.loader.layout import Layout
+    from gpuhook.plan.image import Image
+    from gpuhook.plan.operations import Operation
+    from gpuhook.vendors.nvidia.cuda_compat import CudaCompat
+    from gpuhook.vendors.nvidia.model import Inventory, Selection
+    from gpuhook.vendors.nvidia.variables import Options
+    from gpuhook.vendors.seam import Grant
+
+# driver capability -> the library sets it brings (video can't decode without CUDA's).
+_LIBRARY_SETS = {
+    "utility": ("utility",),
+    "compute": ("compute",),
+    "video": ("video", "compute"),
+    "graphics": ("graphics",),
+    "display": ("graphics",),
+    "ngx": ("ngx",),
+    "compat32": (),
+}
+
+# name of a library's file -> (link beside it, what the link says; None: the file itself).
+_EXTRA_LINKS: "dict[str, tuple[str, str | None]]" = {
+    "libcuda.so": ("libcuda.so", "libcuda.so.1"),
+    "libGLX_nvidia.so": ("libGLX_indirect.so.0", None),
+    "libnvidia-opticalflow.so": ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+    "libnvidia-vulkan-producer.so": ("libnvidia-vulkan-producer.so", None),
+}
+
+# The allocator is CUDA's as well; only with graphics it is also the GBM backend.
+_GBM_LIBRARY = "libnvidia-allocator.so."
+_GBM_LINK = ("gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1")
+
+COMPAT_CONFIG = "/etc/ld.so.conf.d/00-compat-gpuhook.conf"
+
+
+def edits(grant: "Grant", image: "Image") -> "list[Operation]":
+    """Return the operations, in order; the loader's cache last."""
+    options, inventory = grant.request.options, grant.inventory
+    selected = selection(inventory, grant.devices)
+    files = list(_wanted_files(options, inventory))
+    libraries = [(file, folder) for file in files if (folder := _folder(file, image.layout))]
+    compat = _compat(options, inventory, image)
+    operations: list[Operation] = [
+        _proc(options, inventory, selected),
+        *_file_binds(inventory, files, image.layout),
+        *_caps_folder(grant),
+        *_drm_links(selected, grant.nodes),
+        *_links(libraries),
+        *_gbm_link(options, libraries),
+        *_profile(options, selected),
+    ]
+    if compat:
+        reason = f"CUDA {compat.version} of the image is newer than the driver's"
+        operations.append(WriteFile(COMPAT_CONFIG, compat.folder + "\n", 0o644, reason))
+    if libraries and image.layout.uses_cache:
+        operations.append(_ld_cache(libraries, compat, image.ldconfig))
+    return operations
+
+
+def _wanted_files(options: "Options", inventory: "Inventory") -> "Iterator[DriverFile]":
+    """Yield the files to mount, each destination once, in the inventory's order."""
+    sets = {name for capability in options.capabilities for name in _LIBRARY_SETS[capability]}
+    sets.update(options.features)
+    seen = set()
+    for file in inventory.files:
+        if file.kind == "library32" and "compat32" not in options.capabilities:
+            continue
+        by = options.capabilities if file.kind == "binary" else sets
+        if file.capability and file.capability not in by:
+            continue
+        if (file.kind, file.target) not in seen:
+            seen.add((file.kind, file.target))
+            yield file
+
+
+def _folder(file: "DriverFile", layout: "Layout") -> str | None:
+    """Return the container's folder for a library, None for other files."""
+    if file.kind == "library":
+        return layout.libraries
+    if file.kind == "library32":
+        return layout.libraries32
+    return None
+
+
+def _file_binds(
+    inventory: "Inventory", files: "list[DriverFile]", layout: "Layout"
+) -> "Iterator[Operation]":
+    for file in files:
+        destination = file.target
+        if file.kind.startswith("library"):
+            folder = _folder(file, layout)
+            if folder is None:
+                continue  # this container has no place for 32-bit libraries
+            destination = f"{folder}/{file.target}"
+        options = IPC_OPTIONS if file.kind == "ipc" else FILE_OPTIONS
+        reason = file.capability or file.kind
+        yield BindFile(inventory.root, file.path, destination, options, reason)
+
+
+def _caps_folder(grant: "Grant") -> "Iterator[Operation]":
+    if device_nodes.manages_mig(grant):
+        # The folder, because instances that are made later get nodes later.
+        options = ("nosuid", "noexec")
+        yield BindFile(grant.inventory.root, CAPS_FOLDER, CAPS_FOLDER, options, "management of MIG")
+
+
+def _drm_links(selection: "Selection", nodes: "list[tuple[Node, str]]") -> "Iterator[Operation]":
+    """Yield the by-path links that udev makes, for the DRM nodes that are given."""
+    given = {node.path for node, _ in nodes}
+    for gpu in selection.gpus:
+        for path in gpu.drm:
+            kind = "render" if path.startswith("/dev/dri/renderD") else "card"
+            if path in given and not path.startswith("/dev/dri/controlD"):
+                link = f"/dev/dri/by-path/pci-{gpu.kernel_bus_id}-{kind}"
+                target = "../" + path.rpartition("/")[2]
+                yield Symlink(link, target, replace=False, reason=f"graphics on GPU {gpu.index}")
+
+
+def _by_folder(libraries: "list[tuple[DriverFile, str]]") -> "dict[str, list[DriverFile]]":
+    """Return the libraries of each folder: a folder holds one ABI."""
+    folders: dict[str, list[DriverFile]] = {}
+    for file, folder in libraries:
+        folders.setdefault(folder, []).append(file)
+    return folders
+
+
+def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Operation]":
+    """Yield the SONAME links that ldconfig would make, then those that it wouldn't."""
+    for folder, files in _by_folder(libraries).items():
+        capability = {file.target: file.capability for file in files}
+        names = [(file.target, file.soname) for file in files]
+        for link, name in layout.links(names).items():
+            yield Symlink(f"{folder}/{link}", name, replace=True, reason=capability[name])
+        for link, name, target in _extra_links(files):
+            yield Symlink(f"{folder}/{link}", target, replace=False, reason=capability[name])
+
+
+def _extra_links(files: "list[DriverFile]") -> "Iterator[tuple[str, str, str]]":
+    """Yield link, file and the link's content for the links that programs expect besides."""
+    for file in files:
+        stem = file.target.partition(".so.")[0] + ".so"
+        if stem in _EXTRA_LINKS:
+            link, target = _EXTRA_LINKS[stem]
+            yield link, file.target, target or file.target
+
+
+def _gbm_link(
+    options: "Options", libraries: "list[tuple[DriverFile, str]]"
+) -> "Iterator[Operation]":
+    """Yield the link by which GBM finds the driver."""
+    for file, folder in libraries:
+        if file.target.startswith(_GBM_LIBRARY) and "graphics" in options.capabilities:
+            name, target = _GBM_LINK
+            yield Symlink(f"{folder}/{name}", target, replace=False, reason="graphics")
+
+
+def _profile(options: "Options", selection: "Selection") -> "Iterator[Operation]":
+    """Yield the profile that limits EGL to the container's GPUs."""
+    if "graphics" in options.capabilities or "display" in options.capabilities:
+        text = own_files.profile(gpu.minor for gpu in selection.gpus)
+        if text is not None:
+            mode = own_files.PROFILE_MODE
+            yield WriteFile(own_files.PROFILE_PATH, text, mode, "graphics on these GPUs alone")
+
+
+def _compat(options: "Options", inventory: "Inventory", image: "Image") -> "CudaCompat | None":
+    """Return the image's newer CUDA where it should be used instead of the driver's."""
+    compat: Any = image.brings.get(NAME)  # what cuda_compat.look found
+    if compat is None or "compute" not in options.capabilities:
+        return None
+    use = cuda_compat.decide(
+        compat.version, inventory.driver_version, inventory.cuda_version, compat.note
+    )
+    return compat if use else None
+
+
+def _ld_cache(
+    libraries: "list[tuple[DriverFile, str]]", compat: "CudaCompat | None", ldconfig: str
+) -> UpdateLdCache:
+    machine = os.uname().machine
+    entries = []
+    native = cache_flags(machine, bits32=False)
+    if compat is not None and native is not None:
+        entries += [(name, f"{compat.folder}/{name}", native) for name in compat.libraries]
+    for folder, files in _by_folder(libraries).items():
+        flags = cache_flags(machine, bits32=files[0].kind == "library32")
+        if flags is not None:
+            names = [(file.target, file.soname) for file in files]
+            extra = [link for link, _, _ in _extra_links(files)]
+            entries += layout.cache_entries(folder, names, flags, extra)
+    return UpdateLdCache(tuple(entries), "driver libraries", ldconfig)
+
+
+def _proc(options: "Options", inventory: "Inventory", selection: "Selection") -> MaskProc:
+    binds = [f"gpus/{gpu.kernel_bus_id}" for gpu in selection.gpus]
+    if options.mig_config is not None:
+        binds.append("capabilities/mig/config")
+    if options.mig_monitor is not None:
+        binds.append("capabilities/mig/monitor")
+    if options.mig_config is not None or options.mig_monitor is not None:
+        binds += [f"capabilities/gpu{gpu.minor}" for gpu in selection.gpus]
+    else:
+        for gpu, mig in selection.migs:
+            instance = f"capabilities/gpu{gpu.minor}/mig/gi{mig.gi}"
+            binds += [f"{instance}/access", f"{instance}/ci{mig.ci}/access"]
+    files = ("params", "version", "registry")
+    unique = tuple(dict.fromkeys(binds))
+    return MaskProc(inventory.root, files, unique, f"{PROC_DRIVER} shows selected GPUs alone")

@@ -1,0 +1,275 @@
+"""What NVML and the driver root tell of NVIDIA's GPUs, as plain data.
+
+The house sees these records as devices with names (``inventory.model``); what is here is for
+NVIDIA's own modules.
+"""
+
+from gpuhook.inventory import model
+from gpuhook.inventory.model import Device, DriverFile, Node
+from gpuhook.oci.jsontext import Record
+from gpuhook.vendors.nvidia.names import NAME
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any, Self
+
+CAPS_FOLDER = "/dev/nvidia-caps"
+
+
+class Mig(Record):
+    """One MIG device: a compute instance (``ci``) of a GPU instance (``gi``).
+
+    ``index`` counts within its GPU; ``gi_cap`` and ``ci_cap`` are the minors of
+    /dev/nvidia-caps/nvidia-capN that guard the two instances (None where the driver
+    guards them by the files in /proc alone).
+    """
+
+    __slots__ = ("ci", "ci_cap", "gi", "gi_cap", "index", "name", "uuid")
+
+    def __init__(
+        self,
+        index: int,
+        uuid: str,
+        gi: int,
+        ci: int,
+        name: str,
+        gi_cap: int | None,
+        ci_cap: int | None,
+    ) -> None:
+        self.index = index
+        self.uuid = uuid
+        self.gi = gi
+        self.ci = ci
+        self.name = name
+        self.gi_cap = gi_cap
+        self.ci_cap = ci_cap
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        return cls(**data)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The nodes that guard it."""
+        caps = (self.gi_cap, self.ci_cap)
+        return tuple(f"{CAPS_FOLDER}/nvidia-cap{cap}" for cap in caps if cap is not None)
+
+
+class Gpu(Record):
+    """One GPU as NVML sees it.
+
+    ``index`` is NVML's enumeration order, ``minor`` the N of /dev/nvidiaN (they may
+    differ), ``pci_bus_id`` has the 8-digit domain and upper-case hex (00000000:1B:00.0),
+    ``architecture`` is the CUDA compute capability (9.0), ``drm`` the paths of its nodes
+    below /dev/dri.
+    """
+
+    __slots__ = (
+        "architecture",
+        "brand",
+        "drm",
+        "index",
+        "mig",
+        "mig_enabled",
+        "minor",
+        "name",
+        "pci_bus_id",
+        "uuid",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        minor: int,
+        uuid: str,
+        pci_bus_id: str,
+        name: str,
+        architecture: str,
+        brand: str,
+        mig_enabled: bool,
+        mig: tuple[Mig, ...],
+        drm: tuple[str, ...] = (),
+    ) -> None:
+        self.drm = drm
+        self.index = index
+        self.minor = minor
+        self.uuid = uuid
+        self.pci_bus_id = pci_bus_id
+        self.name = name
+        self.architecture = architecture
+        self.brand = brand
+        self.mig_enabled = mig_enabled
+        self.mig = mig
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        mig = tuple(Mig.from_json(item) for item in data["mig"])
+        return cls(**{**data, "mig": mig, "drm": tuple(data["drm"])})
+
+    @property
+    def path(self) -> str:
+        """The GPU's node."""
+        return f"/dev/nvidia{self.minor}"
+
+    @property
+    def kernel_bus_id(self) -> str:
+        """The bus id as /sys and /proc spell it (0000:1b:00.0)."""
+        domain, _, rest = self.pci_bus_id.lower().partition(":")
+        return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}"
+
+
+class Inventory(model.Inventory):
+    """One host's driver and GPUs.
+
+    ``cuda_version`` is the newest CUDA that the driver serves (12.2), ``nodes`` the driver's
+    control nodes, GPU nodes and capability nodes that exist, ``lost`` the indices of GPUs
+    that NVML counts but can't reach any more (fallen off the bus), ``mig_minors`` the lines
+    of /proc/driver/nvidia-caps/mig-minors that concern these GPUs.
+    """
+
+    __slots__ = ("cuda_version", "gpus", "mig_minors")
+
+    def __init__(
+        self,
+        root: str,
+        driver_version: str,
+        cuda_version: str,
+        gpus: tuple[Gpu, ...],
+        nodes: tuple[Node, ...],
+        files: tuple[DriverFile, ...],
+        lost: tuple[int, ...] = (),
+        mig_minors: str = "",
+    ) -> None:
+        devices = tuple(_devices(gpus))
+        super().__init__(NAME, root, driver_version, devices, nodes, (), files, lost)
+        self.cuda_version = cuda_version
+        self.gpus = gpus
+        self.mig_minors = mig_minors
+
+    def with_files(self, files: tuple[DriverFile, ...]) -> "Self":
+        """Return the inventory with other driver files."""
+        facts = (self.root, self.driver_version, self.cuda_version, self.gpus, self.nodes)
+        return type(self)(*facts, files, self.lost, self.mig_minors)
+
+    @property
+    def driver_version(self) -> str:
+        """The driver's version."""
+        return self.version
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return what the inventory is made of, without what follows from it."""
+        names = ("root", "driver_version", "cuda_version", "lost", "mig_minors")
+        lists = ("gpus", "nodes", "files")
+        return {
+            **{name: getattr(self, name) for name in names},
+            **{name: [each.to_json() for each in getattr(self, name)] for name in lists},
+        }
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        return cls(
+            root=data["root"],
+            driver_version=data["driver_version"],
+            cuda_version=data["cuda_version"],
+            gpus=tuple(Gpu.from_json(item) for item in data["gpus"]),
+            nodes=tuple(Node.from_json(item) for item in data["nodes"]),
+            files=tuple(DriverFile.from_json(item) for item in data["files"]),
+            lost=tuple(data["lost"]),
+            mig_minors=data["mig_minors"],
+        )
+
+    def summary(self) -> "dict[str, Any]":
+        """Return the "inventory" object of `gpuhook explain --format json`."""
+        return {
+            "vendor": self.vendor,
+            "driver_version": self.driver_version,
+            "cuda_version": self.cuda_version,
+            "gpus": [gpu.to_json() for gpu in self.gpus],
+        }
+
+    def sentence(self) -> str:
+        """Return what there is in a few words."""
+        migs = sum(len(gpu.mig) for gpu in self.gpus)
+        facts = f"Driver {self.driver_version}, CUDA {self.cuda_version}"
+        return f"{facts}, {len(self.gpus)} GPUs, {migs} MIG devices"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what else there is to tell a person, each with its title."""
+        lost = [(f"GPU {index}", "lost (fallen off the bus)") for index in self.lost]
+        return [("CUDA version", self.cuda_version), *lost]
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+        """Return the GPUs and MIG devices as a table for a person: header and rows."""
+        rows: list[tuple[object, ...]] = []
+        for gpu in self.gpus:
+            facts = (gpu.name, gpu.architecture, gpu.pci_bus_id, gpu.uuid)
+            rows.append((gpu.index, gpu.minor, *facts))
+            rows += [(f"{gpu.index}:{m.index}", "", m.name, "", "", m.uuid) for m in gpu.mig]
+        return ("INDEX", "MINOR", "NAME", "ARCH", "BUS ID", "UUID"), rows
+
+    def listing(self, users: "Mapping[str, list[str]]") -> "dict[str, list[Any]]":
+        """Return the GPUs for `gpuhook list --format json`, each with its ``users`` by UUID."""
+        gpus = []
+        for gpu in self.gpus:
+            entry = {**gpu.to_json(), "containers": users[gpu.uuid]}
+            for mig, found in zip(gpu.mig, entry["mig"], strict=True):
+                found["containers"] = users[mig.uuid]
+            gpus.append(entry)
+        return {"gpus": gpus}
+
+
+def _devices(gpus: "Iterable[Gpu]") -> "Iterable[Device]":
+    """Yield every GPU, each followed by its MIG devices."""
+    for gpu in gpus:
+        names: dict[str, tuple[str, ...]] = {
+            "index": (str(gpu.index),),
+            "uuid": (gpu.uuid,),
+            "bus_id": (gpu.pci_bus_id,),
+        }
+        bus_id = gpu.kernel_bus_id
+        yield Device(gpu.uuid, str(gpu.index), names, (gpu.path,), bus_id, gpu.name)
+        for mig in gpu.mig:
+            label = f"{gpu.index}:{mig.index}"
+            # The second name is the one that drivers before 470 gave it.
+            others = (label, f"MIG-{gpu.uuid}/{mig.gi}/{mig.ci}")
+            names = {"uuid": (mig.uuid,), "mig": others}
+            yield Device(mig.uuid, label, names, mig.paths, bus_id, mig.name, gpu.uuid)
+
+
+class Selection:
+    """What was selected, as NVIDIA's records, in the request's order, once each.
+
+    ``gpus`` are the GPUs whose nodes must appear, a MIG device's GPU included; ``migs`` are
+    (GPU, MIG device) pairs; ``uuids`` name what was asked for.
+    """
+
+    __slots__ = ("gpus", "migs", "uuids")
+
+    def __init__(
+        self,
+        gpus: "tuple[Gpu, ...]" = (),
+        migs: "tuple[tuple[Gpu, Mig], ...]" = (),
+        uuids: tuple[str, ...] = (),
+    ) -> None:
+        self.gpus = gpus
+        self.migs = migs
+        self.uuids = uuids
+
+
+def selection(inventory: Inventory, devices: "Iterable[Device]") -> Selection:
+    """Return the records of devices of an inventory."""
+    by_uuid = {gpu.uuid: gpu for gpu in inventory.gpus}
+    gpus: dict[str, Gpu] = {}
+    migs: list[tuple[Gpu, Mig]] = []
+    uuids = []
+    for device in devices:
+        uuids.append(device.id)
+        gpu = by_uuid[device.parent or device.id]
+        gpus.setdefault(gpu.uuid, gpu)
+        if device.parent:
+            migs.append((gpu, next(mig for mig in gpu.mig if mig.uuid == device.id)))
+    return Selection(tuple(gpus.values()), tuple(migs), tuple(uuids))

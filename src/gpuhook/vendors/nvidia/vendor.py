@@ -1,0 +1,132 @@
+"""NVIDIA behind the seam: which of its modules answers what the house asks."""
+
+import os
+
+from gpuhook.inventory.freshness import names as listed
+from gpuhook.inventory.freshness import status, text
+from gpuhook.vendors.nvidia import completeness, device_nodes, names, requirements, variables
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Inventory
+from gpuhook.vendors.seam import Vendor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.config import Config
+    from gpuhook.container.rootfs import Rootfs
+    from gpuhook.inventory.model import Node
+    from gpuhook.oci.jsontext import Record
+    from gpuhook.plan.image import Image
+    from gpuhook.plan.operations import Operation
+    from gpuhook.request.reader import Reading
+    from gpuhook.vendors.seam import Grant
+
+_PROC = "/proc/driver/nvidia"
+# Folders of device nodes that come and go as a whole; the rest lies in /dev itself.
+_NODE_FOLDERS = ("nvidia-caps", "nvidia-caps-imex-channels", "infiniband", "dri")
+_NODE_PREFIXES = ("nvidia", "gdrdrv")
+
+
+class Nvidia(Vendor):
+    """GPUs and MIG devices, by NVML, with the driver's files."""
+
+    names = names
+    inventory = Inventory
+    settings = (
+        "driver_root",
+        "environment",
+        "ldcache",
+        "library_search_paths",
+        "load_kmods",
+        "user",
+    )
+    crowded = (CAPS_FOLDER, device_nodes.IMEX_FOLDER)
+
+    def root(self, config: "Config") -> str:
+        return config.driver_root or "/"
+
+    def discover(self, config: "Config") -> Inventory:
+        from gpuhook.vendors.nvidia import discover  # noqa: PLC0415 - costly, and rarely needed
+
+        return discover.discover(config)
+
+    def surroundings(self, config: "Config") -> "list[Any]":
+        root = self.root(config).rstrip("/")
+        return [
+            text(f"{root}{_PROC}/version"),
+            listed(f"{root}{_PROC}/gpus"),
+            _mig_instances(f"{root}{_PROC}/capabilities"),
+            status(root + (config.ldcache or "/etc/ld.so.cache")),
+            [name for name in listed(f"{root}/dev") if name.startswith(_NODE_PREFIXES)],
+            [status(f"{root}/dev/{name}") for name in _NODE_FOLDERS],
+        ]
+
+    def volatile_paths(self) -> list[str]:
+        from gpuhook.vendors.nvidia import driver_files  # noqa: PLC0415 - as discover
+
+        return driver_files.volatile_paths()
+
+    def options(self) -> variables.Options:
+        return variables.Options()
+
+    def read(self, reading: "Reading", options: variables.Options) -> None:
+        variables.read(reading, options)
+
+    def check(self, grant: "Grant") -> None:
+        device_nodes.check_mig_management(grant)
+        completeness.check(grant)
+        requirements.check(grant)
+
+    def warnings(self, grant: "Grant") -> list[str]:
+        return completeness.warnings(grant)
+
+    def nodes(self, grant: "Grant") -> "list[tuple[Node, str]]":
+        return device_nodes.nodes(grant)
+
+    def rules(self, grant: "Grant") -> "dict[tuple[int, int], str]":
+        return device_nodes.management_rules(grant)
+
+    def look(self, root: "Rootfs", config: "Config") -> "Record | None":
+        from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - the hook's, not the runtime's
+
+        return cuda_compat.look(root) if cuda_compat.wanted(config) else None
+
+    def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":
+        from gpuhook.vendors.nvidia import edits  # noqa: PLC0415 - as in look
+
+        return edits.edits(grant, image)
+
+
+def _mig_instances(folder: str) -> "list[Any]":
+    """Return the names of all GPU and compute instances, gone through once.
+
+    The inode is part of it: an instance destroyed and made anew is another one.
+    """
+    found: list[Any] = []
+    for gpu in listed(folder):
+        mig = f"{folder}/{gpu}/mig"
+        for instance in listed(mig) if _may_have_folders(mig) else ():
+            path = f"{mig}/{instance}"
+            found.append([gpu, instance, _inode(path), listed(path)])
+    return found
+
+
+def _may_have_folders(path: str) -> bool:
+    """Tell whether a folder may have folders in it: each adds a link to it, ``..``.
+
+    It has two links without them, and one on filesystems that don't count.
+    """
+    try:
+        return os.stat(path).st_nlink != 2
+    except OSError:
+        return False
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
+
+
+VENDOR = Nvidia()
