@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from gpuhook.config import Config
     from gpuhook.inventory.model import Inventory
+    from gpuhook.oci.process import Setting
     from gpuhook.plan.image import Look
     from gpuhook.request.reader import Request
-    from gpuhook.vendors.seam import Grant, Setting, Vendor
+    from gpuhook.vendors.seam import Grant, Vendor
 
     Asked = list[tuple[Vendor, Request]]
 

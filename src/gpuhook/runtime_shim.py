@@ -177,7 +177,7 @@ def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":
     from gpuhook.oci import process  # noqa: PLC0415 - few vendors need it
 
     for each in resolved.settings:
-        spec = process.set_variable(spec, each.name, each.value, front=each.front)
+        spec = process.set_variable(spec, each)
     return process.add_groups(spec, resolved.groups)
 
 

@@ -22,12 +22,12 @@ from gpuhook.errors import InjectError, VolumeError
 from gpuhook.plan.operations import (
     FILE_OPTIONS,
     BindFile,
-    MaskProc,
     Operation,
     Symlink,
     UpdateLdCache,
     WriteFile,
 )
+from gpuhook.vendors.nvidia.own_files import MaskProc
 
 LIBRARY = "libcuda.so.1.2.3"
 FOLDER = "/usr/lib/x86_64-linux-gnu"
@@ -165,7 +165,7 @@ def test_links_out_of_the_root(
             if target.startswith("dev/"):
                 put_link(box.inside("/"), target, text)
             try:
-                box.inject(operations(driver), driver, begin)
+                box.inject(operations(driver), begin)
             except InjectError as error:
                 assert error.remedy  # noqa: PT017 - either outcome is fine, if it is clear
             inside = mount_table(box.mounts())
@@ -189,12 +189,12 @@ def test_unconfined_such_a_link_works(
     before = contents(victim)
     with sandbox(root) as box:
         try:
-            noticed = box.inject(operations(driver), driver, follow_anything)
+            noticed = box.inject(operations(driver), follow_anything)
         except VolumeError as error:
             noticed = [str(error)]
         assert any("volume" in text for text in noticed)
         assert contents(victim) == before
-        box.inject(operations(driver), driver, without_any_defence)
+        box.inject(operations(driver), without_any_defence)
     assert contents(victim) != before
 
 

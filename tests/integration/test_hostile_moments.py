@@ -82,7 +82,7 @@ def test_a_kernel_that_refuses_a_call(
     before = contents(image), mount_table()
     with sandbox(image) as box:
         with pytest.raises(InjectError) as caught:
-            box.inject(plan(driver).operations, driver, refuse_call(call, error))
+            box.inject(plan(driver).operations, refuse_call(call, error))
         assert words in str(caught.value)
     assert (contents(image), mount_table()) == before
 
@@ -103,11 +103,8 @@ def test_nothing_is_imported_from_a_container(driver: Path, image: Path) -> None
 
     def importing(box: Sandbox, folder: str) -> bool:
         sys.path[:] = [folder]
-        with (
-            Rootfs(str(driver)) as host,
-            injection.open_container(box.pid, str(box.root)) as container,
-        ):
-            injection.inject(plan(driver), host, container)
+        with injection.open_container(box.pid, str(box.root)) as container:
+            injection.inject(plan(driver), container)
             try:
                 importlib.import_module("stray")
             except ModuleNotFoundError:
@@ -121,12 +118,9 @@ def test_nothing_is_imported_from_a_container(driver: Path, image: Path) -> None
 
 def dying(box: Sandbox, driver: Path) -> None:
     """End the container after it was opened and before it is entered."""
-    with (
-        Rootfs(str(driver)) as host,
-        injection.open_container(box.pid, str(box.root)) as container,
-    ):
+    with injection.open_container(box.pid, str(box.root)) as container:
         made = plan(driver)
-        injection.prepare(made, host)
+        injection.prepare(made)
         os.kill(box.pid, signal.SIGKILL)
         while _lives(box.pid):
             pass
@@ -151,11 +145,10 @@ def reusing(driver: Path, image: Path, strangers: Path) -> tuple[str, bool, bool
     Returns the error, and whether the stranger's mount namespace was entered, and changed.
     """
     with ExitStack() as stack:
-        host = stack.enter_context(Rootfs(str(driver)))
         made = plan(driver)
         with sandbox(image) as box:
             container = stack.enter_context(injection.open_container(box.pid, str(image)))
-            injection.prepare(made, host)
+            injection.prepare(made)
         let_next_be(box.pid)
         with sandbox(strangers) as stranger:
             assert stranger.pid == box.pid
@@ -198,12 +191,9 @@ def in_our_namespace(driver: Path, image: Path, protected: bool) -> tuple[list[s
     if not protected:
         injection._refuse_host_namespace = lambda fd: None
     try:
-        with (
-            Rootfs(str(driver)) as host,
-            injection.open_container(os.getpid(), str(image)) as container,
-        ):
+        with injection.open_container(os.getpid(), str(image)) as container:
             # The image's folder is on a filesystem of the host, so it counts as a volume.
-            injection.inject(plan(driver), host, container)
+            injection.inject(plan(driver), container)
     except GpuhookError as error:
         assert "no mount namespace of its own" in str(error)  # noqa: PT017 - seen in a child
     return before, mount_table()
@@ -226,11 +216,8 @@ def test_links_on_the_way_to_the_root_are_the_containers(
     with sandbox(image) as box:
 
         def work() -> None:
-            with (
-                Rootfs(str(driver)) as host,
-                injection.open_container(box.pid, f"{link}/rootfs") as container,
-            ):
-                injection.inject(plan(driver), host, container)
+            with injection.open_container(box.pid, f"{link}/rootfs") as container:
+                injection.inject(plan(driver), container)
 
         in_child(work)
         assert box.read("/usr/lib/library") == "the driver's"

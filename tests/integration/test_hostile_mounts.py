@@ -26,16 +26,17 @@ from harness.snapshot import mount_table
 
 from gpuhook.container import mounts
 from gpuhook.errors import InjectError, VolumeError
+from gpuhook.inventory.model import Node
 from gpuhook.plan.operations import (
     FILE_OPTIONS,
     IPC_OPTIONS,
     BindDevice,
     BindFile,
-    MaskProc,
     Operation,
     Symlink,
     UpdateLdCache,
 )
+from gpuhook.vendors.nvidia.own_files import MaskProc
 
 LIBRARY = "libcuda.so.1.2.3"
 FOLDER = "/usr/lib/x86_64-linux-gnu"
@@ -84,7 +85,7 @@ def library(driver: Path) -> Operation:
 
 
 def device(driver: Path) -> Operation:
-    return BindDevice(str(driver), "/dev/nvidia0", (195, 0), "test")
+    return BindDevice(str(driver), Node("/dev/nvidia0", 195, 0), "test")
 
 
 def socket(driver: Path) -> Operation:
@@ -124,9 +125,9 @@ def test_nothing_is_made_in_a_volume(
 ) -> None:
     with sandbox(image, [Volume(volume, place)]) as box:
         with pytest.raises(VolumeError, match="volume"):
-            box.inject([step(driver)], driver)
+            box.inject([step(driver)])
         assert contents(volume).keys() == {"."}
-        box.inject([step(driver)], driver, no_volumes)
+        box.inject([step(driver)], no_volumes)
         assert contents(volume).keys() != {"."}
 
 
@@ -134,11 +135,11 @@ def test_a_volume_over_etc_keeps_the_hosts_cache(driver: Path, image: Path, volu
     cache = volume / "ld.so.cache"
     cache.touch()
     with sandbox(image, [Volume(volume, "/etc")]) as box:
-        box.inject([CACHE], driver)
+        box.inject([CACHE])
         assert "libcuda.so.1" in box.read("/etc/ld.so.cache")
         assert cache.read_bytes() == b""
     with sandbox(image, [Volume(volume, "/etc")]) as box:
-        box.inject([CACHE], driver, no_volumes)
+        box.inject([CACHE], no_volumes)
         assert cache.read_bytes() != b""
 
 
@@ -147,7 +148,7 @@ def test_a_cache_that_is_a_volume_itself(driver: Path, image: Path, volume: Path
     cache.touch()
     (image / "etc/ld.so.cache").touch()
     with sandbox(image, [Volume(cache, "/etc/ld.so.cache")]) as box:
-        box.inject([CACHE], driver)
+        box.inject([CACHE])
         assert "libcuda.so.1" in box.read("/etc/ld.so.cache")
     assert cache.read_bytes() == b""
 
@@ -156,7 +157,7 @@ def test_a_volume_over_etc_without_a_cache_stays_so(
     driver: Path, image: Path, volume: Path
 ) -> None:
     with sandbox(image, [Volume(volume, "/etc")]) as box:
-        [skipped] = box.inject([CACHE], driver)
+        [skipped] = box.inject([CACHE])
     assert "volume" in skipped
     assert contents(volume).keys() == {"."}
 
@@ -174,7 +175,7 @@ def test_the_hosts_own_folders_as_volumes_need_nothing(
     before = contents(driver), mount_table()
     with sandbox(image, volumes, MS_SHARED) as box:
         table = box.mounts()
-        box.inject([library(driver), device(driver)], driver)
+        box.inject([library(driver), device(driver)])
         assert mount_table(box.mounts()) == mount_table(table)
     assert (contents(driver), mount_table()) == before
     unmount(image)
@@ -185,14 +186,14 @@ def test_another_version_in_a_volume_is_covered(driver: Path, image: Path, volum
     (volume / "libcuda.so.1").symlink_to(LIBRARY)
     before = contents(volume)
     with sandbox(image, [Volume(volume, FOLDER)]) as box:
-        box.inject([library(driver), LINK], driver)
+        box.inject([library(driver), LINK])
         assert box.read(f"{FOLDER}/{LIBRARY}") == "the driver's"
     assert contents(volume) == before
 
 
 def test_a_socket_is_not_worth_failing_for(driver: Path, image: Path, volume: Path) -> None:
     with sandbox(image, [Volume(volume, "/run")]) as box:
-        [skipped] = box.inject([socket(driver)], driver)
+        [skipped] = box.inject([socket(driver)])
     assert "/run/daemon/socket" in skipped
     assert contents(volume).keys() == {"."}
 
@@ -202,7 +203,7 @@ def test_a_tmpfs_of_the_container_is_its_own(driver: Path, image: Path) -> None:
         mount("tmpfs", image / "run", "tmpfs", 0)
 
     with sandbox(image, prepare=prepare) as box:
-        assert box.inject([socket(driver)], driver) == []
+        assert box.inject([socket(driver)]) == []
         assert box.read("/run/daemon/socket") == "the driver's"
     assert list((image / "run").iterdir()) == []
 
@@ -210,7 +211,7 @@ def test_a_tmpfs_of_the_container_is_its_own(driver: Path, image: Path) -> None:
 def test_a_tmpfs_of_the_host_is_not(driver: Path, image: Path, volume: Path) -> None:
     mount("tmpfs", volume, "tmpfs", 0)
     with sandbox(image, [Volume(volume, FOLDER)]) as box, pytest.raises(VolumeError):
-        box.inject([library(driver)], driver)
+        box.inject([library(driver)])
     assert list(volume.iterdir()) == []
     unmount(volume)
 
@@ -220,10 +221,10 @@ def leak(driver: Path, image: Path, **options: object) -> None:
     with sandbox(image, **options) as box:  # type: ignore[arg-type]
         before, inside = mount_table(), mount_table(box.mounts())
         with pytest.raises(InjectError, match="shared with the host"):
-            box.inject([library(driver)], driver)
+            box.inject([library(driver)])
         assert mount_table() == before
         assert mount_table(box.mounts()) == inside
-        box.inject([library(driver)], driver, no_sharing)
+        box.inject([library(driver)], no_sharing)
         assert mount_table() != before
 
 
@@ -246,7 +247,7 @@ def test_a_root_shared_with_nobody_works(driver: Path, image: Path) -> None:
     make_private(image)
     before = mount_table()
     with sandbox(image, propagation=MS_SHARED) as box:
-        box.inject([library(driver)], driver)
+        box.inject([library(driver)])
         assert box.read(f"{FOLDER}/{LIBRARY}") == "the driver's"
         assert mount_table() == before
     unmount(image)
@@ -261,7 +262,7 @@ def test_a_read_only_root_without_mount_points(driver: Path, image: Path) -> Non
         sandbox(image, prepare=read_only(image)) as box,
         pytest.raises(InjectError, match="Read-only file system") as caught,
     ):
-        box.inject([library(driver)], driver)
+        box.inject([library(driver)])
     assert "writable" in caught.value.remedy
 
 
@@ -271,7 +272,7 @@ def test_a_read_only_root_with_mount_points(driver: Path, image: Path) -> None:
     (image / f"{FOLDER}/libcuda.so.1".lstrip("/")).symlink_to(LIBRARY)
     before = contents(image)
     with sandbox(image, prepare=read_only(image)) as box:
-        box.inject([library(driver), LINK, CACHE], driver)
+        box.inject([library(driver), LINK, CACHE])
         assert box.read(f"{FOLDER}/libcuda.so.1") == "the driver's"
         assert "libcuda.so.1" in box.read("/etc/ld.so.cache")
     assert contents(image) == before
@@ -305,7 +306,7 @@ LEFTOVERS: dict[str, Callable[[Path], object]] = {
 def test_leftovers_in_an_image_work(driver: Path, image: Path, leftover: str) -> None:
     LEFTOVERS[leftover](image / FOLDER.lstrip("/"))
     with sandbox(image) as box:
-        box.inject([library(driver), LINK, CACHE], driver)
+        box.inject([library(driver), LINK, CACHE])
         for name in (LIBRARY, "libcuda.so.1"):
             assert box.read(f"{FOLDER}/{name}") == "the driver's"
         assert not list((image / "usr").rglob(".*.gpuhook"))
@@ -316,7 +317,7 @@ def test_a_folder_in_a_files_place_is_named(driver: Path, image: Path, name: str
     (image / FOLDER.lstrip("/") / name).mkdir()
     before = contents(image)
     with sandbox(image) as box, pytest.raises(InjectError) as caught:
-        box.inject([library(driver), LINK], driver)
+        box.inject([library(driver), LINK])
     assert f"the image has a folder at {FOLDER}/{name}" in caught.value.cause
     assert contents(image) == before
 
@@ -330,7 +331,7 @@ def test_with_and_without_merged_usr(driver: Path, image: Path, merged: bool) ->
     firmware = "/lib/firmware/nvidia/1.2.3/gsp.bin"
     with sandbox(image) as box:
         step = BindFile(str(driver), f"/usr/lib/{LIBRARY}", firmware, FILE_OPTIONS, "test")
-        box.inject([step], driver)
+        box.inject([step])
         place = f"/usr{firmware}" if merged else firmware
         assert box.read(place) == "the driver's"
 
@@ -341,7 +342,7 @@ def test_a_replaced_cache_keeps_its_label_owner_and_mode(driver: Path, image: Pa
     label = b"system_u:object_r:ld_so_cache_t:s0\0"
     os.setxattr(cache, "security.selinux", label)
     with sandbox(image) as box:
-        box.inject([CACHE], driver)
+        box.inject([CACHE])
     assert cache.stat().st_size > 0
     assert os.getxattr(cache, "security.selinux") == label
 
@@ -351,7 +352,7 @@ def test_a_driver_on_a_filesystem_without_devices(driver: Path, image: Path) -> 
     mount("tmpfs", driver / "dev", "tmpfs", MS_NODEV)
     os.mknod(driver / "dev/nvidia0", 0o20666, os.makedev(195, 0))
     with sandbox(image) as box:
-        box.inject([device(driver)], driver)
+        box.inject([device(driver)])
         with pytest.raises(OSError, match="No such device or address"):
             box.read("/dev/nvidia0")
     unmount(driver / "dev")
@@ -378,7 +379,7 @@ def test_a_shared_proc_leaks_nothing(driver: Path, image: Path, tmp_path: Path) 
 
     before = contents(driver), contents(image), mount_table()
     with sandbox(image, prepare=prepare) as box:
-        box.inject([step], driver, lambda: see_drivers("nvidia"))
+        box.inject([step], lambda: see_drivers("nvidia"))
         shown = contents(box.inside("/proc/driver/nvidia"))
         assert {path for path, found in shown.items() if found[-1]} == {
             "params",
@@ -399,7 +400,7 @@ def test_nothing_is_covered_where_the_kernel_has_no_driver(driver: Path, image: 
     step = MaskProc(str(driver), ("version",), (), "test")
     with sandbox(image) as box:
         before = box.mounts()
-        box.inject([step], driver, lambda: see_drivers("rtc"))
+        box.inject([step], lambda: see_drivers("rtc"))
         assert box.mounts() == before
-        box.inject([step], driver, lambda: see_drivers("nvidia"))
+        box.inject([step], lambda: see_drivers("nvidia"))
         assert box.mounts() != before

@@ -13,19 +13,19 @@ from harness.snapshot import mount_table
 from gpuhook import inject as injection
 from gpuhook.container import kernel
 from gpuhook.container.changes import Journal
-from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import InjectError
+from gpuhook.inventory.model import Node
 from gpuhook.plan.operations import (
     FILE_OPTIONS,
     BindDevice,
     BindFile,
-    MaskProc,
     Operation,
     Symlink,
     UpdateLdCache,
     WriteFile,
 )
 from gpuhook.plan.planner import Plan
+from gpuhook.vendors.nvidia.own_files import MaskProc
 
 # Every function of the seam that changes something, or makes what changes something.
 CHANGING = (
@@ -125,7 +125,7 @@ def plan(driver: Path) -> list[Operation]:
     return [
         MaskProc(source, ("params", "version", "registry"), (GPU, MIG), "test"),
         *binds,
-        BindDevice(source, "/dev/nvidia0", (195, 0), "test"),
+        BindDevice(source, Node("/dev/nvidia0", 195, 0), "test"),
         Symlink(f"{LIBRARIES}/libcuda.so.1", "libcuda.so.1.2.3", replace=True, reason="stale"),
         Symlink(f"{LIBRARIES}/libnvidia-ml.so.1", "libnvidia-ml.so.1.2.3", replace=True, reason=""),
         Symlink(f"{LIBRARIES}/libcuda.so", "libcuda.so.1", replace=False, reason="new"),
@@ -149,7 +149,7 @@ def failure(
 ) -> InjectError | None:
     """Return the error of an injection whose call of that number fails, None if none was left."""
     try:
-        box.inject(operations, driver, Recorder(failing).wrap)
+        box.inject(operations, Recorder(failing).wrap)
     except InjectError as error:
         return error
     return None
@@ -205,7 +205,7 @@ def test_without_the_journal_something_is_left(driver: Path, image: Path) -> Non
             Recorder(60).wrap()
 
         with pytest.raises(InjectError):
-            box.inject(plan(driver), driver, prepare)
+            box.inject(plan(driver), prepare)
         assert state(box) != before
 
 
@@ -213,11 +213,8 @@ def recorded(box: Sandbox, driver: Path) -> list[str]:
     """Inject in this process; return the names of the calls in order."""
     recorder = Recorder(0)
     recorder.wrap()
-    with (
-        Rootfs(str(driver)) as host,
-        injection.open_container(box.pid, str(box.root)) as container,
-    ):
-        injection.inject(Plan(plan(driver)), host, container)
+    with injection.open_container(box.pid, str(box.root)) as container:
+        injection.inject(Plan(plan(driver)), container)
     return recorder.calls
 
 

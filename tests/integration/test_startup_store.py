@@ -11,8 +11,9 @@ import pytest
 from gpuhook.config import Config
 from gpuhook.errors import DriverError
 from gpuhook.inventory import cache
-from gpuhook.inventory.model import Inventory
+from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.simulate import Failure, Options, build, remove
+from gpuhook.vendors.nvidia.vendor import VENDOR
 
 SLOW = 2.0  # seconds that starting NVML takes
 
@@ -30,7 +31,9 @@ class Host:
         build(Options(root=str(self.root), **options))
 
     def inventory(self) -> Inventory:
-        return cache.get_inventory(self.config)
+        found = cache.get_inventory(self.config, VENDOR)
+        assert isinstance(found, Inventory)
+        return found
 
 
 @pytest.fixture
@@ -75,15 +78,15 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_next_container_is_right(host: Host, before: dict[str, Any], after: dict[str, Any]) -> None:
     host.simulate(**before)
     old = host.inventory()
-    assert cache.saved(host.config) == old
+    assert cache.saved(host.config, VENDOR) == old
     host.simulate(**after)
-    assert cache.saved(host.config) is None
+    assert cache.saved(host.config, VENDOR) is None
     new = host.inventory()
     assert new != old
-    assert cache.saved(host.config) == new
+    assert cache.saved(host.config, VENDOR) == new
     fresh = Config()
     fresh.driver_root = host.config.driver_root
-    assert cache.get_inventory(fresh, save=False) == new
+    assert cache.get_inventory(fresh, VENDOR, save=False) == new
 
 
 def test_driver_gone_is_no_inventory(host: Host) -> None:
@@ -119,7 +122,7 @@ def test_refresh_command_saves(host: Host, installation: Any) -> None:
     assert "3 GPUs" in told
     assert (left / "runtimes").read_text() == "runc:crun:\n"
     # What another installation saved, ours doesn't believe; but the file is there and whole.
-    (saved,) = Path(host.config.state_dir).glob("inventory-????????????????")
+    (saved,) = Path(host.config.state_dir).glob("inventory-nvidia-????????????????")
     assert saved.read_text().count('"uuid"') == 3
     host.simulate(gpus=2)
     told = run([installation.command, "refresh", "--if-stale", "--config", config]).ok().stdout
@@ -130,7 +133,7 @@ def test_an_inventory_that_misses_a_gpu_soon_counts_no_more(host: Host) -> None:
     """Nothing but NVML tells when a GPU that had fallen off the bus is back."""
     host.simulate(gpus=2, failure=Failure.GPU_LOST, lost_gpu=1)
     assert host.inventory().lost == (1,)
-    assert cache.saved(host.config) is not None
-    (saved,) = Path(host.config.state_dir).glob("inventory-????????????????")
+    assert cache.saved(host.config, VENDOR) is not None
+    (saved,) = Path(host.config.state_dir).glob("inventory-nvidia-????????????????")
     os.utime(saved, (0, 0))
-    assert cache.saved(host.config) is None
+    assert cache.saved(host.config, VENDOR) is None

@@ -1,6 +1,19 @@
 """Machines for tests of the pure steps: inventories built by hand."""
 
-from gpuhook.inventory.model import DriverFile, Gpu, Inventory, Mig, Node
+from typing import Any
+
+from gpuhook.config import Config
+from gpuhook.inventory.model import DriverFile, Node
+from gpuhook.inventory.selection import select
+from gpuhook.plan import image
+from gpuhook.plan.image import Image
+from gpuhook.plan.planner import Plan, make_plan
+from gpuhook.request.reader import Request, SpecReader
+from gpuhook.vendors.nvidia import names
+from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig
+from gpuhook.vendors.nvidia.variables import Options
+from gpuhook.vendors.nvidia.vendor import VENDOR
+from gpuhook.vendors.seam import Grant
 
 VERSION = "580.65.06"
 MIG_MINORS = """config 1
@@ -70,3 +83,25 @@ def machine(*gpus: Gpu) -> Inventory:
         nodes.append(Node(one.drm[1], 226, 128 + one.minor))
     nodes += [Node(f"/dev/nvidia-caps/nvidia-cap{n}", 508, n) for n in (1, 2, 12, 13, 21, 22)]
     return Inventory("/", VERSION, "13.0", gpus, tuple(nodes), FILES, (), MIG_MINORS)
+
+
+def read_request(spec: Any, config: Config) -> Request:
+    """Return what a container asks for of NVIDIA."""
+    return SpecReader(spec, config).read(names, VENDOR)
+
+
+def asked(*selectors: str, **options: Any) -> Request:
+    """Return a request for devices of NVIDIA's, with these of its options."""
+    filled = Options(**options)
+    return Request(names.NAME, "environment", selectors, selectors=selectors, options=filled)
+
+
+def granted(request: Request, inventory: Inventory) -> Grant:
+    """Return what a machine gives for a request; an error where it can't."""
+    devices = select(request.selectors, inventory, names, request.spaces)
+    return Grant(VENDOR, request, inventory, devices)
+
+
+def planned(request: Request, inventory: Inventory, what: Image | None = None) -> Plan:
+    """Return the plan for a request."""
+    return make_plan([granted(request, inventory)], what or image.unknown())

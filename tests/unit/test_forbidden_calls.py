@@ -65,7 +65,7 @@ ALLOWED = {
     ("container/rootfs", "real_path", "os.readlink"): "our own descriptor, through /proc/self/fd",
     ("container/rootfs", "list_folder", "os.listdir"): "a descriptor",
     ("container/mounts", "__init__", "os.open"): "our own mount table",
-    ("plan/operations", "_kernel_has_none", "os.path.exists"): "our own /proc",
+    ("vendors/nvidia/own_files", "_kernel_has_none", "os.path.exists"): "our own /proc",
     ("inject", "_open_container", "os.open"): "/proc/PID, opened once",
     ("inject", "_refuse_host_root", "os.stat"): "the host's own root",
     ("inject", "_refuse_host_namespace", "os.stat"): "our own namespace",
@@ -92,6 +92,8 @@ def handling_images() -> dict[str, str]:
 
 # Modules that hold a Rootfs of the host or of the driver, or change nothing in an image.
 OF_THE_HOST = {
+    "vendors/nvidia/doctor/driver": "looks at the driver root",
+    "vendors/nvidia/vendor": "looks at the driver root",
     "vendors/nvidia/discover": "looks at the driver root",
     "vendors/nvidia/device_nodes": "looks at the driver root",
     "vendors/nvidia/driver_files": "looks at the driver root",

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from gpuhook.start import preload
+from gpuhook.vendors.seam import KNOWN
 
 SOURCES = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCES / "gpuhook"
@@ -27,11 +28,14 @@ FOR_ALL = {"gpuhook", "errors", "names"}
 LINES = (
     ("gpuhook", "names", "errors"),
     ("container", "oci", "host", "engines", "simulate"),
-    ("request", "config", "inventory", "vendors.nvidia", "cgroup", "loader", "log"),
-    ("plan",),
+    ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
+    ("plan", "vendors", "vendors.nvidia"),
     ("resolve", "start", "inject", "running"),
-    ("cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook"),
-)
+    (
+        "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook",
+        "vendors.nvidia.doctor",
+    ),
+)  # fmt: skip
 
 # A room, or a module at the top -> what else it imports, and may.
 LAYERS: Mapping[str, set[str]] = {
@@ -44,45 +48,46 @@ LAYERS: Mapping[str, set[str]] = {
     "container": set(),
     "engines": {"host"},
     "loader": {"container"},
+    "config": set(),
     "log": {"config", "oci"},
-    # These four know NVIDIA, and NVIDIA knows them.
-    "config": {"vendors.nvidia"},
-    "request": {"config", "oci", "vendors.nvidia"},
-    "inventory": {"config", "oci", "request", "vendors.nvidia"},
-    "vendors.nvidia": {
-        "cgroup", "config", "container", "inventory", "loader", "oci", "request",
-    },
+    "request": {"config", "oci"},
+    "inventory": {"config", "oci"},
     "cgroup": {"container", "inventory"},
-    "plan": {
-        "config", "container", "inventory", "loader", "oci", "request", "vendors.nvidia",
+    # The seam names vendors and is typed by what it stands between; a vendor imports no room of
+    # a start, and nobody but its own rooms imports a vendor.
+    "plan": {"config", "container", "inventory", "loader", "oci", "vendors"},
+    "vendors": {"config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia"},
+    "vendors.nvidia": {
+        "cgroup", "config", "container", "inventory", "loader", "oci", "plan", "request",
+        "vendors",
     },
-    "running": {"cgroup", "container", "inventory", "oci", "plan", "request"},
-    "resolve": {"config", "inventory", "request", "start", "vendors.nvidia"},
-    "inject": {
-        "cgroup", "config", "container", "log", "oci", "plan", "resolve", "running",
-        "vendors.nvidia",
-    },
+    "vendors.nvidia.simulate": {"simulate"},
+    "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
+    "running": {"cgroup", "container", "inventory", "oci", "vendors"},
+    "resolve": {"config", "inventory", "plan", "request", "start", "vendors"},
+    "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},
     "start": {
         "cgroup", "config", "container", "inject", "inventory", "loader", "log", "oci", "plan",
-        "request", "resolve", "vendors.nvidia",
+        "request", "resolve", "vendors",
     },
     "runtime_shim": {
         "cgroup", "config", "container", "inventory", "log", "oci", "plan", "request", "resolve",
-        "start", "vendors.nvidia",
+        "start",
     },
-    "prestart_hook": {"config", "inject", "log", "oci", "resolve", "runtime_shim", "start"},
+    "prestart_hook": {"config", "inject", "log", "oci", "resolve", "runtime_shim"},
     "nvidia_cli": {
         "config", "container", "host", "inject", "inventory", "log", "oci", "plan", "request",
-        "running", "vendors.nvidia",
+        "running", "vendors", "vendors.nvidia",
     },
     "_start": {"nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     "doctor": {
-        "config", "container", "engines", "host", "inventory", "loader", "log", "runtime_shim",
-        "start", "vendors.nvidia",
+        "config", "container", "engines", "host", "inventory", "log", "runtime_shim", "start",
+        "vendors",
     },
     "cli": {
-        "cgroup", "config", "container", "doctor", "engines", "host", "inventory", "nvidia_cli",
-        "oci", "plan", "request", "resolve", "running", "simulate", "start", "vendors.nvidia",
+        "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
+        "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate", "start",
+        "vendors",
     },
 }  # fmt: skip
 
@@ -147,7 +152,6 @@ def test_rooms_import_what_the_table_says() -> None:
     found: dict[str, set[str]] = {room(name): set() for name in MODULES}
     for module, others in graph().items():
         found[room(module)] |= {room(other) for other in others}
-    found.pop("vendors")  # holds its vendors and nothing else
     assert {each: found[each] - {each} - FOR_ALL for each in found} == LAYERS
 
 
@@ -175,7 +179,9 @@ def test_top_holds_a_handful() -> None:
 
 def test_rooms_on_the_way_of_a_start_are_empty() -> None:
     """preload makes them without a look at their ``__init__``."""
-    named = {*preload.RUNTIME, *preload.HOOK, *preload.INJECTION}
+    vendors = [name for each in KNOWN.values() for name in (*each.MODULES, *each.HOOK_MODULES)]
+    ours = (*preload.RUNTIME, *preload.HOOK, *preload.INVENTORY, *preload.EDIT)
+    named = {*ours, *preload.INJECTION, *vendors}
     rooms = {room(name) for name in named if "." in name} - named
     assert {"request", "vendors.nvidia"} <= rooms
     for each in [*rooms, "vendors"]:
@@ -211,21 +217,22 @@ class Start(NamedTuple):
 
 NVIDIA = "gpuhook.vendors.nvidia"
 SPEC = "gpuhook._start, gpuhook.runtime_shim, gpuhook.oci.spec, gpuhook.resolve"
-CHOICE = f"gpuhook.inventory.cache, {NVIDIA}.requirements, {NVIDIA}.completeness"
-ACCESS = f"{NVIDIA}.device_nodes, gpuhook.cgroup.access, gpuhook.start.helper"
+CHOICE = f"gpuhook.inventory.cache, gpuhook.inventory.selection, {NVIDIA}.vendor"
+ACCESS = "gpuhook.cgroup.access, gpuhook.start.helper"
 TOP = {"gpuhook", "_start", "errors", "log", "names", "resolve"}
-RUNTIME = {*TOP, "runtime_shim", "config", "oci", "request", "start", "vendors.nvidia"}
+RUNTIME = {
+    *TOP, "runtime_shim", "config", "inventory", "oci", "request", "start", "vendors",
+    "vendors.nvidia",
+}  # fmt: skip
 HOOK = RUNTIME - {"runtime_shim"} | {"prestart_hook"}
 STARTS = {
-    "runtime, no GPU": Start(SPEC, 20, RUNTIME, JSON),
-    "runtime, GPU": Start(
-        f"{SPEC}, {CHOICE}, {ACCESS}", 29, {*RUNTIME, "inventory", "cgroup"}, JSON
-    ),
-    "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 19, HOOK, JSON),
+    "runtime, no GPU": Start(SPEC, 22, RUNTIME, JSON),
+    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 33, {*RUNTIME, "cgroup"}, JSON),
+    "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 21, HOOK, JSON),
     "hook, GPU": Start(
-        f"gpuhook._start, gpuhook.prestart_hook, {CHOICE}, gpuhook.inject",
-        41,
-        {*HOOK, "inject", "inventory", "cgroup", "plan", "container", "loader", "running"},
+        f"gpuhook._start, gpuhook.prestart_hook, {CHOICE}, gpuhook.inject, {NVIDIA}.edits",
+        46,
+        {*HOOK, "inject", "cgroup", "plan", "container", "loader", "running"},
         JSON | KERNEL,
     ),
 }
@@ -252,6 +259,13 @@ def test_start_loads_no_more_than_it_may(start: Start) -> None:
     assert {room(name) for name in ours} == start.rooms
     assert len(ours) <= start.files, sorted(ours)
     assert others - FREE - start.beyond == set()
+
+
+@pytest.mark.parametrize("name", ["runtime, no GPU", "hook, no GPU"])
+def test_a_vendor_that_is_not_asked_for_is_its_names_alone(name: str) -> None:
+    ours, _ = loaded(STARTS[name])
+    vendors = {each for each in ours if each.startswith("vendors.")} - {"vendors.seam"}
+    assert {each.rpartition(".")[2] for each in vendors} == {"names"}
 
 
 def test_making_an_inventory_is_not_on_the_hot_path() -> None:

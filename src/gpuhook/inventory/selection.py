@@ -126,8 +126,8 @@ class _Search:
     def _may_be_lost(self, wanted: str) -> str:
         """Return which devices a UUID or a bus id may mean: lost ones have an index alone."""
         lost = self.inventory.lost
-        by_number = _number(wanted) is not None or _range(wanted) is not None
-        if not lost or by_number or not ("-" in wanted or "." in wanted):
+        sort, dash, _ = wanted.partition("-")
+        if not lost or not ((dash and sort.isalpha()) or "." in wanted):
             return ""
         it = "it" if len(lost) == 1 else "one of them"
         return f"; {fallen_off(lost, self.names)} and may be {it}"

@@ -4,6 +4,8 @@ Source: OCI runtime specification, config.md (process.env, process.user.addition
 linux.gidMappings).
 """
 
+from gpuhook.oci.jsontext import Record
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -12,15 +14,33 @@ if TYPE_CHECKING:
     from gpuhook.oci.spec import Spec
 
 
-def set_variable(spec: "Spec", name: str, value: str, *, front: bool = False) -> "Spec":
-    """Return a spec whose process has the variable; with ``front``, the value before its own.
+class Setting(Record):
+    """A variable that the container's process is given, and why.
+
+    With ``front``, ``value`` goes in front of what the variable holds, a colon between.
+    """
+
+    __slots__ = ("front", "name", "reason", "value")
+
+    def __init__(self, name: str, value: str, reason: str, *, front: bool = False) -> None:
+        self.name = name
+        self.value = value
+        self.reason = reason
+        self.front = front
+
+
+def set_variable(spec: "Spec", setting: Setting) -> "Spec":
+    """Return a spec whose process has the variable.
 
     Every entry of that name is replaced: a program sees the first, runtimes keep the last.
     """
+    name, value = setting.name, setting.value
     old = _values(spec.data, name)
-    if has_variable(spec.data, name, value, front=front):
+    if has_variable(spec.data, setting):
         return spec
-    new = f"{name}={value}:{old[-1]}" if front and old and old[-1] else f"{name}={value}"
+    if setting.front and old and old[-1]:
+        value = f"{value}:{old[-1]}"
+    new = f"{name}={value}"
     if not old:
         return spec.append(("process", "env"), [new])
     entries = enumerate(spec.data["process"]["env"])
@@ -28,12 +48,11 @@ def set_variable(spec: "Spec", name: str, value: str, *, front: bool = False) ->
     return spec.replace_items(("process", "env"), changed)
 
 
-def has_variable(data: "dict[str, Any]", name: str, value: str, *, front: bool = False) -> bool:
+def has_variable(data: "dict[str, Any]", setting: Setting) -> bool:
     """Tell whether a spec's process has the variable already."""
-    old = _values(data, name)
-    return bool(old) and all(
-        each == value or (front and each.startswith(f"{value}:")) for each in old
-    )
+    old = _values(data, setting.name)
+    begin = f"{setting.value}:" if setting.front else "\0"
+    return bool(old) and all(each == setting.value or each.startswith(begin) for each in old)
 
 
 def _values(data: "dict[str, Any]", name: str) -> list[str]:

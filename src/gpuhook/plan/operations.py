@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpuhook.container.rootfs import Rootfs
     from gpuhook.inventory.model import Node
-    from gpuhook.vendors.seam import Setting
+    from gpuhook.oci.process import Setting
 
 _ATTRIBUTES = {
     "ro": kernel.MOUNT_ATTR_RDONLY,
@@ -261,8 +261,7 @@ class SetVariable(Operation):
         """Tell whether the process has it."""
         from gpuhook.oci import process  # noqa: PLC0415 - few containers have such steps
 
-        each = self.setting
-        return process.has_variable(spec, each.name, each.value, front=each.front)
+        return process.has_variable(spec, self.setting)
 
     def to_json(self) -> "dict[str, Any]":
         """Add name and value."""

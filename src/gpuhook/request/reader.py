@@ -146,9 +146,7 @@ class SpecReader:
 
     def swarm_variables(self, names: "ModuleType") -> list[str]:
         """Return the variables that the configuration adds for this vendor."""
-        return (
-            sources.items(getattr(self.config, names.SWARM_SETTING)) if names.SWARM_SETTING else []
-        )
+        return sources.items(self.config.swarm_resource) if names.SWARM_RESOURCE else []
 
 
 class Reading:
@@ -204,7 +202,7 @@ class Reading:
 
     def variables(self) -> list[str]:
         """Return the variables that decide, if any is set: the configuration's, or the first."""
-        return self.swarm or [next((v for v in self.names.VARIABLES if v in self.env), "")]
+        return self.swarm or [name for name in self.names.VARIABLES if name in self.env][:1]
 
     def chosen_devices(self) -> tuple[str, tuple[str, ...] | None]:
         """Return (source, devices) of the most trusted source that names any.
@@ -325,7 +323,8 @@ class Reading:
         self.found["cdi_devices"] = tuple(dict.fromkeys(qualified))
         self.found["selectors"] = tuple(dict.fromkeys(selectors))
         if self.found["source"] == "environment" and not self.swarm:
-            self.found["spaces"] = self.names.VARIABLES.get(self.variables()[0], ())
+            spaces = [self.names.VARIABLES[name] for name in self.variables()]
+            self.found["spaces"] = spaces[0] if spaces else ()
         if qualified and selectors:
             raise RequestError(
                 f"The container asks for {shown(selectors[0])} and for the CDI device "
@@ -339,9 +338,8 @@ class Reading:
 
     def kind(self) -> str:
         """Return the CDI kind of names without one."""
-        setting = self.names.KIND_SETTING
-        kind: str = getattr(self.config, setting) if setting else self.names.KIND
-        return kind
+        kind: str = self.names.KIND
+        return self.config.cdi_default_kind if self.names.DEFAULT_KIND else kind
 
 
 def is_legacy(env: "dict[str, str]", names: "ModuleType") -> bool:

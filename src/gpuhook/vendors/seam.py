@@ -9,7 +9,6 @@ docs/add-a-vendor.md goes through it step by step.
 
 from gpuhook.errors import DriverError
 from gpuhook.inventory.model import Inventory
-from gpuhook.oci.jsontext import Record
 from gpuhook.vendors.nvidia import names as nvidia
 
 TYPE_CHECKING = False
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from gpuhook.config import Config
     from gpuhook.container.rootfs import Rootfs
     from gpuhook.inventory.model import Device, Node
+    from gpuhook.oci.jsontext import Record
+    from gpuhook.oci.process import Setting
     from gpuhook.plan.image import Image
     from gpuhook.plan.operations import Operation
     from gpuhook.request.reader import Reading, Request
@@ -58,21 +59,6 @@ def present(ask: "Callable[[Vendor], T]") -> "list[T]":
     if not found:
         raise errors[0]
     return found
-
-
-class Setting(Record):
-    """A variable that the container's process is given, and why.
-
-    With ``front``, ``value`` goes in front of what the variable holds, a colon between.
-    """
-
-    __slots__ = ("front", "name", "reason", "value")
-
-    def __init__(self, name: str, value: str, reason: str, *, front: bool = False) -> None:
-        self.name = name
-        self.value = value
-        self.reason = reason
-        self.front = front
 
 
 class Grant:
@@ -167,7 +153,7 @@ class Vendor:
 
     # What a container asks for ----------------------------------------------------------
 
-    def options(self) -> Record | None:
+    def options(self) -> "Record | None":
         """Return an empty record of what its variables may say beside devices, if anything."""
         return None
 
@@ -199,7 +185,7 @@ class Vendor:
         """Return (major, minor) to allow beyond those of the nodes, each with the reason."""
         return {}
 
-    def environment(self, grant: Grant) -> list[Setting]:  # noqa: ARG002
+    def environment(self, grant: Grant) -> "list[Setting]":  # noqa: ARG002
         """Return the variables to set in the container; only the runtime can, the hook can't."""
         return []
 

@@ -17,7 +17,6 @@ from typing import Any, NoReturn, TypeVar
 
 from gpuhook import inject as injection
 from gpuhook.container import kernel
-from gpuhook.container.rootfs import Rootfs
 from gpuhook.plan.operations import Operation
 from gpuhook.plan.planner import Plan
 
@@ -111,7 +110,6 @@ class Sandbox:
     def inject(
         self,
         operations: Sequence[Operation],
-        driver: Path = Path("/"),
         before: Callable[[], None] = lambda: None,
     ) -> list[str]:
         """Execute operations as the hook does; return what was skipped.
@@ -121,11 +119,8 @@ class Sandbox:
 
         def work() -> list[str]:
             before()
-            with (
-                Rootfs(str(driver)) as host,
-                injection.open_container(self.pid, str(self.root)) as container,
-            ):
-                injection.inject(Plan(list(operations)), host, container)
+            with injection.open_container(self.pid, str(self.root)) as container:
+                injection.inject(Plan(list(operations)), container)
                 return container.skipped
 
         return in_child(work)

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from machines import gpu, machine
+from machines import asked, gpu, granted, machine
 
 from gpuhook.cli import cli
 from gpuhook.cli.explain import Explanation
-from gpuhook.inventory.selection import Selection
-from gpuhook.request.reader import Request
+from gpuhook.config import Config
 from gpuhook.resolve import Resolved
 
 
@@ -56,10 +55,10 @@ def test_a_word_without_name_and_value(tmp_path: Path, word: str) -> None:
 def test_warnings_are_in_the_text_and_in_the_json() -> None:
     explanation = Explanation()
     assert explanation.to_json()["warnings"] == []
-    request = Request("environment", ("all",), selectors=("all",), capabilities=("video",))
-    inventory = machine(gpu(0, 0))
-    explanation.progress.request, explanation.progress.inventory = request, inventory
-    explanation.resolved = Resolved(request, inventory, Selection(inventory.gpus))
+    grant = granted(asked("all", capabilities=("video",)), machine(gpu(0, 0)))
+    explanation.progress.requests.append(grant.request)
+    explanation.progress.inventories.append(grant.inventory)
+    explanation.resolved = Resolved([grant], Config())
     assert explanation.to_json()["warnings"] == ["video lacks libnvcuvid"]
     assert "Warning:         video lacks libnvcuvid" in explanation.to_text().splitlines()
 

@@ -222,10 +222,9 @@ def test_features_that_nobody_carries_out_are_named() -> None:
         allow-cuda-compat-libs-from-container = true
         allow-unknown-oci-spec-fields = true
         disable-imex-channel-creation = true
-        no-additional-gids-for-device-nodes = "whatever"
     """
     ignored = dict(loads(text).ignored)
-    assert len(ignored) == 4
+    assert len(ignored) == 3
     assert "gpuhook knows no such key" not in ignored.values()
 
 
@@ -460,14 +459,16 @@ def test_reading_a_plain_file_imports_nothing_heavy(text: str | None, tmp_path: 
 import sys
 sys.path.insert(0, {source!r})
 from gpuhook.config import load
-from gpuhook.inventory.model import Inventory
-from gpuhook.request.reader import read_request
-from gpuhook.vendors.nvidia.requirements import check
+from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia import names
+from gpuhook.vendors.nvidia.vendor import VENDOR
+from gpuhook.vendors.seam import Grant
 from gpuhook.inventory.selection import select
+from gpuhook.request.reader import SpecReader
 env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=12.2 brand=tesla,driver>=470"]
-request = read_request({{"process": {{"env": env}}}}, load({str(file)!r}))
+request = SpecReader({{"process": {{"env": env}}}}, load({str(file)!r})).read(names, VENDOR)
 inventory = Inventory("/", "580.65.06", "13.0", (), (), ())
-check(request, inventory, select(request, inventory))
+VENDOR.check(Grant(VENDOR, request, inventory, select(request.selectors, inventory, names)))
 print(*sys.modules)
 """
     command = [sys.executable, "-I", "-S", "-c", program]

@@ -44,6 +44,7 @@ SPECIAL = {
     "nvidia-container-runtime.mode": "spec",
     "nvidia-container-runtime.modes.cdi.default-kind": "a.b/c",
     "supported-driver-capabilities": "compute",
+    "gpuhook.driver-roots": ["acme=/x"],
 }
 OF_KIND: dict[str, Any] = {
     BOOL: True,

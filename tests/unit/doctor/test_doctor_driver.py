@@ -3,9 +3,9 @@ import stat
 import pytest
 from fabricated import LIBRARIES, VERSION, Tree, said
 
-from gpuhook.vendors.nvidia.doctor import driver, nodes
-from gpuhook.inventory.model import Gpu
 from gpuhook.vendors.nvidia import nvml
+from gpuhook.vendors.nvidia.doctor import driver, nodes
+from gpuhook.vendors.nvidia.model import Gpu
 
 
 def test_a_loaded_module_is_told_with_its_version(tree: Tree) -> None:

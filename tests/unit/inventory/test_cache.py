@@ -1,4 +1,4 @@
-"""The saved inventory: found while nothing changed, made anew otherwise, never trusted blindly."""
+"""The saved inventory: found while nothing changed, made again otherwise, never trusted blindly."""
 
 import os
 import threading
@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from gpuhook.config import Config
 from gpuhook.errors import DriverError
-from gpuhook.inventory import cache, freshness
-from gpuhook.inventory.model import DriverFile, Inventory
+from gpuhook.inventory import cache, freshness, model
+from gpuhook.inventory.model import DriverFile, Node
 from gpuhook.vendors.nvidia import discover
+from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.vendor import VENDOR
 
 
 class Machine:
@@ -50,11 +52,11 @@ class Machine:
         return Inventory(str(self.root), version, "13.0", (), (), files)
 
     def get(self) -> str:
-        return cache.get_inventory(self.config).driver_version
+        return cache.get_inventory(self.config, VENDOR).version
 
     @property
     def file(self) -> Path:
-        [path] = (Path(self.config.state_dir)).glob("inventory-????????????????")
+        [path] = (Path(self.config.state_dir)).glob("inventory-nvidia-????????????????")
         return path
 
 
@@ -68,11 +70,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_machine_is_looked_at_once(machine: Machine) -> None:
     assert [machine.get() for _ in range(3)] == ["look 1"] * 3
     assert machine.looks == 1
-    assert cache.saved(machine.config) == machine_inventory(machine)
+    assert cache.saved(machine.config, VENDOR) == machine_inventory(machine)
 
 
-def machine_inventory(machine: Machine) -> Inventory:
-    return cache.get_inventory(machine.config)
+def machine_inventory(machine: Machine) -> model.Inventory:
+    return cache.get_inventory(machine.config, VENDOR)
 
 
 CHANGES = {
@@ -85,7 +87,7 @@ CHANGES = {
     "a MIG device less": lambda m: (
         m.root / "proc/driver/nvidia/capabilities/gpu0/mig/gi7/ci0"
     ).rename(m.root / "x"),
-    "a MIG instance made anew": lambda m: (
+    "a MIG instance made again": lambda m: (
         (m.root / "proc/driver/nvidia/capabilities/gpu0/mig/gi7").rename(m.root / "x"),
         m.write("proc/driver/nvidia/capabilities/gpu0/mig/gi7/ci0/access", ""),
     ),
@@ -102,16 +104,20 @@ CHANGES = {
 def test_change_is_noticed(machine: Machine, change: Callable[[Machine], object]) -> None:
     assert machine.get() == "look 1"
     change(machine)
-    assert cache.saved(machine.config) is None
+    assert cache.saved(machine.config, VENDOR) is None
     assert [machine.get(), machine.get()] == ["look 2"] * 2
 
 
-def test_change_of_nodes_numbers_is_noticed() -> None:
-    null = os.stat("/dev/null").st_rdev
-    good = ("/dev/null", os.major(null), os.minor(null))
-    assert freshness.same_nodes("/", [good])
-    assert not freshness.same_nodes("/", [("/dev/null", 1, 99)])
-    assert not freshness.same_nodes("/", [good, ("/dev/nothing", 1, 99)])
+def test_change_of_a_node_is_noticed() -> None:
+    good = Node.of("/dev/null", os.stat("/dev/null"))
+    assert good is not None
+    fields = {name: getattr(good, name) for name in good.fields()}
+    assert freshness.same_nodes("/", [good], ())
+    for name in ("major", "minor", "mode", "uid", "gid"):
+        other = Node(**{**fields, name: fields[name] + 1})
+        assert not freshness.same_nodes("/", [other], ())
+        assert freshness.same_nodes("/", [other], ("/dev",))
+    assert not freshness.same_nodes("/", [good, Node("/dev/nothing", 1, 99)], ())
 
 
 def test_two_sets_of_settings_do_not_fight(machine: Machine) -> None:
@@ -119,8 +125,8 @@ def test_two_sets_of_settings_do_not_fight(machine: Machine) -> None:
     other.driver_root, other.state_dir = machine.config.driver_root, machine.config.state_dir
     other.user = "video"
     for _ in range(2):
-        assert cache.get_inventory(machine.config).driver_version == "look 1"
-        assert cache.get_inventory(other).driver_version == "look 2"
+        assert cache.get_inventory(machine.config, VENDOR).version == "look 1"
+        assert cache.get_inventory(other, VENDOR).version == "look 2"
 
 
 def test_only_known_settings_are_asked_for() -> None:
@@ -136,7 +142,7 @@ def test_only_known_settings_are_asked_for() -> None:
     asked.clear()
     with pytest.raises(DriverError):
         discover.discover(config)
-    assert asked <= {*freshness.SETTINGS, "nvml_timeout"}
+    assert asked <= {*VENDOR.settings, "nvml_timeout"}
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -149,7 +155,7 @@ def test_damaged_file_is_made_anew(machine: Machine, cut: bool, at: int, flipped
     if cut:
         del content[at:]
     machine.file.write_bytes(bytes(content))
-    assert cache.saved(machine.config) is None
+    assert cache.saved(machine.config, VENDOR) is None
     assert machine.get() != before
 
 
@@ -166,7 +172,7 @@ def test_folder_that_others_may_write_is_not_used(machine: Machine) -> None:
     Path(machine.config.state_dir).chmod(0o777)
     assert [machine.get(), machine.get()] == ["look 2", "look 3"]
     with pytest.raises(DriverError, match="can't be used"):
-        cache.refresh(machine.config)
+        cache.refresh(machine.config, VENDOR)
 
 
 def test_link_in_the_place_of_folder_or_file_is_not_followed(machine: Machine) -> None:
@@ -187,7 +193,7 @@ def test_folder_that_can_not_be_made_costs_time_alone(machine: Machine) -> None:
 
 
 def test_nothing_is_saved_for_those_who_only_look(machine: Machine) -> None:
-    assert cache.get_inventory(machine.config, save=False).driver_version == "look 1"
+    assert cache.get_inventory(machine.config, VENDOR, save=False).version == "look 1"
     assert not Path(machine.config.state_dir).exists()
 
 
@@ -274,5 +280,5 @@ def test_waiter_with_no_patience_left_looks_itself(machine: Machine) -> None:
 
 def test_refresh_looks_in_any_case(machine: Machine) -> None:
     assert machine.get() == "look 1"
-    assert cache.refresh(machine.config).driver_version == "look 2"
+    assert cache.refresh(machine.config, VENDOR).version == "look 2"
     assert machine.get() == "look 2"

@@ -1,13 +1,11 @@
 """Selectors against a machine with three GPUs, one of them split by MIG."""
 
-from typing import Any
-
 import pytest
 
-from gpuhook.errors import LostDeviceError, RequestError, UnknownDeviceError
-from gpuhook.inventory.model import Gpu, Inventory, Mig
-from gpuhook.inventory.selection import Selection, select
-from gpuhook.request.reader import Request
+from gpuhook.errors import LostDeviceError, UnknownDeviceError
+from gpuhook.inventory.selection import select
+from gpuhook.vendors.nvidia import names
+from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection, selection
 
 A, B, C = (
     "GPU-8f3a1c00-0000-4000-8000-00000000000a",
@@ -37,9 +35,8 @@ MACHINE = machine(
 )
 
 
-def selected(*selectors: str, inventory: Inventory = MACHINE, **fields: Any) -> Selection:
-    request = Request("environment", selectors, selectors=selectors, **fields)
-    return select(request, inventory)
+def selected(*selectors: str, inventory: Inventory = MACHINE) -> Selection:
+    return selection(inventory, select(selectors, inventory, names))
 
 
 @pytest.mark.parametrize(
@@ -287,18 +284,3 @@ def test_many_gpus_are_not_all_listed() -> None:
     many = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in range(64)))
     with pytest.raises(UnknownDeviceError, match="and 56 more"):
         selected("64", inventory=many)
-
-
-def test_mig_management_is_for_all_devices() -> None:
-    assert selected("all", mig_config="all", mig_monitor="all").uuids
-    assert selected("0", mig_config="all").uuids == (A,)
-
-
-@pytest.mark.parametrize("field", ["mig_config", "mig_monitor"])
-def test_mig_management_of_a_part(field: str) -> None:
-    some: dict[str, Any] = {field: "mig0,mig1"}
-    with pytest.raises(RequestError, match="managed as a whole"):
-        selected("all", **some)
-    every: dict[str, Any] = {field: "all"}
-    with pytest.raises(RequestError, match="single MIG devices"):
-        selected("2:0", **every)

@@ -1,8 +1,8 @@
 """What nvidia-container-cli info and list print, of machines that are hard to come by."""
 
-from gpuhook.inventory.model import DriverFile, Gpu, Inventory, Mig, Node
-from gpuhook.inventory.selection import Selection
+from gpuhook.inventory.model import DriverFile, Node
 from gpuhook.nvidia_cli.report import Wanted, info, listing
+from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection
 
 MIG = Mig(0, "MIG-1", 1, 0, "1g.10gb", 12, 13)
 BUS = "00000000:1B:00.0"

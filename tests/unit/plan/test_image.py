@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,8 @@ from gpuhook.container.rootfs import Rootfs
 from gpuhook.loader import layout
 from gpuhook.plan import image
 from gpuhook.vendors.nvidia import cuda_compat
+from gpuhook.vendors.nvidia.names import NAME
+from gpuhook.vendors.nvidia.vendor import VENDOR
 
 LibraryBuilder = Callable[..., bytes]
 COMPAT = "usr/local/cuda/compat"
@@ -23,7 +26,11 @@ def put(root: Path, path: str, content: bytes = b"") -> None:
 
 def look(root: Path, config: Config | None = None) -> image.Image:
     with Rootfs(str(root)) as rootfs:
-        return image.look(rootfs, config or Config())
+        return image.look(rootfs, config or Config(), {NAME: VENDOR.look})
+
+
+def compat_in(root: Path, config: Config | None = None) -> Any:
+    return look(root, config).brings[NAME]
 
 
 def test_debian(tmp_path: Path) -> None:
@@ -63,7 +70,7 @@ def test_links_out_of_the_image_stay_inside(tmp_path: Path) -> None:
 
 
 def test_no_compat_libraries(tmp_path: Path) -> None:
-    assert look(tmp_path).compat is None
+    assert compat_in(tmp_path) is None
 
 
 def test_compat_libraries_behind_a_link(tmp_path: Path, library: LibraryBuilder) -> None:
@@ -72,7 +79,7 @@ def test_compat_libraries_behind_a_link(tmp_path: Path, library: LibraryBuilder)
     put(tmp_path, "usr/local/cuda-14.0/compat/garbage.so.1.2", b"no library")
     (tmp_path / "usr/local/cuda").symlink_to("cuda-14.0")
     (tmp_path / "usr/local/cuda-14.0/compat/libcuda.so.1").symlink_to("libcuda.so.600.1.2")
-    compat = look(tmp_path).compat
+    compat = compat_in(tmp_path)
     assert compat is not None
     assert compat.folder == "/usr/local/cuda-14.0/compat"
     assert compat.version == "600.1.2"
@@ -88,7 +95,7 @@ def test_compat_note(tmp_path: Path, library: LibraryBuilder) -> None:
     note = head + padded + text + bytes(-len(text) % 4)
     content = library("libcuda.so.1", sections={cuda_compat.SECTION: note})
     put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", content)
-    compat = look(tmp_path).compat
+    compat = compat_in(tmp_path)
     assert compat is not None
     assert compat.note is not None
     assert (compat.note.cuda, compat.note.branches) == ("14.0", (535, 580))
@@ -98,20 +105,20 @@ def test_compat_note(tmp_path: Path, library: LibraryBuilder) -> None:
 def test_none_or_several_are_not_used(tmp_path: Path, names: list[str]) -> None:
     for name in names:
         put(tmp_path, f"{COMPAT}/{name}")
-    assert look(tmp_path).compat is None
+    assert compat_in(tmp_path) is None
 
 
 def test_a_link_is_not_the_library(tmp_path: Path) -> None:
     put(tmp_path, f"{COMPAT}/other")
     (tmp_path / COMPAT / "libcuda.so.600.1.2").symlink_to("other")
-    assert look(tmp_path).compat is None
+    assert compat_in(tmp_path) is None
 
 
 def test_a_folder_of_thousands_is_not_read(tmp_path: Path, library: LibraryBuilder) -> None:
     put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
     for number in range(70):
         put(tmp_path, f"{COMPAT}/lib{number}.so.1", library(f"lib{number}.so.1"))
-    assert look(tmp_path).compat is None
+    assert compat_in(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", ["with\nnewline", "with blank", "by\udcffte", "x" * 300])
@@ -123,13 +130,13 @@ def test_a_folder_whose_name_configures_nothing(
     link = tmp_path / COMPAT
     link.parent.mkdir(parents=True)
     link.symlink_to(f"/opt/{name}" if len(name) < 256 else name)
-    assert look(tmp_path).compat is None
+    assert compat_in(tmp_path) is None
 
 
 def test_a_soname_that_configures_nothing(tmp_path: Path, library: LibraryBuilder) -> None:
     put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
     put(tmp_path, f"{COMPAT}/libodd.so.1", library("lib\nodd.so.1"))
-    compat = look(tmp_path).compat
+    compat = compat_in(tmp_path)
     assert compat is not None
     assert compat.libraries == ("libcuda.so.1",)
 
@@ -138,4 +145,4 @@ def test_switched_off(tmp_path: Path, library: LibraryBuilder) -> None:
     put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
     config = Config()
     config.cuda_compat_mode = "disabled"
-    assert look(tmp_path, config).compat is None
+    assert compat_in(tmp_path, config) is None

@@ -3,18 +3,16 @@
 from typing import Any
 
 import pytest
-from machines import VERSION, gpu, machine, mig
+from machines import VERSION, gpu, machine, mig, planned, read_request
 
 from gpuhook.config import Config
 from gpuhook.errors import UnknownDeviceError
-from gpuhook.inventory.selection import select
 from gpuhook.loader import layout
-from gpuhook.plan import image
-from gpuhook.plan.image import CudaCompat, Image
+from gpuhook.plan.image import Image
 from gpuhook.plan.operations import AllowDevice
-from gpuhook.plan.planner import COMPAT_CONFIG, Plan, make_plan
-from gpuhook.request.reader import read_request
-from gpuhook.vendors.nvidia.cuda_compat import Note
+from gpuhook.plan.planner import Plan
+from gpuhook.vendors.nvidia.cuda_compat import CudaCompat, Note
+from gpuhook.vendors.nvidia.edits import COMPAT_CONFIG
 
 LIBS = "/usr/lib/x86_64-linux-gnu"
 MACHINE = machine(gpu(0, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))), gpu(1, 0))
@@ -28,8 +26,7 @@ def plan(what: Image | None = None, privileged: bool = True, **env: str) -> Plan
             "capabilities": {"bounding": ["CAP_SYS_ADMIN"] if privileged else []},
         }
     }
-    request = read_request(spec, Config())
-    return make_plan(request, MACHINE, select(request, MACHINE), what or image.unknown())
+    return planned(read_request(spec, Config()), MACHINE, what)
 
 
 def found(made: Plan, kind: str) -> list[dict[str, Any]]:
@@ -213,7 +210,7 @@ def test_another_layout_moves_the_libraries() -> None:
 def compat_image(version: str, note: Note | None = None) -> Image:
     names = ("libcuda.so.1", "libnvidia-nvvm.so.4")
     compat = CudaCompat("/usr/local/cuda-14.0/compat", version, note, names)
-    return Image(layout.debian("x86_64"), compat)
+    return Image(layout.debian("x86_64"), {"nvidia": compat})
 
 
 def test_a_newer_cuda_of_the_image_goes_first_and_is_never_mounted() -> None:

@@ -3,14 +3,12 @@
 import json
 from typing import Any
 
-from machines import VERSION, gpu, machine
+from machines import VERSION, gpu, machine, planned, read_request
 
 from gpuhook.config import Config
-from gpuhook.inventory.selection import select
 from gpuhook.oci.spec import Spec
-from gpuhook.plan import image, spec_edits
-from gpuhook.plan.planner import Plan, make_plan
-from gpuhook.request.reader import read_request
+from gpuhook.plan import spec_edits
+from gpuhook.plan.planner import Plan
 
 LIBS = "/usr/lib/x86_64-linux-gnu"
 MACHINE = machine(gpu(0, 3))
@@ -18,7 +16,7 @@ MACHINE = machine(gpu(0, 3))
 
 def plan(*env: str) -> Plan:
     request = read_request({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0", *env]}}, Config())
-    return make_plan(request, MACHINE, select(request, MACHINE), image.unknown())
+    return planned(request, MACHINE)
 
 
 def applied(made: Plan, text: str = "{}") -> dict[str, Any]:

@@ -4,10 +4,12 @@ import time
 from typing import Any
 
 import pytest
+from machines import read_request
 
 from gpuhook.config import Config
 from gpuhook.errors import CapabilityError, RequestError, SpecError
-from gpuhook.request.reader import Request, is_privileged, read_request
+from gpuhook.request.reader import Request, is_privileged
+from gpuhook.vendors.nvidia.variables import Options
 
 ROOT = "/var/run/nvidia-container-devices"
 QUALIFIED = "nvidia.com/gpu=0"
@@ -38,8 +40,9 @@ def visible(value: str, **settings: Any) -> Request:
 @pytest.mark.parametrize("spec", [{}, {"process": None, "mounts": None}, {"process": {}}])
 def test_spec_that_says_nothing_asks_for_nothing(spec: dict[str, Any]) -> None:
     request = read_request(spec, Config())
-    assert request == Request()
+    assert request == Request("nvidia", options=Options())
     assert request.to_json() == {
+        "vendor": "nvidia",
         "source": "none",
         "devices": None,
         "cdi_devices": [],
@@ -68,6 +71,7 @@ def test_json_of_a_full_request() -> None:
     )
     spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
     assert read_request(spec, Config()).to_json() == {
+        "vendor": "nvidia",
         "source": "environment",
         "devices": ["1", "GPU-8f3a"],
         "cdi_devices": [],
@@ -514,7 +518,7 @@ def test_refusal_also_holds_for_legacy_images() -> None:
 )
 def test_imex_channels(value: str, channels: tuple[int, ...]) -> None:
     env = ("NVIDIA_VISIBLE_DEVICES=none", f"NVIDIA_IMEX_CHANNELS={value}")
-    assert request_for(*env).imex_channels == channels
+    assert request_for(*env).options.imex_channels == channels
 
 
 @pytest.mark.parametrize(
@@ -528,12 +532,17 @@ def test_imex_channels_are_strict(value: str) -> None:
 
 def test_imex_mounts_come_first_and_may_be_switched_off() -> None:
     env = ("NVIDIA_IMEX_CHANNELS=7",)
-    assert mounts_request("0", "imex/3", "imex/1", "imex/3", env=env).imex_channels == (3, 1)
-    assert mounts_request("0", env=env).imex_channels == (7,)
-    assert mounts_request("imex/all", env=env).imex_channels == ()
-    assert mounts_request("0", env=env, accept_envvar_unprivileged=False).imex_channels == ()
+
+    def channels(*mounts: str, **settings: Any) -> tuple[int, ...]:
+        found: tuple[int, ...] = mounts_request(*mounts, env=env, **settings).options.imex_channels
+        return found
+
+    assert channels("0", "imex/3", "imex/1", "imex/3") == (3, 1)
+    assert channels("0") == (7,)
+    assert channels("imex/all") == ()
+    assert channels("0", accept_envvar_unprivileged=False) == ()
     features = {"ignore-imex-channel-requests": True}
-    assert mounts_request("0", "imex/x", env=env, features=features).imex_channels == ()
+    assert channels("0", "imex/x", features=features) == ()
     assert mounts_request("imex/0").devices is None
 
 
@@ -542,18 +551,18 @@ def test_imex_mounts_come_first_and_may_be_switched_off() -> None:
 
 @pytest.mark.parametrize("value", ["", "true", "Enabled", "enabled ", "1"])
 def test_features_need_the_exact_word(value: str) -> None:
-    assert request_for("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_GDS={value}").features == ()
+    assert request_for("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_GDS={value}").options.features == ()
 
 
 def test_requirements_disabled_by_configuration_as_by_environment() -> None:
     env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=12")
-    assert request_for(*env).requirements == ("cuda>=12",)
+    assert request_for(*env).options.requirements == ("cuda>=12",)
     by_config = request_for(*env, disable_require=True)
     by_env = request_for(*env, "NVIDIA_DISABLE_REQUIRE=T")
     assert by_config == by_env
-    assert (by_env.requirements, by_env.requirements_disabled) == ((), True)
+    assert (by_env.options.requirements, by_env.options.requirements_disabled) == ((), True)
     for no in ("false", "0", "yes", "TRue", " true", ""):
-        assert not request_for(*env, f"NVIDIA_DISABLE_REQUIRE={no}").requirements_disabled
+        assert not request_for(*env, f"NVIDIA_DISABLE_REQUIRE={no}").options.requirements_disabled
 
 
 def test_legacy_version_that_is_none_is_no_matter_when_requirements_are_off() -> None:

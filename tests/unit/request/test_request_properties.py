@@ -5,12 +5,12 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import granted, read_request
 
 from gpuhook.config import Config
 from gpuhook.errors import GpuhookError
-from gpuhook.inventory.model import Gpu, Inventory, Mig
-from gpuhook.inventory.selection import select
-from gpuhook.request.reader import Request, effective_mode, read_request
+from gpuhook.request.reader import Request, effective_mode
+from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, selection
 from gpuhook.vendors.nvidia.requirements import check
 
 NAMES = st.sampled_from(
@@ -103,16 +103,20 @@ def assert_well_formed(request: Request, config: Config) -> None:
     assert "" not in names
     assert (request.source == "none") is (request.devices is None)
     assert not (request.cdi_devices and request.selectors)
-    assert effective_mode(config.mode, request) in ("hook", "spec")
-    assert all(0 <= channel < 1 << 20 for channel in request.imex_channels)
+    assert effective_mode(config.mode, [request]) in ("hook", "spec")
+    assert all(0 <= channel < 1 << 20 for channel in request.options.imex_channels)
     for name in (*request.selectors, *request.cdi_devices):
         assert name.isascii()
         assert name.isprintable()
         assert ".." not in name
-    for ordered in (request.capabilities, request.requirements, request.features):
+    for ordered in (
+        request.options.capabilities,
+        request.options.requirements,
+        request.options.features,
+    ):
         assert list(ordered) == sorted(set(ordered))
     if config.disable_require:
-        assert request.requirements == ()
+        assert request.options.requirements == ()
     assert json.loads(json.dumps(request.to_json()))["source"] == request.source
 
 
@@ -142,14 +146,15 @@ def test_any_device_list_is_selected_or_refused(names: list[str]) -> None:
     if not isinstance(request, Request):
         return
     try:
-        selection = select(request, MACHINE)
-        check(request, MACHINE, selection)
+        grant = granted(request, MACHINE)
+        check(grant)
     except GpuhookError as error:
         reported = str(error)
     else:
         reported = ""
-        assert len(set(selection.uuids)) == len(selection.uuids)
-        assert {gpu.uuid for gpu, _ in selection.migs} <= {gpu.uuid for gpu in selection.gpus}
+        found = selection(MACHINE, grant.devices)
+        assert len(set(found.uuids)) == len(found.uuids)
+        assert {gpu.uuid for gpu, _ in found.migs} <= {gpu.uuid for gpu in found.gpus}
         known = {gpu.uuid for gpu in MACHINE.gpus} | {"MIG-0", "MIG-1"}
-        assert set(selection.uuids) <= known
+        assert set(found.uuids) <= known
     assert reported.isprintable()

@@ -1,12 +1,13 @@
-"""The shared cases about requests, each run through read_request."""
+"""The shared cases about requests, each read as NVIDIA's."""
 
 from typing import Any
 
 import pytest
+from machines import read_request
 
 from gpuhook.config import Config, loads
 from gpuhook.errors import GpuhookError, RequestError
-from gpuhook.request.reader import Request, is_privileged, read_request
+from gpuhook.request.reader import Request, is_privileged
 
 MOUNT_ROOT = "/var/run/nvidia-container-devices/"
 
@@ -89,7 +90,7 @@ def test_visible_devices(case: Case) -> None:
 @pytest.mark.vectors("image", "image.imex_from_env")
 def test_imex_from_env(case: Case) -> None:
     request = read_request(spec_of(case["input"]["env"]), Config())
-    assert [str(c) for c in request.imex_channels] == (case["expected"]["channels"] or [])
+    assert [str(c) for c in request.options.imex_channels] == (case["expected"]["channels"] or [])
 
 
 @pytest.mark.vectors("image", "image.annotations")
@@ -104,7 +105,9 @@ def test_annotations(case: Case) -> None:
 @pytest.mark.vectors("image", "image.requirements")
 def test_requirements(case: Case) -> None:
     request = read_request(spec_of(case["input"]["env"]), Config())
-    assert sorted(request.requirements) == sorted(case["expected"]["requirements_any_order"])
+    assert sorted(request.options.requirements) == sorted(
+        case["expected"]["requirements_any_order"]
+    )
 
 
 @pytest.mark.vectors("image", "image.cuda_version")
@@ -115,7 +118,7 @@ def test_cuda_version(case: Case) -> None:
             read_request(spec, Config())
     else:
         expected = f"cuda>={case['expected']['major_minor']}"
-        assert read_request(spec, Config()).requirements == (expected,)
+        assert read_request(spec, Config()).options.requirements == (expected,)
 
 
 @pytest.mark.vectors("image", "image.privileged")
@@ -157,9 +160,9 @@ def test_what_nvidia_puts_on_a_command_line(case: Case) -> None:
     assert f"--ldconfig={config.ldconfig}" in argv
     assert ("--no-cgroups" in argv) is config.no_cgroups
     assert [f"--device={','.join(request.devices or ())}"] == argv[5:6]
-    assert [f"--{name}" for name in request.capabilities] == argv[6:8]
+    assert [f"--{name}" for name in request.options.capabilities] == argv[6:8]
     assert not any(word.startswith("--require") for word in argv)
-    assert request.requirements == ()
+    assert request.options.requirements == ()
 
 
 @pytest.mark.vectors("hook", "hook.nvidia_config")
@@ -177,7 +180,7 @@ def test_hook_request(case: Case) -> None:
         assert request.devices is None
         return
     assert (list(request.devices or ()) or [""]) == expected["devices"]
-    assert ",".join(request.capabilities) == expected["driver_capabilities"]
-    assert sorted(request.requirements) == sorted(expected["requirements_any_order"])
-    assert request.mig_config == expected.get("mig_config")
-    assert request.mig_monitor == expected.get("mig_monitor")
+    assert ",".join(request.options.capabilities) == expected["driver_capabilities"]
+    assert sorted(request.options.requirements) == sorted(expected["requirements_any_order"])
+    assert request.options.mig_config == expected.get("mig_config")
+    assert request.options.mig_monitor == expected.get("mig_monitor")

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpuhook.inventory.selection import Selection
+from gpuhook.inventory.model import Inventory
 from gpuhook.oci.spec import State
-from gpuhook.plan.planner import Plan
 from gpuhook.request.reader import Request
 from gpuhook.running import records
+from gpuhook.vendors import seam
+from gpuhook.vendors.seam import Grant, Vendor
 
 BUNDLE = "/run/containerd/io.containerd.runtime.v2.task/moby/abc"
 
@@ -36,7 +37,7 @@ def process() -> Iterator["subprocess.Popen[bytes]"]:
 def write(state_dir: str, pid: int, *, failing: bool = False, **facts: Any) -> None:
     entry = os.open(f"/proc/{pid}", os.O_PATH)
     try:
-        with records.Written(state_dir, entry, {"version": 1, "pid": pid, **facts}):
+        with records.Written(state_dir, entry, {"version": records.VERSION, "pid": pid, **facts}):
             if failing:
                 raise ZeroDivisionError
     finally:
@@ -116,7 +117,16 @@ def test_process_with_the_number_of_another_counts_for_nothing(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '{"version": 2}', '{"version": 1}', '{"version": 1, "pid": 1}', "\xff"],
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"version": 2}',
+        '{"version": 1}',
+        '{"version": records.VERSION, "pid": 1}',
+        "\xff",
+    ],
 )
 def test_record_of_another_form_is_passed_over(
     state_dir: str, process: "subprocess.Popen[bytes]", text: str
@@ -233,9 +243,11 @@ def test_a_process_may_be_called_anything(tmp_path: Path) -> None:
 
 def test_what_image_and_user_wrote_is_bounded() -> None:
     names = tuple(f"{number}" * 60 for number in range(1000))
-    request = Request(source="environment", devices=names, selectors=names)
+    request = Request("acme", source="environment", devices=names, selectors=names)
+    grant = Grant(Vendor(), request, Inventory("acme", "/", "1", (), ()), ())
+    grant.vendor.names = seam.KNOWN["nvidia"]
     state = State("id", 7, BUNDLE, None)
     for annotations in (None, ["none"], {"io.kubernetes.cri.sandbox-name": "x" * 10**6}):
-        record = records.describe(state, annotations, request, Selection(), Plan([]))
+        record = records.describe(state, annotations, [grant])
         assert len(json.dumps(record)) < 4096
         assert (record["id"], record["pid"], record["engine"]) == ("id", 7, "docker")

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from gpuhook.errors import ContainerError
-from gpuhook.inventory.model import Gpu, Inventory, Node
+from gpuhook.inventory.model import Node
 from gpuhook.running import records, repair
 from gpuhook.running.holders import Container
+from gpuhook.vendors.nvidia.model import Gpu, Inventory
 
 ONE = Container("0123456789ab" + "0" * 52, "docker", 10, "python3")
 TWO = Container("0123456fffff" + "0" * 52, "docker", 20, "python3")
@@ -54,13 +55,13 @@ MINE = (195, 3)
 GPU = Gpu(0, 3, "GPU-1", "00000000:1B:00.0", "H100", "9.0", "Nvidia", False, ())
 
 
-def inventory(gpu: Gpu = GPU) -> Inventory:
+def inventory(gpu: Gpu = GPU) -> list[Inventory]:
     nodes = (Node("/dev/nvidia3", *MINE), Node("/dev/nvidia4", 195, 4))
-    return Inventory("/", "535.1", "12.2", (gpu,), nodes, ())
+    return [Inventory("/", "535.1", "12.2", (gpu,), nodes, ())]
 
 
 def recorded(pid: int, started: int, *devices: tuple[int, int]) -> Container:
-    given = {"gpus": [["GPU-1", 3]], "devices": [list(pair) for pair in devices]}
+    given = {"nodes": {"GPU-1": [[195, 3]]}, "devices": [list(pair) for pair in devices]}
     record = {"started": started, "given": [given]}
     return Container("web", "docker", pid, "sleep", set(devices), record=record)
 
@@ -83,7 +84,7 @@ def test_a_gpu_that_has_another_number_now(ourselves: tuple[int, int]) -> None:
     process, started = ourselves
     one = recorded(os.getpid(), started, MINE)
     moved = Gpu(0, 4, "GPU-1", "00000000:1B:00.0", "H100", "9.0", "Nvidia", False, ())
-    for now in (inventory(moved), Inventory("/", "535.1", "12.2", (), (), ())):
+    for now in (inventory(moved), [Inventory("/", "535.1", "12.2", (), (), ())]):
         with pytest.raises(ContainerError, match="given GPU-1, which this machine has no more"):
             repair.given_devices(one, process, now)
 

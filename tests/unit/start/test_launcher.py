@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launchers import LAUNCHER, Installed
+from machines import read_request
 
 from gpuhook import prestart_hook
 from gpuhook.config import Config, load, loads
 from gpuhook.errors import GpuhookError
 from gpuhook.names import CREATING_VERBS
 from gpuhook.oci.runtime_argv import Arguments
-from gpuhook.request.reader import read_request
 from gpuhook.start import launcher_files
 
 FUNCTIONS = LAUNCHER.read_text().partition("\ngp_self=$0")[0]

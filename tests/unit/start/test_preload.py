@@ -10,18 +10,21 @@ import pytest
 
 SOURCES = Path(__file__).parents[3] / "src"
 
-CHOICE = (
-    "gpuhook.inventory.cache, gpuhook.vendors.nvidia.requirements, "
-    "gpuhook.vendors.nvidia.completeness"
-)
+GRANT = "gpuhook.inventory.cache, gpuhook.inventory.selection, gpuhook.vendors.nvidia.vendor"
+INJECT = "gpuhook.inject, gpuhook.vendors.nvidia.edits"
 LISTS = {
-    "RUNTIME": (
-        f"gpuhook.runtime_shim, gpuhook.oci.spec, gpuhook.resolve, {CHOICE}, "
-        "gpuhook.vendors.nvidia.device_nodes, gpuhook.cgroup.access, gpuhook.start.helper"
+    "RUNTIME": "gpuhook.runtime_shim, gpuhook.oci.spec, gpuhook.resolve",
+    "RUNTIME + preload.INVENTORY + names.MODULES + preload.EDIT": (
+        f"gpuhook.runtime_shim, gpuhook.oci.spec, {GRANT}, gpuhook.cgroup.access, "
+        "gpuhook.start.helper, gpuhook.resolve"
     ),
     "HOOK": "gpuhook.prestart_hook",
-    "HOOK + preload.INJECTION": f"gpuhook.prestart_hook, {CHOICE}, gpuhook.inject",
+    "HOOK + preload.INVENTORY + names.MODULES + preload.INJECTION + names.HOOK_MODULES": (
+        f"gpuhook.prestart_hook, {GRANT}, {INJECT}"
+    ),
 }
+# What the lists of a vendor are in, imported by hand as it is by preloading.
+NAMES = "preload.load(preload.REQUEST)\nfrom gpuhook.vendors.nvidia import names\n"
 PRELOAD = ("gpuhook.start", "gpuhook.start.preload")  # imported in the ordinary way
 
 
@@ -53,7 +56,7 @@ def run(package: Path, code: str) -> list[str]:
 def test_lists_hold_what_is_imported(package: Path, names: str, imports: str) -> None:
     """In an order in which no module makes the import system look for another."""
     ours = f"[m for m in sys.modules if m.startswith('gpuhook.') and m not in {PRELOAD}]"
-    code = f"preload.load(preload.{names})\nby_us = {ours}\n"
+    code = f"{NAMES}preload.load(preload.{names})\nby_us = {ours}\n"
     assert run(package, f"{code}print(*[m for m in by_us if sys.modules[m].__spec__])") == []
     loaded = run(package, f"{code}print(*by_us)")
     assert sorted(loaded) == sorted(run(package, f"import {imports}\nprint(*{ours})"))

@@ -17,10 +17,10 @@ MOUNTS = "/var/run/nvidia-container-devices"
 KIND = "nvidia.com/gpu"  # of CDI devices, and the cluster's resource
 # The kind for "found on the machine when the container starts": its names are selectors.
 AUTOMATIC = "runtime.nvidia.com/gpu"
-# Settings of config.toml that are about this vendor's requests alone: further variables, and
-# the kind of names without one in mode cdi.
-SWARM_SETTING = "swarm_resource"
-KIND_SETTING = "cdi_default_kind"
+# Whether settings of config.toml are about its requests: the variables of swarm-resource, and
+# the default-kind of names without one in mode cdi.
+SWARM_RESOURCE = True
+DEFAULT_KIND = True
 
 PCI_VENDOR = "10de"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
 DRIVER_WORDS = ("nvidia",)  # in the kernel's names of drivers and their devices

@@ -3,13 +3,11 @@
 from collections.abc import Collection
 
 import pytest
-from machines import FILES, VERSION, gpu, library, machine, mig
+from machines import FILES, VERSION, asked, gpu, granted, library, machine, mig
 
 from gpuhook.errors import DriverError
-from gpuhook.inventory.model import Inventory
-from gpuhook.inventory.selection import select
-from gpuhook.request.reader import Request
 from gpuhook.vendors.nvidia import completeness
+from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.variables import CAPABILITIES, DEFAULT_CAPABILITIES
 
 REST = (
@@ -32,22 +30,21 @@ def without(
     if not compat32:
         files = [file for file in files if file.kind != "library32"]
     nodes = [node for node in WHOLE.nodes if node.path not in names]
-    fields = {name: getattr(WHOLE, name) for name in Inventory.__slots__}
-    changed = {"root": root, "files": tuple(files), "nodes": tuple(nodes), "lost": lost}
-    return Inventory(**{**fields, **changed, "gpus": WHOLE.gpus if gpus else ()})
-
-
-def request(capabilities: Collection[str], *selectors: str) -> Request:
-    return Request("environment", selectors, (), selectors, tuple(sorted(capabilities)))
+    found = WHOLE.gpus if gpus else ()
+    facts = (root, WHOLE.driver_version, WHOLE.cuda_version, found, tuple(nodes), tuple(files))
+    return Inventory(*facts, lost, WHOLE.mig_minors)
 
 
 def check(inventory: Inventory, capabilities: Collection[str], *selectors: str) -> None:
-    asked = request(capabilities, *selectors)
-    completeness.check(asked, inventory, select(asked, inventory))
+    wanted = tuple(sorted(capabilities))
+    completeness.check(granted(asked(*selectors, capabilities=wanted), inventory))
 
 
 def warnings(inventory: Inventory, capabilities: Collection[str], *selectors: str) -> list[str]:
-    return completeness.warnings(request(capabilities, *selectors or ["all"]), inventory)
+    wanted = tuple(sorted(capabilities))
+    return completeness.warnings(
+        granted(asked(*selectors or ["all"], capabilities=wanted), inventory)
+    )
 
 
 REFUSED = {

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from machines import asked, granted
 
 from gpuhook.errors import GpuhookError, RequirementError
-from gpuhook.inventory.model import Gpu, Inventory
-from gpuhook.inventory.selection import Selection
-from gpuhook.request.reader import Request
 from gpuhook.vendors.nvidia import requirements, variables
+from gpuhook.vendors.nvidia.model import Gpu, Inventory
 
 Case = dict[str, Any]
 FACTS = {"cuda": "12.2", "driver": "535.309.01", "arch": "9.0", "brand": "Tesla"}
@@ -229,7 +228,8 @@ MACHINE = Inventory("/", "535.309.01", "12.2", (gpu(0), gpu(1, "7.5", "Tesla")),
 
 
 def check(*texts: str, gpus: tuple[Gpu, ...] = MACHINE.gpus) -> None:
-    requirements.check(Request(requirements=texts), MACHINE, Selection(gpus))
+    selectors = [str(gpu.index) for gpu in gpus]
+    requirements.check(granted(asked(*selectors, requirements=texts), MACHINE))
 
 
 def test_all_requirements_hold_for_all_selected_gpus() -> None:
