@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
-from gpuhook.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 from gpuhook.errors import DriverError, LdCacheError
-from gpuhook.inventory.selection import LOST_REMEDY, fallen_off
+from gpuhook.inventory.selection import fallen_off
 from gpuhook.loader import ldcache
-from gpuhook.vendors.nvidia import completeness, driver_files, nvml, variables
+from gpuhook.vendors.nvidia import completeness, driver_files, names, nvml, variables
+from gpuhook.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 
 _SLOW_SECONDS = 1.0
 
@@ -38,7 +38,8 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
         yield failure(
             "driver-loaded",
             "The NVIDIA kernel module isn't loaded, and the PCI bus shows no NVIDIA GPU",
-            "Check that this machine has a GPU (lspci -d 10de:) that is passed on to it",
+            f"Check that this machine has a GPU (lspci -d {names.PCI_VENDOR}:) that is passed "
+            "on to it",
         )
     else:
         yield failure(
@@ -49,8 +50,9 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
 
 
 def _has_gpu(case: Case) -> bool:
-    vendors = case.machine.glob("/sys/bus/pci/devices/*/vendor")
-    return any((case.machine.text(path) or "").strip() == "0x10de" for path in vendors)
+    paths = case.machine.glob("/sys/bus/pci/devices/*/vendor")
+    vendors = {(case.machine.text(path) or "").strip() for path in paths}
+    return f"0x{names.PCI_VENDOR}" in vendors
 
 
 def driver_versions(case: Case) -> Iterator[Finding]:
@@ -106,13 +108,13 @@ def _nvml_findings(answer: nvml.Answer, seconds: float, expected: int) -> Iterat
     what = f"NVML answers after {seconds:.2f} s: {found} GPU{'s' if found != 1 else ''}"
     what += f", driver {answer.driver_version}, CUDA {answer.cuda_version}"
     if answer.lost:
-        yield failure("nvml-lost", fallen_off(answer.lost), LOST_REMEDY)
+        yield failure("nvml-lost", fallen_off(answer.lost), names.LOST_REMEDY)
     if seconds > _SLOW_SECONDS:
         yield warning(
             "nvml",
             what,
             "Enable persistence mode (nvidia-persistenced, or nvidia-smi -pm 1): the driver "
-            "starts the GPUs anew for each first user",
+            "starts the GPUs again for each first user",
         )
     elif found + len(answer.lost) != expected:
         yield warning(
@@ -131,13 +133,13 @@ def loader_cache(case: Case) -> Iterator[Finding]:
     try:
         with Rootfs(case.driver.path("/")) as root:
             data = root.read_file(path, ldcache.MAX_SIZE)
-        names = set() if data is None else {entry.key for entry in ldcache.parse(data).entries}
+        known = set() if data is None else {entry.key for entry in ldcache.parse(data).entries}
     except OSError:
         return  # said by driver_versions
     except LdCacheError as error:
         yield failure("ld-cache", error.cause, remedy)
         return
-    missing = [name for name in ("libnvidia-ml.so.1", "libcuda.so.1") if name not in names]
+    missing = [name for name in ("libnvidia-ml.so.1", "libcuda.so.1") if name not in known]
     if data is None:
         yield warning("ld-cache", f"{path} doesn't exist below {case.driver_root}", remedy)
     elif missing:
