@@ -4,10 +4,10 @@
 docs/simulate.md for what the tree holds and how its libraries behave.
 """
 
+from gpuhook.simulate.place import remove
 from gpuhook.vendors.nvidia.simulate.build import Built, build
 from gpuhook.vendors.nvidia.simulate.machine import SimulatedGpu, SimulatedMig
 from gpuhook.vendors.nvidia.simulate.options import Failure, Options
-from gpuhook.simulate.place import remove
 from gpuhook.vendors.nvidia.simulate.probe import build_cuda_probe
 
 __all__ = [

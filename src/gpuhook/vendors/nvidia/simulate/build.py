@@ -8,12 +8,12 @@ import tempfile
 from dataclasses import dataclass
 
 from gpuhook.errors import SimulateError
+from gpuhook.simulate.place import MARKER, check_place, put_in_place
+from gpuhook.simulate.tree import Tree
 from gpuhook.vendors.nvidia.simulate import devices, driver, kernel_files
 from gpuhook.vendors.nvidia.simulate.machine import Machine, SimulatedGpu, make_machine
 from gpuhook.vendors.nvidia.simulate.options import Options
-from gpuhook.simulate.place import MARKER, check_place, put_in_place
 from gpuhook.vendors.nvidia.simulate.tables import generated_header, generated_source
-from gpuhook.simulate.tree import Tree
 from gpuhook.vendors.nvidia.simulate.vendor_files import (
     VendorFiles,
     find_vendor_files,

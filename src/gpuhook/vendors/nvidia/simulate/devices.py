@@ -1,8 +1,8 @@
 """The device nodes of the simulated driver and the numbers they get."""
 
+from gpuhook.simulate.tree import Tree
 from gpuhook.vendors.nvidia.simulate.machine import CAP_CONFIG, CAP_MONITOR, Machine
 from gpuhook.vendors.nvidia.simulate.options import Options
-from gpuhook.simulate.tree import Tree
 
 NVIDIA_MAJOR = 195
 _DRM_MAJOR = 226

@@ -2,8 +2,8 @@
 
 import os
 
-from gpuhook.vendors.nvidia.simulate import compiler, stock
 from gpuhook.simulate.tree import Tree
+from gpuhook.vendors.nvidia.simulate import compiler, stock
 
 NVML_SOURCES = (
     "reach.c",

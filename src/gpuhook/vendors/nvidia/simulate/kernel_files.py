@@ -2,6 +2,7 @@
 
 import os
 
+from gpuhook.simulate.tree import Tree
 from gpuhook.vendors.nvidia.simulate.devices import NVIDIA_MAJOR
 from gpuhook.vendors.nvidia.simulate.machine import (
     CAP_CONFIG,
@@ -12,7 +13,6 @@ from gpuhook.vendors.nvidia.simulate.machine import (
     SimulatedGpu,
     cap_minor,
 )
-from gpuhook.simulate.tree import Tree
 
 _PROC = "proc/driver/nvidia"
 _FIRST_OPEN_BRANCH = 560  # from here on NVIDIA installs the open kernel module by default

@@ -1,9 +1,9 @@
 """The C tables that are compiled into the simulated libraries."""
 
+from gpuhook.simulate.place import MARKER
 from gpuhook.vendors.nvidia.simulate.machine import Machine, SimulatedGpu, SimulatedMig
 from gpuhook.vendors.nvidia.simulate.models import MigProfile, Model
 from gpuhook.vendors.nvidia.simulate.options import Failure
-from gpuhook.simulate.place import MARKER
 
 _STATES = {
     Failure.NOT_LOADED: "SIM_FAIL_NOT_LOADED",

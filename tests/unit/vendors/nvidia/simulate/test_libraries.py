@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from gpuhook.simulate.place import MARKER
+from gpuhook.simulate.tree import Tree
 from gpuhook.vendors.nvidia.simulate import Options, driver, tables
 from gpuhook.vendors.nvidia.simulate.machine import Machine, make_machine
 from gpuhook.vendors.nvidia.simulate.options import Failure
-from gpuhook.simulate.place import MARKER
-from gpuhook.simulate.tree import Tree
 
 pytestmark = pytest.mark.skipif(
     shutil.which("gcc") is None, reason="the simulated driver is compiled with gcc when it is built"
