@@ -93,7 +93,7 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "cli": {
         "cgroup", "config", "container", "doctor", "engines", "host", "inventory", "nvidia_cli",
-        "oci", "plan", "request", "resolve", "running", "start",
+        "oci", "plan", "request", "resolve", "running", "simulate", "start", "vendors",
         "vendors.nvidia", "vendors.nvidia.simulate",
     },
 }  # fmt: skip
