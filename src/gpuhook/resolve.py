@@ -11,6 +11,7 @@ from gpuhook.vendors import seam
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import ModuleType
     from typing import Any
 
     from gpuhook.config import Config
@@ -121,31 +122,47 @@ def resolve(
 def _asked(spec: "dict[str, Any]", config: "Config", progress: Progress) -> "Asked":
     """Return the vendors that devices are asked of; RequestError for what can't be granted."""
     reader = SpecReader(spec, config)
-    asked: Asked = []
+    asked: dict[str, tuple[Vendor, Request]] = {}
     for names in seam.KNOWN.values():
-        if not reader.asks(names):
-            continue
-        preload.load((*preload.INVENTORY, *names.MODULES))
-        vendor = seam.load(names)
-        try:
-            request = reader.read(names, vendor)
-        except RequestError as error:
-            progress.requests.append(error.request)
-            raise
-        progress.requests.append(request)
-        if request.devices is not None:
-            _refuse_cdi(request)
-            asked.append((vendor, request))
-    return asked
+        if reader.asks(names):
+            asked[names.NAME] = _read(reader, names, (), progress)
+    every = [name for _, request in asked.values() for name in request.cdi_devices]
+    for names in seam.KNOWN.values() if every and config.mode != "cdi" else ():
+        ours = tuple(name for name in every if name.startswith(f"{names.KIND}="))
+        if ours:
+            asked[names.NAME] = _read(reader, names, ours, progress)
+            every = [name for name in every if name not in ours]
+    foreign = list(dict.fromkeys(every))
+    progress.requests = [request for _, request in asked.values()]
+    if foreign:
+        _refuse_cdi(foreign)
+    return [(vendor, request) for vendor, request in asked.values() if _wants(request)]
 
 
-def _refuse_cdi(request: "Request") -> None:
-    if request.cdi_devices:
-        raise RequestError(
-            f"The container asks for CDI devices ({', '.join(request.cdi_devices)}), "
-            "which gpuhook doesn't inject itself",
-            "Ask the engine for them (docker run --device NAME), or name GPUs by index or UUID",
-        )
+def _read(
+    reader: SpecReader, names: "ModuleType", more: tuple[str, ...], progress: Progress
+) -> "tuple[Vendor, Request]":
+    """Return a vendor and what is asked of it; ``more`` are names that stood elsewhere."""
+    preload.load((*preload.INVENTORY, *names.MODULES))
+    vendor = seam.load(names)
+    try:
+        return vendor, reader.read(names, vendor, more)
+    except RequestError as error:
+        progress.requests.append(error.request)
+        raise
+
+
+def _wants(request: "Request") -> bool:
+    """Tell whether it asks for something of its vendor, and not for CDI devices alone."""
+    return request.devices is not None and (bool(request.selectors) or not request.cdi_devices)
+
+
+def _refuse_cdi(devices: list[str]) -> None:
+    raise RequestError(
+        f"The container asks for CDI devices ({', '.join(devices)}), "
+        "which gpuhook doesn't inject itself",
+        "Ask the engine for them (docker run --device NAME), or name GPUs by index or UUID",
+    )
 
 
 def _is_general(request: "Request") -> bool:

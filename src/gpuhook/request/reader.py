@@ -129,16 +129,20 @@ class SpecReader:
             or any(key.startswith(prefixes) for key in self.annotations if prefixes)
         )
 
-    def read(self, names: "ModuleType", vendor: "OptionsReader") -> Request:
+    def read(
+        self, names: "ModuleType", vendor: "OptionsReader", more: "tuple[str, ...]" = ()
+    ) -> Request:
         """Return what the container asks for of a vendor.
 
+        ``more`` are CDI names of this vendor's kind that stood in the environment, where
+        another vendor's names stand.
         Raises RequestError or a subclass for what is malformed or not allowed, with
         ``request`` set to what had been understood. A container that asks for no device
         never fails for what else it says to us.
         """
         reading = Reading(self, names)
         try:
-            reading.read(vendor)
+            reading.read(vendor, more)
         except RequestError as error:
             error.request = reading.request()
             raise
@@ -191,9 +195,12 @@ class Reading:
         """Return the request as far as it is read."""
         return Request(self.names.NAME, **self.found, ignored=tuple(self.ignored))
 
-    def read(self, vendor: "OptionsReader") -> None:
+    def read(self, vendor: "OptionsReader", more: "tuple[str, ...]" = ()) -> None:
         """Read all of it; RequestError for what is wrong."""
         source, self.devices = self.chosen_devices()
+        if more:
+            source = "environment" if self.devices is None else source
+            self.devices = tuple(dict.fromkeys((*(self.devices or ()), *more)))
         options = vendor.options()
         self.found.update(source=source, devices=self.devices, options=options)
         if self.devices is not None:
@@ -305,15 +312,22 @@ class Reading:
         return [item for value in values for item in sources.items(value)]
 
     def read_names(self, devices: tuple[str, ...]) -> None:
-        """Sort the devices' names into CDI names and selectors."""
+        """Sort the devices' names into selectors and CDI names.
+
+        Names of this vendor's own kind are selectors: the machine itself is asked, and no
+        document, which may be old. In mode cdi documents are asked for all.
+        """
         selectors = []
         qualified = []
-        automatic = f"{self.names.AUTOMATIC}="
+        kinds = {self.names.AUTOMATIC} if self.names.AUTOMATIC else set()
+        if self.config.mode != "cdi":
+            kinds.add(self.names.KIND)
         for name in devices:
             _check_name(name)
-            if self.names.AUTOMATIC and name.startswith(automatic):
-                if name != f"{automatic}none":
-                    selectors.append(name.removeprefix(automatic))
+            kind, _, device = name.partition("=")
+            if kind in kinds and device:
+                if (kind, device) != (self.names.AUTOMATIC, "none"):
+                    selectors.append(device)
             elif cdi_parts(name):
                 qualified.append(name)
             elif self.config.mode == "cdi":
@@ -322,13 +336,15 @@ class Reading:
                 selectors.append(name)
         self.found["cdi_devices"] = tuple(dict.fromkeys(qualified))
         self.found["selectors"] = tuple(dict.fromkeys(selectors))
-        if self.found["source"] == "environment" and not self.swarm:
+        plain = not any("=" in name for name in devices)
+        if plain and self.found["source"] == "environment" and not self.swarm:
             spaces = [self.names.VARIABLES[name] for name in self.variables()]
             self.found["spaces"] = spaces[0] if spaces else ()
-        if qualified and selectors:
+        ours = [name for name in qualified if name.startswith(f"{self.names.KIND}=")]
+        if ours and selectors:
             raise RequestError(
                 f"The container asks for {shown(selectors[0])} and for the CDI device "
-                f"{shown(qualified[0])} at once",
+                f"{shown(ours[0])} at once, and in mode cdi that is in a document",
                 "Name all devices in one way, by CDI names or by ids",
             )
 

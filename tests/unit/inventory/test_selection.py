@@ -64,6 +64,8 @@ def selected(*selectors: str, inventory: Inventory = MACHINE) -> Selection:
         (["0001a2b3:43:0a.0"], [B]),
         (["1a2b3:43:a.0"], [B]),
         (["2:0"], [M0]),
+        (["gpu1"], [B]),
+        (["mig2:1"], [M1]),
         (["2:1", "2:0"], [M1, M0]),
         ([M1], [M1]),
         ([M1.upper()], [M1]),
@@ -117,7 +119,7 @@ def test_gpu_selected_by_index_brings_no_mig_devices() -> None:
         "0-1-2",
         "none",
         "void",
-        "gpu0",
+        "gpu9",
         "GPU-",
         "GPU-8f3c",
         A + "0",
@@ -284,3 +286,11 @@ def test_many_gpus_are_not_all_listed() -> None:
     many = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in range(64)))
     with pytest.raises(UnknownDeviceError, match="and 56 more"):
         selected("64", inventory=many)
+
+
+def test_a_name_counts_in_the_spaces_that_are_searched() -> None:
+    assert [device.id for device in select(["gpu1"], MACHINE, names)] == [B]
+    with pytest.raises(UnknownDeviceError):
+        select(["gpu1"], MACHINE, names, ("index", "uuid", "bus_id", "mig"))
+    with pytest.raises(UnknownDeviceError):
+        select(["1"], MACHINE, names, ("uuid",))

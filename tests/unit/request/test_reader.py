@@ -292,7 +292,10 @@ def test_other_sources_ask_for_nothing(source: str) -> None:
 )
 def test_cdi_names_by_mount(mounted: str, name: str) -> None:
     request = mounts_request(mounted)
-    assert (request.devices, request.cdi_devices, request.selectors) == ((name,), (name,), ())
+    assert request.devices == (name,)
+    own = name == QUALIFIED
+    assert (request.cdi_devices, request.selectors) == ((), ("0",)) if own else ((name,), ())
+    assert mounts_request(mounted, mode="cdi").cdi_devices == (name,)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +344,8 @@ def test_annotations_in_order_of_their_keys() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_annotations_come_before_the_environment(mode: str) -> None:
     request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=1", a=QUALIFIED)
-    assert (request.source, request.cdi_devices) == ("annotations", (QUALIFIED,))
+    assert (request.source, request.devices) == ("annotations", (QUALIFIED,))
+    assert (request.cdi_devices == (QUALIFIED,)) is (mode == "cdi")
     assert request.ignored == (("environment", f"annotations decide, which are {TRUST}"),)
 
 
@@ -430,18 +434,17 @@ def test_annotations_that_do_not_count_may_be_of_any_shape() -> None:
 
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto"])
 def test_qualified_names_in_the_environment(mode: str) -> None:
-    request = visible(f"{QUALIFIED},{QUALIFIED},nvidia.com/gpu=1", mode=mode)
-    assert request.cdi_devices == (QUALIFIED, "nvidia.com/gpu=1")
-    assert request.devices == request.cdi_devices
-    assert request.selectors == ()
+    """Those of the vendor's own kind are asked of the machine, the others of documents."""
+    request = visible(f"{QUALIFIED},{QUALIFIED},nvidia.com/gpu=1,a.b/c=0", mode=mode)
+    assert request.devices == (QUALIFIED, "nvidia.com/gpu=1", "a.b/c=0")
+    assert request.selectors == ("0", "1")
+    assert request.cdi_devices == ("a.b/c=0",)
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto"])
-def test_ids_and_cdi_names_do_not_mix(mode: str) -> None:
-    with pytest.raises(RequestError, match="at once") as caught:
-        visible(f"{QUALIFIED},0", mode=mode)
-    assert isinstance(caught.value.request, Request)
-    assert caught.value.request.devices == (QUALIFIED, "0")
+def test_ids_and_cdi_names_may_stand_side_by_side(mode: str) -> None:
+    request = visible(f"{QUALIFIED},1,0,a.b/c=0", mode=mode)
+    assert (request.selectors, request.cdi_devices) == (("0", "1"), ("a.b/c=0",))
 
 
 def test_mode_cdi_qualifies_names() -> None:
