@@ -70,7 +70,7 @@ class RequestError(GpuhookError):
 
 
 class CapabilityError(RequestError):
-    """NVIDIA_DRIVER_CAPABILITIES names something unknown or not supported."""
+    """A driver capability that is asked for is unknown or not supported."""
 
     code = "unsupported-capability"
 
@@ -88,7 +88,7 @@ class LostDeviceError(UnknownDeviceError):
 
 
 class RequirementError(RequestError):
-    """A NVIDIA_REQUIRE_* condition is malformed or not met by this machine."""
+    """A condition that the container sets is malformed or not met by this machine."""
 
     code = "requirement"
 

@@ -5,7 +5,7 @@ HOOK = "gpuhook-prestart"
 HOOK_STAGES = ("prestart", "createRuntime")
 
 # NVIDIA's hook, whose work ours does: Docker's --gpus adds it by the first name.
-NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+TOOLKIT_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
 # A PATH without anybody's own folders, and the one that an administrator usually has.
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"

@@ -225,7 +225,7 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
             "Have it mounted before the runtime is called, or use mode hook",
         ) from None
     for stage in names.HOOK_STAGES:  # nothing is left for them to do
-        spec = spec.drop_hooks(stage, (*names.NVIDIA_HOOKS, names.HOOK))
+        spec = spec.drop_hooks(stage, (*names.TOOLKIT_HOOKS, names.HOOK))
     plan = make_plan(resolved.grants, found, resolved.groups)
     return spec_edits.apply(_add_device_rules(spec, plan.devices), plan)
 
@@ -247,7 +247,7 @@ def make_way(spec: "Spec") -> "Spec":
     from gpuhook.oci.spec import hook_name  # noqa: PLC0415 - as in prepare_bundle
 
     for stage in names.HOOK_STAGES:
-        spec = spec.drop_hooks(stage, names.NVIDIA_HOOKS)
+        spec = spec.drop_hooks(stage, names.TOOLKIT_HOOKS)
         for hook in spec.hooks(stage):
             if hook_name(hook) == names.HOOK and HELPER_OPTION in (hook.get("args") or ()):
                 spec = spec.drop_hooks(stage, (names.HOOK,))

@@ -63,7 +63,8 @@ def test_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFile) -> None:
         name for name in wheel.namelist() if ".data/" not in name and ".dist-info/" not in name
     }
     assert names == package
-    for name in ("py.typed", "config/config.toml", "simulate/c/nvml.h", "cli/doctor.py"):
+    sources = "vendors/nvidia/simulate/c"
+    for name in ("py.typed", "config/config.toml", f"{sources}/nvml.h", "cli/doctor.py"):
         assert f"gpuhook/{name}" in names
     assert any(name.endswith(".c") for name in names)
 

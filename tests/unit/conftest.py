@@ -1,4 +1,4 @@
-"""What unit tests share: the cases in tests/vectors, and shared libraries built byte by byte.
+"""What unit tests share: cases of tests/vectors, libraries built byte by byte, machines of files.
 
 A test marked ``vectors("image", "image.privileged")`` runs once, as its argument ``case``,
 for every case of those groups of tests/vectors/image.json.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from fabricated import Tree
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 
@@ -85,6 +86,12 @@ def build_library(
 def library() -> LibraryBuilder:
     """The builder of shared libraries: library(soname, needed, bits=, machine=, ...)."""
     return build_library
+
+
+@pytest.fixture
+def tree(tmp_path: Path, library: LibraryBuilder) -> Tree:
+    """A machine made of files, which the doctor's checks look at."""
+    return Tree(tmp_path / "machine", library)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -73,8 +73,14 @@ ALLOWED = {
 }  # fmt: skip
 
 
-# The rooms of the commands, which change no image, and of what never meets one.
+# The rooms of the commands, which change no image, and of what never meets one; the vendors' too.
 WITHOUT_IMAGES = ("cli", "config", "doctor", "engines", "nvidia_cli", "simulate")
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module, vendors/nvidia/doctor/nodes as doctor/nodes."""
+    parts = module.split("/")
+    return parts[2] if parts[0] == "vendors" and len(parts) > 2 else parts[0]
 
 
 def handling_images() -> dict[str, str]:
@@ -85,7 +91,7 @@ def handling_images() -> dict[str, str]:
         name, text = str(path.relative_to(SOURCE).with_suffix("")), path.read_text()
         itself = name in ("container/mounts", "container/rootfs")
         holds = any(f"from {word} import" in text for word in words)
-        if itself or (holds and name.partition("/")[0] not in WITHOUT_IMAGES):
+        if itself or (holds and room_of(name) not in WITHOUT_IMAGES):
             found[name] = text
     return found
 
@@ -153,7 +159,7 @@ def test_every_exception_is_still_needed() -> None:
 
 
 # The commands' rooms, and what in them must go through host_files, host_processes and the like.
-ROOMS = ("engines", "doctor", "cli")
+ROOMS = ("engines", "doctor", "cli", "vendors/*/doctor")
 COMMANDS_MODULES = ("host/processes", "nvidia_cli/links")
 OF_OTHERS = {
     "open": "waits for a pipe's other end, and reads without bound; use host_files.read",
@@ -190,7 +196,8 @@ ALLOWED_TO_COMMANDS = {
 def of_commands() -> dict[str, str]:
     """Return the sources of the modules that root's commands consist of, by name."""
     paths = [SOURCE / f"{name}.py" for name in COMMANDS_MODULES]
-    paths += [path for room in ROOMS for path in sorted((SOURCE / room).glob("*.py"))]
+    paths += [path for room in ROOMS for path in sorted(SOURCE.glob(f"{room}/*.py"))]
+    paths += sorted(SOURCE.glob("vendors/*/doctor.py"))
     return {str(path.relative_to(SOURCE).with_suffix("")): path.read_text() for path in paths}
 
 
@@ -210,6 +217,10 @@ def test_commands_trust_no_other_user() -> None:
     found = [each for item in of_commands().items() for each in trusting(*item)]
     assert [each for each in found if each not in ALLOWED_TO_COMMANDS] == []
     assert set(ALLOWED_TO_COMMANDS) - set(found) == set()
+
+
+def test_vendors_checks_are_commands_too() -> None:
+    assert {"vendors/nvidia/doctor/driver", "vendors/nvidia/doctor/nodes"} <= set(of_commands())
 
 
 def test_what_trusts_another_user() -> None:

@@ -64,7 +64,7 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors.nvidia.simulate": {"simulate"},
     "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
     "running": {"cgroup", "container", "inventory", "oci", "vendors"},
-    "resolve": {"config", "inventory", "plan", "request", "start", "vendors"},
+    "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},
     "start": {
         "cgroup", "config", "container", "inject", "inventory", "loader", "log", "oci", "plan",
@@ -76,18 +76,18 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "prestart_hook": {"config", "inject", "log", "oci", "resolve", "runtime_shim"},
     "nvidia_cli": {
-        "config", "container", "host", "inject", "inventory", "log", "oci", "plan", "request",
-        "running", "vendors", "vendors.nvidia",
+        "config", "host", "inject", "inventory", "log", "oci", "plan", "request", "running",
+        "vendors", "vendors.nvidia",
     },
     "_start": {"nvidia_cli", "prestart_hook", "runtime_shim", "start"},
+    # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {
-        "config", "container", "engines", "host", "inventory", "log", "runtime_shim", "start",
-        "vendors",
+        "config", "engines", "host", "inventory", "log", "runtime_shim", "start", "vendors",
     },
     "cli": {
         "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
         "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate", "start",
-        "vendors",
+        "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
     },
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from gpuhook.errors import EngineError
 from gpuhook.host import files as host_files
 from gpuhook.nvidia_cli import links as aliases
 
-_NVIDIA_RUNTIME = "nvidia"
+_NVIDIAS_NAME = "nvidia"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ def install(
     program = shared.checked_program(runtime_path or shared.our_program(names.RUNTIME), prefix)
     ask = Ask(
         runtimes=((runtime_name, program),),
-        also=((_NVIDIA_RUNTIME, program),) if nvidia_names else (),
+        also=((_NVIDIAS_NAME, program),) if nvidia_names else (),
         set_default=set_default,
         cdi=cdi,
         config=shared.absolute(config),

@@ -1,10 +1,17 @@
-"""``gpuhook simulate``: build a driver root with GPUs that don't exist."""
+"""``gpuhook simulate``: build a driver root with accelerators that don't exist."""
 
 import json
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from gpuhook.vendors.nvidia.simulate import Built, Options, build, remove
+from gpuhook.errors import SimulateError, shown
+from gpuhook.simulate.build import build as build_root
+from gpuhook.simulate.place import remove
+from gpuhook.vendors import seam
+from gpuhook.vendors.nvidia import names as nvidia
+from gpuhook.vendors.nvidia.simulate import Options, build
 from gpuhook.vendors.nvidia.simulate.models import MODELS
 from gpuhook.vendors.nvidia.simulate.options import (
     DEFAULT_DRIVER,
@@ -13,11 +20,20 @@ from gpuhook.vendors.nvidia.simulate.options import (
     parse_mig,
     parse_numbers,
 )
+from gpuhook.vendors.parts import part
+
+# The parameters that every vendor's simulator has; the others are those of NVIDIA's.
+_COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing"})
 
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--vendor", default=nvidia.NAME, show_default=True, help="Whose GPUs.")
 @click.option("--gpus", default=1, show_default=True, help="Number of GPUs.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE",
+    help=f"A setting of another vendor's simulator than {nvidia.NAME}; may be repeated.",
+)  # fmt: skip
 @click.option(
     "--model",
     default="H200",
@@ -26,7 +42,7 @@ from gpuhook.vendors.nvidia.simulate.options import (
 )
 @click.option("--driver-version", default="", help=f"Driver version.  [default: {DEFAULT_DRIVER}]")
 @click.option("--cuda-version", default="", help="CUDA version.  [default: the driver's]")
-@click.option("--minors", default="", help="N of each GPU's /dev/nvidiaN, like 3,1,0,2.")
+@click.option("--minors", default="", help="The minor number of each GPU's node, like 3,1,0,2.")
 @click.option("--mig", multiple=True, metavar="GPU:PROFILE,...", help="MIG devices of a GPU.")
 @click.option("--unplug", default="", metavar="GPU,...", help="GPUs that have gone away.")
 @click.option("--init-seconds", default=0.0, help="How long starting NVML takes.")
@@ -49,86 +65,105 @@ from gpuhook.vendors.nvidia.simulate.options import (
 @click.option("--format", "style", type=click.Choice(["text", "json"]), default="text")
 def simulate(
     directory: str,
+    vendor: str,
     gpus: int,
-    model: str,
-    driver_version: str,
-    cuda_version: str,
-    minors: str,
-    mig: tuple[str, ...],
-    unplug: str,
-    init_seconds: float,
-    fail: str,
-    driver_files: str | None,
-    drm: bool,
-    compat32: bool,
-    imex_channels: int,
-    features: str,
-    libdir: str,
-    seed: str,
+    settings: tuple[str, ...],
     removing: bool,
     style: str,
+    **options: Any,
 ) -> None:
     """Build a simulated driver root in DIR, or replace the one that is there.
 
     Point gpuhook at it with root = "DIR" in the [nvidia-container-cli] section of config.toml.
+    For another vendor than nvidia there are --gpus and --set alone.
     """
     if removing:
         remove(directory)
         return
+    if vendor != nvidia.NAME:
+        click.echo("\n".join(_of_another(directory, vendor, gpus, settings)))
+        return
+    if settings:
+        raise SimulateError(
+            f"--set is for other vendors than {nvidia.NAME}",
+            "Use the options that gpuhook simulate --help names",
+        )
+    built = build(_nvidia_options(directory, gpus, **options))
+    as_json = style == "json"
+    click.echo(json.dumps(built.to_json(), indent=2) if as_json else "\n".join(built.lines()))
+
+
+def _nvidia_options(
+    root: str,
+    gpus: int,
+    *,
+    model: str,
+    minors: str,
+    mig: tuple[str, ...],
+    unplug: str,
+    fail: str,
+    driver_files: str | None,
+    features: str,
+    libdir: str,
+    **same: Any,
+) -> Options:
+    """Return the options of NVIDIA's simulator; ``same`` are those it has under the same name."""
     failure, lost = parse_failure(fail)
-    options = Options(
-        root=directory,
+    return Options(
+        root=root,
         gpus=gpus,
         models=tuple(word.strip() for word in model.split(",")),
-        driver_version=driver_version,
-        cuda_version=cuda_version,
         minors=parse_numbers(minors, "--minors"),
         mig=parse_mig(mig),
         unplugged=frozenset(parse_numbers(unplug, "--unplug")),
-        init_seconds=init_seconds,
         failure=failure,
         lost_gpu=lost,
         driver_files=driver_files or "",
-        drm=drm,
-        compat32=compat32,
-        imex_channels=imex_channels,
         features=frozenset(word.strip() for word in features.split(",") if word.strip()),
         library_dir=libdir.rstrip("/"),
-        seed=seed,
+        **same,
     )
-    built = build(options)
-    click.echo(json.dumps(_as_json(built), indent=2) if style == "json" else _as_text(built))
 
 
-def _as_json(built: Built) -> dict[str, object]:
-    return {
-        "root": built.root,
-        "driver_version": built.driver_version,
-        "cuda_version": built.cuda_version,
-        "library_dir": built.library_dir,
-        "gpus": [
-            {
-                "index": index,
-                "minor": gpu.minor,
-                "uuid": gpu.uuid,
-                "pci_bus_id": gpu.pci_bus_id,
-                "name": gpu.model.name,
-                "lost": gpu.lost,
-                "mig_enabled": gpu.mig_enabled,
-                "mig": [
-                    {"uuid": mig.uuid, "profile": mig.profile.name, "gi": mig.gi, "ci": mig.ci}
-                    for mig in gpu.migs
-                ],
-            }
-            for index, gpu in enumerate(built.gpus)
-        ],
-    }
+def _of_another(root: str, vendor: str, count: int, words: tuple[str, ...]) -> list[str]:
+    """Build another vendor's root and return the lines that say what was made."""
+    names = seam.KNOWN.get(vendor)
+    if names is None:
+        known = ", ".join(seam.KNOWN)
+        raise SimulateError(f"There is no vendor {shown(vendor)}", f"Use one of these: {known}")
+    simulator = part(names, "simulate")
+    if simulator is None:
+        raise SimulateError(
+            f"The devices of {vendor} can't be simulated",
+            f"Use another vendor, such as {nvidia.NAME}",
+        )
+    _check_options(vendor)
+    if count < 0:
+        raise SimulateError(f"{count} devices can't be simulated", "Give 0 or more")
+    settings = _parse_settings(words)
+    return build_root(root, lambda tree: list(simulator.simulate(tree, count, settings)))
 
 
-def _as_text(built: Built) -> str:
-    lines = [f"{built.root}: driver {built.driver_version}, CUDA {built.cuda_version}"]
-    for index, gpu in enumerate(built.gpus):
-        node = f"/dev/nvidia{gpu.minor}{' (lost)' if gpu.lost else ''}"
-        lines.append(f"GPU {index}: {gpu.model.name} {gpu.uuid} {gpu.pci_bus_id} {node}")
-        lines += [f"  MIG {mig.profile.name} {mig.uuid}" for mig in gpu.migs]
-    return "\n".join(lines)
+def _check_options(vendor: str) -> None:
+    """Raise SimulateError for an option that NVIDIA's simulator alone has."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if given and name not in _COMMON:
+            raise SimulateError(
+                f"{parameter.opts[0]} is for {nvidia.NAME} alone, not for {vendor}",
+                "Drop it; what a vendor's simulator can do besides is set with --set NAME=VALUE",
+            )
+
+
+def _parse_settings(words: tuple[str, ...]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals or name in settings:
+            raise SimulateError(
+                f"{shown(word)} is not a setting", "Write --set NAME=VALUE once for each name"
+            )
+        settings[name] = value
+    return settings

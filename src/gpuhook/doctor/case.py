@@ -61,6 +61,10 @@ class Case:
         """Return a folder's names, looked for like ``driver_text``."""
         return self.driver.names(folder) or self.machine.names(folder)
 
+    def driver_glob(self, pattern: str) -> list[str]:
+        """Return the paths that fit a shell pattern, looked for like ``driver_text``."""
+        return self.driver.glob(pattern) or self.machine.glob(pattern)
+
 
 def bin_folder(program: str) -> str:
     """Return the folder that gpu-py lies in: beside our own program, or where pip put it."""

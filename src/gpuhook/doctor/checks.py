@@ -1,22 +1,14 @@
 """All checks, in the order in which a person would look."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from gpuhook.doctor import docker, engines, host, install
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure
-from gpuhook.vendors.nvidia.doctor import driver, nodes
+from gpuhook.doctor.vendors import Check, doctors
 
-Check = Callable[[Case], Iterable[Finding]]
-
+# Those that are about no vendor's driver.
 CHECKS: tuple[Check, ...] = (
-    driver.driver_loaded,
-    driver.driver_versions,
-    nodes.device_nodes,
-    driver.nvml_answers,
-    driver.driver_complete,
-    driver.loader_cache,
-    nodes.dev_char_links,
     install.launchers,
     install.runtime_works,
     install.python,
@@ -34,16 +26,23 @@ CHECKS: tuple[Check, ...] = (
     host.security_modules,
     host.rootless,
     host.cdi_specs,
-    host.foreign_toolkit,
 )
 
 
-def examine(case: Case, checks: Iterable[Check] = CHECKS) -> Iterator[Finding]:
+def every_check() -> list[Check]:
+    """Return the checks of the vendors' drivers, our own, and the vendors' checks of the host."""
+    vendors = list(doctors())
+    first = [check for vendor in vendors for check in vendor.driver_checks]
+    last = [check for vendor in vendors for check in vendor.host_checks]
+    return [*first, *CHECKS, *last]
+
+
+def examine(case: Case, checks: Iterable[Check] | None = None) -> Iterator[Finding]:
     """Run every check; one that fails itself is a finding and stops no other."""
-    for check in checks:
+    for check in every_check() if checks is None else checks:
         try:
             yield from check(case)
-        except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
-            name = check.__name__.replace("_", "-")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are of use
+            name = getattr(check, "__name__", "unnamed").replace("_", "-")
             text = f"The check {name} itself failed: {type(error).__name__}: {error}"
             yield failure(name, text, "Report it, with gpuhook doctor --report FILE")

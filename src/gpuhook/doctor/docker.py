@@ -11,7 +11,7 @@ from gpuhook.doctor.host import is_ours
 from gpuhook.doctor.machine import Machine, seen_by
 from gpuhook.engines.docker_api import DEFAULT_CONFIG, DockerInfo
 
-_HOOK = names.NVIDIA_HOOKS[0]
+_HOOK = names.TOOLKIT_HOOKS[0]
 _REGISTER = "Run gpuhook install --engine docker"
 
 

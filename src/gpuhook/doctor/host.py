@@ -1,4 +1,4 @@
-"""Checks of the host: kernel, cgroups, security modules, CDI specs, NVIDIA's own toolkit."""
+"""Checks of the host: kernel, cgroups, security modules, CDI specs."""
 
 import os
 import re
@@ -9,17 +9,9 @@ from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, ok, warning
 from gpuhook.doctor.machine import Machine
 from gpuhook.host import files as host_files
-from gpuhook.vendors.nvidia.doctor.nodes import module_version
 
 _OPENAT2_SINCE = (5, 6)
-_FOREIGN = (
-    "nvidia-container-runtime",
-    "nvidia-container-runtime-hook",
-    "nvidia-container-cli",
-    "nvidia-ctk",
-)
 _HOST_PATH = re.compile(r"""["']?hostPath["']?\s*:\s*["']?([^"',\s}]+)""")
-_DRIVER_LIBRARY = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+(?:\.\d+)+)$")
 
 
 def kernel(case: Case) -> Iterator[Finding]:
@@ -92,50 +84,30 @@ def rootless(case: Case) -> Iterator[Finding]:
 
 
 def cdi_specs(case: Case) -> Iterator[Finding]:
-    """Compare the CDI specs with the files that exist and the driver that is loaded."""
-    loaded = module_version(case)
-    fresh = []
+    """Look for what the CDI specs name."""
+    complete = []
+    for path, named in cdi_paths(case):
+        missing = [each for each in named if not os.path.lexists(case.machine.path(each))]
+        if missing:
+            yield warning(
+                "cdi-specs",
+                f"{path} is stale: {missing[0]} doesn't exist",
+                "Generate it again with the tool that wrote it, or delete it",
+            )
+        else:
+            complete.append(path)
+    if complete:
+        yield ok("cdi-specs", f"Every path in {', '.join(complete)} exists")
+
+
+def cdi_paths(case: Case) -> Iterator[tuple[str, list[str]]]:
+    """Yield each CDI spec and the paths of the host in it. Reads JSON and YAML alike."""
     for folder in case.config.cdi_spec_dirs:
         for name in case.machine.names(folder):
-            if not name.endswith((".json", ".yaml", ".yml")):
-                continue
-            path = f"{folder}/{name}"
-            problem = _stale(case, case.machine.text(path) or "", loaded)
-            if problem:
-                yield warning(
-                    "cdi-specs",
-                    f"{path} is stale: {problem}",
-                    "Generate it anew with the tool that wrote it, or delete it",
-                )
-            else:
-                fresh.append(path)
-    if fresh:
-        yield ok("cdi-specs", f"{', '.join(fresh)} fits this machine")
-
-
-def _stale(case: Case, text: str, loaded: str | None) -> str:
-    """Say what a CDI spec names that isn't there, "" if nothing. Reads JSON and YAML alike."""
-    for path in _HOST_PATH.findall(text):
-        version = _DRIVER_LIBRARY.search(path)
-        if version and loaded and version[1] != loaded:
-            return f"it is for driver {version[1]}, and {loaded} is loaded"
-        if path.startswith("/") and not os.path.lexists(case.machine.path(path)):
-            return f"{path} doesn't exist"
-    return ""
-
-
-def foreign_toolkit(case: Case) -> Iterator[Finding]:
-    """Look for NVIDIA's own toolkit; its names may also lead to us."""
-    for name in _FOREIGN:
-        path = case.machine.which(name, names.SEARCH_PATH)
-        if path and not is_ours(case.machine, path):
-            yield warning(
-                "foreign-toolkit",
-                f"NVIDIA's container toolkit is installed too: {path}",
-                "Use one of the two for a container; to change over, see docs/migration.md",
-            )
-            return
-    yield ok("foreign-toolkit", "NVIDIA's container toolkit isn't installed beside gpuhook")
+            if name.endswith((".json", ".yaml", ".yml")):
+                path = f"{folder}/{name}"
+                found = _HOST_PATH.findall(case.machine.text(path) or "")
+                yield path, [each for each in found if each.startswith("/")]
 
 
 def is_ours(machine: Machine, path: str) -> bool:

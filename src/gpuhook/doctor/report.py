@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from gpuhook import __version__
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding
+from gpuhook.doctor.vendors import doctors
 from gpuhook.errors import GpuhookError, ReportError
 from gpuhook.host import files as host_files
 from gpuhook.inventory.cache import get_inventory
@@ -19,14 +20,8 @@ from gpuhook.vendors import seam
 _FOLDER = "gpuhook-report"
 _LOG_LINES = 200
 
-# Of the driver and the kernel; none of them holds a setting of a user's program.
-_TEXTS = (
-    "/etc/os-release",
-    "/proc/version",
-    "/proc/devices",
-    "/proc/driver/nvidia/version",
-    "/proc/driver/nvidia/params",
-)
+# Of the kernel; none of them holds a setting of a user's program. The vendors have more.
+_TEXTS = ("/etc/os-release", "/proc/version", "/proc/devices")
 
 # What of docker info is of use and can't hold a proxy's password.
 _DOCKER_KEYS = (
@@ -59,14 +54,14 @@ def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
 def _contents(case: Case, findings: list[Finding]) -> Iterator[tuple[str, str]]:
     yield "findings.json", _json([finding.to_json() for finding in findings])
     yield "versions.txt", f"gpuhook {__version__}\n{' '.join(os.uname())}\n"
-    for path in _TEXTS:
+    vendors = list(doctors())
+    texts = [*_TEXTS, *(pattern for vendor in vendors for pattern in vendor.report_files)]
+    for path in [path for pattern in texts for path in case.driver_glob(pattern)]:
         text = case.driver_text(path)
         if text is not None:
             yield path.lstrip("/"), text
-    for name in case.driver_names("/proc/driver/nvidia/gpus"):
-        path = f"/proc/driver/nvidia/gpus/{name}/information"
-        yield path.lstrip("/"), case.driver_text(path) or ""
-    yield "nodes.txt", "".join(f"{line}\n" for line in _nodes(case))
+    nodes = [pattern for vendor in vendors for pattern in vendor.report_nodes]
+    yield "nodes.txt", "".join(f"{line}\n" for line in _nodes(case, nodes))
     yield "inventory.json", _inventory(case)
     yield "config.toml", _config(case)
     yield (
@@ -82,8 +77,8 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def _nodes(case: Case) -> Iterator[str]:
-    for path in case.driver.glob("/dev/nvidia*") + case.driver.glob("/dev/nvidia-caps*/*"):
+def _nodes(case: Case, patterns: list[str]) -> Iterator[str]:
+    for path in [path for pattern in patterns for path in case.driver.glob(pattern)]:
         status = case.driver.stat(path)
         if status is not None:
             numbers = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
@@ -94,8 +89,9 @@ def _inventory(case: Case) -> str:
     try:
         found = seam.present(lambda vendor: get_inventory(case.config, vendor, save=False))
         return _json([inventory.to_json() for inventory in found])
-    except GpuhookError as error:
-        return _json({"error": str(error)})
+    except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the report is of use
+        known = isinstance(error, GpuhookError)
+        return _json({"error": str(error) if known else f"{type(error).__name__}: {error}"})
 
 
 def _config(case: Case) -> str:

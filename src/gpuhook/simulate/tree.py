@@ -44,11 +44,12 @@ class Tree:
             os.unlink(full)
         os.symlink(target, full)
 
-    def node(self, relative: str, major: int, minor: int, mode: int = 0o666) -> None:
-        """Make a character device; SimulateError where the kernel doesn't let us."""
+    def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
+        """Make a character device of root's and group ``gid``; SimulateError where we may not."""
         full = self.path(relative)
         try:
             os.mknod(full, stat.S_IFCHR | mode, os.makedev(major, minor))
+            os.chown(full, 0, gid)
         except PermissionError as error:
             raise SimulateError(
                 f"This user may not make the device node {full}",

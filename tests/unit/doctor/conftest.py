@@ -1,16 +1,10 @@
 """The fixtures of the doctor's tests."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fabricated import Tree
-
-
-@pytest.fixture
-def tree(tmp_path: Path, library: Callable[..., bytes]) -> Tree:
-    return Tree(tmp_path / "machine", library)
 
 
 @pytest.fixture

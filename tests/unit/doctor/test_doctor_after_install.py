@@ -6,7 +6,7 @@ from fabricated import BIN, Tree, said
 
 from gpuhook.cli import cli
 from gpuhook.doctor import docker, engines
-from gpuhook.doctor.checks import Check
+from gpuhook.doctor.vendors import Check
 
 GPU_PY = f"{BIN}/gpu-py"
 CHECKS: dict[str, Check] = {

@@ -2,7 +2,7 @@ import json
 import os
 
 import pytest
-from fabricated import BIN, VERSION, Tree, said
+from fabricated import BIN, Tree, said
 
 from gpuhook import log
 from gpuhook.config import loads
@@ -63,48 +63,27 @@ cdiVersion: 0.5.0
 containerEdits:
   mounts:
     - hostPath: {path}
-      containerPath: /usr/lib/libcuda.so
+      containerPath: /usr/lib/libx.so
 """
 
 
 @pytest.mark.parametrize("text", [YAML, '{{"mounts": [{{"hostPath": "{path}"}}]}}'])
 def test_cdi_specs_in_yaml_and_json(tree: Tree, text: str) -> None:
-    tree.driver()
-    library = f"/usr/lib/libcuda.so.{VERSION}"
-    spec = tree.write("/etc/cdi/nvidia.yaml", text.format(path=library))
-    status, message = said(host.cdi_specs(tree.case))["cdi-specs"]
-    assert (status, message) == (
+    tree.write("/etc/cdi/x.yaml", text.format(path="/usr/lib/libx.so"))
+    assert said(host.cdi_specs(tree.case))["cdi-specs"] == (
         "warning",
-        f"/etc/cdi/nvidia.yaml is stale: {library} doesn't exist",
+        "/etc/cdi/x.yaml is stale: /usr/lib/libx.so doesn't exist",
     )
-    tree.write(library)
-    assert said(host.cdi_specs(tree.case))["cdi-specs"][0] == "ok"
-    old = "/usr/lib/libcuda.so.470.1.2"
-    tree.write(old)
-    spec.write_text(text.format(path=old))
-    status, message = said(host.cdi_specs(tree.case))["cdi-specs"]
-    assert status == "warning"
-    assert "it is for driver 470.1.2" in message
+    tree.write("/usr/lib/libx.so")
+    assert said(host.cdi_specs(tree.case))["cdi-specs"] == (
+        "ok",
+        "Every path in /etc/cdi/x.yaml exists",
+    )
 
 
 def test_no_cdi_specs(tree: Tree) -> None:
     tree.write("/etc/cdi/README", "not a spec")
     assert said(host.cdi_specs(tree.case)) == {}
-
-
-def test_nvidias_toolkit_beside_us(tree: Tree) -> None:
-    assert said(host.foreign_toolkit(tree.case))["foreign-toolkit"][0] == "ok"
-    tree.program("/usr/bin/nvidia-ctk", "\x7fELF")
-    status, message = said(host.foreign_toolkit(tree.case))["foreign-toolkit"]
-    assert status == "warning"
-    assert "/usr/bin/nvidia-ctk" in message
-
-
-def test_nvidias_names_that_lead_to_us(tree: Tree) -> None:
-    gpu_py = tree.program(f"{BIN}/gpu-py")
-    tree.link("/usr/bin/nvidia-container-runtime", str(gpu_py))
-    (tree.root / "usr/bin/nvidia-container-runtime").chmod(0o755)
-    assert said(host.foreign_toolkit(tree.case))["foreign-toolkit"][0] == "ok"
 
 
 def test_launchers_that_are_missing(tree: Tree) -> None:

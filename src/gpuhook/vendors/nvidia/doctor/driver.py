@@ -38,7 +38,8 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
         yield failure(
             "driver-loaded",
             "The NVIDIA kernel module isn't loaded, and the PCI bus shows no NVIDIA GPU",
-            "Check that this machine has a GPU (lspci -d 10de:) that is passed on to it",
+            f"Check that this machine has a GPU (lspci -d {names.PCI_VENDOR}:) that is passed "
+            "on to it",
         )
     else:
         yield failure(
@@ -49,8 +50,9 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
 
 
 def _has_gpu(case: Case) -> bool:
-    vendors = case.machine.glob("/sys/bus/pci/devices/*/vendor")
-    return any((case.machine.text(path) or "").strip() == "0x10de" for path in vendors)
+    paths = case.machine.glob("/sys/bus/pci/devices/*/vendor")
+    vendors = {(case.machine.text(path) or "").strip() for path in paths}
+    return f"0x{names.PCI_VENDOR}" in vendors
 
 
 def driver_versions(case: Case) -> Iterator[Finding]:
@@ -112,7 +114,7 @@ def _nvml_findings(answer: nvml.Answer, seconds: float, expected: int) -> Iterat
             "nvml",
             what,
             "Enable persistence mode (nvidia-persistenced, or nvidia-smi -pm 1): the driver "
-            "starts the GPUs anew for each first user",
+            "starts the GPUs again for each first user",
         )
     elif found + len(answer.lost) != expected:
         yield warning(

@@ -1,6 +1,5 @@
-"""Build a simulated driver root, or replace one."""
+"""Build a simulated NVIDIA driver root, or replace one."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -8,7 +7,8 @@ import tempfile
 from dataclasses import dataclass
 
 from gpuhook.errors import SimulateError
-from gpuhook.simulate.place import MARKER, check_place, put_in_place
+from gpuhook.simulate import majors
+from gpuhook.simulate.build import build as build_root
 from gpuhook.simulate.tree import Tree
 from gpuhook.vendors.nvidia.simulate import devices, driver, kernel_files
 from gpuhook.vendors.nvidia.simulate.machine import Machine, SimulatedGpu, make_machine
@@ -34,28 +34,38 @@ class Built:
     library_dir: str
     gpus: tuple[SimulatedGpu, ...]
 
+    def to_json(self) -> dict[str, object]:
+        """Return what ``gpuhook simulate --format json`` prints."""
+        return {
+            "root": self.root,
+            "driver_version": self.driver_version,
+            "cuda_version": self.cuda_version,
+            "library_dir": self.library_dir,
+            "gpus": [{"index": index, **gpu.to_json()} for index, gpu in enumerate(self.gpus)],
+        }
+
+    def lines(self) -> list[str]:
+        """Return what was made, for people to read."""
+        lines = [f"{self.root}: driver {self.driver_version}, CUDA {self.cuda_version}"]
+        for index, gpu in enumerate(self.gpus):
+            node = f"/dev/nvidia{gpu.minor}{' (lost)' if gpu.lost else ''}"
+            lines.append(f"GPU {index}: {gpu.model.name} {gpu.uuid} {gpu.pci_bus_id} {node}")
+            lines += [f"  MIG {mig.profile.name} {mig.uuid}" for mig in gpu.migs]
+        return lines
+
 
 def build(options: Options) -> Built:
     """Make the driver root ``options.root``, replacing a simulated one that is there.
 
-    Everything is made beside it and put in place by one rename. Raises SimulateError if the
-    options make no sense, if the folder holds something else, or if this user, file system
-    or machine can't (no root, nodev mount, no compiler).
+    Raises SimulateError if the options make no sense, if the folder holds something else, or
+    if this user, file system or machine can't (no root, nodev mount, no compiler).
     """
     options.check()
     root = os.path.realpath(options.root)
-    check_place(root)
-    os.makedirs(os.path.dirname(root), exist_ok=True)
     vendor = find_vendor_files(options.driver_files) if options.driver_files else None
     machine = make_machine(options, vendor.version if vendor else "")
     library_dir = vendor.library_dir if vendor else options.library_dir or default_library_dir()
-    new = tempfile.mkdtemp(prefix=f".{os.path.basename(root)}.", dir=os.path.dirname(root))
-    try:
-        os.chmod(new, 0o755)  # noqa: S103 - a driver root is for everybody
-        _fill(Tree(new), options, machine, library_dir, vendor)
-        put_in_place(new, root)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+    build_root(root, lambda tree: _fill(tree, options, machine, library_dir, vendor))
     return Built(
         root=root,
         driver_version=machine.driver_version,
@@ -88,9 +98,8 @@ def _fill(
         driver.install_probes(tree, compiled)
     driver.install_firmware(tree, machine.driver_version)
     if machine.loaded:
-        majors = devices.used_majors(options, machine, devices.host_majors())
-        devices.make_nodes(tree, options, machine, majors)
-        kernel_files.make_proc(tree, machine, majors)
+        _make_devices(tree, options, machine)
+        kernel_files.make_proc(tree, machine)
         kernel_files.make_sys(tree, machine, drm=options.drm)
         driver.install_sockets(tree)
     folders = public_library_dirs(tree, vendor) if vendor else [library_dir]
@@ -98,7 +107,15 @@ def _fill(
         folders.append(driver.compat32_dir(library_dir))
     tree.text("etc/ld.so.conf", "".join(f"{folder}\n" for folder in folders))
     _make_ld_cache(tree.root)
-    tree.text(MARKER, json.dumps({"driver_version": machine.driver_version}) + "\n")
+
+
+def _make_devices(tree: Tree, options: Options, machine: Machine) -> None:
+    """Make the nodes and the /proc/devices that has their majors."""
+    known = majors.machines_devices()
+    free = devices.used_majors(options, machine, majors.free_majors(devices.DRIVERS, known))
+    devices.make_nodes(tree, options, machine, free)
+    fixed = dict.fromkeys(("nvidia", "nvidia-modeset", "nvidiactl"), devices.NVIDIA_MAJOR)
+    tree.text("proc/devices", majors.devices_text({**fixed, **free}, known), 0o444)
 
 
 def _make_skeleton(tree: Tree) -> None:

@@ -8,10 +8,8 @@ NVIDIA_MAJOR = 195
 _DRM_MAJOR = 226
 _MINOR_MODESET, _MINOR_CONTROL = 254, 255
 
-# From here downwards the kernel gives numbers to drivers that have none of their own
-# (Documentation/admin-guide/devices.txt).
-_DYNAMIC_MAJORS = range(511, 383, -1)
-_DRIVERS = (
+# Drivers that the kernel gives numbers to.
+DRIVERS = (
     "nvidia-uvm",
     "nvidia-caps",
     "nvidia-caps-imex-channels",
@@ -35,23 +33,6 @@ FEATURE_NODES = {
         ("dev/nvidia-nvswitchctl", "nvidia-nvswitch", 255),
     ),
 }
-
-
-def free_majors(proc_devices: str) -> dict[str, int]:
-    """Return a major for each driver; none is used in the text of /proc/devices."""
-    used = set()
-    for line in proc_devices.partition("Block devices:")[0].splitlines():
-        number = line.split()[:1]
-        if number and number[0].isdecimal():
-            used.add(int(number[0]))
-    free = [major for major in _DYNAMIC_MAJORS if major not in used]
-    return dict(zip(_DRIVERS, free, strict=False))
-
-
-def host_majors() -> dict[str, int]:
-    """Return a major for each driver that means nothing else on this machine."""
-    with open("/proc/devices", encoding="ascii") as file:
-        return free_majors(file.read())
 
 
 def used_majors(options: Options, machine: Machine, majors: dict[str, int]) -> dict[str, int]:

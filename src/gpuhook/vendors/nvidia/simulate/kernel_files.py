@@ -3,7 +3,6 @@
 import os
 
 from gpuhook.simulate.tree import Tree
-from gpuhook.vendors.nvidia.simulate.devices import NVIDIA_MAJOR
 from gpuhook.vendors.nvidia.simulate.machine import (
     CAP_CONFIG,
     CAP_MONITOR,
@@ -77,8 +76,8 @@ GPU Excluded:\t No
 """
 
 
-def make_proc(tree: Tree, machine: Machine, majors: dict[str, int]) -> None:
-    """Write /proc/driver/nvidia and the majors in /proc/devices."""
+def make_proc(tree: Tree, machine: Machine) -> None:
+    """Write /proc/driver/nvidia."""
     tree.text(f"{_PROC}/version", version_text(machine), 0o444)
     tree.text(f"{_PROC}/params", _PARAMS, 0o444)
     tree.text(f"{_PROC}/registry", 'Binary: ""\n', 0o644)
@@ -89,7 +88,6 @@ def make_proc(tree: Tree, machine: Machine, majors: dict[str, int]) -> None:
         _make_gpu(tree, machine, gpu)
     if machine.mig_capable:
         _make_capabilities(tree, machine)
-    tree.text("proc/devices", _devices_text(majors), 0o444)
 
 
 def version_text(machine: Machine) -> str:
@@ -154,15 +152,6 @@ def mig_minors_text() -> str:
                 for ci in range(COMPUTE_INSTANCES)
             ]
     return "".join(lines)
-
-
-def _devices_text(majors: dict[str, int]) -> str:
-    """Return this machine's /proc/devices with the driver's majors added."""
-    with open("/proc/devices", encoding="ascii") as file:
-        characters, heading, blocks = file.read().partition("Block devices:")
-    ours = dict.fromkeys(("nvidia", "nvidia-modeset", "nvidiactl"), NVIDIA_MAJOR) | majors
-    added = "".join(f"{major:3d} {name}\n" for name, major in ours.items())
-    return f"{characters.rstrip()}\n{added}\n{heading}{blocks}"
 
 
 def make_sys(tree: Tree, machine: Machine, drm: bool) -> None:

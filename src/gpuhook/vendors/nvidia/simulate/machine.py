@@ -65,6 +65,21 @@ class SimulatedGpu:
         """The PCI address as NVML spells it."""
         return f"{self.domain:08X}:{self.bus:02X}:00.0"
 
+    def to_json(self) -> dict[str, object]:
+        """Return what identifies the GPU and its MIG devices, and their states."""
+        return {
+            "minor": self.minor,
+            "uuid": self.uuid,
+            "pci_bus_id": self.pci_bus_id,
+            "name": self.model.name,
+            "lost": self.lost,
+            "mig_enabled": self.mig_enabled,
+            "mig": [
+                {"uuid": mig.uuid, "profile": mig.profile.name, "gi": mig.gi, "ci": mig.ci}
+                for mig in self.migs
+            ],
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:

@@ -1,10 +1,10 @@
-import stat
+"""The checks of NVIDIA's driver, on machines made of files."""
 
 import pytest
 from fabricated import LIBRARIES, VERSION, Tree, said
 
 from gpuhook.vendors.nvidia import nvml
-from gpuhook.vendors.nvidia.doctor import driver, nodes
+from gpuhook.vendors.nvidia.doctor import driver
 from gpuhook.vendors.nvidia.model import Gpu
 
 
@@ -13,19 +13,6 @@ def test_a_loaded_module_is_told_with_its_version(tree: Tree) -> None:
     assert said(driver.driver_loaded(tree.case)) == {
         "driver-loaded": ("ok", f"The NVIDIA kernel module {VERSION} is loaded")
     }
-
-
-def test_the_open_modules_version_is_read_too(tree: Tree) -> None:
-    text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
-    tree.write("/proc/driver/nvidia/version", text)
-    assert nodes.module_version(tree.case) == "580.65.06"
-
-
-def test_the_driver_roots_own_proc_comes_first(tree: Tree) -> None:
-    tree.driver(module="1.2.3")
-    tree.config.driver_root = "/run/nvidia/driver"
-    tree.write("/run/nvidia/driver/proc/driver/nvidia/version", "NVRM version: X  550.54.15  Y")
-    assert nodes.module_version(tree.case) == "550.54.15"
 
 
 @pytest.mark.parametrize(
@@ -78,35 +65,6 @@ def test_a_driver_root_that_does_not_exist(tree: Tree) -> None:
     assert "/run/nvidia/driver can't be opened" in message
 
 
-def test_missing_nodes_are_named(tree: Tree) -> None:
-    tree.driver()
-    status, message = said(nodes.device_nodes(tree.case))["device-nodes"]
-    assert status == "failure"
-    for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"):
-        assert f"/dev/{name} is missing" in message
-
-
-def test_nodes_with_other_numbers_and_files_in_their_place(tree: Tree) -> None:
-    tree.driver(gpus=1)
-    tree.link("/dev/nvidiactl", "/dev/null")
-    tree.write("/dev/nvidia0")
-    message = said(nodes.device_nodes(tree.case))["device-nodes"][1]
-    assert "/dev/nvidiactl is 1:3 and should be 195:255" in message
-    assert "/dev/nvidia0 is no character device" in message
-
-
-def test_uvm_without_its_module(tree: Tree) -> None:
-    tree.driver(gpus=0)
-    tree.write("/proc/devices", "Character devices:\n195 nvidia\n")
-    message = said(nodes.device_nodes(tree.case))["device-nodes"][1]
-    assert "kernel module nvidia-uvm isn't loaded" in message
-
-
-def test_nothing_is_said_of_nodes_without_a_module(tree: Tree) -> None:
-    assert said(nodes.device_nodes(tree.case)) == {}
-    assert said(nodes.dev_char_links(tree.case)) == {}
-
-
 def test_the_loaders_cache(tree: Tree) -> None:
     tree.driver()
     assert said(driver.loader_cache(tree.case))["ld-cache"][0] == "ok"
@@ -134,18 +92,6 @@ def test_what_of_the_driver_is_installed(tree: Tree) -> None:
     assert finding.status == "failure"
     assert finding.message.startswith(f"libcuda.so.{VERSION} isn't installed")
     assert f"exactly version {VERSION} (libcuda1 on Debian" in finding.remedy
-
-
-def test_links_in_dev_char_matter_under_systemd(tree: Tree) -> None:
-    tree.driver(gpus=1)
-    tree.link("/dev/nvidia0", "/dev/null")
-    assert said(nodes.dev_char_links(tree.case)) == {}
-    (tree.root / "run/systemd/system").mkdir(parents=True)
-    status, message = said(nodes.dev_char_links(tree.case))["dev-char"]
-    assert status == "warning"
-    assert message.startswith("/dev/char/195:0 is missing")
-    tree.link("/dev/char/195:0", "../nvidia0")
-    assert said(nodes.dev_char_links(tree.case))["dev-char"][0] == "ok"
 
 
 def _answer(gpus: int, lost: tuple[int, ...] = ()) -> nvml.Answer:
@@ -176,10 +122,3 @@ def test_a_library_that_is_not_nvml(tree: Tree) -> None:
     status, message = said(driver.nvml_answers(tree.case))["nvml"]
     assert status == "failure"
     assert "libnvidia-ml" in message
-
-
-def test_nodes_that_not_everyone_may_open(tree: Tree) -> None:
-    node = tree.write("/dev/nvidia0", mode=0o600)
-    assert said(nodes._node_modes(tree.case, ["/dev/nvidia0"]))["device-modes"][0] == "warning"
-    node.chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IROTH | stat.S_IWOTH)
-    assert said(nodes._node_modes(tree.case, ["/dev/nvidia0"])) == {}

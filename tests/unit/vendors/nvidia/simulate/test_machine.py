@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook.errors import SimulateError
-from gpuhook.vendors.nvidia.simulate.devices import FEATURE_NODES, free_majors
+from gpuhook.vendors.nvidia.simulate.devices import DRIVERS, FEATURE_NODES
 from gpuhook.vendors.nvidia.simulate.driver import with_soname
 from gpuhook.vendors.nvidia.simulate.kernel_files import mig_minors_text, version_text
 from gpuhook.vendors.nvidia.simulate.machine import cap_minor, make_machine, place
@@ -128,15 +128,9 @@ def test_cap_minors_are_those_of_the_driver() -> None:
     assert [int(line.split()[1]) for line in lines] == list(range(1, len(lines) + 1))
 
 
-def test_free_majors() -> None:
-    text = "Character devices:\n  1 mem\n511 x\n509 y\n\nBlock devices:\n510 sd\n"
-    majors = free_majors(text)
-    assert (majors["nvidia-uvm"], majors["nvidia-caps"]) == (510, 508)
-    assert len(set(majors.values())) == len(majors) == 7
-
-
 def test_features_have_nodes() -> None:
     assert set(FEATURE_NODES) == set(FEATURES)
+    assert {driver for nodes in FEATURE_NODES.values() for _, driver, _ in nodes} <= set(DRIVERS)
 
 
 def test_generated_text_for_no_gpus_and_for_all_models() -> None:

@@ -1,0 +1,53 @@
+"""What the vendors' folders have for the doctor: checks, and what the report shows of a driver.
+
+A vendor's module ``doctor`` has four tuples. ``DRIVER_CHECKS`` are run before all others and
+``HOST_CHECKS`` after them. ``REPORT_FILES`` are paths and shell patterns of texts in /proc and
+/sys that hold no setting of a user's program, ``REPORT_NODES`` patterns of nodes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from gpuhook.doctor.case import Case
+from gpuhook.doctor.finding import Finding, failure
+from gpuhook.vendors import seam
+from gpuhook.vendors.parts import part
+
+Check = Callable[[Case], Iterable[Finding]]
+
+
+class VendorDoctor(NamedTuple):
+    """What one vendor has for the doctor."""
+
+    driver_checks: tuple[Check, ...]
+    host_checks: tuple[Check, ...]
+    report_files: tuple[str, ...]
+    report_nodes: tuple[str, ...]
+
+
+def doctors() -> Iterator[VendorDoctor]:
+    """Yield what each known vendor has; where that can't be used, one check that says so."""
+    for name, names in seam.KNOWN.items():
+        try:
+            module = part(names, "doctor")
+            if module is None:
+                continue
+            found = VendorDoctor(
+                tuple(module.DRIVER_CHECKS),
+                tuple(module.HOST_CHECKS),
+                tuple(module.REPORT_FILES),
+                tuple(module.REPORT_NODES),
+            )
+        except Exception as error:  # noqa: BLE001 - the other vendors are to be examined
+            found = VendorDoctor((_unusable(name, error),), (), (), ())
+        yield found
+
+
+def _unusable(name: str, error: Exception) -> Check:
+    text = f"The checks of {name} can't be used: {type(error).__name__}: {error}"
+
+    def check(case: Case) -> Iterator[Finding]:
+        del case
+        yield failure(f"{name}-checks", text, "Report it, with gpuhook doctor --report FILE")
+
+    return check

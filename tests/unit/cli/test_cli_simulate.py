@@ -1,0 +1,58 @@
+"""What gpuhook simulate refuses before it makes anything."""
+
+from pathlib import Path
+
+import pytest
+import vendors
+from click.testing import CliRunner
+
+from gpuhook.cli import cli
+from gpuhook.errors import SimulateError
+
+SIMULATOR = "def simulate(tree, count, settings):\n    raise AssertionError('was called')\n"
+
+# Words of the command line -> what is said.
+REFUSED = {
+    ("--vendor", "nobody"): r"There is no vendor 'nobody'. Use one of these: nvidia, acme, bare\.",
+    ("--vendor", "a\x1bb"): r"There is no vendor 'a\\x1bb'",
+    ("--vendor", "bare"): "The devices of bare can't be simulated",
+    ("--set", "a=1"): "--set is for other vendors than nvidia",
+    ("--vendor", "acme", "--model", "H200"): "--model is for nvidia alone, not for acme",
+    ("--vendor", "acme", "--no-drm"): "--drm is for nvidia alone",
+    ("--vendor", "acme", "--compat32"): "--compat32 is for nvidia alone",
+    ("--vendor", "acme", "--mig", "0:"): "--mig is for nvidia alone",
+    ("--vendor", "acme", "--format", "json"): "--format is for nvidia alone",
+    ("--vendor", "acme", "--imex-channels", "0"): "--imex-channels is for nvidia alone",
+    ("--vendor", "acme", "--gpus", "-1"): "-1 devices can't be simulated",
+    ("--vendor", "acme", "--set", "a"): "'a' is not a setting",
+    ("--vendor", "acme", "--set", "=1"): "'=1' is not a setting",
+    ("--vendor", "acme", "--set", "a=1", "--set", "a=2"): "'a=2' is not a setting",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_what_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    root = tmp_path / "root"
+    packages = tmp_path / "packages"
+    with (
+        vendors.known(packages, "acme", simulate=SIMULATOR),
+        vendors.known(packages, "bare"),
+        pytest.raises(SimulateError, match=REFUSED[words]),
+    ):
+        CliRunner().invoke(cli, ["simulate", str(root), *words], catch_exceptions=False)
+    assert not root.exists()
+
+
+def test_a_simulator_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
+    words = ["simulate", str(tmp_path / "root"), "--vendor", "acme"]
+    with (
+        vendors.known(tmp_path, "acme", simulate="import no_such_module"),
+        pytest.raises(ModuleNotFoundError, match="no_such_module"),
+    ):
+        CliRunner().invoke(cli, words, catch_exceptions=False)
+
+
+def test_remove_is_for_every_vendor(tmp_path: Path) -> None:
+    words = ["simulate", str(tmp_path), "--vendor", "acme", "--remove"]
+    with pytest.raises(SimulateError, match="is not a simulated driver root"):
+        CliRunner().invoke(cli, words, catch_exceptions=False)

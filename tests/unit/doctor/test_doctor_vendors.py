@@ -1,0 +1,153 @@
+"""The doctor and the vendors: made-up ones are examined beside NVIDIA, and break nothing."""
+
+import io
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import vendors
+from fabricated import Tree
+
+from gpuhook.doctor import Finding, examine
+from gpuhook.doctor.checks import CHECKS
+from gpuhook.doctor.report import write_report
+
+ACME = """
+from gpuhook.doctor.finding import ok
+
+def acme_loaded(case):
+    yield ok("acme-loaded", "The module acme is loaded")
+
+def acme_host(case):
+    yield ok("acme-host", f"gpu-py is in {case.bin}")
+
+DRIVER_CHECKS = (acme_loaded,)
+HOST_CHECKS = (acme_host,)
+REPORT_FILES = ("/proc/driver/acme/version", "/sys/class/acme/*/state")
+REPORT_NODES = ("/dev/acme*",)
+"""
+
+# How a vendor's part of the doctor can be broken -> what is said of it.
+BROKEN = {
+    "raise RuntimeError('no reason')": "RuntimeError: no reason",
+    "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
+    "no Python": "SyntaxError: ",
+    "DRIVER_CHECKS = ()": "has no attribute 'HOST_CHECKS'",
+    ACME.replace("(acme_host,)", "1"): "TypeError: 'int' object is not iterable",
+}
+
+Known = Callable[..., AbstractContextManager[None]]
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Known:
+    return partial(vendors.known, tmp_path / "packages")
+
+
+def _by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+def test_a_vendors_checks_run_before_and_after_ours(tree: Tree, known: Known) -> None:
+    tree.driver()
+    with known("acme", doctor=ACME):
+        order = [finding.check for finding in examine(tree.case)]
+    assert order.index("driver-versions") < order.index("acme-loaded") < order.index("launchers")
+    assert order[-2:] == ["foreign-toolkit", "acme-host"]
+
+
+def test_nvidias_checks_come_in_the_order_of_a_person(tree: Tree) -> None:
+    tree.driver()
+    (tree.root / "run/systemd/system").mkdir(parents=True)
+    order = [finding.check for finding in examine(tree.case)]
+    first = ["driver-loaded", "driver-versions", "device-nodes", "nvml", "driver-files", "ld-cache"]
+    assert order[: len(first) + 1] == [*first, "dev-char"]
+    assert order[len(first) + 1] == "launchers"
+
+
+def test_a_vendor_without_a_doctor_has_no_checks(tree: Tree, known: Known) -> None:
+    tree.root.mkdir()
+    without = list(_by_name(examine(tree.case)))
+    with known("plain"), known("acme", doctor=ACME):
+        found = list(_by_name(examine(tree.case)))
+    assert [check for check in found if not check.startswith("acme")] == without
+    assert {"acme-loaded", "acme-host"} <= set(found)
+
+
+@pytest.mark.parametrize(("text", "words"), BROKEN.items(), ids=BROKEN.values())
+def test_a_vendor_whose_part_is_broken(tree: Tree, known: Known, text: str, words: str) -> None:
+    tree.driver()
+    with known("broken", doctor=text), known("acme", doctor=ACME):
+        found = _by_name(examine(tree.case))
+    assert found["broken-checks"].status == "failure"
+    assert found["broken-checks"].message.startswith("The checks of broken can't be used: ")
+    assert words in found["broken-checks"].message
+    assert {"driver-loaded", "foreign-toolkit", "acme-loaded", "acme-host"} <= set(found)
+
+
+@pytest.mark.parametrize("error", ["OSError", "RuntimeError", "AssertionError"])
+def test_a_vendors_check_that_fails(tree: Tree, known: Known, error: str) -> None:
+    tree.driver()
+    text = ACME.replace("    yield ok", f"    raise {error}('why')\n    yield ok", 1)
+    with known("acme", doctor=text):
+        found = _by_name(examine(tree.case))
+    assert found["acme-loaded"].status == "failure"
+    assert found["acme-loaded"].message == f"The check acme-loaded itself failed: {error}: why"
+    assert {"driver-loaded", "acme-host"} <= set(found)
+
+
+def test_a_check_without_a_name(tree: Tree) -> None:
+    tree.root.mkdir()
+    [found] = examine(tree.case, [partial(lambda _: 1 / 0)])  # type: ignore[list-item]
+    assert found.message == "The check unnamed itself failed: ZeroDivisionError: division by zero"
+
+
+def test_the_checks_of_no_vendor_name_none() -> None:
+    assert not [check for check in CHECKS if ".vendors." in check.__module__]
+
+
+def _reported(tree: Tree, path: Path) -> dict[str, str]:
+    write_report(str(path), tree.case, [])
+    files = {}
+    with tarfile.open(path) as archive:
+        for member in archive.getmembers():
+            opened = archive.extractfile(member)
+            assert opened is not None
+            text = io.TextIOWrapper(opened).read()
+            files[member.name.removeprefix("gpuhook-report/")] = text
+    return files
+
+
+def test_the_report_has_what_each_vendor_names(tree: Tree, known: Known, tmp_path: Path) -> None:
+    tree.driver(gpus=2)
+    tree.config.driver_root = "/"
+    tree.write("/proc/driver/acme/version", "7.1\n")
+    tree.write("/sys/class/acme/acme0/state", "up\n")
+    tree.write("/sys/class/acme/acme0/secret", "password\n")
+    tree.write("/dev/acme0", mode=0o660)
+    tree.write("/dev/nvidia0")
+    tree.write("/dev/nvidia-caps/nvidia-cap1")
+    with known("acme", doctor=ACME), known("broken", doctor="no Python"):
+        files = _reported(tree, tmp_path / "report.tar.gz")
+    assert files["proc/driver/acme/version"] == "7.1\n"
+    assert files["sys/class/acme/acme0/state"] == "up\n"
+    assert "sys/class/acme/acme0/secret" not in files
+    assert "Device Minor: \t 1\n" in files["proc/driver/nvidia/gpus/0000:01:00.0/information"]
+    nodes = [line.split()[0] for line in files["nodes.txt"].splitlines()]
+    assert {"/dev/acme0", "/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap1"} <= set(nodes)
+
+
+def test_the_reports_texts_are_looked_for_below_the_driver_root_first(
+    tree: Tree, known: Known, tmp_path: Path
+) -> None:
+    tree.config.driver_root = "/run/driver"
+    tree.write("/run/driver/proc/driver/acme/version", "in the driver root\n")
+    tree.write("/proc/driver/acme/version", "the machine's\n")
+    tree.write("/sys/class/acme/acme0/state", "up\n")
+    with known("acme", doctor=ACME):
+        files = _reported(tree, tmp_path / "report.tar.gz")
+    assert files["proc/driver/acme/version"] == "in the driver root\n"
+    assert files["sys/class/acme/acme0/state"] == "up\n"

@@ -1,0 +1,68 @@
+"""The checks of NVIDIA's device nodes, on machines made of files."""
+
+import stat
+
+from fabricated import Tree, said
+
+from gpuhook.vendors.nvidia.doctor import nodes
+
+
+def test_the_open_modules_version_is_read_too(tree: Tree) -> None:
+    text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
+    tree.write("/proc/driver/nvidia/version", text)
+    assert nodes.module_version(tree.case) == "580.65.06"
+
+
+def test_the_driver_roots_own_proc_comes_first(tree: Tree) -> None:
+    tree.driver(module="1.2.3")
+    tree.config.driver_root = "/run/nvidia/driver"
+    tree.write("/run/nvidia/driver/proc/driver/nvidia/version", "NVRM version: X  550.54.15  Y")
+    assert nodes.module_version(tree.case) == "550.54.15"
+
+
+def test_missing_nodes_are_named(tree: Tree) -> None:
+    tree.driver()
+    status, message = said(nodes.device_nodes(tree.case))["device-nodes"]
+    assert status == "failure"
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"):
+        assert f"/dev/{name} is missing" in message
+
+
+def test_nodes_with_other_numbers_and_files_in_their_place(tree: Tree) -> None:
+    tree.driver(gpus=1)
+    tree.link("/dev/nvidiactl", "/dev/null")
+    tree.write("/dev/nvidia0")
+    message = said(nodes.device_nodes(tree.case))["device-nodes"][1]
+    assert "/dev/nvidiactl is 1:3 and should be 195:255" in message
+    assert "/dev/nvidia0 is no character device" in message
+
+
+def test_uvm_without_its_module(tree: Tree) -> None:
+    tree.driver(gpus=0)
+    tree.write("/proc/devices", "Character devices:\n195 nvidia\n")
+    message = said(nodes.device_nodes(tree.case))["device-nodes"][1]
+    assert "kernel module nvidia-uvm isn't loaded" in message
+
+
+def test_nothing_is_said_of_nodes_without_a_module(tree: Tree) -> None:
+    assert said(nodes.device_nodes(tree.case)) == {}
+    assert said(nodes.dev_char_links(tree.case)) == {}
+
+
+def test_links_in_dev_char_matter_under_systemd(tree: Tree) -> None:
+    tree.driver(gpus=1)
+    tree.link("/dev/nvidia0", "/dev/null")
+    assert said(nodes.dev_char_links(tree.case)) == {}
+    (tree.root / "run/systemd/system").mkdir(parents=True)
+    status, message = said(nodes.dev_char_links(tree.case))["dev-char"]
+    assert status == "warning"
+    assert message.startswith("/dev/char/195:0 is missing")
+    tree.link("/dev/char/195:0", "../nvidia0")
+    assert said(nodes.dev_char_links(tree.case))["dev-char"][0] == "ok"
+
+
+def test_nodes_that_not_everyone_may_open(tree: Tree) -> None:
+    node = tree.write("/dev/nvidia0", mode=0o600)
+    assert said(nodes._node_modes(tree.case, ["/dev/nvidia0"]))["device-modes"][0] == "warning"
+    node.chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IROTH | stat.S_IWOTH)
+    assert said(nodes._node_modes(tree.case, ["/dev/nvidia0"])) == {}
