@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import vendors
 from fabricated import Tree
 
+import vendors
 from gpuhook.doctor import Finding, examine
 from gpuhook.doctor.checks import CHECKS
 from gpuhook.doctor.report import write_report
