@@ -13,8 +13,8 @@ from harness.commands import wait_until
 
 from gpuhook.config import Config
 from gpuhook.errors import DriverError
-from gpuhook.inventory.model import Inventory
 from gpuhook.vendors.nvidia.discover import discover
+from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.simulate import Built, Failure, Options, build, remove
 
 

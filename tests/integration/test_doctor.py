@@ -162,7 +162,7 @@ def test_the_report_holds_no_environment_values(
             files[member.name.removeprefix("gpuhook-report/")] = opened.read().decode()
     assert PRIVATE not in "".join(files.values())
     assert json.loads(files["findings.json"]) == found
-    assert json.loads(files["inventory.json"])["driver_version"] == driver.version
+    assert json.loads(files["inventory.json"])[0]["driver_version"] == driver.version
     assert driver.version in files["proc/driver/nvidia/version"]
     assert "/dev/nvidiactl 20666 0:0 195:255" in files["nodes.txt"]
     assert "environment = [] # values left out" in files["config.toml"]

@@ -88,10 +88,10 @@ def test_a_change_is_saved_before_anyone_asks(watched: Watched) -> None:
     watched.wait_for("1 GPUs, 0 MIG devices")
     watched.simulate("--gpus=3")
     watched.wait_for("3 GPUs, 0 MIG devices")
-    assert "is fresh: 3 GPUs" in watched.saved()
+    assert "3 GPUs, 0 MIG devices" in watched.saved()
     watched.simulate("--gpus=3", "--model=H100", "--mig=0:1g.10gb,1g.10gb")
     watched.wait_for("3 GPUs, 2 MIG devices")
-    assert "is fresh: 3 GPUs" in watched.saved()
+    assert "3 GPUs, 2 MIG devices" in watched.saved()
 
 
 def test_a_driver_that_goes_is_told_once(watched: Watched) -> None:

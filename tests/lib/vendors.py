@@ -8,13 +8,44 @@ from pathlib import Path
 
 from gpuhook.vendors import seam
 
+NAMES = """
+NAME = TITLE = {name!r}
+NOUN = ANY_NOUN = "device"
+ID_TITLE = "ID"
+VARIABLES = {{"{upper}_VISIBLE_DEVICES": ()}}
+LEGACY = ()
+MOUNTS = AUTOMATIC = ""
+KIND = "{name}.example/device"
+SWARM_RESOURCE = DEFAULT_KIND = False
+PCI_VENDOR = ""
+DRIVER_WORDS = MODULES = HOOK_MODULES = ()
+LOST_REMEDY = "Mend it"
+"""
+VENDOR = """
+from gpuhook.errors import DriverError
+from gpuhook.vendors.seam import Vendor
+from {name} import names
+
+
+class Absent(Vendor):
+    names = names
+
+    def discover(self, config):
+        raise DriverError("there is no {name}", "Buy one")
+
+
+VENDOR = Absent()
+"""
+
 
 @contextmanager
 def known(folder: Path, name: str, **modules: str) -> Iterator[None]:
     """Have gpuhook know a vendor whose package, below ``folder``, has modules of these texts."""
     package = folder / name
     package.mkdir(parents=True)
-    for module, text in {"__init__": "", "names": f"NAME = {name!r}\n", **modules}.items():
+    words = {"name": name, "upper": name.upper()}
+    usual = {"names": NAMES.format(**words), "vendor": VENDOR.format(**words)}
+    for module, text in {"__init__": "", **usual, **modules}.items():
         (package / f"{module}.py").write_text(text)
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()

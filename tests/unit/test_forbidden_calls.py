@@ -98,7 +98,6 @@ def handling_images() -> dict[str, str]:
 
 # Modules that hold a Rootfs of the host or of the driver, or change nothing in an image.
 OF_THE_HOST = {
-    "vendors/nvidia/doctor/driver": "looks at the driver root",
     "vendors/nvidia/vendor": "looks at the driver root",
     "vendors/nvidia/discover": "looks at the driver root",
     "vendors/nvidia/device_nodes": "looks at the driver root",

@@ -12,18 +12,6 @@ PACKAGE = Path(gpuhook.__file__).parent
 NVIDIAS = re.compile(r"NVIDIA_|/dev/nvidia|/proc/driver/nvidia")
 FOLDERS = ("vendors/nvidia/", "nvidia_cli/")
 
-# Files that spell it still, to be taken out of here one by one.
-NOT_YET = {
-    "cli/list.py",
-    "config/loader.py",
-    "inventory/freshness.py",
-    "inventory/model.py",
-    "inventory/selection.py",
-    "plan/operations.py",
-    "plan/spec_edits.py",
-    "request/reader.py",
-}
-
 
 def spelling() -> dict[str, list[str]]:
     """Return the files outside of NVIDIA's folders that spell its names, with the lines."""
@@ -37,11 +25,7 @@ def spelling() -> dict[str, list[str]]:
 
 
 def test_nvidias_names_are_spelled_in_its_folders_alone() -> None:
-    assert {name: lines for name, lines in spelling().items() if name not in NOT_YET} == {}
-
-
-def test_every_exception_is_still_needed() -> None:
-    assert NOT_YET - set(spelling()) == set()
+    assert spelling() == {}
 
 
 def test_what_is_found() -> None:

@@ -28,7 +28,9 @@ _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing"})
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path())
-@click.option("--vendor", default=nvidia.NAME, show_default=True, help="Whose GPUs.")
+@click.option(
+    "--vendor", default=nvidia.NAME, metavar="NAME", show_default=True, help="Whose GPUs."
+)
 @click.option("--gpus", default=1, show_default=True, help="Number of GPUs.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE",

@@ -69,7 +69,7 @@ def put_in_place(new: str, root: str) -> None:
         error = os.strerror(ctypes.get_errno())
         raise SimulateError(
             f"{root} can't be replaced ({error})",
-            "Remove it with gpuhook simulate --remove and build it anew",
+            "Remove it with gpuhook simulate --remove and build it again",
         )
 
 
