@@ -63,7 +63,7 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "vendors.nvidia.simulate": {"simulate"},
     "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
-    "cdi": {"oci"},
+    "cdi": {"host", "oci"},
     "running": {"cgroup", "container", "inventory", "oci", "vendors"},
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},
