@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.bundles import CGROUP_PARENT
 from harness.commands import wait_until
 from harness.driver import Driver, simulate
 from harness.engines import Engine
@@ -147,7 +148,8 @@ def allowed(target: str, site: Site) -> bool:
 def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
     """A scope or a pod could not end before it."""
     folder = "/sys/fs/cgroup" + ("" if site.bundle.namespace.cgroups == "v2" else "/devices")
-    group = f"{folder}/gpuhook-standby-{os.getpid()}"
+    name = f"{CGROUP_PARENT}-standby"
+    group = f"{folder}{name}"
     enter = f'mkdir {group} && echo $$ >{group}/cgroup.procs && exec "$@"'
     try:
         site.works("sh", "-c", enter, "sh")
@@ -157,7 +159,7 @@ def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
         done = site.bundle.call("rmdir", group)
     assert done.status == 0, done
     for pid in site.processes:
-        assert f"gpuhook-standby-{os.getpid()}" not in Path(f"/proc/{pid}/cgroup").read_text()
+        assert name not in Path(f"/proc/{pid}/cgroup").read_text()
 
 
 @ONE

@@ -1,9 +1,9 @@
 """Mount namespaces: one for the whole test session, and others with another cgroup layout.
 
-The session's own namespace has a fresh tmpfs on /run, an /etc whose changes nobody else
-sees, and shared propagation everywhere, as systemd makes it: a mount that leaks out of a
-container is seen, nothing outlives the session, and an engine that runs on this machine
-never notices us.
+The session's own namespace has a fresh tmpfs on /run and /dev/shm, an /etc and a /var/lib whose
+changes nobody else sees, and shared propagation everywhere, as systemd makes it: a mount that
+leaks out of a container is seen, nothing outlives the session, and an engine that runs on this
+machine, or another session, never notices us.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ CGROUP = Path("/sys/fs/cgroup")
 FIRST_TO_KNOW_CAPABILITIES = 23  # Docker's version
 CAP_SYS_RESOURCE = 24  # linux/capability.h
 LAST_CAP = Path("/proc/sys/kernel/cap_last_cap")
-ETC = Path("/run/gpuhook-test-etc")
+OWN = Path("/run/gpuhook-test-own")  # what the session changes in folders of the machine's
 
 LAYOUTS = {
     "host": ":",
@@ -115,10 +115,16 @@ def isolate_session() -> None:
         raise OSError(number, os.strerror(number), "unshare(CLONE_NEWNS)")
     run(["mount", "--make-rprivate", "/"]).ok()
     run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"]).ok()
-    for folder in (ETC / "upper", ETC / "work"):
-        folder.mkdir(parents=True)
-    layers = f"lowerdir=/etc,upperdir={ETC}/upper,workdir={ETC}/work"
-    run(["mount", "-t", "overlay", "-o", layers, "overlay", "/etc"]).ok()
+    run(["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm"]).ok()  # podman's locks
+    for place in ("/etc", "/var/lib"):
+        upper, work = (OWN / f"{name}{place}" for name in ("upper", "work"))
+        for folder in (upper, work):
+            folder.mkdir(parents=True)
+        layers = f"lowerdir={place},upperdir={upper},workdir={work}"
+        run(["mount", "-t", "overlay", "-o", layers, "overlay", place]).ok()
+    storage = Path("/var/lib/containers")  # podman's, which can't be on an overlay
+    storage.mkdir(exist_ok=True)
+    run(["mount", "-t", "tmpfs", "tmpfs", storage]).ok()
     run(["mount", "--make-rshared", "/"]).ok()
 
 

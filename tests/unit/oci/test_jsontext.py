@@ -192,3 +192,29 @@ def test_only_what_json_refuses_is_broken(value: object, place: int) -> None:
     start = text[: place % len(text)]
     if start[-1:] in ("", "{", "[", ",", ":"):
         assert jsontext.surely_broken(start)
+
+
+@given(st.lists(JSON, min_size=1, max_size=5), st.data(), st.sampled_from(["", " ", "\n\t"]))
+def test_replaced_items_keep_every_other_byte(
+    items: list[object], data: st.DataObject, blank: str
+) -> None:
+    indices = data.draw(st.sets(st.integers(0, len(items) - 1)))
+    before = [json.dumps(item, indent=data.draw(st.sampled_from([None, 1]))) for item in items]
+    after = ['"new"' if index in indices else text for index, text in enumerate(before)]
+    old, new = (
+        f'{{"z":[1.50], "a"{blank}:{{"b" :[{blank}{f"{blank},".join(texts)}{blank}] ,"c":1E2}} }}'
+        for texts in (before, after)
+    )
+    assert jsontext.replace_items(old, ("a", "b"), dict.fromkeys(indices, '"new"')) == new
+
+
+@pytest.mark.parametrize("text", ["{}", '{"a": 1}', '{"a": {"b": {}}}', '{"a": {"b": "x"}}'])
+def test_replaced_items_of_no_list(text: str) -> None:
+    with pytest.raises((KeyError, ValueError)):
+        jsontext.replace_items(text, ("a", "b"), {0: "1"})
+
+
+def test_bytes_that_are_no_text_are_written_as_they_are() -> None:
+    text = b'"\xff\xc3 \\u00e9"'.decode("utf-8", "surrogateescape")
+    read = jsontext.loads(text)
+    assert jsontext.quote_bytes(read).encode("utf-8", "surrogateescape") == b'"\xff\xc3 \\u00e9"'
