@@ -129,6 +129,12 @@ class VolumeError(InjectError):
     code = "volume"
 
 
+class CdiError(GpuhookError):
+    """A CDI document, or a name in one, can't be used as it is."""
+
+    code = "cdi"
+
+
 class SimulateError(GpuhookError):
     """A simulated driver can't be built as asked."""
 

@@ -29,7 +29,7 @@ LINES = (
     ("gpuhook", "names", "errors"),
     ("container", "oci", "host", "engines", "simulate"),
     ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
-    ("plan", "vendors", "vendors.nvidia"),
+    ("plan", "vendors", "vendors.nvidia", "cdi"),
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook",
@@ -63,6 +63,7 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "vendors.nvidia.simulate": {"simulate"},
     "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
+    "cdi": {"host", "oci"},
     "running": {"cgroup", "container", "inventory", "oci", "vendors"},
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},

@@ -107,6 +107,53 @@ def test_replace_says_what_is_missing() -> None:
         jsontext.replace("{}", ("hooks",), "1")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{ "a":1 }', '{"x":{"y":2}, "a":1 }'),
+        ('{"x":null,"b":1.50}', '{"x":{"y":2},"b":1.50}'),
+        ('{"x": {"z":1e2}}', '{"x": {"y":2,"z":1e2}}'),
+        ('{"x":{"y":[1 , 2] }}', '{"x":{"y":2 }}'),
+        ('{"x":1,"x":{"y":1}}', '{"x":1,"x":{"y":2}}'),
+    ],
+)
+def test_put_touches_one_place(text: str, expected: str) -> None:
+    assert jsontext.put(text, ("x", "y"), "2") == expected
+
+
+@pytest.mark.parametrize("text", ["[]", '{"x":[]}', '{"x":1}', "1"])
+def test_put_refuses_another_shape(text: str) -> None:
+    with pytest.raises(ValueError):
+        jsontext.put(text, ("x", "y"), "2")
+
+
+@given(st.dictionaries(st.text(), JSON), st.lists(st.text(), min_size=1, max_size=3))
+def test_what_is_put_is_there_and_nothing_else_changed(
+    document: dict[str, object], path: list[str]
+) -> None:
+    try:
+        found = json.loads(jsontext.put(json.dumps(document, indent=1), tuple(path), "[7]"))
+    except ValueError:
+        return
+    inner, outer = found, document
+    for key in path[:-1]:
+        rest = {name: value for name, value in inner.items() if name != key}
+        assert rest == {name: value for name, value in outer.items() if name != key}
+        inner, outer = inner[key], outer.get(key) or {}  # type: ignore[assignment]
+    assert inner == {**outer, path[-1]: [7]}
+
+
+def test_items_keep_their_text() -> None:
+    assert jsontext.items('{"a": [ 1.50, {"b" :1} ,"\\u0041" ]}', ("a",)) == [
+        "1.50", '{"b" :1}', '"\\u0041"',
+    ]  # fmt: skip
+    assert jsontext.items('{"a":[]}', ("a",)) == []
+    with pytest.raises(KeyError):
+        jsontext.items("{}", ("a",))
+    with pytest.raises(ValueError):
+        jsontext.items('{"a":1}', ("a",))
+
+
 def test_dumps_refuses_what_is_no_json() -> None:
     with pytest.raises(TypeError):
         jsontext.dumps(object())
