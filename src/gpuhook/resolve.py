@@ -36,15 +36,21 @@ class Resolved:
     """Requests that can be met: what each vendor gives.
 
     ``groups`` are those of the host that the container's process needs to open its nodes, and
-    why; ``settings`` its variables. ``absent`` says, a sentence each, of which vendors a
-    container asks for all devices that this machine has none of.
+    why; ``settings`` its variables. ``cdi_devices`` are those that documents describe, which
+    the runtime alone can give. ``absent`` says, a sentence each, of which vendors a container
+    asks for all devices that this machine has none of.
     """
 
     def __init__(
-        self, grants: "list[Grant]", config: "Config", absent: tuple[str, ...] = ()
+        self,
+        grants: "list[Grant]",
+        config: "Config",
+        absent: tuple[str, ...] = (),
+        cdi_devices: tuple[str, ...] = (),
     ) -> None:
         self.grants = grants
         self.absent = absent
+        self.cdi_devices = cdi_devices
         self.settings: list[Setting] = []
         self.groups: dict[int, str] = {}
         adds_groups = not config.feature("no-additional-gids-for-device-nodes")
@@ -92,8 +98,8 @@ def resolve(
     vendor, are known to be the machine's.
     """
     progress = progress or Progress()
-    asked = _asked(spec, config, progress)
-    if not asked:
+    asked, cdi_devices = _asked(spec, config, progress)
+    if not asked and not cdi_devices:
         return None
     from gpuhook.inventory import cache, selection  # noqa: PLC0415 - where a device is asked for
 
@@ -105,22 +111,24 @@ def resolve(
             if inventory is None:
                 inventory = cache.get_inventory(config, vendor, save=save)
         except DriverError as error:
-            if len(asked) == 1 or not _is_general(request):
+            if len(asked) + len(cdi_devices) == 1 or not _is_general(request):
                 raise
             absent.append(error)
             continue
         progress.inventories.append(inventory)
         devices = selection.select(request.selectors, inventory, vendor.names, request.spaces)
         grants.append(seam.Grant(vendor, request, inventory, devices))
-    if not grants:
+    if absent and not grants and not cdi_devices:
         raise absent[0]
     for grant in grants:
         grant.vendor.check(grant)
-    return Resolved(grants, config, tuple(error.cause for error in absent))
+    return Resolved(grants, config, tuple(error.cause for error in absent), cdi_devices)
 
 
-def _asked(spec: "dict[str, Any]", config: "Config", progress: Progress) -> "Asked":
-    """Return the vendors that devices are asked of; RequestError for what can't be granted."""
+def _asked(
+    spec: "dict[str, Any]", config: "Config", progress: Progress
+) -> "tuple[Asked, tuple[str, ...]]":
+    """Return the vendors that devices are asked of, and the CDI devices of documents."""
     reader = SpecReader(spec, config)
     asked: dict[str, tuple[Vendor, Request]] = {}
     for names in seam.KNOWN.values():
@@ -132,11 +140,9 @@ def _asked(spec: "dict[str, Any]", config: "Config", progress: Progress) -> "Ask
         if ours:
             asked[names.NAME] = _read(reader, names, ours, progress)
             every = [name for name in every if name not in ours]
-    foreign = list(dict.fromkeys(every))
     progress.requests = [request for _, request in asked.values()]
-    if foreign:
-        _refuse_cdi(foreign)
-    return [(vendor, request) for vendor, request in asked.values() if _wants(request)]
+    wanting = [(vendor, request) for vendor, request in asked.values() if _wants(request)]
+    return wanting, tuple(dict.fromkeys(every))
 
 
 def _read(
@@ -155,14 +161,6 @@ def _read(
 def _wants(request: "Request") -> bool:
     """Tell whether it asks for something of its vendor, and not for CDI devices alone."""
     return request.devices is not None and (bool(request.selectors) or not request.cdi_devices)
-
-
-def _refuse_cdi(devices: list[str]) -> None:
-    raise RequestError(
-        f"The container asks for CDI devices ({', '.join(devices)}), "
-        "which gpuhook doesn't inject itself",
-        "Ask the engine for them (docker run --device NAME), or name GPUs by index or UUID",
-    )
 
 
 def _is_general(request: "Request") -> bool:

@@ -157,17 +157,29 @@ def edit(
     if resolved is None:
         return None
     spec.require_mount_namespace()
-    preload.load(preload.EDIT)
-    from gpuhook.request import reader  # noqa: PLC0415 - only where a GPU is asked for
+    edited = _edit_process(_apply_documents(spec, resolved, config), resolved)
+    way = "cdi"
+    if resolved.grants:
+        preload.load(preload.EDIT)
+        from gpuhook.request import reader  # noqa: PLC0415 - only where a GPU is asked for
 
-    way = reader.effective_mode(config.mode, resolved.requests)
-    edited = _edit_process(spec, resolved)
-    if way == "spec":
-        edited = _edit_spec(edited, resolved, config)
-    else:
-        edited = _edit_for_hook(edited, resolved, config, folder, helped)
-    log.edited(spec.path, way, resolved.ids, config)
+        way = reader.effective_mode(config.mode, resolved.requests)
+        if way == "spec":
+            edited = _edit_spec(edited, resolved, config)
+        else:
+            edited = _edit_for_hook(edited, resolved, config, folder, helped)
+    log.edited(spec.path, way, (*resolved.ids, *resolved.cdi_devices), config)
     return edited
+
+
+def _apply_documents(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
+    """Return the spec with what CDI documents say of the devices that they describe."""
+    if not resolved.cdi_devices:
+        return spec
+    from gpuhook.cdi import apply, folders  # noqa: PLC0415 - slow: only for documents
+
+    found = folders.look(config.cdi_spec_dirs)
+    return apply.apply_to_spec(spec, apply.resolve(found, resolved.cdi_devices))
 
 
 def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":

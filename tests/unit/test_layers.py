@@ -72,8 +72,8 @@ LAYERS: Mapping[str, set[str]] = {
         "request", "resolve", "vendors",
     },
     "runtime_shim": {
-        "cgroup", "config", "container", "inventory", "log", "oci", "plan", "request", "resolve",
-        "start",
+        "cdi", "cgroup", "config", "container", "inventory", "log", "oci", "plan", "request",
+        "resolve", "start",
     },
     "prestart_hook": {"config", "inject", "log", "oci", "resolve", "runtime_shim"},
     "nvidia_cli": {
@@ -86,7 +86,7 @@ LAYERS: Mapping[str, set[str]] = {
         "config", "engines", "host", "inventory", "log", "runtime_shim", "start", "vendors",
     },
     "cli": {
-        "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
+        "cdi", "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
         "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate", "start",
         "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
     },

@@ -111,13 +111,19 @@ def apply(data: "dict[str, Any]", edits: "Edits", host: "Host" = host_node) -> "
 def apply_to_spec(spec: "Spec", edits: "Edits", host: "Host" = host_node) -> "Spec":
     """Return a bundle's config.json with the edits; raises as ``apply`` does.
 
-    A hook without an environment is given one: it would get the image's (CVE-2025-23266).
+    A hook without an environment is given one: it would get the image's (CVE-2025-23266). What
+    a bundle has that is started again comes no second time.
     """
     hooks = [
         hook if hook.get("env") else {**hook, "env": HOOK_ENVIRONMENT}
         for hook in edits.get("hooks") or ()
     ]
-    return spec.put(changes(spec.data, {**edits, "hooks": hooks}, host))
+    missing = [hook for hook in hooks if _hook(hook) not in spec.hooks(hook["hookName"])]
+    return spec.put(changes(spec.data, {**edits, "hooks": missing}, host))
+
+
+def _hook(hook: "dict[str, Any]") -> "dict[str, Any]":
+    return _some(hook, "path", "args", "env", "timeout")
 
 
 def changes(
@@ -133,7 +139,7 @@ def changes(
         draft.put(("linux", "netDevices", name), {"name": device["name"]})
     _add_mounts(draft, edits.get("mounts") or [])
     for hook in edits.get("hooks") or ():
-        draft.items("hooks", hook["hookName"]).append(_some(hook, "path", "args", "env", "timeout"))
+        draft.items("hooks", hook["hookName"]).append(_hook(hook))
     rdt = edits.get("intelRdt")
     if rdt is not None:
         draft.put(("linux", "intelRdt"), dict(rdt))
@@ -259,7 +265,19 @@ def _add_node(draft: _Draft, node: "dict[str, Any]") -> None:
             "minor": minor,
             "access": "" if access == NO_ACCESS else access,
         }
-        draft.items("linux", "resources", "devices").append(rule)
+        rules = draft.items("linux", "resources", "devices")
+        if not _is_in_force(rules, rule):
+            rules.append(rule)
+
+
+def _is_in_force(rules: "list[Any]", rule: "dict[str, Any]") -> bool:
+    """Tell whether a rule is there already, and none that forbids something after it."""
+    for each in reversed(rules):
+        if each == rule:
+            return True
+        if not isinstance(each, dict) or not each.get("allow"):
+            return False
+    return False
 
 
 def _replace(items: "list[Any]", key: str, new: "dict[str, Any]") -> None:

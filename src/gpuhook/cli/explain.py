@@ -15,7 +15,7 @@ from gpuhook.inventory.model import Inventory
 from gpuhook.oci import jsontext, process
 from gpuhook.oci.spec import Spec, read_spec
 from gpuhook.plan import image, spec_edits
-from gpuhook.plan.operations import AddGroup, Operation
+from gpuhook.plan.operations import AddGroup, ApplyDocument, Operation
 from gpuhook.plan.planner import make_plan
 from gpuhook.request import sources as environments
 from gpuhook.request.reader import Request, SpecReader, effective_mode
@@ -23,6 +23,7 @@ from gpuhook.resolve import Progress, Resolved, resolve
 from gpuhook.vendors import seam
 
 _HEADINGS = {
+    "cdi": "What gpu-py writes into config.json, from CDI documents:",
     "hook": "What the hook does, in order:",
     "spec": "What gpu-py writes into config.json (mode spec), in order:",
 }
@@ -68,9 +69,11 @@ class Explanation:
         self.why_nothing = _why_nothing(reader.env, config)
 
     def _plan(self, resolved: Resolved, spec: Spec, root_path: str | None, config: Config) -> None:
+        documents = _documents(resolved, config)
         found = _image(root_path, config, resolved)
         plan = make_plan(resolved.grants, found, resolved.groups)
-        self.mode = effective_mode(config.mode, resolved.requests)
+        plan.operations[:0] = documents
+        self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"
         if self._hook_alone:
             self.mode = "hook"
             self.undone = inject.left_to_runtime(plan, spec.data)
@@ -122,6 +125,24 @@ class Explanation:
         if self.error is not None:
             lines += ["", f"Error ({self.error.code}): {self.error}"]
         return "\n".join(lines)
+
+
+def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:
+    """Return what documents give; UnknownDeviceError for a name that is in none."""
+    if not resolved.cdi_devices:
+        return []
+    from gpuhook.cdi import apply, folders  # noqa: PLC0415 - slow: only for documents
+
+    found = folders.look(config.cdi_spec_dirs)
+    apply.resolve(found, resolved.cdi_devices)
+    operations = []
+    seen: set[str] = set()
+    for device in (found.devices[name] for name in resolved.cdi_devices):
+        common = {} if device.file in seen else device.document.get("containerEdits") or {}
+        seen.add(device.file)
+        edits = apply.merge([common, device.edits])
+        operations.append(ApplyDocument(device.name, device.file, edits, "asked for by name"))
+    return operations
 
 
 def _is_no_group(operation: Operation, spec: Spec) -> bool:

@@ -275,6 +275,34 @@ class SetVariable(Operation):
         }
 
 
+class ApplyDocument(Operation):
+    """Do what a CDI document says of a device: by the runtime, in config.json."""
+
+    kind = "cdi-device"
+    by_runtime = True
+
+    def __init__(self, name: str, file: str, edits: "dict[str, Any]", reason: str) -> None:
+        super().__init__(reason)
+        self.name = name
+        self.file = file
+        self.edits = edits
+
+    def describe(self) -> str:
+        """Say which device of which file, and how much of what it brings."""
+        counts = [f"{len(value)} {field}" for field, value in self.edits.items() if value]
+        return f"do what {self.file} says of {self.name} ({', '.join(counts) or 'nothing'})"
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add the device's name, its file and its edits."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "source": self.file,
+            "edits": self.edits,
+            "reason": self.reason,
+        }
+
+
 class AddGroup(Operation):
     """Put the container's process in a group: by the runtime, in config.json."""
 

@@ -41,7 +41,7 @@ def way(programs: Path, config: str, env: list[str], mounts: list[str]) -> str:
     try:
         edited = runtime_shim.edit(spec, loads(config), str(programs))
     except RequestError as error:
-        return "CDI devices" if "CDI devices" in error.cause else error.cause
+        return "CDI devices" if "CDI devices can't be used" in error.cause else error.cause
     if edited is None:
         return "nothing"
     hooked = bool(edited.hooks("prestart"))
