@@ -82,7 +82,7 @@ def is_running(pid: int) -> bool:
     """Tell whether a process exists and hasn't ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
 
