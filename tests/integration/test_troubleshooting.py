@@ -219,8 +219,8 @@ OURS: dict[str, Provocation] = {
     "This machine has no IMEX channel ...": lambda scene: scene.start(
         ALL, "NVIDIA_IMEX_CHANNELS=5"
     ),
-    "The container asks for CDI devices (...), which gpuhook doesn't inject itself": (
-        lambda scene: scene.start("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0")
+    "These CDI devices can't be used: ...": lambda scene: scene.start(
+        "NVIDIA_VISIBLE_DEVICES=maker.example/card=0"
     ),
     "... is not valid TOML": lambda scene: scene.start(
         ALL, config=scene.config("[nvidia-container-cli\n")

@@ -1,0 +1,121 @@
+"""CDI names in what a container asks for, served by gpu-py on real low-level runtimes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.driver import Driver, lines_of_nvidia_smi
+from harness.inside import look, seen
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+from harness.snapshot import nothing_left
+
+SEE = """
+echo "node $(busybox stat -c '%t:%T %a' /dev/maker-a) $(devopen /dev/maker-a)"
+echo "file $(busybox cat /opt/maker/file)"
+echo "groups $(busybox id -G)"
+busybox env | busybox grep '^MAKER'
+"""
+
+
+@pytest.fixture
+def documents(bundle: Bundle) -> Path:
+    """A folder with a document of another maker, one that is broken, and a stale one of ours."""
+    folder = bundle.path / "cdi"
+    folder.mkdir()
+    (folder / "file").write_text("the maker's")
+    device = {
+        "env": ["MAKER_A=1"],
+        "deviceNodes": [{"path": "/dev/maker-a", "hostPath": "/dev/null", "permissions": "rw"}],
+        "mounts": [
+            {
+                "hostPath": str(folder / "file"),
+                "containerPath": "/opt/maker/file",
+                "options": ["ro", "bind"],
+            }
+        ],
+        "additionalGids": [1234],
+    }
+    whole = {
+        "cdiVersion": "0.7.0",
+        "kind": "maker.example/card",
+        "containerEdits": {"env": ["MAKER=yes"]},
+        "devices": [
+            {"name": "a", "containerEdits": device},
+            {"name": "b", "containerEdits": {"env": ["MAKER_B=1"]}},
+        ],
+    }
+    (folder / "maker.yaml").write_text(json.dumps(whole))
+    (folder / "broken.json").write_text("{")
+    stale = {
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [{"name": "0", "containerEdits": {"env": ["MAKER_STALE=1"]}}],
+    }
+    (folder / "nvidia.json").write_text(json.dumps(stale))
+    return folder
+
+
+@pytest.fixture
+def config(
+    bundle: Bundle, low_level: tuple[str, Namespace], driver: Driver, documents: Path
+) -> Path:
+    more = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{documents}"]\n'
+    return write_config(bundle.path / "etc", driver.root, [low_level[0]], more)
+
+
+def test_another_makers_device(bundle: Bundle, installation: Installation, config: Path) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=maker.example/card=a,maker.example/card=b")
+    bundle.command("sh", "-c", SEE)
+    done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)}).ok()
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("node 1:3 666 ")
+    assert "EPERM" not in lines[0]
+    assert lines[1] == "file the maker's"
+    assert "1234" in lines[2].split()
+    assert {"MAKER=yes", "MAKER_A=1", "MAKER_B=1"} <= set(lines[3:])
+    assert "hooks" not in bundle.spec(), "nothing there is for our hook to do"
+
+
+@pytest.mark.parametrize("way", ["index", "UUID", "type"])
+def test_our_own_kind_is_the_machine_as_it_is(
+    bundle: Bundle, installation: Installation, config: Path, driver: Driver, way: str
+) -> None:
+    """Whatever documents say, and with the same content as by index."""
+    [gpu] = driver.chosen(2)
+    name = {"index": "2", "UUID": gpu.uuid, "type": "gpu2"}[way]
+    bundle.environ(f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={name}")
+    bundle.command("sh", "-c", "nvidia-smi -L && gpuhook-cuda-probe")
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)}).ok()
+    assert done.stdout.splitlines()[:1] == lines_of_nvidia_smi([gpu])
+
+
+def test_both_in_one_container(
+    bundle: Bundle, installation: Installation, config: Path, driver: Driver
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=5,maker.example/card=a")
+    bundle.command(*look(driver.minors))
+    inside = seen(bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)}))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(5)}
+    assert {node["path"] for node in bundle.spec()["linux"]["devices"]} >= {"/dev/maker-a"}
+
+
+@pytest.mark.parametrize(
+    ("devices", "word"),
+    [
+        ("maker.example/card=c", "maker.example/card=c"),
+        ("maker.example/card=a,other.example/x=1", "other.example/x=1"),
+        ("nvidia.com/gpu=77", "'77'"),
+    ],
+)
+def test_what_no_document_and_no_machine_has_is_refused(
+    bundle: Bundle, installation: Installation, config: Path, devices: str, word: str
+) -> None:
+    bundle.environ(f"NVIDIA_VISIBLE_DEVICES={devices}")
+    before = bundle.config.read_bytes()
+    done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)})
+    assert done.status != 0
+    assert word in done.stderr
+    assert bundle.config.read_bytes() == before
