@@ -75,13 +75,23 @@ def apply(spec: "Spec", plan: "Plan") -> "Spec":
     done = steps(plan)
     devices = [_node(op) for op in done if isinstance(op, MakeNode)]
     mounts = [_mount(op) for op in done if isinstance(op, BindFile)]
-    # A bundle that is started again holds them already.
+    # A bundle that is started again holds them already, perhaps as they were then.
     linux = spec.data.get("linux")
-    devices = _missing(devices, linux.get("devices") if isinstance(linux, dict) else None)
+    found = linux.get("devices") if isinstance(linux, dict) else None
+    there = found if isinstance(found, list) else []
+    devices = _missing(devices, found)
     mounts = _missing(mounts, spec.data.get("mounts"))
-    if devices:
+    places = {node["path"] for node in devices}
+    others = [node for node in there if _path(node) not in places]
+    if len(others) < len(there):
+        spec = spec.put({("linux", "devices"): [*others, *devices]})
+    elif devices:
         spec = spec.append(("linux", "devices"), devices)
     return spec.append(("mounts",), mounts) if mounts else spec
+
+
+def _path(node: "Any") -> "Any":
+    return node.get("path") if isinstance(node, dict) else None
 
 
 def _missing(wanted: "list[dict[str, Any]]", there: "Any") -> "list[dict[str, Any]]":

@@ -53,5 +53,17 @@ def test_a_bundle_started_again_does_not_grow() -> None:
     assert spec_edits.apply(once, plan()).data == once.data
 
 
+def test_a_node_with_other_numbers_than_last_time_takes_the_old_ones_place() -> None:
+    before = spec_edits.apply(
+        Spec("/b/config.json", '{"linux":{"devices":[{"path":"/x"}]}}'), plan()
+    )
+    nodes = before.data["linux"]["devices"]
+    stale = [{**node, "minor": 77} if node["path"] == "/dev/nvidia3" else node for node in nodes]
+    text = json.dumps({**before.data, "linux": {"devices": stale}})
+    after = applied(plan(), text)["linux"]["devices"]
+    assert sorted(node["path"] for node in after) == sorted(node["path"] for node in nodes)
+    assert [node for node in after if node["path"] == "/dev/nvidia3"] == nodes[-1:]
+
+
 def test_an_empty_plan_changes_nothing() -> None:
     assert applied(Plan([]), '{"a": 1}') == {"a": 1}
