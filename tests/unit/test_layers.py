@@ -86,7 +86,7 @@ LAYERS: Mapping[str, set[str]] = {
         "config", "engines", "host", "inventory", "log", "runtime_shim", "start", "vendors",
     },
     "cli": {
-        "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
+        "cdi", "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
         "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate", "start",
         "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
     },
