@@ -227,7 +227,7 @@ def test_nobody_stands_below_conmon(podman_runtime: Podman, driver: Driver) -> N
     inside = seen(podman_runtime.run(image("debian"), *look(driver.minors), env=env))
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
     folder = str(podman_runtime.folder)
-    wait_until(lambda: conmons(folder) == [], "conmon has ended", timeout=20.0)
+    wait_until(lambda: conmons(folder) == [], "conmon has ended")
 
 
 def conmons(folder: str) -> list[str]:

@@ -94,6 +94,15 @@ def test_what_discover_finds(npus: Inventory) -> None:
     assert Inventory.from_json(npus.to_json()) == npus
 
 
+def test_devices_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    many = second_vendor.machine(tmp_path / "many", 11, split="2,10")
+    (tmp_path / "many/sys/class/acme/acmectl").mkdir()
+    assert second_vendor.part("discover").discover(many.root).devices == many.devices
+    labels = [device.label for device in many.devices]
+    assert labels[:6] == ["0", "1", "2", "2.0", "2.1", "3"]
+    assert labels[-4:] == ["9", "10", "10.0", "10.1"]
+
+
 @pytest.mark.parametrize(
     ("words", "labels"),
     [

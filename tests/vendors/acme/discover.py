@@ -29,29 +29,31 @@ def _discover(root: Rootfs) -> Inventory:
     version = _text(root, VERSION)
     if not version:
         raise DriverError("ACME's driver isn't loaded", "Run modprobe acme")
-    labels = [name.removeprefix("acme") for name in root.list_folder(CLASS)]
-    devices = tuple(_device(root, label) for label in labels if label.replace(".", "").isdecimal())
+    labels = [name.removeprefix("acme").split(".") for name in root.list_folder(CLASS)]
+    numbers = sorted([*map(int, words)] for words in labels if all(map(str.isdecimal, words)))
+    devices = tuple(_device(root, *each) for each in numbers)
     paths = (CONTROL, *(path for device in devices for path in device.nodes))
     found = (Node.of(path, root.stat(path), _inside(path)) for path in paths)
     nodes = tuple(node for node in found if node is not None)
     return Inventory(names.NAME, root.path, version, devices, nodes, (CONTROL,))
 
 
-def _device(root: Rootfs, label: str) -> Device:
-    """Return the NPU, or the part of one, that the driver calls acmeLABEL."""
+def _device(root: Rootfs, number: int, part: int | None = None) -> Device:
+    """Return an NPU, or a part of one."""
+    whole = str(number)
+    label = whole if part is None else f"{whole}.{part}"
 
     def fact(name: str, of: str = label) -> str:
         return _text(root, f"{CLASS}/acme{of}/{name}")
 
-    whole, _, part = label.partition(".")
     called = {"board": (fact("board"),), "serial": (fact("serial"),)}
     nodes: tuple[str, ...] = (f"/dev/acme{label}",)
-    if part:
-        called["part"] = (label,)
-    else:
+    if part is None:
         called.update(index=(label,), bus_id=(fact("bus_id"),))
         nodes += (f"/dev/acme_dma{label}",)
-    parent = fact("serial", whole) if part else ""
+    else:
+        called["part"] = (label,)
+    parent = "" if part is None else fact("serial", whole)
     state = "" if fact("state") == "ready" else f"it is {fact('state')}"
     facts = fact("bus_id"), fact("model")
     return Device(fact("serial"), label, called, nodes, *facts, parent, state)
