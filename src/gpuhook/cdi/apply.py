@@ -256,15 +256,10 @@ def _add_node(draft: _Draft, node: "dict[str, Any]") -> None:
             device[field] = own
     nodes = draft.items("linux", "devices")
     _replace(nodes, "path", device)
-    if kind in ("b", "c"):
-        access = node.get("permissions") or "rwm"
-        rule = {
-            "allow": True,
-            "type": kind,
-            "major": major,
-            "minor": minor,
-            "access": "" if access == NO_ACCESS else access,
-        }
+    # The library's rule for no access at all, an empty one, is refused by runc and crun.
+    access = node.get("permissions") or "rwm"
+    if kind in ("b", "c") and access != NO_ACCESS:
+        rule = {"allow": True, "type": kind, "major": major, "minor": minor, "access": access}
         rules = draft.items("linux", "resources", "devices")
         if not _is_in_force(rules, rule):
             rules.append(rule)

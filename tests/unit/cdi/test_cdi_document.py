@@ -272,15 +272,20 @@ MERGED = "".join(f"x{n}: &x{n} {{<<: [{', '.join([f'*x{n - 1}'] * 10)}]}}\n" for
 CHAIN = "".join(f"x{n}: &x{n} {{<<: *x{n - 1}}}\n" for n in range(1, 5000))
 
 
+USED = "".join(f"- {{name: d{n}, containerEdits: *e}}\n" for n in range(2000))
+USED = f"- {{name: d, containerEdits: &e {{env: [{'A=b, ' * 500}]}}}}\n{USED}"
+
+
 @pytest.mark.parametrize(
     "data",
-    [f"x0: &x0 [A=b]\n{REPEATED}containerEdits: {{env: *x19}}\n",
+    [f"{HEAD}devices:\n{USED}", f"x0: &x0 [A=b]\n{REPEATED}containerEdits: {{env: *x19}}\n",
      f"x0: &x0 {{}}\n{MERGED}annotations: {{<<: *x19}}\n",
      f"x0: &x0 {{}}\n{CHAIN}annotations: {{<<: *x4999}}\n",
      "[" * 1_000_000, "{a: " * 500_000, "- " * 500_000, "? " * 500_000, "\n" * 2_000_000,
      "annotations: {" + "".join(f"a{n}: b, " for n in range(130_000)) + "}",
      "kind: " + "1" * 1_000_000, "x" * (tree.MOST_BYTES + 1), "&a " * 1_000_000],
-    ids=["aliases", "merges", "chain", "lists", "tables", "items", "keys", "lines", "values",
+    ids=["used often", "aliases", "merges", "chain", "lists", "tables", "items", "keys", "lines",
+         "values",
          "digits", "bytes", "anchors"],
 )  # fmt: skip
 def test_nothing_takes_long(data: str) -> None:
