@@ -10,7 +10,7 @@ from gpuhook.cdi import apply, folders
 from gpuhook.names import HOOK_ENVIRONMENT
 from gpuhook.oci.spec import read_spec
 
-# No driver has these nodes: who may open them is told that there is no device.
+# No driver has these nodes: to who may open them the kernel says that there is no device.
 DENIED, ALLOWED = "Operation not permitted", "No such device or address"
 READ_ONLY = "Read-only file system"
 

@@ -115,6 +115,31 @@ devices:
     )
 
 
+def test_what_follows_from_an_error_is_none_of_its_own() -> None:
+    found = read(
+        b"""\
+cdiVersion: 0.5.0
+devices:
+- name: a
+  containerEdits: {Env: 7}
+- name: [b]
+  containerEdit: {env: [A=b]}
+- name: c
+  containerEdits: {mounts: [7], deviceNodes: [{path: [], typ: c, type: x}]}
+"""
+    )
+    assert found.problems == (
+        Problem(1, "kind is missing"),
+        Problem(4, "devices[0].containerEdits.env must be a list, not '7'"),
+        Problem(5, "devices[1].name must be a string, not a list"),
+        Problem(6, "devices[1].containerEdit is no field that CDI knows"),
+        Problem(8, "devices[2].containerEdits.mounts[0] must be a table, not '7'"),
+        Problem(8, "devices[2].containerEdits.deviceNodes[0].path must be a string, not a list"),
+        Problem(8, "devices[2].containerEdits.deviceNodes[0].typ is no field that CDI knows"),
+        Problem(8, "the type of a device node is one of b, c, u and p, not 'x'"),
+    )
+
+
 @pytest.mark.parametrize(
     ("value", "line", "sentence"),
     [("xyz: 1\n", 4, "xyz is no field that CDI knows"),

@@ -36,7 +36,7 @@ def machine(tmp_path: Path) -> Path:
     etc.mkdir()
     (etc / "good.json").write_text(json.dumps(GOOD))
     (etc / "twin.json").write_text(json.dumps(of("0")))
-    (etc / "bad.yaml").write_text("kind: v/c\nxyz: 1\ndevices: 7\n")
+    (etc / "bad.yaml").write_text("cdiVersion: 0.3.0\nkind: v/c\nxyz: 1\ndevices: 7\n")
     (etc / "other.yml").write_text("")
     config = tmp_path / "config.toml"
     dirs = json.dumps([str(etc), str(tmp_path / "run")])
@@ -54,8 +54,8 @@ def test_list_as_json(machine: Path) -> None:
             {"name": "vendor.com/gpu=0", "files": [f"{etc}/good.json", f"{etc}/twin.json"]}
         ],
         "errors": [
-            {"file": f"{etc}/bad.yaml", "line": 2, "message": "xyz is no field that CDI knows"},
-            {"file": f"{etc}/bad.yaml", "line": 3, "message": "devices must be a list, not '7'"},
+            {"file": f"{etc}/bad.yaml", "line": 3, "message": "xyz is no field that CDI knows"},
+            {"file": f"{etc}/bad.yaml", "line": 4, "message": "devices must be a list, not '7'"},
         ],
         "ignored": [
             {"file": f"{etc}/other.yml", "reason": folders.OTHER_ENDING},
@@ -75,8 +75,8 @@ def test_list_as_text(machine: Path) -> None:
         f"vendor.com/gpu=1  {etc}/good.json",
     ]
     assert done.stderr.splitlines() == [
-        f"error: {etc}/bad.yaml, line 2: xyz is no field that CDI knows",
-        f"error: {etc}/bad.yaml, line 3: devices must be a list, not '7'",
+        f"error: {etc}/bad.yaml, line 3: xyz is no field that CDI knows",
+        f"error: {etc}/bad.yaml, line 4: devices must be a list, not '7'",
         f"error: {conflict}",
         f"ignored: {etc}/other.yml: {folders.OTHER_ENDING}",
         f"ignored: {machine}/run: {folders.MISSING}",
