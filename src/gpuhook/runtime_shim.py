@@ -177,9 +177,13 @@ def _apply_documents(spec: "Spec", resolved: "Resolved", config: Config) -> "Spe
     if not resolved.cdi_devices:
         return spec
     from gpuhook.cdi import apply, folders  # noqa: PLC0415 - slow: only for documents
+    from gpuhook.host import files as host_files  # noqa: PLC0415 - as above
 
     found = folders.look(config.cdi_spec_dirs)
-    return apply.apply_to_spec(spec, apply.resolve(found, resolved.cdi_devices))
+    edits = apply.resolve(found, resolved.cdi_devices)
+    for name in resolved.cdi_devices:
+        host_files.check_writers(found.devices[name].file)  # they may bring hooks, run by root
+    return apply.apply_to_spec(spec, edits)
 
 
 def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":

@@ -78,6 +78,16 @@ def test_another_makers_device(bundle: Bundle, installation: Installation, confi
     assert "hooks" not in bundle.spec(), "nothing there is for our hook to do"
 
 
+def test_a_document_that_others_may_write_is_not_carried_out(
+    bundle: Bundle, installation: Installation, config: Path, documents: Path
+) -> None:
+    """It could bring a hook, which root would run."""
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=maker.example/card=a")
+    (documents / "maker.yaml").chmod(0o664)
+    done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)}).failed()
+    assert "maker.yaml may be written by others than root" in done.stderr
+
+
 @pytest.mark.parametrize("way", ["index", "UUID", "type"])
 def test_our_own_kind_is_the_machine_as_it_is(
     bundle: Bundle, installation: Installation, config: Path, driver: Driver, way: str

@@ -114,6 +114,22 @@ def check_way(path: str) -> None:
     _check_folder(way, path)
 
 
+def check_writers(path: str) -> None:
+    """Raise UntrustedPathError where another user than root can have written a file.
+
+    For what root is to carry out. Says nothing where we aren't root, and of what isn't there.
+    """
+    check_way(path)
+    if os.geteuid() != _ROOT or not os.path.exists(path):
+        return
+    status = os.stat(path)
+    if status.st_uid != _ROOT or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UntrustedPathError(
+            f"{path} may be written by others than root, who would decide what root does",
+            f"Run chown root:root {path} and chmod 644 {path}",
+        )
+
+
 def _names(path: str) -> list[str]:
     """Return a path's names, the last one first."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
