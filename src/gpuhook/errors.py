@@ -129,6 +129,12 @@ class VolumeError(InjectError):
     code = "volume"
 
 
+class CdiError(GpuhookError):
+    """A CDI document can't be made, read or written."""
+
+    code = "cdi"
+
+
 class SimulateError(GpuhookError):
     """A simulated driver can't be built as asked."""
 

@@ -29,7 +29,7 @@ LINES = (
     ("gpuhook", "names", "errors"),
     ("container", "oci", "host", "engines", "simulate"),
     ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
-    ("plan", "vendors", "vendors.nvidia"),
+    ("cdi", "plan", "vendors", "vendors.nvidia"),
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook",
@@ -63,6 +63,8 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "vendors.nvidia.simulate": {"simulate"},
     "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
+    # A document is made of plans, and of what vendors say of their devices.
+    "cdi": {"config", "host", "inventory", "loader", "plan", "request", "vendors"},
     "running": {"cgroup", "container", "inventory", "oci", "vendors"},
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},
@@ -85,7 +87,7 @@ LAYERS: Mapping[str, set[str]] = {
         "config", "engines", "host", "inventory", "log", "runtime_shim", "start", "vendors",
     },
     "cli": {
-        "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
+        "cdi", "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
         "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate", "start",
         "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
     },

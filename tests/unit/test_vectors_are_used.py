@@ -9,7 +9,7 @@ import pytest
 TESTS = Path(__file__).parent
 WHOLE = [
     "image", "hook", "capabilities", "requirements", "config", "mode", "params_file",
-    "cuda_compat", "application_profile",
+    "cuda_compat", "application_profile", "cdi", "cdi_generate", "cdi_transform",
 ]  # fmt: skip
 
 

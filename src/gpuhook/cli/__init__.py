@@ -10,6 +10,7 @@ from gpuhook.errors import GpuhookError
 
 # name -> (module, one line for --help); the module holds a click command of that name.
 _COMMANDS = {
+    "cdi": ("gpuhook.cli.cdi", "Make and check the CDI documents that engines read."),
     "completion": ("gpuhook.cli.completion", "Print the script for a shell's completion."),
     "configure": ("gpuhook.cli.configure", "Tell one engine, with the options of nvidia-ctk."),
     "config": ("gpuhook.cli.config", "Show, check and change the configuration."),
