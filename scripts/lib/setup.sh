@@ -21,6 +21,7 @@ PACKAGES_DEBIAN=(
     /usr/lib/python3/dist-packages/pyroute2=python3-pyroute2
     /usr/lib/python3/dist-packages/toml=python3-toml
     /usr/lib/python3/dist-packages/tomlkit=python3-tomlkit
+    /usr/lib/python3/dist-packages/yaml=python3-yaml
 )
 
 say() {

@@ -21,9 +21,8 @@ CREATING_VERBS = frozenset({"create", "run"})
 # Qualified CDI device names, vendor/class=device, by the grammar of the CDI specification.
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _ALNUM = _LETTERS | frozenset("0123456789")
-_CLASS = _ALNUM | frozenset("-_")
-_VENDOR = _CLASS | frozenset(".")
-_DEVICE = _ALNUM | frozenset("-_.:")
+_KIND = _ALNUM | frozenset("-_.")
+_DEVICE = _KIND | frozenset(":")
 
 
 def cdi_parts(name: str) -> tuple[str, str, str] | None:
@@ -32,7 +31,7 @@ def cdi_parts(name: str) -> tuple[str, str, str] | None:
     vendor, slash, device_class = kind.partition("/")
     if not (equals and slash):
         return None
-    if not _is_word(vendor, _LETTERS, _VENDOR) or not _is_word(device_class, _LETTERS, _CLASS):
+    if not _is_word(vendor, _LETTERS, _KIND) or not _is_word(device_class, _LETTERS, _KIND):
         return None
     return (vendor, device_class, device) if _is_word(device, _ALNUM, _DEVICE) else None
 

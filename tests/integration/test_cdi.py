@@ -50,9 +50,7 @@ def folder_of_engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module", params=["runc", "crun"])
-def engine(
-    request: pytest.FixtureRequest, workspace: Path, archive: Path
-) -> Iterator[Podman]:
+def engine(request: pytest.FixtureRequest, workspace: Path, archive: Path) -> Iterator[Podman]:
     namespace: Namespace = request.getfixturevalue("host" if request.param == "runc" else "v1")
     runtime = Path(run(["sh", "-c", f"command -v {request.param}"]).ok().stdout.strip())
     folder = workspace / f"podman-cdi-{request.param}"
@@ -92,7 +90,9 @@ def test_by_uuid(site: Site) -> None:
 
 @pytest.mark.parametrize("kind", ["debian", "lib64"])
 def test_programs_that_use_the_driver(site: Site, kind: str) -> None:
-    done = site.run("sh", "-c", "nvidia-smi -L && gpuhook-cuda-probe", devices=("1", "4"), kind=kind)
+    done = site.run(
+        "sh", "-c", "nvidia-smi -L && gpuhook-cuda-probe", devices=("1", "4"), kind=kind
+    )
     lines = done.ok().stdout.splitlines()
     assert lines[:2] == lines_of_nvidia_smi(site.driver.chosen(1, 4))
     assert "2" in lines[2].split(), done

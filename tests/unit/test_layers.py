@@ -64,7 +64,7 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors.nvidia.simulate": {"simulate"},
     "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
     # A document is made of plans, and of what vendors say of their devices.
-    "cdi": {"config", "host", "inventory", "loader", "plan", "request", "vendors"},
+    "cdi": {"config", "host", "inventory", "loader", "oci", "plan", "request", "vendors"},
     "running": {"cgroup", "container", "inventory", "oci", "vendors"},
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},

@@ -133,7 +133,8 @@ def _for_loader(
     """Yield what makes an image's loader find libraries in the host's folders."""
     layout = image.layout
     if not layout.uses_cache:  # then it looks into its own folder and nowhere else
-        for name, path, _ in libraries:
+        first = {name: path for name, path, _ in reversed(libraries)}
+        for name, path in first.items():
             yield Symlink(f"{layout.libraries}/{name}", path, replace=True, reason=op.reason)
         return
     folders = dict.fromkeys(os.path.dirname(path) for _, path, _ in libraries)
