@@ -92,7 +92,7 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     with inject.open_inside(state.root or spec.root_path) as container:
         found = inject.look(container, config, {vendor_names.NAME: vendor.look})
         with _record(state, spec.data.get("annotations"), work.grant, config):
-            inject.inject(work.plan(found), container, enter=False)
+            inject.inject_inside(work.plan(found), container)
         if config.cli_debug:
             facts = {"devices": list(work.grant.ids), "cgroup": "cdi"}
             inject.note(config, state, {**facts, "skipped": container.skipped})

@@ -254,6 +254,27 @@ def inject(plan: "Plan", container: Container, *, enter: bool = True) -> None:
     apply(plan, container, enter=enter)
 
 
+def inject_inside(plan: "Plan", container: Container) -> None:
+    """Execute a plan for a container of ``open_inside``, as ``inject`` does.
+
+    Its root may be read-only already: crun makes it so before it calls hooks, runc after that.
+    """
+    if not container.is_read_only():
+        inject(plan, container, enter=False)
+        return
+    try:
+        container.set_read_only(yes=False)
+        try:
+            inject(plan, container, enter=False)
+        finally:
+            container.set_read_only(yes=True)
+    except OSError as error:
+        raise InjectError(
+            f"The container's read-only root can't be made writable for the hook: {error.strerror}",
+            _REMEDIES[errno.EROFS],
+        ) from None
+
+
 def prepare(plan: "Plan") -> None:
     """Open what a plan takes from driver roots; InjectError, and all closed, if that fails."""
     hosts: dict[str, Rootfs] = {}

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from harness import bundles, distributions
 from harness.bundles import Bundle, Spec
 from harness.cdi import generate, give
 from harness.commands import Result, run
-from harness.driver import Driver, lines_of_nvidia_smi, simulate
+from harness.driver import Driver, lines_of_nvidia_smi, run_with_driver_in_kernel, simulate
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.loader import probed
@@ -21,6 +20,10 @@ LIBRARIES = "usr/lib/x86_64-linux-gnu"
 HOOK = "gpuhook-cdi-hook"
 NAMES = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvoptix.so.1",
          "libGLX_nvidia.so.0", "libvdpau_nvidia.so.1"]  # fmt: skip
+ROUTES = (
+    "{victim}", "../../../../../../../../..{victim}", "/proc/self/root{victim}",
+    "/proc/1/root{victim}",
+)  # fmt: skip
 EVIL = """
 #include <fcntl.h>
 #include <unistd.h>
@@ -75,6 +78,7 @@ def test_the_loader_finds_every_library(
 def test_an_own_ldconfig_finds_them_again(bundle: Bundle, runtime: str, document: Path) -> None:
     give(bundle, document, "0")
     changed(bundle, "cp /sbin/ldconfig usr/local/bin/")
+    changed(bundle, "printf '/usr/lib64\\ninclude /etc/ld.so.conf.d/*.conf\\n' >etc/ld.so.conf")
     bundle.command("sh", "-c", "ldconfig && dlprobe libcuda.so.1 libvdpau_nvidia.so.1")
     found = probed(bundle.run(runtime).ok().stdout.splitlines())
     assert all(":" in inode and " " not in inode for inode in found.values()), found
@@ -84,37 +88,36 @@ def test_programs_see_the_gpus_that_were_given(
     bundle: Bundle, runtime: str, document: Path, driver: Driver
 ) -> None:
     give(bundle, document, "1", "7")
-    shown = "cat /proc/driver/nvidia/params; busybox ls /proc/driver/nvidia/gpus"
-    profile = "cat /etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
-    bundle.command("sh", "-c", f"nvidia-smi -L && {profile} && echo && {shown}")
-    lines = bundle.run(runtime).ok().stdout.splitlines()
+    profile = "cat /etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf; echo"
+    shown = "cd /proc/driver/nvidia; ls gpus; busybox grep ModifyDeviceFiles params"
+    bundle.command("sh", "-c", f"nvidia-smi -L; {profile}; {shown}")
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        lines = run_with_driver_in_kernel(bundle, runtime, driver).ok().stdout.splitlines()
     gpus = driver.chosen(1, 7)
-    assert lines[:2] == lines_of_nvidia_smi(gpus)
     mask = sum(1 << gpu.minor for gpu in gpus)
-    assert f'"EGLVisibleDGPUDevices",{mask:#x}' in lines[2]
     folders = sorted(os.listdir(driver.root / "proc/driver/nvidia/gpus"))
-    if Path("/proc/driver/nvidia").exists():  # the hook covers what the kernel shows
-        assert "ModifyDeviceFiles: 0" in lines
-        assert lines[-2:] == [folders[1], folders[7]]
+    assert lines[:2] == lines_of_nvidia_smi(gpus)
+    assert f'"EGLVisibleDGPUDevices",{mask:#x}' in lines[2]
+    assert lines[3:] == [folders[1], folders[7], "ModifyDeviceFiles: 0"]
 
 
 def test_what_is_written_down(
-    bundle: Bundle, runtime: str, document: Path, installation: Installation,
-    configs: dict[str, Path], driver: Driver,
-) -> None:  # fmt: skip
+    bundle: Bundle,
+    runtime: str,
+    document: Path,
+    installation: Installation,
+    configs: dict[str, Path],
+    driver: Driver,
+) -> None:
     give(bundle, document, "3")
     bundle.command("sleep", "1000")
-    create = [runtime, "create", "--bundle", str(bundle.path), bundle.name]
-    output = bundle.path / "output"
-    with output.open("w") as file:
-        import subprocess
-
-        subprocess.run(bundle.namespace.enter(*create), stdout=file, stderr=file, check=True)
-    answer = bundle.call(
-        installation.command, "list", "--config", configs["runc"], "--format", "json"
-    )
-    [gpu] = [gpu for gpu in json.loads(answer.ok().stdout)["gpus"] if gpu["containers"]]
-    assert gpu["uuid"] == driver.gpus[3].uuid
+    quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
+    bundle.call(*quiet, runtime, "run", "--detach", "--bundle", bundle.path, bundle.name).ok()
+    words = ["list", "--config", str(configs["runc"]), "--format", "json"]
+    answer = json.loads(run([installation.command, *words]).ok().stdout)
+    assert [gpu["index"] for gpu in answer["gpus"] if bundle.name in gpu["containers"]] == [3]
+    [container] = [each for each in answer["containers"] if each["name"] == bundle.name]
+    assert (container["known_from"], container["command"]) == ("record", "sleep")
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +212,7 @@ def test_a_user_namespace(bundle: Bundle, runtime: str, document: Path, driver: 
     bundle.change(mutate)
     changed(bundle, "chown -R 100000:100000 .; chmod 755 .")
     run(["chmod", "-R", "go+X", "/run/gpuhook-test"])
-    give(bundle, document, "2")
+    give(bundle, document, "2", mounted=True)
     bundle.command(*look(libraries=["libcuda.so.1"]))
     inside = seen(bundle.run(runtime))
     assert inside.gpu_minors == {driver.gpus[2].minor}
@@ -220,24 +223,21 @@ def test_a_user_namespace(bundle: Bundle, runtime: str, document: Path, driver: 
 
 
 @pytest.mark.parametrize("place", ["etc/nvidia", "etc/ld.so.cache", LIBRARIES, "etc/ld.so.conf.d"])
-@pytest.mark.parametrize("way", ["{victim}", "../../../../../../../../..{victim}",
-                                 "/proc/self/root{victim}", "/proc/1/root{victim}"])  # fmt: skip
+@pytest.mark.parametrize("route", ROUTES)
 def test_links_out_of_the_root(
-    bundle: Bundle, runtime: str, document: Path, tmp_path: Path, place: str, way: str
+    bundle: Bundle, runtime: str, document: Path, tmp_path: Path, place: str, route: str
 ) -> None:
+    """The runtime's own mounts are left out: what it makes of links isn't ours."""
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "file").write_text("mine")
-    target = way.format(victim=victim / "file" if place.endswith("cache") else victim)
-    changed(bundle, f"mkdir -p {place}; mv {place} {place}.old; ln -s {target} {place}")
+    target = route.format(victim=victim / "file" if place.endswith("cache") else victim)
+    changed(bundle, f"mkdir -p etc; rm -rf {place}; ln -s {target} {place}")
+    mounts = bundle.spec()["mounts"]
     give(bundle, document, "0")
-    bundle.change(
-        lambda spec: (
-            spec["mounts"].clear()
-            or spec["mounts"].extend(bundles.base_config(bundle.root)["mounts"])
-        )
-    )
-    bundle.run(runtime)
+    bundle.change(lambda spec: spec.update(mounts=mounts))
+    with nothing_left(victim, pid=bundle.namespace.pid):
+        bundle.run(runtime)
     assert contents(victim) == {str(victim): None, str(victim / "file"): b"mine"}
 
 
@@ -296,7 +296,7 @@ def test_in_the_namespace_of_the_host(bundle: Bundle, document: Path, driver: Dr
 def test_beside_the_first_process(bundle: Bundle, document: Path) -> None:
     """Whatever is mounted on the root: where the first process is, there is no container."""
     give(bundle, document, "0")
-    mounts = f"mount -t tmpfs tmpfs {bundle.root}/mnt && exec"
+    mounts = f"mount -t tmpfs tmpfs {bundle.root}/dev && exec"
     words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"]
     words += ["sh", "-c", f'{mounts} "$@"; exit $?', "sh", "sh", "-c", '"$@"; exit $?', "sh"]
     said = called(bundle, *words).failed().stderr
@@ -324,22 +324,17 @@ def test_at_another_stage(bundle: Bundle, runtime: str, document: Path, driver: 
 @pytest.mark.parametrize("mode", ["rw", "ro"])
 @pytest.mark.parametrize("place", ["etc", "usr/lib"])
 def test_volumes_stay_as_they_are(
-    bundle: Bundle, runtime: str, document: Path, driver: Driver, tmp_path: Path, place: str,
-    mode: str,
-) -> None:  # fmt: skip
+    bundle: Bundle, runtime: str, document: Path, tmp_path: Path, place: str, mode: str
+) -> None:
+    """The runtime's mounts there are left out: it makes mount points in volumes."""
     volume = tmp_path / "volume"
-    run(["cp", "-a", f"{bundle.root}/{place}", volume]).ok()
-    for name in ("ld.so.cache", "x86_64-linux-gnu/libcuda.so.1"):
-        (volume / name).unlink(missing_ok=True)
+    changed(bundle, f"cp -a {place} {volume}; rm -f {volume}/ld.so.cache")
     give(bundle, document, "0")
-    kept = {place_of: None for place_of in ("/proc", "/dev", "/dev/pts", "/dev/shm", "/sys")}
 
     def mutate(spec: Spec) -> None:
         entry = {"type": "bind", "source": str(volume), "destination": f"/{place}"}
-        engine = [m for m in spec["mounts"] if m["destination"] in kept]
-        files = [m for m in spec["mounts"] if not m["destination"].startswith(f"/{place}/")]
-        assert engine
-        spec["mounts"] = [files[0], {**entry, "options": ["rbind", "rprivate", mode]}, *files[1:]]
+        others = [m for m in spec["mounts"] if not m["destination"].startswith(f"/{place}/")]
+        spec["mounts"] = [*others, {**entry, "options": ["rbind", "rprivate", mode]}]
 
     bundle.change(mutate)
     before = contents(volume)

@@ -5,10 +5,11 @@ import sys
 from typing import Any
 
 import click
-import yaml
 
 from gpuhook import names
+from gpuhook.cdi import document as reader
 from gpuhook.cdi import transform as transforming
+from gpuhook.cdi import tree
 from gpuhook.cdi import write as writing
 from gpuhook.cdi.generate import DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
 from gpuhook.cdi.generate import generate as generate_document
@@ -192,6 +193,21 @@ def root(old: str, new: str, relative_to: str, source: str, output: str) -> None
 
 def _read(source: str) -> dict[str, Any]:
     """Return the document in a file, or on standard input."""
-    data = sys.stdin.buffer.read(host_files.LIMIT) if source == STDIO else host_files.read(source)
-    document: dict[str, Any] = yaml.safe_load(data)
-    return document
+    most = tree.MOST_BYTES + 1  # one more than a document may have: its reader says so
+    name = "The document on standard input" if source == STDIO else source
+    try:
+        given = source == STDIO
+        data = sys.stdin.buffer.read(most) if given else host_files.read_start(source, most)
+    except OSError as error:
+        raise CdiError(
+            f"{name} can't be read: {error.strerror}", "Give a file's name with --input"
+        ) from None
+    reading = reader.read(data)
+    if reading.document is None:
+        first = reading.problems[0]
+        line = f", line {first.line}" if first.line else ""
+        raise CdiError(
+            f"{name}{line}: {first.sentence}",
+            "Correct it; `gpuhook cdi validate` shows all that engines would refuse",
+        )
+    return reading.document

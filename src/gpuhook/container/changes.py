@@ -82,6 +82,14 @@ class Container(Rootfs):
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return self._boundary is not None and self._boundary.is_mounted_on()
 
+    def is_read_only(self) -> bool:
+        """Tell whether the root is mounted read-only."""
+        return bool(os.fstatvfs(self._fd).f_flag & os.ST_RDONLY)
+
+    def set_read_only(self, *, yes: bool) -> None:
+        """Make the root's mount read-only, or not."""
+        kernel.set_read_only(self._fd, self.path, yes=yes)
+
     def may_write(self, path: str) -> bool:
         """Tell whether files may be made in the folder of a path: not if it's a volume."""
         return self._folder_verdict(self._place(path)[0]).own
