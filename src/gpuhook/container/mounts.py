@@ -117,10 +117,15 @@ def below(table: bytes, root: bytes) -> set[bytes]:
 
 
 def outside(table: bytes, root: bytes) -> bytes:
-    """Return a mount table without a mount and those on it."""
+    """Return a mount table without a mount and those on it: what is known of the host's own.
+
+    A container's copies of the host's mounts are slaves of those as a rule: their masters are
+    what the host has.
+    """
     inside = below(table, root)
     lines = table.splitlines(keepends=True)
-    return b"".join(line for line in lines if line.partition(b" ")[0] not in inside)
+    others = b"".join(line for line in lines if line.partition(b" ")[0] not in inside)
+    return others.replace(b" master:", b" shared:")
 
 
 def _read(fd: int) -> bytes:

@@ -117,23 +117,25 @@ class Written:
 
     ``process`` is a descriptor of /proc/PID, -1 where that isn't known: no record then. One
     that can't be written fails no container: without one, ``gpuhook repair`` gives back nothing
-    that config.json doesn't. What another vendor's hook has written of the same process stays.
+    that config.json doesn't. With ``add``, what was written of other vendors' devices stays.
     """
 
-    def __init__(self, state_dir: str, process: int, record: "dict[str, Any]") -> None:
+    def __init__(
+        self, state_dir: str, process: int, record: "dict[str, Any]", *, add: bool = False
+    ) -> None:
         self._name = ""
         self._folder = _open(state_dir, make=True) if process >= 0 else None
         if self._folder is None:
             return
         try:
-            self._write(self._folder, {**record, "started": started(process)})
+            self._write(self._folder, {**record, "started": started(process)}, add=add)
             _sweep(self._folder, record["pid"])
         except OSError:
             pass
 
-    def _write(self, folder: int, record: "dict[str, Any]") -> None:
+    def _write(self, folder: int, record: "dict[str, Any]", *, add: bool) -> None:
         name = f"{record['pid']}-{record['started']}"
-        before = _load(folder, name)
+        before = _load(folder, name) if add else None
         if before is not None:
             vendors = {each["vendor"] for each in record["given"]}
             others = [each for each in before["given"] if each["vendor"] not in vendors]
