@@ -5,6 +5,8 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 REPOSITORY=$PWD
 WORK=$REPOSITORY/.work
+# What takes minutes to make and is the same for all clones of a user.
+CACHE=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/gpuhook
 mkdir -p "$WORK"
 
 # What needs which Debian package: the command (or absolute path) that shows it is there.
@@ -55,8 +57,10 @@ install_packages() {
     is_root || die "missing packages: as root, run apt-get install ${missing[*]}"
     command -v apt-get >/dev/null || die "install these Debian packages' like: ${missing[*]}"
     say "installing with apt: ${missing[*]}"
-    apt-get update -q >/dev/null
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+    # Another clone may be at it, and apt-get itself doesn't wait for all of its locks.
+    flock --close /var/cache/apt apt-get update -q >/dev/null
+    DEBIAN_FRONTEND=noninteractive flock --close /var/cache/apt \
+        apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=600 \
         "${missing[@]}" >"$WORK/apt.log" 2>&1 || {
         tail -n 20 "$WORK/apt.log" >&2
         die "apt-get failed; all it said is in $WORK/apt.log"

@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from harness.podman import Podman, hooks_dir, podman
 from harness.standing import Site
 
 WORKSPACE = Path("/run/gpuhook-test")
-WORK = images.REPOSITORY / ".work"
 RUNC, CRUN = "runc", "crun"
 ENGINES = [
     "docker",
@@ -56,8 +56,8 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
     """A folder that vanishes with the session, in a mount namespace that does so too."""
     # What is downloaded must be here by now: name resolution needs the host's /run and /etc.
     used = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    if "real_driver" in used:
-        fetch_driver_files(WORK)
+    if "driver_files" in used:
+        fetch_driver_files()
     if "releases" in used:
         distributions.fetch()
     namespaces.isolate_session()
@@ -74,14 +74,26 @@ def driver(workspace: Path, installation: Installation) -> Driver:
 
 
 @pytest.fixture(scope="session")
-def real_driver(workspace: Path, installation: Installation) -> Iterator[Driver]:
-    """The real driver files of Debian's packages, with simulated GPUs.
+def driver_files(workspace: Path) -> Path:
+    """The real driver files of Debian's packages; they are shared, so change none."""
+    return fetch_driver_files()
 
-    It lies beside the files, because it is made of hard links to them.
-    """
-    root = WORK / f"driver-{os.getpid()}"
+
+@pytest.fixture(scope="session")
+def beside_driver_files(driver_files: Path) -> Iterator[Path]:
+    """A folder for what is made of hard links to them."""
+    with tempfile.TemporaryDirectory(prefix="driver-", dir=driver_files.parent) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def real_driver(
+    beside_driver_files: Path, driver_files: Path, installation: Installation
+) -> Iterator[Driver]:
+    """The real driver files of Debian's packages, with simulated GPUs."""
+    root = beside_driver_files / "real"
     minors = ",".join(str(minor) for minor in MINORS)
-    options = ["--gpus=8", f"--minors={minors}", f"--driver-files={fetch_driver_files(WORK)}"]
+    options = ["--gpus=8", f"--minors={minors}", f"--driver-files={driver_files}"]
     yield simulate(installation, root, *options)
     run([installation.command, "simulate", "--remove", root]).ok()
 
@@ -213,7 +225,7 @@ def containerd_crun(
 def podman_config(workspace: Path, configs: dict[str, Path]) -> Path:
     """The config.toml that is found without GPUHOOK_CONFIG, which podman doesn't pass on."""
     config = Path("/etc/gpuhook/config.toml")  # the session has an /etc of its own
-    config.parent.mkdir()
+    config.parent.mkdir()  # an installed one's is hidden
     config.symlink_to(configs[RUNC])
     return config
 

@@ -232,6 +232,17 @@ def test_what_would_be_written(
     assert path.stat().st_ino == before.st_ino
 
 
+def test_another_generators_file_beside_ours(
+    installation: Installation, configs: dict[str, Path], tmp_path: Path, made: Path
+) -> None:
+    other = tmp_path / "nvidia.yaml"
+    shutil.copy(made, other)
+    said = call(installation, configs["runc"], "--output", tmp_path).ok().stderr
+    assert said.startswith(f"gpuhook: warning: {other} names the same devices of nvidia.com/gpu")
+    other.unlink()
+    assert call(installation, configs["runc"], "--output", tmp_path).ok().stderr == ""
+
+
 def test_to_standard_output(installation: Installation, configs: dict[str, Path]) -> None:
     words = ("--format=json", "--device-name-strategy=type-index", f"--kind={KIND}")
     made = json.loads(call(installation, configs["runc"], *words).ok().stdout)

@@ -1,6 +1,7 @@
 """The Debian package: built by the script, installed into a copy of this Debian, taken out again.
 
-The copy is an overlay: what was installed and what is left behind lies in its upper layer.
+The copy is an overlay: what was installed and what is left behind lies in its upper layer. The
+package is installed once; tests that begin with it installed have another layer above that one.
 """
 
 import ast
@@ -51,33 +52,76 @@ class Debian:
         return found
 
 
-@pytest.fixture(scope="module")
-def package(workspace: Path) -> Path:
-    folder = workspace / "deb-dist"
-    built = run([REPOSITORY / "scripts/build-deb", folder], timeout=600.0).ok().stdout.split()
+def build(folder: Path) -> Path:
+    """Build the package in a new folder; return its path."""
+    command, env = REPOSITORY / "scripts/build-deb", {"SOURCE_DATE_EPOCH": "1700000000"}
+    built = run([command, folder], env=env, timeout=600.0).ok().stdout.split()
     assert [Path(path).suffix for path in built[-2:]] == [".deb", ".whl"]
     return Path(built[-2])
 
 
-@pytest.fixture
-def debian(workspace: Path, package: Path) -> Iterator[Debian]:
-    """A Debian with the package file in its root folder."""
-    folder = workspace / "deb-root"
+@contextmanager
+def layer(folder: Path, *below: Path) -> Iterator[Debian]:
+    """Give a Debian whose changes go to the new ``folder``; ``below`` are layers, topmost first."""
     parts = {name: folder / name for name in ("upper", "work", "root")}
     for part in parts.values():
         part.mkdir(parents=True)
-    layers = f"lowerdir=/,upperdir={parts['upper']},workdir={parts['work']}"
+    lower = ":".join(map(str, [*below, "/"]))
+    layers = f"lowerdir={lower},upperdir={parts['upper']},workdir={parts['work']}"
     run(["mount", "-t", "overlay", "-o", layers, "overlay", parts["root"]]).ok()
     run(["mount", "-t", "proc", "proc", parts["root"] / "proc"]).ok()
     run(["mount", "--bind", "/dev", parts["root"] / "dev"]).ok()
     run(["mount", "-t", "tmpfs", "tmpfs", parts["root"] / "run"]).ok()
     try:
-        run(["cp", package, parts["root"] / "package.deb"]).ok()
         yield Debian(parts["root"], parts["upper"])
     finally:
         for path in ("run", "dev", "proc", ""):
             run(["umount", parts["root"] / path]).ok()
-        run(["rm", "-rf", "--one-file-system", folder]).ok()
+
+
+@pytest.fixture(scope="session")
+def package(workspace: Path) -> Path:
+    return build(workspace / "deb-dist")
+
+
+@pytest.fixture(scope="session")
+def without(workspace: Path, package: Path) -> Path:
+    """The layer that has the package file in the root folder, and no gpuhook of this machine's."""
+    with layer(workspace / "deb-without") as made:
+        (made.root / "var/lib/dpkg/info/gpuhook.prerm").unlink(missing_ok=True)
+        made.call("dpkg", "--purge", "gpuhook")
+        for path in ("etc/gpuhook", "etc/docker/daemon.json", "var/lib/gpuhook"):
+            run(["rm", "-rf", made.root / path]).ok()
+        # Without it dpkg doesn't have man-db read all of this machine's manual pages each time.
+        (made.root / "var/lib/man-db/auto-update").unlink(missing_ok=True)
+        run(["cp", package, made.root / "package.deb"]).ok()
+    return made.upper
+
+
+@pytest.fixture(scope="session")
+def with_package(workspace: Path, without: Path) -> Path:
+    """The layer that has the package installed."""
+    with layer(workspace / "deb-with", without) as made:
+        made.call("dpkg", "-i", "/package.deb")
+    return made.upper
+
+
+@pytest.fixture
+def bare(workspace: Path, without: Path) -> Iterator[Debian]:
+    """A Debian with the package file in its root folder."""
+    folder = workspace / "deb-root"
+    with layer(folder, without) as made:
+        yield made
+    run(["rm", "-rf", "--one-file-system", folder]).ok()
+
+
+@pytest.fixture
+def debian(workspace: Path, without: Path, with_package: Path) -> Iterator[Debian]:
+    """A Debian with the package installed."""
+    folder = workspace / "deb-root"
+    with layer(folder, with_package, without) as made:
+        yield made
+    run(["rm", "-rf", "--one-file-system", folder]).ok()
 
 
 def test_lintian_has_nothing_to_say(package: Path) -> None:
@@ -111,18 +155,10 @@ def test_the_default_configuration_is_the_one_of_the_repository(
 
 
 def test_two_builds_are_the_same(package: Path, workspace: Path) -> None:
-    env = {"SOURCE_DATE_EPOCH": "1700000000"}
-    made = []
-    for name in ("one", "two"):
-        folder = workspace / f"deb-{name}"
-        run([REPOSITORY / "scripts/build-deb", folder], env=env, timeout=600.0).ok()
-        [deb] = folder.glob("*.deb")
-        made.append(deb.read_bytes())
-    assert made[0] == made[1]
+    assert build(workspace / "deb-again").read_bytes() == package.read_bytes()
 
 
 def test_the_installed_programs_run(debian: Debian) -> None:
-    debian.call("dpkg", "-i", "/package.deb")
     assert debian.call("gpu-py", "--version").stdout == run(["runc", "--version"]).ok().stdout
     assert "usage: gpuhook-prestart" in debian.call("gpuhook-prestart", "--help").stdout
     assert debian.call("gpuhook", "--version").stdout.startswith("gpuhook, version ")
@@ -136,28 +172,26 @@ def test_the_installed_programs_run(debian: Debian) -> None:
 
 
 def test_the_modules_are_compiled(debian: Debian) -> None:
-    debian.call("dpkg", "-i", "/package.deb")
-    compiled = {Path(path).name for path in debian.changed() if path.endswith(".pyc")}
+    compiled = {path.name for path in (debian.root / "usr/lib/gpuhook").rglob("*.pyc")}
     for name in ("runtime_shim", "prestart_hook", "pynvml"):
         assert any(each.startswith(f"{name}.cpython-") for each in compiled), compiled
 
 
-def test_nothing_is_left_after_a_purge(debian: Debian) -> None:
-    before = debian.changed()
-    debian.call("dpkg", "-i", "/package.deb")
-    debian.call("gpuhook", "--help")
-    assert "usr/bin/gpu-py" in debian.changed()
-    debian.call("dpkg", "-r", "gpuhook")
-    assert debian.changed() - before == {"etc/gpuhook/config.toml"}
-    debian.call("dpkg", "-P", "gpuhook")
-    assert debian.changed() == before
-    assert not (debian.root / "usr/lib/gpuhook").exists()
-    assert not (debian.root / "etc/gpuhook").exists()
-    assert not (debian.root / "run/gpuhook").exists()
+def test_nothing_is_left_after_a_purge(bare: Debian) -> None:
+    before = bare.changed()
+    bare.call("dpkg", "-i", "/package.deb")
+    bare.call("gpuhook", "--help")
+    assert "usr/bin/gpu-py" in bare.changed()
+    bare.call("dpkg", "-r", "gpuhook")
+    assert bare.changed() - before == {"etc/gpuhook/config.toml"}
+    bare.call("dpkg", "-P", "gpuhook")
+    assert bare.changed() == before
+    assert not (bare.root / "usr/lib/gpuhook").exists()
+    assert not (bare.root / "etc/gpuhook").exists()
+    assert not (bare.root / "run/gpuhook").exists()
 
 
 def test_the_units_are_enabled_and_well_formed(debian: Debian) -> None:
-    debian.call("dpkg", "-i", "/package.deb")
     units = sorted((REPOSITORY / "packaging/systemd").iterdir())
     assert [unit.name for unit in units] == ["gpuhook-watch.service"]
     for unit in units:
@@ -169,7 +203,6 @@ def test_the_units_are_enabled_and_well_formed(debian: Debian) -> None:
 
 
 def test_a_changed_configuration_is_kept(debian: Debian) -> None:
-    debian.call("dpkg", "-i", "/package.deb")
     debian.call("gpuhook", "config", "set", "disable-require=true")
     changed = (debian.root / "etc/gpuhook/config.toml").read_text()
     debian.call("dpkg", "-i", "/package.deb")
@@ -181,7 +214,6 @@ def test_removal_takes_gpu_py_out_of_the_engines(debian: Debian) -> None:
     settings = debian.root / "etc/docker/daemon.json"
     settings.parent.mkdir(exist_ok=True)
     settings.write_text(DAEMON_JSON)
-    debian.call("dpkg", "-i", "/package.deb")
     debian.call("gpuhook", "install", "--engine", "docker")
     runtimes = json.loads(settings.read_text())["runtimes"]
     assert runtimes == {"gpu-py": {"path": "/usr/bin/gpu-py"}}
@@ -244,7 +276,6 @@ def test_removal_while_docker_starts_everything_with_gpu_py(
     settings = debian.root / "etc/docker/daemon.json"
     settings.parent.mkdir(exist_ok=True)
     settings.write_text(DAEMON_JSON)
-    debian.call("dpkg", "-i", "/package.deb")
     debian.call("gpuhook", "install", "--engine", "docker", "--set-default")
     installed = settings.read_bytes()
     with dockerd(debian, roots["busybox"]) as docker:
@@ -275,7 +306,6 @@ def test_removal_while_it_is_dockers_default_by_hand(
     settings.parent.mkdir(exist_ok=True)
     runtimes = {"gpus": {"path": "/usr/bin/gpu-py"}}
     settings.write_text(json.dumps({"runtimes": runtimes, "default-runtime": "gpus"}))
-    debian.call("dpkg", "-i", "/package.deb")
     with dockerd(debian, roots["busybox"]) as docker:
         refused = debian.call("dpkg", "-r", "gpuhook", fails=True)
         assert f"The running dockerd {docker.pid} has gpus (/usr/bin/gpu-py)" in refused.stderr
@@ -286,13 +316,11 @@ def test_removal_while_it_is_dockers_default_by_hand(
 
 def test_removal_where_gpuhook_does_not_even_start(debian: Debian) -> None:
     """A package that can't be removed would be worse."""
-    debian.call("dpkg", "-i", "/package.deb")
     (debian.root / "usr/lib/gpuhook/gpuhook/cli/__init__.py").write_text("broken = \n")
     assert "gpuhook doesn't start" in debian.call("dpkg", "-r", "gpuhook").stderr
 
 
 def test_completion_in_bash(debian: Debian) -> None:
-    debian.call("dpkg", "-i", "/package.deb")
     script = (
         ". /usr/share/bash-completion/completions/gpuhook; "
         "COMP_WORDS=(gpuhook do); COMP_CWORD=1; _gpuhook_completion gpuhook; "
@@ -302,8 +330,8 @@ def test_completion_in_bash(debian: Debian) -> None:
 
 
 def test_the_manual_pages_are_well_formed(debian: Debian) -> None:
-    debian.call("dpkg", "-i", "/package.deb")
-    pages = sorted(debian.upper.glob("usr/share/man/man?/*.gz"))
+    files = debian.call("dpkg", "-L", "gpuhook").stdout.split()
+    pages = [debian.root / path[1:] for path in files if re.match("/usr/share/man/.*[.]gz", path)]
     assert len(pages) == 6
     for page in pages:
         said = run(["mandoc", "-Tlint"], stdin=gzip.decompress(page.read_bytes())).stdout

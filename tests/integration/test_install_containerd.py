@@ -100,10 +100,13 @@ class Site:
 
 
 @pytest.fixture
-def site(workspace: Path, installation: Installation, tmp_path: Path) -> Site:
-    made = Site(installation.command, tmp_path)
+def site(workspace: Path, installation: Installation) -> Iterator[Site]:
+    folder = workspace / "install-containerd"  # a socket's path has at most 107 characters
+    folder.mkdir()
+    made = Site(installation.command, folder)
     made.config.write_text(COMMENTED.format(folder=made.folder, pause=PAUSE))
-    return made
+    yield made
+    run(["rm", "-rf", "--one-file-system", folder]).ok()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,40 +9,18 @@ import pytest
 from gpuhook.loader import ldcache
 from gpuhook.vendors.nvidia.simulate import Built, Options, build
 
-SCRIPT = Path(__file__).parents[2] / "scripts/fetch-driver-files"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-
 
 @pytest.fixture(scope="module")
-def driver_files() -> Path:
-    """The extracted packages; downloaded once, then kept in the user's cache."""
-    tree = CACHE / "gpuhook/driver-files/tree"
-    # From the namespace of whoever started the tests: name resolution may need its /run.
-    argv = ["nsenter", "-t", str(os.getppid()), "-m", "--", str(SCRIPT), str(tree)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode and not (tree / ".driver-files").exists():
-        reason = done.stderr.strip().splitlines()[-1]
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(f"the driver's packages can't be had here ({reason})")
-    return tree
-
-
-@pytest.fixture(scope="module")
-def built(workspace: Path, driver_files: Path) -> Iterator[Built]:
-    # On the file system of the packages, where half a gigabyte costs nothing but hard links.
-    nodev = os.statvfs(driver_files).f_flag & os.ST_NODEV
-    root = (workspace if nodev else driver_files.parent) / "simulated"
-    yield build(
+def built(beside_driver_files: Path, driver_files: Path) -> Built:
+    return build(
         Options(
-            root=str(root),
+            root=str(beside_driver_files / "simulated"),
             gpus=3,
             minors=(2, 0, 1),
             mig={1: ("3g.71gb", "1g.18gb")},
             driver_files=str(driver_files),
         )
     )
-    subprocess.run(["rm", "-rf", root], check=True)
 
 
 def nvidia_smi(built: Built, *words: str) -> subprocess.CompletedProcess[str]:

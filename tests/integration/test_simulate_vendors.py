@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import vendors
 from click.testing import CliRunner, Result
 
+import vendors
 from gpuhook.cli import cli
 from gpuhook.errors import SimulateError
 from gpuhook.simulate.build import build

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.bundles import CGROUP_PARENT
 from harness.commands import wait_until
 from harness.driver import Driver, simulate
 from harness.engines import Engine
@@ -147,7 +148,8 @@ def allowed(target: str, site: Site) -> bool:
 def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
     """A scope or a pod could not end before it."""
     folder = "/sys/fs/cgroup" + ("" if site.bundle.namespace.cgroups == "v2" else "/devices")
-    group = f"{folder}/gpuhook-standby-{os.getpid()}"
+    name = f"{CGROUP_PARENT}-standby"
+    group = f"{folder}{name}"
     enter = f'mkdir {group} && echo $$ >{group}/cgroup.procs && exec "$@"'
     try:
         site.works("sh", "-c", enter, "sh")
@@ -157,7 +159,7 @@ def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
         done = site.bundle.call("rmdir", group)
     assert done.status == 0, done
     for pid in site.processes:
-        assert f"gpuhook-standby-{os.getpid()}" not in Path(f"/proc/{pid}/cgroup").read_text()
+        assert name not in Path(f"/proc/{pid}/cgroup").read_text()
 
 
 @ONE
@@ -225,7 +227,7 @@ def test_nobody_stands_below_conmon(podman_runtime: Podman, driver: Driver) -> N
     inside = seen(podman_runtime.run(image("debian"), *look(driver.minors), env=env))
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
     folder = str(podman_runtime.folder)
-    wait_until(lambda: conmons(folder) == [], "conmon has ended", timeout=20.0)
+    wait_until(lambda: conmons(folder) == [], "conmon has ended")
 
 
 def conmons(folder: str) -> list[str]:

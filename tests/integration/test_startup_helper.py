@@ -82,7 +82,7 @@ def is_running(pid: int) -> bool:
     """Tell whether a process exists and hasn't ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
 
@@ -122,14 +122,14 @@ def test_hook_does_the_work_where_the_helper_dies_when_asked(case: Case) -> None
 def test_helper_ends_with_the_runtime(case: Case) -> None:
     case.wrap("exit 9")
     assert case.bundle.run(case.installation.runtime, case.env).status == 9
-    wait_until(case.helper_is_gone, "the helper is gone", timeout=5)
+    wait_until(case.helper_is_gone, "the helper is gone")
 
 
 @pytest.mark.parametrize("signal", ["KILL", "TERM"])
 def test_helper_ends_with_a_killed_runtime(case: Case, signal: str) -> None:
     case.wrap(f"kill -{signal} $$; sleep 30")
     assert case.bundle.run(case.installation.runtime, case.env).status != 0
-    wait_until(case.helper_is_gone, "the helper is gone", timeout=5)
+    wait_until(case.helper_is_gone, "the helper is gone")
 
 
 def test_helper_keeps_no_descriptor_of_the_caller(case: Case) -> None:
@@ -153,7 +153,7 @@ def test_helper_keeps_no_descriptor_of_the_caller(case: Case) -> None:
     assert pipe not in links
     os.close(reader)
     assert started.wait(30) == 0
-    wait_until(case.helper_is_gone, "the helper is gone", timeout=5)
+    wait_until(case.helper_is_gone, "the helper is gone")
 
 
 def test_same_bundle_again(case: Case) -> None:
@@ -245,5 +245,5 @@ def test_deadline(case: Case, installation: Installation) -> None:
     ignored = int(next(line for line in status.splitlines() if "SigIgn" in line).split()[1], 16)
     assert not ignored >> 13 & 1, "SIGALRM must end it"
     os.kill(case.helper, 14)
-    wait_until(case.helper_is_gone, "the helper is gone", timeout=5)
+    wait_until(case.helper_is_gone, "the helper is gone")
     started.wait(30)

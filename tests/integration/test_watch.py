@@ -29,7 +29,7 @@ def test_an_event_ends_the_wait(workspace: Path) -> None:
         timer.start()
         before = time.monotonic()
         assert events.wait(20.0)
-        assert time.monotonic() - before < 5.0
+        assert time.monotonic() - before < 15.0
 
 
 def test_other_events_do_not(workspace: Path) -> None:

@@ -55,6 +55,15 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
+def test_the_page_on_vendors_shows_what_is_there() -> None:
+    """Its code is that of the tests' vendor, letter by letter."""
+    folder = REPOSITORY / "tests/vendors/acme"
+    sources = "\n".join(path.read_text() for path in sorted(folder.glob("*.py")))
+    blocks = FENCED.findall((REPOSITORY / "docs/add-a-vendor.md").read_text())
+    assert len(blocks) >= 5
+    assert [block for block in blocks if f"\n{block}" not in sources] == []
+
+
 def test_tests_that_the_documents_name_exist() -> None:
     """A claim whose test was renamed or removed is no longer shown by anything."""
     tests = REPOSITORY / "tests"

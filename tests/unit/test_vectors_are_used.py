@@ -1,4 +1,4 @@
-"""Every group of shared cases about requests and configuration is some test's."""
+"""Every group of shared cases about requests, configuration and CDI is some test's."""
 
 import json
 import re
@@ -9,7 +9,8 @@ import pytest
 TESTS = Path(__file__).parent
 WHOLE = [
     "image", "hook", "capabilities", "requirements", "config", "mode", "params_file",
-    "cuda_compat", "application_profile", "cdi", "cdi_generate", "cdi_transform",
+    "cuda_compat", "application_profile", "cdi", "cdi_annotations", "cdi_apply", "cdi_cache",
+    "cdi_generate", "cdi_names", "cdi_transform", "cdi_validate", "cdi_versions",
 ]  # fmt: skip
 
 

@@ -91,38 +91,43 @@ def read(data: bytes) -> Reading:
         root = tree.read(data)
         if root is not None:
             document = reader.value(root, FIELDS, ())
+        if document is not None:
+            reader.check(document)
+        elif not reader.problems:
+            reader.problems.append(Problem(None, "the file is empty"))
     except tree.TreeError as error:
         reader.problems.append(Problem(error.line, error.sentence))
-    problems = reader.problems
-    if not problems and document is None:
-        problems = [Problem(None, "the file is empty")]
-    if not problems and document is not None:
-        found = checks.problems(document)
-        problems = [Problem(reader.line_of(path), sentence) for path, sentence in found]
-    if problems:
-        return Reading(None, tuple(sorted(problems, key=lambda each: each.line or 0)))
+    if reader.problems:
+        return Reading(None, tuple(sorted(reader.problems, key=lambda each: each.line or 0)))
     return Reading(document)
 
 
 class _Reader:
     """Makes a document of nodes, by the table of fields.
 
-    ``problems`` gathers what is wrong with it, ``lines`` has the line of each value by its place.
+    ``problems`` gathers what is wrong with it, ``lines`` has the line of each value by its place,
+    ``lost`` the places of what couldn't be used, ``around`` those of what these stand in.
     """
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.lines: dict[Path, int] = {}
+        self.lost: set[Path] = set()
+        self.around: set[Path] = set()
         self.count = 0
 
-    def line_of(self, path: "Path") -> int:
-        """Return the line of a value, or of what it would stand in."""
-        while path not in self.lines:
-            path = path[:-1]
-        return self.lines[path]
+    def check(self, document: "dict[str, Any]") -> None:
+        """Add what the library would refuse, but for what follows from something lost."""
+        for path, sentence in checks.problems(document):
+            ways = _ways(path)
+            if path not in self.around and self.lost.isdisjoint(ways):
+                line = next(self.lines[way] for way in ways if way in self.lines)
+                self.problems.append(Problem(line, sentence))
 
-    def wrong(self, node: "Node", sentence: str) -> None:
+    def wrong(self, node: "Node", sentence: str, path: "Path") -> None:
         self.problems.append(Problem(node.line, sentence))
+        self.lost.add(path)
+        self.around.update(_ways(path))
 
     def visit(self, node: "Node") -> None:
         """Count a value: aliases make many of few, and end at a limit, too."""
@@ -138,20 +143,21 @@ class _Reader:
             return self.table(node, kind, path)
         if node.is_list and isinstance(kind, list):
             return self.list_(node, kind[0], path)
-        value = self.scalar(node)
+        value = self.scalar(node, path)
         if value is None and node.is_scalar:
             return None
         found = _fitting(value, kind)
         if found is None:
             there = shown(node.text) if node.is_scalar else node.kind
-            self.wrong(node, f"{spelled(path)} must be {_KINDS.get(type(kind), kind)}, not {there}")
+            wanted = _KINDS.get(type(kind), kind)
+            self.wrong(node, f"{spelled(path)} must be {wanted}, not {there}", path)
         return found
 
-    def scalar(self, node: "Node") -> "tree.Scalar":
+    def scalar(self, node: "Node", path: "Path") -> "tree.Scalar":
         try:
             return tree.scalar(node)
         except tree.TreeError as error:
-            self.wrong(node, error.sentence)
+            self.wrong(node, error.sentence, path)
             return None
 
     def list_(self, node: "Node", kind: "Any", path: "Path") -> "list[Any]":
@@ -165,21 +171,23 @@ class _Reader:
         any_name = fields.get(_ANY_NAME)
         folded = {_folded(name): name for name in fields}
         found: dict[str, Any] = {}
-        for key, item in self.pairs(node):
-            text = self.key(key)
-            name = text if any_name or text is None else folded.get(_folded(text))
+        for key, item in self.pairs(node, path):
+            text = self.key(key, path)
+            if text is None:
+                continue
+            place = (*path, text)
+            name = text if any_name else folded.get(_folded(text))
             if name is None:
-                if text is not None:
-                    self.wrong(key, f"{spelled((*path, text))} is no field that CDI knows")
+                self.wrong(key, f"{spelled(place)} is no field that CDI knows", place)
             elif name in found:
-                self.wrong(key, f"{spelled((*path, name))} comes twice")
+                self.wrong(key, f"{spelled((*path, name))} comes twice", (*path, name))
             else:
                 found[name] = self.value(item, any_name or fields[name], (*path, name))
         if any_name:
             return {name: "" if value is None else value for name, value in found.items()}
         return {name: value for name, value in found.items() if value is not None}
 
-    def pairs(self, node: "Node", level: int = 0) -> "Iterator[tuple[Node, Node]]":
+    def pairs(self, node: "Node", path: "Path", level: int = 0) -> "Iterator[tuple[Node, Node]]":
         """Yield keys and values, those that << brings in included."""
         self.visit(node)
         if level > tree.MOST_LEVELS:
@@ -191,18 +199,24 @@ class _Reader:
                 continue
             for each in value.items if value.is_list else [value]:
                 if each.is_table:
-                    yield from self.pairs(each, level + 1)
+                    yield from self.pairs(each, path, level + 1)
                 else:
-                    self.wrong(each, "<< must be followed by a table, or a list of tables")
+                    sentence = "<< must be followed by a table, or a list of tables"
+                    self.wrong(each, sentence, path)
 
-    def key(self, node: "Node") -> str | None:
-        value = self.scalar(node)
+    def key(self, node: "Node", path: "Path") -> str | None:
+        value = self.scalar(node, path)
         if value is None:
-            self.wrong(node, "the name of a field is missing")
+            self.wrong(node, "the name of a field is missing", path)
             return None
         if isinstance(value, float) and not math.isfinite(value):
             return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
         return _text(value)
+
+
+def _ways(path: "Path") -> "list[Path]":
+    """Return a place and all that it stands in, the nearest first."""
+    return [path[:end] for end in range(len(path), -1, -1)]
 
 
 _KINDS: "dict[type, str]" = {dict: "a table", list: "a list"}
@@ -257,7 +271,7 @@ def _single(value: float) -> float:
 
 def spelled(path: "Path") -> str:
     """Return a place in a document as one writes it: devices[0].name."""
-    return "".join(map(_step, path)).removeprefix(".") or "the whole"
+    return "".join(map(_step, path)).removeprefix(".") or "the document"
 
 
 def _step(part: str | int) -> str:

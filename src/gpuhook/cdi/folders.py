@@ -67,6 +67,9 @@ class Ignored(Record):
         self.file = file
         self.reason = reason
 
+    def __str__(self) -> str:
+        return f"{self.file}: {self.reason}"
+
 
 class Found:
     """What a list of folders holds.

@@ -6,6 +6,7 @@ import re
 
 import yaml
 
+from gpuhook.cdi.names import file_stem, split_kind
 from gpuhook.errors import CdiError
 from gpuhook.host import files as host_files
 
@@ -51,7 +52,7 @@ def to_text(document: "dict[str, Any]", form: str) -> str:
 
 def file_name(kind: str, form: str) -> str:
     """Return the name that a document of that kind has in a folder: vendor-class.yaml."""
-    return f"{kind.replace('/', '-', 1)}.{form}"
+    return f"{file_stem(*split_kind(kind))}.{form}"
 
 
 def write(path: str, text: str) -> bool:

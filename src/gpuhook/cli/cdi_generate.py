@@ -8,8 +8,8 @@ import click
 
 from gpuhook import names
 from gpuhook.cdi import document as reader
+from gpuhook.cdi import folders, tree
 from gpuhook.cdi import transform as transforming
-from gpuhook.cdi import tree
 from gpuhook.cdi import write as writing
 from gpuhook.cdi.generate import DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
 from gpuhook.cdi.generate import generate as generate_document
@@ -152,11 +152,25 @@ def _deliver(made: Generated, place: Place, *, dry_run: bool) -> None:
     path = place.path_of(made.document["kind"])
     if dry_run:
         click.echo(Change(path, writing.read_old(path), text.encode()).diff(), nl=False)
-    elif writing.write(path, text):
+        return
+    if writing.write(path, text):
         devices = len(made.document["devices"])
         click.echo(f"wrote {path} (version {made.document['cdiVersion']}, {devices} names)")
     else:
         click.echo(f"{path} is as it should be")
+    _warn_of_others(path, made.document["kind"])
+
+
+def _warn_of_others(path: str, kind: str) -> None:
+    """Say which files beside a document name its devices: engines take none of such names."""
+    conflicts = folders.look([os.path.dirname(path)]).conflicts
+    files = [each for name, each in conflicts.items() if name.startswith(f"{kind}=")]
+    others = dict.fromkeys(file for each in files if path in each for file in each if file != path)
+    for other in others:
+        shared.warn(
+            f"{other} names the same devices of {kind}, and engines take neither: remove one of "
+            "the two files"
+        )
 
 
 @click.group()

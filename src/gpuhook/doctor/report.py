@@ -89,8 +89,9 @@ def _inventory(case: Case) -> str:
     try:
         found = seam.present(lambda vendor: get_inventory(case.config, vendor, save=False))
         return _json([inventory.to_json() for inventory in found])
-    except GpuhookError as error:
-        return _json({"error": str(error)})
+    except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the report is of use
+        known = isinstance(error, GpuhookError)
+        return _json({"error": str(error) if known else f"{type(error).__name__}: {error}"})
 
 
 def _config(case: Case) -> str:

@@ -113,7 +113,9 @@ def _discover(config: "Config", vendor: "Source") -> "_Content":
     for _ in range(_TRIES):
         around = freshness.surroundings(config, vendor)
         missing = freshness.missing(vendor.root(config), vendor.volatile_paths())
-        content = _Content(vendor.discover(config), around, missing)
+        inventory = vendor.discover(config)
+        # A node may come after its device: udev makes it.
+        content = _Content(inventory, around, [*missing, *inventory.missing()])
         if freshness.surroundings(config, vendor) == around:
             break
     # Where it never rests, what was seen before goes with it: it won't match, and so not be used.

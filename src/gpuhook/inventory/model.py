@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 EVERYBODY = 0o666  # the mode of a node that everybody may open
+NOBODY = 65534  # how the kernel shows an owner that a user namespace has no number for
 
 
 class Node(Record):
@@ -73,8 +74,12 @@ class Node(Record):
 
     @property
     def group(self) -> int:
-        """The group without which a process that isn't root can't use it, 0 if it needs none."""
-        return 0 if self.mode & 0o006 == 0o006 else self.gid
+        """The group that may do with it what not everybody may, 0 where there is none.
+
+        A group that this user namespace has no number for is none: nobody can be put in it.
+        """
+        alone = (self.mode >> 3) & ~self.mode & 0o006
+        return self.gid if alone and self.gid != NOBODY else 0
 
 
 class DriverFile(Record):
@@ -196,6 +201,12 @@ class Inventory(Record):
             if node.path == path:
                 return node
         return None
+
+    def missing(self) -> list[str]:
+        """Return the paths of nodes that should be there, of its devices and of all, and aren't."""
+        there = {node.path for node in self.nodes}
+        wanted = [*self.control, *(path for device in self.devices for path in device.nodes)]
+        return [path for path in dict.fromkeys(wanted) if path not in there]
 
     def summary(self) -> "dict[str, Any]":
         """Return the "inventory" object of `gpuhook explain --format json`."""

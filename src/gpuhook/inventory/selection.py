@@ -84,10 +84,33 @@ class _Search:
             raise LostDeviceError(fallen_off(lost, self.names), self.names.LOST_REMEDY)
         raise UnknownDeviceError(
             f"This machine has no {self.names.ANY_NOUN} {shown(selector)}: "
-            f"{self._wrong_in_range(wanted)}{_what_exists(self.inventory)}"
+            f"{self._wrong_in_range(wanted)}{self._what_exists()}"
             f"{self._may_be_lost(wanted)}",
             "Ask for one that exists, or for all; `gpuhook info` lists them",
         )
+
+    def _what_exists(self) -> str:
+        """Return what there is to ask for: whole devices, then the parts of devices.
+
+        Where only names count that devices have in common, those names.
+        """
+        devices = sorted(self.inventory.devices, key=lambda device: bool(device.parent))
+        if not devices:
+            return "it has none that answers" if self.inventory.lost else "it has none at all"
+        count = [
+            text
+            for device in devices
+            for space, texts in device.names.items()
+            for text in texts
+            if self._counts(space)
+        ]
+        if not {text for device in devices for text in (device.label, device.id)} & {*count}:
+            return f"it has {listed(list(dict.fromkeys(count)))}"
+        names = [
+            device.label if device.label == device.id else f"{device.label} ({device.id})"
+            for device in devices
+        ]
+        return f"it has {listed(names)}"
 
     def _usable(self, found: "list[Device]") -> "list[Device]":
         for device in found:
@@ -218,15 +241,3 @@ def _address(text: str) -> "tuple[int, ...] | None":
 
 def _hex(text: str) -> int | None:
     return int(text, 16) if 0 < len(text) <= 8 and _HEX.issuperset(text) else None
-
-
-def _what_exists(inventory: "Inventory") -> str:
-    """Return what there is to ask for: whole devices, then the parts of devices."""
-    if not inventory.devices:
-        return "it has none that answers" if inventory.lost else "it has none at all"
-    ordered = sorted(inventory.devices, key=lambda device: bool(device.parent))
-    names = [
-        device.label if device.label == device.id else f"{device.label} ({device.id})"
-        for device in ordered
-    ]
-    return f"it has {listed(names)}"

@@ -193,7 +193,11 @@ def append_to_list(text: str, path: tuple[str, ...], items: list[str]) -> str:
 
 
 def _nested(path: tuple[str, ...], addition: str) -> str:
-    text = f"[{addition}]"
+    return _within(path, f"[{addition}]")
+
+
+def _within(path: tuple[str, ...], text: str) -> str:
+    """Return objects around a JSON text, one for each key."""
     for key in reversed(path):
         text = "{" + quote(key) + ":" + text + "}"
     return text
@@ -218,6 +222,36 @@ def replace(text: str, path: tuple[str, ...], value: str) -> str:
             return text[:begin] + value + text[end:]
         start = begin
     return value
+
+
+def put(text: str, path: tuple[str, ...], value: str) -> str:
+    """Set the value at ``path`` to a JSON text; missing or null objects on the way are made.
+
+    ValueError where something else than an object is in the way.
+    """
+    start = _skip(text, 0)
+    for depth, key in enumerate(path, 1):
+        found = _find(text, start, key)
+        if found is None:
+            return _add_member(text, start, key, _within(path[depth:], value))
+        old, begin, end = found
+        if old is None or depth == len(path):
+            return text[:begin] + _within(path[depth:], value) + text[end:]
+        if not isinstance(old, dict):
+            raise ValueError(f"{'.'.join(path[:depth])} is not an object")  # noqa: TRY004
+        start = begin
+    raise ValueError("the path is empty")
+
+
+def items(text: str, path: tuple[str, ...]) -> list[str]:
+    """Return the texts of the items of the list at ``path``; KeyError where there is none."""
+    start = _skip(text, 0)
+    for key in path:
+        found = _find(text, start, key)
+        if found is None:
+            raise KeyError(key)
+        start = found[1]
+    return [text[begin:end] for begin, end in _items(text, start)]
 
 
 def replace_items(text: str, path: tuple[str, ...], changed: "dict[int, str]") -> str:

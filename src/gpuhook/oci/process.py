@@ -49,10 +49,14 @@ def set_variable(spec: "Spec", setting: Setting) -> "Spec":
 
 
 def has_variable(data: "dict[str, Any]", setting: Setting) -> bool:
-    """Tell whether a spec's process has the variable already."""
+    """Tell whether a spec's process has the variable already.
+
+    What goes in front counts wherever it is: another vendor may have put its own before it.
+    """
     old = _values(data, setting.name)
-    begin = f"{setting.value}:" if setting.front else "\0"
-    return bool(old) and all(each == setting.value or each.startswith(begin) for each in old)
+    if setting.front:
+        return bool(old) and all(f":{setting.value}:" in f":{each}:" for each in old)
+    return bool(old) and all(each == setting.value for each in old)
 
 
 def _values(data: "dict[str, Any]", name: str) -> list[str]:
@@ -108,8 +112,13 @@ def group_inside(data: "dict[str, Any]", gid: int) -> int | None:
         return None
     mappings = linux.get("gidMappings")
     for each in mappings if isinstance(mappings, list) else ():
-        start, size = (each.get(key) for key in ("hostID", "size"))
-        if isinstance(start, int) and isinstance(size, int) and start <= gid < start + size:
-            found: int = each["containerID"] + gid - start
-            return found
+        inside, outside, size = (_number(each, key) for key in ("containerID", "hostID", "size"))
+        if outside <= gid < outside + size:
+            return inside + gid - outside
     return None
+
+
+def _number(mapping: "Any", key: str) -> int:
+    """Return a number of a mapping as runtimes read it: 0 where it isn't there."""
+    value = mapping.get(key) if isinstance(mapping, dict) else None
+    return value if isinstance(value, int) else 0

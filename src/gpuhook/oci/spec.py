@@ -97,6 +97,31 @@ class Spec:
         texts = {index: jsontext.quote_bytes(item) for index, item in changed.items()}
         return Spec(self.path, jsontext.replace_items(self.text, path, texts))
 
+    def put(self, values: "dict[tuple[str, ...], Any]") -> "Spec":
+        """Return a new spec with these values, by their paths (object keys from the top).
+
+        Items of a list that are the old list's own objects keep their text. SpecError where
+        something else than an object is in the way.
+        """
+        text = self.text
+        try:
+            for path, value in values.items():
+                text = jsontext.put(text, path, self._written(text, path, value))
+            return Spec(self.path, text)
+        except ValueError as error:
+            raise self._bad_shape(error) from None
+
+    def _written(self, text: str, path: tuple[str, ...], value: "Any") -> str:
+        """Return a value as JSON, what it has in common with the list that is there as it is."""
+        old: Any = self.data
+        for key in path:
+            old = old.get(key) if isinstance(old, dict) else None
+        if not isinstance(value, list) or not isinstance(old, list):
+            return jsontext.dumps(value)
+        kept = dict(zip(map(id, old), jsontext.items(text, path), strict=True))
+        inside = [kept.get(id(item)) or jsontext.dumps(item) for item in value]
+        return "[" + ",".join(inside) + "]"
+
     def drop_hooks(self, stage: str, names: tuple[str, ...]) -> "Spec":
         """Return a spec without the hooks of a stage whose path ends in one of the names."""
         hooks = self.data.get("hooks")

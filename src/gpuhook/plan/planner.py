@@ -16,11 +16,14 @@ from gpuhook.plan.operations import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from typing import Any
 
     from gpuhook.inventory.model import Node
     from gpuhook.plan.image import Image
     from gpuhook.plan.operations import Operation
     from gpuhook.vendors.seam import Grant
+
+_ONE_VENDOR = "Ask for the devices of one of the two vendors alone"
 
 
 class Plan:
@@ -44,7 +47,10 @@ def make_plan(
     different things in one place.
     """
     grants = list(grants)
-    edits = [op for grant in grants for op in grant.vendor.edits(grant, image)]
+    by_vendor = [grant.vendor.edits(grant, image) for grant in grants]
+    if len(by_vendor) > 1:
+        _check_places(by_vendor)
+    edits = [op for edits in by_vendor for op in edits]
     caches = [op for op in edits if isinstance(op, UpdateLdCache)]
     return Plan(
         [
@@ -79,8 +85,28 @@ def _nodes(grants: "Iterable[Grant]") -> "Iterator[Operation]":
             elif before.numbers != node.numbers:
                 raise RequestError(
                     f"{before.path} and {node.path} would both be {place} in the container",
-                    "Ask for the devices of one of the two vendors alone",
+                    _ONE_VENDOR,
                 )
+
+
+def _check_places(by_vendor: "list[list[Operation]]") -> None:
+    """Raise RequestError where two vendors would put different files in one place."""
+    taken: dict[str, tuple[list[Operation], Operation]] = {}
+    for edits in by_vendor:
+        for op in edits:
+            place = op.to_json().get("destination")
+            if place is None or isinstance(op, UpdateLdCache):
+                continue
+            others, before = taken.setdefault(place, (edits, op))
+            if others is not edits and _without_reason(before) != _without_reason(op):
+                raise RequestError(
+                    f"Two vendors would put different files at {place} in the container",
+                    _ONE_VENDOR,
+                )
+
+
+def _without_reason(op: "Operation") -> "dict[str, Any]":
+    return {**op.to_json(), "reason": ""}
 
 
 def _one_cache(caches: "list[UpdateLdCache]") -> "list[UpdateLdCache]":

@@ -69,13 +69,18 @@ def given_devices(
 
 def _check_devices(container: Container, inventories: Iterable[Inventory]) -> None:
     """Refuse where a device has other numbers than when the container got it."""
-    now: dict[str, list[list[int]]] = {}
+    now: dict[tuple[str, str], list[list[int]]] = {}  # by vendor and id
     for inventory in inventories:
         numbers = {node.path: list(node.numbers) for node in inventory.nodes}
         for device in inventory.devices:
-            now[device.id] = [numbers[path] for path in device.nodes if path in numbers]
-    given = [pair for one in (container.record or {})["given"] for pair in one["nodes"].items()]
-    moved = [name for name, nodes in given if now.get(name) != nodes]
+            found = [numbers[path] for path in device.nodes if path in numbers]
+            now[inventory.vendor, device.id] = found
+    moved = [
+        name
+        for one in (container.record or {})["given"]
+        for name, nodes in one["nodes"].items()
+        if now.get((one["vendor"], name)) != nodes
+    ]
     if moved:
         raise ContainerError(
             f"{container.name} was given {', '.join(moved)}, which this machine has no more, or "

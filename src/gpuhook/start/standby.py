@@ -396,7 +396,8 @@ def _set_seat(seat: int) -> None:
 
 def _import_all() -> None:
     """Import what any container may need, so that no child imports anything any more."""
-    vendors = [name for names in seam.KNOWN.values() for name in names.HOOK_MODULES]
+    known = seam.KNOWN.values()
+    vendors = [name for names in known for name in (*names.MODULES, *names.HOOK_MODULES)]
     modules = (*preload.RUNTIME, *preload.INJECTION, *vendors)
     preload.load(modules)
     for name in modules:  # those that weren't compiled

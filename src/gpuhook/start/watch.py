@@ -35,7 +35,7 @@ def concerns_us(event: Event) -> bool:
     path, driver = str(event.get("DEVPATH", "")), str(event.get("DRIVER", ""))
     pci_vendor = str(event.get("PCI_ID", ""))[:4].lower()
     return any(
-        pci_vendor == names.PCI_VENDOR
+        (pci_vendor and pci_vendor == names.PCI_VENDOR)
         or driver in names.DRIVER_WORDS
         or any(word in path for word in names.DRIVER_WORDS)
         for names in seam.KNOWN.values()

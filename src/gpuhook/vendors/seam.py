@@ -7,7 +7,7 @@ start imports no more of a vendor that it doesn't ask for. ``load`` returns the 
 docs/add-a-vendor.md goes through it step by step.
 """
 
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, listed
 from gpuhook.inventory.model import Inventory
 from gpuhook.vendors.nvidia import names as nvidia
 
@@ -192,12 +192,18 @@ class Vendor:
     # What it gets -----------------------------------------------------------------------
 
     def nodes(self, grant: Grant) -> "list[tuple[Node, str]]":
-        """Return the nodes to give, each once, with the reason; those that exist."""
+        """Return the nodes to give, each once, with the reason; DriverError without one of them."""
         noun, title = self.names.NOUN, self.names.TITLE
         wanted = dict.fromkeys(grant.inventory.control, f"control of {title}'s devices")
         for device in grant.devices:
             for path in device.nodes:
                 wanted.setdefault(path, f"{noun} {device.label}")
+        missing = [path for path in grant.inventory.missing() if path in wanted]
+        if missing:
+            raise DriverError(
+                f"{title}'s driver has no node {listed(missing)}",
+                "See that udev makes it, or load the driver again",
+            )
         return existing(wanted, grant.inventory.nodes)
 
     def rules(self, grant: Grant) -> "Mapping[tuple[int, int], str]":  # noqa: ARG002

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,9 +26,10 @@ CAPABILITIES = [
     "CAP_SETGID",
     "CAP_SETUID",
 ]
-# A cgroup for everything that this process starts; others may test beside us.
+# A cgroup for everything that this session starts; others may test beside us.
 _CGROUP = "gpuhook-test-"
-CGROUP_PARENT = f"/{_CGROUP}{os.getpid()}"
+CGROUP_PARENT = f"/{_CGROUP}{uuid.uuid4().hex[:12]}"
+_FORGOTTEN_S = 24 * 3600.0
 
 Spec = dict[str, Any]
 
@@ -185,7 +187,8 @@ def bundle(parent: Path, lower: Path, namespace: Namespace, runtime: str) -> Ite
         yield made
     finally:
         namespace.run(runtime, "delete", "--force", name)
-        namespace.run("umount", root).ok()
+        # What was killed with the container may take a moment to go.
+        wait_until(lambda: namespace.run("umount", root).status == 0, f"{root} isn't used")
         run(["rm", "-rf", "--one-file-system", path]).ok()
 
 
@@ -200,9 +203,9 @@ def remove_cgroups() -> None:
 
 
 def remove_forgotten_cgroups() -> None:
-    """Remove the cgroups of test runs that were killed, where nothing runs in them."""
+    """Remove the cgroups of test runs that were killed a day ago, where nothing runs in them."""
     for folder in Path("/sys/fs/cgroup").glob(f"*/{_CGROUP}*"):
-        if not Path("/proc", folder.name.removeprefix(_CGROUP)).exists():
+        if time.time() - folder.stat().st_mtime > _FORGOTTEN_S:
             below = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
             for each in [*below, folder]:
                 with suppress(OSError):

@@ -99,11 +99,11 @@ class Cri:
     def __init__(self, socket: Path) -> None:
         self._channel = grpc.insecure_channel(f"unix://{socket}")
 
-    def call(self, method: str, *request: tuple[int, Value]) -> bytes:
+    def call(self, method: str, *request: tuple[int, Value], timeout: float = TIMEOUT_S) -> bytes:
         """Call a method of the runtime service; CriError if the engine refuses."""
         call = self._channel.unary_unary(SERVICE + method)
         try:
-            answer: bytes = call(message(*request), timeout=TIMEOUT_S, wait_for_ready=True)
+            answer: bytes = call(message(*request), timeout=timeout, wait_for_ready=True)
         except grpc.RpcError as error:
             raise CriError(error.details()) from None
         return answer
@@ -111,7 +111,7 @@ class Cri:
     def is_ready(self) -> bool:
         """Tell whether the engine answers."""
         try:
-            self.call("Version", (1, "v1"))
+            self.call("Version", (1, "v1"), timeout=1.0)
         except CriError:
             return False
         return True

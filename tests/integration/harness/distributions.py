@@ -14,14 +14,16 @@ TRIPLET = f"{os.uname().machine}-linux-gnu"
 MUSL_LOADER = f"ld-musl-{os.uname().machine}.so.1"
 
 
-def fetch() -> dict[str, Path]:
-    """Return the root of each Debian release, made by debootstrap the first time."""
+def fetch_one(name: str) -> Path:
+    """Return the root of a Debian release, made by debootstrap the first time."""
     command = REPOSITORY / "scripts/lib/debian-root"
-    roots = {}
-    for name in DEBIANS:
-        printed = run([command, *name.split("-")], timeout=1200.0).ok().stdout
-        roots[name] = Path(printed.splitlines()[-1])
-    return roots
+    printed = run([command, *name.split("-")], timeout=1200.0).ok().stdout
+    return Path(printed.splitlines()[-1])
+
+
+def fetch() -> dict[str, Path]:
+    """Return the root of each Debian release."""
+    return {name: fetch_one(name) for name in DEBIANS}
 
 
 def add_probe(root: Path) -> None:

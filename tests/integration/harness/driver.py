@@ -1,5 +1,6 @@
 """A simulated driver: the folder that gpuhook is pointed to, and what is true of it."""
 
+import fcntl
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from harness.commands import Result, run
 from harness.images import REPOSITORY
 from harness.installation import Installation
 
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpuhook")
 # Not one GPU's minor is its index, so that mixing up the two can't go unnoticed.
 MINORS = (3, 0, 1, 2, 7, 4, 5, 6)
 
@@ -103,12 +105,17 @@ def run_with_driver_in_kernel(
     return bundle.call(*kernel, *started, env=env)
 
 
-def fetch_driver_files(work: Path) -> Path:
-    """Return the real driver files of Debian's packages, downloaded the first time."""
-    folder = work / "driver-files"
-    if not (folder / ".driver-files").exists():
-        env = {"XDG_CACHE_HOME": str(work / "cache")}
-        run([REPOSITORY / "scripts/fetch-driver-files", folder], env=env, timeout=1200.0).ok()
+def fetch_driver_files() -> Path:
+    """Return the real driver files of Debian's packages, downloaded the first time.
+
+    They are kept where the script keeps the packages.
+    """
+    folder = CACHE / "driver-files/tree"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "tree.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another session may be at it
+        if not (folder / ".driver-files").exists():
+            run([REPOSITORY / "scripts/fetch-driver-files", folder], timeout=1200.0).ok()
     return folder
 
 

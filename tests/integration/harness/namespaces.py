@@ -1,9 +1,10 @@
 """Mount namespaces: one for the whole test session, and others with another cgroup layout.
 
-The session's own namespace has a fresh tmpfs on /run, an /etc whose changes nobody else
-sees, and shared propagation everywhere, as systemd makes it: a mount that leaks out of a
-container is seen, nothing outlives the session, and an engine that runs on this machine
-never notices us.
+The session's own namespace has a fresh tmpfs on /run and /dev/shm, folders of the machine's whose
+changes nobody else sees, and shared propagation everywhere, as systemd makes it: a mount that
+leaks out of a container is seen, nothing outlives the session, and an engine that runs on this
+machine, or another session, never notices us. A gpuhook that is installed on this machine, and
+what it has registered with engines, isn't there.
 """
 
 import ctypes
@@ -21,7 +22,9 @@ CGROUP = Path("/sys/fs/cgroup")
 FIRST_TO_KNOW_CAPABILITIES = 23  # Docker's version
 CAP_SYS_RESOURCE = 24  # linux/capability.h
 LAST_CAP = Path("/proc/sys/kernel/cap_last_cap")
-ETC = Path("/run/gpuhook-test-etc")
+OWN = Path("/run/gpuhook-test-own")  # what the session changes in folders of the machine's
+OF_ENGINES = ("docker", "containerd", "crio", "containers/oci", "containers/containers.conf.d")
+PROGRAMS = ("gpu-py", "gpuhook*", "gpu-docker", "nvidia-ctk", "nvidia-container-*")
 
 LAYOUTS = {
     "host": ":",
@@ -115,11 +118,38 @@ def isolate_session() -> None:
         raise OSError(number, os.strerror(number), "unshare(CLONE_NEWNS)")
     run(["mount", "--make-rprivate", "/"]).ok()
     run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"]).ok()
-    for folder in (ETC / "upper", ETC / "work"):
-        folder.mkdir(parents=True)
-    layers = f"lowerdir=/etc,upperdir={ETC}/upper,workdir={ETC}/work"
-    run(["mount", "-t", "overlay", "-o", layers, "overlay", "/etc"]).ok()
+    run(["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm"]).ok()  # podman's locks
+    for place in (Path("/etc"), Path("/var/lib")):
+        _own(place)
+    _hide_installed()
+    storage = Path("/var/lib/containers")  # podman's, which can't be on an overlay
+    storage.mkdir(exist_ok=True)
+    run(["mount", "-t", "tmpfs", "tmpfs", storage]).ok()
     run(["mount", "--make-rshared", "/"]).ok()
+
+
+def _own(place: Path) -> None:
+    """Let the session change a folder of the machine's, and nobody else see it."""
+    upper, work = OWN / "upper" / place.relative_to("/"), OWN / "work" / place.relative_to("/")
+    for folder in (upper, work):
+        folder.mkdir(parents=True)
+    layers = f"lowerdir={place},upperdir={upper},workdir={work}"
+    run(["mount", "-t", "overlay", "-o", layers, "overlay", place]).ok()
+
+
+def _hide_installed() -> None:
+    """Take what an installed gpuhook consists of out of the session's folders."""
+    found = [
+        Path("/etc/gpuhook"),
+        Path("/var/lib/gpuhook"),
+        *(Path("/etc", name) for name in OF_ENGINES),
+    ]
+    for place in (Path("/usr/bin"), Path("/usr/local/bin")):
+        programs = [path for name in PROGRAMS for path in place.glob(name)]
+        if programs:
+            _own(place)
+        found += programs
+    run(["rm", "-rf", *found]).ok()
 
 
 @contextmanager

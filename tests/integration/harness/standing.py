@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from collections.abc import Container
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,8 @@ class Site:
         """End everything."""
         while left := self.processes:
             for pid in left:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # a child may have ended by itself
+                    os.kill(pid, signal.SIGKILL)
 
 
 def pids_with(environ: Path, mark: bytes) -> set[int]:

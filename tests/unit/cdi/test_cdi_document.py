@@ -115,6 +115,31 @@ devices:
     )
 
 
+def test_what_follows_from_an_error_is_none_of_its_own() -> None:
+    found = read(
+        b"""\
+cdiVersion: 0.5.0
+devices:
+- name: a
+  containerEdits: {Env: 7}
+- name: [b]
+  containerEdit: {env: [A=b]}
+- name: c
+  containerEdits: {mounts: [7], deviceNodes: [{path: [], typ: c, type: x}]}
+"""
+    )
+    assert found.problems == (
+        Problem(1, "kind is missing"),
+        Problem(4, "devices[0].containerEdits.env must be a list, not '7'"),
+        Problem(5, "devices[1].name must be a string, not a list"),
+        Problem(6, "devices[1].containerEdit is no field that CDI knows"),
+        Problem(8, "devices[2].containerEdits.mounts[0] must be a table, not '7'"),
+        Problem(8, "devices[2].containerEdits.deviceNodes[0].path must be a string, not a list"),
+        Problem(8, "devices[2].containerEdits.deviceNodes[0].typ is no field that CDI knows"),
+        Problem(8, "the type of a device node is one of b, c, u and p, not 'x'"),
+    )
+
+
 @pytest.mark.parametrize(
     ("value", "line", "sentence"),
     [("xyz: 1\n", 4, "xyz is no field that CDI knows"),
@@ -272,15 +297,20 @@ MERGED = "".join(f"x{n}: &x{n} {{<<: [{', '.join([f'*x{n - 1}'] * 10)}]}}\n" for
 CHAIN = "".join(f"x{n}: &x{n} {{<<: *x{n - 1}}}\n" for n in range(1, 5000))
 
 
+USED = "".join(f"- {{name: d{n}, containerEdits: *e}}\n" for n in range(2000))
+USED = f"- {{name: d, containerEdits: &e {{env: [{'A=b, ' * 500}]}}}}\n{USED}"
+
+
 @pytest.mark.parametrize(
     "data",
-    [f"x0: &x0 [A=b]\n{REPEATED}containerEdits: {{env: *x19}}\n",
+    [f"{HEAD}devices:\n{USED}", f"x0: &x0 [A=b]\n{REPEATED}containerEdits: {{env: *x19}}\n",
      f"x0: &x0 {{}}\n{MERGED}annotations: {{<<: *x19}}\n",
      f"x0: &x0 {{}}\n{CHAIN}annotations: {{<<: *x4999}}\n",
      "[" * 1_000_000, "{a: " * 500_000, "- " * 500_000, "? " * 500_000, "\n" * 2_000_000,
      "annotations: {" + "".join(f"a{n}: b, " for n in range(130_000)) + "}",
      "kind: " + "1" * 1_000_000, "x" * (tree.MOST_BYTES + 1), "&a " * 1_000_000],
-    ids=["aliases", "merges", "chain", "lists", "tables", "items", "keys", "lines", "values",
+    ids=["used often", "aliases", "merges", "chain", "lists", "tables", "items", "keys", "lines",
+         "values",
          "digits", "bytes", "anchors"],
 )  # fmt: skip
 def test_nothing_takes_long(data: str) -> None:

@@ -9,7 +9,9 @@ from click.testing import CliRunner
 from machines import VERSION, asked, gpu, granted, machine, mig, planned
 
 from gpuhook.cdi import versions
+from gpuhook.cdi.document import read
 from gpuhook.cdi.generate import ALL, STRATEGIES, Source, edits_of, generate, tidy
+from gpuhook.cdi.write import to_text
 from gpuhook.cli import cli
 from gpuhook.config import Config
 from gpuhook.container.rootfs import Rootfs
@@ -246,6 +248,22 @@ def test_a_vendor_without_files_needs_no_hook() -> None:
     node = {"path": "/dev/acme-control", "permissions": "rw"}
     expected = {"env": ["ACME_CARDS=void"], "deviceNodes": [node]}
     assert found["containerEdits"] == expected
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+@pytest.mark.parametrize(
+    "inventory",
+    [
+        machine(gpu(0, 0)),
+        rooted(machine(gpu(0, 3, MIGS), gpu(1, 0)), "/run/nvidia/driver"),
+        closed_machine(0o660),
+    ],
+)
+def test_engines_take_it_as_it_is(inventory: Inventory, form: str) -> None:
+    made = document(inventory, *STRATEGIES)
+    reading = read(to_text(made, form).encode())
+    assert reading.problems == ()
+    assert reading.document == made
 
 
 # The shared cases ------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-import vendors
 from click.testing import CliRunner
 
+import vendors
 from gpuhook.cli import cli
 from gpuhook.errors import SimulateError
 

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import vendors
 from fabricated import Tree
 
+import vendors
 from gpuhook.doctor import Finding, examine
 from gpuhook.doctor.checks import CHECKS
 from gpuhook.doctor.report import write_report
@@ -130,8 +130,9 @@ def test_the_report_has_what_each_vendor_names(tree: Tree, known: Known, tmp_pat
     tree.write("/dev/acme0", mode=0o660)
     tree.write("/dev/nvidia0")
     tree.write("/dev/nvidia-caps/nvidia-cap1")
-    with known("acme", doctor=ACME), known("broken", doctor="no Python"):
+    with known("acme", doctor=ACME), known("broken", doctor="no Python", vendor="no Python"):
         files = _reported(tree, tmp_path / "report.tar.gz")
+    assert "SyntaxError" in files["inventory.json"]
     assert files["proc/driver/acme/version"] == "7.1\n"
     assert files["sys/class/acme/acme0/state"] == "up\n"
     assert "sys/class/acme/acme0/secret" not in files

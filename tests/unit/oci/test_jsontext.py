@@ -107,6 +107,53 @@ def test_replace_says_what_is_missing() -> None:
         jsontext.replace("{}", ("hooks",), "1")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{ "a":1 }', '{"x":{"y":2}, "a":1 }'),
+        ('{"x":null,"b":1.50}', '{"x":{"y":2},"b":1.50}'),
+        ('{"x": {"z":1e2}}', '{"x": {"y":2,"z":1e2}}'),
+        ('{"x":{"y":[1 , 2] }}', '{"x":{"y":2 }}'),
+        ('{"x":1,"x":{"y":1}}', '{"x":1,"x":{"y":2}}'),
+    ],
+)
+def test_put_touches_one_place(text: str, expected: str) -> None:
+    assert jsontext.put(text, ("x", "y"), "2") == expected
+
+
+@pytest.mark.parametrize("text", ["[]", '{"x":[]}', '{"x":1}', "1"])
+def test_put_refuses_another_shape(text: str) -> None:
+    with pytest.raises(ValueError):
+        jsontext.put(text, ("x", "y"), "2")
+
+
+@given(st.dictionaries(st.text(), JSON), st.lists(st.text(), min_size=1, max_size=3))
+def test_what_is_put_is_there_and_nothing_else_changed(
+    document: dict[str, object], path: list[str]
+) -> None:
+    try:
+        found = json.loads(jsontext.put(json.dumps(document, indent=1), tuple(path), "[7]"))
+    except ValueError:
+        return
+    inner, outer = found, document
+    for key in path[:-1]:
+        rest = {name: value for name, value in inner.items() if name != key}
+        assert rest == {name: value for name, value in outer.items() if name != key}
+        inner, outer = inner[key], outer.get(key) or {}  # type: ignore[assignment]
+    assert inner == {**outer, path[-1]: [7]}
+
+
+def test_items_keep_their_text() -> None:
+    assert jsontext.items('{"a": [ 1.50, {"b" :1} ,"\\u0041" ]}', ("a",)) == [
+        "1.50", '{"b" :1}', '"\\u0041"',
+    ]  # fmt: skip
+    assert jsontext.items('{"a":[]}', ("a",)) == []
+    with pytest.raises(KeyError):
+        jsontext.items("{}", ("a",))
+    with pytest.raises(ValueError):
+        jsontext.items('{"a":1}', ("a",))
+
+
 def test_dumps_refuses_what_is_no_json() -> None:
     with pytest.raises(TypeError):
         jsontext.dumps(object())
@@ -145,3 +192,29 @@ def test_only_what_json_refuses_is_broken(value: object, place: int) -> None:
     start = text[: place % len(text)]
     if start[-1:] in ("", "{", "[", ",", ":"):
         assert jsontext.surely_broken(start)
+
+
+@given(st.lists(JSON, min_size=1, max_size=5), st.data(), st.sampled_from(["", " ", "\n\t"]))
+def test_replaced_items_keep_every_other_byte(
+    items: list[object], data: st.DataObject, blank: str
+) -> None:
+    indices = data.draw(st.sets(st.integers(0, len(items) - 1)))
+    before = [json.dumps(item, indent=data.draw(st.sampled_from([None, 1]))) for item in items]
+    after = ['"new"' if index in indices else text for index, text in enumerate(before)]
+    old, new = (
+        f'{{"z":[1.50], "a"{blank}:{{"b" :[{blank}{f"{blank},".join(texts)}{blank}] ,"c":1E2}} }}'
+        for texts in (before, after)
+    )
+    assert jsontext.replace_items(old, ("a", "b"), dict.fromkeys(indices, '"new"')) == new
+
+
+@pytest.mark.parametrize("text", ["{}", '{"a": 1}', '{"a": {"b": {}}}', '{"a": {"b": "x"}}'])
+def test_replaced_items_of_no_list(text: str) -> None:
+    with pytest.raises((KeyError, ValueError)):
+        jsontext.replace_items(text, ("a", "b"), {0: "1"})
+
+
+def test_bytes_that_are_no_text_are_written_as_they_are() -> None:
+    text = b'"\xff\xc3 \\u00e9"'.decode("utf-8", "surrogateescape")
+    read = jsontext.loads(text)
+    assert jsontext.quote_bytes(read).encode("utf-8", "surrogateescape") == b'"\xff\xc3 \\u00e9"'

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpuhook.errors import ContainerError
-from gpuhook.inventory.model import Node
+from gpuhook.inventory import model
+from gpuhook.inventory.model import Device, Node
 from gpuhook.running import records, repair
 from gpuhook.running.holders import Container
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
@@ -61,7 +62,11 @@ def inventory(gpu: Gpu = GPU) -> list[Inventory]:
 
 
 def recorded(pid: int, started: int, *devices: tuple[int, int]) -> Container:
-    given = {"nodes": {"GPU-1": [[195, 3]]}, "devices": [list(pair) for pair in devices]}
+    given = {
+        "vendor": "nvidia",
+        "nodes": {"GPU-1": [[195, 3]]},
+        "devices": [list(pair) for pair in devices],
+    }
     record = {"started": started, "given": [given]}
     return Container("web", "docker", pid, "sleep", set(devices), record=record)
 
@@ -104,3 +109,12 @@ def test_without_a_record_and_a_bundle_nothing_is_given(ourselves: tuple[int, in
     one = Container("web", "", os.getpid(), "sleep", {MINE})
     with pytest.raises(ContainerError, match="no record"):
         repair.given_devices(one, ourselves[0], inventory())
+
+
+def test_two_vendors_may_call_their_devices_alike(ourselves: tuple[int, int]) -> None:
+    process, started = ourselves
+    one = recorded(os.getpid(), started, MINE)
+    theirs = Device("GPU-1", "0", {}, ("/dev/other0",))
+    others = model.Inventory("other", "/", "1", (theirs,), (Node("/dev/other0", 9, 9),))
+    for now in ([*inventory(), others], [others, *inventory()]):
+        assert repair.given_devices(one, process, now) == [MINE]

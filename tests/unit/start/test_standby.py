@@ -14,6 +14,7 @@ import pytest
 
 from gpuhook.start import standby
 from gpuhook.start.standby import Child, Server
+from gpuhook.vendors.seam import KNOWN
 
 
 class Late:
@@ -95,6 +96,7 @@ for name, module in sys.modules.items():
 """
 # What a child never does: it has the configuration and the inventory from its parent.
 NOT_A_CHILDS = {"gpuhook.config.loader", "gpuhook.config.source", "gpuhook.inventory.cache"}
+DISCOVERY = {"gpuhook.vendors.nvidia.discover", "gpuhook.vendors.nvidia.driver_files"}
 
 
 def late_imports(source: str) -> Iterator[str]:
@@ -118,10 +120,12 @@ def test_no_child_imports_anything() -> None:
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     ours = {name for name in loaded if name.startswith("gpuhook.") and loaded[name] != "None"}
     assert {"gpuhook.plan.spec_edits", "gpuhook.inject"} <= ours
+    vendors = {f"gpuhook.{name}" for names in KNOWN.values() for name in names.MODULES}
+    assert vendors <= ours, "else it is not noticed when they are replaced"
     missing = {
         (name, other)
         for name in ours - NOT_A_CHILDS
         for other in late_imports(Path(loaded[name]).read_text())
-        if other not in loaded
+        if other not in {*loaded, *DISCOVERY}
     }
     assert missing == set()

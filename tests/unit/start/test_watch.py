@@ -1,8 +1,10 @@
 """Which of the kernel's events are about GPUs."""
 
 import pytest
+import second_vendor
 
 from gpuhook.start.watch import concerns_us
+from gpuhook.vendors.seam import KNOWN
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,15 @@ def test_events_about_gpus(event: dict[str, object]) -> None:
 )
 def test_other_events(event: dict[str, object]) -> None:
     assert not concerns_us(event)
+
+
+def test_events_about_another_vendors_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    second_vendor.know(monkeypatch)
+    assert concerns_us({"DEVPATH": "/class/acme/acme0"})
+    assert concerns_us({"PCI_ID": "AC3E:0001"})
+
+
+def test_a_vendor_without_a_number_on_the_pci_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    second_vendor.know(monkeypatch)
+    monkeypatch.setattr(KNOWN["acme"], "PCI_VENDOR", "")
+    assert not concerns_us({"DEVPATH": "/devices/virtual/mem/null", "SUBSYSTEM": "mem"})

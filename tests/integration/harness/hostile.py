@@ -1,0 +1,46 @@
+"""Attacks with bundles that are really started: how they are prepared, and how they may end."""
+
+from pathlib import Path
+
+from harness.bundles import Bundle
+from harness.commands import Result
+from harness.installation import Installation
+from harness.snapshot import nothing_left
+
+FOLDER = "usr/lib/x86_64-linux-gnu"
+
+
+def mount_volume(bundle: Bundle, source: Path, destination: str, *options: str) -> None:
+    volume = {
+        "destination": destination,
+        "type": "bind",
+        "source": str(source),
+        "options": ["rbind", *options],
+    }
+    bundle.change(lambda spec: spec["mounts"].append(volume))
+
+
+def refused(result: Result, *words: str) -> str:
+    """Return the error of a container that didn't start: one sentence, no traceback.
+
+    crun keeps what a hook says to itself, so the words are looked for only elsewhere.
+    """
+    assert result.status != 0, result
+    assert "Traceback" not in result.stderr, result
+    assert len(result.stderr) < 8192, "the message repeats what the image said"
+    for word in () if "error executing hook" in result.stderr else words:
+        assert word in result.stderr, result
+    return result.stderr
+
+
+def change_image(bundle: Bundle, script: str) -> None:
+    """Run a shell script in the bundle's root, which only its namespace sees."""
+    bundle.call("sh", "-ec", script, cwd=bundle.root).ok()
+
+
+def start(
+    bundle: Bundle, installation: Installation, env: dict[str, str], *untouched: Path
+) -> Result:
+    """Run the container with all GPUs; the host and ``untouched`` must stay as they are."""
+    with nothing_left(*untouched, pid=bundle.namespace.pid):
+        return bundle.run(installation.runtime, env)

@@ -1,0 +1,23 @@
+"""Make what the tests use for many runs: the installation, other people's roots, driver files.
+
+It is called before them, because it takes time and can go on beside other work.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from harness import distributions
+from harness.driver import fetch_driver_files
+from harness.installation import install
+
+
+def main() -> None:
+    """Make all that is missing, two things at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        others = pool.submit(install), pool.submit(fetch_driver_files)
+        list(pool.map(distributions.fetch_one, distributions.DEBIANS))
+        for each in others:
+            each.result()
+
+
+if __name__ == "__main__":
+    main()

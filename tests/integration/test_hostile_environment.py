@@ -1,0 +1,153 @@
+"""What an image sets in the environment, or puts where Python looks, reaches no program of ours."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.commands import run
+from harness.driver import Driver
+from harness.hostile import change_image, refused
+from harness.inside import look, seen
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+
+EVIL = """
+#include <fcntl.h>
+#include <unistd.h>
+__attribute__((constructor)) static void attack(void) {
+    if (access("%(guard)s", F_OK) == 0) close(open("%(mark)s", O_CREAT | O_WRONLY, 0644));
+}
+"""
+
+
+def evil_image(bundle: Bundle, tmp_path: Path) -> tuple[list[str], Path]:
+    """Put into a root what attacks whoever loads it; return the environment and the mark.
+
+    The mark is made on the host only: it needs a guard that the container doesn't see.
+    """
+    guard, mark = tmp_path / "guard", tmp_path / "mark"
+    guard.touch()
+    source, library = tmp_path / "evil.c", tmp_path / "evil.so"
+    source.write_text(EVIL % {"guard": guard, "mark": mark})
+    run(["gcc", "-shared", "-fPIC", "-o", library, source]).ok()
+    script = tmp_path / "evil.py"
+    script.write_text(f"open({str(mark)!r}, 'w')\n")
+    change_image(bundle, f"mkdir python; cp {library} evil.so")
+    for module in ("os", "sitecustomize", "usercustomize", "encodings", "site", "re", "ctypes"):
+        change_image(bundle, f"cp {script} {module}.py")
+    change_image(bundle, f"cp {script} python/re.py")
+    here = "/proc/self/cwd"
+    return [
+        f"LD_PRELOAD={here}/evil.so",
+        f"LD_AUDIT={here}/evil.so",
+        f"LD_LIBRARY_PATH={here}",
+        f"PYTHONPATH={here}:{here}/python",
+        f"PYTHONHOME={here}",
+        f"PYTHONSTARTUP={here}/os.py",
+        "PYTHONINSPECT=1",
+        f"GCONV_PATH={here}",
+        f"TMPDIR={here}",
+        f"GPUHOOK_CONFIG={here}/config.toml",
+        "NVIDIA_VISIBLE_DEVICES=0",
+    ], mark
+
+
+@pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
+def test_the_images_environment_reaches_no_hook(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    tmp_path: Path,
+    stage: str,
+) -> None:
+    settings, mark = evil_image(bundle, tmp_path)
+    bundle.environ(*settings)
+    hook = [str(installation.hook), "--config", runtime_env["GPUHOOK_CONFIG"], "prestart"]
+    if stage != "prestart":
+        given = {"path": hook[0], "args": hook, "env": ["PATH=/usr/bin:/bin"]}
+        bundle.change(lambda spec: spec.update(hooks={stage: [given]}))
+    bundle.run(installation.runtime, runtime_env)
+    assert not mark.exists()
+
+
+def test_without_its_own_environment_a_hook_would_be_taken_over(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    runtime_env: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """What every hook that we write has in its ``env`` is taken out of this one.
+
+    runc then gives it the container's environment (CVE-2025-23266), crun doesn't.
+    """
+    settings, mark = evil_image(bundle, tmp_path)
+    bundle.environ(*settings)
+    careless = {"path": "/bin/sh", "args": ["sh", "-c", "cat >/dev/null"]}
+    bundle.change(lambda spec: spec.update(hooks={"createContainer": [careless]}))
+    bundle.run(low_level[0], runtime_env)
+    assert mark.exists() == (low_level[0] == "runc")
+
+
+def test_python_settings_and_the_working_folder_are_ignored(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], tmp_path: Path
+) -> None:
+    """The launcher itself protects Python, also where a hook's ``env`` is not ours."""
+    settings, mark = evil_image(bundle, tmp_path)
+    env = dict(setting.split("=", 1) for setting in settings if not setting.startswith("LD_"))
+    env.pop("GPUHOOK_CONFIG")
+    options = ("--config", runtime_env["GPUHOOK_CONFIG"])
+    result = bundle.call(installation.hook, *options, env=env, cwd=bundle.root)
+    assert "container state" in refused(result)
+    assert not mark.exists()
+    bundle.call("python3", "-c", "import re", env={"PYTHONPATH": "python"}, cwd=bundle.root)
+    assert mark.exists(), "without isolation the image's modules are not imported either"
+
+
+def spoil(folder: Path, mark: Path) -> None:
+    """Put modules into a folder that are called like all of Python's and of ours.
+
+    Each writes its name into a file when it is imported.
+    """
+    (folder / "gpuhook").mkdir()
+    for name in (*sys.stdlib_module_names, "pynvml", "gpuhook/__init__", "gpuhook/_start"):
+        (folder / f"{name}.py").write_text(f"print(__name__, file=open({str(mark)!r}, 'a'))\n")
+
+
+def with_the_package_elsewhere(installation: Installation, folder: Path) -> Installation:
+    """Return an installation as pip makes it with --editable: Python itself finds the package."""
+    run([installation.bin / "python3", "-m", "venv", "--without-pip", folder]).ok()
+    [packages] = installation.bin.parent.glob("lib/python3*/site-packages")
+    [own] = folder.glob("lib/python3*/site-packages")
+    (own / "gpuhook.pth").write_text(f"{packages}\n")
+    for launcher in (installation.runtime, installation.hook):
+        shutil.copy(launcher, folder / "bin")
+    return Installation(folder / "bin")
+
+
+@pytest.mark.parametrize("package", ["beside the launcher", "elsewhere"])
+def test_gpu_py_imports_nothing_from_its_working_folder(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    runtime_env: dict[str, str],
+    driver: Driver,
+    tmp_path: Path,
+    package: str,
+) -> None:
+    """Engines call it in the bundle. Nothing is saved yet, so it imports all that it ever does."""
+    mark = tmp_path / "imported"
+    spoil(bundle.path, mark)
+    used = installation
+    if package == "elsewhere":
+        used = with_the_package_elsewhere(installation, tmp_path / "venv")
+    config = write_config(tmp_path / "config", driver.root, [low_level[0]])
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
+    bundle.command(*look())
+    result = bundle.call(
+        used.runtime, "run", bundle.name, env={"GPUHOOK_CONFIG": str(config)}, cwd=bundle.path
+    )
+    assert not mark.exists(), mark.read_text()
+    assert seen(result).gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}

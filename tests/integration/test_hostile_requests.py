@@ -1,0 +1,139 @@
+"""Hostile requests, in what the image and the bundle say, started for real by runc and crun."""
+
+import time
+from pathlib import Path
+
+import pytest
+from harness.bundles import Bundle
+from harness.driver import Driver
+from harness.hostile import mount_volume, refused, start
+from harness.inside import look, seen
+from harness.installation import Installation, harden, write_config
+from harness.namespaces import Namespace
+
+ANNOTATION = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
+
+
+@pytest.mark.parametrize("by", ["runtime", "hook"])
+@pytest.mark.parametrize("more", ["", "accept-annotations = true\n"], ids=["default", "accepted"])
+@pytest.mark.parametrize("asked", ["by mount", "not at all"])
+def test_an_annotation_gives_no_more_than_the_mounts(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    driver: Driver,
+    tmp_path: Path,
+    by: str,
+    more: str,
+    asked: str,
+) -> None:
+    """CRI-O and podman copy annotations of users into config.json."""
+    config = harden(write_config(tmp_path / "etc", driver.root, [low_level[0]]))
+    config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{more}"))
+    bundle.command(*look(driver.minors))
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
+    bundle.change(lambda spec: spec.update(annotations=ANNOTATION))
+    if asked == "by mount":
+        mount_volume(bundle, Path("/dev/null"), "/var/run/nvidia-container-devices/3", "ro")
+    given = {driver.gpus[3].minor} if asked == "by mount" else set()
+    if by == "runtime":
+        done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)})
+    else:
+        args = [installation.hook.name, "--config", str(config), "prestart"]
+        hook = {"path": str(installation.hook), "args": args, "env": ["PATH=/usr/bin:/bin"]}
+        bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+        done = bundle.run(low_level[0])
+    inside = seen(done)
+    assert inside.gpu_minors == given
+    opened = {minor for minor, error in inside.by_hand.items() if error != "EPERM"}
+    assert opened == given
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        "../../../etc",
+        "0,../1",
+        "/dev/nvidia0",
+        "0\n1",
+        "0\x001",
+        "GPU-../../../../etc/passwd",
+        "MIG-GPU-x/../../1/2",
+        "x" * 100_000,
+        ",".join(["9999999999999999999999"] * 3000),
+        "0:" * 50_000,
+        "\u202e0",
+        "\ud8000",
+    ],
+    ids=range(12),
+)
+def test_device_names_that_are_none(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    request_text: str,
+) -> None:
+    bundle.environ(f"NVIDIA_VISIBLE_DEVICES={request_text}")
+    refused(start(bundle, installation, runtime_env, driver.root))
+
+
+@pytest.mark.parametrize("channels", ["../../../../etc", "-1", "0/../1", "9" * 4000])
+def test_channels_that_are_none(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    channels: str,
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_IMEX_CHANNELS={channels}")
+    refused(start(bundle, installation, runtime_env, driver.root))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        '"x": 1e999999',
+        '"x": -0.0e-99999999',
+        '"x": ' + "9" * 5000,
+        '"x": ' + "[" * 5000 + "]" * 5000,
+        '"x": "\\ud800\\u0000"',
+        '"process": {}, "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}',
+    ],
+    ids=["huge float", "tiny float", "huge integer", "deep", "surrogate and NUL", "doubled key"],
+)
+def test_strange_json(
+    bundle: Bundle,
+    installation: Installation,
+    runtime_env: dict[str, str],
+    driver: Driver,
+    extra: str,
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
+    text = bundle.config.read_text()
+    bundle.config.write_text("{" + extra + "," + text.lstrip()[1:])
+    result = start(bundle, installation, runtime_env, driver.root)
+    if result.status != 0:
+        refused(result)
+
+
+def test_bytes_that_are_no_text(
+    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
+) -> None:
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0", "STRANGE=@@@")
+    bundle.config.write_bytes(bundle.config.read_bytes().replace(b"@@@", b"\xff\xfe\x80"))
+    start(bundle, installation, runtime_env, driver.root)
+    assert b"\xff\xfe\x80" in bundle.config.read_bytes()
+
+
+def test_a_million_settings(
+    bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path
+) -> None:
+    """Low-level runtimes take minutes over so many; we must not be what takes long."""
+    config = write_config(tmp_path / "config", driver.root, ["/bin/true"])
+    bundle.environ(*[f"A{number}={number}" for number in range(10**6)], "NVIDIA_VISIBLE_DEVICES=0")
+    begun = time.monotonic()
+    start(bundle, installation, {"GPUHOOK_CONFIG": str(config)}, driver.root).ok()
+    assert time.monotonic() - begun < 30
+    assert len(bundle.spec()["process"]["env"]) > 10**6
+    assert bundle.spec()["hooks"]["prestart"]

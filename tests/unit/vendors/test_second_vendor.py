@@ -1,0 +1,589 @@
+"""A second vendor behind the seam, alone and beside NVIDIA: tests/vendors/acme."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import machines
+import pytest
+import second_vendor
+from click.testing import CliRunner
+from second_vendor import GROUP, spec_with
+
+from gpuhook import runtime_shim
+from gpuhook.cli import cli
+from gpuhook.config import Config, loads
+from gpuhook.errors import DriverError, LostDeviceError, RequestError, UnknownDeviceError
+from gpuhook.inventory import cache
+from gpuhook.inventory.model import Inventory, Node
+from gpuhook.inventory.selection import select
+from gpuhook.oci.spec import Spec
+from gpuhook.plan import image
+from gpuhook.plan.operations import BindFile, Operation, UpdateLdCache
+from gpuhook.plan.planner import Plan, make_plan
+from gpuhook.resolve import Resolved, resolve
+from gpuhook.vendors import seam
+from gpuhook.vendors.nvidia import discover as nvidia_discover
+from gpuhook.vendors.nvidia.model import Inventory as NvidiaInventory
+from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
+
+SOURCES = Path(__file__).parents[3] / "src"
+UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+NO_GROUPS = "[features]\nno-additional-gids-for-device-nodes = true\n"
+SPEC_MODE = '[nvidia-container-runtime]\nmode = "spec"\n'
+PLUGINS = "/opt/acme/plugins"
+
+Inventories = dict[str, Inventory]
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    second_vendor.know(monkeypatch)
+
+
+@pytest.fixture
+def npus(tmp_path: Path) -> Inventory:
+    """Four NPUs on two boards (0 and 2, 1 and 3); 1 is split, 3 is being reset."""
+    return second_vendor.machine(tmp_path / "acme", boards="2", split="1", reset="3")
+
+
+@pytest.fixture
+def both(npus: Inventory) -> Inventories:
+    """What a machine with both vendors' devices has."""
+    return {"nvidia": machines.machine(machines.gpu(0, 3), machines.gpu(1, 0)), "acme": npus}
+
+
+def names_of_variable(variable: str) -> tuple[str, ...]:
+    spaces: tuple[str, ...] = second_vendor.part("names").VARIABLES[variable]
+    return spaces
+
+
+def selected(found: Inventory, *words: str, by: str = "ACME_VISIBLE_DEVICES") -> list[str]:
+    devices = select(words, found, second_vendor.part("names"), names_of_variable(by))
+    return [device.label for device in devices]
+
+
+def resolved(spec: dict[str, Any], found: Inventories, config: Config | None = None) -> Resolved:
+    answer = resolve(spec, config or Config(), inventories=found)
+    assert answer is not None
+    return answer
+
+
+def planned(spec: dict[str, Any], found: Inventories, config: Config | None = None) -> Plan:
+    answer = resolved(spec, found, config)
+    return make_plan(answer.grants, image.unknown(), answer.groups)
+
+
+def of_kind(plan: Plan, kind: str) -> list[dict[str, Any]]:
+    return [op.to_json() for op in plan.operations if op.kind == kind]
+
+
+# What it has, and what names mean ------------------------------------------------------------
+
+
+def test_what_discover_finds(npus: Inventory) -> None:
+    assert npus.version == "7.1"
+    assert [device.label for device in npus.devices] == ["0", "1", "1.0", "1.1", "2", "3"]
+    [part] = [device for device in npus.devices if device.label == "1.1"]
+    assert (part.id, part.parent, part.nodes) == ("A-0001/1", "A-0001", ("/dev/acme1.1",))
+    assert npus.control == ("/dev/acmectl",)
+    assert npus.missing() == []
+    assert Inventory.from_json(npus.to_json()) == npus
+
+
+def test_devices_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    many = second_vendor.machine(tmp_path / "many", 11, split="2,10")
+    (tmp_path / "many/sys/class/acme/acmectl").mkdir()
+    assert second_vendor.part("discover").discover(many.root).devices == many.devices
+    labels = [device.label for device in many.devices]
+    assert labels[:6] == ["0", "1", "2", "2.0", "2.1", "3"]
+    assert labels[-4:] == ["9", "10", "10.0", "10.1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (("0",), ["0"]),
+        (("2", "0", "2"), ["2", "0"]),
+        (("0-2",), ["0", "1", "2"]),
+        (("A-0002",), ["2"]),
+        (("a-0002",), ["2"]),
+        (("0000:42:00.0",), ["1"]),
+        (("42:00.0",), ["1"]),
+        (("1.0",), ["1.0"]),
+        (("A-0001/1",), ["1.1"]),
+        (("B0",), ["0", "2"]),
+        (("2", "b0"), ["2", "0"]),
+        (("all",), ["0", "1", "1.0", "1.1", "2"]),
+    ],
+)
+def test_what_names_mean(npus: Inventory, words: tuple[str, ...], labels: list[str]) -> None:
+    assert selected(npus, *words) == labels
+
+
+def test_a_variable_searches_its_own_spaces_alone(npus: Inventory) -> None:
+    assert selected(npus, "B0", by="ACME_VISIBLE_BOARDS") == ["0", "2"]
+    for word in ("0", "A-0000", "0000:41:00.0", "1.0"):
+        with pytest.raises(UnknownDeviceError) as caught:
+            selected(npus, word, by="ACME_VISIBLE_BOARDS")
+        assert caught.value.cause.endswith(": it has B0, B1")
+
+
+def test_what_exists_is_in_the_refusal(npus: Inventory) -> None:
+    with pytest.raises(UnknownDeviceError) as caught:
+        selected(npus, "9")
+    assert caught.value.cause == (
+        "This machine has no NPU or part of one '9': it has 0 (A-0000), 1 (A-0001), "
+        "2 (A-0002), 3 (A-0003), 1.0 (A-0001/0), 1.1 (A-0001/1)"
+    )
+
+
+@pytest.mark.parametrize("word", ["3", "A-0003", "2-3", "B1"])
+def test_a_device_that_cannot_be_used(npus: Inventory, word: str) -> None:
+    with pytest.raises(LostDeviceError) as caught:
+        selected(npus, word)
+    assert str(caught.value).startswith("NPU 3 can't be used: it is in reset. Wait until its reset")
+
+
+# What a container asks for -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "devices", "spaces"),
+    [
+        (["ACME_VISIBLE_DEVICES=0, 2"], ("0", "2"), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_BOARDS=B0"], ("B0",), "ACME_VISIBLE_BOARDS"),
+        (["ACME_VISIBLE_BOARDS=B0", "ACME_VISIBLE_DEVICES=1"], ("1",), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=none"], (), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=1,all"], ("all",), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=1,void"], None, ""),
+        (["ACME_VISIBLE_DEVICES="], None, ""),
+        (["NVIDIA_VISIBLE_DEVICES=0"], None, ""),
+    ],
+)
+def test_what_a_container_asks_for(
+    env: list[str], devices: tuple[str, ...] | None, spaces: str
+) -> None:
+    request = second_vendor.read(spec_with(*env))
+    assert request.devices == devices
+    assert request.selectors == (devices or ())
+    assert request.spaces == (names_of_variable(spaces) if spaces else ())
+
+
+def test_one_setting_is_for_all_vendors(both: Inventories) -> None:
+    spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
+    config = loads(UNPRIVILEGED)
+    request = second_vendor.read(spec, config)
+    assert request.devices is None
+    assert [source for source, _ in request.ignored] == ["environment"]
+    assert resolve(spec, config, inventories=both) is None
+    spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
+    assert resolved(spec, both, config).ids == (both["nvidia"].devices[0].id, "A-0000")
+
+
+def test_what_the_vendor_refuses(both: Inventories) -> None:
+    assert resolved(spec_with("ACME_VISIBLE_DEVICES=0,2"), both).ids == ("A-0000", "A-0002")
+    with pytest.raises(RequestError, match="boards B0 and B1 can't work in one container"):
+        resolve(spec_with("ACME_VISIBLE_DEVICES=0,1"), Config(), inventories=both)
+
+
+# What it gets --------------------------------------------------------------------------------
+
+
+def test_the_nodes_of_what_was_asked_for(both: Inventories) -> None:
+    plan = planned(spec_with("ACME_VISIBLE_DEVICES=2"), both)
+    nodes = [(op["source"], op["destination"]) for op in of_kind(plan, "device")]
+    root = both["acme"].root
+    assert nodes == [
+        (f"{root}/dev/acmectl", "/dev/acmectl"),
+        (f"{root}/dev/acme2", "/dev/acme2"),
+        (f"{root}/dev/acme_dma2", "/dev/acme/dma2"),
+    ]
+    numbers = {node.path: node.numbers for node in both["acme"].nodes}
+    wanted = ["/dev/acmectl", "/dev/acme2", "/dev/acme_dma2"]
+    assert plan.devices == [numbers[path] for path in wanted]
+
+
+def test_a_part_has_its_own_node_alone(both: Inventories) -> None:
+    plan = planned(spec_with("ACME_VISIBLE_DEVICES=1.0"), both)
+    places = [op["destination"] for op in of_kind(plan, "device")]
+    assert places == ["/dev/acmectl", "/dev/acme1.0"]
+
+
+def test_a_node_that_is_missing_is_said(both: Inventories) -> None:
+    npus = both["acme"]
+    nodes = tuple(node for node in npus.nodes if node.path != "/dev/acme_dma2")
+    facts = (npus.vendor, npus.root, npus.version, npus.devices)
+    both["acme"] = Inventory(*facts, nodes, npus.control)
+    with pytest.raises(DriverError, match=r"ACME's driver has no node /dev/acme_dma2"):
+        resolve(spec_with("ACME_VISIBLE_DEVICES=2"), Config(), inventories=both)
+    assert resolved(spec_with("ACME_VISIBLE_DEVICES=0"), both).ids == ("A-0000",)
+
+
+def _give(monkeypatch: pytest.MonkeyPatch, *operations: Operation) -> None:
+    """Have ACME give files, too."""
+    acme = type(second_vendor.part("vendor").VENDOR)
+    monkeypatch.setattr(acme, "edits", lambda *_: list(operations))
+
+
+def test_two_vendors_are_one_plan(both: Inventories, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = BindFile("/", "/opt/acme/libacme.so.1", "/usr/lib/libacme.so.1", ("ro",), "library")
+    known = UpdateLdCache((("libacme.so.1", "/usr/lib/libacme.so.1", 3),), "libacme")
+    _give(monkeypatch, known, file)
+    plan = planned(spec_with("ACME_VISIBLE_DEVICES=0,2", "NVIDIA_VISIBLE_DEVICES=1"), both)
+    kinds = [op.kind for op in plan.operations]
+    assert kinds.count("ldcache") == 1
+    assert kinds[-1] == "ldcache"
+    [entry] = of_kind(plan, "ldcache")
+    assert "libacme.so.1" in entry["libraries"]
+    assert "libcuda.so.1" in entry["libraries"]
+    places = [op["destination"] for op in of_kind(plan, "device")]
+    assert len(places) == len(set(places)) == 5 + 4
+    assert len(plan.devices) == len(set(plan.devices))
+
+
+def _with_node(found: Inventory, node: Node) -> Inventory:
+    """Return an inventory with one control node more."""
+    control = (*found.control, node.path)
+    facts = (found.vendor, found.root, found.version, found.devices)
+    return Inventory(*facts, (*found.nodes, node), control)
+
+
+def test_a_node_of_both_vendors(both: Inventories) -> None:
+    spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
+    control = both["nvidia"].node("/dev/nvidiactl")
+    assert control is not None
+    alone = both["acme"]
+    both["acme"] = _with_node(alone, Node("/dev/other", *control.numbers, inside=control.path))
+    places = [op["destination"] for op in of_kind(planned(spec, both), "device")]
+    assert places.count("/dev/nvidiactl") == 1
+    both["acme"] = _with_node(alone, Node("/dev/other", 9, 9, inside=control.path))
+    with pytest.raises(RequestError, match="/dev/nvidiactl and /dev/other would both be"):
+        planned(spec, both)
+
+
+@pytest.mark.parametrize(("source", "refused"), [("/opt/acme/x", True), (None, False)])
+def test_a_file_of_both_vendors(
+    both: Inventories, monkeypatch: pytest.MonkeyPatch, source: str | None, refused: bool
+) -> None:
+    spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
+    theirs = next(op for op in planned(spec, both).operations if isinstance(op, BindFile))
+    path = source or theirs.path
+    mine = BindFile("/", path, theirs.destination, theirs.options, "ours, too")
+    _give(monkeypatch, mine)
+    if refused:
+        with pytest.raises(RequestError, match="different files at"):
+            planned(spec, both)
+    else:
+        assert mine in planned(spec, both).operations
+
+
+# A vendor that isn't there -------------------------------------------------------------------
+
+
+@pytest.fixture
+def absent(tmp_path: Path) -> Config:
+    """The configuration of a machine without ACME's driver."""
+    text = f'driver-roots = ["acme={tmp_path}/nothing"]\nstate-dir = "{tmp_path}/state"\n'
+    return loads(f"[gpuhook]\n{text}")
+
+
+@pytest.mark.parametrize("word", ["all", "ALL", "none"])
+def test_an_absent_vendor_stops_no_other(both: Inventories, absent: Config, word: str) -> None:
+    spec = spec_with(f"ACME_VISIBLE_DEVICES={word}", "NVIDIA_VISIBLE_DEVICES=0")
+    answer = resolved(spec, {"nvidia": both["nvidia"]}, absent)
+    assert [grant.request.vendor for grant in answer.grants] == ["nvidia"]
+    assert "ACME's driver root" in answer.warnings()[0]
+
+
+@pytest.mark.parametrize(
+    "env", [["ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0"], ["ACME_VISIBLE_DEVICES=all"]]
+)
+def test_an_absent_vendor_that_is_needed(both: Inventories, absent: Config, env: list[str]) -> None:
+    with pytest.raises(DriverError, match=r"ACME's driver root .* can't be read"):
+        resolve(spec_with(*env), absent, inventories={"nvidia": both["nvidia"]})
+
+
+# What is saved -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """The configuration of a machine with both vendors, whose inventories are saved."""
+    config = Config()
+    config.state_dir = str(tmp_path / "state")
+    config.driver_root = str(tmp_path / "nvidia")
+    config.driver_roots = (f"acme={tmp_path}/acme",)
+    (tmp_path / "nvidia/proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "nvidia/proc/driver/nvidia/version").write_text("1\n")
+    second_vendor.machine(tmp_path / "acme")
+    made = NvidiaInventory(config.driver_root, "1", "12.0", (), (), ())
+    monkeypatch.setattr(nvidia_discover, "discover", lambda _: made)
+    return config
+
+
+CHANGES: dict[str, tuple[str, str, str]] = {
+    "NVIDIA's driver": ("nvidia/proc/driver/nvidia/version", "2\n", "acme"),
+    "a new NPU": ("acme/sys/class/acme/acme7/serial", "A-0007\n", "nvidia"),
+    "the end of a reset": ("acme/sys/class/acme/acme3/state", "in reset\n", "nvidia"),
+    "a node that was missing": ("acme/dev/acme2", "", "nvidia"),
+}
+
+
+@pytest.mark.parametrize(("place", "text", "fresh"), CHANGES.values(), ids=CHANGES.keys())
+def test_what_is_saved_is_stale_by_its_own_surroundings(
+    saving: Config, tmp_path: Path, place: str, text: str, fresh: str
+) -> None:
+    vendors = {name: seam.load(names) for name, names in seam.KNOWN.items()}
+    for vendor in vendors.values():
+        cache.get_inventory(saving, vendor)
+    files = sorted(path.name for path in Path(saving.state_dir).glob("inventory-*[!k]"))
+    assert [name.split("-")[1] for name in files] == ["acme", "nvidia"]
+    assert all(cache.saved(saving, vendor) is not None for vendor in vendors.values())
+    (tmp_path / place).unlink(missing_ok=True)
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_text(text)
+    found = {name: cache.saved(saving, vendor) for name, vendor in vendors.items()}
+    assert [name for name, inventory in found.items() if inventory is not None] == [fresh]
+
+
+# config.json ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/gpuhook-prestart").touch(mode=0o755)
+    (tmp_path / "bundle/rootfs").mkdir(parents=True)
+    return tmp_path / "bin"
+
+
+Edit = Callable[..., Spec]
+
+
+@pytest.fixture
+def edit(both: Inventories, programs: Path, tmp_path: Path) -> Edit:
+    """What gpu-py makes of a config.json."""
+
+    def run(data: dict[str, Any] | bytes, config: str = "") -> Spec:
+        written = data if isinstance(data, bytes) else json.dumps(data).encode()
+        text = written.decode("utf-8", "surrogateescape")
+        spec = Spec(str(tmp_path / "bundle/config.json"), text)
+        edited = runtime_shim.edit(spec, loads(config), str(programs), inventories=both)
+        assert edited is not None
+        return edited
+
+    return run
+
+
+def _variables(spec: Spec, name: str) -> list[str]:
+    env: list[str] = spec.data["process"]["env"]
+    return [entry.partition("=")[2] for entry in env if entry.partition("=")[0] == name]
+
+
+def test_mode_spec_makes_nodes_as_they_are(edit: Edit, both: Inventories) -> None:
+    edited = edit(spec_with("ACME_VISIBLE_DEVICES=0"), SPEC_MODE)
+    made = {node["path"]: node for node in edited.data["linux"]["devices"]}
+    assert list(made) == ["/dev/acmectl", "/dev/acme0", "/dev/acme/dma0"]
+    dma = both["acme"].node("/dev/acme_dma0")
+    assert dma is not None
+    assert made["/dev/acme/dma0"] == {
+        "path": "/dev/acme/dma0", "type": "c", "major": dma.major, "minor": 0,
+        "fileMode": 0o660, "uid": 0, "gid": GROUP,
+    }  # fmt: skip
+    assert made["/dev/acmectl"]["fileMode"] == 0o666
+    assert "hooks" not in edited.data
+
+
+@pytest.mark.parametrize("config", ["", SPEC_MODE], ids=["hook", "spec"])
+def test_a_bundle_started_again_does_not_grow(edit: Edit, config: str) -> None:
+    env = ["ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0", "ACME_PLUGIN_PATH=/mine"]
+    once = edit(spec_with(*env), config)
+    assert edit(once.text.encode(), config).text == once.text
+
+
+def test_variables_are_set_replaced_and_put_in_front(edit: Edit) -> None:
+    plain = edit(spec_with("ACME_VISIBLE_DEVICES=0,2"))
+    assert _variables(plain, "ACME_DEVICES") == ["0,2"]
+    assert _variables(plain, "ACME_PLUGIN_PATH") == [PLUGINS]
+    image_sets = ("ACME_DEVICES=7", "ACME_PLUGIN_PATH=/mine", "ACME_DEVICES=8")
+    replaced = edit(spec_with(*image_sets, "ACME_VISIBLE_DEVICES=0"))
+    assert _variables(replaced, "ACME_DEVICES") == ["0", "0"]
+    assert _variables(replaced, "ACME_PLUGIN_PATH") == [f"{PLUGINS}:/mine"]
+
+
+def test_bytes_that_are_no_text_stay(edit: Edit) -> None:
+    """What isn't UTF-8 is kept elsewhere, and behind what is put in front of it."""
+    text = json.dumps(spec_with("ACME_VISIBLE_DEVICES=0", "OTHER=@1", "ACME_PLUGIN_PATH=@2"))
+    data = text.encode().replace(b"@1", b"\xff\xc3 \\u00e9").replace(b"@2", b"\xfe\xe9")
+    written = edit(data).text.encode("utf-8", "surrogateescape")
+    assert b'"OTHER=\xff\xc3 \\u00e9"' in written
+    assert f'"ACME_PLUGIN_PATH={PLUGINS}:'.encode() + b'\xfe\xe9"' in written
+
+
+def _in_a_user_namespace(*mappings: tuple[int, int, int]) -> dict[str, Any]:
+    """Return what a spec says of a user namespace; each mapping is inside, outside, size."""
+    keys = ("containerID", "hostID", "size")
+    return {
+        "namespaces": [{"type": "mount"}, {"type": "user"}],
+        "gidMappings": [dict(zip(keys, numbers, strict=True)) for numbers in mappings],
+    }
+
+
+GROUPS: dict[str, tuple[dict[str, Any], str, list[int] | None]] = {
+    "as on the host": ({}, "", [GROUP]),
+    "mapped": ({"linux": _in_a_user_namespace((0, 1000, 65536))}, "", [GROUP - 1000]),
+    "not mapped": ({"linux": _in_a_user_namespace((0, 100000, 65536))}, "", None),
+    "switched off": ({}, NO_GROUPS, None),
+}
+
+
+@pytest.mark.parametrize(("more", "config", "expected"), GROUPS.values(), ids=GROUPS.keys())
+def test_the_group_of_the_nodes(
+    edit: Edit, more: dict[str, Any], config: str, expected: list[int] | None
+) -> None:
+    edited = edit(spec_with("ACME_VISIBLE_DEVICES=0", **more), config)
+    assert edited.data["process"]["user"].get("additionalGids") == expected
+
+
+def test_a_group_that_the_process_is_in_is_not_added(edit: Edit) -> None:
+    spec = spec_with("ACME_VISIBLE_DEVICES=0")
+    spec["process"]["user"]["additionalGids"] = [7, GROUP]
+    edited = edit(spec)
+    assert edited.data["process"]["user"]["additionalGids"] == [7, GROUP]
+
+
+# explain -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def explain(
+    both: Inventories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    def saved(config: Config, vendor: seam.Vendor, *, save: bool = True) -> Inventory:
+        return both[vendor.names.NAME]
+
+    monkeypatch.setattr(cache, "get_inventory", saved)
+
+    def run(*words: str, status: int = 0) -> str:
+        config = tmp_path / "config.toml"
+        config.touch()
+        done = CliRunner().invoke(cli, ["explain", "--config", str(config), *words])
+        assert done.exit_code == status, done.output
+        return done.stdout
+
+    return run
+
+
+def test_explain(explain: Callable[..., str]) -> None:
+    words = ("-e", "ACME_VISIBLE_DEVICES=0", "-e", "NVIDIA_VISIBLE_DEVICES=0")
+    text = explain(*words)
+    assert "Vendor:          ACME" in text
+    assert "Selected:        GPU-00000000-0000-0000-0000-000000000000, A-0000" in text
+    assert "set ACME_DEVICES=0\n" in text
+    assert f"put {PLUGINS} in front of ACME_PLUGIN_PATH\n" in text
+    assert f"put the process in the host's group {GROUP}\n" in text
+    assert "on /dev/acme/dma0\n" in text
+    assert "undone" not in text
+    report = json.loads(explain(*words, "--format", "json"))
+    assert [each["vendor"] for each in report["requests"]] == ["nvidia", "acme"]
+    assert [each["vendor"] for each in report["inventories"]] == ["nvidia", "acme"]
+    assert report["undone"] == []
+
+
+def test_explain_the_hook_alone(explain: Callable[..., str]) -> None:
+    words = ("-e", "ACME_VISIBLE_DEVICES=0", "--hook-alone")
+    undone = explain(*words).partition("because only the runtime gpu-py can do it:\n")[2]
+    assert undone.splitlines() == [
+        f"      put the process in the host's group {GROUP}",
+        "      set ACME_DEVICES=0",
+        f"      put {PLUGINS} in front of ACME_PLUGIN_PATH",
+    ]
+    report = json.loads(explain(*words, "--format", "json"))
+    assert [op["kind"] for op in report["undone"]] == ["group", "environment", "environment"]
+    assert {op["kind"] for op in report["operations"]} == {"allow-device", "device"}
+
+
+def test_explain_a_group_that_is_not_mapped(explain: Callable[..., str], tmp_path: Path) -> None:
+    linux = _in_a_user_namespace((0, 100000, 65536))
+    spec = tmp_path / "config.json"
+    spec.write_text(json.dumps(spec_with("ACME_VISIBLE_DEVICES=0", linux=linux)))
+    report = json.loads(explain("--spec", str(spec), "--format", "json"))
+    assert [op["kind"] for op in report["undone"]] == ["group"]
+    assert "environment" in {op["kind"] for op in report["operations"]}
+
+
+# What a start imports ------------------------------------------------------------------------
+
+START = f"""
+import sys
+sys.path.append({str(SOURCES)!r})
+import gpuhook.vendors
+gpuhook.vendors.__path__.append({str(second_vendor.FOLDER)!r})
+from gpuhook.vendors import seam
+from gpuhook.vendors.acme import names
+seam.KNOWN["acme"] = names
+from gpuhook.config import Config
+from gpuhook.errors import GpuhookError
+from gpuhook.resolve import resolve
+config = Config()
+config.state_dir, root, *env = sys.argv[1:]
+config.driver_root = "/nonexistent"
+config.driver_roots = ("acme=" + root,)
+spec = {{"process": {{"env": env}}, "linux": {{"namespaces": [{{"type": "mount"}}]}}}}
+try:
+    found = resolve(spec, config, save=False)
+    print(*(found.ids if found else ()))
+except GpuhookError as error:
+    print("refused:", error)
+print(*sys.modules)
+"""
+
+
+def started(state: Path, root: Path, *env: str) -> tuple[str, set[str]]:
+    """Return what an isolated interpreter makes of a request, and the modules that it has then."""
+    words = [sys.executable, "-I", "-S", "-c", START, str(state), str(root), *env]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    answer, modules = done.stdout.splitlines()
+    return answer, set(modules.split())
+
+
+def test_who_is_not_asked_is_not_imported(saving: Config, tmp_path: Path) -> None:
+    acme = seam.load(seam.KNOWN["acme"])
+    state, root = Path(saving.state_dir), tmp_path / "acme"
+    _, loaded = started(state, root, "NVIDIA_VISIBLE_DEVICES=0")
+    assert f"{type(NVIDIA).__module__}" in loaded
+    assert {name for name in loaded if ".acme." in name} == {"gpuhook.vendors.acme.names"}
+    _, loaded = started(state, root, "PATH=/bin")
+    assert not {name for name in loaded if name.endswith(".vendor")}
+    answer, loaded = started(state, root, "ACME_VISIBLE_DEVICES=0")
+    assert answer.startswith("refused: ACME's driver has no node")  # a user can't make any
+    nvidia = {name for name in loaded if ".nvidia." in name}
+    assert nvidia == {"gpuhook.vendors.nvidia.names"}
+    assert type(acme).__module__ in loaded
+    assert "gpuhook.vendors.acme.discover" in loaded
+
+
+def test_a_start_with_a_saved_inventory_is_thin(saving: Config, tmp_path: Path) -> None:
+    saving.driver_root = "/nonexistent"
+    cache.get_inventory(saving, seam.load(seam.KNOWN["acme"]))
+    place = (Path(saving.state_dir), tmp_path / "acme")
+    _, loaded = started(*place, "ACME_VISIBLE_DEVICES=0")
+    assert not {"_ctypes", "re", "json", "gpuhook.vendors.acme.discover"} & loaded
+
+
+def test_every_vendor_has_the_same_names() -> None:
+    """One that is missing would be noticed where it is used, in a container's start."""
+    sets = {
+        name: {word: type(value) for word, value in vars(names).items() if word.isupper()}
+        for name, names in seam.KNOWN.items()
+    }
+    assert all(each == sets["nvidia"] for each in sets.values())
+
+
+def test_the_core_names_no_vendor_of_the_tests() -> None:
+    named = [path.name for path in SOURCES.rglob("*.py") if "acme" in path.read_text().lower()]
+    assert named == []

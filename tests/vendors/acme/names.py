@@ -1,0 +1,29 @@
+"""What ACME's accelerators are called, by containers, clusters and the kernel: data alone."""
+
+NAME = "acme"  # this folder; also in saved inventories and records
+TITLE = "ACME"
+NOUN = "NPU"  # one device, and any device with the parts that can be asked for
+ANY_NOUN = "NPU or part of one"
+ID_TITLE = "SERIAL"  # what tells devices apart
+
+# Variables by which a container asks, the first that is set decides -> the name spaces that its
+# names are looked for in.
+VARIABLES = {
+    "ACME_VISIBLE_DEVICES": ("index", "part", "serial", "bus_id", "board"),
+    "ACME_VISIBLE_BOARDS": ("board",),
+}
+LEGACY = ()  # it has no images from before these variables,
+MOUNTS = ""  # no device plugin that asks by mounts,
+AUTOMATIC = ""  # and no kind whose names are selectors
+SWARM_RESOURCE = False
+DEFAULT_KIND = False
+
+KIND = "acme.example/npu"  # of CDI devices, and the cluster's resource
+PCI_VENDOR = "ac3e"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
+DRIVER_WORDS = ("acme",)  # in the kernel's names of drivers and their devices
+
+LOST_REMEDY = "Wait until its reset is over, or use the other NPUs meanwhile"
+
+# What a start imports once it is asked for; there is nothing that the hook needs besides.
+MODULES = ("oci.process", "vendors.acme.vendor")
+HOOK_MODULES = ()

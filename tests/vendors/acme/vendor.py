@@ -1,0 +1,53 @@
+"""ACME behind the seam: NPUs on boards, whole ones and parts of split ones."""
+
+from gpuhook.errors import RequestError
+from gpuhook.inventory import freshness
+from gpuhook.oci.process import Setting
+from gpuhook.vendors.acme import names
+from gpuhook.vendors.seam import Vendor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.config import Config
+    from gpuhook.inventory.model import Inventory
+    from gpuhook.vendors.seam import Grant
+
+CLASS = "/sys/class/acme"  # the driver's, with a folder for each NPU and each part of one
+PLUGINS = "/opt/acme/plugins"
+
+
+class Acme(Vendor):
+    """NPUs, by what the kernel says of them."""
+
+    names = names
+
+    def discover(self, config: "Config") -> "Inventory":
+        from gpuhook.vendors.acme import discover  # noqa: PLC0415 - costly, and rarely needed
+
+        return discover.discover(self.root(config))
+
+    def surroundings(self, config: "Config") -> "list[Any]":
+        folder = self.root(config).rstrip("/") + CLASS
+        return [
+            [name, freshness.text(f"{folder}/{name}/state")] for name in freshness.names(folder)
+        ]
+
+    def check(self, grant: "Grant") -> None:
+        boards = sorted({device.names["board"][0] for device in grant.devices})
+        if len(boards) > 1:
+            raise RequestError(
+                f"NPUs of the boards {' and '.join(boards)} can't work in one container",
+                "Ask for NPUs of one board",
+            )
+
+    def environment(self, grant: "Grant") -> list[Setting]:
+        labels = ",".join(device.label for device in grant.devices)
+        return [
+            Setting("ACME_DEVICES", labels, "ACME's library opens these NPUs"),
+            Setting("ACME_PLUGIN_PATH", PLUGINS, "ACME's library loads plugins", front=True),
+        ]
+
+
+VENDOR = Acme()
