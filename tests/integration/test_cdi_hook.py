@@ -14,7 +14,11 @@ from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.loader import probed
 from harness.namespaces import Namespace
+from harness.sandbox import in_child
 from harness.snapshot import contents, nothing_left
+
+from gpuhook import inject as injection
+from gpuhook.errors import InjectError
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 HOOK = "gpuhook-cdi-hook"
@@ -120,30 +124,35 @@ def test_what_is_written_down(
     assert (container["known_from"], container["command"]) == ("record", "sleep")
 
 
-@pytest.fixture(scope="module")
-def mig_machine(installation: Installation, workspace: Path) -> tuple[Driver, Path]:
+@pytest.fixture(scope="session")
+def mig_driver(installation: Installation, workspace: Path) -> Driver:
     options = ("--gpus=2", "--model=H100", "--mig=0:1g.10gb,2g.20gb")
-    made = simulate(installation, workspace / "cdi-mig", *options)
-    return made, write_config(workspace / "cdi-mig-config", made.root, ["runc"])
+    return simulate(installation, workspace / "cdi-mig", *options)
 
 
-@pytest.mark.parametrize("device", ["0:1", "all"])
+@pytest.mark.parametrize(("device", "gpus", "migs"), [("0:1", 1, 1), ("all", 2, 2), ("1", 1, 0)])
 def test_mig_devices(
-    bundle: Bundle, runtime: str, installation: Installation, mig_machine: tuple[Driver, Path],
-    device: str, tmp_path: Path,
-) -> None:  # fmt: skip
-    driver, config = mig_machine
-    document = generate(installation, config, tmp_path / "cdi")
-    give(bundle, document, device)
-    bundle.command("sh", "-c", "busybox find /dev -name 'nvidia*' -type c; nvidia-smi -L")
-    lines = bundle.run(runtime).ok().stdout.splitlines()
-    caps = [line for line in lines if "nvidia-caps/" in line]
-    migs = [line for line in lines if line.startswith("  MIG")]
-    whole = [line for line in lines if line.startswith("GPU ")]
-    assert len(caps) == (2 if device == "0:1" else 4)
-    assert len(migs) == (1 if device == "0:1" else 2)
-    assert len(whole) == (1 if device == "0:1" else 2)
-    assert driver.gpus
+    bundle: Bundle,
+    runtime: str,
+    installation: Installation,
+    mig_driver: Driver,
+    device: str,
+    gpus: int,
+    migs: int,
+    tmp_path: Path,
+) -> None:
+    config = write_config(tmp_path / "config", mig_driver.root, ["runc"])
+    give(bundle, generate(installation, config, tmp_path / "cdi"), device)
+    shown = "cd /proc/driver/nvidia; ls gpus; busybox find capabilities -name access"
+    bundle.command(
+        "sh", "-c", f"nvidia-smi -L; busybox find /dev/nvidia-caps -type c; {shown}; true"
+    )
+    lines = run_with_driver_in_kernel(bundle, runtime, mig_driver).ok().stdout.splitlines()
+    assert len([line for line in lines if line.startswith("GPU ")]) == gpus
+    assert len([line for line in lines if line.startswith("  MIG")]) == migs
+    assert len([line for line in lines if line.startswith("/dev/nvidia-caps/")]) == 2 * migs
+    assert len([line for line in lines if line.startswith("0000:")]) == gpus
+    assert len([line for line in lines if line.endswith("/access")]) == 2 * migs
 
 
 def test_musl(workspace: Path, host: Namespace, document: Path, driver: Driver) -> None:
@@ -303,11 +312,10 @@ def test_beside_the_first_process(bundle: Bundle, document: Path) -> None:
     assert "The container has no mount namespace of its own" in said
 
 
-def test_the_hosts_root_as_a_containers(bundle: Bundle, document: Path) -> None:
-    give(bundle, document, "0")
-    bundle.change(lambda spec: spec["root"].update(path="/"))
-    said = called(bundle).failed().stderr
-    assert "The container's root filesystem / is the host's own" in said
+@pytest.mark.parametrize("root", ["/", "/usr/..", "/proc/../"])
+def test_the_hosts_root_as_a_containers(workspace: Path, root: str) -> None:
+    with pytest.raises(InjectError, match="the host's own"):
+        in_child(lambda: injection.open_inside(root).close())
 
 
 def test_at_another_stage(bundle: Bundle, runtime: str, document: Path, driver: Driver) -> None:
