@@ -1,9 +1,9 @@
 """Where the launchers start Python: an isolated interpreter that knows nothing of site-packages.
 
 The launcher puts this package on the module path and calls ``main`` with the arguments
-runtime|runtime-save|standby|hook|cli LAUNCHER ARG... It restores the environment that the
-launcher was given, and calls the program. ``runtime-save`` also saves what the launcher must
-know.
+runtime|runtime-save|standby|hook|cdi-hook|cli LAUNCHER ARG... It restores the environment that
+the launcher was given, and calls the program. ``runtime-save`` also saves what the launcher
+must know.
 """
 
 import gc
@@ -50,6 +50,12 @@ def main() -> "NoReturn":
         from gpuhook import prestart_hook  # noqa: PLC0415
 
         prestart_hook.main(argv)
+    if program == "cdi-hook":
+        os.chdir("/")
+        preload.load(preload.REQUEST)
+        from gpuhook import cdi_hook  # noqa: PLC0415 - as above
+
+        cdi_hook.main(argv)
     if program == "standby":
         os.chdir("/")
         from gpuhook.runtime_shim import edit  # noqa: PLC0415 - as above

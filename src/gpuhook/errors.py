@@ -130,7 +130,7 @@ class VolumeError(InjectError):
 
 
 class CdiError(GpuhookError):
-    """A CDI document, or a name in one, can't be used as it is."""
+    """A CDI document, or a name in one, can't be made, or used as it is."""
 
     code = "cdi"
 

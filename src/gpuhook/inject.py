@@ -27,11 +27,12 @@ from gpuhook.running import records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from gpuhook.config import Config
     from gpuhook.oci.spec import Spec, State
-    from gpuhook.plan.image import Image
+    from gpuhook.plan.image import Image, Look
     from gpuhook.plan.operations import Operation
     from gpuhook.plan.planner import Plan
     from gpuhook.resolve import Resolved
@@ -84,7 +85,7 @@ class Injection:
         spec, config = self._spec, self._config
         spec.require_mount_namespace()
         with open_container(state.pid, state.root or spec.root_path) as container:
-            plan = self._prepare(_look(container, config, self._resolved))
+            plan = self._prepare(look(container, config, self._resolved.looks()))
             record = records.describe(state, spec.data.get("annotations"), self._resolved.grants)
             undone = left_to_runtime(plan, spec.data)
             with records.Written(config.state_dir, container.process, record):
@@ -93,25 +94,16 @@ class Injection:
                 )
                 apply(plan, container)
         if config.cli_debug:
-            self._log(state.container_id, how, undone, container.skipped)
+            facts = {"devices": list(self._resolved.ids), "cgroup": how}
+            facts["undone"] = [operation.describe() for operation in undone]
+            facts["warnings"] = self._resolved.warnings()
+            note(config, state, {**facts, "skipped": container.skipped})
 
-    def _log(
-        self, container_id: str, cgroup: str, undone: "list[Operation]", skipped: list[str]
-    ) -> None:
-        log.append(
-            self._config.cli_debug,
-            {
-                "level": "info",
-                "msg": "injected",
-                "time": log.timestamp(),
-                "container": container_id,
-                "devices": list(self._resolved.ids),
-                "cgroup": cgroup,
-                "skipped": skipped,
-                "undone": [operation.describe() for operation in undone],
-                "warnings": self._resolved.warnings(),
-            },
-        )
+
+def note(config: "Config", state: "State", facts: "dict[str, Any]") -> None:
+    """Write to the debug log what was done for a container."""
+    head = {"level": "info", "msg": "injected", "time": log.timestamp()}
+    log.append(config.cli_debug, {**head, "container": state.container_id, **facts})
 
 
 def left_to_runtime(plan: "Plan", spec: "dict[str, Any]") -> "list[Operation]":
@@ -119,9 +111,10 @@ def left_to_runtime(plan: "Plan", spec: "dict[str, Any]") -> "list[Operation]":
     return [op for op in plan.operations if op.by_runtime and not op.is_in(spec)]
 
 
-def _look(container: Container, config: "Config", resolved: "Resolved") -> "Image":
+def look(container: Container, config: "Config", looks: "Mapping[str, Look]") -> "Image":
+    """Look at a container's image for vendors; InjectError where that can't be done."""
     try:
-        return image.look(container, config, resolved.looks())
+        return image.look(container, config, looks)
     except OSError as error:
         raise InjectError(
             f"The image can't be looked at: {error.strerror} ({error.filename})",
@@ -163,7 +156,8 @@ def open_container(pid: int, root_path: str) -> Container:
     container's namespace has them.
     """
     try:
-        return _open_container(pid, root_path)
+        process = os.open(f"/proc/{pid}", PATH_FLAGS | os.O_DIRECTORY)
+        return _open_root(process, root_path, inside=False)
     except OSError as error:
         raise InjectError(
             f"The container's root filesystem {root_path} can't be opened: {error.strerror}",
@@ -171,9 +165,31 @@ def open_container(pid: int, root_path: str) -> Container:
         ) from None
 
 
-def _open_container(pid: int, root_path: str) -> Container:
+def open_inside(root_path: str) -> Container:
+    """Open the root of the container in whose mount namespace this process was started.
+
+    Its root isn't pivoted yet, so that the host's files are there, and ``root_path`` is what
+    the runtime calls the root. InjectError where this is the host's own namespace.
+    """
+    remedy = "Register gpuhook-cdi-hook as `gpuhook cdi generate` does, as createContainer alone"
+    try:
+        process = os.open("/proc/self", PATH_FLAGS | os.O_DIRECTORY)
+        container = _open_root(process, root_path, inside=True)
+    except OSError as error:
+        raise InjectError(
+            f"The container's root filesystem {root_path} can't be opened: {error.strerror}", remedy
+        ) from None
+    if _is_first_namespace() or not container.is_mounted_on():
+        container.close()
+        raise InjectError(
+            "The container has no mount namespace of its own, or the hook doesn't run in it", remedy
+        )
+    return container
+
+
+def _open_root(process: int, root_path: str, *, inside: bool) -> Container:
+    """Return the container of a descriptor of /proc/PID, which is closed where that fails."""
     flags = PATH_FLAGS | os.O_DIRECTORY
-    process = os.open(f"/proc/{pid}", flags)
     root = -1
     try:
         owner = container_owner(process)
@@ -184,12 +200,24 @@ def _open_container(pid: int, root_path: str) -> Container:
         finally:
             os.close(everything)
         _refuse_host_root(root, root_path)
-        return Container(root, root_path, Journal(), owner, process)
+        return Container(root, root_path, Journal(), owner, process, inside=inside)
     except BaseException:
         for fd in (root, process):
             if fd >= 0:
                 os.close(fd)
         raise
+
+
+def _is_first_namespace() -> bool:
+    """Tell whether our mount namespace is that of the host's first process, as far as is known.
+
+    To a user namespace, and to an engine that runs in a container itself, it isn't.
+    """
+    try:
+        first, ours = os.stat("/proc/1/ns/mnt"), os.stat("/proc/self/ns/mnt")
+    except OSError:
+        return False
+    return (first.st_dev, first.st_ino) == (ours.st_dev, ours.st_ino)
 
 
 def _refuse_host_root(root: int, path: str) -> None:
@@ -224,6 +252,27 @@ def inject(plan: "Plan", container: Container, *, enter: bool = True) -> None:
     """
     prepare(plan)
     apply(plan, container, enter=enter)
+
+
+def inject_inside(plan: "Plan", container: Container) -> None:
+    """Execute a plan for a container of ``open_inside``, as ``inject`` does.
+
+    Its root may be read-only already: crun makes it so before it calls hooks, runc after that.
+    """
+    if not container.is_read_only():
+        inject(plan, container, enter=False)
+        return
+    try:
+        container.set_read_only(yes=False)
+        try:
+            inject(plan, container, enter=False)
+        finally:
+            container.set_read_only(yes=True)
+    except OSError as error:
+        raise InjectError(
+            f"The container's read-only root can't be made writable for the hook: {error.strerror}",
+            _REMEDIES[errno.EROFS],
+        ) from None
 
 
 def prepare(plan: "Plan") -> None:

@@ -3,6 +3,8 @@
 RUNTIME = "gpu-py"  # the OCI runtime's program, and what engines register it as
 HOOK = "gpuhook-prestart"
 HOOK_STAGES = ("prestart", "createRuntime")
+CDI_HOOK = "gpuhook-cdi-hook"  # the one that our CDI documents name
+CDI_HOOK_STAGE = "createContainer"
 
 # NVIDIA's hook, whose work ours does: Docker's --gpus adds it by the first name.
 TOOLKIT_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")

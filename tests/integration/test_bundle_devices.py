@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness.bundles import Bundle, Spec
-from harness.driver import Driver
+from harness.driver import Driver, run_with_driver_in_kernel
 from harness.inside import GPU_MAJOR, Inside, look, seen
 from harness.installation import Installation
 from harness.namespaces import Namespace
@@ -51,28 +51,12 @@ def test_exactly_the_requested_gpus(
     assert_sees(inside, driver, *indices)
 
 
-# A kernel with the driver shows the same /proc/driver/nvidia in every procfs. This one has no
-# driver, so a hook before ours puts the simulated driver's into the container's procfs.
-KERNEL_HOOK = """
-pid=$(grep -o '"pid" *: *[0-9]*' | grep -o '[0-9]*$') &&
-    exec nsenter -t "$pid" -m mount --bind "$1" "$2/proc/driver"
-"""
-# And this puts it into the procfs that gpu-py and our hook look at.
-KERNEL = 'mount --bind "$1" /proc/driver && shift && exec "$@"'
-
-
 def run_with_the_kernels_driver(
     bundle: Bundle, runtime: str | Path, env: dict[str, str], driver: Driver
 ) -> list[str]:
     """Run the container where /proc/driver/nvidia shows all GPUs; return what it printed."""
-    source = driver.root / "proc/driver"
-    args = ["sh", "-c", KERNEL_HOOK, "sh", str(source), str(bundle.root)]
-    hook = {"path": "/bin/sh", "args": args, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]}
-    bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
-    started = (str(runtime), "run", "--bundle", str(bundle.path), bundle.name)
-    kernel = ("unshare", "--mount", "sh", "-c", KERNEL, "sh", source)
     with nothing_left(driver.root, pid=bundle.namespace.pid):
-        return bundle.call(*kernel, *started, env=env).ok().stdout.splitlines()
+        return run_with_driver_in_kernel(bundle, runtime, driver, env).ok().stdout.splitlines()
 
 
 def test_proc_shows_exactly_the_requested_gpus(

@@ -29,10 +29,10 @@ LINES = (
     ("gpuhook", "names", "errors"),
     ("container", "oci", "host", "engines", "simulate"),
     ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
-    ("plan", "vendors", "vendors.nvidia", "cdi"),
+    ("cdi", "plan", "vendors", "vendors.nvidia"),
     ("resolve", "start", "inject", "running"),
     (
-        "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook",
+        "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
         "vendors.nvidia.doctor",
     ),
 )  # fmt: skip
@@ -63,7 +63,10 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "vendors.nvidia.simulate": {"simulate"},
     "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
-    "cdi": {"host", "oci"},
+    # A document is made of plans, and of what vendors say of their devices.
+    "cdi": {
+        "config", "container", "host", "inventory", "loader", "oci", "plan", "request", "vendors",
+    },
     "running": {"cgroup", "container", "inventory", "oci", "vendors"},
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},
@@ -80,7 +83,10 @@ LAYERS: Mapping[str, set[str]] = {
         "config", "host", "inject", "inventory", "log", "oci", "plan", "request", "running",
         "vendors", "vendors.nvidia",
     },
-    "_start": {"nvidia_cli", "prestart_hook", "runtime_shim", "start"},
+    "cdi_hook": {
+        "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",
+    },
+    "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {
         "config", "engines", "host", "inventory", "log", "runtime_shim", "start", "vendors",
@@ -226,6 +232,8 @@ RUNTIME = {
     "vendors.nvidia",
 }  # fmt: skip
 HOOK = RUNTIME - {"runtime_shim"} | {"prestart_hook"}
+CDI_HOOK = f"gpuhook._start, gpuhook.cdi_hook, gpuhook.cdi.hook, {CHOICE}, gpuhook.inject"
+WORK = {"inject", "cgroup", "plan", "container", "loader", "running"}
 STARTS = {
     "runtime, no GPU": Start(SPEC, 22, RUNTIME, JSON),
     "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 33, {*RUNTIME, "cgroup"}, JSON),
@@ -233,7 +241,13 @@ STARTS = {
     "hook, GPU": Start(
         f"gpuhook._start, gpuhook.prestart_hook, {CHOICE}, gpuhook.inject, {NVIDIA}.edits",
         46,
-        {*HOOK, "inject", "cgroup", "plan", "container", "loader", "running"},
+        {*HOOK, *WORK},
+        JSON | KERNEL,
+    ),
+    "hook of CDI": Start(
+        f"{CDI_HOOK}, {NVIDIA}.edits",
+        49,
+        {*HOOK - {"prestart_hook", "resolve"}, "cdi", "cdi_hook", *WORK},
         JSON | KERNEL,
     ),
 }

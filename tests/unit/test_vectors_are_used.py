@@ -9,8 +9,8 @@ import pytest
 TESTS = Path(__file__).parent
 WHOLE = [
     "image", "hook", "capabilities", "requirements", "config", "mode", "params_file",
-    "cuda_compat", "application_profile", "cdi_names", "cdi_annotations", "cdi_versions",
-    "cdi_validate", "cdi_cache", "cdi_apply",
+    "cuda_compat", "application_profile", "cdi", "cdi_annotations", "cdi_apply", "cdi_cache",
+    "cdi_generate", "cdi_names", "cdi_transform", "cdi_validate", "cdi_versions",
 ]  # fmt: skip
 
 

@@ -34,7 +34,9 @@ def absolute(path: str | None) -> str | None:
     return os.path.abspath(path) if path else None
 
 
-def our_program(name: str) -> str:
+def our_program(
+    name: str, remedy: str = "Reinstall gpuhook, or give its place with --runtime-path"
+) -> str:
     """Return the absolute path of one of our programs: beside gpuhook, else on PATH."""
     beside = [os.path.dirname(os.path.abspath(word)) for word in (sys.argv[0], sys.executable)]
     for folder in beside:
@@ -45,7 +47,7 @@ def our_program(name: str) -> str:
     if found is None:
         raise EngineError(
             f"The program {name} was not found beside gpuhook nor on PATH",
-            "Reinstall gpuhook, or give its place with --runtime-path",
+            remedy,
         )
     return os.path.abspath(found)
 

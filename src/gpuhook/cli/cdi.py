@@ -3,6 +3,7 @@
 import click
 
 from gpuhook.cli.cdi_folders import list_, validate
+from gpuhook.cli.cdi_generate import generate, transform
 
 
 @click.group()
@@ -10,5 +11,5 @@ def cdi() -> None:
     """Make CDI documents, and look at those that are there."""
 
 
-cdi.add_command(list_)
-cdi.add_command(validate)
+for command in (generate, list_, transform, validate):
+    cdi.add_command(command)

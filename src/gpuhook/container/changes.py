@@ -38,7 +38,8 @@ class Container(Rootfs):
 
     ``owner`` is (uid, gid) on the host for everything made below it: the container's root
     user where the container has a user namespace. ``process`` is a descriptor of /proc/PID
-    of the container's first process, -1 where there is none. ``skipped`` says what was
+    of the container's first process, -1 where there is none; of this very process where it
+    was started in the container's mount namespace (``inside``). ``skipped`` says what was
     left out because it isn't worth failing the container.
     """
 
@@ -49,6 +50,8 @@ class Container(Rootfs):
         journal: "Journal",
         owner: tuple[int, int] = (0, 0),
         process: int = -1,
+        *,
+        inside: bool = False,
     ) -> None:
         """Take over the descriptors of the root and of /proc/PID."""
         self._set_up(fd, path)
@@ -61,7 +64,7 @@ class Container(Rootfs):
         self._held: list[int] = []
         self._attached: dict[str, int] = {}
         self._placeholders: dict[Verdict, tuple[int, os.stat_result]] = {}
-        self._boundary = Boundary(process, fd) if process >= 0 else None
+        self._boundary = Boundary(process, fd, inside=inside) if process >= 0 else None
 
     def close(self) -> None:
         """Close every descriptor held; the journal must not be rolled back after this."""
@@ -74,6 +77,18 @@ class Container(Rootfs):
         if self.process >= 0:
             os.close(self.process)
         super().close()
+
+    def is_mounted_on(self) -> bool:
+        """Tell whether anything is mounted below the root, as in every container's namespace."""
+        return self._boundary is not None and self._boundary.is_mounted_on()
+
+    def is_read_only(self) -> bool:
+        """Tell whether the root is mounted read-only."""
+        return bool(os.fstatvfs(self._fd).f_flag & os.ST_RDONLY)
+
+    def set_read_only(self, *, yes: bool) -> None:
+        """Make the root's mount read-only, or not."""
+        kernel.set_read_only(self._fd, self.path, yes=yes)
 
     def may_write(self, path: str) -> bool:
         """Tell whether files may be made in the folder of a path: not if it's a volume."""
@@ -228,6 +243,10 @@ class Container(Rootfs):
         """Mount a detached mount on a descriptor that ``mount_point`` gave."""
         kernel.attach_mount(tree, target, path)
         self.journal.record(lambda: kernel.detach_mount(tree))
+        self._attached[path] = tree
+
+    def know(self, tree: int, path: str) -> None:
+        """Take note that the engine has mounted on a path what a detached mount holds, too."""
         self._attached[path] = tree
 
     # Links -------------------------------------------------------------------------------

@@ -150,6 +150,13 @@ def set_mount_attributes(fd: int, attributes: int, path: str, cleared: int = 0) 
     syscall(_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, attr, len(attr), path=path)
 
 
+def set_read_only(fd: int, path: str, *, yes: bool) -> None:
+    """Make an attached mount, whose root the descriptor is, read-only or not; mount_setattr(2)."""
+    attributes = (MOUNT_ATTR_RDONLY, 0) if yes else (0, MOUNT_ATTR_RDONLY)
+    attr = _structure(*attributes, 0, 0)  # struct mount_attr; the propagation stays
+    syscall(_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, attr, len(attr), path=path)
+
+
 def attach_mount(mount_fd: int, target_fd: int, path: str) -> None:
     """Attach a detached mount on the file or folder of an O_PATH descriptor, move_mount(2)."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH

@@ -3,8 +3,10 @@
 A volume is a folder of the host (or of another container): nothing may be made in it. A
 shared mount hands on what is mounted on it to its peers: nothing may be mounted on one
 that has a peer on the host. Both are told by comparing the container's mount table with
-the one that the hook was started in. Source: proc(5), /proc/PID/mountinfo;
-Documentation/filesystems/sharedsubtree.rst.
+the one that the hook was started in. A hook that is started in the container's namespace
+finds both in one table: before the root is pivoted, it still has the host's mounts, and
+what is mounted on the container's root is the container's. Source: proc(5),
+/proc/PID/mountinfo; Documentation/filesystems/sharedsubtree.rst.
 """
 
 import os
@@ -40,11 +42,13 @@ class Verdict:
 class Boundary:
     """Tells the container's own mounts from those that it has in common with the host.
 
-    Must be made while this process is in the host's mount namespace.
+    Must be made while this process is in the host's mount namespace, or else ``inside``: in
+    the container's, before its root is pivoted.
     """
 
-    def __init__(self, process: int, root: int) -> None:
+    def __init__(self, process: int, root: int, *, inside: bool = False) -> None:
         """Take the descriptors of /proc/PID and of the container's root; OSError if gone."""
+        self._inside = inside
         self._host = os.open("/proc/self/mountinfo", _READ_FLAGS)
         try:
             self._container = os.open("mountinfo", _READ_FLAGS, dir_fd=process)
@@ -60,6 +64,10 @@ class Boundary:
         """Let go of both tables."""
         os.close(self._host)
         os.close(self._container)
+
+    def is_mounted_on(self) -> bool:
+        """Tell whether anything is mounted below the root, as in every container's namespace."""
+        return len(below(_read(self._container), self._root)) > 1
 
     def verdict(self, fd: int) -> Verdict:
         """Return what may be done on the mount of a file or folder of the container."""
@@ -80,7 +88,8 @@ class Boundary:
 
     def _host_mounts(self) -> bytes:
         if self._host_table is None:
-            self._host_table = _read(self._host)
+            table = _read(self._host)
+            self._host_table = outside(table, self._root) if self._inside else table
         return self._host_table
 
     def _line(self, mount: bytes) -> tuple[list[bytes], bytes]:
@@ -95,6 +104,28 @@ class Boundary:
             return [], b""
         groups = [field for field in fields[6:] if field.startswith(b"shared:")]
         return fields, b" " + groups[0] + b" " if groups else b""
+
+
+def below(table: bytes, root: bytes) -> set[bytes]:
+    """Return the ids of a mount and of all that are on it, on those, and so on."""
+    pairs = [line.split(b" ", 2)[:2] for line in table.splitlines()]
+    found, before = {root}, 0
+    while len(found) > before:  # a mount may stand before the one that it is on
+        before = len(found)
+        found.update(mount for mount, parent in pairs if parent in found)
+    return found
+
+
+def outside(table: bytes, root: bytes) -> bytes:
+    """Return a mount table without a mount and those on it: what is known of the host's own.
+
+    A container's copies of the host's mounts are slaves of those as a rule: their masters are
+    what the host has.
+    """
+    inside = below(table, root)
+    lines = table.splitlines(keepends=True)
+    others = b"".join(line for line in lines if line.partition(b" ")[0] not in inside)
+    return others.replace(b" master:", b" shared:")
 
 
 def _read(fd: int) -> bytes:

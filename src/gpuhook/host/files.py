@@ -155,12 +155,12 @@ def _untrusted(path: str, what: str) -> UntrustedPathError:
 _NEW_MODE = 0o644
 
 
-def replace(path: str, data: bytes) -> None:
+def replace(path: str, data: bytes, mode: int | None = None) -> None:
     """Write ``data`` to ``path`` on disk, by a temporary file in the same folder and rename.
 
-    Mode and owner of an existing file are kept, a symbolic link stays one and its target is
-    replaced. Raises OSError, and UntrustedPathError where another user's link could lead root
-    elsewhere; then nothing has changed.
+    Mode and owner of an existing file are kept, but for ``mode`` where that is given; a symbolic
+    link stays one and its target is replaced. Raises OSError, and UntrustedPathError where
+    another user's link could lead root elsewhere; then nothing has changed.
     """
     check_way(path)
     path = os.path.realpath(path)
@@ -169,6 +169,8 @@ def replace(path: str, data: bytes) -> None:
     try:
         with open(fd, "wb") as file:
             _copy_identity(path, fd)
+            if mode is not None:
+                os.fchmod(fd, mode)
             file.write(data)
             file.flush()
             os.fsync(fd)

@@ -45,6 +45,21 @@ class Layout:
         self.libraries32 = libraries32
         self.uses_cache = uses_cache
 
+    def folder_of(self, path: str, *, bits32: bool) -> str | None:  # noqa: ARG002 - see HostLayout
+        """Return the folder for a library that has this path on the host, None if there is none."""
+        return self.libraries32 if bits32 else self.libraries
+
+
+class HostLayout(Layout):
+    """Each library in the folder that it is in below the driver root: CDI, any image's."""
+
+    def __init__(self, *, uses_cache: bool = True) -> None:
+        super().__init__("", None, uses_cache=uses_cache)
+
+    def folder_of(self, path: str, *, bits32: bool) -> str | None:  # noqa: ARG002 - it lies there
+        """Return the library's own folder."""
+        return path.rpartition("/")[0]
+
 
 def cache_flags(machine: str, *, bits32: bool) -> int | None:
     """Return the ld.so.cache flags of this machine's libraries, None where there are none."""

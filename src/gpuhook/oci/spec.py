@@ -232,9 +232,11 @@ class State:
         self.root = root
 
 
-def parse_state(data: bytes) -> State:
+def parse_state(data: bytes, *, needs_pid: bool = True) -> State:
     """Read the state JSON; StateError where pid or bundle are missing or malformed.
 
+    A createContainer hook is told what the container's process is called in there, 1, or
+    nothing; it goes without (``needs_pid``), and so does the State that is returned then.
     ``bundlePath`` is the name that runc had before 1.0; ``root`` is crun's addition, which
     newer ones give as it stands in config.json, perhaps relative to the bundle.
     """
@@ -247,7 +249,9 @@ def parse_state(data: bytes) -> State:
     pid = state.get("pid")
     bundle = state.get("bundle") or state.get("bundlePath")
     root = state.get("root")
-    if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
+    if not needs_pid:
+        pid = 0
+    elif not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
         raise _bad_state("has no pid of a running container")
     if not isinstance(bundle, str) or not bundle.startswith("/"):
         raise _bad_state("has no absolute path of the bundle")

@@ -115,23 +115,31 @@ def _names(annotations: "dict[str, Any]") -> dict[str, str]:
 class Written:
     """Write a container's record for a block; where the block fails, it is removed again.
 
-    ``process`` is a descriptor of /proc/PID. A record that can't be written fails no
-    container: without one, ``gpuhook repair`` gives back nothing that config.json doesn't.
+    ``process`` is a descriptor of /proc/PID, -1 where that isn't known: no record then. One
+    that can't be written fails no container: without one, ``gpuhook repair`` gives back nothing
+    that config.json doesn't. With ``add``, what was written of other vendors' devices stays.
     """
 
-    def __init__(self, state_dir: str, process: int, record: "dict[str, Any]") -> None:
+    def __init__(
+        self, state_dir: str, process: int, record: "dict[str, Any]", *, add: bool = False
+    ) -> None:
         self._name = ""
-        self._folder = _open(state_dir, make=True)
+        self._folder = _open(state_dir, make=True) if process >= 0 else None
         if self._folder is None:
             return
         try:
-            self._write(self._folder, {**record, "started": started(process)})
+            self._write(self._folder, {**record, "started": started(process)}, add=add)
             _sweep(self._folder, record["pid"])
         except OSError:
             pass
 
-    def _write(self, folder: int, record: "dict[str, Any]") -> None:
+    def _write(self, folder: int, record: "dict[str, Any]", *, add: bool) -> None:
         name = f"{record['pid']}-{record['started']}"
+        before = _load(folder, name) if add else None
+        if before is not None:
+            vendors = {each["vendor"] for each in record["given"]}
+            others = [each for each in before["given"] if each["vendor"] not in vendors]
+            record = {**record, "given": [*others, *record["given"]]}
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(_NEW + name, flags, 0o600, dir_fd=folder)
         try:
@@ -150,6 +158,28 @@ class Written:
         if kind is not None and self._name:
             _remove(self._folder, self._name)
         os.close(self._folder)
+
+
+def first_process() -> tuple[int, int]:
+    """Return who started this process, a hook in a container's namespaces: its first process.
+
+    That is the process id that our /proc has for it, and a descriptor of /proc/PID, which the
+    caller closes; (0, -1) where it isn't in our mount namespace, or may not be looked at.
+    Source: proc_pid_stat(5), field 4.
+    """
+    parent = int(_read("/proc/self/stat").rpartition(b")")[2].split()[1])
+    try:
+        process = os.open(f"/proc/{parent}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return 0, -1
+    try:
+        ours, theirs = os.stat("/proc/self/ns/mnt"), os.stat("ns/mnt", dir_fd=process)
+        if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+            return parent, process
+    except OSError:
+        pass
+    os.close(process)
+    return 0, -1
 
 
 def started(process: int) -> int:

@@ -157,6 +157,25 @@ class Vendor:
         """Return an empty record of what its variables may say beside devices, if anything."""
         return None
 
+    def everything(self, config: "Config") -> "Any":  # noqa: ARG002
+        """Return the options of a container that gets all that belongs to its devices.
+
+        A CDI document can't know what a container asks for, so it brings that.
+        """
+        return self.options()
+
+    def offered(self, grant: "Grant") -> "tuple[list[Device], list[str]]":
+        """Return the devices to name in a CDI document, and why others aren't, a sentence each.
+
+        ``grant`` is of all devices and ``everything``. A device whose parts can be asked for is
+        none itself.
+        """
+        devices = grant.inventory.devices
+        whole = {device.parent for device in devices}
+        found = [device for device in devices if not device.state and device.id not in whole]
+        noun = self.names.NOUN
+        return found, [f"{noun} {each.label}: {each.state}" for each in devices if each.state]
+
     def read(self, reading: "Reading", options: "Any") -> None:
         """Fill in the options; RequestError for what is malformed or not allowed.
 

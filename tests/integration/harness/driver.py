@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.commands import run
+from harness.bundles import Bundle
+from harness.commands import Result, run
 from harness.images import REPOSITORY
 from harness.installation import Installation
 
@@ -79,6 +80,29 @@ def simulate(installation: Installation, root: Path, *options: str) -> Driver:
         minor = int(values["Device Minor"])
         gpus.append(Gpu(len(gpus), minor, values["GPU UUID"], values["Model"]))
     return Driver(root, tuple(gpus))
+
+
+# A kernel with the driver shows the same /proc/driver/nvidia in every procfs. This one has no
+# driver, so a hook before ours puts the simulated driver's into the container's procfs.
+_INSIDE = """
+pid=$(grep -o '"pid" *: *[0-9]*' | grep -o '[0-9]*$') &&
+    exec nsenter -t "$pid" -m mount --bind "$1" "$2/proc/driver"
+"""
+# And this puts it into the procfs that the runtime and our hooks look at.
+_OUTSIDE = 'mount --bind "$1" /proc/driver && shift && exec "$@"'
+
+
+def run_with_driver_in_kernel(
+    bundle: Bundle, runtime: str | Path, driver: Driver, env: dict[str, str] | None = None
+) -> Result:
+    """Run a container where /proc/driver/nvidia shows all GPUs."""
+    source = driver.root / "proc/driver"
+    args = ["sh", "-c", _INSIDE, "sh", str(source), str(bundle.root)]
+    hook = {"path": "/bin/sh", "args": args, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]}
+    bundle.change(lambda spec: spec.setdefault("hooks", {}).update(prestart=[hook]))
+    started = (str(runtime), "run", "--bundle", str(bundle.path), bundle.name)
+    kernel = ("unshare", "--mount", "sh", "-c", _OUTSIDE, "sh", source)
+    return bundle.call(*kernel, *started, env=env)
 
 
 def fetch_driver_files() -> Path:

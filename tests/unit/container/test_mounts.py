@@ -15,6 +15,8 @@ HOST = """\
 
 CONTAINER = """\
 124 99 8:1 / / rw,relatime master:1 - ext4 /dev/sda1 rw
+195 190 0:82 / /var/lib/docker/overlay2/x/merged/dev/shm rw shared:78 - tmpfs tmpfs rw
+125 124 0:5 / /dev rw,nosuid master:2 - devtmpfs devtmpfs rw
 190 124 0:70 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw
 191 190 0:81 / /var/lib/docker/overlay2/x/merged/dev rw - tmpfs tmpfs rw
 192 190 8:1 /srv/volume /var/lib/docker/overlay2/x/merged/data rw shared:1 - ext4 /dev/sda1 rw
@@ -23,12 +25,19 @@ CONTAINER = """\
 """
 
 
-@pytest.fixture
-def boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mounts.Boundary:
-    """The boundary between both tables; mount ids are passed instead of descriptors."""
+@pytest.fixture(params=["by both tables", "inside"])
+def boundary(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> mounts.Boundary:
+    """The boundary between both tables; mount ids are passed instead of descriptors.
+
+    Inside, there is the container's table alone, with its copies of the host's mounts.
+    """
+    inside = request.param == "inside"
     (tmp_path / "mountinfo").write_text(CONTAINER)
-    (tmp_path / "host").write_text(HOST)
+    (tmp_path / "host").write_text(CONTAINER if inside else HOST)
     made = mounts.Boundary.__new__(mounts.Boundary)
+    made._inside = inside
     made._host = os.open(tmp_path / "host", os.O_RDONLY)
     made._container = os.open(tmp_path / "mountinfo", os.O_RDONLY)
     made._root = b"190"
@@ -45,6 +54,7 @@ def boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mounts.Boundary
         (192, False, True),  # a volume whose peer is the host's root
         (193, False, False),  # a volume shared with nobody
         (194, False, False),  # the host's /dev, which gets what the host mounts, not the reverse
+        (195, True, False),  # the runtime's, shared with nobody
         (19, False, False),  # none: not the beginning of another's number
         (999, False, False),
     ],
@@ -63,6 +73,19 @@ def test_mounts_made_meanwhile_are_seen(boundary: mounts.Boundary, tmp_path: Pat
         table.write("301 190 0:99 / /merged/run rw - tmpfs tmpfs rw\n")
     assert boundary.verdict(301).own
     boundary.close()
+
+
+def test_what_is_below_a_mount() -> None:
+    """In whatever order: newer kernels sort a table by other numbers."""
+    lines = CONTAINER.encode().splitlines(keepends=True)
+    for table in (b"".join(lines), b"".join(reversed(lines))):
+        found = {b"190", b"191", b"192", b"193", b"194", b"195"}
+        assert mounts.below(table, b"190") == found
+        assert mounts.below(table, b"191") == {b"191"}
+        assert mounts.below(table, b"7") == {b"7"}
+        assert sorted(line[:3] for line in mounts.outside(table, b"190").splitlines()) == [
+            b"124", b"125",
+        ]  # fmt: skip
 
 
 def test_the_id_of_a_real_mount() -> None:

@@ -118,6 +118,13 @@ def test_mount_namespace() -> None:
     assert not Spec("/b/c", '{"linux": {"namespaces": [{"type": "pid"}]}}').has_mount_namespace
 
 
+@pytest.mark.parametrize("pid", ['"pid": 1,', '"pid": 0,', "", '"pid": "x",'])
+def test_state_of_a_hook_in_the_container(pid: str) -> None:
+    """What its process is called in there, or nothing, depending on the runtime."""
+    state = parse_state(f'{{{pid} "id": "c", "bundle": "/b"}}'.encode(), needs_pid=False)
+    assert (state.container_id, state.pid, state.bundle) == ("c", 0, "/b")
+
+
 def test_state_of_today_and_of_old_runc() -> None:
     state = parse_state(b'{"id": "c", "pid": 7, "bundle": "/b", "root": "/r"}')
     assert (state.container_id, state.pid, state.bundle, state.root) == ("c", 7, "/b", "/r")

@@ -17,6 +17,7 @@ from gpuhook.running import records
 from gpuhook.vendors import seam
 from gpuhook.vendors.seam import Grant, Vendor
 
+SOURCES = Path(records.__file__).parents[2]
 BUNDLE = "/run/containerd/io.containerd.runtime.v2.task/moby/abc"
 
 
@@ -202,6 +203,44 @@ def test_engines(bundle: str, annotations: dict[str, Any], engine: str) -> None:
 def test_names_of_kubernetes(annotations: dict[str, Any], names: tuple[str, str, str]) -> None:
     found = records._names(annotations)
     assert (found["namespace"], found["pod"], found["container"]) == names
+
+
+def given(vendor: str, device: str) -> dict[str, Any]:
+    return {"vendor": vendor, "selected": [device]}
+
+
+@pytest.mark.parametrize(
+    ("add", "expected"),
+    [
+        (True, [given("acme", "A"), given("nvidia", "G2")]),
+        (False, [given("nvidia", "G2")]),
+    ],
+)
+def test_what_other_vendors_hooks_have_written(
+    state_dir: str, process: "subprocess.Popen[bytes]", add: bool, expected: list[Any]
+) -> None:
+    write(state_dir, process.pid, given=[given("acme", "A"), given("nvidia", "G1")])
+    entry = os.open(f"/proc/{process.pid}", os.O_PATH)
+    record = {"version": records.VERSION, "pid": process.pid, "given": [given("nvidia", "G2")]}
+    with records.Written(state_dir, entry, record, add=add):
+        pass
+    os.close(entry)
+    [found] = records.read_all(state_dir)
+    assert found["given"] == expected
+
+
+def test_the_process_that_started_this_one() -> None:
+    """In our mount namespace, it is a container's first one where we are a hook in there."""
+    code = f"import sys; sys.path.insert(0, {str(SOURCES)!r}); from gpuhook.running import records"
+    code += "; pid, process = records.first_process(); print(pid, records.started(process) > 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(os.getpid()), "True"]
+
+
+def test_a_process_that_is_not_known_has_no_record(state_dir: str) -> None:
+    with records.Written(state_dir, -1, {"version": records.VERSION, "pid": 0}):
+        pass
+    assert records.read_all(state_dir) == []
 
 
 def test_started_is_what_the_kernel_says(process: "subprocess.Popen[bytes]") -> None:

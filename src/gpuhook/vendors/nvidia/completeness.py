@@ -54,13 +54,20 @@ def check(grant: "Grant") -> None:
 
 def warnings(grant: "Grant") -> list[str]:
     """Return what a container gets only in part, a sentence each, without a full stop."""
+    options, inventory = grant.request.options, grant.inventory
+    parts = missing_parts(options.capabilities, inventory.files, inventory.nodes)
+    return unusable(grant) + parts
+
+
+def unusable(grant: "Grant") -> list[str]:
+    """Return which GPUs, of all, and capabilities can't be used and why, a sentence each."""
     found = []
     options, inventory = grant.request.options, grant.inventory
     if inventory.lost and any(name.lower() == "all" for name in grant.request.selectors):
         found.append(fallen_off(inventory.lost, names))
     for capability, cause, _ in _unusable(options, inventory):
         found.append(f"{capability} can't work: {cause}")
-    return found + missing_parts(options.capabilities, inventory.files, inventory.nodes)
+    return found
 
 
 def _unusable(options: "Options", inventory: "Inventory") -> "Iterator[tuple[str, str, str]]":

@@ -102,11 +102,9 @@ def _wanted_files(options: "Options", inventory: "Inventory") -> "Iterator[Drive
 
 def _folder(file: "DriverFile", layout: "Layout") -> str | None:
     """Return the container's folder for a library, None for other files."""
-    if file.kind == "library":
-        return layout.libraries
-    if file.kind == "library32":
-        return layout.libraries32
-    return None
+    if not file.kind.startswith("library"):
+        return None
+    return layout.folder_of(file.path, bits32=file.kind == "library32")
 
 
 def _file_binds(

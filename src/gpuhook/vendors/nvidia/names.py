@@ -15,6 +15,10 @@ LEGACY = ("CUDA_VERSION", "NVIDIA_REQUIRE_CUDA")
 MOUNTS = "/var/run/nvidia-container-devices"
 
 KIND = "nvidia.com/gpu"  # of CDI devices, and the cluster's resource
+# What a device is called before its number in the names gpu0 and mig0:1, and a part of one.
+TYPES = ("gpu", "mig")
+# Majors that are the same on every machine at every boot, so that documents may hold them.
+FIXED_MAJORS = (195,)
 # The kind for "found on the machine when the container starts": its names are selectors.
 AUTOMATIC = "runtime.nvidia.com/gpu"
 # Whether settings of config.toml are about its requests: the variables of swarm-resource, and

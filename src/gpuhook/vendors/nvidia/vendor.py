@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gpuhook.config import Config
     from gpuhook.container.rootfs import Rootfs
-    from gpuhook.inventory.model import Node
+    from gpuhook.inventory.model import Device, Node
     from gpuhook.oci.jsontext import Record
     from gpuhook.plan.image import Image
     from gpuhook.plan.operations import Operation
@@ -68,6 +68,18 @@ class Nvidia(Vendor):
 
     def options(self) -> variables.Options:
         return variables.Options()
+
+    def everything(self, config: "Config") -> variables.Options:
+        supported = variables.supported_capabilities(config.supported_driver_capabilities)
+        return variables.Options(capabilities=supported)
+
+    def offered(self, grant: "Grant") -> "tuple[list[Device], list[str]]":
+        found, reasons = super().offered(grant)
+        empty = [gpu for gpu in grant.inventory.gpus if gpu.mig_enabled and not gpu.mig]
+        without = {gpu.uuid for gpu in empty}
+        reasons += [f"GPU {gpu.index} is in MIG mode and has no MIG device" for gpu in empty]
+        reasons += completeness.unusable(grant)
+        return [device for device in found if device.id not in without], reasons
 
     def read(self, reading: "Reading", options: variables.Options) -> None:
         variables.read(reading, options)

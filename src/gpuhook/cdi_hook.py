@@ -1,0 +1,122 @@
+"""gpuhook-cdi-hook, the createContainer hook of our CDI documents: do what CDI can't say.
+
+The engine has mounted the driver's files and made the nodes. What is left depends on the image
+and on which devices are given together: links to libraries, the loader's cache, the cover of
+/proc/driver, files that name the devices.
+
+It is started in the container's namespaces and its cgroup, before the root is pivoted.
+"""
+
+import os
+import sys
+
+from gpuhook import log, names
+from gpuhook.config import Config, load
+from gpuhook.errors import CdiError, GpuhookError, shown
+from gpuhook.oci.spec import State, parse_state, read_spec
+from gpuhook.start import preload
+from gpuhook.vendors import seam
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, NoReturn
+
+    from gpuhook.inventory.model import Inventory
+    from gpuhook.running.records import Written
+    from gpuhook.vendors.seam import Grant, Vendor
+
+USAGE = f"""usage: {names.CDI_HOOK} [--config FILE] KIND
+
+Reads an OCI container state on standard input and does what a CDI document of that kind
+(nvidia.com/gpu) can't say. The documents that `gpuhook cdi generate` writes name it.
+"""
+_STATE_LIMIT = 16 << 20
+
+
+def main(argv: list[str]) -> "NoReturn":
+    """Act as the hook on the words after the program's name; exit with 0, 1 or 2."""
+    if "-h" in argv or "--help" in argv:
+        sys.stdout.write(USAGE)
+        sys.exit(0)
+    config_path, kind = read_arguments(argv)
+    state = sys.stdin.buffer.read(_STATE_LIMIT)
+    config = Config()
+    try:
+        config = load(config_path)
+        run(state, config, _vendor_of(kind))
+    except GpuhookError as error:
+        log.error(names.CDI_HOOK, str(error), config)
+        sys.exit(1)
+    os._exit(0)  # nothing is buffered, and taking the interpreter apart takes 2 ms
+
+
+def read_arguments(argv: list[str]) -> tuple[str | None, str]:
+    """Return the configuration file given (None: none) and the kind; usage and exit 2 else."""
+    path = None
+    words = list(argv)
+    if words[:1] == ["--config"] and len(words) > 1:
+        path = words[1]
+        words = words[2:]
+    if len(words) != 1 or words[0].startswith("-") or path == "":
+        sys.stderr.write(USAGE)
+        sys.exit(2)
+    return path, words[0]
+
+
+def _vendor_of(kind: str) -> "ModuleType":
+    known = {each.KIND: each for each in seam.KNOWN.values()}
+    if kind in known:
+        return known[kind]
+    raise CdiError(
+        f"gpuhook knows no devices of the kind {shown(kind)}",
+        "Make the CDI document again with `gpuhook cdi generate`",
+    )
+
+
+def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
+    """Do what is left to do for the container of this state, or nothing if that fails."""
+    state = parse_state(state_text, needs_pid=False)
+    spec = read_spec(os.path.join(state.bundle, "config.json"))
+    spec.require_mount_namespace()
+    modules = (*vendor_names.MODULES, *vendor_names.HOOK_MODULES)
+    preload.load((*preload.INJECTION, *modules))
+    from gpuhook import inject  # noqa: PLC0415 - preloaded, as what follows
+    from gpuhook.cdi.hook import Work  # noqa: PLC0415
+    from gpuhook.inventory import cache  # noqa: PLC0415
+
+    vendor = seam.load(vendor_names)
+    # In the container's cgroup, a driver shows the container's devices alone: never saved.
+    inventory = cache.get_inventory(config, vendor, save=False)
+    work = Work(spec.data, vendor, inventory, config)
+    with inject.open_inside(state.root or spec.root_path) as container:
+        found = inject.look(container, config, {vendor_names.NAME: vendor.look})
+        with _record(state, spec.data.get("annotations"), work.grant, config):
+            inject.inject_inside(work.plan(found), container)
+        if config.cli_debug:
+            facts = {"devices": list(work.grant.ids), "cgroup": "cdi"}
+            inject.note(config, state, {**facts, "skipped": container.skipped})
+
+
+def _inventory(config: Config, vendor: "Vendor") -> "Inventory":
+    """Return what the machine has of a vendor.
+
+    A new one is not saved: in the container's cgroup a driver shows its devices alone.
+    """
+    from gpuhook.inventory import cache  # noqa: PLC0415 - as in run
+
+    return cache.get_inventory(config, vendor, save=False)
+
+
+def _record(state: State, annotations: "Any", grant: "Grant", config: Config) -> "Written":
+    """Write down what the container is given, for a block."""
+    from gpuhook.running import records  # noqa: PLC0415 - as in run
+
+    pid, process = records.first_process()
+    try:
+        state = State(state.container_id, pid, state.bundle, state.root)
+        record = records.describe(state, annotations, [grant])
+        return records.Written(config.state_dir, process, record, add=True)
+    finally:
+        if process >= 0:
+            os.close(process)

@@ -1,0 +1,286 @@
+"""CDI documents of ours, read by podman: containers have what they name, and nothing of the rest.
+
+podman calls runc or crun itself; gpu-py has no part in any of this.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness.bundles import CGROUP_PARENT
+from harness.cdi import KIND, generate
+from harness.commands import Result, run
+from harness.driver import Driver, lines_of_nvidia_smi, simulate
+from harness.engines import settings
+from harness.images import image
+from harness.inside import look, seen
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+from harness.podman import Podman, podman
+from harness.snapshot import nothing_left
+
+from gpuhook.cdi.document import read
+
+CDI = Path("/etc/cdi")  # the session has an /etc of its own
+CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A podman whose containers get devices by CDI alone, the document and the driver of it."""
+
+    podman: Podman
+    driver: Driver
+
+    def run(self, *command: str, devices: tuple[str, ...], options: tuple[str, ...] = (),
+            kind: str = "debian", env: tuple[str, ...] = ()) -> Result:  # fmt: skip
+        """Run a command in a container with these devices."""
+        named = settings("--device", [f"{KIND}={device}" for device in devices])
+        return self.podman.run(image(kind), *command, env=env, options=(*named, *options))
+
+
+@pytest.fixture(scope="module", params=["runc", "crun"])
+def engine(request: pytest.FixtureRequest, workspace: Path, archive: Path) -> Iterator[Podman]:
+    namespace: Namespace = request.getfixturevalue("host" if request.param == "runc" else "v1")
+    runtime = Path(run(["sh", "-c", f"command -v {request.param}"]).ok().stdout.strip())
+    folder = workspace / f"podman-cdi-{request.param}"
+    with podman(folder, namespace, runtime, archive) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def made(workspace: Path, installation: Installation, configs: dict[str, Path]) -> Path:
+    return generate(installation, configs["runc"], workspace / "podman-cdi")
+
+
+@contextmanager
+def read_by_engines(document: Path) -> Iterator[None]:
+    CDI.mkdir(exist_ok=True)
+    shutil.copy(document, CDI)
+    yield
+    (CDI / document.name).unlink()
+
+
+@pytest.fixture
+def site(engine: Podman, driver: Driver, made: Path) -> Iterator[Site]:
+    with read_by_engines(made):
+        yield Site(engine, driver)
+
+
+@pytest.mark.parametrize("indices", [(0,), (5,), (0, 2, 7), tuple(range(8))])
+def test_exactly_the_gpus_that_are_named(site: Site, indices: tuple[int, ...]) -> None:
+    driver = site.driver
+    devices = ("all",) if len(indices) == len(driver.gpus) else tuple(map(str, indices))
+    with nothing_left(driver.root):
+        inside = seen(site.run(*look(driver.minors), devices=devices))
+    minors = {gpu.minor for gpu in driver.chosen(*indices)}
+    assert inside.gpu_minors == minors
+    assert {opened for opened, _ in inside.nodes.values()} == {"ENXIO"}
+    assert {*inside.nodes} == CONTROL | {f"/dev/nvidia{minor}" for minor in minors}
+    assert inside.by_hand == {
+        minor: "ENXIO" if minor in minors else "EPERM" for minor in driver.minors
+    }
+
+
+def test_by_uuid(site: Site) -> None:
+    done = site.run("nvidia-smi", "-L", devices=(site.driver.gpus[3].uuid,)).ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(site.driver.chosen(3))
+
+
+@pytest.mark.parametrize("kind", ["debian", "lib64"])
+def test_programs_that_use_the_driver(site: Site, kind: str) -> None:
+    done = site.run(
+        "sh", "-c", "nvidia-smi -L && gpuhook-cuda-probe", devices=("1", "4"), kind=kind
+    )
+    lines = done.ok().stdout.splitlines()
+    assert lines[:2] == lines_of_nvidia_smi(site.driver.chosen(1, 4))
+    assert "2" in lines[2].split(), done
+
+
+def test_the_loader_finds_every_library(site: Site) -> None:
+    folder = site.driver.library("libcuda.so.1").parent
+    links = [path for path in folder.rglob("lib*.so.*") if path.is_symlink()]
+    names = {path.name: path for path in [*links, folder / "libcuda.so"]}
+    assert len(names) > 20
+    found = seen(site.run(*look(libraries=names), devices=("0",))).libraries
+    assert {name: inode for name, (_, inode) in found.items()} == {
+        name: f"{path.stat().st_dev}:{path.stat().st_ino}" for name, path in names.items()
+    }
+
+
+def test_no_second_injector_does_anything(site: Site) -> None:
+    env = ("NVIDIA_VISIBLE_DEVICES=all",)
+    done = site.run("sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES", devices=("0",), env=env)
+    assert done.ok().stdout == "void\n"
+
+
+def test_a_container_that_asks_for_nothing(site: Site) -> None:
+    done = site.run("busybox", "ls", "/dev", devices=())
+    assert "nvidia" not in done.ok().stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--read-only",),
+        ("--volume=/usr/share/common-licenses:/usr/share/nvidia2:ro", "--tmpfs=/tmp"),
+        ("--ipc=host", "--pid=host"),
+        ("--security-opt=no-new-privileges", "--cap-drop=all"),
+    ],
+    ids=lambda options: options[0],
+)
+def test_options_of_the_engine(site: Site, options: tuple[str, ...]) -> None:
+    with nothing_left(site.driver.root):
+        done = site.run("nvidia-smi", "-L", devices=("2",), options=options)
+    assert done.ok().stdout.splitlines() == lines_of_nvidia_smi(site.driver.chosen(2))
+
+
+def test_a_user_namespace(site: Site) -> None:
+    if site.podman.runtime is not None and site.podman.runtime.name == "runc":
+        pytest.skip("runc takes a user namespace's nodes from the host's own /dev")
+    options = ("--uidmap=0:100000:65536", "--gidmap=0:100000:65536")
+    done = site.run("nvidia-smi", "-L", devices=("2",), options=options)
+    assert done.ok().stdout.splitlines() == lines_of_nvidia_smi(site.driver.chosen(2))
+
+
+def test_a_container_that_is_started_again(site: Site) -> None:
+    named = settings("--device", [f"{KIND}=6"])
+    name = "gpuhook-cdi-again"
+    words = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
+    words += ["--pids-limit=-1", f"--cgroup-parent={CGROUP_PARENT}", f"--name={name}"]
+    site.podman.call("create", *words, *named, image("debian"), "nvidia-smi", "-L").ok()
+    try:
+        for _ in range(2):
+            done = site.podman.call("start", "--attach", name).ok()
+            assert done.stdout.splitlines() == lines_of_nvidia_smi(site.driver.chosen(6))
+    finally:
+        site.podman.call("rm", "--force", name)
+
+
+def test_a_name_that_there_is_not(site: Site) -> None:
+    assert "nvidia.com/gpu=8" in site.run("true", devices=("8",)).failed().stderr
+
+
+@pytest.fixture(scope="module")
+def mig_driver(installation: Installation, workspace: Path) -> Driver:
+    options = ("--gpus=2", "--model=H100", "--mig=0:1g.10gb,2g.20gb")
+    return simulate(installation, workspace / "podman-mig", *options)
+
+
+@pytest.fixture
+def mig_site(
+    engine: Podman, installation: Installation, mig_driver: Driver, tmp_path: Path
+) -> Iterator[Site]:
+    """A machine whose first GPU is in MIG mode."""
+    config = write_config(tmp_path / "config", mig_driver.root, ["runc"])
+    with read_by_engines(generate(installation, config, tmp_path / "cdi")):
+        yield Site(engine, mig_driver)
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus", "migs", "caps"),
+    [(("0:0",), 1, 1, 2), (("0:1", "1"), 2, 1, 2), (("all",), 2, 2, 4), (("1",), 1, 0, 0)],
+)
+def test_mig_devices(
+    mig_site: Site, devices: tuple[str, ...], gpus: int, migs: int, caps: int
+) -> None:
+    script = "nvidia-smi -L; busybox find /dev/nvidia-caps -type c | busybox wc -l"
+    lines = mig_site.run("sh", "-c", script, devices=devices).ok().stdout.splitlines()
+    assert len([line for line in lines if line.startswith("GPU ")]) == gpus
+    assert len([line for line in lines if line.startswith("  MIG")]) == migs
+    assert lines[-1] == str(caps)
+
+
+# The document -------------------------------------------------------------------------------
+
+
+def call(installation: Installation, config: Path, *words: str | Path) -> Result:
+    return run([installation.command, "cdi", "generate", "--config", config, *words])
+
+
+def test_the_engines_reader_takes_it(
+    installation: Installation, configs: dict[str, Path], tmp_path: Path
+) -> None:
+    for name in ("a.yaml", "a.json"):
+        path = tmp_path / name
+        done = call(installation, configs["runc"], "--output", path).ok()
+        assert done.stdout == f"wrote {path} (version 0.5.0, 17 names)\n"
+        assert read(path.read_bytes()).problems == ()
+    both = [read((tmp_path / name).read_bytes()).document for name in ("a.yaml", "a.json")]
+    assert both[0] == both[1]
+
+
+def test_what_would_be_written(
+    installation: Installation, configs: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "nvidia.com-gpu.yaml"
+    words = (installation, configs["runc"], "--output", tmp_path)
+    new = call(*words, "--dry-run").ok().stdout
+    assert new.startswith(f"--- /dev/null\n+++ {path}\n")
+    assert not path.exists()
+    assert call(*words).ok().stdout.startswith(f"wrote {path} ")
+    before = path.stat()
+    assert call(*words).ok().stdout == f"{path} is as it should be\n"
+    assert call(*words, "--dry-run").ok().stdout == ""
+    assert path.stat().st_ino == before.st_ino
+    less = call(*words, "--device-name-strategy=uuid", "--dry-run").ok().stdout
+    assert '-   name: "0"\n' in less
+    assert path.stat().st_ino == before.st_ino
+
+
+def test_another_generators_file_beside_ours(
+    installation: Installation, configs: dict[str, Path], tmp_path: Path, made: Path
+) -> None:
+    other = tmp_path / "nvidia.yaml"
+    shutil.copy(made, other)
+    said = call(installation, configs["runc"], "--output", tmp_path).ok().stderr
+    assert said.startswith(f"gpuhook: warning: {other} names the same devices of nvidia.com/gpu")
+    other.unlink()
+    assert call(installation, configs["runc"], "--output", tmp_path).ok().stderr == ""
+
+
+def test_to_standard_output(installation: Installation, configs: dict[str, Path]) -> None:
+    words = ("--format=json", "--device-name-strategy=type-index", f"--kind={KIND}")
+    made = json.loads(call(installation, configs["runc"], *words).ok().stdout)
+    assert [device["name"] for device in made["devices"]] == ["all", *(f"gpu{n}" for n in range(8))]
+
+
+def test_a_machine_without_a_driver(installation: Installation, tmp_path: Path) -> None:
+    empty = tmp_path / "root"
+    empty.mkdir()
+    config = write_config(tmp_path / "config", empty, ["runc"])
+    said = call(installation, config, "--output", tmp_path / "cdi").failed().stderr
+    assert said.startswith(f"gpuhook: There is no NVIDIA driver below the driver root {empty}")
+    assert not (tmp_path / "cdi").exists()
+
+
+def test_a_full_disk_keeps_the_document(
+    installation: Installation, configs: dict[str, Path], workspace: Path
+) -> None:
+    folder = workspace / "small-disk"
+    folder.mkdir()
+    run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", folder]).ok()
+    try:
+        path = folder / "nvidia.com-gpu.yaml"
+        path.write_text("old")
+        done = call(installation, configs["runc"], "--output", folder).failed()
+        assert done.stderr.startswith(f"gpuhook: {path} can't be written: No space left on device")
+        assert path.read_text() == "old"
+        assert list(folder.iterdir()) == [path]
+    finally:
+        run(["umount", folder]).ok()
+
+
+def test_another_root_and_back(
+    installation: Installation, configs: dict[str, Path], driver: Driver, tmp_path: Path, made: Path
+) -> None:
+    words: list[str | Path] = [installation.command, "cdi", "transform", "root"]
+    away = [*words, f"--from={driver.root}", "--to=/", "--input", made]
+    moved = tmp_path / "moved.yaml"
+    run([*away, "--output", moved]).ok()
+    assert str(driver.root) not in moved.read_text().replace(str(configs["runc"]), "")
+    assert read(moved.read_bytes()).problems == ()

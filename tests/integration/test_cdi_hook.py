@@ -1,0 +1,350 @@
+"""The one hook of our CDI documents, in containers that runc and crun make without any engine."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from harness import bundles, distributions
+from harness.bundles import Bundle, Spec
+from harness.cdi import generate, give
+from harness.commands import Result, run
+from harness.driver import Driver, lines_of_nvidia_smi, run_with_driver_in_kernel, simulate
+from harness.inside import look, seen
+from harness.installation import Installation, write_config
+from harness.loader import probed
+from harness.namespaces import Namespace
+from harness.sandbox import in_child
+from harness.snapshot import contents, nothing_left
+
+from gpuhook import inject as injection
+from gpuhook.errors import InjectError
+
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+HOOK = "gpuhook-cdi-hook"
+NAMES = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvoptix.so.1",
+         "libGLX_nvidia.so.0", "libvdpau_nvidia.so.1"]  # fmt: skip
+ROUTES = (
+    "{victim}", "../../../../../../../../..{victim}", "/proc/self/root{victim}",
+    "/proc/1/root{victim}",
+)  # fmt: skip
+EVIL = """
+#include <fcntl.h>
+#include <unistd.h>
+__attribute__((constructor)) static void attack(void) {
+    if (access("%(guard)s", F_OK) == 0) close(open("%(mark)s", O_CREAT | O_WRONLY, 0644));
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def document(
+    workspace: Path, installation: Installation, driver: Driver, configs: dict[str, Path]
+) -> Path:
+    return generate(installation, configs["runc"], workspace / "cdi")
+
+
+@pytest.fixture
+def runtime(low_level: tuple[str, Namespace]) -> str:
+    return low_level[0]
+
+
+def changed(bundle: Bundle, script: str) -> None:
+    """Run a shell script in the bundle's root, which only its namespace sees."""
+    bundle.call("sh", "-ec", script, cwd=bundle.root).ok()
+
+
+def hook_of(bundle: Bundle) -> Spec:
+    [hook] = bundle.spec()["hooks"]["createContainer"]
+    found: Spec = hook
+    return found
+
+
+# What it does -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
+def test_the_loader_finds_every_library(
+    bundle: Bundle, runtime: str, document: Path, driver: Driver
+) -> None:
+    give(bundle, document, "2", "6")
+    bundle.command(*look(driver.minors, NAMES))
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        inside = seen(bundle.run(runtime))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(2, 6)}
+    for name, (path, inode) in inside.libraries.items():
+        folder = "/vdpau" if "vdpau" in name else ""
+        status = driver.path(f"/{LIBRARIES}{folder}/{name}").stat()
+        assert inode == f"{status.st_dev}:{status.st_ino}", (name, path)
+
+
+@pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
+def test_an_own_ldconfig_finds_them_again(bundle: Bundle, runtime: str, document: Path) -> None:
+    give(bundle, document, "0")
+    changed(bundle, "cp /sbin/ldconfig usr/local/bin/")
+    changed(bundle, "printf '/usr/lib64\\ninclude /etc/ld.so.conf.d/*.conf\\n' >etc/ld.so.conf")
+    bundle.command("sh", "-c", "ldconfig && dlprobe libcuda.so.1 libvdpau_nvidia.so.1")
+    found = probed(bundle.run(runtime).ok().stdout.splitlines())
+    assert all(":" in inode and " " not in inode for inode in found.values()), found
+
+
+def test_programs_see_the_gpus_that_were_given(
+    bundle: Bundle, runtime: str, document: Path, driver: Driver
+) -> None:
+    give(bundle, document, "1", "7")
+    profile = "cat /etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf; echo"
+    shown = "cd /proc/driver/nvidia; ls gpus; busybox grep ModifyDeviceFiles params"
+    bundle.command("sh", "-c", f"nvidia-smi -L; {profile}; {shown}")
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        lines = run_with_driver_in_kernel(bundle, runtime, driver).ok().stdout.splitlines()
+    gpus = driver.chosen(1, 7)
+    mask = sum(1 << gpu.minor for gpu in gpus)
+    folders = sorted(os.listdir(driver.root / "proc/driver/nvidia/gpus"))
+    assert lines[:2] == lines_of_nvidia_smi(gpus)
+    assert f'"EGLVisibleDGPUDevices",{mask:#x}' in lines[2]
+    assert lines[3:] == [folders[1], folders[7], "ModifyDeviceFiles: 0"]
+
+
+def test_what_is_written_down(
+    bundle: Bundle,
+    runtime: str,
+    document: Path,
+    installation: Installation,
+    configs: dict[str, Path],
+    driver: Driver,
+) -> None:
+    give(bundle, document, "3")
+    bundle.command("sleep", "1000")
+    quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
+    bundle.call(*quiet, runtime, "run", "--detach", "--bundle", bundle.path, bundle.name).ok()
+    words = ["list", "--config", str(configs["runc"]), "--format", "json"]
+    answer = json.loads(run([installation.command, *words]).ok().stdout)
+    assert [gpu["index"] for gpu in answer["gpus"] if bundle.name in gpu["containers"]] == [3]
+    [container] = [each for each in answer["containers"] if each["name"] == bundle.name]
+    assert (container["known_from"], container["command"]) == ("record", "sleep")
+
+
+@pytest.fixture(scope="session")
+def mig_driver(installation: Installation, workspace: Path) -> Driver:
+    options = ("--gpus=2", "--model=H100", "--mig=0:1g.10gb,2g.20gb")
+    return simulate(installation, workspace / "cdi-mig", *options)
+
+
+@pytest.mark.parametrize(("device", "gpus", "migs"), [("0:1", 1, 1), ("all", 2, 2), ("1", 1, 0)])
+def test_mig_devices(
+    bundle: Bundle,
+    runtime: str,
+    installation: Installation,
+    mig_driver: Driver,
+    device: str,
+    gpus: int,
+    migs: int,
+    tmp_path: Path,
+) -> None:
+    config = write_config(tmp_path / "config", mig_driver.root, ["runc"])
+    give(bundle, generate(installation, config, tmp_path / "cdi"), device)
+    shown = "cd /proc/driver/nvidia; ls gpus; busybox find capabilities -name access"
+    bundle.command(
+        "sh", "-c", f"nvidia-smi -L; busybox find /dev/nvidia-caps -type c; {shown}; true"
+    )
+    lines = run_with_driver_in_kernel(bundle, runtime, mig_driver).ok().stdout.splitlines()
+    assert len([line for line in lines if line.startswith("GPU ")]) == gpus
+    assert len([line for line in lines if line.startswith("  MIG")]) == migs
+    assert len([line for line in lines if line.startswith("/dev/nvidia-caps/")]) == 2 * migs
+    assert len([line for line in lines if line.startswith("0000:")]) == gpus
+    assert len([line for line in lines if line.endswith("/access")]) == 2 * migs
+
+
+def test_musl(workspace: Path, host: Namespace, document: Path, driver: Driver) -> None:
+    root = distributions.build_musl(workspace / "cdi-musl")
+    with bundles.bundle(workspace / "bundles", root, host, "runc") as bundle:
+        give(bundle, document, "0")
+        bundle.command("dlprobe", "libnvidia-ml.so.1", "libcuda.so.1")
+        found = probed(bundle.run("runc").stdout.splitlines())
+        status = driver.library("libnvidia-ml.so.1").stat()
+        assert found["libnvidia-ml.so.1"] == f"{status.st_dev}:{status.st_ino}"
+        # libcuda wants glibc's loader, which images have with gcompat: it has been found.
+        assert "needed by /usr/lib/libcuda.so.1" in found["libcuda.so.1"]
+        assert not (bundle.root / "etc/ld.so.cache").exists()
+
+
+def test_a_new_inventory_is_not_saved(
+    bundle: Bundle, runtime: str, installation: Installation, driver: Driver, tmp_path: Path
+) -> None:
+    """In the container's cgroup a driver shows the container's devices and no others."""
+    config = write_config(tmp_path / "config", driver.root, ["runc"])
+    document = generate(installation, config, tmp_path / "cdi")
+    state = tmp_path / "config/state"
+    saved = [path for path in state.iterdir() if path.name.startswith("inventory-")]
+    assert saved
+    for path in saved:
+        path.unlink()
+    give(bundle, document, "4")
+    bundle.command("nvidia-smi", "-L")
+    assert bundle.run(runtime).ok().stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(4))
+    assert [path for path in state.iterdir() if path.name.startswith("inventory-")] == []
+
+
+# What an image may bring -----------------------------------------------------------------------
+
+
+def test_the_images_own_libraries_are_covered(
+    bundle: Bundle, runtime: str, document: Path, driver: Driver
+) -> None:
+    stale = f"{LIBRARIES}/libcuda.so.1"
+    changed(
+        bundle, f"cp {LIBRARIES}/libc.so.6 {stale}; ln -s libcuda.so.0 {LIBRARIES}/libnvcuvid.so.1"
+    )
+    give(bundle, document, "0")
+    bundle.command(*look(libraries=["libcuda.so.1", "libnvcuvid.so.1"]))
+    libraries = seen(bundle.run(runtime)).libraries
+    for name, (_, inode) in libraries.items():
+        status = driver.library(name).stat()
+        assert inode == f"{status.st_dev}:{status.st_ino}", name
+
+
+def test_a_read_only_root(bundle: Bundle, runtime: str, document: Path, driver: Driver) -> None:
+    bundle.change(lambda spec: spec["root"].update(readonly=True))
+    give(bundle, document, "5")
+    bundle.command("nvidia-smi", "-L")
+    assert bundle.run(runtime).ok().stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(5))
+
+
+def test_a_user_namespace(bundle: Bundle, runtime: str, document: Path, driver: Driver) -> None:
+    """What is made in the image belongs to the container's root user."""
+
+    def mutate(spec: Spec) -> None:
+        spec["linux"]["namespaces"].append({"type": "user"})
+        for name in ("uidMappings", "gidMappings"):
+            spec["linux"][name] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+
+    bundle.change(mutate)
+    changed(bundle, "chown -R 100000:100000 .; chmod 755 .")
+    run(["chmod", "-R", "go+X", "/run/gpuhook-test"])
+    give(bundle, document, "2", mounted=True)
+    bundle.command(*look(libraries=["libcuda.so.1"]))
+    inside = seen(bundle.run(runtime))
+    assert inside.gpu_minors == {driver.gpus[2].minor}
+    assert inside.libraries["libcuda.so.1"][0] != "-"
+    made = f"{LIBRARIES}/libcuda.so.1 etc/ld.so.cache"
+    owners = bundle.call("stat", "-c", "%u:%g", *made.split(), cwd=bundle.root).ok().stdout
+    assert set(owners.split()) == {"100000:100000"}
+
+
+@pytest.mark.parametrize("place", ["etc/nvidia", "etc/ld.so.cache", LIBRARIES, "etc/ld.so.conf.d"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_links_out_of_the_root(
+    bundle: Bundle, runtime: str, document: Path, tmp_path: Path, place: str, route: str
+) -> None:
+    """The runtime's own mounts are left out: what it makes of links isn't ours."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("mine")
+    target = route.format(victim=victim / "file" if place.endswith("cache") else victim)
+    changed(bundle, f"mkdir -p etc; rm -rf {place}; ln -s {target} {place}")
+    mounts = bundle.spec()["mounts"]
+    give(bundle, document, "0")
+    bundle.change(lambda spec: spec.update(mounts=mounts))
+    with nothing_left(victim, pid=bundle.namespace.pid):
+        bundle.run(runtime)
+    assert contents(victim) == {str(victim): None, str(victim / "file"): b"mine"}
+
+
+def test_the_images_environment_reaches_no_hook(
+    bundle: Bundle, runtime: str, document: Path, tmp_path: Path
+) -> None:
+    guard, mark = tmp_path / "guard", tmp_path / "mark"
+    guard.touch()
+    source, library = tmp_path / "evil.c", tmp_path / "evil.so"
+    source.write_text(EVIL % {"guard": guard, "mark": mark})
+    run(["gcc", "-shared", "-fPIC", "-o", library, source]).ok()
+    changed(bundle, f'cp {library} evil.so; echo \'open("{mark}", "w")\' >os.py; cp os.py re.py')
+    here = "/proc/self/cwd"
+    bundle.environ(
+        f"LD_PRELOAD={here}/evil.so", f"LD_LIBRARY_PATH={here}", f"PYTHONPATH={here}",
+        f"PYTHONHOME={here}", f"GPUHOOK_CONFIG={here}/config.toml", f"GCONV_PATH={here}",
+    )  # fmt: skip
+    give(bundle, document, "0")
+    bundle.run(runtime)
+    assert not mark.exists()
+
+
+def test_nothing_is_left_where_it_fails(
+    bundle: Bundle, runtime: str, document: Path, driver: Driver
+) -> None:
+    """The cache is the last step: all the others are taken back."""
+    changed(bundle, "rm -f etc/ld.so.cache; mkdir etc/ld.so.cache")
+    give(bundle, document, "0")
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        done = bundle.run(runtime).failed()
+    if runtime != "crun":  # which shows nothing that a hook says
+        assert "gpuhook-cdi-hook: gpuhook couldn't add" in done.stderr
+    found = bundle.call("find", f"{LIBRARIES}/libcuda.so.1", "etc/nvidia", cwd=bundle.root)
+    assert found.stdout == ""
+
+
+# Where it must not work ------------------------------------------------------------------------
+
+
+def called(bundle: Bundle, *before: str, bundle_path: Path | None = None) -> Result:
+    """Call the hook with the container's state, as somebody would who registered it wrongly."""
+    state = {"ociVersion": "1.0.2", "id": "x", "pid": 1, "bundle": str(bundle_path or bundle.path)}
+    hook = hook_of(bundle)
+    words = [*before, "env", "-i", *hook["env"], hook["path"], *hook["args"][1:]]
+    return bundle.namespace.run(*words, stdin=json.dumps(state).encode())
+
+
+def test_in_the_namespace_of_the_host(bundle: Bundle, document: Path, driver: Driver) -> None:
+    give(bundle, document, "0")
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        said = called(bundle).failed().stderr
+    assert "The container has no mount namespace of its own, or the hook doesn't run in it" in said
+    assert not (bundle.root / LIBRARIES / "libcuda.so.1").exists()
+
+
+def test_beside_the_first_process(bundle: Bundle, document: Path) -> None:
+    """Whatever is mounted on the root: where the first process is, there is no container."""
+    give(bundle, document, "0")
+    mounts = f"mount -t tmpfs tmpfs {bundle.root}/dev && exec"
+    words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"]
+    words += ["sh", "-c", f'{mounts} "$@"; exit $?', "sh", "sh", "-c", '"$@"; exit $?', "sh"]
+    said = called(bundle, *words).failed().stderr
+    assert "The container has no mount namespace of its own" in said
+
+
+@pytest.mark.parametrize("root", ["/", "/usr/..", "/proc/../"])
+def test_the_hosts_root_as_a_containers(workspace: Path, root: str) -> None:
+    with pytest.raises(InjectError, match="the host's own"):
+        in_child(lambda: injection.open_inside(root).close())
+
+
+def test_at_another_stage(bundle: Bundle, runtime: str, document: Path, driver: Driver) -> None:
+    give(bundle, document, "0")
+
+    def move(spec: Spec) -> None:
+        spec["hooks"]["createRuntime"] = spec["hooks"].pop("createContainer")
+
+    bundle.change(move)
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        bundle.run(runtime).failed()
+
+
+@pytest.mark.parametrize("mode", ["rw", "ro"])
+@pytest.mark.parametrize("place", ["etc", "usr/lib"])
+def test_volumes_stay_as_they_are(
+    bundle: Bundle, runtime: str, document: Path, tmp_path: Path, place: str, mode: str
+) -> None:
+    """The runtime's mounts there are left out: it makes mount points in volumes."""
+    volume = tmp_path / "volume"
+    changed(bundle, f"cp -a {place} {volume}; rm -f {volume}/ld.so.cache")
+    give(bundle, document, "0")
+
+    def mutate(spec: Spec) -> None:
+        entry = {"type": "bind", "source": str(volume), "destination": f"/{place}"}
+        others = [m for m in spec["mounts"] if not m["destination"].startswith(f"/{place}/")]
+        spec["mounts"] = [*others, {**entry, "options": ["rbind", "rprivate", mode]}]
+
+    bundle.change(mutate)
+    before = contents(volume)
+    bundle.run(runtime)
+    assert contents(volume) == before
