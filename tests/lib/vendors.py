@@ -16,6 +16,8 @@ VARIABLES = {{"{upper}_VISIBLE_DEVICES": ()}}
 LEGACY = ()
 MOUNTS = AUTOMATIC = ""
 KIND = "{name}.example/device"
+TYPES = ("device", "part")
+FIXED_MAJORS = ()
 SWARM_RESOURCE = DEFAULT_KIND = False
 PCI_VENDOR = ""
 DRIVER_WORDS = MODULES = HOOK_MODULES = ()

@@ -174,6 +174,10 @@ class _Search:
 
     def _by_name(self, wanted: str) -> "list[Device]":
         plain = wanted.removeprefix("0x")
+        if not self.spaces:
+            typed = [each for each in self.inventory.devices if self._typed(each) == wanted]
+            if typed:
+                return typed
         return [
             device
             for device in self.inventory.devices
@@ -182,6 +186,11 @@ class _Search:
             for text in texts
             if text.lower().removeprefix("0x") == plain
         ]
+
+    def _typed(self, device: "Device") -> str:
+        """Return what a CDI document calls a device by its type and number: gpu0, mig0:1."""
+        whole, part = self.names.TYPES
+        return f"{part if device.parent else whole}{device.label}"
 
     def _by_beginning(self, wanted: str) -> "list[Device]":
         """Find the one UUID that begins so; a beginning says more than what sort it is (GPU-)."""

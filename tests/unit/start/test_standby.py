@@ -113,6 +113,13 @@ def late_imports(source: str) -> Iterator[str]:
                 yield str(node.module)
 
 
+# Slow to import, for few containers, and before a container's mount namespace is entered: what
+# documents say is written into config.json.
+DOCUMENTS = {
+    "gpuhook.cdi", "gpuhook.cdi.apply", "gpuhook.cdi.folders", "gpuhook.host", "gpuhook.host.files",
+}  # fmt: skip
+
+
 def test_no_child_imports_anything() -> None:
     """Where a container's mount namespace is entered, it would even be from the image."""
     words = [sys.executable, "-I", "-S", "-c", LOADS]
@@ -126,6 +133,6 @@ def test_no_child_imports_anything() -> None:
         (name, other)
         for name in ours - NOT_A_CHILDS
         for other in late_imports(Path(loaded[name]).read_text())
-        if other not in {*loaded, *DISCOVERY}
+        if other not in {*loaded, *DISCOVERY, *DOCUMENTS}
     }
     assert missing == set()

@@ -19,6 +19,8 @@ SWARM_RESOURCE = False
 DEFAULT_KIND = False
 
 KIND = "acme.example/npu"  # of CDI devices, and the cluster's resource
+TYPES = ("npu", "npu")  # before the number of a device, or of a part of one, in CDI's names
+FIXED_MAJORS = ()  # its driver gets another major at each boot
 PCI_VENDOR = "ac3e"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
 DRIVER_WORDS = ("acme",)  # in the kernel's names of drivers and their devices
 

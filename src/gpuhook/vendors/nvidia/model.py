@@ -229,7 +229,6 @@ def _devices(gpus: "Iterable[Gpu]") -> "Iterable[Device]":
             "index": (str(gpu.index),),
             "uuid": (gpu.uuid,),
             "bus_id": (gpu.pci_bus_id,),
-            "cdi": (f"gpu{gpu.index}",),
         }
         bus_id = gpu.kernel_bus_id
         yield Device(gpu.uuid, str(gpu.index), names, (gpu.path,), bus_id, gpu.name)
@@ -237,7 +236,7 @@ def _devices(gpus: "Iterable[Gpu]") -> "Iterable[Device]":
             label = f"{gpu.index}:{mig.index}"
             # The second name is the one that drivers before 470 gave it.
             others = (label, f"MIG-{gpu.uuid}/{mig.gi}/{mig.ci}")
-            names = {"uuid": (mig.uuid,), "mig": others, "cdi": (f"mig{label}",)}
+            names = {"uuid": (mig.uuid,), "mig": others}
             yield Device(mig.uuid, label, names, mig.paths, bus_id, mig.name, gpu.uuid)
 
 
