@@ -160,7 +160,8 @@ def test_two_builds_are_the_same(package: Path, workspace: Path) -> None:
 
 def test_the_installed_programs_run(debian: Debian) -> None:
     assert debian.call("gpu-py", "--version").stdout == run(["runc", "--version"]).ok().stdout
-    assert "usage: gpuhook-prestart" in debian.call("gpuhook-prestart", "--help").stdout
+    for hook in ("gpuhook-prestart", "gpuhook-cdi-hook"):
+        assert f"usage: {hook}" in debian.call(hook, "--help").stdout
     assert debian.call("gpuhook", "--version").stdout.startswith("gpuhook, version ")
     assert "is valid" in debian.call("gpuhook", "config", "validate").stdout
     assert "no NVIDIA driver" in debian.call("gpuhook", "info", fails=True).stderr

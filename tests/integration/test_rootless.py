@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from harness.cdi import KIND, generate
 from harness.commands import Result
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.installation import Installation, write_config
@@ -35,12 +36,15 @@ class User:
         words = ["setpriv", *identity, "env", "-i", *environ, *argv]
         return self.namespace.run(*words, cwd=self.home)
 
-    def podman(self, runtime: str, *command: str, env: tuple[str, ...] = ()) -> Result:
+    def podman(
+        self, runtime: str, *command: str, env: tuple[str, ...] = (), devices: tuple[str, ...] = ()
+    ) -> Result:
         """Run a command in a container on the root below the user's home."""
         words = ["podman", "--storage-driver=vfs", "--cgroup-manager=cgroupfs"]
         words += [f"--runtime={runtime}", "run", "--rm", "--network=none"]
         words += ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
         words += [word for setting in env for word in ("--env", setting)]
+        words += [f"--device={KIND}={device}" for device in devices]
         return self.call(*words, "--rootfs", str(self.home / "root"), *command)
 
 
@@ -114,3 +118,19 @@ def test_gpus(installed: User, driver: Driver, runtime: str) -> None:
 
 def test_no_gpu(installed: User) -> None:
     assert "nvidia" not in installed.podman("gpu-py", "busybox", "ls", "/dev").ok().stdout
+
+
+@pytest.fixture
+def cdi(user: User, installation: Installation) -> Iterator[User]:
+    """The user where root has made a document of the machine that the user's configuration has."""
+    folder = Path("/etc/cdi")  # the session has an /etc of its own
+    document = generate(installation, user.config, folder)
+    yield user
+    document.unlink()
+
+
+def test_gpus_by_cdi(cdi: User, driver: Driver) -> None:
+    for devices in (("0", "2"), ("all",)):
+        done = cdi.podman("crun", "nvidia-smi", "-L", devices=devices).ok()
+        gpus = driver.gpus if devices == ("all",) else driver.chosen(0, 2)
+        assert done.stdout.splitlines() == lines_of_nvidia_smi(gpus)

@@ -91,7 +91,7 @@ def test_the_launchers_are_programs(wheel: zipfile.ZipFile) -> None:
     scripts = members(wheel, ".data/scripts/")
     launchers = {path.name: path.read_bytes() for path in (REPOSITORY / "launchers").iterdir()}
     assert {name: wheel.read(member) for name, member in scripts.items()} == launchers
-    assert {"gpu-py", "gpuhook-prestart"} <= set(scripts)
+    assert {"gpu-py", "gpuhook-prestart", "gpuhook-cdi-hook"} <= set(scripts)
     for member in scripts.values():
         assert stat.S_IMODE(member.external_attr >> 16) & 0o111 == 0o111
 

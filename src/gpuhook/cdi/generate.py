@@ -10,10 +10,10 @@ Pure: looks at nothing, changes nothing.
 
 from gpuhook import names as ours
 from gpuhook.cdi import versions
-from gpuhook.errors import CdiError
+from gpuhook.cdi.names import is_device
+from gpuhook.errors import CdiError, DriverError, RequestError, shown
 from gpuhook.inventory.model import EVERYBODY
 from gpuhook.loader.layout import HostLayout
-from gpuhook.names import cdi_parts
 from gpuhook.plan.image import Image
 from gpuhook.plan.operations import (
     AddGroup,
@@ -147,9 +147,13 @@ def generate(source: Source, strategies: "Iterable[str]" = DEFAULT_STRATEGIES) -
     named: dict[str, Edits] = {}
     for device in devices:
         edits = source.edits([device])
-        for strategy in strategies:
-            named.setdefault(_name(STRATEGIES[strategy](device, vendor)), edits)
-    named.setdefault(ALL, source.edits(devices))
+        for name in _names(device, vendor, strategies):
+            named.setdefault(name, edits)
+    problem = _why_not_together(vendor, source.grant(devices))
+    if problem:
+        warnings.append(f"There is no device {ALL}: {problem}")
+    else:
+        named.setdefault(ALL, source.edits(devices))
     document = tidy(
         {
             "cdiVersion": "",
@@ -162,6 +166,17 @@ def generate(source: Source, strategies: "Iterable[str]" = DEFAULT_STRATEGIES) -
     return Generated(document, warnings + _unwritten(source, devices))
 
 
+def _why_not_together(vendor: "Vendor", granted: Grant) -> str:
+    """Return why devices can't be given to one container, "" if they can."""
+    try:
+        vendor.check(granted)
+    except RequestError as error:
+        return error.cause
+    except DriverError:
+        pass  # concerns each of them alone, and ``offered`` has said it
+    return ""
+
+
 def _nothing(vendor: "Vendor", reasons: list[str]) -> CdiError:
     because = f": {'; '.join(reasons)}" if reasons else ""
     return CdiError(
@@ -170,13 +185,16 @@ def _nothing(vendor: "Vendor", reasons: list[str]) -> CdiError:
     )
 
 
-def _name(text: str) -> str:
-    if cdi_parts(f"vendor/class={text}") is None:
+def _names(device: "Device", vendor: "Vendor", strategies: "Iterable[str]") -> list[str]:
+    """Return what a device is called, without what can't be a device's name in CDI."""
+    names = [STRATEGIES[strategy](device, vendor) for strategy in strategies]
+    found = [name for name in names if is_device(name)]
+    if not found:
         raise CdiError(
-            f"A device called {text!a} can't be named in a CDI document",
+            f"The {vendor.names.NOUN} {shown(names[0])} can't be named so in a CDI document",
             "Choose another --device-name-strategy",
         )
-    return text
+    return found
 
 
 def _unwritten(source: Source, devices: "Iterable[Device]") -> list[str]:

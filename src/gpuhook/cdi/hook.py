@@ -68,13 +68,8 @@ def devices(given: Given, inventory: "Inventory") -> "list[Device]":
     whole = {
         device.id for device in inventory.devices if device.nodes and there.issuperset(device.nodes)
     }
-    found = [
-        device
-        for device in inventory.devices
-        if device.id in whole and (not device.parent or device.parent in whole)
-    ]
-    parents = {device.parent for device in found}
-    return [device for device in found if device.id not in parents]
+    parents = {device.parent for device in inventory.devices if device.id in whole}
+    return [device for device in inventory.devices if device.id in whole - parents]
 
 
 class Work:

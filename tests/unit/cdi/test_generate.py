@@ -1,10 +1,10 @@
 """CDI documents made of inventories built by hand, and the shared cases about such documents."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import second_vendor
 from click.testing import CliRunner
 from machines import VERSION, asked, gpu, granted, machine, mig, planned
 
@@ -16,14 +16,13 @@ from gpuhook.cli import cli
 from gpuhook.config import Config
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import CdiError, UnknownDeviceError
-from gpuhook.inventory.model import EVERYBODY, Device, Node
+from gpuhook.inventory.model import EVERYBODY, Node
 from gpuhook.inventory.model import Inventory as AnyInventory
 from gpuhook.inventory.selection import select
 from gpuhook.plan.operations import BindDevice, BindFile
 from gpuhook.vendors.nvidia import driver_files, names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 from gpuhook.vendors.nvidia.vendor import VENDOR
-from gpuhook.vendors.seam import Vendor
 
 HOOK = "/opt/gpuhook/bin/gpuhook-cdi-hook"
 MIGS = (mig(0, 1, 12, 13), mig(1, 2, 21, 22))
@@ -220,34 +219,44 @@ def test_the_hook_is_there_once_with_an_environment_of_its_own() -> None:
     assert not any("hooks" in each for each in edits(made).values())
 
 
-class Plain(Vendor):
-    """A vendor whose devices are nodes alone."""
-
-    names: Any = SimpleNamespace(
-        NAME="acme", TITLE="Acme", NOUN="card", ANY_NOUN="card", KIND="acme.com/card",
-        VARIABLES={"ACME_CARDS": ("index",)}, TYPES=("card", "slice"), FIXED_MAJORS=(),
-    )  # fmt: skip
+@pytest.fixture
+def npus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnyInventory:
+    """Four NPUs on two boards (0 and 2, 1 and 3); 1 is split, 3 is being reset."""
+    second_vendor.know(monkeypatch)
+    return second_vendor.machine(tmp_path / "acme", boards="2", split="1", reset="3")
 
 
-def plain_machine(*states: str) -> AnyInventory:
-    nodes = [Node(f"/dev/acme{number}", 240, number) for number in range(len(states))]
-    devices = [
-        Device(f"S{number}", str(number), {}, (f"/dev/acme{number}",), state=state)
-        for number, state in enumerate(states)
-    ]
-    control = Node("/dev/acme-control", 241, 0)
-    return AnyInventory("acme", "/", "1", tuple(devices), (*nodes, control), (control.path,))
-
-
-def test_a_vendor_without_files_needs_no_hook() -> None:
-    made = generate(Source(Plain(), plain_machine("", "broken"), Config(), HOOK), ("type-index",))
-    assert made.warnings == ["card 1: broken"]
+def test_a_vendor_without_files_needs_no_hook(npus: AnyInventory) -> None:
+    vendor = second_vendor.part("vendor").VENDOR
+    made = generate(Source(vendor, npus, Config(), HOOK), ("type-index",))
     found = made.document
-    assert found["kind"] == "acme.com/card"
-    assert [device["name"] for device in found["devices"]] == [ALL, "card0"]
-    node = {"path": "/dev/acme-control", "permissions": "rw"}
-    expected = {"env": ["ACME_CARDS=void"], "deviceNodes": [node]}
-    assert found["containerEdits"] == expected
+    assert found["kind"] == "acme.example/npu"
+    assert [device["name"] for device in found["devices"]] == ["npu0", "npu2", "part1.0", "part1.1"]
+    assert "hooks" not in found["containerEdits"]
+    assert found["containerEdits"]["env"][-2:] == [
+        "ACME_VISIBLE_DEVICES=void", "ACME_VISIBLE_BOARDS=void",
+    ]  # fmt: skip
+    assert "ACME_DEVICES=1.1" in edits(found)["part1.1"]["env"]
+    assert read(to_text(found, "yaml").encode()).problems == ()
+
+
+def test_what_is_said_of_a_vendors_devices(npus: AnyInventory) -> None:
+    vendor = second_vendor.part("vendor").VENDOR
+    made = generate(Source(vendor, npus, Config(), HOOK))
+    assert made.warnings == [
+        "NPU 3: it is in reset",
+        "There is no device all: NPUs of the boards B0 and B1 can't work in one container",
+        "ACME_PLUGIN_PATH replaces what the image has there: ACME's library loads plugins",
+    ]
+    # The serial number of a part has a slash, which no name in CDI may have.
+    names = [device["name"] for device in made.document["devices"]]
+    assert names == ["0", "1.0", "1.1", "2", "A-0000", "A-0002"]
+
+
+def test_a_device_without_any_name(npus: AnyInventory) -> None:
+    vendor = second_vendor.part("vendor").VENDOR
+    with pytest.raises(CdiError, match="can't be named so"):
+        generate(Source(vendor, npus, Config(), HOOK), ("uuid",))
 
 
 @pytest.mark.parametrize("form", ["yaml", "json"])
@@ -446,7 +455,7 @@ def test_all_is_planned_as_a_whole(case: Case) -> None:
     if case["name"] == "bad name":
         odd = gpu(0, 0)
         facts = {name: getattr(odd, name) for name in Gpu.__slots__}
-        with pytest.raises(CdiError, match="can't be named"):
+        with pytest.raises(CdiError, match="can't be named so"):
             document(machine(Gpu(**{**facts, "uuid": ".-not-valid"})), "uuid")
         return
     gpus = [gpu(index, index) for index in range(len(case["input"]["devices"]))]

@@ -72,15 +72,6 @@ def test_a_gpu_in_mig_mode_as_a_whole() -> None:
     assert found(spec, inventory) == ["0"]
 
 
-def test_instances_without_their_gpu_are_none() -> None:
-    inventory = machine(gpu(0, 3, MIGS))
-    nodes = [
-        {"path": f"/dev/nvidia-caps/nvidia-cap{number}", "major": 508, "minor": number}
-        for number in (12, 13)
-    ]
-    assert found({"linux": {"devices": nodes}}, inventory) == []
-
-
 def test_nodes_that_are_mounted() -> None:
     """As rootless engines do it."""
     inventory = machine(gpu(0, 1), gpu(1, 0))

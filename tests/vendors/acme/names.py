@@ -19,8 +19,9 @@ SWARM_RESOURCE = False
 DEFAULT_KIND = False
 
 KIND = "acme.example/npu"  # of CDI devices, and the cluster's resource
-TYPES = ("npu", "npu")  # before the number of a device, or of a part of one, in CDI's names
-FIXED_MAJORS = ()  # its driver gets another major at each boot
+# What a device is called before its number in CDI's names npu0 and part1.0, and a part of one.
+TYPES = ("npu", "part")
+FIXED_MAJORS = ()  # of nodes, the same on every machine at every boot
 PCI_VENDOR = "ac3e"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
 DRIVER_WORDS = ("acme",)  # in the kernel's names of drivers and their devices
 
