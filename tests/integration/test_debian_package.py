@@ -90,7 +90,9 @@ def without(workspace: Path, package: Path) -> Path:
     with layer(workspace / "deb-without") as made:
         (made.root / "var/lib/dpkg/info/gpuhook.prerm").unlink(missing_ok=True)
         made.call("dpkg", "--purge", "gpuhook")
-        for path in ("etc/gpuhook", "etc/docker/daemon.json", "var/lib/gpuhook"):
+        # Without prerm, what Python compiled stays.
+        left = ("usr/lib/gpuhook", "etc/gpuhook", "etc/docker/daemon.json", "var/lib/gpuhook")
+        for path in left:
             run(["rm", "-rf", made.root / path]).ok()
         # Without it dpkg doesn't have man-db read all of this machine's manual pages each time.
         (made.root / "var/lib/man-db/auto-update").unlink(missing_ok=True)
