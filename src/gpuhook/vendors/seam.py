@@ -129,13 +129,13 @@ class Vendor:
         """Return the driver root that the configuration names, / for the host's own."""
         return config.driver_root_of(self.names.NAME)
 
-    def discover(self, config: "Config") -> Inventory:
+    def discover(self, config: "Config") -> Inventory:  # noqa: ARG002
         """Look at the driver root.
 
         DriverError where there is no working driver of this vendor; a driver without devices
         is an inventory without any.
         """
-        raise NotImplementedError
+        raise DriverError(f"gpuhook can't look for {self.names.TITLE}'s devices", "Report it")
 
     def surroundings(self, config: "Config") -> "list[Any]":  # noqa: ARG002
         """Return, as JSON values, what an inventory was made in: a change of it makes it stale.
