@@ -195,7 +195,7 @@ def test_locks_on_what_is_saved_of_the_machine(site: Site, driver: Driver) -> No
     run(refresh).ok()
     state = site.folder / "config/state"
     [lock] = state.glob("*.lock")
-    [saved] = state.glob("inventory-????????????????")
+    [saved] = state.glob("inventory-nvidia-????????????????")
     run([*AS_STRANGER, "flock", "-n", lock, "true"]).failed()
     assert driver.gpus[0].uuid in run([*AS_STRANGER, "cat", saved]).ok().stdout
     before = saved.stat().st_ino
