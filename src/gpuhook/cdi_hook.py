@@ -1,6 +1,6 @@
 """gpuhook-cdi-hook, the createContainer hook of our CDI documents: do what CDI can't say.
 
-The engine has mounted the driver's files and made the nodes. What is left depends on the image
+The engine has mounted the driver's files and made the nodes. All else depends on the image
 and on which devices are given together: links to libraries, the loader's cache, the cover of
 /proc/driver, files that name the devices.
 
@@ -75,7 +75,7 @@ def _vendor_of(kind: str) -> "ModuleType":
 
 
 def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
-    """Do what is left to do for the container of this state, or nothing if that fails."""
+    """Do what the engine can't for the container of this state, or nothing if that fails."""
     state = parse_state(state_text, needs_pid=False)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     spec.require_mount_namespace()

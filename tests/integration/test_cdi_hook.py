@@ -236,7 +236,7 @@ def test_a_user_namespace(bundle: Bundle, runtime: str, document: Path, driver: 
 def test_links_out_of_the_root(
     bundle: Bundle, runtime: str, document: Path, tmp_path: Path, place: str, route: str
 ) -> None:
-    """The runtime's own mounts are left out: what it makes of links isn't ours."""
+    """The runtime's own mounts aren't there: what it makes of links isn't ours."""
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "file").write_text("mine")
@@ -334,7 +334,7 @@ def test_at_another_stage(bundle: Bundle, runtime: str, document: Path, driver: 
 def test_volumes_stay_as_they_are(
     bundle: Bundle, runtime: str, document: Path, tmp_path: Path, place: str, mode: str
 ) -> None:
-    """The runtime's mounts there are left out: it makes mount points in volumes."""
+    """The runtime's mounts there are taken away: it makes mount points in volumes."""
     volume = tmp_path / "volume"
     changed(bundle, f"cp -a {place} {volume}; rm -f {volume}/ld.so.cache")
     give(bundle, document, "0")

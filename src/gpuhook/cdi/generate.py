@@ -3,7 +3,7 @@
 Every device is planned as for a container that asks for it alone, and so is a container that
 asks for none: what that one gets is common to all. Nothing is known of the image, so libraries
 go into the folders that they have on the host, and what depends on the image, or on which
-devices are given together, is left to the one hook (``gpuhook.cdi_hook``).
+devices are given together, is the one hook's to do (``gpuhook.cdi_hook``).
 
 Pure: looks at nothing, changes nothing.
 """
@@ -11,7 +11,7 @@ Pure: looks at nothing, changes nothing.
 from gpuhook import names as ours
 from gpuhook.cdi import versions
 from gpuhook.cdi.names import is_device
-from gpuhook.errors import CdiError, DriverError, RequestError, shown
+from gpuhook.errors import CdiError, DriverError, RequestError, listed, shown
 from gpuhook.inventory.model import EVERYBODY
 from gpuhook.loader.layout import HostLayout
 from gpuhook.plan.image import Image
@@ -140,10 +140,8 @@ def generate(source: Source, strategies: "Iterable[str]" = DEFAULT_STRATEGIES) -
 
     Each device is named once by each strategy, and ``all`` are all of them together.
     """
-    vendor, inventory = source.vendor, source.inventory
-    devices, warnings = vendor.offered(source.grant(inventory.devices))
-    if not devices:
-        raise _nothing(vendor, warnings)
+    vendor = source.vendor
+    devices, warnings = _offered(source)
     named: dict[str, Edits] = {}
     for device in devices:
         edits = source.edits([device])
@@ -166,6 +164,24 @@ def generate(source: Source, strategies: "Iterable[str]" = DEFAULT_STRATEGIES) -
     return Generated(document, warnings + _unwritten(source, devices))
 
 
+def _offered(source: Source) -> "tuple[list[Device], list[str]]":
+    """Return the devices to name, those with all their nodes, and why others aren't."""
+    vendor, inventory = source.vendor, source.inventory
+    devices, reasons = vendor.offered(source.grant(inventory.devices))
+    missing = inventory.missing()
+    found = []
+    for device in devices:
+        absent = [path for path in device.nodes if path in missing]
+        if absent:
+            noun = vendor.names.NOUN
+            reasons.append(f"{noun} {device.label}: there is no device node {listed(absent)}")
+        else:
+            found.append(device)
+    if not found:
+        raise _nothing(vendor, reasons)
+    return found, reasons
+
+
 def _why_not_together(vendor: "Vendor", granted: Grant) -> str:
     """Return why devices can't be given to one container, "" if they can."""
     try:
@@ -181,7 +197,7 @@ def _nothing(vendor: "Vendor", reasons: list[str]) -> CdiError:
     because = f": {'; '.join(reasons)}" if reasons else ""
     return CdiError(
         f"This machine has no {vendor.names.ANY_NOUN} that a CDI document could name{because}",
-        "Look at `gpuhook info` and `gpuhook doctor`; an older document was left as it was",
+        "Look at `gpuhook info` and `gpuhook doctor`; an older document is as it was",
     )
 
 
@@ -240,7 +256,7 @@ def _node(op: BindDevice, fixed_majors: tuple[int, ...]) -> "dict[str, Any]":
     if op.major in fixed_majors:
         entry.update(type="c", major=op.major, minor=op.minor)
     if (node.mode, node.gid) != _OPEN_TO_ALL:
-        entry["fileMode"] = node.mode  # a runtime makes nodes for everybody if it isn't told
+        entry["fileMode"] = node.mode  # without it, runtimes make nodes for everybody
     entry["permissions"] = AllowDevice.access
     if node.gid:
         entry["gid"] = node.gid

@@ -82,11 +82,11 @@ class Work:
         self.grant: Grant = grant(vendor, inventory, config, devices(self._given, inventory))
 
     def plan(self, image: Image) -> Plan:
-        """Return what is left to do, for an image, where nodes and files are there already."""
+        """Return what there still is to do, for an image, where nodes and files are there."""
         host_image = Image(HostLayout(), image.brings, image.ldconfig)
         steps = make_plan([self.grant], host_image).operations
         known = [AlreadyMounted(op) for op in self._linked_to(steps)]
-        return Plan([*known, *self._left(steps, image)])
+        return Plan([*known, *self._rest(steps, image)])
 
     def _linked_to(self, steps: "list[Operation]") -> "list[BindFile]":
         """Return the mounts of the engine that links lead to."""
@@ -94,7 +94,7 @@ class Work:
         mounts = [op for op in steps if isinstance(op, BindFile) and op.destination in targets]
         return [op for op in mounts if op.destination in self._given.paths]
 
-    def _left(self, steps: "list[Operation]", image: Image) -> "Iterator[Operation]":
+    def _rest(self, steps: "list[Operation]", image: Image) -> "Iterator[Operation]":
         links = _links(steps)
         mounted = (op for op in steps if isinstance(op, (BindDevice, BindFile)))
         absent = {op.destination for op in mounted} - self._given.paths
@@ -105,7 +105,8 @@ class Work:
         for op in steps:
             if isinstance(op, UpdateLdCache):
                 found = tuple(each for each in op.libraries if leads_to_something(each[1]))
-                yield from _for_loader(found, op, image)
+                if found:
+                    yield from _for_loader(found, op, image)
             elif isinstance(op, Symlink):
                 if leads_to_something(op.destination):
                     yield op

@@ -117,6 +117,19 @@ def test_mig_mode_without_mig_devices_costs_that_gpu_alone() -> None:
     assert made.warnings == ["GPU 0 is in MIG mode and has no MIG device"]
 
 
+def without_node(inventory: Inventory, path: str) -> Inventory:
+    nodes = tuple(node for node in inventory.nodes if node.path != path)
+    return Inventory("/", VERSION, "13.0", inventory.gpus, nodes, inventory.files)
+
+
+def test_a_gpu_without_its_node_costs_that_gpu_alone() -> None:
+    made = generate(source(without_node(machine(gpu(0, 3), gpu(1, 1)), "/dev/nvidia3")))
+    assert made.warnings == ["GPU 0: there is no device node /dev/nvidia3"]
+    assert "0" not in edits(made.document)
+    with pytest.raises(CdiError, match="there is no device node /dev/nvidia3"):
+        generate(source(without_node(machine(gpu(0, 3)), "/dev/nvidia3")))
+
+
 def test_no_gpu_at_all_is_an_error() -> None:
     with pytest.raises(CdiError, match="This machine has no GPU or MIG device"):
         generate(source(machine()))

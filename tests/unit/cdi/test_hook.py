@@ -147,6 +147,10 @@ def test_files_that_are_not_mounted_get_no_links_and_no_names() -> None:
     assert "libnvidia-ml.so.1" in names
 
 
+def test_a_container_without_any_library_keeps_its_cache() -> None:
+    assert "ldcache" not in kinds(plan({}))
+
+
 def test_links_to_nodes_that_are_not_there_are_not_made() -> None:
     spec = given("0")
     dri = [node for node in spec["linux"]["devices"] if "/dri/" in node["path"]]
