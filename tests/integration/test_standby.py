@@ -16,7 +16,7 @@ from harness.images import image
 from harness.inside import look, seen
 from harness.namespaces import Namespace
 from harness.podman import Podman
-from harness.standing import CHANGES, NAME, ONE, SERVED, Site, is_running, steps
+from harness.standing import CHANGES, NAME, ONE, SERVED, Site, is_running, open_files, steps
 
 MEMORY = 25 << 10  # KiB of the processes that stand, shared pages counted once
 
@@ -124,7 +124,7 @@ def test_it_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) -> None:
     finally:
         os.close(write_end)
     for pid in site.processes:
-        assert all(allowed(fd, site) for fd in fds(pid)), fds(pid)
+        assert all(allowed(file, site) for file in open_files(pid)), open_files(pid)
         assert os.readlink(f"/proc/{pid}/cwd") == "/"
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         names = {item.partition(b"=")[0] for item in environ if item}
@@ -133,10 +133,6 @@ def test_it_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) -> None:
         assert "nvidia" not in maps.replace(str(site.installation.bin.parent), "")
     assert os.read(read_end, 1) == b"", "somebody else still holds the pipe"
     os.close(read_end)
-
-
-def fds(pid: int) -> list[str]:
-    return [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
 
 
 def allowed(target: str, site: Site) -> bool:

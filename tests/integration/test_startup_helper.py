@@ -15,6 +15,7 @@ from harness.inside import Inside, look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
+from harness.standing import open_files
 
 WRAPPER = """\
 #!/bin/sh
@@ -62,6 +63,14 @@ class Case:
     def run(self, script: str = "") -> Result:
         self.wrap(script)
         return self.bundle.run(self.installation.runtime, self.env)
+
+    @property
+    def wait_for_us(self) -> str:
+        """What a runtime does until the test goes on."""
+        return f"until [ -e {self.folder}/go-on ]; do sleep 0.05; done"
+
+    def go_on(self) -> None:
+        (self.folder / "go-on").touch()
 
     @property
     def kept_errors(self) -> Path:
@@ -134,7 +143,7 @@ def test_helper_ends_with_a_killed_runtime(case: Case, signal: str) -> None:
 
 def test_helper_keeps_no_descriptor_of_the_caller(case: Case) -> None:
     """An engine waits for the end of the pipe that is our standard error."""
-    case.wrap("exec </dev/null >/dev/null 2>&1 3>&- 4>&-; sleep 3; exit 0")
+    case.wrap(f"exec </dev/null >/dev/null 2>&1 3>&- 4>&-; {case.wait_for_us}; exit 0")
     reader, writer = os.pipe()
     started = subprocess.Popen(
         case.bundle.namespace.enter(
@@ -147,12 +156,14 @@ def test_helper_keeps_no_descriptor_of_the_caller(case: Case) -> None:
         cwd=case.bundle.path,
     )
     os.close(writer)
-    wait_until((case.folder / "helper").exists, "the helper runs")
-    links = [os.readlink(path) for path in Path(f"/proc/{case.helper}/fd").iterdir()]
-    pipe = os.readlink(f"/proc/self/fd/{reader}")
-    assert pipe not in links
-    os.close(reader)
-    assert started.wait(30) == 0
+    try:
+        wait_until((case.folder / "helper").exists, "the helper runs")
+        assert os.readlink(f"/proc/self/fd/{reader}") not in open_files(case.helper)
+    finally:
+        os.close(reader)
+        case.go_on()
+        status = started.wait(60)
+    assert status == 0
     wait_until(case.helper_is_gone, "the helper is gone")
 
 
@@ -232,7 +243,7 @@ def test_failure_is_reported_as_by_the_hook(case: Case) -> None:
 
 def test_deadline(case: Case, installation: Installation) -> None:
     """A helper that nobody asks ends by itself, as its timer says."""
-    case.wrap("sleep 2; exit 0")
+    case.wrap(f"{case.wait_for_us}; exit 0")
     started = subprocess.Popen(
         case.bundle.namespace.enter(
             installation.runtime, "run", "--bundle", case.bundle.path, case.bundle.name
@@ -240,10 +251,14 @@ def test_deadline(case: Case, installation: Installation) -> None:
         env={**os.environ, **case.env},
         cwd=case.bundle.path,
     )
-    wait_until((case.folder / "helper").exists, "the helper runs")
-    status = Path(f"/proc/{case.helper}/status").read_text()
-    ignored = int(next(line for line in status.splitlines() if "SigIgn" in line).split()[1], 16)
-    assert not ignored >> 13 & 1, "SIGALRM must end it"
-    os.kill(case.helper, 14)
-    wait_until(case.helper_is_gone, "the helper is gone")
-    started.wait(30)
+    try:
+        wait_until((case.folder / "helper").exists, "the helper runs")
+        status = Path(f"/proc/{case.helper}/status").read_text()
+        ignored = int(next(line for line in status.splitlines() if "SigIgn" in line).split()[1], 16)
+        assert not ignored >> 13 & 1, "SIGALRM must end it"
+        os.kill(case.helper, 14)
+        wait_until(case.helper_is_gone, "the helper is gone")
+        assert started.poll() is None, "the runtime still waits"
+    finally:
+        case.go_on()
+        started.wait(60)

@@ -165,12 +165,27 @@ def is_running(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """Return the process that started another; 0 if that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def open_files(pid: int) -> list[str]:
+    """Return what a process has open, without what it closes meanwhile."""
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(fd))
+    return found
 
 
 def steps(server: int) -> int:
     """Return how far a process has come that stands ready; two steps for each question."""
     for fd in Path(f"/proc/{server}/fd").iterdir():
-        if os.readlink(fd).startswith("/memfd:"):
+        with suppress(FileNotFoundError):
+            if not os.readlink(fd).startswith("/memfd:"):
+                continue
             return int((fd.read_text() or "0 idle").split()[0])
     raise AssertionError("it shows no progress")
