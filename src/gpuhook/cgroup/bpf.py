@@ -122,6 +122,9 @@ def _object_info(fd: int, info: "ctypes.Array[ctypes.c_char]", what: str) -> byt
     return info.raw
 
 
+_ATTEMPTS = 5  # to load a program, as libbpf makes
+
+
 def load_program(instructions: bytes, gpl: bool, what: str) -> int:
     """Load a cgroup device program; return its descriptor.
 
@@ -138,6 +141,12 @@ def load_program(instructions: bytes, gpl: bool, what: str) -> int:
             *(ctypes.addressof(code), ctypes.addressof(licence)),
             *(level, size, log, 0, 0, NAME, 0, BPF_CGROUP_DEVICE),
         )
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return _bpf(BPF_PROG_LOAD, attr, what)
+            except OSError as error:
+                if error.errno != errno.EAGAIN:  # the verifier gives way to a signal
+                    raise
         return _bpf(BPF_PROG_LOAD, attr, what)
 
     try:
