@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
-    from gpuhook.inventory.model import Inventory
     from gpuhook.running.records import Written
-    from gpuhook.vendors.seam import Grant, Vendor
+    from gpuhook.vendors.seam import Grant
 
 USAGE = f"""usage: {names.CDI_HOOK} [--config FILE] KIND
 
@@ -96,16 +95,6 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
         if config.cli_debug:
             facts = {"devices": list(work.grant.ids), "cgroup": "cdi"}
             inject.note(config, state, {**facts, "skipped": container.skipped})
-
-
-def _inventory(config: Config, vendor: "Vendor") -> "Inventory":
-    """Return what the machine has of a vendor.
-
-    A new one is not saved: in the container's cgroup a driver shows its devices alone.
-    """
-    from gpuhook.inventory import cache  # noqa: PLC0415 - as in run
-
-    return cache.get_inventory(config, vendor, save=False)
 
 
 def _record(state: State, annotations: "Any", grant: "Grant", config: Config) -> "Written":
