@@ -4,33 +4,14 @@ import time
 from typing import Any
 
 import pytest
-from machines import read_request
+from requests_made import ROOT, config_of, mounts_request, read_request, request_for, spec_of
 
 from gpuhook.config import Config
-from gpuhook.errors import CapabilityError, RequestError, SpecError
+from gpuhook.errors import RequestError, SpecError
 from gpuhook.request.reader import Request, is_privileged
 from gpuhook.vendors.nvidia.variables import Options
 
-ROOT = "/var/run/nvidia-container-devices"
 QUALIFIED = "nvidia.com/gpu=0"
-
-
-def config_of(**settings: Any) -> Config:
-    config = Config()
-    for name, value in settings.items():
-        setattr(config, name, value)
-    return config
-
-
-def spec_of(*env: str, mounts: list[str] | None = None) -> dict[str, Any]:
-    return {
-        "process": {"env": list(env)},
-        "mounts": [{"source": "/dev/null", "destination": name} for name in mounts or []],
-    }
-
-
-def request_for(*env: str, **settings: Any) -> Request:
-    return read_request(spec_of(*env), config_of(**settings))
 
 
 def visible(value: str, **settings: Any) -> Request:
@@ -225,11 +206,6 @@ def test_swarm_resource_may_be_the_usual_variable() -> None:
 
 
 # --- mounts ---
-
-
-def mounts_request(*names: str, env: tuple[str, ...] = (), **settings: Any) -> Request:
-    spec = spec_of(*env, mounts=[f"{ROOT}/{name}" for name in names])
-    return read_request(spec, config_of(accept_volume_mounts=True, **settings))
 
 
 def test_mounts_are_ignored_and_said_so_by_default() -> None:
@@ -503,82 +479,7 @@ def test_refusal_also_holds_for_legacy_images() -> None:
     assert request_for("CUDA_VERSION=9.0", accept_envvar_unprivileged=False).devices is None
 
 
-# --- IMEX ---
-
-
-@pytest.mark.parametrize(
-    ("value", "channels"),
-    [
-        ("0", (0,)),
-        ("3,4,3", (3, 4)),
-        ("1048575", (1048575,)),
-        ("all", ()),
-        ("0,all", ()),
-        ("none", ()),
-        ("void", ()),
-        ("", ()),
-    ],
-)
-def test_imex_channels(value: str, channels: tuple[int, ...]) -> None:
-    env = ("NVIDIA_VISIBLE_DEVICES=none", f"NVIDIA_IMEX_CHANNELS={value}")
-    assert request_for(*env).options.imex_channels == channels
-
-
-@pytest.mark.parametrize(
-    "value", ["1048576", "-1", "+1", "01", "00", "0x1", "1.0", "²", "٣", "../0", "1/2", "9" * 99]
-)
-def test_imex_channels_are_strict(value: str) -> None:
-    env = ("NVIDIA_VISIBLE_DEVICES=none", f"NVIDIA_IMEX_CHANNELS={value}")
-    with pytest.raises(RequestError, match="IMEX"):
-        request_for(*env)
-
-
-def test_imex_mounts_come_first_and_may_be_switched_off() -> None:
-    env = ("NVIDIA_IMEX_CHANNELS=7",)
-
-    def channels(*mounts: str, **settings: Any) -> tuple[int, ...]:
-        found: tuple[int, ...] = mounts_request(*mounts, env=env, **settings).options.imex_channels
-        return found
-
-    assert channels("0", "imex/3", "imex/1", "imex/3") == (3, 1)
-    assert channels("0") == (7,)
-    assert channels("imex/all") == ()
-    assert channels("0", accept_envvar_unprivileged=False) == ()
-    features = {"ignore-imex-channel-requests": True}
-    assert channels("0", "imex/x", features=features) == ()
-    assert mounts_request("imex/0").devices is None
-
-
 # --- the rest ---
-
-
-@pytest.mark.parametrize("value", ["", "true", "Enabled", "enabled ", "1"])
-def test_features_need_the_exact_word(value: str) -> None:
-    assert request_for("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_GDS={value}").options.features == ()
-
-
-def test_requirements_disabled_by_configuration_as_by_environment() -> None:
-    env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=12")
-    assert request_for(*env).options.requirements == ("cuda>=12",)
-    by_config = request_for(*env, disable_require=True)
-    by_env = request_for(*env, "NVIDIA_DISABLE_REQUIRE=T")
-    assert by_config == by_env
-    assert (by_env.options.requirements, by_env.options.requirements_disabled) == ((), True)
-    for no in ("false", "0", "yes", "TRue", " true", ""):
-        assert not request_for(*env, f"NVIDIA_DISABLE_REQUIRE={no}").options.requirements_disabled
-
-
-def test_legacy_version_that_is_none_is_no_matter_when_requirements_are_off() -> None:
-    assert request_for("CUDA_VERSION=foo", disable_require=True).devices == ("all",)
-
-
-def test_unsupported_capability_is_named() -> None:
-    with pytest.raises(CapabilityError, match="'display'"):
-        request_for(
-            "NVIDIA_VISIBLE_DEVICES=0",
-            "NVIDIA_DRIVER_CAPABILITIES=utility,display",
-            supported_driver_capabilities="compute,utility",
-        )
 
 
 @pytest.mark.parametrize(
