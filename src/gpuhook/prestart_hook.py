@@ -92,6 +92,8 @@ def run(state_text: bytes, config: Config) -> None:
     state = parse_state(state_text)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     resolved = resolve(spec.data, config)
+    if resolved is not None and resolved.absent and not resolved.grants:
+        log.without(spec.path, resolved.absent, config)
     if resolved is not None and resolved.grants:  # what documents give is the runtime's to do
         resolved.preload_injection()
         from gpuhook.inject import Injection  # noqa: PLC0415 - only where a GPU is asked for

@@ -145,7 +145,7 @@ def edit(
     helped: "Callable[[Spec, Resolved], list[str]] | None" = None,
     inventories: "Mapping[str, Inventory] | None" = None,
 ) -> "Spec | None":
-    """Return a spec with what its devices need; None where it asks for none.
+    """Return a spec with what its devices need; None where it gets none.
 
     ``folder`` is where gpuhook-prestart lies. ``helped`` finds a helper for the hook and
     returns the words that lead to it, none where there is no helper. ``inventories``, by
@@ -155,6 +155,9 @@ def edit(
 
     resolved = resolve(spec.data, config, inventories=inventories)
     if resolved is None:
+        return None
+    if not (resolved.grants or resolved.cdi_devices):
+        log.without(spec.path, resolved.absent, config)
         return None
     spec.require_mount_namespace()
     edited = _edit_process(_apply_documents(spec, resolved, config), resolved)
