@@ -20,6 +20,7 @@ from gpuhook.plan.planner import make_plan
 from gpuhook.request import sources as environments
 from gpuhook.request.reader import Request, SpecReader, effective_mode
 from gpuhook.resolve import Progress, Resolved, resolve
+from gpuhook.running import claims
 from gpuhook.vendors import seam
 
 _HEADINGS = {
@@ -71,6 +72,8 @@ class Explanation:
     def _plan(self, resolved: Resolved, spec: Spec, root_path: str | None, config: Config) -> None:
         documents = _documents(resolved, config)
         found = _image(root_path, config, resolved)
+        if config.exclusive:
+            claims.check(spec, resolved, config)
         plan = make_plan(resolved.grants, found, resolved.groups)
         plan.operations[:0] = documents
         self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"

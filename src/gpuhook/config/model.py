@@ -30,6 +30,7 @@ class Config:
         "driver_root",
         "driver_roots",
         "environment",
+        "exclusive",
         "features",
         "helper",
         "ignored",
@@ -67,6 +68,7 @@ class Config:
         driver_root: str
         driver_roots: tuple[str, ...]
         environment: tuple[str, ...]
+        exclusive: tuple[str, ...]
         features: dict[str, bool]
         helper: bool
         ignored: tuple[tuple[str, str], ...]

@@ -52,6 +52,7 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.driver-roots": ("driver_roots", LIST, ()),
     "gpuhook.missing-driver": ("missing_driver", STRING, "fail"),
     "gpuhook.accept-annotations": ("accept_annotations", BOOL, False),
+    "gpuhook.exclusive": ("exclusive", LIST, ()),
     "gpuhook.state-dir": ("state_dir", STRING, "/run/gpuhook"),
     "gpuhook.nvml-timeout": ("nvml_timeout", SECONDS, 30.0),
     "gpuhook.library-search-paths": ("library_search_paths", LIST, ()),
