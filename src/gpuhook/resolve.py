@@ -131,12 +131,13 @@ def _asked(
 ) -> "tuple[Asked, tuple[str, ...]]":
     """Return the vendors that devices are asked of, and the CDI devices of documents."""
     reader = SpecReader(spec, config)
+    known = seam.known(config).values()
     asked: dict[str, tuple[Vendor, Request]] = {}
-    for names in seam.KNOWN.values():
+    for names in known:
         if reader.asks(names):
             asked[names.NAME] = _read(reader, names, (), progress)
     every = [name for _, request in asked.values() for name in request.cdi_devices]
-    for names in seam.KNOWN.values() if every and config.mode != "cdi" else ():
+    for names in known if every and config.mode != "cdi" else ():
         ours = tuple(name for name in every if name.startswith(f"{names.KIND}="))
         if ours:
             asked[names.NAME] = _read(reader, names, ours, progress)

@@ -29,11 +29,11 @@ LINES = (
     ("gpuhook", "names", "errors"),
     ("container", "oci", "host", "engines", "simulate"),
     ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
-    ("cdi", "plan", "vendors", "vendors.nvidia"),
+    ("cdi", "plan", "vendors", "vendors.nvidia", "vendors.declared"),
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
-        "vendors.nvidia.doctor",
+        "vendors.nvidia.doctor", "vendors.declared.doctor",
     ),
 )  # fmt: skip
 
@@ -56,7 +56,14 @@ LAYERS: Mapping[str, set[str]] = {
     # The seam names vendors and is typed by what it stands between; a vendor imports no room of
     # a start, and nobody but its own rooms imports a vendor.
     "plan": {"config", "container", "inventory", "loader", "oci", "vendors"},
-    "vendors": {"config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia"},
+    "vendors": {
+        "config", "container", "inventory", "oci", "plan", "request", "vendors.declared",
+        "vendors.nvidia",
+    },
+    "vendors.declared": {
+        "config", "container", "inventory", "loader", "oci", "plan", "simulate", "vendors",
+    },
+    "vendors.declared.doctor": {"doctor", "vendors"},
     "vendors.nvidia": {
         "cgroup", "config", "container", "inventory", "loader", "oci", "plan", "request",
         "vendors",

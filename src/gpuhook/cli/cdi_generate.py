@@ -119,7 +119,7 @@ def _sources(config: Config, kinds: tuple[str, ...], *, save: bool) -> list[Sour
         inventory = cache.get_inventory(config, vendor, save=save)
         return Source(vendor, inventory, config, hook, named)
 
-    known = {each.KIND: each for each in seam.KNOWN.values()}
+    known = {each.KIND: each for each in seam.known(config).values()}
     unknown = [kind for kind in kinds if kind not in known]
     if unknown:
         raise CdiError(
@@ -128,7 +128,7 @@ def _sources(config: Config, kinds: tuple[str, ...], *, save: bool) -> list[Sour
         )
     if kinds:
         return [look(seam.load(known[kind])) for kind in dict.fromkeys(kinds)]
-    return seam.present(look)
+    return seam.present(config, look)
 
 
 def _made(sources: list[Source], strategies: tuple[str, ...], *, explicit: bool) -> list[Generated]:

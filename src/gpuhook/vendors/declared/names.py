@@ -1,0 +1,35 @@
+"""What a declared vendor's accelerators are called: made of its table, instead of written down."""
+
+import sys
+
+from gpuhook.config.declared import DRIVER, PCI
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from gpuhook.config.declared import Declared
+
+
+def names_of(table: "Declared") -> "ModuleType":
+    """Return the names of a declared vendor, such as other vendors have in a module; and TABLE."""
+    made: Any = type(sys)(__name__)
+    made.__file__ = __file__
+    made.TABLE = table
+    made.NAME, made.TITLE, made.KIND = table.name, table.title, table.kind
+    made.NOUN = made.ANY_NOUN = table.noun
+    made.ID_TITLE = "ID"
+    made.VARIABLES = {table.variable: ("index", "id")}
+    made.LEGACY, made.MOUNTS, made.AUTOMATIC = (), "", ""
+    made.SWARM_RESOURCE = made.DEFAULT_KIND = False
+    made.TYPES = (table.kind.rpartition("/")[2], "part")
+    made.FIXED_MAJORS = ()
+    proof = table.present
+    made.PCI_VENDOR = proof.removeprefix(PCI) if proof.startswith(PCI) else ""
+    made.DRIVER_WORDS = (proof.removeprefix(DRIVER),) if proof.startswith(DRIVER) else ()
+    made.LOST_REMEDY = "Use the others meanwhile"
+    made.MODULES = ("oci.process", "vendors.declared.vendor")
+    made.HOOK_MODULES = ()
+    names: ModuleType = made
+    return names
