@@ -36,26 +36,25 @@ KNOWN: "dict[str, ModuleType]" = {nvidia.NAME: nvidia}
 def known(config: "Config") -> "Mapping[str, ModuleType]":
     """Return the names of every vendor, by name: KNOWN, and those that config.toml declares.
 
-    ConfigError where a declared one has the name, the kind or the variable of one of KNOWN.
+    One of KNOWN whose variable a declared one has isn't asked by it any more. ConfigError where
+    a declared one has the name or the kind of one of KNOWN.
     """
     if not config.vendors:
         return KNOWN
-    from gpuhook.vendors.declared.names import names_of  # noqa: PLC0415 - few declare any
+    from gpuhook.vendors.declared.names import names_of, without  # noqa: PLC0415 - few declare any
 
-    taken = {
-        word: names.TITLE
-        for names in KNOWN.values()
-        for word in (names.NAME, names.KIND, *names.VARIABLES)
-    }
+    given_away = [table.variable for table in config.vendors]
+    found = {name: without(names, given_away) for name, names in KNOWN.items()}
     for table in config.vendors:
-        for word in (table.name, table.kind, table.variable):
-            if word in taken:
+        for names in KNOWN.values():
+            for word in {table.name, table.kind} & {names.NAME, names.KIND}:
                 raise ConfigError(
                     f"{config.path or 'The configuration'} declares the vendor {table.name}, and "
-                    f"{word} is {taken[word]}'s already",
+                    f"{word} is {names.TITLE}'s already",
                     "Call it something else; gpuhook has code for the other one",
                 )
-    return {**KNOWN, **{table.name: names_of(table) for table in config.vendors}}
+        found[table.name] = names_of(table)
+    return found
 
 
 def package(names: "ModuleType") -> str:

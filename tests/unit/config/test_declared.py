@@ -138,7 +138,6 @@ def test_what_is_no_list_of_tables(text: str) -> None:
     [
         ('"maker"', '"nvidia"', "nvidia"),
         ('"maker.com/npu"', '"nvidia.com/gpu"', "nvidia.com/gpu"),
-        ('"MAKER_VISIBLE_DEVICES"', '"NVIDIA_VISIBLE_DEVICES"', "NVIDIA_VISIBLE_DEVICES"),
     ],
 )
 def test_what_is_anothers_cannot_be_declared(tmp_path: Path, old: str, new: str, word: str) -> None:

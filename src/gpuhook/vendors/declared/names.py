@@ -33,3 +33,16 @@ def names_of(table: "Declared") -> "ModuleType":
     made.HOOK_MODULES = ()
     names: ModuleType = made
     return names
+
+
+def without(names: "ModuleType", variables: "list[str]") -> "ModuleType":
+    """Return a vendor's names without some variables, themselves where it has none of those.
+
+    A vendor without any is not asked by images from before its variables either.
+    """
+    kept = {name: spaces for name, spaces in names.VARIABLES.items() if name not in variables}
+    if len(kept) == len(names.VARIABLES):
+        return names
+    made = type(sys)(names.__name__)
+    made.__dict__.update(vars(names), VARIABLES=kept, LEGACY=names.LEGACY if kept else ())
+    return made

@@ -312,8 +312,23 @@ def test_without_a_table_there_is_no_such_vendor() -> None:
 
 def test_a_vendor_of_the_code_is_not_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     second_vendor.know(monkeypatch)
-    with pytest.raises(ConfigError, match="ACME_VISIBLE_DEVICES is ACME's already"):
-        seam.known(loads(TABLE.replace("MAKER_VISIBLE", "ACME_VISIBLE")))
+    with pytest.raises(ConfigError, match="acme is ACME's already"):
+        seam.known(loads(TABLE.replace('"maker"', '"acme"')))
+
+
+def test_a_variable_that_is_given_away(made: Made) -> None:
+    """NVIDIA isn't asked by it any more, nor by images from before it; by CDI names it is."""
+    config, found = made(TABLE.replace("MAKER_VISIBLE", "NVIDIA_VISIBLE"))
+    gpus = machines.machine(machines.gpu(0, 3))
+    for env, given in (
+        (("NVIDIA_VISIBLE_DEVICES=1", "CUDA_VERSION=12.2"), {"maker"}),
+        (("CUDA_VERSION=12.2",), set()),
+        (("NVIDIA_VISIBLE_DEVICES=1,nvidia.com/gpu=0",), {"maker", "nvidia"}),
+    ):
+        inventories = {"maker": found, "nvidia": gpus}
+        answer = resolve(spec_with(*env), config, inventories=inventories)
+        assert {each.vendor for each in (answer.requests if answer else ())} == given
+    assert seam.KNOWN["nvidia"].VARIABLES.keys() == {"NVIDIA_VISIBLE_DEVICES"}
 
 
 def test_a_variable_that_another_vendor_sets(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
