@@ -12,8 +12,8 @@ from gpuhook.errors import DriverError, ElfError, LdCacheError
 from gpuhook.inventory.model import Device, DriverFile, Inventory, Node
 from gpuhook.loader import elf, ldcache
 from gpuhook.loader.layout import cache_flags
+from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE
 
-_CACHE = "/etc/ld.so.cache"
 _CACHE_LIMIT = 64 << 20
 _SMALL = 1 << 12
 _PCI_DEVICES = "/sys/bus/pci/devices"
@@ -74,8 +74,7 @@ class _Search:
             )
         if proof.startswith(DRIVER):
             word = proof.removeprefix(DRIVER)
-            places = (f"/sys/module/{word}", f"/sys/bus/pci/drivers/{word}")
-            return any(self._root.exists(place) for place in places)
+            return any(self._root.exists(place + word) for place in DRIVER_PLACES)
         return self._root.exists(proof)
 
     def _text(self, path: str) -> str:
@@ -166,12 +165,12 @@ class _Search:
 
     def _cached(self) -> Iterable[tuple[str, str]]:
         """Return the libraries that the driver root's cache lists, by the loader's order."""
-        data = self._root.read_file(_CACHE, _CACHE_LIMIT)
+        data = self._root.read_file(LD_CACHE, _CACHE_LIMIT)
         flags = cache_flags(os.uname().machine, bits32=False)
         if data is None or flags is None:
             return []
         try:
-            entries = ldcache.parse(data, self._root.path.rstrip("/") + _CACHE).entries
+            entries = ldcache.parse(data, self._root.path.rstrip("/") + LD_CACHE).entries
         except LdCacheError:
             return []
         return [

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from gpuhook.config.declared import Declared
 
+LD_CACHE = "/etc/ld.so.cache"
+DRIVER_PLACES = ("/sys/module/", "/sys/bus/pci/drivers/")  # where a driver has its name
+
 
 def names_of(table: "Declared") -> "ModuleType":
     """Return the names of a declared vendor, such as other vendors have in a module; and TABLE."""

@@ -5,6 +5,7 @@ import os
 from gpuhook.inventory import freshness
 from gpuhook.oci.process import Setting
 from gpuhook.vendors.declared import names as declared
+from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE
 from gpuhook.vendors.seam import Vendor, existing
 
 TYPE_CHECKING = False
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from gpuhook.plan.operations import Operation
     from gpuhook.vendors.seam import Grant
 
-LD_CACHE = "/etc/ld.so.cache"
 NUMBERS = "{n}"  # in a value of the environment: the numbers of the container's devices
 
 
@@ -52,13 +52,18 @@ class Declared(Vendor):
             for key, value in table.values().items()
         }
         places = [*table.nodes, *table.optional_nodes]
-        folders = sorted({path.rpartition("/")[0] for path in places})
-        return [
-            values,
-            [[name for name in freshness.names(root + each) if self._is_ours(each, name)]
-             for each in folders],
-            [freshness.status(root + folder) for folder in self._library_folders()],
-        ]  # fmt: skip
+        found: list[Any] = [values, freshness.missing(root, self._proofs())]
+        for folder in sorted({path.rpartition("/")[0] for path in places}):
+            names = freshness.names(root + folder)
+            found.append([name for name in names if self._is_ours(folder, name)])
+        return [*found, [freshness.status(root + folder) for folder in self._library_folders()]]
+
+    def _proofs(self) -> list[str]:
+        """Return the paths of which one shows that the driver is there."""
+        if self.names.DRIVER_WORDS:
+            [word] = self.names.DRIVER_WORDS
+            return [place + word for place in DRIVER_PLACES]
+        return [self.table.present] if self.table.present.startswith("/") else []
 
     def _is_ours(self, folder: str, name: str) -> bool:
         """Tell whether a node's name begins as one of the table's: terminals come and go."""

@@ -258,8 +258,9 @@ def test_libraries(made: Made, library: Callable[..., bytes], wanted: str) -> No
         lambda root: (root / "dev/maker7").touch(),
         lambda root: (root / "dev/maker1c5").touch(),
         lambda root: (root / "usr/bin/maker-smi").unlink(),
+        lambda root: (root / "proc/driver/maker").unlink(),
     ],
-    ids=["a device", "a node", "a file"],
+    ids=["a device", "a node", "a file", "the driver"],
 )
 def test_when_it_is_looked_at_again(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
