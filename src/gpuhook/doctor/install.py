@@ -130,9 +130,12 @@ def driver_roots(case: Case) -> Iterator[Finding]:
                 f"Use one of {', '.join(known)}",
             )
     roots = {names.TITLE: case.config.driver_root_of(name) for name, names in known.items()}
-    if set(roots.values()) != {"/"}:
+    first, *others = dict.fromkeys(roots.values())
+    if others:
         places = ", ".join(f"{title}'s below {root}" for title, root in roots.items())
         yield ok("driver-roots", f"Drivers are looked for: {places}")
+    elif first != "/":
+        yield ok("driver-roots", f"Drivers are looked for below {first}")
 
 
 def saved_inventory(case: Case) -> Iterator[Finding]:
