@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import declared_vendors
@@ -45,6 +46,7 @@ class Machine:
         self.declared = loads(text).vendors[0]
         self.root = folder / f"{self.declared.name}-driver"
         self._config = folder / f"{self.declared.name}.toml"
+        folder.mkdir(exist_ok=True)
         self._config.write_text(text)
         self.installation = installation
         words: list[str | Path] = [installation.command, "simulate", self.root]
@@ -228,29 +230,51 @@ def test_the_hook_alone(
     assert "set MAKER_NUMBERS=2" in vendors.logged(config)["undone"]
 
 
-def test_a_container_of_podmans(
-    podman_runtime: Podman, podman_hook_runc: Podman, makers: Machine, podman_config: Path
-) -> None:
-    """By the variable, and by a CDI document without gpu-py."""
-    before = podman_config.read_text()
-    document = Path("/etc/cdi/maker.com-npu.yaml")  # the session has an /etc of its own
-    look = vendors.look("/dev/maker*")
+@contextmanager
+def in_podmans_configuration(machine: Machine, config: Path) -> Iterator[None]:
+    """Have the configuration that podman's containers use declare a machine's vendor."""
+    before = config.read_text()
     try:
-        text = makers.devices.configured(podman_config).read_text()
-        podman_config.write_text(f"{text}\n{makers.text}")
-        env = ["MAKER_VISIBLE_DEVICES=2"]
-        done = podman_runtime.run(image("debian"), *look, env=env)
-        assert nodes_seen(done) == makers.devices.nodes(*makers.nodes(2))
-        words: list[str | Path] = [makers.installation.command, "cdi", "generate"]
-        words += ["--config", podman_config, "--kind=maker.com/npu", "--output", document.parent]
-        run(words).ok()
-        options = ["--device=maker.com/npu=10"]
-        done = podman_hook_runc.run(image("debian"), *look, options=options)
-        assert nodes_seen(done) == makers.devices.nodes(*makers.nodes(10))
-        assert vendors.variables_seen(done, "MAKER_NUMBERS") == ["MAKER_NUMBERS=10"]
+        text = machine.devices.configured(config).read_text()
+        config.write_text(f"{text}\n{machine.text}")
+        yield
     finally:
-        podman_config.write_text(before)
+        config.write_text(before)
+
+
+def test_a_container_of_podmans(
+    podman_runtime: Podman, makers: Machine, podman_config: Path
+) -> None:
+    with in_podmans_configuration(makers, podman_config):
+        env = ["MAKER_VISIBLE_DEVICES=2"]
+        done = podman_runtime.run(image("debian"), *vendors.look("/dev/maker*"), env=env)
+    assert nodes_seen(done) == makers.devices.nodes(*makers.nodes(2))
+
+
+def test_a_container_of_podmans_by_cdi(
+    podman_hook_runc: Podman, installation: Installation, workspace: Path, podman_config: Path
+) -> None:
+    """Without gpu-py. Debian 12's podman knows no document with groups (CDI 0.7)."""
+    text = TABLES["cambricon"] + 'environment = ["MLU_NUMBERS={n}"]\n'
+    machine = Machine(installation, workspace / "podman-cdi-declared", text)
+    document = Path("/etc/cdi/cambricon.com-mlu.yaml")  # the session has an /etc of its own
+    document.parent.mkdir(exist_ok=True)
+    try:
+        with in_podmans_configuration(machine, podman_config):
+            words: list[str | Path] = [installation.command, "cdi", "generate", "--config"]
+            words += [podman_config, "--kind=cambricon.com/mlu", "--output", document.parent]
+            run(words).ok()
+            look, options = vendors.look("/dev/c*"), ["--device=cambricon.com/mlu=2"]
+            done = podman_hook_runc.run(image("debian"), *look, options=options)
+        given = machine.devices.nodes(*machine.nodes(2))
+        assert {path: seen for path, seen in nodes_seen(done).items() if "cam" in path} == {
+            path: seen for path, seen in given.items() if "cam" in path
+        }
+        assert given.keys() <= nodes_seen(done).keys()
+        assert vendors.variables_seen(done, "MLU_NUMBERS") == ["MLU_NUMBERS=2"]
+    finally:
         document.unlink(missing_ok=True)
+        machine.remove()
 
 
 @ONE
