@@ -250,6 +250,8 @@ state_dir, device, go = sys.argv[1:]
 facts = {{"version": records.VERSION, "id": device, "pid": os.getpid(), "engine": "", "pod": "",
     "namespace": "", "container": "", "given": [{{"vendor": "acme", "kind": {KIND!r},
     "selected": [device], "nodes": {{device: []}}, "devices": []}}]}}
+read = records._read_folder
+records._read_folder = lambda folder: (read(folder), time.sleep(0.05))[0]  # room for the others
 while not os.path.exists(go):
     time.sleep(0.001)
 try:
