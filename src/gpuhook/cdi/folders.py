@@ -74,11 +74,12 @@ class Ignored(Record):
 class Found:
     """What a list of folders holds.
 
-    ``devices`` are those that can be used, by name; ``documents`` the good files';
-    ``conflicts`` has the files of each name that a folder has more than once.
+    ``folders`` are they; ``devices`` are those that can be used, by name; ``documents`` the good
+    files'; ``conflicts`` has the files of each name that a folder has more than once.
     """
 
     def __init__(self) -> None:
+        self.folders: list[str] = []
         self.devices: dict[str, Device] = {}
         self.documents: dict[str, dict[str, Any]] = {}
         self.conflicts: dict[str, list[str]] = {}
@@ -124,6 +125,7 @@ def look(folders: "Iterable[str]", parses: Parses | None = None) -> Found:
     found = Found()
     paths = []
     for folder in folders:
+        found.folders.append(folder)
         inside: dict[str, list[Device]] = {}
         for path in _paths(folder, found):
             paths.append(path)
