@@ -9,10 +9,9 @@ import glob
 import os
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 
-from gpuhook.engines import toml_text
+from gpuhook.engines import installed, toml_text
 from gpuhook.engines.ask import Answer, Ask
 from gpuhook.engines.files import Change, read_text
 from gpuhook.engines.merge import Document, Path, get
@@ -110,16 +109,7 @@ class Containerd:
 
 def containerd_version() -> tuple[int, int] | None:
     """Return the installed containerd's version, None if it can't be told."""
-    program = shutil.which("containerd")
-    if program is None:
-        return None
-    try:
-        done = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    match = re.search(r"\sv?(\d+)\.(\d+)\.", done.stdout)
+    match = re.match(r"(\d+)\.(\d+)\.", installed.version("containerd") or "")
     return (int(match[1]), int(match[2])) if match else None
 
 
