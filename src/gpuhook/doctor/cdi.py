@@ -14,6 +14,7 @@ from gpuhook.cdi.generate import STRATEGIES
 from gpuhook.cdi.generate import grant as grant_of
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.doctor.host import is_ours
 from gpuhook.engines.store import DEFAULT_STATE
 from gpuhook.errors import DriverError, GpuhookError, NoDriverError, listed, shown
 from gpuhook.inventory import cache
@@ -106,6 +107,7 @@ def paths(case: Case) -> Iterator[Finding]:
     """Look for what documents name: the driver's files, nodes, and the programs of hooks."""
     complete = []
     for path, document in case.cdi.documents.items():
+        yield from _foreign_hooks(case, path, document)
         missing = [each for each in _named(document) if not _is_there(case, *each)]
         if missing:
             yield _missing(case.path_on(path), sorted(missing, key=lambda each: each[1] != _HOOK))
@@ -115,6 +117,22 @@ def paths(case: Case) -> Iterator[Finding]:
         number = len(case.cdi.devices)
         text = f"Everything exists that is named by {listed(complete, _SHOWN)}"
         yield ok("cdi-paths", f"{text} ({number} CDI device{'' if number == 1 else 's'})")
+
+
+def _foreign_hooks(case: Case, path: str, document: dict[str, Any]) -> Iterator[Finding]:
+    """Look for another toolkit's hook whose name leads to us, who refuse its words."""
+    for name, what in _named(document):
+        if (
+            what == _HOOK
+            and os.path.basename(name) != ours.CDI_HOOK
+            and is_ours(case.machine, name)
+        ):
+            yield warning(
+                "cdi-foreign-hook",
+                f"{case.path_on(path)} was made by another toolkit, and {name}, the hook that it "
+                "names, is gpuhook's, which refuses to work for it",
+                REMAKE,
+            )
 
 
 def _missing(document: str, missing: list[tuple[str, str]]) -> Finding:

@@ -73,6 +73,18 @@ def test_a_hook_of_ours_that_was_removed(tree: Tree) -> None:
     assert said(cdi.paths(tree.case))["cdi-paths"][0] == "warning", "it can't be executed"
 
 
+def test_another_toolkits_hook_that_leads_to_us(tree: Tree) -> None:
+    path = "/usr/bin/nvidia-cdi-hook"
+    tree.write("/etc/cdi/x.yaml", document(hooks=[{"hookName": "createContainer", "path": path}]))
+    program = tree.program(path)
+    assert "cdi-foreign-hook" not in said(cdi.paths(tree.case)), "it is its own"
+    program.unlink()
+    tree.link(path, str(tree.program("/opt/gpuhook/bin/gpuhook-cdi-hook")))
+    status, words = said(cdi.paths(tree.case))["cdi-foreign-hook"]
+    assert status == "warning"
+    assert path in words
+
+
 def test_numbers_that_are_the_hosts(tree: Tree) -> None:
     """The null device has the same ones everywhere."""
     null = {"path": "/dev/card", "hostPath": "/dev/null", "type": "c", "major": 1, "minor": 3}

@@ -15,6 +15,7 @@ _PROGRAMS = (
     "nvidia-container-runtime-hook",
     "nvidia-container-cli",
     "nvidia-ctk",
+    "nvidia-cdi-hook",
 )
 _DRIVER_LIBRARY = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+(?:\.\d+)+)$")
 
