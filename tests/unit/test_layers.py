@@ -76,8 +76,8 @@ LAYERS: Mapping[str, set[str]] = {
         "request", "resolve", "vendors",
     },
     "runtime_shim": {
-        "cdi", "cgroup", "config", "container", "host", "inventory", "log", "oci", "plan",
-        "request", "resolve", "start",
+        "cdi", "cgroup", "config", "container", "inventory", "log", "oci", "plan", "request",
+        "resolve", "start",
     },
     "prestart_hook": {"config", "inject", "log", "oci", "resolve", "runtime_shim"},
     "nvidia_cli": {
