@@ -48,7 +48,7 @@ class Docker:
         return ask.user("docker/daemon.json") if ask.rootless else ask.system(DEFAULT_CONFIG)
 
     def _advice(self, path: str, ask: Ask) -> str:
-        if ask.cdi:
+        if ask.cdi and ask.cdi_setting:
             return (
                 "Restart Docker, which reads features only at its start: systemctl restart docker"
             )
@@ -128,7 +128,9 @@ def wanted_document(document: Document, ask: Ask, path: str) -> Document:
     if ask.set_default:
         wanted["default-runtime"] = ask.names[0]
     if ask.cdi:
-        wanted["features"] = {**_table(document, "features", path), "cdi": True}
+        features = _table(document, "features", path)
+        if ask.cdi_setting or "cdi" in features:  # a false, too: --cdi is said later
+            wanted["features"] = {**features, "cdi": True}
     return wanted
 
 
