@@ -1,4 +1,4 @@
-"""Keep the saved inventory fresh, and a process ready that serves the next container.
+"""Keep the saved inventory and CDI documents fresh, and a process ready for the next container.
 
 The inventory is looked at whenever the kernel tells of a GPU, and regularly.
 
@@ -77,18 +77,27 @@ class Events:
 class Watch:
     """One machine being watched; ``tell`` is given a sentence for whatever happens.
 
-    ``launcher`` is the path of gpu-py.
+    ``launcher`` is the path of gpu-py. ``documents`` is called at first and after every change;
+    it brings CDI documents in line, and returns whether that was done or is to be tried again.
     """
 
-    def __init__(self, config: Config, launcher: str, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        launcher: str,
+        tell: Callable[[str], None],
+        documents: Callable[[], bool],
+    ) -> None:
         self._config = config
         self._launcher = launcher
         self._tell = tell
+        self._documents = documents
         self._problems: dict[str, str] = {}  # by vendor
         self._standing: int | None = None
 
-    def look(self) -> None:
-        """Make a new inventory of each vendor whose saved one is stale."""
+    def look(self) -> bool:
+        """Make a new inventory of each vendor whose saved one is stale; tell if any changed."""
+        changed = False
         for names in seam.KNOWN.values():
             vendor = seam.load(names)
             if cache.saved(self._config, vendor) is not None:
@@ -96,17 +105,24 @@ class Watch:
             try:
                 inventory = cache.refresh(self._config, vendor)
             except DriverError as error:
-                self._report(names.NAME, str(error))
+                changed = self._report(names.NAME, str(error)) or changed
                 continue
             self._problems.pop(names.NAME, None)
             self._tell(inventory.sentence())
+            changed = True
+        return changed
 
-    def _report(self, vendor: str, problem: str) -> None:
-        """Say what is wrong, once; of vendors that this machine hasn't, only if it has none."""
+    def _report(self, vendor: str, problem: str) -> bool:
+        """Say what is wrong, once; of vendors that this machine hasn't, only if it has none.
+
+        Returns whether something else was wrong before, or nothing.
+        """
         others = set(seam.KNOWN) - {vendor}
-        if problem != self._problems.get(vendor) and others <= self._problems.keys():
+        is_new = problem != self._problems.get(vendor)
+        if is_new and others <= self._problems.keys():
             self._tell(problem)
         self._problems[vendor] = problem
+        return is_new
 
     def stand(self) -> None:
         """See that a process stands ready, this one's child or another."""
@@ -116,8 +132,11 @@ class Watch:
 
     def run(self, events: Events, interval: float) -> None:
         """Look after every event, and every ``interval`` seconds; for ever."""
+        is_due = True
         while True:
-            self.look()
+            # Documents come first: at boot, engines wait until all of this was done once.
+            if self.look() or is_due:
+                is_due = not self._documents()
             self.stand()
             report_ready()
             events.wait(interval)
