@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from harness.commands import Result, run
 from harness.driver import Driver, lines_of_nvidia_smi, simulate
+from harness.engines import settings
 from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
@@ -288,6 +289,103 @@ def test_installing_twice_and_taking_back(site: Site) -> None:
     assert f"--- /dev/null\n+++ {DOCUMENT}\n" in shown
     assert f"--- /dev/null\n+++ {RULE}\n" in shown
     assert seen() == before
+
+
+class Programs:
+    """Engines of versions that aren't on this machine, as far as they say their version."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self._site = site
+        self._folder = folder
+        folder.mkdir()
+
+    def install(self, *engines: str, **says: str) -> Result:
+        """Install for engines; ``says`` is what their programs print."""
+        for name, line in says.items():
+            path = self._folder / name
+            path.write_text(f"#!/bin/sh\necho '{line}'\n")
+            path.chmod(0o755)
+        env = {
+            "GPUHOOK_CONFIG": str(self._site.config),
+            "PATH": f"{self._folder}:/usr/sbin:/usr/bin:/sbin:/bin",
+        }
+        words = settings("--engine", engines)
+        return run(self._site.command("install", "--cdi", *words), env)
+
+
+@pytest.fixture
+def programs(site: Site, tmp_path: Path) -> Iterator[Programs]:
+    made = Programs(site, tmp_path / "programs")
+    yield made
+    site.gpuhook("uninstall").ok()
+    assert not Path("/etc/cdi/nvidia.com-gpu.yaml").exists()
+    assert not DOCUMENT.exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_written", "is_told"),
+    [("20.10.24+dfsg1", False, True), ("26.1.5+dfsg1", True, False), ("28.5.2", False, False)],
+)
+def test_dockers_setting(programs: Programs, version: str, is_written: bool, is_told: bool) -> None:
+    path = Path("/etc/docker/daemon.json")
+    path.parent.mkdir(exist_ok=True)
+    done = programs.install("docker", dockerd=f"Docker version {version}, build 5d6db84").ok()
+    assert (json.loads(path.read_text()).get("features") == {"cdi": True}) == is_written
+    assert (f"docker {version} knows no CDI" in done.stderr) == is_told
+    assert DOCUMENT.exists()
+
+
+def test_a_false_is_overridden_and_brought_back(site: Site, programs: Programs) -> None:
+    path = Path("/etc/docker/daemon.json")
+    path.parent.mkdir(exist_ok=True)
+    text = '{"features": {"cdi": false, "buildkit": true}}\n'
+    path.write_text(text)
+    try:
+        programs.install("docker", dockerd="Docker version 28.5.2, build ecc6942").ok()
+        assert json.loads(path.read_text())["features"] == {"cdi": True, "buildkit": True}
+        site.gpuhook("uninstall").ok()
+        assert path.read_text() == text
+    finally:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_written"), [("1.6.20~ds1", False), ("1.7.24~ds1", True), ("v2.1.3", False)]
+)
+def test_containerds_setting(
+    site: Site, programs: Programs, version: str, is_written: bool
+) -> None:
+    line = f"containerd github.com/containerd/containerd {version} 1234567"
+    for again in ("--cdi", "--engine=containerd"):  # a later installation without it
+        if again == "--cdi":
+            programs.install("containerd", containerd=line).ok()
+        else:
+            env = {"PATH": f"{programs._folder}:/usr/sbin:/usr/bin:/sbin:/bin"}
+            run(site.command("install", again), env).ok()
+        text = Path("/etc/containerd/conf.d/99-gpuhook.toml").read_text()
+        assert ("enable_cdi = true" in text) == is_written
+
+
+def test_one_folder_for_all_engines(site: Site, programs: Programs) -> None:
+    programs.install("docker", dockerd="Docker version 26.1.5, build 411e817").ok()
+    assert DOCUMENT.exists()
+    both = Path("/etc/cdi/nvidia.com-gpu.yaml")
+    done = programs.install("podman", podman="podman version 5.4.2").ok()
+    assert f"removed {DOCUMENT}" in done.stdout
+    assert both.exists()
+    assert not DOCUMENT.exists()
+    programs.install("podman", podman="podman version 5.8.0").ok()
+    assert DOCUMENT.exists()
+    assert not both.exists()
+
+
+def test_a_document_that_the_engine_is_too_old_for(site: Site) -> None:
+    for node in (site.folder / "driver/dev/dri").glob("renderD*"):
+        os.chown(node, 0, 44)
+        node.chmod(0o660)
+    said = site.install().ok().stderr
+    assert f"podman 4.3.1 takes documents up to version 0.5.0 and refuses {DOCUMENT}" in said
+    assert "needs 0.7.0" in said
 
 
 def test_documents_stay_for_the_other_engine(site: Site) -> None:

@@ -23,7 +23,7 @@ from gpuhook.host import files as host_files
 _KEPT = "cdi.json"
 _FAILURES = "cdi-error.json"
 _RUN = "/var/run"
-_AGAIN = "Run gpuhook install --cdi again, which writes it new"
+_AGAIN = "Remove that file, and run gpuhook install --cdi again"
 
 T = TypeVar("T")
 

@@ -45,6 +45,12 @@ def versions_of(engines: Iterable[str], prefix: str) -> dict[str, str | None]:
     return {engine: None if prefix else installed.version(engine) for engine in engines}
 
 
+def check_folders(prefix: str) -> None:
+    """Raise UntrustedPathError if others than root decide what a folder of documents is."""
+    for folder in versions.FOLDERS:
+        host_files.check_way(below(prefix, folder))
+
+
 def install(
     site: Site, programs: str, config: str | None, engines: Iterable[str], before: Kept | None
 ) -> bool:
@@ -56,7 +62,6 @@ def install(
     every = tuple(dict.fromkeys([*(before.engines if before else ()), *engines]))
     found = versions_of(every, site.prefix)
     folder = versions.folder_for(found)
-    host_files.check_way(below(site.prefix, folder))
     command = os.path.join(programs, "gpuhook")
     changes, warnings = units.wanted(command, site.own_state, site.prefix)
     paths = tuple(change.path.removeprefix(site.prefix.rstrip("/")) for change in changes)
@@ -118,7 +123,8 @@ def check_unused(site: Site, programs: str, before: Kept | None) -> None:
         else []
     )
     paths = refreshing.naming(hook, [below(site.prefix, folder) for folder in folders])
-    left = [path for path in paths if not any(os.path.samefile(path, each) for each in going)]
+    gone = {os.path.realpath(path) for path in going}
+    left = [path for path in paths if os.path.realpath(path) not in gone]
     if left:
         raise CdiError(
             f"These CDI documents name {hook}, and engines start no container with their "

@@ -53,6 +53,8 @@ def carry_out(job: Job) -> None:
     """Do an installation and print what was done."""
     if job.links is not None:
         host_files.check_way(job.links)
+    if job.documents:
+        documents.check_folders(job.ask.prefix)
     store = Store(job.state)
     # Read under the lock too: what another installation writes meanwhile must not be lost.
     with contextlib.nullcontext() if job.dry_run else store.locked():
@@ -169,7 +171,8 @@ def install(
 ) -> None:
     """Tell container engines about gpu-py.
 
-    Everything that is changed is remembered, and ``gpuhook uninstall`` takes it back.
+    Everything that is changed is remembered, and ``gpuhook uninstall`` takes it back. With --cdi
+    documents are written and kept up to date, by which engines give GPUs without gpu-py.
     """
     if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
         raise click.UsageError("--config and --drop-in-config need one --engine.")

@@ -29,7 +29,8 @@ _NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
 @click.option("--reload", is_flag=True, help="Have the running Docker forget the runtime.")
 @click.option(
     "--unless-in-use", is_flag=True,
-    help="As --reload, but change nothing while a container or an engine needs gpu-py.",
+    help="As --reload, but change nothing while a container, an engine or a CDI document of "
+    "somebody else needs gpuhook.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
 def uninstall(
@@ -44,7 +45,8 @@ def uninstall(
     """Take back what ``gpuhook install`` did.
 
     A file that nobody else changed becomes what it was, byte for byte; from another one only
-    our settings are taken out. Containers that still need the runtime are listed.
+    our settings are taken out. CDI documents that ``--cdi`` kept go with the last engine.
+    Containers that still need the runtime are listed.
     """
     prefix = prefix and os.path.abspath(prefix)
     state = shared.state_folder(state_dir, prefix)
@@ -60,14 +62,14 @@ def uninstall(
             for record in known
             if record.engine in wanted and (config is None or _is(record.config, config))
         ]
+        is_last = len(records) == len(known)
         before = kept(state)
         ends = _engines_that_end(before, wanted, records, known, config)
         if unless_in_use:
             program = shared.our_program(names.RUNTIME)
             in_use.check(program, store, records)
-            going = before if before and {*ends} == {*before.engines} else None
-            documents.check_unused(site, os.path.dirname(program), going)
-        is_last = len(records) == len(known)
+            if is_last and (before is None or {*ends} == {*before.engines}):
+                documents.check_unused(site, os.path.dirname(program), before)
         if not records and not ends and not (is_last and links.links()):
             click.echo(_NOTHING)
             return
