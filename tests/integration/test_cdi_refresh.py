@@ -250,6 +250,20 @@ def test_anothers_file_is_never_touched(site: Site) -> None:
     assert DOCUMENT.read_bytes() == theirs
 
 
+@pytest.mark.parametrize("name", ["state", "state/cdi.json"])
+def test_what_others_can_have_written_does_not_count(site: Site, name: str) -> None:
+    site.install().ok()
+    path = site.folder / name
+    os.chown(path, 1000, 1000)
+    try:
+        site.simulate("--fail=not-loaded")
+        site.refresh().failed()
+        site.gpuhook("uninstall").failed()
+        assert DOCUMENT.exists()
+    finally:
+        os.chown(path, 0, 0)
+
+
 def test_another_generators_file_beside_ours(site: Site) -> None:
     site.install().ok()
     (FOLDER / "nvidia.yaml").write_bytes(DOCUMENT.read_bytes())
