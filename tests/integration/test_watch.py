@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.commands import run, stop, wait_until
+from harness.commands import Result, run, stop, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 
@@ -75,6 +75,9 @@ class Watched:
         run([self._installation.command, "install", *words], env).ok()
         return Path("/var/run/cdi/nvidia.com-gpu.yaml")  # the session has a /run of its own
 
+    def gpuhook(self, *words: str) -> Result:
+        return run([self._installation.command, *words, f"--config={self.config}"])
+
     def saved(self) -> str:
         """Return what the doctor says of the saved inventory, which it never makes anew."""
         words = ["--format=json", f"--config={self.config}"]
@@ -128,6 +131,21 @@ def test_documents_come_and_go_with_the_driver(watched: Watched) -> None:
         watched.simulate("--gpus=1", "--model=H100", "--mig=0:1g.10gb")
         wait_until(lambda: names(document) == {"0:0", "all"}, "it has the MIG device")
         assert watched.log.read_text().count(f"wrote {document}") == 2
+    finally:
+        run(["rm", "-rf", document.parent]).ok()
+
+
+def test_documents_follow_what_a_container_start_has_seen_first(watched: Watched) -> None:
+    """Then the saved inventory is fresh when the watch looks."""
+    document = watched.keep_documents()
+    try:
+        watched.wait_for("1 GPUs")
+        watched.process.send_signal(signal.SIGSTOP)
+        watched.simulate("--gpus=2")
+        watched.gpuhook("refresh").ok()
+        watched.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: names(document) == {"0", "1", "all"}, "it has two GPUs")
+        assert "2 GPUs" not in watched.log.read_text()
     finally:
         run(["rm", "-rf", document.parent]).ok()
 

@@ -21,6 +21,7 @@ from pyroute2.netlink.nlsocket import NetlinkSocket
 from gpuhook.config import Config
 from gpuhook.errors import DriverError
 from gpuhook.inventory import cache
+from gpuhook.inventory.model import Inventory
 from gpuhook.start import place
 from gpuhook.vendors import seam
 
@@ -92,37 +93,35 @@ class Watch:
         self._launcher = launcher
         self._tell = tell
         self._documents = documents
+        self._seen: dict[str, Inventory] = {}  # by vendor
         self._problems: dict[str, str] = {}  # by vendor
         self._standing: int | None = None
 
     def look(self) -> bool:
-        """Make a new inventory of each vendor whose saved one is stale; tell if any changed."""
-        changed = False
+        """Make a new inventory of each vendor whose saved one is stale; tell if one is news."""
+        before = dict(self._seen), dict(self._problems)
         for names in seam.KNOWN.values():
             vendor = seam.load(names)
-            if cache.saved(self._config, vendor) is not None:
-                continue
-            try:
-                inventory = cache.refresh(self._config, vendor)
-            except DriverError as error:
-                changed = self._report(names.NAME, str(error)) or changed
-                continue
+            # A container's start may have made it again already.
+            inventory = cache.saved(self._config, vendor)
+            if inventory is None:
+                try:
+                    inventory = cache.refresh(self._config, vendor)
+                except DriverError as error:
+                    self._seen.pop(names.NAME, None)
+                    self._report(names.NAME, str(error))
+                    continue
+                self._tell(inventory.sentence())
+            self._seen[names.NAME] = inventory
             self._problems.pop(names.NAME, None)
-            self._tell(inventory.sentence())
-            changed = True
-        return changed
+        return (self._seen, self._problems) != before
 
-    def _report(self, vendor: str, problem: str) -> bool:
-        """Say what is wrong, once; of vendors that this machine hasn't, only if it has none.
-
-        Returns whether something else was wrong before, or nothing.
-        """
+    def _report(self, vendor: str, problem: str) -> None:
+        """Say what is wrong, once; of vendors that this machine hasn't, only if it has none."""
         others = set(seam.KNOWN) - {vendor}
-        is_new = problem != self._problems.get(vendor)
-        if is_new and others <= self._problems.keys():
+        if problem != self._problems.get(vendor) and others <= self._problems.keys():
             self._tell(problem)
         self._problems[vendor] = problem
-        return is_new
 
     def stand(self) -> None:
         """See that a process stands ready, this one's child or another."""
