@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness.commands import Result, run
+from harness.commands import Result, run, wait_until
 from harness.driver import Driver, lines_of_nvidia_smi, simulate
 from harness.engines import settings
 from harness.images import image
@@ -18,6 +18,7 @@ from harness.namespaces import Namespace
 from harness.podman import Podman, podman
 
 from gpuhook.cdi import folders
+from gpuhook.cdi import refresh as refreshing
 from gpuhook.cdi.document import read
 
 FOLDER = Path("/var/run/cdi")  # the session has a /run of its own
@@ -205,6 +206,27 @@ def test_several_at_once(site: Site) -> None:
         assert read(DOCUMENT.read_bytes()).problems == ()
     assert [path.name for path in site.state.iterdir() if path.name != "engines"] == ["cdi.json"]
     assert list(FOLDER.iterdir()) == [DOCUMENT]
+
+
+def test_one_waits_for_the_other(site: Site) -> None:
+    """Else one that has looked earlier could write later."""
+    site.install().ok()
+    before = DOCUMENT.read_bytes()
+    change(site, 0)
+    env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
+    with refreshing.locked(str(site.state)):
+        process = subprocess.Popen(site.command("cdi", "refresh"), env=env)
+        wait_until(lambda: has_open(process, site.state / "cdi/lock"), "it waits")
+        assert DOCUMENT.read_bytes() == before
+    assert process.wait(60) == 0
+    assert DOCUMENT.read_bytes() != before
+
+
+def has_open(process: subprocess.Popen[bytes], path: Path) -> bool:
+    try:
+        return path in [each.readlink() for each in Path(f"/proc/{process.pid}/fd").iterdir()]
+    except FileNotFoundError:  # closed meanwhile
+        return False
 
 
 def test_killed_at_any_moment(site: Site) -> None:
