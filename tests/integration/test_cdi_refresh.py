@@ -286,6 +286,17 @@ def test_what_others_can_have_written_does_not_count(site: Site, name: str) -> N
         os.chown(path, 0, 0)
 
 
+def test_a_document_of_a_kind_that_is_known_no_more(site: Site) -> None:
+    site.install().ok()
+    text = DOCUMENT.read_text()
+    old = FOLDER / "acme.example-npu.yaml"
+    old.write_text(text.replace("kind: nvidia.com/gpu", "kind: acme.example/npu"))
+    theirs = FOLDER / "acme.yaml"
+    theirs.write_text(old.read_text())
+    assert f"removed {old}: " in site.refresh().ok().stdout
+    assert {*FOLDER.iterdir()} == {DOCUMENT, theirs}
+
+
 def test_another_generators_file_beside_ours(site: Site) -> None:
     site.install().ok()
     (FOLDER / "nvidia.yaml").write_bytes(DOCUMENT.read_bytes())
