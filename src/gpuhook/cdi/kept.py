@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from gpuhook.engines.files import make_folders
@@ -22,7 +22,8 @@ from gpuhook.host import files as host_files
 
 _KEPT = "cdi.json"
 _FAILURES = "cdi-error.json"
-_AGAIN = "Run gpuhook install --cdi again, which writes it new"
+_RUN = "/var/run"
+_AGAIN = "Remove that file, and run gpuhook install --cdi again"
 
 T = TypeVar("T")
 
@@ -34,7 +35,8 @@ class Kept:
     ``folder`` is where documents go, ``format`` yaml or json. ``config`` is the configuration
     file that they are made with, None for the usual one; ``engines`` are those that asked for
     documents, ``hook`` the path of gpuhook-cdi-hook, ``units`` the files of systemd and udev
-    that were written.
+    that were written, and ``made`` the folders that were made for all this. Where an
+    installation has a prefix, no path but ``config`` has it.
     """
 
     folder: str
@@ -43,6 +45,21 @@ class Kept:
     engines: tuple[str, ...]
     hook: str
     units: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
+
+    def below(self, prefix: str) -> "Kept":
+        """Return the same with the folder of documents below a folder that stands for / ."""
+        return replace(self, folder=below(prefix, self.folder)) if prefix else self
+
+
+def below(prefix: str, path: str) -> str:
+    """Return a path of the system below a folder that stands for / .
+
+    /var/run is a link to /run nearly everywhere, which would lead out of that folder.
+    """
+    if prefix and path.startswith(_RUN) and os.path.islink(prefix.rstrip("/") + _RUN):
+        path = path.removeprefix("/var")
+    return prefix.rstrip("/") + path
 
 
 @dataclass(frozen=True)
@@ -65,7 +82,7 @@ def kept(state: str) -> Kept | None:
     if found is None:
         return None
     values = found if isinstance(found, dict) else {}
-    return _made(Kept, {**values, **_tuples(values, "engines", "units")}, state, _KEPT)
+    return _made(Kept, {**values, **_tuples(values, "engines", "units", "made")}, state, _KEPT)
 
 
 def last_errors(state: str) -> list[Failure]:

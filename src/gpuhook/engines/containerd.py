@@ -177,8 +177,8 @@ def _warnings(source: Source, ask: Ask) -> list[str]:
             f"{source.path} disables the plugin cri: Kubernetes can't use this containerd "
             "until disabled_plugins no longer names it"
         )
-    if ask.cdi and source.version == 1:
-        warnings.append("CDI needs a configuration of version 2; --cdi changed nothing")
+    if ask.cdi and ask.cdi_setting and source.version == 1:
+        warnings.append("enable_cdi needs a configuration of version 2 and wasn't written")
     return warnings
 
 
@@ -210,9 +210,14 @@ def _drop_in_settings(
     ours: Document = {"containerd": {"runtimes": {name: runtimes[name] for name in added}}}
     if ask.set_default:
         ours["containerd"]["default_runtime_name"] = ask.names[0]
-    if ask.cdi:
+    if _sets_cdi(effective, ask):
         ours["enable_cdi"] = True
     return ours
+
+
+def _sets_cdi(cri: Document, ask: Ask) -> bool:
+    """Tell whether enable_cdi is to be written; a false is overridden, as --cdi is said later."""
+    return ask.cdi and (ask.cdi_setting or "enable_cdi" in cri)
 
 
 def _effective_cri(source: Source, ask: Ask, drop_in: str, *, merges: bool) -> Document:
@@ -268,7 +273,7 @@ def _add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None
         runtimes.update(copy.deepcopy(_BUILT_IN) if "runc" not in runtimes else {})
     if ask.set_default:
         containerd["default_runtime_name"] = ask.names[0]
-    if ask.cdi and source.version > 1:
+    if source.version > 1 and _sets_cdi(cri, ask):
         cri["enable_cdi"] = True
 
 

@@ -1,11 +1,21 @@
 """What is remembered of documents that are kept fresh, and of the last refresh that failed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpuhook.cdi.kept import Failure, Kept, forget, kept, last_errors, save, save_errors
+from gpuhook.cdi.kept import (
+    Failure,
+    Kept,
+    below,
+    forget,
+    kept,
+    last_errors,
+    save,
+    save_errors,
+)
 from gpuhook.errors import CdiError
 
 KEPT = Kept("/etc/cdi", None, "yaml", ("docker", "podman"), "/opt/bin/gpuhook-cdi-hook")
@@ -53,3 +63,15 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, text: str) -> 
     if text != "[]":
         with pytest.raises(CdiError, match=r"cdi-error\.json is damaged"):
             last_errors(str(tmp_path))
+
+
+def test_no_link_leads_out_of_the_folder_that_stands_for_the_root(tmp_path: Path) -> None:
+    prefix = str(tmp_path)
+    assert below("", "/var/run/cdi") == "/var/run/cdi"
+    assert below(prefix, "/var/run/cdi") == f"{prefix}/var/run/cdi"
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var/run").symlink_to("/run")
+    assert below(prefix, "/var/run/cdi") == f"{prefix}/run/cdi"
+    assert below(f"{prefix}/", "/etc/cdi") == f"{prefix}/etc/cdi"
+    assert replace(KEPT, folder="/var/run/cdi").below(prefix).folder == f"{prefix}/run/cdi"
+    assert KEPT.below("") == KEPT
