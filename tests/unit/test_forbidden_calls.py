@@ -168,7 +168,7 @@ OF_OTHERS = {
     "io.open": "as open",
     "os.kill": "the id may be another process' by now; use host_processes.send",
     "signal.pidfd_send_signal": "use host_processes.send",
-    "fcntl.flock": "who may open a file may lock it for ever; use Store.locked",
+    "fcntl.flock": "who may open a file may lock it for ever; use engines.lock",
     "fcntl.lockf": "as fcntl.flock",
     "socket.socket": "who answers may do so for ever; use docker_api.ask",
     "http.client.HTTPConnection": "as socket.socket",
@@ -188,8 +188,8 @@ ALLOWED_TO_COMMANDS = {
     ("doctor/report", "write_report", "tarfile.open"): "a descriptor of host_files.create_private",
     ("engines/ask", "user", "os.path.expanduser"): "only where we aren't root",
     ("engines/docker_api", "_talk", "socket.socket"): "bound in time and size, its peer checked",
-    ("engines/store", "_lock", "fcntl.flock"): "with a deadline, in a folder that is root's alone",
-    ("engines/store", "_open_lock", "os.open"): "in a folder that is root's alone",
+    ("engines/lock", "_lock", "fcntl.flock"): "with a deadline, in a folder that is root's alone",
+    ("engines/lock", "_open", "os.open"): "in a folder that is root's alone",
     ("host/processes", "send", "signal.pidfd_send_signal"): "after a look at what runs there now",
 }  # fmt: skip
 

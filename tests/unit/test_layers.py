@@ -65,7 +65,8 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
     # A document is made of plans, and of what vendors say of their devices.
     "cdi": {
-        "config", "container", "host", "inventory", "loader", "oci", "plan", "request", "vendors",
+        "config", "container", "engines", "host", "inventory", "loader", "oci", "plan", "request",
+        "vendors",
     },
     "running": {"cgroup", "container", "inventory", "oci", "vendors"},
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},

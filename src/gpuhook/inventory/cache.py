@@ -12,7 +12,7 @@ import os
 import stat
 import time
 
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory import freshness
 from gpuhook.oci import jsontext
 
@@ -164,7 +164,8 @@ class _Lock:
     def note_failure(self, error: DriverError) -> None:
         """Tell those who are waiting now why there is no inventory."""
         if self.held:
-            text = jsontext.dumps([time.monotonic(), error.cause, error.remedy])
+            absent = isinstance(error, NoDriverError)
+            text = jsontext.dumps([time.monotonic(), error.cause, error.remedy, absent])
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, text.encode(), 0)
 
@@ -173,11 +174,11 @@ class _Lock:
         if not self.held:
             return
         try:
-            moment, cause, remedy = jsontext.loads(os.pread(self._fd, 1 << 16, 0).decode())
+            moment, cause, remedy, absent = jsontext.loads(os.pread(self._fd, 1 << 16, 0).decode())
         except (ValueError, TypeError, OSError):
             return
         if isinstance(moment, float) and moment > self._began:
-            raise DriverError(str(cause), str(remedy))
+            raise (NoDriverError if absent else DriverError)(str(cause), str(remedy))
 
 
 class _Content:

@@ -132,8 +132,8 @@ class Vendor:
     def discover(self, config: "Config") -> Inventory:  # noqa: ARG002
         """Look at the driver root.
 
-        DriverError where there is no working driver of this vendor; a driver without devices
-        is an inventory without any.
+        NoDriverError where there is no driver of this vendor, or it isn't loaded; DriverError
+        where it doesn't work; a driver without devices is an inventory without any.
         """
         raise DriverError(f"gpuhook can't look for {self.names.TITLE}'s devices", "Report it")
 
