@@ -10,7 +10,7 @@ import stat
 from os.path import normpath
 
 from gpuhook.cdi.checks import NO_ACCESS
-from gpuhook.errors import CdiError, SpecError, UnknownDeviceError, listed, shown
+from gpuhook.errors import CdiError, SpecError
 from gpuhook.names import HOOK_ENVIRONMENT
 
 TYPE_CHECKING = False
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _LISTS = ("env", "deviceNodes", "netDevices", "hooks", "mounts", "additionalGids")
 _NODE_TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
-_NAMES_SHOWN = 32
 
 
 # Which edits ----------------------------------------------------------------------------------
@@ -43,15 +42,14 @@ def resolve(found: "Found", names: "Iterable[str]") -> "Edits":
     """Return the edits of these devices, in their order; a name that comes twice counts once.
 
     The common edits of a file come once, before those of its first device. UnknownDeviceError
-    names all that can't be used; then there are no edits at all.
+    names what can't be used, and what there is; then there are no edits at all.
     """
     wanted = list(dict.fromkeys(names))
     missing = unresolved(found, wanted)
     if missing:
-        raise UnknownDeviceError(
-            f"These CDI devices can't be used: {_reasons(found, missing)}",
-            "See what there is, and which files engines don't take, with gpuhook cdi list",
-        )
+        from gpuhook.cdi import unknown  # noqa: PLC0415 - only where it fails
+
+        raise unknown.error(found, missing)
     edits = []
     seen = set()
     for device in (found.devices[name] for name in wanted):
@@ -60,14 +58,6 @@ def resolve(found: "Found", names: "Iterable[str]") -> "Edits":
             edits.append(device.document.get("containerEdits"))
         edits.append(device.edits)
     return merge(edits)
-
-
-def _reasons(found: "Found", names: list[str]) -> str:
-    words = []
-    for name in names:
-        files = found.conflicts.get(name)
-        words.append(f"{shown(name)} (in {' and '.join(files)})" if files else shown(name))
-    return listed(words, _NAMES_SHOWN)
 
 
 def merge(several: "Iterable[Edits | None]") -> "Edits":

@@ -4,14 +4,12 @@ A pipe in a file's place would be waited for without end, a link would lead root
 and a file may be of any size. So what the commands read they read here: without waiting,
 regular files alone, and not without bound.
 
-Imports errno, os, stat and errors.
+Imports errno, os, stat and errors, because a container's start may read CDI documents.
 """
 
-import contextlib
 import errno
 import os
 import stat
-import tempfile
 
 from gpuhook.errors import UntrustedPathError
 
@@ -162,6 +160,8 @@ def replace(path: str, data: bytes, mode: int | None = None) -> None:
     link stays one and its target is replaced. Raises OSError, and UntrustedPathError where
     another user's link could lead root elsewhere; then nothing has changed.
     """
+    import tempfile  # noqa: PLC0415 - slow, and no container's start writes here
+
     check_way(path)
     path = os.path.realpath(path)
     folder = os.path.dirname(path)
@@ -176,8 +176,10 @@ def replace(path: str, data: bytes, mode: int | None = None) -> None:
             os.fsync(fd)
         os.rename(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             os.unlink(temporary)
+        except FileNotFoundError:
+            pass
         raise
     _sync_folder(folder)
 
