@@ -77,6 +77,12 @@ debian_mirror() {
     printf '%s\n' "$address"
 }
 
+# slim ROOT: remove from a root filesystem that is kept what no test looks at.
+slim() {
+    rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/* "$1"/var/log/* \
+        "$1"/usr/share/{doc,man,info,locale,zoneinfo}
+}
+
 # A Debian python3 without python3-venv has the module venv, but nothing to make pip from.
 install_python() {
     if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then

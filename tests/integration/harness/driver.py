@@ -2,7 +2,9 @@
 
 import fcntl
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from harness.bundles import Bundle
 from harness.commands import Result, run
 from harness.images import REPOSITORY
 from harness.installation import Installation
+from harness.namespaces import Namespace, held
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpuhook")
 # Not one GPU's minor is its index, so that mixing up the two can't go unnoticed.
@@ -103,6 +106,14 @@ def run_with_driver_in_kernel(
     started = (str(runtime), "run", "--bundle", str(bundle.path), bundle.name)
     kernel = ("unshare", "--mount", "sh", "-c", _OUTSIDE, "sh", source)
     return bundle.call(*kernel, *started, env=env)
+
+
+@contextmanager
+def in_kernel(driver: Driver) -> Iterator[Namespace]:
+    """Give a namespace where engines and our programs see the driver in /proc."""
+    source = shlex.quote(f"{driver.root}/proc/driver")
+    with held(f"mount --bind {source} /proc/driver && mount --make-rshared /") as entered:
+        yield entered
 
 
 def fetch_driver_files() -> Path:

@@ -158,15 +158,25 @@ def namespace(layout: str) -> Iterator[Namespace]:
     if layout == "host":
         yield Namespace(host_cgroups())
         return
-    script = f"{LAYOUTS[layout]} && mount --make-rshared / && echo ready && exec sleep infinity"
+    with held(f"{LAYOUTS[layout]} && mount --make-rshared /", layout) as entered:
+        yield entered
+
+
+@contextmanager
+def held(script: str, cgroups: str | None = None) -> Iterator[Namespace]:
+    """Give a namespace in which a shell script was run first, until the end of the block.
+
+    ``cgroups`` is the layout that it has then; None is this machine's.
+    """
+    words = ["unshare", "-m", "sh", "-c", f"{script} && echo ready && exec sleep infinity"]
     holder = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", "sh", "-c", script],
+        ["setpriv", "--pdeathsig", "KILL", *words],
         stdout=subprocess.PIPE,
     )
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"ready\n"
-        yield Namespace(layout, holder.pid)
+        yield Namespace(cgroups or host_cgroups(), holder.pid)
     finally:
         stop(holder)
         if holder.stdout is not None:
