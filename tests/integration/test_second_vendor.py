@@ -324,12 +324,57 @@ def test_the_process_that_stands_ready_serves_it(
 
 
 @ONE
-def test_an_absent_vendor_stops_no_other(
+def test_an_absent_vendor_that_is_ignored_stops_no_other(
     bundle: Bundle, acme: Installation, config: Path, driver: Driver
 ) -> None:
-    config.write_text(re.sub(r"acme=[^\"]*", "acme=/nonexistent", config.read_text()))
+    text = re.sub(r"acme=[^\"]*", "acme=/nonexistent", config.read_text())
+    config.write_text(text.replace("[gpuhook]\n", '[gpuhook]\nmissing-driver = "ignore"\n'))
     bundle.environ("ACME_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*look(driver.minors))
     assert seen(started(bundle, acme, config)).gpu_minors == {driver.gpus[5].minor}
     [entry] = (config.parent / "debug.log").read_text().splitlines()
     assert "ACME's driver root /nonexistent can't be read" in json.loads(entry)["warnings"][0]
+
+
+@ONE
+@pytest.mark.parametrize("setting", ["ignore", "fail"])
+def test_a_container_that_asks_for_whatever_there_is(
+    bundle: Bundle, acme: Installation, config: Path, low_level: tuple[str, Namespace], setting: str
+) -> None:
+    """By the runtime, and by the hook that podman adds."""
+    text = re.sub(r"acme=[^\"]*", "acme=/nonexistent", config.read_text())
+    config.write_text(text.replace("[gpuhook]\n", f'[gpuhook]\nmissing-driver = "{setting}"\n'))
+    bundle.environ("ACME_VISIBLE_DEVICES=all")
+    bundle.command("sh", "-c", SEE)
+    args = [acme.hook.name, "--config", str(config), "prestart"]
+    hook = {"path": str(acme.hook), "args": args, "env": ["PATH=/usr/bin:/bin"]}
+    by_runtime = started(bundle, acme, config)
+    bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+    by_hook = bundle.run(low_level[0])
+    entries = [json.loads(line) for line in (config.parent / "debug.log").read_text().splitlines()]
+    if setting == "fail":
+        for done in (by_runtime, by_hook):
+            assert "ACME's driver root /nonexistent can't be read" in done.failed().stderr
+        return
+    assert nodes_seen(by_runtime) == nodes_seen(by_hook) == {}
+    words = ["ACME's driver root /nonexistent can't be read: No such file or directory"]
+    assert [entry["warnings"] for entry in entries] == [words, words]
+
+
+@ONE
+def test_one_root_for_all_vendors(
+    bundle: Bundle, acme: Installation, config: Path, npus: Path
+) -> None:
+    """NVIDIA's setting is every vendor's, and ours comes before it."""
+    text = re.sub(r"driver-roots = .*\n", "", config.read_text())
+    own = f'root = "{npus}"\n'
+    bundle.environ("ACME_VISIBLE_DEVICES=0")
+    bundle.command("sh", "-c", SEE)
+    for wanted in (
+        re.sub(r'root = ".*"\n', own, text),
+        text.replace("[gpuhook]\n", f"[gpuhook]\n{own}"),
+    ):
+        config.write_text(wanted)
+        assert nodes_seen(started(bundle, acme, config)) == expected(npus, 0)
+    explained = asked(acme, config, "explain", "-e", "ACME_VISIBLE_DEVICES=0")
+    assert explained["inventory"]["driver_root"] == str(npus)

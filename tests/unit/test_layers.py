@@ -68,18 +68,18 @@ LAYERS: Mapping[str, set[str]] = {
         "config", "container", "engines", "host", "inventory", "loader", "oci", "plan", "request",
         "vendors",
     },
-    "running": {"cgroup", "container", "inventory", "oci", "vendors"},
+    "running": {"cdi", "cgroup", "config", "container", "inventory", "oci", "resolve", "vendors"},
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},
     "start": {
         "cgroup", "config", "container", "inject", "inventory", "loader", "log", "oci", "plan",
-        "request", "resolve", "vendors",
+        "request", "resolve", "running", "vendors",
     },
     "runtime_shim": {
         "cdi", "cgroup", "config", "container", "host", "inventory", "log", "oci", "plan",
-        "request", "resolve", "start",
+        "request", "resolve", "running", "start",
     },
-    "prestart_hook": {"config", "inject", "log", "oci", "resolve", "runtime_shim"},
+    "prestart_hook": {"config", "inject", "log", "oci", "resolve", "running", "runtime_shim"},
     "nvidia_cli": {
         "config", "host", "inject", "inventory", "log", "oci", "plan", "request", "running",
         "vendors", "vendors.nvidia",

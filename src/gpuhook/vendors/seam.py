@@ -116,11 +116,11 @@ class Vendor:
     """
 
     names: "ModuleType"
-    # The class of its inventory, the settings that one depends on (attributes of Config), and
-    # folders below /dev whose nodes are too many to look at each at every start: that such a
-    # folder is as it was stands for them.
+    # The class of its inventory, the settings that one depends on beside the driver root
+    # (attributes of Config), and folders below /dev whose nodes are too many to look at each at
+    # every start: that such a folder is as it was stands for them.
     inventory: type[Inventory] = Inventory
-    settings: tuple[str, ...] = ("driver_roots",)
+    settings: tuple[str, ...] = ()
     crowded: tuple[str, ...] = ()
 
     # What the machine has ---------------------------------------------------------------
