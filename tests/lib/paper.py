@@ -1,0 +1,46 @@
+"""Simulated machines for tests of users who may not make device nodes: those are on paper."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from gpuhook.inventory.model import Inventory, Node
+from gpuhook.simulate.tree import Tree
+
+
+class NodesOnPaper(Tree):
+    """A tree that notes nodes, and where they are in a container, instead of making them."""
+
+    def __init__(self, root: str, inside: Callable[[str], str] = lambda _: "") -> None:
+        super().__init__(root)
+        self.nodes: dict[str, Node] = {}
+        self._inside = inside
+
+    def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
+        path = f"/{relative.lstrip('/')}"
+        self.nodes[path] = Node(path, major, minor, mode, 0, gid, self._inside(path))
+
+
+def machine(
+    simulator: ModuleType,
+    discoverer: ModuleType,
+    root: Path,
+    count: int,
+    settings: dict[str, str],
+    inside: Callable[[str], str] = lambda _: "",
+) -> Inventory:
+    """Simulate a vendor's machine in that folder and return what it has, nodes on paper among it.
+
+    Of the vendor there are the modules ``simulate`` and ``discover``.
+    """
+    tree = NodesOnPaper(str(root), inside)
+    list(simulator.simulate(tree, count, settings))
+    seen: Inventory = discoverer.discover(str(root))
+    return with_nodes(seen, tree)
+
+
+def with_nodes(seen: Inventory, tree: NodesOnPaper) -> Inventory:
+    """Return an inventory with those of its missing nodes that are on paper."""
+    nodes = tuple(tree.nodes[path] for path in seen.missing() if path in tree.nodes)
+    facts = (seen.vendor, seen.root, seen.version, seen.devices)
+    return Inventory(*facts, (*seen.nodes, *nodes), seen.control)
