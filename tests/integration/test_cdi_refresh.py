@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness.commands import Result, run
+from harness.commands import Result, run, wait_until
 from harness.driver import Driver, lines_of_nvidia_smi, simulate
 from harness.engines import settings
 from harness.images import image
@@ -18,6 +18,7 @@ from harness.namespaces import Namespace
 from harness.podman import Podman, podman
 
 from gpuhook.cdi import folders
+from gpuhook.cdi import refresh as refreshing
 from gpuhook.cdi.document import read
 
 FOLDER = Path("/var/run/cdi")  # the session has a /run of its own
@@ -207,6 +208,27 @@ def test_several_at_once(site: Site) -> None:
     assert list(FOLDER.iterdir()) == [DOCUMENT]
 
 
+def test_one_waits_for_the_other(site: Site) -> None:
+    """Else one that has looked earlier could write later."""
+    site.install().ok()
+    before = DOCUMENT.read_bytes()
+    change(site, 0)
+    env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
+    with refreshing.locked(str(site.state)):
+        process = subprocess.Popen(site.command("cdi", "refresh"), env=env)
+        wait_until(lambda: has_open(process, site.state / "cdi/lock"), "it waits")
+        assert DOCUMENT.read_bytes() == before
+    assert process.wait(60) == 0
+    assert DOCUMENT.read_bytes() != before
+
+
+def has_open(process: subprocess.Popen[bytes], path: Path) -> bool:
+    try:
+        return path in [each.readlink() for each in Path(f"/proc/{process.pid}/fd").iterdir()]
+    except FileNotFoundError:  # closed meanwhile
+        return False
+
+
 def test_killed_at_any_moment(site: Site) -> None:
     site.install().ok()
     env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
@@ -262,6 +284,17 @@ def test_what_others_can_have_written_does_not_count(site: Site, name: str) -> N
         assert DOCUMENT.exists()
     finally:
         os.chown(path, 0, 0)
+
+
+def test_a_document_of_a_kind_that_is_known_no_more(site: Site) -> None:
+    site.install().ok()
+    text = DOCUMENT.read_text()
+    old = FOLDER / "acme.example-npu.yaml"
+    old.write_text(text.replace("kind: nvidia.com/gpu", "kind: acme.example/npu"))
+    theirs = FOLDER / "acme.yaml"
+    theirs.write_text(old.read_text())
+    assert f"removed {old}: " in site.refresh().ok().stdout
+    assert {*FOLDER.iterdir()} == {DOCUMENT, theirs}
 
 
 def test_another_generators_file_beside_ours(site: Site) -> None:

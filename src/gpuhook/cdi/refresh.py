@@ -24,7 +24,7 @@ from gpuhook.inventory import cache
 from gpuhook.vendors import seam
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
     from types import ModuleType
 
 _PATIENCE = 60.0  # seconds; a driver that answers does so in fewer
@@ -126,9 +126,24 @@ def written(made: Generated, path: str) -> str:
 
 
 def removable(found: Kept) -> list[Change]:
-    """Return the removal of each document that is there and ours."""
-    changes = [_change(path, names, None) for path, names in _paths(found)]
-    return [change for change in changes if change]
+    """Return the removal of each document that is there and ours, of whatever kind."""
+    return [Change(path, writing.read_old(path), None) for path in _ours_in(found)]
+
+
+def _ours_in(found: Kept, but: "Container[str]" = ()) -> "dict[str, str]":
+    """Return our documents in the folder, and the kind of each: those that bear its name."""
+    try:
+        names = sorted(os.listdir(found.folder))
+    except OSError:
+        return {}
+    kinds = {}
+    for path in (os.path.join(found.folder, name) for name in names):
+        document = None if path in but else folders.examine(path)[1]
+        if document is None or not is_ours(document):
+            continue
+        if os.path.basename(path) == writing.file_name(document["kind"], found.format):
+            kinds[path] = document["kind"]
+    return kinds
 
 
 def remove(change: Change) -> None:
@@ -144,18 +159,17 @@ def remove(change: Change) -> None:
         ) from None
 
 
-def is_ours(document: dict[str, Any], names: "ModuleType") -> bool:
-    """Tell whether we made a document of a vendor's kind: our hook is in it.
+def is_ours(document: dict[str, Any]) -> bool:
+    """Tell whether we made a document: our hook is in it.
 
-    One whose devices are nodes alone has no hook. It has the variables by which nobody else
-    does anything to its containers, which no other generator writes for such a vendor.
+    One whose devices are nodes alone has no hook. It has a variable by which nobody else does
+    anything to its containers, which no other generator writes into such a document.
     """
     edits = document.get("containerEdits") or {}
     hooks = edits.get("hooks") or ()
     if hooks:
         return any(os.path.basename(hook["path"]) == ours.CDI_HOOK for hook in hooks)
-    void = {f"{variable}=void" for variable in names.VARIABLES}
-    return document["kind"] == names.KIND and void <= {*edits.get("env", ())}
+    return any(entry.endswith("=void") for entry in edits.get("env") or ())
 
 
 def naming(hook: str, places: "Iterable[str]") -> list[str]:
@@ -178,19 +192,13 @@ def _is(program: str, path: str) -> bool:
         return False
 
 
-def _paths(found: Kept) -> "Iterator[tuple[str, ModuleType]]":
-    """Yield the file that each known kind has, and the vendor's names."""
-    for names in seam.KNOWN.values():
-        yield os.path.join(found.folder, writing.file_name(names.KIND, found.format)), names
-
-
-def _change(path: str, names: "ModuleType", text: str | None) -> Change:
+def _change(path: str, text: str | None) -> Change:
     """Return a change of a file of ours; CdiError if it would replace another's."""
     old = writing.read_old(path)
     if not os.path.lexists(path):
         return Change(path, None, None if text is None else text.encode())
     _, document = folders.examine(path)
-    if document is None or not is_ours(document, names):
+    if document is None or not is_ours(document):
         if text is None:
             return Change(path, old, old)
         raise CdiError(
@@ -210,12 +218,17 @@ def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
     except GpuhookError as error:
         report.fail("", error)
         return []
-    wanted = []
-    for path, names in _paths(found):
+    wanted, paths = [], set()
+    for names in seam.KNOWN.values():
+        path = os.path.join(found.folder, writing.file_name(names.KIND, found.format))
+        paths.add(path)
         try:
             wanted.append(_wanted(path, names, found, config, save=save))
         except GpuhookError as error:
             report.fail(names.KIND, error)
+    for path, kind in _ours_in(found, but=paths).items():
+        unknown = NoDriverError(f"gpuhook knows no devices of the kind {kind} any more", "")
+        wanted.append(Wanted(_change(path, None), kind, unknown))
     return wanted
 
 
@@ -223,9 +236,9 @@ def _wanted(path: str, names: "ModuleType", found: Kept, config: Config, *, save
     try:
         made = generate(look(seam.load(names), config, found.hook, save=save))
     except (NoDriverError, NoDeviceError) as error:
-        return Wanted(_change(path, names, None), names.KIND, error)
+        return Wanted(_change(path, None), names.KIND, error)
     text = writing.to_text(made.document, found.format)
-    return Wanted(_change(path, names, text), names.KIND, made)
+    return Wanted(_change(path, text), names.KIND, made)
 
 
 def _carry_out(wanted: Wanted, report: Report) -> None:

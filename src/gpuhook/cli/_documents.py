@@ -62,10 +62,10 @@ def install(
     every = tuple(dict.fromkeys([*(before.engines if before else ()), *engines]))
     found = versions_of(every, site.prefix)
     folder = versions.folder_for(found)
-    command = os.path.join(programs, "gpuhook")
+    hook = _hook(site, programs)
+    command = os.path.join(os.path.dirname(hook), "gpuhook")
     changes, warnings = units.wanted(command, site.own_state, site.prefix)
     paths = tuple(change.path.removeprefix(site.prefix.rstrip("/")) for change in changes)
-    hook = os.path.join(programs, names.CDI_HOOK)
     kept = Kept(folder, config, _FORMAT, every, hook, paths, before.made if before else ())
     for warning in (*warnings, *_without_cdi(found)):
         shared.warn(warning)
@@ -86,6 +86,14 @@ def install(
     return not report.failures
 
 
+def _hook(site: Site, programs: str) -> str:
+    """Return the hook's path: beside gpu-py, or where gpu-py was named by a link, beside us."""
+    path = os.path.join(programs, names.CDI_HOOK)
+    if site.prefix or os.access(path, os.X_OK):
+        return path
+    return shared.our_program(names.CDI_HOOK)
+
+
 def uninstall(site: Site, engines: Iterable[str], before: Kept) -> None:
     """Keep no documents for these engines; the last of them takes all documents with it."""
     rest = tuple(engine for engine in before.engines if engine not in set(engines))
@@ -94,14 +102,14 @@ def uninstall(site: Site, engines: Iterable[str], before: Kept) -> None:
             save(site.state, replace(before, engines=rest))
         click.echo(f"kept for {', '.join(rest)}: the CDI documents in {before.folder}")
         return
-    documents = refreshing.removable(before.below(site.prefix))
     files = units.removals(before.units, site.prefix)
     if site.dry_run:
-        _show([*documents, *files])
+        _show([*refreshing.removable(before.below(site.prefix)), *files])
         return
     if files:
         _systemctl(site, "disable", "--now", *units.ENABLED)
     with refreshing.locked(site.state):
+        documents = refreshing.removable(before.below(site.prefix))
         for change in documents:
             refreshing.remove(change)
         for change in files:
@@ -116,7 +124,7 @@ def uninstall(site: Site, engines: Iterable[str], before: Kept) -> None:
 def check_unused(site: Site, programs: str, before: Kept | None) -> None:
     """Raise CdiError while documents name our hook that don't go with ``before``."""
     hook = os.path.join(programs, names.CDI_HOOK)
-    folders = [*versions.FOLDERS, *_configured_folders()]
+    folders = [*versions.FOLDERS, *_configured_folders(before)]
     going = (
         [change.path for change in refreshing.removable(before.below(site.prefix))]
         if before
@@ -133,9 +141,9 @@ def check_unused(site: Site, programs: str, before: Kept | None) -> None:
         )
 
 
-def _configured_folders() -> list[str]:
+def _configured_folders(before: Kept | None) -> list[str]:
     try:
-        return [*load().cdi_spec_dirs]
+        return [*load(before.config if before else None).cdi_spec_dirs]
     except ConfigError:
         return []
 

@@ -122,7 +122,7 @@ def _tell_answer(name: str, answer: Answer, ask: Ask, job: Job) -> None:
     if job.dry_run:
         return
     reloaded = job.reload and shared.reload(name, answer.targets[0].config)
-    if not reloaded or ask.cdi:  # CDI is what no reload switches on
+    if not reloaded or (ask.cdi and ask.cdi_setting):  # CDI is what no reload switches on
         for line in answer.afterwards:
             click.echo(f"{name}: {line}")
     if name == "docker" and job.links is not None:

@@ -35,26 +35,28 @@ def kept(folder: Path) -> Kept:
 
 
 def test_a_document_is_ours_by_its_hook(document: Document) -> None:
-    assert is_ours(document, names)
+    assert is_ours(document)
     theirs = copy.deepcopy(document)
     theirs["containerEdits"]["hooks"][0]["path"] = "/usr/bin/nvidia-cdi-hook"
-    assert not is_ours(theirs, names)
+    assert not is_ours(theirs)
 
 
 def test_a_document_without_a_hook_is_ours_by_what_it_tells_others(document: Document) -> None:
     """Of a vendor whose devices are nodes alone."""
     del document["containerEdits"]["hooks"]
-    assert is_ours(document, names)
-    assert not is_ours({**document, "kind": "other.com/gpu"}, names)
+    assert is_ours(document)
     document["containerEdits"]["env"].remove("NVIDIA_VISIBLE_DEVICES=void")
-    assert not is_ours(document, names)
-    assert not is_ours({"kind": names.KIND, "devices": []}, names)
+    assert not is_ours(document)
+    assert not is_ours({"kind": names.KIND, "devices": []})
 
 
 def test_only_what_is_ours_is_removed(document: Document, tmp_path: Path) -> None:
     path = write(tmp_path / "nvidia.com-gpu.yaml", document)
     write(tmp_path / "nvidia.yaml", document)
     assert [change.path for change in removable(kept(tmp_path))] == [str(path)]
+    other = write(tmp_path / "other.com-npu.yaml", {**document, "kind": "other.com/npu"})
+    assert [change.path for change in removable(kept(tmp_path))] == [str(path), str(other)]
+    other.unlink()
     document["containerEdits"]["hooks"][0]["path"] = "/usr/bin/nvidia-cdi-hook"
     write(path, document)
     assert removable(kept(tmp_path)) == []
