@@ -86,8 +86,8 @@ LAYERS: Mapping[str, set[str]] = {
         "request", "resolve", "running", "vendors",
     },
     "runtime_shim": {
-        "cdi", "cgroup", "config", "container", "host", "inventory", "log", "oci", "plan",
-        "request", "resolve", "running", "start",
+        "cdi", "cgroup", "config", "container", "inventory", "log", "oci", "plan", "request",
+        "resolve", "running", "start",
     },
     "prestart_hook": {"config", "inject", "log", "oci", "resolve", "running", "runtime_shim"},
     "nvidia_cli": {
@@ -100,6 +100,7 @@ LAYERS: Mapping[str, set[str]] = {
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {
+        "cdi",
         "config", "engines", "host", "inventory", "log", "runtime_shim", "start", "vendors",
     },
     "cli": {

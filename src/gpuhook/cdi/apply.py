@@ -11,6 +11,8 @@ from os.path import normpath
 
 from gpuhook.cdi.checks import NO_ACCESS
 from gpuhook.errors import CdiError, SpecError
+from gpuhook.host import files as host_files
+from gpuhook.inventory.cache import identity
 from gpuhook.names import HOOK_ENVIRONMENT
 
 TYPE_CHECKING = False
@@ -58,6 +60,22 @@ def resolve(found: "Found", names: "Iterable[str]") -> "Edits":
             edits.append(device.document.get("containerEdits"))
         edits.append(device.edits)
     return merge(edits)
+
+
+def check_writers(found: "Found", names: "Iterable[str]") -> None:
+    """Raise UntrustedPathError where others than root can have written what these devices say.
+
+    They may bring hooks, which root runs. What was read has to be the file that is looked at
+    now: CdiError where it isn't.
+    """
+    for file in dict.fromkeys(found.devices[name].file for name in names):
+        host_files.check_writers(file)
+        try:
+            is_same = identity(os.stat(file)) == found.identities[file]
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise CdiError(f"{file} was changed while it was read", "Start the container again")
 
 
 def merge(several: "Iterable[Edits | None]") -> "Edits":

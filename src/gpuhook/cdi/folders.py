@@ -75,12 +75,14 @@ class Found:
 
     ``folders`` are they; ``devices`` are those that can be used, by name; ``documents`` the good
     files'; ``conflicts`` has the files of each name that a folder has more than once.
+    ``identities`` tells of each document which file it was read from.
     """
 
     def __init__(self) -> None:
         self.folders: list[str] = []
         self.devices: dict[str, Device] = {}
         self.documents: dict[str, dict[str, Any]] = {}
+        self.identities: dict[str, tuple[int, ...]] = {}
         self.conflicts: dict[str, list[str]] = {}
         self.errors: list[FileError] = []
         self.ignored: list[Ignored] = []
@@ -173,6 +175,7 @@ def _devices(path: str, parses: Parses, found: Found) -> list[Device]:
     if whole is None:
         return []
     found.documents[path] = whole
+    found.identities[path] = parses.known[path][0]
     kind = whole["kind"]
     return [
         Device(f"{kind}={entry['name']}", path, whole, entry["containerEdits"])
