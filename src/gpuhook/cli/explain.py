@@ -204,7 +204,8 @@ def _why_nothing(env: dict[str, str], config: Config) -> str:
         return f"{what} isn't set"
     if not names:
         return f"{what} is empty"
-    return f"void is among the names in {what}" if "void" in names else ""
+    void = "void" in (name.lower() for name in names)
+    return f"void is among the names in {what}" if void else ""
 
 
 def _spelled_out(environment: tuple[str, ...], privileged: bool) -> Spec:

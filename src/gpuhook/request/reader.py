@@ -268,7 +268,7 @@ class Reading:
             return names
         if mode == "auto":
             counted = names if all(cdi_parts(name) for name in names) else []
-        elif any(self.env.get(name) == "void" for name in self.names.VARIABLES):
+        elif any(self.env.get(name, "").lower() == "void" for name in self.names.VARIABLES):
             counted = []
         else:
             kinds = (self.kind(), self.names.AUTOMATIC)
@@ -380,13 +380,17 @@ def is_privileged(spec: "dict[str, Any]") -> bool:
 
 
 def decided(names: list[str]) -> tuple[str, ...] | None:
-    """Apply the words with a meaning of their own: void cancels, else the first one decides."""
-    if not names or "void" in names:
+    """Apply the words with a meaning of their own: void cancels, else the first one decides.
+
+    Their letters may be of either case.
+    """
+    words = [name.lower() for name in names]
+    if not names or "void" in words:
         return None
-    for name in names:
-        if name == "all":
+    for word in words:
+        if word == "all":
             return ("all",)
-        if name == "none":
+        if word == "none":
             return ()
     return tuple(dict.fromkeys(names))
 

@@ -112,6 +112,9 @@ def test_undecodable_values_elsewhere_are_no_matter() -> None:
         ("0,none", ()),
         ("all,none", ("all",)),
         ("void,all", None),
+        ("0,ALL", ("all",)),
+        ("None,0", ()),
+        ("0,VOID", None),
         ("\t0\n,\r1 ", ("0", "1")),
     ],
 )
@@ -373,8 +376,9 @@ def test_annotations_for_others_take_no_gpu_away(mode: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_annotations_that_the_engine_has_served_are_done(mode: str) -> None:
-    request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=void", a=QUALIFIED)
+@pytest.mark.parametrize("word", ["void", "Void"])
+def test_annotations_that_the_engine_has_served_are_done(mode: str, word: str) -> None:
+    request = annotated(mode, f"NVIDIA_VISIBLE_DEVICES={word}", a=QUALIFIED)
     assert (request.source, request.devices) == ("none", None)
     assert [source for source, _ in request.ignored] == ["annotations"]
 
