@@ -29,11 +29,11 @@ LINES = (
     ("gpuhook", "names", "errors"),
     ("container", "oci", "host", "engines", "simulate"),
     ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
-    ("cdi", "plan", "vendors", "vendors.nvidia"),
+    ("cdi", "plan", "vendors", "vendors.nvidia", "vendors.neuron", "vendors.neuron.simulate"),
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
-        "vendors.nvidia.doctor",
+        "vendors.nvidia.doctor", "vendors.neuron.doctor",
     ),
 )  # fmt: skip
 
@@ -56,11 +56,17 @@ LAYERS: Mapping[str, set[str]] = {
     # The seam names vendors and is typed by what it stands between; a vendor imports no room of
     # a start, and nobody but its own rooms imports a vendor.
     "plan": {"config", "container", "inventory", "loader", "oci", "vendors"},
-    "vendors": {"config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia"},
+    "vendors": {
+        "config", "container", "inventory", "oci", "plan", "request", "vendors.neuron",
+        "vendors.nvidia",
+    },
     "vendors.nvidia": {
         "cgroup", "config", "container", "inventory", "loader", "oci", "plan", "request",
         "vendors",
     },
+    "vendors.neuron": {"config", "container", "inventory", "oci", "request", "vendors"},
+    "vendors.neuron.simulate": {"simulate", "vendors.neuron"},
+    "vendors.neuron.doctor": {"doctor", "inventory", "vendors.neuron"},
     "vendors.nvidia.simulate": {"simulate"},
     "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
     # A document is made of plans, and of what vendors say of their devices.
@@ -99,6 +105,10 @@ LAYERS: Mapping[str, set[str]] = {
 }  # fmt: skip
 
 
+# What a vendor may have for one command, which nothing but that command imports.
+PARTS = ("doctor", "simulate")
+
+
 def dotted(path: Path) -> str:
     """Return a module's name without ``gpuhook.``, "gpuhook" for the package itself."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -109,7 +119,12 @@ MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def room(module: str) -> str:
-    """Return the room of a module: its folder, or itself at the top."""
+    """Return the room of a module: its folder, or itself at the top.
+
+    A vendor's module for one command is a room, too, be it a file or a folder.
+    """
+    if module.startswith("vendors.") and module.rpartition(".")[2] in PARTS:
+        return module
     whole = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
     return whole or module
 
@@ -223,30 +238,31 @@ class Start(NamedTuple):
 
 
 NVIDIA = "gpuhook.vendors.nvidia"
+NAMES = len(KNOWN)  # a file of names for each vendor
 SPEC = "gpuhook._start, gpuhook.runtime_shim, gpuhook.oci.spec, gpuhook.resolve"
 CHOICE = f"gpuhook.inventory.cache, gpuhook.inventory.selection, {NVIDIA}.vendor"
 ACCESS = "gpuhook.cgroup.access, gpuhook.start.helper"
 TOP = {"gpuhook", "_start", "errors", "log", "names", "resolve"}
 RUNTIME = {
     *TOP, "runtime_shim", "config", "inventory", "oci", "request", "start", "vendors",
-    "vendors.nvidia",
+    *(f"vendors.{name}" for name in KNOWN),
 }  # fmt: skip
 HOOK = RUNTIME - {"runtime_shim"} | {"prestart_hook"}
 CDI_HOOK = f"gpuhook._start, gpuhook.cdi_hook, gpuhook.cdi.hook, {CHOICE}, gpuhook.inject"
 WORK = {"inject", "cgroup", "plan", "container", "loader", "running"}
 STARTS = {
-    "runtime, no GPU": Start(SPEC, 22, RUNTIME, JSON),
-    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 33, {*RUNTIME, "cgroup"}, JSON),
-    "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 21, HOOK, JSON),
+    "runtime, no GPU": Start(SPEC, 21 + NAMES, RUNTIME, JSON),
+    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 32 + NAMES, {*RUNTIME, "cgroup"}, JSON),
+    "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 20 + NAMES, HOOK, JSON),
     "hook, GPU": Start(
         f"gpuhook._start, gpuhook.prestart_hook, {CHOICE}, gpuhook.inject, {NVIDIA}.edits",
-        46,
+        45 + NAMES,
         {*HOOK, *WORK},
         JSON | KERNEL,
     ),
     "hook of CDI": Start(
         f"{CDI_HOOK}, {NVIDIA}.edits",
-        49,
+        48 + NAMES,
         {*HOOK - {"prestart_hook", "resolve"}, "cdi", "cdi_hook", *WORK},
         JSON | KERNEL,
     ),
