@@ -173,6 +173,18 @@ def test_what_a_container_asks_for(
     assert request.spaces == (names_of_variable(spaces) if spaces else ())
 
 
+def test_a_swarms_variable() -> None:
+    config = loads('swarm-resource = "acme=A, B"\n')
+    request = second_vendor.read(spec_with("A=A-0002", "ACME_VISIBLE_DEVICES=0"), config)
+    assert (request.devices, request.spaces) == (("A-0002",), ())
+    assert request.ignored == (
+        ("environment", "ACME_VISIBLE_DEVICES is overridden by swarm-resource 'A'"),
+    )
+    for word in ("1", "0x1", ""):
+        request = second_vendor.read(spec_with(f"B={word}", "ACME_VISIBLE_DEVICES=0"), config)
+        assert request.devices == ("0",)
+
+
 def test_one_setting_is_for_all_vendors(both: Inventories) -> None:
     spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
     config = loads(UNPRIVILEGED)
