@@ -29,11 +29,12 @@ LINES = (
     ("gpuhook", "names", "errors"),
     ("container", "oci", "host", "engines", "simulate"),
     ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
-    ("cdi", "plan", "vendors", "vendors.nvidia", "vendors.neuron", "vendors.neuron.simulate"),
+    ("cdi", "plan", "vendors", "vendors.nvidia", "vendors.neuron", "vendors.neuron.simulate",
+     "vendors.gaudi", "vendors.gaudi.simulate"),
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
-        "vendors.nvidia.doctor", "vendors.neuron.doctor",
+        "vendors.nvidia.doctor", "vendors.neuron.doctor", "vendors.gaudi.doctor",
     ),
 )  # fmt: skip
 
@@ -57,8 +58,8 @@ LAYERS: Mapping[str, set[str]] = {
     # a start, and nobody but its own rooms imports a vendor.
     "plan": {"config", "container", "inventory", "loader", "oci", "vendors"},
     "vendors": {
-        "config", "container", "inventory", "oci", "plan", "request", "vendors.neuron",
-        "vendors.nvidia",
+        "config", "container", "inventory", "oci", "plan", "request", "vendors.gaudi",
+        "vendors.neuron", "vendors.nvidia",
     },
     "vendors.nvidia": {
         "cgroup", "config", "container", "inventory", "loader", "oci", "plan", "request",
@@ -66,6 +67,9 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "vendors.neuron": {"config", "container", "inventory", "oci", "request", "vendors"},
     "vendors.neuron.simulate": {"simulate", "vendors.neuron"},
+    "vendors.gaudi": {"config", "container", "inventory", "oci", "vendors"},
+    "vendors.gaudi.simulate": {"simulate", "vendors.gaudi"},
+    "vendors.gaudi.doctor": {"doctor", "inventory", "vendors.gaudi"},
     "vendors.neuron.doctor": {"doctor", "inventory", "vendors.neuron"},
     "vendors.nvidia.simulate": {"simulate"},
     "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},

@@ -34,7 +34,7 @@ CONFIGURATION = (
 REQUEST = (
     "oci.jsontext", "log", "names", *CONFIGURATION, "oci.spec", "request.sources",
     "request.reader", "inventory.model", "vendors.nvidia.names", "vendors.neuron.names",
-    "vendors.seam", "resolve",
+    "vendors.gaudi.names", "vendors.seam", "resolve",
 )  # fmt: skip
 INVENTORY = ("inventory.selection", "inventory.freshness", "inventory.cache")
 RUNTIME = (*REQUEST, "oci.runtime_argv", "runtime_shim")

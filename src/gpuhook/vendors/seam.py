@@ -9,6 +9,7 @@ docs/add-a-vendor.md goes through it step by step.
 
 from gpuhook.errors import DriverError, listed
 from gpuhook.inventory.model import Inventory
+from gpuhook.vendors.gaudi import names as gaudi
 from gpuhook.vendors.neuron import names as neuron
 from gpuhook.vendors.nvidia import names as nvidia
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
-KNOWN: "dict[str, ModuleType]" = {nvidia.NAME: nvidia, neuron.NAME: neuron}
+KNOWN: "dict[str, ModuleType]" = {nvidia.NAME: nvidia, neuron.NAME: neuron, gaudi.NAME: gaudi}
 
 
 def package(names: "ModuleType") -> str:

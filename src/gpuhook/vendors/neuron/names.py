@@ -10,7 +10,7 @@ VARIABLES = {"AWS_NEURON_VISIBLE_DEVICES": ("index", "serial")}
 LEGACY = ()
 MOUNTS = ""
 AUTOMATIC = ""
-SWARM_RESOURCE = False
+SWARM_RESOURCE = ""
 DEFAULT_KIND = False
 
 KIND = "aws.amazon.com/neuron"  # of CDI devices, and the cluster's resource
