@@ -185,7 +185,7 @@ def test_the_commands_name_its_devices(bundle: Bundle, config: Path, gaudi: Devi
     found = [each for each in findings if each["check"] == "gaudi-devices"]
     assert [each["status"] for each in found] == ["ok", "warning", "ok"]
     assert "Gaudi 1 (0000:1a:00.0) can't be used: its status is In reset" in found[1]["message"]
-    assert "1 devices have network ports" in found[2]["message"]
+    assert "The network ports of Gaudi 2 are moved into no container" in found[2]["message"]
 
 
 @ONE

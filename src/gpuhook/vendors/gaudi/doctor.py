@@ -71,10 +71,10 @@ def _programs(inventory: Inventory) -> Iterator[Finding]:
         remedy = "Ask for it by index; HABANA_VISIBLE_MODULES isn't set for it. Update the driver"
         yield warning(_CHECK, text, remedy)
     if inventory.networked:
+        labels = [each.label for each in inventory.devices if each.id in inventory.networked]
         yield ok(
             _CHECK,
-            f"{len(inventory.networked)} devices have network ports, which gpuhook moves into no "
-            "container",
+            f"The network ports of Gaudi {listed(labels)} are moved into no container by gpuhook",
             "Where programs need them, run Habana's hook (habana-container-hook), too",
         )
 
