@@ -9,6 +9,7 @@ docs/add-a-vendor.md goes through it step by step.
 
 from gpuhook.errors import DriverError, listed
 from gpuhook.inventory.model import Inventory
+from gpuhook.vendors.amd import names as amd
 from gpuhook.vendors.gaudi import names as gaudi
 from gpuhook.vendors.neuron import names as neuron
 from gpuhook.vendors.nvidia import names as nvidia
@@ -31,7 +32,12 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
-KNOWN: "dict[str, ModuleType]" = {nvidia.NAME: nvidia, neuron.NAME: neuron, gaudi.NAME: gaudi}
+KNOWN: "dict[str, ModuleType]" = {
+    nvidia.NAME: nvidia,
+    amd.NAME: amd,
+    neuron.NAME: neuron,
+    gaudi.NAME: gaudi,
+}
 
 
 def package(names: "ModuleType") -> str:

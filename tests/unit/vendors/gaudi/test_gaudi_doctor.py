@@ -6,7 +6,7 @@ from pathlib import Path
 import paper
 import pytest
 from fabricated import Tree
-from paper import Paper
+from paper import NodesOnPaper
 
 from gpuhook.config import Config
 from gpuhook.errors import SimulateError
@@ -28,7 +28,7 @@ class Examine:
         self, count: int = 4, settings: Mapping[str, str] | None = None
     ) -> list[tuple[str, str]]:
         """Return status and message of each finding."""
-        made = Paper(str(self.tree.root))
+        made = NodesOnPaper(str(self.tree.root))
         simulate(made, count, dict(settings or {}))
 
         def discovered(path: str) -> Inventory:
@@ -99,7 +99,7 @@ def test_the_driver_root_is_looked_at(examine: Examine) -> None:
     config = Config()
     config.driver_roots = ("gaudi=/driver",)
     examine.tree.config = config
-    simulate(Paper(str(examine.tree.root / "driver")), 2, {})
+    simulate(NodesOnPaper(str(examine.tree.root / "driver")), 2, {})
     assert examine()[0] == ("ok", "Intel Gaudi's driver 1.24.0 has 2 devices")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 from fabricated import Tree
-from paper import Paper
+from paper import NodesOnPaper
 
 from gpuhook.config import Config
 from gpuhook.doctor.finding import Finding
@@ -31,7 +31,7 @@ class Examine:
         self, count: int = 4, settings: Mapping[str, str] | None = None
     ) -> list[tuple[str, str]]:
         """Return status and message of each finding."""
-        paper = Paper(str(self.tree.root))
+        paper = NodesOnPaper(str(self.tree.root))
         simulate(paper, count, dict(settings or {}))
 
         def discovered(path: str) -> Inventory:
@@ -114,6 +114,6 @@ def test_the_driver_root_is_looked_at(examine: Examine) -> None:
     config = Config()
     config.driver_roots = ("neuron=/driver",)
     examine.tree.config = config
-    simulate(Paper(str(examine.tree.root / "driver")), 2, {})
+    simulate(NodesOnPaper(str(examine.tree.root / "driver")), 2, {})
     statuses = examine()
     assert statuses[0] == ("ok", "AWS Neuron's driver 2.24.7.0 has 2 devices")
