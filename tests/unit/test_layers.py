@@ -79,7 +79,9 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors.gaudi.doctor": {"doctor", "inventory", "vendors.gaudi"},
     "vendors.neuron.doctor": {"doctor", "inventory", "vendors.neuron"},
     "vendors.nvidia.simulate": {"simulate"},
-    "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
+    "vendors.nvidia.doctor": {
+        "container", "doctor", "inventory", "loader", "vendors", "vendors.nvidia",
+    },
     "vendors.amd": {"config", "container", "inventory", "vendors"},
     "vendors.amd.simulate": {"simulate", "vendors.amd"},
     "vendors.amd.doctor": {"container", "doctor", "inventory", "vendors.amd"},
