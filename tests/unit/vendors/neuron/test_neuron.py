@@ -26,16 +26,6 @@ from gpuhook.vendors.neuron.vendor import (
     ranges,
 )
 
-VECTORS = Path(__file__).parents[3] / "vectors/vendor_neuron.json"
-# Groups of cases that are no test of ours, each with the reason.
-NOT_OURS = {
-    "neuron.neuron_ls": "no program of the vendor's is run; bus ids are in no file",
-    "neuron.add_hooks": "oci-add-hooks is not needed: gpu-py is the runtime itself",
-    "neuron.read_hooks": "as neuron.add_hooks",
-    "neuron.exit_code": "as neuron.add_hooks; gpu-py becomes the low-level runtime",
-    "neuron.runtime_path": "as neuron.add_hooks",
-    "neuron.engine": "gpuhook's own runtime serves every vendor",
-}
 ASK = "AWS_NEURON_VISIBLE_DEVICES"
 RT = "NEURON_RT_VISIBLE_CORES"
 
@@ -280,11 +270,3 @@ def test_a_document(trn1: AnyInventory, tmp_path: Path) -> None:
     assert (
         "There is no device all: The Neuron devices 0, 2-3 are no neighbours" in found.warnings[0]
     )
-
-
-def test_every_group_of_cases_is_a_test_or_not_ours() -> None:
-    groups = {each["group"] for each in json.loads(VECTORS.read_text())["vectors"]}
-    texts = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    plain = {group.removesuffix(".derived_from_code") for group in groups}
-    assert {group for group in plain if f'"{group}"' not in texts} == set()
-    assert set(NOT_OURS) <= plain
