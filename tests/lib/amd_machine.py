@@ -15,7 +15,7 @@ DRM, KFD = 226, 235  # majors
 
 def simulated(root: Path, count: int, **settings: str) -> Inventory:
     """Simulate a machine in that folder and return what it has; its nodes are on paper."""
-    return paper.machine(simulate, discover, root, count, settings)
+    return paper.simulated(simulate, discover, root, count, settings)
 
 
 def write(path: Path, content: object = "") -> None:

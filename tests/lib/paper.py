@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from gpuhook.inventory.model import Inventory, Node
 from gpuhook.simulate.tree import Tree
+from gpuhook.vendors import seam
+from gpuhook.vendors.parts import part
 
 
 class NodesOnPaper(Tree):
@@ -21,7 +24,7 @@ class NodesOnPaper(Tree):
         self.nodes[path] = Node(path, major, minor, mode, 0, gid, self._inside(path))
 
 
-def machine(
+def simulated(
     simulator: ModuleType,
     discoverer: ModuleType,
     root: Path,
@@ -39,8 +42,31 @@ def machine(
     return with_nodes(seen, tree)
 
 
+def machine(vendor: str, root: Path, count: int = 4, **settings: object) -> Inventory:
+    """Simulate a known vendor's machine as ``simulated`` does.
+
+    ``settings`` are the simulator's, with _ for each - of their names.
+    """
+    simulator, discoverer = (part(seam.KNOWN[vendor], each) for each in ("simulate", "discover"))
+    assert simulator is not None
+    assert discoverer is not None
+    words = {name.replace("_", "-"): str(value) for name, value in settings.items()}
+    return simulated(simulator, discoverer, root, count, words)
+
+
 def with_nodes(seen: Inventory, tree: NodesOnPaper) -> Inventory:
     """Return an inventory with those of its missing nodes that are on paper."""
-    nodes = tuple(tree.nodes[path] for path in seen.missing() if path in tree.nodes)
-    facts = (seen.vendor, seen.root, seen.version, seen.devices)
-    return Inventory(*facts, (*seen.nodes, *nodes), seen.control)
+    found = (tree.nodes[path] for path in seen.missing() if path in tree.nodes)
+    seen.nodes = (*seen.nodes, *found)
+    return seen
+
+
+def spec_with(*env: str, **more: Any) -> dict[str, Any]:
+    """Return an OCI spec whose process has these variables."""
+    return {
+        "ociVersion": "1.0.2",
+        "process": {"user": {"uid": 1000, "gid": 1000}, "env": list(env)},
+        "root": {"path": "rootfs"},
+        "linux": {"namespaces": [{"type": "mount"}]},
+        **more,
+    }

@@ -38,7 +38,7 @@ def part(name: str) -> ModuleType:
 def machine(root: Path, count: int = 4, **settings: str) -> Inventory:
     """Simulate a machine in that folder and return what it has; its nodes are on paper."""
     discover = part("discover")
-    return paper.machine(part("simulate"), discover, root, count, settings, discover._inside)
+    return paper.simulated(part("simulate"), discover, root, count, settings, discover._inside)
 
 
 def spec_with(*env: str, **more: Any) -> dict[str, Any]:

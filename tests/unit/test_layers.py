@@ -32,12 +32,16 @@ LINES = (
     (
         "cdi", "plan", "vendors", "vendors.nvidia",
         "vendors.amd", "vendors.amd.simulate",
+        "vendors.neuron", "vendors.neuron.simulate",
+        "vendors.gaudi", "vendors.gaudi.simulate",
     ),
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
         "vendors.nvidia.doctor",
         "vendors.amd.doctor",
+        "vendors.neuron.doctor",
+        "vendors.gaudi.doctor",
     ),
 )  # fmt: skip
 
@@ -62,14 +66,22 @@ LAYERS: Mapping[str, set[str]] = {
     "plan": {"config", "container", "inventory", "loader", "oci", "vendors"},
     "vendors": {
         "config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia",
-        "vendors.amd",
+        "vendors.amd", "vendors.gaudi", "vendors.neuron",
     },
     "vendors.nvidia": {
         "cgroup", "config", "container", "inventory", "loader", "oci", "plan", "request",
         "vendors",
     },
+    "vendors.neuron": {"config", "container", "inventory", "oci", "request", "vendors"},
+    "vendors.neuron.simulate": {"simulate", "vendors.neuron"},
+    "vendors.gaudi": {"config", "container", "inventory", "oci", "vendors"},
+    "vendors.gaudi.simulate": {"simulate", "vendors.gaudi"},
+    "vendors.gaudi.doctor": {"doctor", "inventory", "vendors.gaudi"},
+    "vendors.neuron.doctor": {"doctor", "inventory", "vendors.neuron"},
     "vendors.nvidia.simulate": {"simulate"},
-    "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
+    "vendors.nvidia.doctor": {
+        "container", "doctor", "inventory", "loader", "vendors", "vendors.nvidia",
+    },
     "vendors.amd": {"config", "container", "inventory", "vendors"},
     "vendors.amd.simulate": {"simulate", "vendors.amd"},
     "vendors.amd.doctor": {"container", "doctor", "inventory", "vendors.amd"},

@@ -236,8 +236,17 @@ class Reading:
         vendor.read(self, options)
 
     def variables(self) -> list[str]:
-        """Return the variables that decide, if any is set: the configuration's, or the first."""
-        return [*self.swarm] or [name for name in self.names.VARIABLES if name in self.env][:1]
+        """Return the variables that decide, if any is set: the configuration's, or the first.
+
+        One that says ``all`` gives way to the next that names any: images set it so.
+        """
+        general: list[str] = []
+        for name in () if self.swarm else self.names.VARIABLES:
+            words = [word.lower() for word in sources.items(self.env.get(name, ""))]
+            if name in self.env and words != ["all"] and (words or not general):
+                return [name]
+            general += [name] if words == ["all"] else []
+        return [*self.swarm] or general[:1]
 
     def chosen_devices(self) -> tuple[str, tuple[str, ...] | None]:
         """Return (source, devices) of the most trusted source that names any.

@@ -33,6 +33,8 @@ CONFIGURATION = (
 )  # fmt: skip
 VENDORS = (
     "vendors.amd.names",
+    "vendors.gaudi.names",
+    "vendors.neuron.names",
     "vendors.nvidia.names",
 )
 REQUEST = (

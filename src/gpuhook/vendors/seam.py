@@ -10,6 +10,8 @@ docs/add-a-vendor.md goes through it step by step.
 from gpuhook.errors import DriverError, listed
 from gpuhook.inventory.model import Inventory
 from gpuhook.vendors.amd import names as amd
+from gpuhook.vendors.gaudi import names as gaudi
+from gpuhook.vendors.neuron import names as neuron
 from gpuhook.vendors.nvidia import names as nvidia
 
 TYPE_CHECKING = False
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 KNOWN: "dict[str, ModuleType]" = {
     nvidia.NAME: nvidia,
     amd.NAME: amd,
+    neuron.NAME: neuron,
+    gaudi.NAME: gaudi,
 }
 
 
