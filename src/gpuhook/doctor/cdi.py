@@ -33,6 +33,21 @@ _SHOWN = 4  # of a kind in one sentence
 Edits = dict[str, Any]
 
 
+def remake(case: Case, document: str) -> str:
+    """Return what makes a document (its path on the machine) again."""
+    try:
+        found = kept.kept(state_folder(case))
+    except GpuhookError:
+        found = None
+    is_kept = found is not None and os.path.dirname(document) == found.folder
+    return "Run gpuhook cdi refresh" if is_kept else REMAKE
+
+
+def state_folder(case: Case) -> str:
+    """Return where install --cdi and cdi refresh keep what they know."""
+    return case.machine.path(DEFAULT_STATE)
+
+
 def files(case: Case) -> Iterator[Finding]:
     """Ask which files engines don't take, or can't read."""
     broken: dict[str, folders.FileError] = {}
@@ -110,7 +125,8 @@ def paths(case: Case) -> Iterator[Finding]:
         yield from _foreign_hooks(case, path, document)
         missing = [each for each in _named(document) if not _is_there(case, *each)]
         if missing:
-            yield _missing(case.path_on(path), sorted(missing, key=lambda each: each[1] != _HOOK))
+            hooks_first = sorted(missing, key=lambda each: each[1] != _HOOK)
+            yield _missing(case, case.path_on(path), hooks_first)
         else:
             complete.append(case.path_on(path))
     if complete:
@@ -135,14 +151,15 @@ def _foreign_hooks(case: Case, path: str, document: dict[str, Any]) -> Iterator[
             )
 
 
-def _missing(document: str, missing: list[tuple[str, str]]) -> Finding:
+def _missing(case: Case, document: str, missing: list[tuple[str, str]]) -> Finding:
     """Return what to say of a document and what it names in vain."""
     path, what = missing[0]
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
     text = f"{document} is stale: {what} {path} doesn't exist{more}, so its devices can't be given"
+    remedy = remake(case, document)
     if os.path.basename(path) == ours.CDI_HOOK:
-        return warning("cdi-paths", text, f"Where gpuhook was moved or removed: {REMAKE}")
-    return warning("cdi-paths", text, REMAKE)
+        remedy = f"Where gpuhook was moved or removed: {remedy}"
+    return warning("cdi-paths", text, remedy)
 
 
 def _is_there(case: Case, path: str, what: str) -> bool:
@@ -167,7 +184,7 @@ def numbers(case: Case) -> Iterator[Finding]:
             yield warning(
                 "cdi-numbers",
                 f"{case.path_on(path)} is stale: in it {listed([*wrong.values()], _SHOWN)}",
-                REMAKE,
+                remake(case, case.path_on(path)),
             )
 
 
@@ -234,27 +251,35 @@ class _Comparison:
         gone = [name for name in self.named if name not in self.meant and name != ALL]
         missing = self._missing()
         noun = self.vendor.names.NOUN
-        remedy = f"{REMAKE}; what is kept should name devices by their UUIDs"
         if shifted:
             text = f"CDI names mean other devices than here: {listed(shifted, _SHOWN)}"
-            yield failure("cdi-names", f"{self._where([*others])}: {text}", remedy)
+            where = [name for name, other in others.items() if other]
+            remedy = f"{self._remake(where)}; who asks should name devices by their UUIDs"
+            yield failure("cdi-names", f"{self._where(where)}: {text}", remedy)
         if gone:
             quoted = [shown(name) for name in gone]
             text = f"this machine has no {noun} {listed(quoted, _SHOWN)} (any more)"
-            yield warning("cdi-gone-devices", f"{self._where(gone)} is stale: {text}", REMAKE)
+            text = f"{self._where(gone)} is stale: {text}"
+            yield warning("cdi-gone-devices", text, self._remake(gone))
         if missing:
             labels = [device.label for device in missing]
             text = f"{noun} {listed(labels, _SHOWN)} of this machine isn't in it"
-            where = self._where([*self.named])
-            yield warning("cdi-new-devices", f"{where} is stale: {text}", REMAKE)
+            text = f"{self._where([*self.named])} is stale: {text}"
+            yield warning("cdi-new-devices", text, self._remake([*self.named]))
         if not (shifted or gone or missing) and self.named:
             text = f"The names of the kind {self.vendor.names.KIND} are those of this machine"
             yield ok("cdi-names", text)
 
+    def _files(self, found: list[str]) -> list[str]:
+        return [*dict.fromkeys(self.case.path_on(self.named[name].file) for name in found)]
+
     def _where(self, found: list[str]) -> str:
         """Return the files of some names."""
-        files = dict.fromkeys(self.case.path_on(self.named[name].file) for name in found)
-        return listed([*files], _SHOWN)
+        return listed(self._files(found), _SHOWN)
+
+    def _remake(self, found: list[str]) -> str:
+        """Return what makes the files of some names again."""
+        return remake(self.case, self._files(found)[0])
 
     def _missing(self) -> list[Device]:
         """Return the devices that have no name, unless documents name none by itself."""
@@ -318,11 +343,6 @@ def _hidden(case: Case) -> dict[tuple[str, str], list[str]]:
 
 
 # Refreshing ----------------------------------------------------------------------------------
-
-
-def state_folder(case: Case) -> str:
-    """Return where install --cdi and cdi refresh keep what they know."""
-    return case.machine.path(DEFAULT_STATE)
 
 
 def refresh_errors(case: Case) -> Iterator[Finding]:

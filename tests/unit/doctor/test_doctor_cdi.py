@@ -63,6 +63,17 @@ def test_paths_that_are_missing(tree: Tree, edits: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
+def test_a_document_that_refresh_keeps(tree: Tree) -> None:
+    """The remedy is the command that makes this one again, and no other."""
+    for folder in ("/etc/cdi", "/var/run/cdi"):
+        tree.write(f"{folder}/x.yaml", document())
+    state = str(tree.root / "var/lib/gpuhook")
+    kept.save(state, kept.Kept("/var/run/cdi", None, "yaml", ("podman",), "/bin/true"))
+    [first, second] = cdi.paths(tree.case)
+    assert first.remedy.startswith("Make it again: gpuhook cdi generate")
+    assert second.remedy == "Run gpuhook cdi refresh"
+
+
 def test_a_hook_of_ours_that_was_removed(tree: Tree) -> None:
     path = "/opt/old/bin/gpuhook-cdi-hook"
     tree.write("/etc/cdi/x.yaml", document(hooks=[{"hookName": "createContainer", "path": path}]))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from gpuhook import names
 from gpuhook.doctor.case import Case
-from gpuhook.doctor.cdi import REMAKE, host_paths
+from gpuhook.doctor.cdi import host_paths, remake
 from gpuhook.doctor.finding import Finding, ok, warning
 from gpuhook.doctor.host import is_ours
 from gpuhook.vendors.nvidia.doctor.nodes import module_version
@@ -30,7 +30,7 @@ def cdi_versions(case: Case) -> Iterator[Finding]:
             yield warning(
                 "cdi-versions",
                 f"{path} is stale: it is for driver {others[0]}, and {loaded} is loaded",
-                REMAKE,
+                remake(case, path),
             )
 
 
