@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from harness import bundles, images
 from harness.bundles import CGROUP_PARENT
-from harness.cdi import KERNEL, KIND, write_kernel
-from harness.commands import Result
+from harness.cdi import KERNEL, KIND, with_mounted_nodes, write_kernel
+from harness.commands import Result, run
 from harness.containerd import WITH_CDI, Containerd, containerd
 from harness.content import LIST, Content, listed, of_bundle, unexplained
 from harness.cri import Cri, CriError
@@ -31,6 +31,7 @@ from harness.releases import LAYOUTS, PYTHON, Release, release
 
 DEBIAN = image("debian")
 MIG = "mig.example/gpu"  # the kind of the document of another machine, whose GPU is in MIG mode
+UID, USERS = 4242, "user.example/gpu"  # and the kind of a document that has mounts for nodes
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
 ENGINES = {
     "trixie": ("docker", "compose", "cri_field", "cri_annotations", "podman_runc", "podman_crun",
@@ -44,12 +45,15 @@ LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 def system(
     request: pytest.FixtureRequest,
     workspace: Path,
+    engine_roots: dict[str, Path],
     installation: Installation,
     driver: Driver,
     mig_driver: Driver,
 ) -> Iterator[Release]:
     """A release with documents of two machines, and one for what a kernel with drivers shows."""
-    with release(request.param, workspace / request.param, installation, driver) as made:
+    lower = engine_roots[request.param]
+    folder = workspace / request.param
+    with release(request.param, lower, folder, installation, driver) as made:
         cdi = made.etc / "cdi"
         config = write_config(workspace / f"{made.name}-mig", mig_driver.root, ["runc"])
         for each in (config, made.config):
@@ -290,3 +294,32 @@ def test_gpus_option_of_docker(
     assert {minor for minor, opened in inside.by_hand.items() if opened == "ENXIO"} == minors
     done = docker.run(DEBIAN, "nvidia-smi", "-L", options=options, runtime="runc").ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(*indices))
+
+
+@ON_BOTH
+def test_rootless_podman(
+    system: Release, workspace: Path, roots: dict[str, Path], driver: Driver
+) -> None:
+    """A user with one id alone in his namespaces: there are no subordinate ones."""
+    for file, line in (("passwd", f"user:x:{UID}:{UID}::/:/bin/sh"), ("group", f"user:x:{UID}:")):
+        with (system.etc / file).open("a") as table:
+            table.write(f"{line}\n")
+    cdi = system.etc / "cdi"
+    (cdi / "user.json").write_text(with_mounted_nodes(cdi / "nvidia.com-gpu.yaml", USERS))
+    home = workspace / f"{system.name}-home"
+    (home / "run").mkdir(parents=True)
+    run(["cp", "-a", roots["debian"], home / "root"]).ok()
+    run(["chown", "-R", f"{UID}:{UID}", home]).ok()
+    words = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "env", "-i"]
+    words += [f"HOME={home}", f"XDG_RUNTIME_DIR={home}/run", f"PATH={PATH}"]
+    words += ["podman", "--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--runtime=crun"]
+    words += [
+        "run",
+        "--rm",
+        "--network=none",
+        *LIMITS,
+        f"--device={USERS}=1",
+        f"--device={USERS}=6",
+    ]
+    done = system.namespace.run(*words, "--rootfs", str(home / "root"), "nvidia-smi", "-L").ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(1, 6))

@@ -50,15 +50,23 @@ def fetch_one(name: str) -> Path:
     return Path(printed.splitlines()[-1])
 
 
+def fetch() -> dict[str, Path]:
+    """Return the root of each release with its engines."""
+    return {name: fetch_one(name) for name in LAYOUTS}
+
+
 @contextmanager
 def release(
-    name: str, folder: Path, installation: Installation, driver: Driver
+    name: str, lower: Path, folder: Path, installation: Installation, driver: Driver
 ) -> Iterator[Release]:
-    """Run a release whose changes are kept below ``folder`` until the end of the block."""
+    """Run the release whose root is ``lower`` until the end of the block.
+
+    What changes in it is kept below ``folder``.
+    """
     root, layers = folder / "root", [folder / "upper", folder / "work"]
     for made in (root, *layers):
         made.mkdir(parents=True)
-    options = f"lowerdir={fetch_one(name)},upperdir={layers[0]},workdir={layers[1]}"
+    options = f"lowerdir={lower},upperdir={layers[0]},workdir={layers[1]}"
     inside = [REPOSITORY / "scripts/lib/inside", "--same-run", root, "/"]
     layout = LAYOUTS[name] if LAYOUTS[name] != host_cgroups() else "host"
     words = [*inside, "sh", "-c", f"{CGROUPS[layout]} && {show_in_proc(driver)}"]
