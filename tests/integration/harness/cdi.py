@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpuhook.cdi import apply, folders
+from gpuhook.cdi.document import read
 from harness.bundles import Bundle, Spec
 from harness.commands import run
 from harness.driver import Driver
@@ -63,6 +64,21 @@ def read_by_engines(*documents: Path) -> Iterator[None]:
     yield
     for document in documents:
         (CDI / document.name).unlink()
+
+
+def with_mounted_nodes(document: Path, kind: str = KIND) -> str:
+    """Return the text of a document with nodes as mounts, and with that kind.
+
+    crun without root takes nodes from the host's own /dev, where a simulated driver's aren't.
+    """
+    made = read(document.read_bytes()).document
+    assert made is not None
+    for part in (made, *made["devices"]):
+        edits = part["containerEdits"]
+        for node in edits.pop("deviceNodes"):
+            entry = {"hostPath": node["hostPath"], "containerPath": node["path"]}
+            edits.setdefault("mounts", []).append({**entry, "options": ["bind", "rw"]})
+    return json.dumps({**made, "kind": kind})
 
 
 def write_kernel(driver: Driver, folder: Path, python: str = sys.executable) -> Path:
