@@ -117,7 +117,8 @@ def _record(state: State, annotations: "Any", grant: "Grant", config: Config) ->
     try:
         state = State(state.container_id, pid, state.bundle, state.root)
         record = records.describe(state, annotations, [grant])
-        return records.Written(config.state_dir, process, record, add=True)
+        exclusive = config.exclusive
+        return records.Written(config.state_dir, process, record, add=True, exclusive=exclusive)
     finally:
         if process >= 0:
             os.close(process)

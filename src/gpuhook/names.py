@@ -2,6 +2,7 @@
 
 RUNTIME = "gpu-py"  # the OCI runtime's program, and what engines register it as
 HOOK = "gpuhook-prestart"
+LEASE_VERB = "lease"  # of that hook: take exclusive devices and do nothing else
 HOOK_STAGES = ("prestart", "createRuntime")
 CDI_HOOK = "gpuhook-cdi-hook"  # the one that our CDI documents name
 CDI_HOOK_STAGE = "createContainer"

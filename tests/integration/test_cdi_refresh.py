@@ -286,6 +286,14 @@ def test_what_others_can_have_written_does_not_count(site: Site, name: str) -> N
         os.chown(path, 0, 0)
 
 
+def test_a_link_to_gpu_py_somewhere_else(site: Site, installation: Installation) -> None:
+    link = site.folder / "gpu-py"
+    link.symlink_to(installation.runtime)
+    site.gpuhook("install", "--cdi", "--engine=podman", f"--runtime-path={link}").ok()
+    hook = installation.bin / "gpuhook-cdi-hook"
+    assert f"path: {hook}\n" in DOCUMENT.read_text()
+
+
 def test_a_document_of_a_kind_that_is_known_no_more(site: Site) -> None:
     site.install().ok()
     text = DOCUMENT.read_text()

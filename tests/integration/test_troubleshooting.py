@@ -263,9 +263,10 @@ DOCKERS: dict[str, Callable[[Docker], Result]] = {
         lambda engine: by_runc(engine, DEBIAN, "gpuhook-cuda-probe")
     ),
 }
-# What is said of a CDI name depends on whether the client knows CDI, or else the daemon doesn't.
+# What is said of a CDI name depends on whether client and daemon know CDI, or only the client does.
 CDI = {
     'could not select device driver "cdi" with capabilities: []',
+    "unresolvable CDI devices nvidia.com/gpu=0",
     "docker: nvidia.com/gpu=0 is not an absolute path",
 }
 # And what is said of a runtime that isn't there depends on the daemon's age.

@@ -25,7 +25,7 @@ MOST_LEVELS = 50  # of nesting; a document has eight
 MOST_VALUES = 250_000  # in one file, what aliases repeat included
 
 # libyaml where PyYAML was built with it: it is what go-yaml was translated from.
-LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: "type[yaml.SafeLoader | yaml.CSafeLoader]" = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _CORE = "tag:yaml.org,2002:"
 _WORDS: "dict[str, Scalar]" = {

@@ -14,6 +14,7 @@ CHECKS: tuple[Check, ...] = (
     install.python,
     install.configuration,
     install.launcher_settings,
+    install.driver_roots,
     install.saved_inventory,
     install.recent_errors,
     engines.engine_found,

@@ -1,6 +1,8 @@
 """Documents read as the engines' library reads them: what is taken, what is refused, and where."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -329,3 +331,22 @@ def test_checks_take_documents_of_other_makers() -> None:
     """What generates documents has no lines, and may have null in them."""
     found = checks.problems({"cdiVersion": "0.3.0", "kind": "a/b", "containerEdits": None})
     assert found == [(("devices",), "the file has no device")]
+
+
+def test_a_pyyaml_that_was_built_without_libyaml() -> None:
+    code = """
+import sys
+sys.modules["yaml._yaml"] = sys.modules["_yaml"] = None
+import yaml
+assert not yaml.__with_libyaml__
+from gpuhook.cdi.document import read
+assert read(sys.stdin.buffer.read()).problems == ()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=HEAD + DEVICE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
