@@ -127,6 +127,12 @@ class InjectError(GpuhookError):
     code = "inject"
 
 
+class HeldError(GpuhookError):
+    """A device that one container alone may have is another one's, or that can't be told."""
+
+    code = "held"
+
+
 class VolumeError(InjectError):
     """Something would have to be made in a folder that the container shares with the host."""
 

@@ -10,10 +10,10 @@ from gpuhook import names
 from gpuhook.cdi import document as reader
 from gpuhook.cdi import refresh as refreshing
 from gpuhook.cdi import transform as transforming
-from gpuhook.cdi import tree
 from gpuhook.cdi import write as writing
 from gpuhook.cdi.generate import DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
 from gpuhook.cdi.generate import generate as generate_document
+from gpuhook.cdi.reading import MOST_BYTES
 from gpuhook.cli import _engines as shared
 from gpuhook.cli._output import config_option
 from gpuhook.config import Config, load
@@ -192,7 +192,7 @@ def root(old: str, new: str, relative_to: str, source: str, output: str) -> None
 
 def _read(source: str) -> dict[str, Any]:
     """Return the document in a file, or on standard input."""
-    most = tree.MOST_BYTES + 1  # one more than a document may have: its reader says so
+    most = MOST_BYTES + 1  # one more than a document may have: its reader says so
     name = "The document on standard input" if source == STDIO else source
     try:
         given = source == STDIO

@@ -37,6 +37,8 @@ _PLAIN_RUNTIME: Document = {
 _BUILT_IN: dict[str, Document] = {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {}}}
 # Until then a plugin's table in an imported file replaces the whole of the main file's.
 _MERGES_TABLES = (2, 1)
+# From then on settings of the CRI plugin in version 1 are not found (seen with 2.1.9).
+_IGNORES_VERSION_1 = (2, 0)
 _COPY_NOTE = (
     "This containerd takes the CRI settings from one file alone: they are copied from the\n"
     "others. After changing them there, run the installation again."
@@ -139,7 +141,7 @@ def answer(ask: Ask, program: tuple[int, int] | None) -> Answer:
     """Return the files for a containerd of that version (None: not known)."""
     source = read_source(_config(ask), program)
     ask = ask.beside(_foreign(source, ask))
-    warnings = _warnings(source, ask)
+    warnings = _warnings(source, ask, program)
     if source.version == 1:
         targets: tuple[Target, ...] = (_whole_file(source, ask),)
     else:
@@ -170,8 +172,14 @@ def _disables_cri(document: Document) -> bool:
     return isinstance(disabled, list) and ("cri" in disabled or _CRI[2][1] in disabled)
 
 
-def _warnings(source: Source, ask: Ask) -> list[str]:
+def _warnings(source: Source, ask: Ask, program: tuple[int, int] | None) -> list[str]:
     warnings = []
+    if source.version == 1 and program is not None and program >= _IGNORES_VERSION_1:
+        warnings.append(
+            f"containerd {program[0]}.{program[1]} ignores the CRI settings in {source.path}, a "
+            "file of version 1: Kubernetes can't use the runtime until the file has version = 2 "
+            f'and its table plugins.cri is called plugins."{_CRI[2][1]}"; then run this again'
+        )
     if _disables_cri(source.document):
         warnings.append(
             f"{source.path} disables the plugin cri: Kubernetes can't use this containerd "

@@ -124,6 +124,7 @@ def test_names_of_nvidia_are_never_replaced(system: Path) -> None:
     assert f"{theirs} is installed already" in done.stderr
     folder = system / "usr/local/bin"
     assert sorted(os.listdir(folder)) == [
+        "nvidia-cdi-hook",
         "nvidia-container-runtime",
         "nvidia-container-runtime-hook",
     ]

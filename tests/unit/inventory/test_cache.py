@@ -142,7 +142,8 @@ def test_only_known_settings_are_asked_for() -> None:
     asked.clear()
     with pytest.raises(DriverError):
         discover.discover(config)
-    assert asked <= {*VENDOR.settings, "nvml_timeout"}
+    root = {"driver_root_of", "driver_root", "driver_roots", "root"}
+    assert asked <= {*VENDOR.settings, *root, "nvml_timeout"}
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
