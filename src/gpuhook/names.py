@@ -9,6 +9,8 @@ CDI_HOOK_STAGE = "createContainer"
 
 # NVIDIA's hook, whose work ours does: Docker's --gpus adds it by the first name.
 TOOLKIT_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+# By which Docker 29.2 and newer know that --gpus may be served from CDI documents.
+TOOLKIT_CDI_HOOK = "nvidia-cdi-hook"
 
 # A PATH without anybody's own folders, and the one that an administrator usually has.
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"

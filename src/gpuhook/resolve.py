@@ -3,7 +3,7 @@
 The one sequence that the runtime, the hook and ``gpuhook explain`` share.
 """
 
-from gpuhook.errors import DriverError, RequestError, shown
+from gpuhook.errors import NoDriverError, RequestError, shown
 from gpuhook.request.reader import SpecReader
 from gpuhook.start import preload
 from gpuhook.vendors import seam
@@ -107,13 +107,13 @@ def resolve(
     from gpuhook.inventory import cache, selection  # noqa: PLC0415 - where a device is asked for
 
     grants: list[Grant] = []
-    absent: list[DriverError] = []
+    absent: list[NoDriverError] = []
     for vendor, request in asked:
         try:
             inventory = (inventories or {}).get(request.vendor)
             if inventory is None:
                 inventory = cache.get_inventory(config, vendor, save=save)
-        except DriverError as error:
+        except NoDriverError as error:
             if config.missing_driver != "ignore" or not _is_general(request):
                 raise
             absent.append(error)

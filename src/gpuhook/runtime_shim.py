@@ -197,13 +197,11 @@ def _apply_documents(spec: "Spec", resolved: "Resolved", config: Config) -> "Spe
     """Return the spec with what CDI documents say of the devices that they describe."""
     if not resolved.cdi_devices:
         return spec
-    from gpuhook.cdi import apply, folders  # noqa: PLC0415 - slow: only for documents
-    from gpuhook.host import files as host_files  # noqa: PLC0415 - as above
+    from gpuhook.cdi import apply, saved  # noqa: PLC0415 - only for documents
 
-    found = folders.look(config.cdi_spec_dirs)
+    found = saved.look(config)
     edits = apply.resolve(found, resolved.cdi_devices)
-    for name in resolved.cdi_devices:
-        host_files.check_writers(found.devices[name].file)  # they may bring hooks, run by root
+    apply.check_writers(found, resolved.cdi_devices)
     return apply.apply_to_spec(spec, edits)
 
 

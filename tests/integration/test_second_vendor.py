@@ -237,8 +237,7 @@ def test_the_process_that_stands_ready_serves_it(
 def test_an_absent_vendor_that_is_ignored_stops_no_other(
     bundle: Bundle, config: Path, npus: Devices, driver: Driver
 ) -> None:
-    text = re.sub(r"acme=[^\"]*", "acme=/nonexistent", config.read_text())
-    config.write_text(text.replace("[gpuhook]\n", '[gpuhook]\nmissing-driver = "ignore"\n'))
+    absent(config, "ignore")
     bundle.environ("ACME_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*vendors.look("/dev/acme*", driver=driver))
     done = npus.started(bundle, config)
@@ -253,8 +252,7 @@ def test_a_container_that_asks_for_whatever_there_is(
     bundle: Bundle, config: Path, npus: Devices, low_level: tuple[str, Namespace], setting: str
 ) -> None:
     """By the runtime, and by the hook that podman adds."""
-    text = re.sub(r"acme=[^\"]*", "acme=/nonexistent", config.read_text())
-    config.write_text(text.replace("[gpuhook]\n", f'[gpuhook]\nmissing-driver = "{setting}"\n'))
+    absent(config, setting)
     bundle.environ("ACME_VISIBLE_DEVICES=all")
     bundle.command(*LOOK)
     by_runtime = npus.started(bundle, config)
@@ -265,9 +263,15 @@ def test_a_container_that_asks_for_whatever_there_is(
             assert "ACME's driver root /nonexistent can't be read" in done.failed().stderr
         return
     assert nodes_seen(by_runtime) == nodes_seen(by_hook) == {}
+    entries = map(json.loads, vendors.debug_log(config).read_text().splitlines())
     words = ["ACME's driver root /nonexistent can't be read: No such file or directory"]
-    lines = vendors.debug_log(config).read_text().splitlines()
-    assert [json.loads(line)["warnings"] for line in lines] == [words, words]
+    assert [entry["warnings"] for entry in entries] == [words, words]
+
+
+def absent(config: Path, setting: str) -> None:
+    """Have ACME's driver root be missing, and the configuration say what that means."""
+    text = re.sub(r"acme=[^\"]*", "acme=/nonexistent", config.read_text())
+    config.write_text(text.replace("[gpuhook]\n", f'[gpuhook]\nmissing-driver = "{setting}"\n'))
 
 
 @ONE

@@ -6,6 +6,7 @@ import sysconfig
 from functools import cached_property
 
 from gpuhook import names
+from gpuhook.cdi import folders
 from gpuhook.config import Config, load
 from gpuhook.doctor.machine import Machine
 from gpuhook.engines import docker_api
@@ -61,6 +62,15 @@ class Case:
     def dockers(self) -> list[DockerInfo]:
         """Every dockerd of root's or ours that runs, with what it answered."""
         return list(docker_api.asked(self.machine.processes("dockerd")))
+
+    @cached_property
+    def cdi(self) -> folders.Found:
+        """What the folders of CDI documents hold, as gpu-py finds it; see ``path_on``."""
+        return folders.look(map(self.machine.path, self.config.cdi_spec_dirs))
+
+    def path_on(self, path: str) -> str:
+        """Return a path of ours as one of the machine."""
+        return path.removeprefix(self.machine.root)
 
     def driver_text(self, path: str) -> str | None:
         """Return a file of /proc or /sys: below the driver root, else the machine's own."""

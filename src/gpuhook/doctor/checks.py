@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from gpuhook.config import Config
-from gpuhook.doctor import docker, engines, host, install
+from gpuhook.doctor import cdi, cdi_engines, docker, engines, host, install
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure
 from gpuhook.doctor.vendors import Check, doctors
@@ -27,7 +27,13 @@ CHECKS: tuple[Check, ...] = (
     host.cgroups,
     host.security_modules,
     host.rootless,
-    host.cdi_specs,
+    cdi.files,
+    cdi.paths,
+    cdi.numbers,
+    cdi.names,
+    cdi.conflicts,
+    cdi.refresh_errors,
+    cdi_engines.readers,
 )
 
 

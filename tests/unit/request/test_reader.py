@@ -208,6 +208,35 @@ def test_swarm_resource_may_be_the_usual_variable() -> None:
     assert (request.devices, request.ignored) == (("7",), ())
 
 
+SEVEN = "NVIDIA_VISIBLE_DEVICES=7"
+
+
+def test_swarm_resource_of_another_vendor() -> None:
+    request = request_for(SEVEN, "A=1", "B=2", swarm_resource="other=A, nvidia = B ,other=B")
+    assert request.devices == ("2",)
+    assert request_for(SEVEN, "A=1", swarm_resource="other=A").devices == ("7",)
+
+
+@pytest.mark.parametrize(
+    ("value", "devices"),
+    [
+        ("0x1234", ("7",)),
+        ("0XAB,0xcd", ("7",)),
+        ("GPU-1,0xcd", ("GPU-1",)),
+        ("0x1234,2", ("2",)),
+        ("", None),
+        ("all", ("all",)),
+    ],
+)
+def test_names_of_other_vendors_devices_in_a_swarm(
+    value: str, devices: tuple[str, ...] | None
+) -> None:
+    """Hexadecimal numbers are no names of NVIDIA's, unless the configuration says so."""
+    assert request_for(SEVEN, f"A={value}", swarm_resource="A").devices == devices
+    ours = request_for(SEVEN, f"A={value}", swarm_resource="nvidia=A").devices
+    assert ours == (tuple(value.split(",")) if value else None)
+
+
 # --- mounts ---
 
 

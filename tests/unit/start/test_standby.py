@@ -97,7 +97,10 @@ for name, module in sys.modules.items():
 """
 # What a child never does: it has the configuration and the inventory from its parent.
 NOT_A_CHILDS = {"gpuhook.config.loader", "gpuhook.config.source", "gpuhook.inventory.cache"}
-DISCOVERY = {"gpuhook.vendors.nvidia.discover", "gpuhook.vendors.nvidia.driver_files"}
+DISCOVERY = {
+    "gpuhook.vendors.nvidia.driver_files",
+    *(f"gpuhook.vendors.{name}.discover" for name in KNOWN),
+}
 
 
 def late_imports(source: str) -> Iterator[str]:
@@ -118,7 +121,7 @@ def late_imports(source: str) -> Iterator[str]:
 # documents say is written into config.json.
 DOCUMENTS = {
     "gpuhook.cdi", "gpuhook.cdi.apply", "gpuhook.cdi.folders", "gpuhook.cdi.generate",
-    "gpuhook.cdi.hook", "gpuhook.host", "gpuhook.host.files",
+    "gpuhook.cdi.hook", "gpuhook.cdi.saved", "gpuhook.host", "gpuhook.host.files",
 }  # fmt: skip
 # Loaded where the configuration declares vendors, and used nowhere else.
 DECLARED = {"gpuhook.vendors.declared.names"}

@@ -33,6 +33,7 @@ from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
 SOURCES = Path(__file__).parents[3] / "src"
 UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+ACCEPT = "accept-annotations = true\n"
 NO_GROUPS = "[features]\nno-additional-gids-for-device-nodes = true\n"
 SPEC_MODE = '[nvidia-container-runtime]\nmode = "spec"\n'
 PLUGINS = "/opt/acme/plugins"
@@ -159,6 +160,10 @@ def test_a_device_that_cannot_be_used(npus: Inventory, word: str) -> None:
         (["ACME_VISIBLE_BOARDS=B0"], ("B0",), "ACME_VISIBLE_BOARDS"),
         (["ACME_VISIBLE_BOARDS=B0", "ACME_VISIBLE_DEVICES=1"], ("1",), "ACME_VISIBLE_DEVICES"),
         (["ACME_VISIBLE_DEVICES=none"], (), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=All", "ACME_VISIBLE_BOARDS=B0"], ("B0",), "ACME_VISIBLE_BOARDS"),
+        (["ACME_VISIBLE_DEVICES=all", "ACME_VISIBLE_BOARDS="], ("all",), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=all", "ACME_VISIBLE_BOARDS=void"], None, ""),
+        (["ACME_VISIBLE_DEVICES=", "ACME_VISIBLE_BOARDS=B0"], None, ""),
         (["ACME_VISIBLE_DEVICES=1,all"], ("all",), "ACME_VISIBLE_DEVICES"),
         (["ACME_VISIBLE_DEVICES=1,void"], None, ""),
         (["ACME_VISIBLE_DEVICES="], None, ""),
@@ -172,6 +177,44 @@ def test_what_a_container_asks_for(
     assert request.devices == devices
     assert request.selectors == (devices or ())
     assert request.spaces == (names_of_variable(spaces) if spaces else ())
+
+
+def test_a_swarms_variable() -> None:
+    config = loads('swarm-resource = "acme=A, B"\n')
+    request = second_vendor.read(spec_with("A=A-0002", "ACME_VISIBLE_DEVICES=0"), config)
+    assert (request.devices, request.spaces) == (("A-0002",), ())
+    assert request.ignored == (
+        ("environment", "ACME_VISIBLE_DEVICES is overridden by swarm-resource 'A'"),
+    )
+    for word in ("1", "0x1", ""):
+        request = second_vendor.read(spec_with(f"B={word}", "ACME_VISIBLE_DEVICES=0"), config)
+        assert request.devices == ("0",)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_annotations_name_the_devices_of_each_vendor(both: Inventories, mode: str) -> None:
+    text = f'[nvidia-container-runtime]\nmode = "{mode}"\n[gpuhook]\naccept-annotations = '
+    kinds = "acme.example/npu=0,nvidia.com/gpu=1", "acme.example/npu=2", "other.example/nic=1"
+    notes = {f"cdi.k8s.io/{number}": names for number, names in enumerate(kinds)}
+    env = ["ACME_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=0"]
+    spec = spec_with(*env, annotations=notes)
+    answer = resolved(spec, both, loads(f"{text}true\n"))
+    nvidia = [device.id for device in both["nvidia"].devices]
+    assert answer.ids == (nvidia[1], "A-0000", "A-0002")
+    assert [request.source for request in answer.requests] == ["annotations"] * 2
+    answer = resolved(spec, both, loads(f"{text}false\n"))
+    assert answer.ids == (nvidia[0], "A-0001")
+    untrusted = loads(f"{UNPRIVILEGED}{text}true\n")
+    assert resolve(spec, untrusted, inventories=both) is None
+
+
+@pytest.mark.parametrize("mode", ["cdi", "auto"])
+def test_annotations_for_documents_are_one_reading(mode: str) -> None:
+    """In these modes one vendor's reading passes on the names of all."""
+    config = loads(f'[nvidia-container-runtime]\nmode = "{mode}"\n[gpuhook]\n' + ACCEPT)
+    notes = {"cdi.k8s.io/x": "acme.example/npu=0"}
+    request = second_vendor.read(spec_with(annotations=notes), config)
+    assert (request.devices, request.ignored) == (None, ())
 
 
 def test_one_setting_is_for_all_vendors(both: Inventories) -> None:
@@ -350,6 +393,17 @@ def test_an_absent_vendor_that_is_needed(
         resolve(spec, absent, inventories={"nvidia": both["nvidia"]})
 
 
+def test_a_driver_that_fails_is_not_missing(
+    absent: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DriverError("ACME's driver doesn't answer", "Reset it")
+
+    monkeypatch.setattr(type(second_vendor.part("vendor").VENDOR), "discover", fail)
+    with pytest.raises(DriverError, match="doesn't answer"):
+        resolve(spec_with("ACME_VISIBLE_DEVICES=all"), absent)
+
+
 def test_a_container_that_gets_nothing_is_not_changed(
     absent: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -392,7 +446,7 @@ CHANGES: dict[str, tuple[str, str, str]] = {
 def test_what_is_saved_is_stale_by_its_own_surroundings(
     saving: Config, tmp_path: Path, place: str, text: str, fresh: str
 ) -> None:
-    vendors = {name: seam.load(names) for name, names in seam.KNOWN.items()}
+    vendors = {name: seam.load(seam.KNOWN[name]) for name in ("nvidia", "acme")}
     for vendor in vendors.values():
         cache.get_inventory(saving, vendor)
     files = sorted(path.name for path in Path(saving.state_dir).glob("inventory-*[!k]"))

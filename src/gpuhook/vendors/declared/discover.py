@@ -8,7 +8,7 @@ from types import ModuleType
 
 from gpuhook.config.declared import DRIVER, PCI, Declared
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, ElfError, LdCacheError
+from gpuhook.errors import DriverError, ElfError, LdCacheError, NoDriverError
 from gpuhook.inventory.model import Device, DriverFile, Inventory, Node
 from gpuhook.loader import elf, ldcache
 from gpuhook.loader.layout import cache_flags
@@ -25,7 +25,8 @@ def discover(path: str, names: ModuleType) -> Inventory:
         with Rootfs(path) as root:
             return _Search(root, names).inventory()
     except OSError as error:
-        raise DriverError(
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
             f"{names.TITLE}'s driver root {path} can't be read: {error.strerror}",
             "Start the driver, or correct [gpuhook] root in config.toml",
         ) from None
@@ -44,7 +45,7 @@ class _Search:
         numbers = self._numbers()
         if not (self._is_present() if self._table.present else numbers):
             what = self._table.present or self._table.nodes[0]
-            raise DriverError(
+            raise NoDriverError(
                 f"{self._names.TITLE}'s driver isn't loaded: there is no {what}",
                 "Load it, or correct the vendor's table in config.toml",
             )

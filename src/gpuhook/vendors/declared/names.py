@@ -25,7 +25,7 @@ def names_of(table: "Declared") -> "ModuleType":
     made.ID_TITLE = "ID"
     made.VARIABLES = {table.variable: ("index", "id")}
     made.LEGACY, made.MOUNTS, made.AUTOMATIC = (), "", ""
-    made.SWARM_RESOURCE = made.DEFAULT_KIND = False
+    made.SWARM_RESOURCE, made.DEFAULT_KIND = "", False
     made.TYPES = (table.kind.rpartition("/")[2], "part")
     made.FIXED_MAJORS = ()
     proof = table.present

@@ -5,7 +5,7 @@ the driver.
 """
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory.model import Node
 from gpuhook.vendors.nvidia import device_nodes, driver_files, kernel_modules, names, nvml
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Mig
@@ -33,7 +33,8 @@ def discover(config: "Config") -> Inventory:
     try:
         root = Rootfs(path)
     except OSError as error:
-        raise DriverError(
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
             f"The driver root {path} can't be opened: {error.strerror}",
             "Start the driver container, or correct [nvidia-container-cli] root in config.toml",
         ) from None
