@@ -9,10 +9,9 @@ import glob
 import os
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 
-from gpuhook.engines import toml_text
+from gpuhook.engines import installed, toml_text
 from gpuhook.engines.ask import Answer, Ask
 from gpuhook.engines.files import Change, read_text
 from gpuhook.engines.merge import Document, Path, get
@@ -112,16 +111,7 @@ class Containerd:
 
 def containerd_version() -> tuple[int, int] | None:
     """Return the installed containerd's version, None if it can't be told."""
-    program = shutil.which("containerd")
-    if program is None:
-        return None
-    try:
-        done = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    match = re.search(r"\sv?(\d+)\.(\d+)\.", done.stdout)
+    match = re.match(r"(\d+)\.(\d+)\.", installed.version("containerd") or "")
     return (int(match[1]), int(match[2])) if match else None
 
 
@@ -195,8 +185,8 @@ def _warnings(source: Source, ask: Ask, program: tuple[int, int] | None) -> list
             f"{source.path} disables the plugin cri: Kubernetes can't use this containerd "
             "until disabled_plugins no longer names it"
         )
-    if ask.cdi and source.version == 1:
-        warnings.append("CDI needs a configuration of version 2; --cdi changed nothing")
+    if ask.cdi and ask.cdi_setting and source.version == 1:
+        warnings.append("enable_cdi needs a configuration of version 2 and wasn't written")
     return warnings
 
 
@@ -228,9 +218,14 @@ def _drop_in_settings(
     ours: Document = {"containerd": {"runtimes": {name: runtimes[name] for name in added}}}
     if ask.set_default:
         ours["containerd"]["default_runtime_name"] = ask.names[0]
-    if ask.cdi:
+    if _sets_cdi(effective, ask):
         ours["enable_cdi"] = True
     return ours
+
+
+def _sets_cdi(cri: Document, ask: Ask) -> bool:
+    """Tell whether enable_cdi is to be written; a false is overridden, as --cdi is said later."""
+    return ask.cdi and (ask.cdi_setting or "enable_cdi" in cri)
 
 
 def _effective_cri(source: Source, ask: Ask, drop_in: str, *, merges: bool) -> Document:
@@ -286,7 +281,7 @@ def _add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None
         runtimes.update(copy.deepcopy(_BUILT_IN) if "runc" not in runtimes else {})
     if ask.set_default:
         containerd["default_runtime_name"] = ask.names[0]
-    if ask.cdi and source.version > 1:
+    if source.version > 1 and _sets_cdi(cri, ask):
         cri["enable_cdi"] = True
 
 
