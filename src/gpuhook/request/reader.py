@@ -322,22 +322,22 @@ class Reading:
         kinds = {self.names.AUTOMATIC} if self.names.AUTOMATIC else set()
         if self.config.mode != "cdi":
             kinds.add(self.names.KIND)
-        for name in devices:
-            _check_name(name)
+        for given in devices:
+            _check_name(given)
+            plain = self.config.mode == "cdi" and not cdi_parts(given)
+            name = f"{self.kind()}={given}" if plain else given
             kind, _, device = name.partition("=")
             if kind in kinds and device:
                 if (kind, device) != (self.names.AUTOMATIC, "none"):
                     selectors.append(device)
-            elif cdi_parts(name):
+            elif plain or cdi_parts(name):
                 qualified.append(name)
-            elif self.config.mode == "cdi":
-                qualified.append(f"{self.kind()}={name}")
             else:
                 selectors.append(name)
         self.found["cdi_devices"] = tuple(dict.fromkeys(qualified))
         self.found["selectors"] = tuple(dict.fromkeys(selectors))
-        plain = not any("=" in name for name in devices)
-        if plain and self.found["source"] == "environment" and not self.swarm:
+        bare = not any("=" in name for name in devices)
+        if bare and self.found["source"] == "environment" and not self.swarm:
             spaces = [self.names.VARIABLES[name] for name in self.variables()]
             self.found["spaces"] = spaces[0] if spaces else ()
         ours = [name for name in qualified if name.startswith(f"{self.names.KIND}=")]

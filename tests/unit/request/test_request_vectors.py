@@ -8,6 +8,7 @@ from machines import read_request
 from gpuhook.config import Config, loads
 from gpuhook.errors import GpuhookError, RequestError
 from gpuhook.request.reader import Request, is_privileged
+from gpuhook.vendors.nvidia import names
 
 MOUNT_ROOT = "/var/run/nvidia-container-devices/"
 
@@ -184,3 +185,23 @@ def test_hook_request(case: Case) -> None:
     assert sorted(request.options.requirements) == sorted(expected["requirements_any_order"])
     assert request.options.mig_config == expected.get("mig_config")
     assert request.options.mig_monitor == expected.get("mig_monitor")
+
+
+@pytest.mark.vectors("modifier", "modifier.cdi_requests")
+def test_names_in_mode_cdi(case: Case) -> None:
+    given = case["input"]
+    config = config_of(
+        mode="cdi",
+        swarm_resource=",".join(given["swarm_resource"]),
+        cdi_annotation_prefixes=tuple(given["annotation_prefixes"]),
+    )
+    config.cdi_default_kind = given["default_kind"] or config.cdi_default_kind
+    mounts = [
+        {"source": "/dev/null", "destination": MOUNT_ROOT + name}
+        for name in given["devnull_mounts"]
+    ]
+    request = read_request(spec_of(given["env"], mounts, annotations=given["annotations"]), config)
+    # Those of the automatic kind are asked of the machine, never looked up in a document.
+    assert not any(name.startswith(names.AUTOMATIC) for name in request.cdi_devices)
+    found = [f"{names.AUTOMATIC}={name}" for name in request.selectors] + [*request.cdi_devices]
+    assert found == (case["expected"]["names_before_dedupe"] or [])
