@@ -14,6 +14,7 @@ PACKAGE = Path(gpuhook.__file__).parent
 # Folders -> what is spelled there alone.
 SPELLED = {
     ("vendors/nvidia/", "nvidia_cli/"): r"NVIDIA_|/dev/nvidia|/proc/driver/nvidia",
+    ("vendors/amd/",): r"AMD_|/dev/kfd|amdgpu|amd\.com",
     ("vendors/neuron/",): r"NEURON_|/dev/neuron|neuron_device|aws\.amazon",
     ("vendors/gaudi/",): r"HABANA_|habanalabs|/dev/accel|habana\.ai",
 }

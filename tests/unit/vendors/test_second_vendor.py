@@ -32,6 +32,7 @@ from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
 SOURCES = Path(__file__).parents[3] / "src"
 UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+ACCEPT = "accept-annotations = true\n"
 NO_GROUPS = "[features]\nno-additional-gids-for-device-nodes = true\n"
 SPEC_MODE = '[nvidia-container-runtime]\nmode = "spec"\n'
 PLUGINS = "/opt/acme/plugins"
@@ -187,6 +188,32 @@ def test_a_swarms_variable() -> None:
     for word in ("1", "0x1", ""):
         request = second_vendor.read(spec_with(f"B={word}", "ACME_VISIBLE_DEVICES=0"), config)
         assert request.devices == ("0",)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_annotations_name_the_devices_of_each_vendor(both: Inventories, mode: str) -> None:
+    text = f'[nvidia-container-runtime]\nmode = "{mode}"\n[gpuhook]\naccept-annotations = '
+    kinds = "acme.example/npu=0,nvidia.com/gpu=1", "acme.example/npu=2", "other.example/nic=1"
+    notes = {f"cdi.k8s.io/{number}": names for number, names in enumerate(kinds)}
+    env = ["ACME_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=0"]
+    spec = spec_with(*env, annotations=notes)
+    answer = resolved(spec, both, loads(f"{text}true\n"))
+    nvidia = [device.id for device in both["nvidia"].devices]
+    assert answer.ids == (nvidia[1], "A-0000", "A-0002")
+    assert [request.source for request in answer.requests] == ["annotations"] * 2
+    answer = resolved(spec, both, loads(f"{text}false\n"))
+    assert answer.ids == (nvidia[0], "A-0001")
+    untrusted = loads(f"{UNPRIVILEGED}{text}true\n")
+    assert resolve(spec, untrusted, inventories=both) is None
+
+
+@pytest.mark.parametrize("mode", ["cdi", "auto"])
+def test_annotations_for_documents_are_one_reading(mode: str) -> None:
+    """In these modes one vendor's reading passes on the names of all."""
+    config = loads(f'[nvidia-container-runtime]\nmode = "{mode}"\n[gpuhook]\n' + ACCEPT)
+    notes = {"cdi.k8s.io/x": "acme.example/npu=0"}
+    request = second_vendor.read(spec_with(annotations=notes), config)
+    assert (request.devices, request.ignored) == (None, ())
 
 
 def test_one_setting_is_for_all_vendors(both: Inventories) -> None:
