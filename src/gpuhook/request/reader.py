@@ -419,10 +419,10 @@ def is_privileged(spec: "dict[str, Any]") -> bool:
 def decided(names: list[str]) -> tuple[str, ...] | None:
     """Apply the words with a meaning of their own: void cancels, else the first one decides.
 
-    Their letters may be of either case.
+    They may be written in letters of either case.
     """
     words = [name.lower() for name in names]
-    if not names or "void" in words:
+    if not words or "void" in words:
         return None
     for word in words:
         if word == "all":
