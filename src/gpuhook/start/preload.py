@@ -33,7 +33,8 @@ CONFIGURATION = (
 )  # fmt: skip
 REQUEST = (
     "oci.jsontext", "log", "names", *CONFIGURATION, "oci.spec", "request.sources",
-    "request.reader", "inventory.model", "vendors.nvidia.names", "vendors.seam", "resolve",
+    "request.reader", "inventory.model", "vendors.ascend.names", "vendors.nvidia.names",
+    "vendors.seam", "resolve",
 )  # fmt: skip
 INVENTORY = ("inventory.selection", "inventory.freshness", "inventory.cache")
 RUNTIME = (*REQUEST, "oci.runtime_argv", "runtime_shim")

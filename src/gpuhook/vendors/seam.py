@@ -9,6 +9,7 @@ docs/add-a-vendor.md goes through it step by step.
 
 from gpuhook.errors import DriverError, listed
 from gpuhook.inventory.model import Inventory
+from gpuhook.vendors.ascend import names as ascend
 from gpuhook.vendors.nvidia import names as nvidia
 
 TYPE_CHECKING = False
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
-KNOWN: "dict[str, ModuleType]" = {nvidia.NAME: nvidia}
+KNOWN: "dict[str, ModuleType]" = {
+    nvidia.NAME: nvidia,
+    ascend.NAME: ascend,
+}
 
 
 def package(names: "ModuleType") -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from gpuhook.start import standby
 from gpuhook.start.standby import Child, Server
-from gpuhook.vendors.seam import KNOWN
+from gpuhook.vendors.seam import KNOWN, package
 
 
 class Late:
@@ -96,7 +96,9 @@ for name, module in sys.modules.items():
 """
 # What a child never does: it has the configuration and the inventory from its parent.
 NOT_A_CHILDS = {"gpuhook.config.loader", "gpuhook.config.source", "gpuhook.inventory.cache"}
-DISCOVERY = {"gpuhook.vendors.nvidia.discover", "gpuhook.vendors.nvidia.driver_files"}
+DISCOVERY = {
+    "gpuhook.vendors.nvidia.driver_files", *(f"{package(each)}.discover" for each in KNOWN.values())
+}  # fmt: skip
 
 
 def late_imports(source: str) -> Iterator[str]:
