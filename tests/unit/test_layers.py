@@ -32,12 +32,15 @@ LINES = (
     (
         "cdi", "plan", "vendors", "vendors.nvidia",
         "vendors.ascend", "vendors.ascend.simulate",
+        "vendors.intel_gpu", "vendors.intel_gpu.simulate",
+        "vendors.intel_npu", "vendors.intel_npu.simulate",
     ),
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
         "vendors.nvidia.doctor",
         "vendors.ascend.doctor",
+        "vendors.intel_gpu.doctor", "vendors.intel_npu.doctor",
     ),
 )  # fmt: skip
 
@@ -63,6 +66,7 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors": {
         "config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia",
         "vendors.ascend",
+        "vendors.intel_gpu", "vendors.intel_npu",
     },
     "vendors.nvidia": {
         "cgroup", "config", "container", "inventory", "loader", "oci", "plan", "request",
@@ -74,6 +78,12 @@ LAYERS: Mapping[str, set[str]] = {
         "config", "container", "inventory", "loader", "oci", "plan", "request", "vendors",
     },
     "vendors.ascend.simulate": {"simulate", "vendors.ascend"},
+    "vendors.intel_gpu": {"config", "container", "inventory", "plan", "vendors"},
+    "vendors.intel_gpu.simulate": {"simulate", "vendors.intel_gpu"},
+    "vendors.intel_gpu.doctor": {"container", "doctor", "vendors", "vendors.intel_gpu"},
+    "vendors.intel_npu": {"config", "container", "inventory", "vendors"},
+    "vendors.intel_npu.simulate": {"simulate", "vendors.intel_npu"},
+    "vendors.intel_npu.doctor": {"doctor", "vendors", "vendors.intel_npu"},
     "vendors.ascend.doctor": {"container", "doctor", "oci", "vendors.ascend"},
     # A document is made of plans, and of what vendors say of their devices.
     "cdi": {

@@ -33,7 +33,8 @@ CONFIGURATION = (
 )  # fmt: skip
 REQUEST = (
     "oci.jsontext", "log", "names", *CONFIGURATION, "oci.spec", "request.sources",
-    "request.reader", "inventory.model", "vendors.ascend.names", "vendors.nvidia.names",
+    "request.reader", "inventory.model", "vendors.ascend.names", "vendors.intel_gpu.names",
+    "vendors.intel_npu.names", "vendors.nvidia.names",
     "vendors.seam", "resolve",
 )  # fmt: skip
 INVENTORY = ("inventory.selection", "inventory.freshness", "inventory.cache")

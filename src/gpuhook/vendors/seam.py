@@ -10,6 +10,8 @@ docs/add-a-vendor.md goes through it step by step.
 from gpuhook.errors import DriverError, listed
 from gpuhook.inventory.model import Inventory
 from gpuhook.vendors.ascend import names as ascend
+from gpuhook.vendors.intel_gpu import names as intel_gpu
+from gpuhook.vendors.intel_npu import names as intel_npu
 from gpuhook.vendors.nvidia import names as nvidia
 
 TYPE_CHECKING = False
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 KNOWN: "dict[str, ModuleType]" = {
     nvidia.NAME: nvidia,
     ascend.NAME: ascend,
+    intel_gpu.NAME: intel_gpu,
+    intel_npu.NAME: intel_npu,
 }
 
 

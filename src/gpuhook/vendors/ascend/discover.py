@@ -9,8 +9,16 @@ from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import DriverError
 from gpuhook.inventory import freshness
 from gpuhook.inventory.model import Device, Node
+from gpuhook.vendors import bound
 from gpuhook.vendors.ascend import lists, names
-from gpuhook.vendors.ascend.model import CLASS, PCI_DRIVER, UB_FOLDERS, VERSION, Inventory
+from gpuhook.vendors.ascend.model import (
+    CLASS,
+    DRIVER_NAME,
+    PCI_DRIVER,
+    UB_FOLDERS,
+    VERSION,
+    Inventory,
+)
 from gpuhook.vendors.ascend.variables import EVERY_VNPU
 
 MANAGER = "/dev/davinci_manager"
@@ -36,7 +44,6 @@ CHIPS = {
 _PRODUCTS = ("npu", "Ascend910", "Ascend310", "Ascend310P", "Ascend310B")
 _REGION = "devdrv-cdev"  # of the NPUs' nodes in /proc/devices
 _FIRST_VNPU, _VNPUS = 100, 16  # npu-smi numbers vNPUs from 100 on, 16 numbers for each NPU
-_SMALL = 1 << 16
 
 
 class _Npu:
@@ -62,18 +69,18 @@ def discover(path: str) -> Inventory:
 
 
 def _discover(root: Rootfs) -> Inventory:
-    bound = _bound(root)
-    if not bound and not any(map(root.exists, (PCI_DRIVER, CLASS, MANAGER))):
+    folders = bound.devices(root, DRIVER_NAME)
+    if not folders and not any(map(root.exists, (PCI_DRIVER, CLASS, MANAGER))):
         raise DriverError(
             "Ascend's driver isn't loaded",
             "Install Huawei's driver for the NPU or load it again; npu-smi info should list NPUs",
         )
-    npus = _by_number(root, "davinci", _on_pci(root, bound))
+    npus = _by_number(root, "davinci", _on_pci(root, folders))
     vnpus = _by_number(root, "vdavinci", [])
     split = {(number - _FIRST_VNPU) // _VNPUS for number in vnpus if number >= _FIRST_VNPU}
     devices = [_npu(root, npus[number], split) for number in sorted(npus)]
     devices += [_vnpu(root, vnpus[number], npus) for number in sorted(vnpus)]
-    control, optional = _control(root, bound)
+    control, optional = _control(root, folders)
     paths = (*control, *(path for device in devices for path in device.nodes))
     found = [Node.of(path, root.stat(path), _inside(path)) for path in dict.fromkeys(paths)]
     nodes = tuple(node for node in found if node is not None)
@@ -88,11 +95,6 @@ def _discover(root: Rootfs) -> Inventory:
 # Which there are -----------------------------------------------------------------------------
 
 
-def _bound(root: Rootfs) -> list[str]:
-    """Return the PCI addresses that are bound to the driver."""
-    return [name for name in root.list_folder(PCI_DRIVER) if name.count(":") == 2]
-
-
 def _by_number(root: Rootfs, beginning: str, on_pci: list[_Npu]) -> dict[int, _Npu]:
     """Return the devices whose nodes' names begin so: what all that the driver shows says."""
     found = {each.number: each for each in on_pci}
@@ -101,20 +103,23 @@ def _by_number(root: Rootfs, beginning: str, on_pci: list[_Npu]) -> dict[int, _N
     return found or {each.number: each for each in _with_its_major(root, beginning)}
 
 
-def _on_pci(root: Rootfs, bound: list[str]) -> list[_Npu]:
+def _on_pci(root: Rootfs, folders: list[str]) -> list[_Npu]:
     found = []
-    for address in bound:
-        folder = f"{PCI_DRIVER}/{address}"
-        model = _model(root, folder)
-        bus_id = _text(root, f"{folder}/bus_name") or address
+    for folder in folders:
+        address = _address(folder)
+        bus_id = bound.text(root, f"{folder}/bus_name") or address
         short = address.partition(":")[2]
-        alone = [each.partition(":")[2] for each in bound].count(short) == 1
-        table = rows(_text(root, f"{folder}/devdrv_sysfs_bdf_to_devid")) if alone else []
+        alone = [each.partition(":")[2] for each in map(_address, folders)].count(short) == 1
+        table = rows(bound.text(root, f"{folder}/devdrv_sysfs_bdf_to_devid")) if alone else []
         numbers = [number for bdf, number, _ in table if bdf == short]
-        own = _text(root, f"{folder}/dev_id")
-        numbers = numbers or ([int(own)] if _is_number(own) else [])
-        found += [_Npu(number, bus_id, model) for number in numbers]
+        own = bound.number("." + bound.text(root, f"{folder}/dev_id"), ".")
+        numbers = numbers or ([own] if own is not None else [])
+        found += [_Npu(number, bus_id, _model(root, folder)) for number in numbers]
     return found
+
+
+def _address(folder: str) -> str:
+    return folder.rpartition("/")[2]
 
 
 def rows(text: str) -> list[tuple[str, int, int]]:
@@ -122,30 +127,28 @@ def rows(text: str) -> list[tuple[str, int, int]]:
     found = []
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 3 and _is_number(words[1]) and _is_number(words[2]):
+        numbers = [bound.number(f".{word}", ".") for word in words[1:]]
+        if len(words) == 3 and None not in numbers:
             found.append((words[0].lower(), int(words[1]), int(words[2])))
     return found
 
 
 def _in_class(root: Rootfs, beginning: str) -> list[_Npu]:
-    found = []
-    for name in root.list_folder(CLASS):
-        number = name.removeprefix(beginning)
-        if number != name and _is_number(number):
-            found.append(_Npu(int(number), dev=_text(root, f"{CLASS}/{name}/dev")))
-    return found
+    return [
+        _Npu(number, dev=bound.text(root, f"{CLASS}/{beginning}{number}/dev"))
+        for number in bound.numbered(root, CLASS, beginning)
+    ]
 
 
 def _with_its_major(root: Rootfs, beginning: str) -> list[_Npu]:
-    lines = (line.split() for line in _text(root, "/proc/devices").splitlines())
-    majors = {int(words[0]) for words in lines if len(words) == 2 and words[1] == _REGION}
+    lines = (line.split() for line in bound.text(root, "/proc/devices").splitlines())
+    majors = {words[0] for words in lines if words[1:] == [_REGION]}
     found = []
-    for name in root.list_folder("/dev"):
-        number = name.removeprefix(beginning)
-        if number != name and _is_number(number):
-            node = Node.of(f"/dev/{name}", root.stat(f"/dev/{name}"))
-            if node is not None and node.major in majors:
-                found.append(_Npu(int(number)))
+    for number in bound.numbered(root, "/dev", beginning):
+        path = f"/dev/{beginning}{number}"
+        node = Node.of(path, root.stat(path))
+        if node is not None and str(node.major) in majors:
+            found.append(_Npu(number))
     return found
 
 
@@ -161,7 +164,7 @@ def _npu(root: Rootfs, npu: _Npu, split: set[int]) -> Device:
     if npu.bus_id:
         called["bus_id"] = (npu.bus_id,)
     path = f"/dev/davinci{number}"
-    state = _wrong_node(root, path, npu.dev)
+    state = bound.wrong_numbers(Node.of(path, root.stat(path)), npu.dev)
     state = state or ("it is split into vNPUs" if number in split else "")
     return Device(f"npu-{number}", str(number), called, (path,), npu.bus_id, npu.model, state=state)
 
@@ -173,19 +176,12 @@ def _vnpu(root: Rootfs, vnpu: _Npu, npus: dict[int, _Npu]) -> Device:
         called["index"] = (str(number),)
     whole = npus.get((number - _FIRST_VNPU) // _VNPUS) if number >= _FIRST_VNPU else None
     path = f"/dev/vdavinci{number}"
+    wrong = bound.wrong_numbers(Node.of(path, root.stat(path)), vnpu.dev)
     return Device(
         f"vnpu-{number}", str(number), called, (path,),
         whole.bus_id if whole else "", f"{whole.model} vNPU" if whole else "Ascend vNPU",
-        f"npu-{whole.number}" if whole else "", _wrong_node(root, path, vnpu.dev),
+        f"npu-{whole.number}" if whole else "", wrong,
     )  # fmt: skip
-
-
-def _wrong_node(root: Rootfs, path: str, dev: str) -> str:
-    """Return what is wrong with a node whose numbers sysfs tells, "" for nothing."""
-    node = Node.of(path, root.stat(path))
-    if node is None or not dev or f"{node.major}:{node.minor}" == dev:
-        return ""
-    return f"{path} has the numbers {node.major}:{node.minor}, and its driver's are {dev}"
 
 
 def _inside(path: str) -> str:
@@ -195,13 +191,13 @@ def _inside(path: str) -> str:
     return path.replace("/vdavinci", "/davinci") if path.startswith("/dev/vdavinci") else ""
 
 
-def _control(root: Rootfs, bound: list[str]) -> tuple[tuple[str, ...], list[str]]:
+def _control(root: Rootfs, folders: list[str]) -> tuple[tuple[str, ...], list[str]]:
     """Return the nodes that go with every device, and those that would if they were there.
 
     Which exist tells the family of the chip. Without the manager nothing works.
     """
-    chips = {CHIPS.get(_pci_device(root, f"{PCI_DRIVER}/{each}")) for each in bound}
-    edge = not bound or "310B" in chips
+    chips = {CHIPS.get(_pci_device(root, folder)) for folder in folders}
+    edge = not folders or "310B" in chips
     manager = CONTAINERS_MANAGER if edge and _is_node(root, CONTAINERS_MANAGER) else MANAGER
     optional = [*SHARED, *(OF_310B if edge else ())]
     optional += [f"{folder}/{each}" for folder in UB_FOLDERS for each in root.list_folder(folder)]
@@ -220,24 +216,12 @@ def _model(root: Rootfs, folder: str) -> str:
 
 
 def _pci_device(root: Rootfs, folder: str) -> str:
-    return _text(root, f"{folder}/device").removeprefix("0x")
+    return bound.text(root, f"{folder}/device").removeprefix("0x")
 
 
 def _version(root: Rootfs) -> str:
-    for line in _text(root, VERSION).splitlines():
+    for line in bound.text(root, VERSION).splitlines():
         key, _, value = line.partition("=")
         if key.strip().lower() == "version" and value.strip():
             return value.strip()
     return "of unknown version"
-
-
-def _is_number(text: str) -> bool:
-    return 0 < len(text) < 10 and text.isascii() and text.isdecimal()
-
-
-def _text(root: Rootfs, path: str) -> str:
-    """Return a small file's text, "" where it can't be read: half of sysfs may be missing."""
-    try:
-        return (root.read_file(path, _SMALL) or b"").decode("ascii", "replace").strip()
-    except OSError:
-        return ""

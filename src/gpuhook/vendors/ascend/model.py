@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from gpuhook.inventory.model import Device, DriverFile, Node
     from gpuhook.vendors.ascend.variables import Options
 
-PCI_DRIVER = "/sys/bus/pci/drivers/devdrv_device_driver"
+DRIVER_NAME = "devdrv_device_driver"
+PCI_DRIVER = f"/sys/bus/pci/drivers/{DRIVER_NAME}"
 CLASS = "/sys/class/devdrv-class"
 UB_FOLDERS = ("/dev/uburma", "/dev/ummu")
 LISTS = "/etc/ascend-docker-runtime.d"

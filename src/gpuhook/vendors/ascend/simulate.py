@@ -98,10 +98,10 @@ def _nodes(
 ) -> None:
     missing = _words(settings["missing"])
     gid = int(settings["group"])
-    devices = [("davinci", number) for number in numbers]
-    devices += [("vdavinci", int(word)) for word in _words(settings["vnpus"])]
-    for sort, number in devices:
-        name, minor = f"{sort}{number}", number + (1024 if sort == "vdavinci" else 0)
+    minors = {f"davinci{number}": number for number in numbers}
+    for position, word in enumerate(_words(settings["vnpus"])):
+        minors[f"vdavinci{word}"] = 255 - position
+    for name, minor in minors.items():
         tree.text(f"{CLASS}/{name}/dev", f"{majors['devdrv-cdev']}:{minor}\n", 0o444)
         if name not in missing:
             tree.node(f"/dev/{name}", majors["devdrv-cdev"], minor, 0o660, gid)
