@@ -159,7 +159,7 @@ def test_nodes_with_common_names_are_no_other_chips(tmp_path: Path) -> None:
     made = Machine("ascend", tmp_path, 1)
     made.node("/dev/hdmi", 9, 9)
     made.node("/dev/davinci_manager_docker", 9, 9)
-    assert shared(made.look()) == {"/dev/davinci_manager", *discover.SHARED}
+    assert set(made.look().control) == {"/dev/davinci_manager", *discover.SHARED}
 
 
 @pytest.mark.parametrize(

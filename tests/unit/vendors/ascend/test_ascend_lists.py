@@ -94,6 +94,12 @@ def test_engine_sockets_are_not_given(made: Machine, path: str) -> None:
     assert all(sentence.endswith("it isn't given to containers") for sentence in refused(found))
 
 
+def test_engine_sockets_where_var_run_is_a_folder(made: Machine) -> None:
+    made.write("/var/run/containerd/x", "")
+    made.write(BASE, "/var/run/containerd/x\n/var/run/containerd\n/var/run\n")
+    assert given(find(made)) == []
+
+
 def test_sockets_are_not_given(made: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made.place / "srv/engine"
     folder.mkdir(parents=True)
@@ -170,6 +176,8 @@ def test_libraries_that_are_none(made: Machine, library: Any) -> None:
     (folder / "plugin.so").write_bytes(library("plugin.so"))
     (folder / "libfolder.so").mkdir()
     (folder / "libaway.so").symlink_to("/nowhere")
+    made.data("/opt/other/libout.so", library("libout.so"))
+    (folder / "libout.so").symlink_to("/opt/other/libout.so")
     (folder / "libplain.so.1").write_bytes(library(None))
     (folder / "libversioned.so.1.2").write_bytes(library("libversioned.so.1"))
     (folder / "libversioned.so.1").symlink_to("libversioned.so.1.2")
