@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.bundles import CGROUP_PARENT
@@ -50,14 +50,22 @@ class Containerd:
         env: Sequence[str] = (),
         options: Sequence[str] = (),
     ) -> Result:
-        """Run ``command`` in a container of ``image`` that is deleted afterwards."""
+        """Run ``command`` in a container of ``image`` that is deleted afterwards.
+
+        What it prints to standard error is in ``stdout``, too.
+        """
         name = f"container{next(self._ids)}"
-        words = [f"--runc-binary={self.binary}", f"--fifo-dir={self.folder}/fifo"]
+        # On a busy machine, ctr itself may close its pipes before it has read them.
+        output = self.folder / f"{name}.output"
+        words = [f"--runc-binary={self.binary}", f"--log-uri=file://{output}"]
         words += [*settings("--env", env), *options]
         done = self.call("run", "--rm", *words, image, name, *command)
         if done.status != 0:
             self.call("container", "rm", name)
             self.call("snapshots", "rm", name)
+        if output.exists():
+            done = replace(done, stdout=done.stdout + output.read_text(errors="replace"))
+            output.unlink()
         return done
 
 
