@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from paper import Paper
+from paper import NodesOnPaper
 
 from gpuhook.inventory.model import Node
 from gpuhook.vendors import seam
 from gpuhook.vendors.parts import part
 
 
-class Machine(Paper):
+class Machine(NodesOnPaper):
     """A simulated driver root; ``nodes`` may be changed before it is looked at."""
 
     def __init__(self, vendor: str, root: Path, count: int = 4, **settings: object) -> None:

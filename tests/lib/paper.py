@@ -1,6 +1,8 @@
-"""Machines of vendors' simulated devices, for tests that may make no node: those are on paper."""
+"""Simulated machines for tests of users who may not make device nodes: those are on paper."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gpuhook.inventory.model import Inventory, Node
@@ -9,41 +11,54 @@ from gpuhook.vendors import seam
 from gpuhook.vendors.parts import part
 
 
-class Paper(Tree):
-    """A tree for those who may not make nodes: it notes them."""
+class NodesOnPaper(Tree):
+    """A tree that notes nodes, and where they are in a container, instead of making them."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, inside: Callable[[str], str] = lambda _: "") -> None:
         super().__init__(root)
         self.nodes: dict[str, Node] = {}
+        self._inside = inside
 
     def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
         path = f"/{relative.lstrip('/')}"
-        self.nodes[path] = Node(path, major, minor, mode, 0, gid)
+        self.nodes[path] = Node(path, major, minor, mode, 0, gid, self._inside(path))
+
+
+def simulated(
+    simulator: ModuleType,
+    discoverer: ModuleType,
+    root: Path,
+    count: int,
+    settings: dict[str, str],
+    inside: Callable[[str], str] = lambda _: "",
+) -> Inventory:
+    """Simulate a vendor's machine in that folder and return what it has, nodes on paper among it.
+
+    Of the vendor there are the modules ``simulate`` and ``discover``.
+    """
+    tree = NodesOnPaper(str(root), inside)
+    list(simulator.simulate(tree, count, settings))
+    seen: Inventory = discoverer.discover(str(root))
+    return with_nodes(seen, tree)
 
 
 def machine(vendor: str, root: Path, count: int = 4, **settings: object) -> Inventory:
-    """Simulate a machine in that folder and return what it has.
+    """Simulate a known vendor's machine as ``simulated`` does.
 
     ``settings`` are the simulator's, with _ for each - of their names.
     """
-    tree = Paper(str(root))
+    simulator, discoverer = (part(seam.KNOWN[vendor], each) for each in ("simulate", "discover"))
+    assert simulator is not None
+    assert discoverer is not None
     words = {name.replace("_", "-"): str(value) for name, value in settings.items()}
-    _part(vendor, "simulate").simulate(tree, count, words)
-    found = look(vendor, root)
-    found.nodes = tuple(tree.nodes[path] for path in found.missing() if path in tree.nodes)
-    return found
+    return simulated(simulator, discoverer, root, count, words)
 
 
-def look(vendor: str, root: Path) -> Inventory:
-    """Return what a vendor's discover finds below a driver root."""
-    found: Inventory = _part(vendor, "discover").discover(str(root))
-    return found
-
-
-def _part(vendor: str, what: str) -> Any:
-    module = part(seam.KNOWN[vendor], what)
-    assert module is not None
-    return module
+def with_nodes(seen: Inventory, tree: NodesOnPaper) -> Inventory:
+    """Return an inventory with those of its missing nodes that are on paper."""
+    found = (tree.nodes[path] for path in seen.missing() if path in tree.nodes)
+    seen.nodes = (*seen.nodes, *found)
+    return seen
 
 
 def spec_with(*env: str, **more: Any) -> dict[str, Any]:

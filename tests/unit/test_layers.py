@@ -31,6 +31,9 @@ LINES = (
     ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
     (
         "cdi", "plan", "vendors", "vendors.nvidia",
+        "vendors.amd", "vendors.amd.simulate",
+        "vendors.neuron", "vendors.neuron.simulate",
+        "vendors.gaudi", "vendors.gaudi.simulate",
         "vendors.ascend", "vendors.ascend.simulate",
         "vendors.intel_gpu", "vendors.intel_gpu.simulate",
         "vendors.intel_npu", "vendors.intel_npu.simulate",
@@ -39,6 +42,9 @@ LINES = (
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
         "vendors.nvidia.doctor",
+        "vendors.amd.doctor",
+        "vendors.neuron.doctor",
+        "vendors.gaudi.doctor",
         "vendors.ascend.doctor",
         "vendors.intel_gpu.doctor", "vendors.intel_npu.doctor",
     ),
@@ -65,6 +71,7 @@ LAYERS: Mapping[str, set[str]] = {
     "plan": {"config", "container", "inventory", "loader", "oci", "vendors"},
     "vendors": {
         "config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia",
+        "vendors.amd", "vendors.gaudi", "vendors.neuron",
         "vendors.ascend",
         "vendors.intel_gpu", "vendors.intel_npu",
     },
@@ -72,8 +79,19 @@ LAYERS: Mapping[str, set[str]] = {
         "cgroup", "config", "container", "inventory", "loader", "oci", "plan", "request",
         "vendors",
     },
+    "vendors.neuron": {"config", "container", "inventory", "oci", "request", "vendors"},
+    "vendors.neuron.simulate": {"simulate", "vendors.neuron"},
+    "vendors.gaudi": {"config", "container", "inventory", "oci", "vendors"},
+    "vendors.gaudi.simulate": {"simulate", "vendors.gaudi"},
+    "vendors.gaudi.doctor": {"doctor", "inventory", "vendors.gaudi"},
+    "vendors.neuron.doctor": {"doctor", "inventory", "vendors.neuron"},
     "vendors.nvidia.simulate": {"simulate"},
-    "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
+    "vendors.nvidia.doctor": {
+        "container", "doctor", "inventory", "loader", "vendors", "vendors.nvidia",
+    },
+    "vendors.amd": {"config", "container", "inventory", "vendors"},
+    "vendors.amd.simulate": {"simulate", "vendors.amd"},
+    "vendors.amd.doctor": {"container", "doctor", "inventory", "vendors.amd"},
     "vendors.ascend": {
         "config", "container", "inventory", "loader", "oci", "plan", "request", "vendors",
     },

@@ -103,14 +103,15 @@ class Source:
     def common(self) -> "Edits":
         """Return the edits for every container: without devices, the hook, and no second injector.
 
-        A program that reads the vendor's variables finds a word there by which it does nothing.
+        A program that reads the vendor's variables finds a word there by which it does nothing, in
+        the first: it decides, and others may be the application's, too.
         """
         edits = self.edits(())
         plan = make_plan([self.grant(self.inventory.devices)], Image(HostLayout()))
         if any(not isinstance(op, _WRITTEN) for op in plan.operations):
             edits["hooks"] = [self._hook_entry()]
-        void = [f"{variable}=void" for variable in self.vendor.names.VARIABLES]
-        edits["env"] = [*edits.get("env", ()), *void]
+        first = next(iter(self.vendor.names.VARIABLES))
+        edits["env"] = [*edits.get("env", ()), f"{first}=void"]
         return edits
 
     def _hook_entry(self) -> "dict[str, Any]":

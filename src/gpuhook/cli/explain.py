@@ -194,7 +194,8 @@ def _vendor_lines(request: Request, inventory: Inventory | None) -> list[str]:
 
 def _why_nothing(env: dict[str, str], config: Config) -> str:
     """Return why the environment asks for nothing, "" where it names devices."""
-    variables = [name for name in environments.items(config.swarm_resource) if name in env]
+    swarm = environments.swarm_variables(config.swarm_resource)
+    variables = [name for _, name in swarm if name in env]
     every = [name for names in seam.KNOWN.values() for name in names.VARIABLES]
     variables = variables or [name for name in every if name in env] or every[:1]
     what = " and ".join(variables)
@@ -204,7 +205,8 @@ def _why_nothing(env: dict[str, str], config: Config) -> str:
         return f"{what} isn't set"
     if not names:
         return f"{what} is empty"
-    return f"void is among the names in {what}" if "void" in names else ""
+    void = "void" in (name.lower() for name in names)
+    return f"void is among the names in {what}" if void else ""
 
 
 def _spelled_out(environment: tuple[str, ...], privileged: bool) -> Spec:

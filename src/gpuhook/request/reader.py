@@ -120,11 +120,12 @@ class SpecReader:
 
     def asks(self, names: "ModuleType") -> bool:
         """Tell whether a request to this vendor may stand anywhere; most containers have none."""
-        words = (*names.VARIABLES, *names.LEGACY[:1], *self.swarm_variables(names))
+        words = (*names.VARIABLES, *names.LEGACY[:1])
         folder = names.MOUNTS.rpartition("/")[2]
         prefixes = self.config.cdi_annotation_prefixes if names.AUTOMATIC else ()
         return (
             any(word in self.env for word in words)
+            or bool(self.swarm(names))
             or (bool(folder) and any(folder in place for _, place in self.mounts))
             or any(key.startswith(prefixes) for key in self.annotations if prefixes)
         )
@@ -148,9 +149,22 @@ class SpecReader:
             raise
         return reading.request()
 
-    def swarm_variables(self, names: "ModuleType") -> list[str]:
-        """Return the variables that the configuration adds for this vendor."""
-        return sources.items(self.config.swarm_resource) if names.SWARM_RESOURCE else []
+    def swarm(self, names: "ModuleType") -> dict[str, list[str]]:
+        """Return the variables of swarm-resource that are set, and their words for this vendor.
+
+        One that the configuration gives to no vendor is for those whose words are in it.
+        """
+        found: dict[str, list[str]] = {}
+        for vendor, variable in sources.swarm_variables(self.config.swarm_resource):
+            if variable not in self.env:
+                continue
+            words = sources.items(self.env[variable])
+            ours = [word for word in words if sources.sort(word) == names.SWARM_RESOURCE]
+            if vendor == names.NAME:
+                found[variable] = words
+            elif not vendor and (ours or (not words and names.SWARM_RESOURCE == "plain")):
+                found[variable] = ours
+        return found
 
 
 class Reading:
@@ -183,7 +197,7 @@ class Reading:
         self.env = spec.env
         self.annotations = spec.annotations if names.AUTOMATIC else {}
         self.spec = spec.spec
-        self.swarm = [name for name in spec.swarm_variables(names) if name in self.env]
+        self.swarm = spec.swarm(names)
         self.mounts = MountRequests(spec.mounts, names.MOUNTS)
         self.accepts_env = self.config.accept_envvar_unprivileged or self.is_privileged()
         self.legacy = is_legacy(self.env, names)
@@ -208,8 +222,17 @@ class Reading:
         vendor.read(self, options)
 
     def variables(self) -> list[str]:
-        """Return the variables that decide, if any is set: the configuration's, or the first."""
-        return self.swarm or [name for name in self.names.VARIABLES if name in self.env][:1]
+        """Return the variables that decide, if any is set: the configuration's, or the first.
+
+        One that says ``all`` gives way to the next that names any: images set it so.
+        """
+        general: list[str] = []
+        for name in () if self.swarm else self.names.VARIABLES:
+            words = [word.lower() for word in sources.items(self.env.get(name, ""))]
+            if name in self.env and words != ["all"] and (words or not general):
+                return [name]
+            general += [name] if words == ["all"] else []
+        return [*self.swarm] or general[:1]
 
     def chosen_devices(self) -> tuple[str, tuple[str, ...] | None]:
         """Return (source, devices) of the most trusted source that names any.
@@ -268,7 +291,7 @@ class Reading:
             return names
         if mode == "auto":
             counted = names if all(cdi_parts(name) for name in names) else []
-        elif any(self.env.get(name) == "void" for name in self.names.VARIABLES):
+        elif any(self.env.get(name, "").lower() == "void" for name in self.names.VARIABLES):
             counted = []
         else:
             kinds = (self.kind(), self.names.AUTOMATIC)
@@ -296,7 +319,7 @@ class Reading:
         """Return the devices' names in the environment, if that is heard."""
         for name in self.names.VARIABLES:
             if self.swarm and name in self.env and name not in self.swarm:
-                reason = f"{name} is overridden by swarm-resource {shown(self.swarm[0])}"
+                reason = f"{name} is overridden by swarm-resource {shown(next(iter(self.swarm)))}"
                 self.ignored.append(("environment", reason))
         names = self.names_in(self.variables())
         if decided(names) is not None and (reason := self.distrust()):
@@ -306,10 +329,11 @@ class Reading:
 
     def names_in(self, named: list[str]) -> list[str]:
         """Return what the variables name together; a legacy image without any means all."""
-        values = [self.env[name] for name in named if name in self.env]
-        if not values:
+        there = [name for name in named if name in self.env]
+        if not there:
             return ["all"] if self.legacy else []
-        return [item for value in values for item in sources.items(value)]
+        each = [self.swarm.get(name, sources.items(self.env[name])) for name in there]
+        return [word for words in each for word in words]
 
     def read_names(self, devices: tuple[str, ...]) -> None:
         """Sort the devices' names into selectors and CDI names.
@@ -380,13 +404,17 @@ def is_privileged(spec: "dict[str, Any]") -> bool:
 
 
 def decided(names: list[str]) -> tuple[str, ...] | None:
-    """Apply the words with a meaning of their own: void cancels, else the first one decides."""
-    if not names or "void" in names:
+    """Apply the words with a meaning of their own: void cancels, else the first one decides.
+
+    Their letters may be of either case.
+    """
+    words = [name.lower() for name in names]
+    if not names or "void" in words:
         return None
-    for name in names:
-        if name == "all":
+    for word in words:
+        if word == "all":
             return ("all",)
-        if name == "none":
+        if word == "none":
             return ()
     return tuple(dict.fromkeys(names))
 

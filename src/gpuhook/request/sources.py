@@ -101,3 +101,17 @@ def _tight(item: str) -> str:
     first, dash, last = item.partition("-")
     ends = first.strip(), last.strip()
     return dash.join(ends) if dash and all(map(str.isdecimal, ends)) else item
+
+
+def swarm_variables(setting: str) -> list[tuple[str, str]]:
+    """Return vendor ("": not said) and variable of each item of swarm-resource, [VENDOR=]NAME."""
+    found = [item.rpartition("=") for item in items(setting)]
+    return [(vendor.strip(), variable.strip()) for vendor, _, variable in found]
+
+
+def sort(word: str) -> str:
+    """Return whose form a device's name in a swarm has: "hex" for 0x..., else "plain".
+
+    A swarm calls the devices of all vendors by one name, if its administrators did so.
+    """
+    return "hex" if word[:2] in ("0x", "0X") else "plain"

@@ -14,7 +14,7 @@ import pytest
 
 from gpuhook.start import standby
 from gpuhook.start.standby import Child, Server
-from gpuhook.vendors.seam import KNOWN, package
+from gpuhook.vendors.seam import KNOWN
 
 
 class Late:
@@ -97,8 +97,9 @@ for name, module in sys.modules.items():
 # What a child never does: it has the configuration and the inventory from its parent.
 NOT_A_CHILDS = {"gpuhook.config.loader", "gpuhook.config.source", "gpuhook.inventory.cache"}
 DISCOVERY = {
-    "gpuhook.vendors.nvidia.driver_files", *(f"{package(each)}.discover" for each in KNOWN.values())
-}  # fmt: skip
+    "gpuhook.vendors.nvidia.driver_files",
+    *(f"gpuhook.vendors.{name}.discover" for name in KNOWN),
+}
 
 
 def late_imports(source: str) -> Iterator[str]:

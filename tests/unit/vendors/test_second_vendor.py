@@ -158,6 +158,10 @@ def test_a_device_that_cannot_be_used(npus: Inventory, word: str) -> None:
         (["ACME_VISIBLE_BOARDS=B0"], ("B0",), "ACME_VISIBLE_BOARDS"),
         (["ACME_VISIBLE_BOARDS=B0", "ACME_VISIBLE_DEVICES=1"], ("1",), "ACME_VISIBLE_DEVICES"),
         (["ACME_VISIBLE_DEVICES=none"], (), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=All", "ACME_VISIBLE_BOARDS=B0"], ("B0",), "ACME_VISIBLE_BOARDS"),
+        (["ACME_VISIBLE_DEVICES=all", "ACME_VISIBLE_BOARDS="], ("all",), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=all", "ACME_VISIBLE_BOARDS=void"], None, ""),
+        (["ACME_VISIBLE_DEVICES=", "ACME_VISIBLE_BOARDS=B0"], None, ""),
         (["ACME_VISIBLE_DEVICES=1,all"], ("all",), "ACME_VISIBLE_DEVICES"),
         (["ACME_VISIBLE_DEVICES=1,void"], None, ""),
         (["ACME_VISIBLE_DEVICES="], None, ""),
@@ -171,6 +175,18 @@ def test_what_a_container_asks_for(
     assert request.devices == devices
     assert request.selectors == (devices or ())
     assert request.spaces == (names_of_variable(spaces) if spaces else ())
+
+
+def test_a_swarms_variable() -> None:
+    config = loads('swarm-resource = "acme=A, B"\n')
+    request = second_vendor.read(spec_with("A=A-0002", "ACME_VISIBLE_DEVICES=0"), config)
+    assert (request.devices, request.spaces) == (("A-0002",), ())
+    assert request.ignored == (
+        ("environment", "ACME_VISIBLE_DEVICES is overridden by swarm-resource 'A'"),
+    )
+    for word in ("1", "0x1", ""):
+        request = second_vendor.read(spec_with(f"B={word}", "ACME_VISIBLE_DEVICES=0"), config)
+        assert request.devices == ("0",)
 
 
 def test_one_setting_is_for_all_vendors(both: Inventories) -> None:

@@ -12,7 +12,7 @@ VARIABLES = {"INTEL_VISIBLE_DEVICES": ("index", "card", "uid", "vf", "bus_id")}
 LEGACY = ()  # it has no images from before this variable,
 MOUNTS = ""  # no device plugin that asks by mounts,
 AUTOMATIC = ""  # and no kind whose names are selectors
-SWARM_RESOURCE = False
+SWARM_RESOURCE = ""
 DEFAULT_KIND = False
 
 KIND = "intel.com/gpu"  # of CDI devices

@@ -12,7 +12,7 @@ VARIABLES = {"INTEL_VISIBLE_NPUS": ("index", "name", "bus_id")}
 LEGACY = ()  # it has no images from before this variable,
 MOUNTS = ""  # no device plugin that asks by mounts,
 AUTOMATIC = ""  # and no kind whose names are selectors
-SWARM_RESOURCE = False
+SWARM_RESOURCE = ""
 DEFAULT_KIND = False
 
 KIND = "intel.com/npu"  # of CDI devices
