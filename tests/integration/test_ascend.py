@@ -249,14 +249,13 @@ def test_the_commands_name_its_devices(bundle: Bundle, config: Path, npus: Devic
 # podman --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def own(workspace: Path, driver: Driver, npus: Devices) -> Path:
-    return npus.configured(write_config(workspace / "ascend-etc", driver.root, ["runc"]))
-
-
 def test_podman_by_hook_and_by_document(
-    npus: Devices, own: Path, host: Namespace, workspace: Path, archive: Path
+    npus: Devices, driver: Driver, host: Namespace, workspace: Path, archive: Path
 ) -> None:
+    """Debian 12's podman knows no groups in documents."""
+    off = "[features]\nno-additional-gids-for-device-nodes = true\n"
+    own = write_config(workspace / "ascend-etc", driver.root, ["runc"])
+    npus.configured(own, tail=off)
     command = ("sh", "-c", f"{LOOK[-1]}\n{FILES}")
     library = [f"{LIBRARY} {library_of(npus)}"]
     with (
@@ -273,7 +272,6 @@ def test_podman_by_hook_and_by_document(
             "ASCEND_DOCKER_RUNTIME=True",
             f"{ASK}=void",
         ]
-        assert GROUP in vendors.groups_seen(done)
         done = run_with(engine, command, f"{KIND}=all")
         whole = [number for number in range(12) if number not in (4, 7)]
         assert nodes_seen(done) == expected(npus, *whole, 212, 213)

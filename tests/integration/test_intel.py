@@ -223,8 +223,10 @@ def test_another_makers_node_is_no_npu(bundle: Bundle, npu_config: Path, npus: D
 def test_podman_by_hook_and_by_document(
     gpus: Devices, npus: Devices, driver: Driver, host: Namespace, workspace: Path, archive: Path
 ) -> None:
-    """Of both kinds at once: they have one configuration."""
-    own = gpus.configured(write_config(workspace / "intel-etc", driver.root, ["runc"]))
+    """Of both kinds at once. Debian 12's podman knows no groups in documents."""
+    off = "[features]\nno-additional-gids-for-device-nodes = true\n"
+    own = write_config(workspace / "intel-etc", driver.root, ["runc"])
+    gpus.configured(own, tail=off)
     roots = f'driver-roots = ["intel_gpu={gpus.root}", "intel_npu={npus.root}"]'
     own.write_text(re.sub(r"driver-roots = .*", roots, own.read_text()))
     with (
@@ -237,7 +239,6 @@ def test_podman_by_hook_and_by_document(
         assert nodes_seen(done) == expected(gpus, 4) | npu
         done = run_with(engine, LOOK, f"{KIND}=card2", f"{NPU_KIND}=1")
         assert nodes_seen(done) == expected(gpus, 2) | npu
-        assert {VIDEO, RENDER} <= vendors.groups_seen(done)
         assert vendors.links_seen(done)["/dev/dri/by-path/pci-0000:04:00.0-card"] == "../card2"
         assert vendors.variables_seen(done, "INTEL_") == [f"{ASK}=void", f"{ASK_NPU}=void"]
         done = run_with(engine, LOOK, f"{KIND}=0", f"{NPU_KIND}=all")
