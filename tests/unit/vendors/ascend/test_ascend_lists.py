@@ -193,38 +193,3 @@ def test_the_first_folder_wins(made: Machine, library: Any) -> None:
     assert libraries(find(made))["libascend_hal.so"] != path
     (made.place / DRIVER.lstrip("/") / "lib64/driver/libascend_hal.so").unlink()
     assert libraries(find(made))["libascend_hal.so"] == path
-
-
-# The vendor's cases --------------------------------------------------------------------------
-
-# Cases in which gpuhook differs; docs/differences.md says why.
-NODES = "nodes in a list are looked up without that root"
-
-
-@pytest.mark.vectors("vendor_ascend", "ascend.mount_list")
-def test_mount_list(case: Case, tmp_path: Path) -> None:
-    put, expected = case["input"], case["expected"]
-    made = Machine("ascend", tmp_path, 1)
-    for name, named in put["lists"].items():
-        lines = ["/" + "x" * put["line_length"]] if "line_length" in put else named
-        made.write(f"{LISTS}/{name}.list", "".join(f"{line}\n" for line in lines))
-    for path in put.get("exists", ()):
-        made.write(path, "")
-    asked = [name.strip() for name in (put["names"] or "base").split(",")]
-    found = find(made)
-    problems = [each.problem for each in found.lists if each.name in asked and each.problem]
-    assert bool(problems) == bool(expected.get("error"))
-    mounts = [path for name in asked for path in given(found, name)]
-    wanted = [] if case["name"] == NODES else expected.get("mounts_any_order", [])
-    assert sorted(mounts) == sorted(wanted)
-
-
-@pytest.mark.vectors("vendor_ascend", "ascend.topology_files")
-def test_topology_files(case: Case, tmp_path: Path) -> None:
-    made = Machine("ascend", tmp_path, 1)
-    lines = case["input"]["driver_mounts"]
-    for path in (*lines, *case["input"]["exists"]):
-        made.write(path, "")
-    made.write(BASE, "".join(f"{line}\n" for line in lines))
-    there = {file.target for file in find(made).files if file.kind == FILE}
-    assert there == set(case["expected"]["mounts_any_order"])
