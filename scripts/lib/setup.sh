@@ -67,6 +67,21 @@ install_packages() {
     }
 }
 
+# install_into ROOT LOG PACKAGE...: install packages into the root filesystem of a Debian.
+install_into() {
+    local root=$1 log=$2
+    shift 2
+    cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
+    # The mirror may be a snapshot, too old for apt and not for debootstrap.
+    echo 'Acquire::Check-Valid-Until "false";' >"$root/etc/apt/apt.conf.d/snapshot"
+    chroot "$root" env DEBIAN_FRONTEND=noninteractive sh -c '
+        apt-get update -q && apt-get install -y -q --no-install-recommends "$@"
+    ' sh "$@" >"$log" 2>&1 </dev/null || {
+        tail -n 5 "$log" >&2
+        die "apt-get failed in $root; all it said is in $log"
+    }
+}
+
 # Print the address of the Debian mirror that apt uses here.
 debian_mirror() {
     local address
@@ -75,6 +90,12 @@ debian_mirror() {
         sed -n 1p)
     [[ -n $address ]] || die 'apt knows no Debian mirror here: run apt-get update'
     printf '%s\n' "$address"
+}
+
+# slim ROOT: remove from a root filesystem that is kept what no test looks at.
+slim() {
+    rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/* "$1"/var/log/* \
+        "$1"/usr/share/{doc,man,info,locale,zoneinfo}
 }
 
 # A Debian python3 without python3-venv has the module venv, but nothing to make pip from.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness import bundles, distributions, images, namespaces
+from harness import releases as other_releases
 from harness.bundles import Bundle
 from harness.commands import run
 from harness.containerd import Containerd, containerd
@@ -60,6 +61,8 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
         fetch_driver_files()
     if "releases" in used:
         distributions.fetch()
+    if "engine_roots" in used:
+        other_releases.fetch()
     namespaces.isolate_session()
     bundles.remove_forgotten_cgroups()
     WORKSPACE.mkdir()
@@ -108,6 +111,12 @@ def roots(workspace: Path) -> dict[str, Path]:
 def releases(workspace: Path) -> dict[str, Path]:
     """The root filesystems of Debian's releases; they are shared, so change none."""
     return distributions.fetch()
+
+
+@pytest.fixture(scope="session")
+def engine_roots(workspace: Path) -> dict[str, Path]:
+    """The roots of Debian's releases with their engines; they are shared, so change none."""
+    return other_releases.fetch()
 
 
 @pytest.fixture(scope="session")

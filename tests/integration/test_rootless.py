@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness.cdi import KIND, generate
+from harness.cdi import KIND, generate, with_mounted_nodes
 from harness.commands import Result
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, namespace
-
-from gpuhook.cdi.document import read
 
 UID = 4242
 NAME = "gpuhook-user"
@@ -125,21 +123,11 @@ def test_no_gpu(installed: User) -> None:
 
 @pytest.fixture
 def cdi(user: User, installation: Installation, tmp_path: Path) -> Iterator[User]:
-    """The user where root has made a document of the machine that the user's configuration has.
-
-    crun without root takes nodes from the host's own /dev, where the simulated driver's aren't:
-    here they are mounts.
-    """
-    made = read(generate(installation, user.config, tmp_path).read_bytes()).document
-    assert made is not None
-    for part in (made, *made["devices"]):
-        edits = part["containerEdits"]
-        for node in edits.pop("deviceNodes"):
-            entry = {"hostPath": node["hostPath"], "containerPath": node["path"]}
-            edits.setdefault("mounts", []).append({**entry, "options": ["bind", "rw"]})
+    """The user where root has made a document of the machine that the user's configuration has."""
+    made = generate(installation, user.config, tmp_path)
     document = Path("/etc/cdi/nvidia.json")  # the session has an /etc of its own
     document.parent.mkdir(exist_ok=True)
-    document.write_text(json.dumps(made))
+    document.write_text(with_mounted_nodes(made))
     yield user
     document.unlink()
 
@@ -149,3 +137,21 @@ def test_gpus_by_cdi(cdi: User, driver: Driver) -> None:
         done = cdi.podman("crun", "nvidia-smi", "-L", devices=devices).ok()
         gpus = driver.gpus if devices == ("all",) else driver.chosen(0, 2)
         assert done.stdout.splitlines() == lines_of_nvidia_smi(gpus)
+
+
+def test_another_makers_device(installed: User) -> None:
+    """Root's document: in the user's namespaces, its owner has no number."""
+    device = {"name": "a", "containerEdits": {"env": ["MAKER_A=1"]}}
+    whole = {"cdiVersion": "0.5.0", "kind": "maker.example/card", "devices": [device]}
+    document = Path("/etc/cdi/maker.json")
+    document.parent.mkdir(exist_ok=True)
+    document.write_text(json.dumps(whole))
+    env = ("NVIDIA_VISIBLE_DEVICES=maker.example/card=a",)
+    try:
+        done = installed.podman("gpu-py", "busybox", "env", env=env).ok()
+        assert "MAKER_A=1" in done.stdout.splitlines()
+        document.chmod(0o666)
+        refused = installed.podman("gpu-py", "busybox", "env", env=env).failed()
+        assert "MAKER_A" not in refused.stdout
+    finally:
+        document.unlink()

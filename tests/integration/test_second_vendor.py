@@ -1,5 +1,6 @@
 """The vendor of tests/vendors in an installed gpuhook: its NPUs in real containers."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -233,13 +234,58 @@ def test_the_process_that_stands_ready_serves_it(
 
 
 @ONE
-def test_an_absent_vendor_stops_no_other(
+def test_an_absent_vendor_that_is_ignored_stops_no_other(
     bundle: Bundle, config: Path, npus: Devices, driver: Driver
 ) -> None:
-    config.write_text(re.sub(r"acme=[^\"]*", "acme=/nonexistent", config.read_text()))
+    absent(config, "ignore")
     bundle.environ("ACME_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*vendors.look("/dev/acme*", driver=driver))
     done = npus.started(bundle, config)
     assert vendors.gpus_seen(done, driver) == {5}
     assert nodes_seen(done) == {}
     assert "ACME's driver root /nonexistent can't be read" in vendors.logged(config)["warnings"][0]
+
+
+@ONE
+@pytest.mark.parametrize("setting", ["ignore", "fail"])
+def test_a_container_that_asks_for_whatever_there_is(
+    bundle: Bundle, config: Path, npus: Devices, low_level: tuple[str, Namespace], setting: str
+) -> None:
+    """By the runtime, and by the hook that podman adds."""
+    absent(config, setting)
+    bundle.environ("ACME_VISIBLE_DEVICES=all")
+    bundle.command(*LOOK)
+    by_runtime = npus.started(bundle, config)
+    npus.hook(bundle, config)
+    by_hook = bundle.run(low_level[0])
+    if setting == "fail":
+        for done in (by_runtime, by_hook):
+            assert "ACME's driver root /nonexistent can't be read" in done.failed().stderr
+        return
+    assert nodes_seen(by_runtime) == nodes_seen(by_hook) == {}
+    entries = map(json.loads, vendors.debug_log(config).read_text().splitlines())
+    words = ["ACME's driver root /nonexistent can't be read: No such file or directory"]
+    assert [entry["warnings"] for entry in entries] == [words, words]
+
+
+def absent(config: Path, setting: str) -> None:
+    """Have ACME's driver root be missing, and the configuration say what that means."""
+    text = re.sub(r"acme=[^\"]*", "acme=/nonexistent", config.read_text())
+    config.write_text(text.replace("[gpuhook]\n", f'[gpuhook]\nmissing-driver = "{setting}"\n'))
+
+
+@ONE
+def test_one_root_for_all_vendors(bundle: Bundle, config: Path, npus: Devices) -> None:
+    """NVIDIA's setting is every vendor's, and ours comes before it."""
+    text = re.sub(r"driver-roots = .*\n", "", config.read_text())
+    own = f'root = "{npus.root}"\n'
+    bundle.environ("ACME_VISIBLE_DEVICES=0")
+    bundle.command(*LOOK)
+    for wanted in (
+        re.sub(r'root = ".*"\n', own, text),
+        text.replace("[gpuhook]\n", f"[gpuhook]\n{own}"),
+    ):
+        config.write_text(wanted)
+        assert nodes_seen(npus.started(bundle, config)) == expected(npus, 0)
+    explained = npus.ask(config, "explain", "-e", "ACME_VISIBLE_DEVICES=0")
+    assert explained["inventory"]["driver_root"] == str(npus.root)

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from harness import vendors
 from harness.bundles import Bundle
 from harness.commands import daemon
 from harness.driver import Driver
@@ -91,6 +92,26 @@ def test_container_with_gpus_starts_python_once(
     assert found.count("python") == 1
     assert found.programs[-1] == "runtime"
     assert found.calls["python3"] <= 1000
+
+
+def test_container_with_another_vendors_devices(
+    bundle: Bundle, installation: Installation, config: Path, tmp_path: Path, workspace: Path
+) -> None:
+    """Eight of AMD's GPUs cost no more than eight of NVIDIA's."""
+    words = ("create", "--bundle", bundle.path, "x")
+    with vendors.devices(installation, workspace / "amd-counts", "amd", 8) as gpus:
+        text = config.read_text()
+        roots = f'driver-roots = ["amd={gpus.root}"]\n'
+        config.write_text(text.replace("[gpuhook]\n", f"[gpuhook]\n{roots}"))
+        counts = {}
+        for vendor in ("NVIDIA", "AMD"):
+            plain = bundle.config.read_bytes()
+            bundle.environ(f"{vendor}_VISIBLE_DEVICES=all")
+            found = trace(bundle, config, tmp_path / vendor, installation.runtime, *words)
+            bundle.config.write_bytes(plain)
+            assert found.count("python") == 1
+            counts[vendor] = found.calls["python3"]
+    assert 0 < counts["AMD"] <= counts["NVIDIA"]
 
 
 def test_container_with_gpus_is_served_without_a_fork(

@@ -105,20 +105,21 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors.ascend.doctor": {"container", "doctor", "oci", "vendors.ascend"},
     # A document is made of plans, and of what vendors say of their devices.
     "cdi": {
-        "config", "container", "host", "inventory", "loader", "oci", "plan", "request", "vendors",
+        "config", "container", "engines", "host", "inventory", "loader", "oci", "plan", "request",
+        "vendors",
     },
-    "running": {"cgroup", "container", "inventory", "oci", "vendors"},
+    "running": {"cdi", "cgroup", "config", "container", "inventory", "oci", "resolve", "vendors"},
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},
     "start": {
         "cgroup", "config", "container", "inject", "inventory", "loader", "log", "oci", "plan",
-        "request", "resolve", "vendors",
+        "request", "resolve", "running", "vendors",
     },
     "runtime_shim": {
-        "cdi", "cgroup", "config", "container", "host", "inventory", "log", "oci", "plan",
-        "request", "resolve", "start",
+        "cdi", "cgroup", "config", "container", "inventory", "log", "oci", "plan", "request",
+        "resolve", "running", "start",
     },
-    "prestart_hook": {"config", "inject", "log", "oci", "resolve", "runtime_shim"},
+    "prestart_hook": {"config", "inject", "log", "oci", "resolve", "running", "runtime_shim"},
     "nvidia_cli": {
         "config", "host", "inject", "inventory", "log", "oci", "plan", "request", "running",
         "vendors", "vendors.nvidia",
@@ -129,6 +130,7 @@ LAYERS: Mapping[str, set[str]] = {
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {
+        "cdi",
         "config", "engines", "host", "inventory", "log", "runtime_shim", "start", "vendors",
     },
     "cli": {

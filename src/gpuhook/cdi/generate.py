@@ -11,7 +11,7 @@ Pure: looks at nothing, changes nothing.
 from gpuhook import names as ours
 from gpuhook.cdi import versions
 from gpuhook.cdi.names import is_device
-from gpuhook.errors import CdiError, DriverError, RequestError, listed, shown
+from gpuhook.errors import CdiError, DriverError, NoDeviceError, RequestError, listed, shown
 from gpuhook.inventory.model import EVERYBODY
 from gpuhook.loader.layout import HostLayout
 from gpuhook.plan.image import Image
@@ -194,9 +194,9 @@ def _why_not_together(vendor: "Vendor", granted: Grant) -> str:
     return ""
 
 
-def _nothing(vendor: "Vendor", reasons: list[str]) -> CdiError:
+def _nothing(vendor: "Vendor", reasons: list[str]) -> NoDeviceError:
     because = f": {'; '.join(reasons)}" if reasons else ""
-    return CdiError(
+    return NoDeviceError(
         f"This machine has no {vendor.names.ANY_NOUN} that a CDI document could name{because}",
         "Look at `gpuhook info` and `gpuhook doctor`; an older document is as it was",
     )

@@ -13,18 +13,19 @@ import re
 
 import yaml
 
+from gpuhook.cdi.reading import MOST_BYTES
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     Scalar = str | int | float | bool | None
 
-MOST_BYTES = 4 << 20  # of one file: documents of large machines have some 100 KiB
 MOST_LEVELS = 50  # of nesting; a document has eight
 MOST_VALUES = 250_000  # in one file, what aliases repeat included
 
 # libyaml where PyYAML was built with it: it is what go-yaml was translated from.
-LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: "type[yaml.SafeLoader | yaml.CSafeLoader]" = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _CORE = "tag:yaml.org,2002:"
 _WORDS: "dict[str, Scalar]" = {

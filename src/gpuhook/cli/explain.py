@@ -20,6 +20,7 @@ from gpuhook.plan.planner import make_plan
 from gpuhook.request import sources as environments
 from gpuhook.request.reader import Request, SpecReader, effective_mode
 from gpuhook.resolve import Progress, Resolved, resolve
+from gpuhook.running import claims
 from gpuhook.vendors import seam
 
 _HEADINGS = {
@@ -71,6 +72,8 @@ class Explanation:
     def _plan(self, resolved: Resolved, spec: Spec, root_path: str | None, config: Config) -> None:
         documents = _documents(resolved, config)
         found = _image(root_path, config, resolved)
+        if config.exclusive:
+            claims.check(spec, resolved, config)
         plan = make_plan(resolved.grants, found, resolved.groups)
         plan.operations[:0] = documents
         self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"
@@ -97,7 +100,10 @@ class Explanation:
         are the first one's.
         """
         requests = [request.to_json() for request in self.progress.requests]
-        inventories = [inventory.summary() for inventory in self.progress.inventories]
+        inventories = [
+            {**inventory.summary(), "driver_root": inventory.root}
+            for inventory in self.progress.inventories
+        ]
         return {
             "request": requests[0] if requests else None,
             "inventory": inventories[0] if inventories else None,
@@ -188,6 +194,7 @@ def _vendor_lines(request: Request, inventory: Inventory | None) -> list[str]:
         *options,
     ]
     if inventory is not None:
+        facts.append(("Driver root", inventory.root))
         facts.append(("This machine", inventory.sentence()))
     return [f"{title + ':':<16} {text}" for title, text in facts]
 
@@ -205,8 +212,7 @@ def _why_nothing(env: dict[str, str], config: Config) -> str:
         return f"{what} isn't set"
     if not names:
         return f"{what} is empty"
-    void = "void" in (name.lower() for name in names)
-    return f"void is among the names in {what}" if void else ""
+    return f"void is among the names in {what}" if "void" in map(str.lower, names) else ""
 
 
 def _spelled_out(environment: tuple[str, ...], privileged: bool) -> Spec:

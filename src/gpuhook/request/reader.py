@@ -122,12 +122,11 @@ class SpecReader:
         """Tell whether a request to this vendor may stand anywhere; most containers have none."""
         words = (*names.VARIABLES, *names.LEGACY[:1])
         folder = names.MOUNTS.rpartition("/")[2]
-        prefixes = self.config.cdi_annotation_prefixes if names.AUTOMATIC else ()
         return (
             any(word in self.env for word in words)
             or bool(self.swarm(names))
             or (bool(folder) and any(folder in place for _, place in self.mounts))
-            or any(key.startswith(prefixes) for key in self.annotations if prefixes)
+            or bool(self.annotations_for(names))
         )
 
     def read(
@@ -148,6 +147,21 @@ class SpecReader:
             error.request = reading.request()
             raise
         return reading.request()
+
+    def annotations_for(self, names: "ModuleType") -> "dict[str, Any]":
+        """Return the annotations that may name devices of a vendor's.
+
+        Where documents are asked for what they name, one vendor's reading passes on all names:
+        that of the vendor with an automatic kind. Else each has those with its kind in them.
+        """
+        prefixes = self.config.cdi_annotation_prefixes
+        found = {key: self.annotations[key] for key in self.annotations if key.startswith(prefixes)}
+        if names.AUTOMATIC or not found:
+            return found
+        if self.config.mode not in ("hook", "spec"):
+            return {}
+        own = f"{names.KIND}="
+        return {key: text for key, text in found.items() if isinstance(text, str) and own in text}
 
     def swarm(self, names: "ModuleType") -> dict[str, list[str]]:
         """Return the variables of swarm-resource that are set, and their words for this vendor.
@@ -195,7 +209,7 @@ class Reading:
         self.names = names
         self.config = spec.config
         self.env = spec.env
-        self.annotations = spec.annotations if names.AUTOMATIC else {}
+        self.annotations = spec.annotations_for(names)
         self.spec = spec.spec
         self.swarm = spec.swarm(names)
         self.mounts = MountRequests(spec.mounts, names.MOUNTS)
@@ -254,9 +268,8 @@ class Reading:
 
     def names_from_annotations(self) -> list[str]:
         """Return the devices' names in the annotations that count."""
-        prefixes = self.config.cdi_annotation_prefixes
         annotations = self.annotations
-        keys = sorted(key for key in annotations if prefixes and key.startswith(prefixes))
+        keys = sorted(annotations)
         reason = "" if self.config.reads_annotations else "accept-annotations in [gpuhook] is off"
         reason = reason or self.distrust()
         if reason:
@@ -280,11 +293,11 @@ class Reading:
         )
 
     def counted_annotations(self, names: list[str]) -> list[str]:
-        """Drop the annotations' names that are not for us; the mode decides.
+        """Drop the annotations' names that are not for this vendor; the mode decides.
 
-        In the modes hook and spec those are the names of other vendors, which the engine
-        sees to, and all of them where the engine has already done its work: vendors' CDI
-        specs set the variable to void in the containers that they were applied to.
+        In the modes hook and spec those are the names of other vendors, which see to theirs
+        themselves or the engine does, and all of them where the engine has already done its
+        work: CDI specs set the variable to void in the containers that they were applied to.
         """
         mode = self.config.mode
         if mode == "cdi":
@@ -300,7 +313,7 @@ class Reading:
         kept = frozenset(counted)
         for name in names:
             if name not in kept:
-                reason = f"{shown(name)} is not for gpuhook in mode {mode}"
+                reason = f"{shown(name)} is not for {self.names.TITLE} in mode {mode}"
                 self.ignored.append(("annotations", reason))
         return counted
 
@@ -406,10 +419,10 @@ def is_privileged(spec: "dict[str, Any]") -> bool:
 def decided(names: list[str]) -> tuple[str, ...] | None:
     """Apply the words with a meaning of their own: void cancels, else the first one decides.
 
-    Their letters may be of either case.
+    They may be written in letters of either case.
     """
     words = [name.lower() for name in names]
-    if not names or "void" in words:
+    if not words or "void" in words:
         return None
     for word in words:
         if word == "all":

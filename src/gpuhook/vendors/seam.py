@@ -130,11 +130,11 @@ class Vendor:
     """
 
     names: "ModuleType"
-    # The class of its inventory, the settings that one depends on (attributes of Config), and
-    # folders below /dev whose nodes are too many to look at each at every start: that such a
-    # folder is as it was stands for them.
+    # The class of its inventory, the settings that one depends on beside the driver root
+    # (attributes of Config), and folders below /dev whose nodes are too many to look at each at
+    # every start: that such a folder is as it was stands for them.
     inventory: type[Inventory] = Inventory
-    settings: tuple[str, ...] = ("driver_roots",)
+    settings: tuple[str, ...] = ()
     crowded: tuple[str, ...] = ()
 
     # What the machine has ---------------------------------------------------------------
@@ -146,8 +146,8 @@ class Vendor:
     def discover(self, config: "Config") -> Inventory:  # noqa: ARG002
         """Look at the driver root.
 
-        DriverError where there is no working driver of this vendor; a driver without devices
-        is an inventory without any.
+        NoDriverError where there is no driver of this vendor, or it isn't loaded; DriverError
+        where it doesn't work; a driver without devices is an inventory without any.
         """
         raise DriverError(f"gpuhook can't look for {self.names.TITLE}'s devices", "Report it")
 

@@ -1,13 +1,31 @@
 """A CDI document of ours, and a bundle as an engine makes it of that."""
 
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpuhook.cdi import apply, folders
+from gpuhook.cdi.document import read
 from harness.bundles import Bundle, Spec
 from harness.commands import run
+from harness.driver import Driver
 from harness.installation import Installation
 
+CDI = Path("/etc/cdi")  # which every engine reads; the session has an /etc of its own
 KIND = "nvidia.com/gpu"
+KERNEL = "test.example/kernel=driver"
+# Called at createRuntime: mounts a folder on /proc/driver of the container.
+_KERNEL_HOOK = """
+import json, subprocess, sys
+state = json.load(sys.stdin)
+with open(state["bundle"] + "/config.json") as config:
+    place = json.load(config)["root"]["path"] + "/proc/driver"
+enter = ["nsenter", "-t", str(state["pid"]), "-m"]
+subprocess.run([*enter, "mount", "--bind", sys.argv[1], place], check=True)
+"""
 
 
 def generate(installation: Installation, config: Path, output: Path, *options: str) -> Path:
@@ -35,3 +53,44 @@ def give(bundle: Bundle, document: Path, *devices: str, mounted: bool = False) -
             del spec["linux"]["devices"]
 
     bundle.change(mutate)
+
+
+@contextmanager
+def read_by_engines(*documents: Path) -> Iterator[None]:
+    """Put documents where engines read them, until the end of the block."""
+    CDI.mkdir(exist_ok=True)
+    for document in documents:
+        shutil.copy(document, CDI)
+    yield
+    for document in documents:
+        (CDI / document.name).unlink()
+
+
+def with_mounted_nodes(document: Path, kind: str = KIND) -> str:
+    """Return the text of a document with nodes as mounts, and with that kind.
+
+    crun without root takes nodes from the host's own /dev, where a simulated driver's aren't.
+    """
+    made = read(document.read_bytes()).document
+    assert made is not None
+    for part in (made, *made["devices"]):
+        edits = part["containerEdits"]
+        for node in edits.pop("deviceNodes"):
+            entry = {"hostPath": node["hostPath"], "containerPath": node["path"]}
+            edits.setdefault("mounts", []).append({**entry, "options": ["bind", "rw"]})
+    return json.dumps({**made, "kind": kind})
+
+
+def write_kernel(driver: Driver, folder: Path, python: str = sys.executable) -> Path:
+    """Write a document whose device has the container see the driver in /proc; return its file.
+
+    A kernel with the driver shows it in every procfs; this one has none.
+    """
+    path = folder / "kernel.json"
+    args = [python, "-c", _KERNEL_HOOK, str(driver.root / "proc/driver")]
+    environment = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+    hook = {"hookName": "createRuntime", "path": python, "args": args, "env": environment}
+    kind, _, name = KERNEL.partition("=")
+    device = {"name": name, "containerEdits": {"hooks": [hook]}}
+    path.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": kind, "devices": [device]}))
+    return path

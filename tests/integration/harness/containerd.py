@@ -7,29 +7,52 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.bundles import CGROUP_PARENT
-from harness.commands import Result, daemon, run
+from harness.commands import Result, daemon
 from harness.engines import settings
-from harness.namespaces import Namespace
+from harness.images import image
+from harness.namespaces import Namespace, host_cgroups
 
-CONFIG = """\
+_COMMON = """\
 version = 2
 root = "{folder}/root"
 state = "{folder}/state"
-disabled_plugins = ["io.containerd.grpc.v1.cri"]
+{plugins}
 [grpc]
   address = "{folder}/containerd.sock"
 [ttrpc]
   address = "{folder}/containerd.sock.ttrpc"
 """
+WITHOUT_CRI = _COMMON.replace("{plugins}", 'disabled_plugins = ["io.containerd.grpc.v1.cri"]')
+# For the CRI with CDI, which containerd 2 has on by itself.
+WITH_CDI = (
+    _COMMON.replace("{plugins}", "")
+    + """\
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  enable_cdi = true
+  cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+"""
+)
+
+
+PAUSE = image("pause")
 
 
 @dataclass(frozen=True)
 class Containerd:
-    """A running containerd; ``binary`` is the runtime that ``run`` starts containers with."""
+    """A running containerd; ``binary`` is the runtime that ``run`` starts containers with.
+
+    Its command line, ctr, is that of ``space``.
+    """
 
     folder: Path
     pid: int | None
     binary: Path
+    space: Namespace = field(default_factory=lambda: Namespace(host_cgroups()))
     _ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -37,11 +60,10 @@ class Containerd:
         """Whether the user is told what a hook that failed said."""
         return True
 
-    def call(self, *words: str | Path) -> Result:
-        """Run ctr against this daemon."""
-        address = [f"--address={self.folder}/containerd.sock"]
-        address += [f"--namespace={CGROUP_PARENT.strip('/')}"]
-        return run(["ctr", *address, *words])
+    def call(self, *words: str | Path, within: str = CGROUP_PARENT.strip("/")) -> Result:
+        """Run ctr against this daemon, within a namespace of containerd's."""
+        address = [f"--address={self.folder}/containerd.sock", f"--namespace={within}"]
+        return self.space.run("ctr", *address, *words)
 
     def run(
         self,
@@ -76,16 +98,18 @@ def containerd(
     binary: Path,
     images: Path,
     env: Mapping[str, str],
+    text: str = WITHOUT_CRI,
 ) -> Iterator[Containerd]:
     """Start containerd below ``folder`` and import ``images``, an archive as docker save writes.
 
-    ``binary`` is the runtime for containers; ``env`` is added to the daemon's environment.
+    ``binary`` is the runtime for containers; ``env`` is added to the daemon's
+    environment, ``text`` is its configuration.
     """
     folder.mkdir()
     config = folder / "config.toml"
-    config.write_text(CONFIG.format(folder=folder))
-    client = Containerd(folder, None, binary)
+    config.write_text(text.format(folder=folder, pause=PAUSE))
+    client = Containerd(folder, None, binary, namespace)
     argv = namespace.enter("containerd", "--config", config)
     with daemon(argv, folder / "log", lambda: client.call("version").status == 0, env) as process:
         client.call("images", "import", images).ok()
-        yield Containerd(folder, process.pid, binary)
+        yield Containerd(folder, process.pid, binary, namespace)

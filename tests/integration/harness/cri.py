@@ -4,7 +4,7 @@ Only the few messages and fields that the tests need are spelled out here, by nu
 k8s.io/cri-api, pkg/apis/runtime/v1/api.proto.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,13 +140,26 @@ class Pod:
     cri: Cri
     name: str
 
-    def start(self, image: str, *command: str, env: Sequence[str] = ()) -> Container:
-        """Create and start a container with NAME=value settings ``env``."""
+    def start(
+        self,
+        image: str,
+        *command: str,
+        env: Sequence[str] = (),
+        devices: Sequence[str] = (),
+        annotations: Mapping[str, str] | None = None,
+    ) -> Container:
+        """Create and start a container with NAME=value settings ``env``.
+
+        ``devices`` are CDI names in the field for them, as the kubelet gives a plugin's.
+        """
         config: list[tuple[int, Value]] = [(1, message((1, "main"))), (2, message((1, image)))]
         config += [(3, word) for word in command]
         for setting in env:
             name, _, value = setting.partition("=")
             config.append((6, message((1, name), (2, value))))
+        for key, text in (annotations or {}).items():
+            config.append((10, message((1, key), (2, text))))
+        config += [(17, message((1, device))) for device in devices]
         security = message((3, message((1, NODE))), (1, message((1, "MKNOD"))))
         config.append((15, message((2, security))))
         wanted = (2, message(*config))

@@ -3,21 +3,25 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.bundles import CGROUP_PARENT
-from harness.commands import Result, daemon, run
+from harness.commands import Result, daemon
 from harness.engines import settings
-from harness.namespaces import Namespace
+from harness.namespaces import Namespace, host_cgroups
 
 
 @dataclass(frozen=True)
 class Docker:
-    """A running dockerd; ``folder`` holds all it has, ``pid`` is the daemon."""
+    """A running dockerd; ``folder`` holds all it has, ``pid`` is the daemon.
+
+    Its command line is that of ``namespace``.
+    """
 
     folder: Path
     pid: int | None
+    namespace: Namespace = field(default_factory=lambda: Namespace(host_cgroups()))
 
     @property
     def shows_errors_of_hooks(self) -> bool:
@@ -27,7 +31,8 @@ class Docker:
     def call(self, *words: str | Path) -> Result:
         """Run the docker command line against this daemon."""
         env = {"DOCKER_CONFIG": str(self.folder / "client")}
-        return run(["docker", "-H", f"unix://{self.folder}/docker.sock", *words], env=env)
+        argv = ("docker", "-H", f"unix://{self.folder}/docker.sock", *words)
+        return self.namespace.run(*argv, env=env)
 
     def run(
         self,
@@ -49,21 +54,23 @@ def dockerd(
     runtimes: Mapping[str, Path],
     images: Path,
     env: Mapping[str, str],
+    more: Mapping[str, object] | None = None,
 ) -> Iterator[Docker]:
     """Start dockerd below ``folder`` and load ``images``, an archive as docker save writes.
 
-    ``runtimes`` are registered by name; ``env`` is added to the daemon's environment.
+    ``runtimes`` are registered by name; ``env`` is added to the daemon's environment, ``more``
+    to its daemon.json.
     """
     folder.mkdir()
     config = folder / "daemon.json"
     registered = {name: {"path": str(path)} for name, path in runtimes.items()}
-    config.write_text(json.dumps({"runtimes": registered}))
-    client = Docker(folder, None)
+    config.write_text(json.dumps({"runtimes": registered, **(more or {})}))
+    client = Docker(folder, None, namespace)
     argv = namespace.enter("dockerd", *_options(folder, config))
     with daemon(argv, folder / "log", lambda: client.call("info").status == 0, env):
         pid = int((folder / "pid").read_text())
         client.call("load", "--input", images).ok()
-        yield Docker(folder, pid)
+        yield Docker(folder, pid, namespace)
         _remove_containers(client)
 
 

@@ -2,7 +2,9 @@
 
 import fcntl
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from harness.bundles import Bundle
 from harness.commands import Result, run
 from harness.images import REPOSITORY
 from harness.installation import Installation
+from harness.namespaces import HOLD, Namespace, held
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpuhook")
 # Not one GPU's minor is its index, so that mixing up the two can't go unnoticed.
@@ -103,6 +106,18 @@ def run_with_driver_in_kernel(
     started = (str(runtime), "run", "--bundle", str(bundle.path), bundle.name)
     kernel = ("unshare", "--mount", "sh", "-c", _OUTSIDE, "sh", source)
     return bundle.call(*kernel, *started, env=env)
+
+
+@contextmanager
+def in_kernel(driver: Driver) -> Iterator[Namespace]:
+    """Give a namespace where engines and our programs see the driver in /proc."""
+    with held(["sh", "-c", show_in_proc(driver)]) as entered:
+        yield entered
+
+
+def show_in_proc(driver: Driver) -> str:
+    """Return the script of a namespace that is held where /proc shows the driver."""
+    return f"mount --bind {shlex.quote(f'{driver.root}/proc/driver')} /proc/driver && {HOLD}"
 
 
 def fetch_driver_files() -> Path:

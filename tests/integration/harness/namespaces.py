@@ -10,7 +10,7 @@ what it has registered with engines, isn't there.
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ OWN = Path("/run/gpuhook-test-own")  # what the session changes in folders of th
 OF_ENGINES = ("docker", "containerd", "crio", "containers/oci", "containers/containers.conf.d")
 PROGRAMS = ("gpu-py", "gpuhook*", "gpu-docker", "nvidia-ctk", "nvidia-container-*")
 
+# What a shell does at last that holds a namespace.
+HOLD = "mount --make-rshared / && echo ready && exec sleep infinity"
 LAYOUTS = {
     "host": ":",
     "v1": f"umount {CGROUP}/unified",
@@ -35,17 +37,22 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Namespace:
-    """A mount namespace; ``pid`` is a process in it, None for this process' own."""
+    """A mount namespace; ``pid`` is a process in it, None for this process' own.
+
+    ``folder`` is where programs start that are given no other, None for this process' own.
+    """
 
     cgroups: str
     pid: int | None = None
+    folder: Path | None = None
 
     def enter(self, *argv: str | Path, cwd: Path | None = None) -> list[str]:
         """Return the command line that runs ``argv`` in this namespace."""
         words = [str(word) for word in argv]
         if self.pid is None:
             return words
-        return ["nsenter", "-t", str(self.pid), "-m", f"--wdns={cwd or Path.cwd()}", "--", *words]
+        place = cwd or self.folder or Path.cwd()
+        return ["nsenter", "-t", str(self.pid), "-m", f"--wdns={place}", "--", *words]
 
     def run(
         self,
@@ -158,15 +165,27 @@ def namespace(layout: str) -> Iterator[Namespace]:
     if layout == "host":
         yield Namespace(host_cgroups())
         return
-    script = f"{LAYOUTS[layout]} && mount --make-rshared / && echo ready && exec sleep infinity"
+    with held(["sh", "-c", f"{LAYOUTS[layout]} && {HOLD}"], layout) as entered:
+        yield entered
+
+
+@contextmanager
+def held(
+    argv: Sequence[str | Path], cgroups: str | None = None, folder: Path | None = None
+) -> Iterator[Namespace]:
+    """Give the namespace in which a command runs that ends with ``HOLD``, until the block ends.
+
+    ``cgroups`` is the layout that it has then, None is this machine's; ``folder`` is where its
+    programs start.
+    """
     holder = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", "sh", "-c", script],
+        ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", *map(str, argv)],
         stdout=subprocess.PIPE,
     )
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"ready\n"
-        yield Namespace(layout, holder.pid)
+        yield Namespace(cgroups or host_cgroups(), holder.pid, folder)
     finally:
         stop(holder)
         if holder.stdout is not None:

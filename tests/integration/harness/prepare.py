@@ -5,7 +5,7 @@ It is called before them, because it takes time and can go on beside other work.
 
 from concurrent.futures import ThreadPoolExecutor
 
-from harness import distributions
+from harness import distributions, releases
 from harness.driver import fetch_driver_files
 from harness.installation import install
 
@@ -14,6 +14,7 @@ def main() -> None:
     """Make all that is missing, two things at a time."""
     with ThreadPoolExecutor(2) as pool:
         others = pool.submit(install), pool.submit(fetch_driver_files)
+        list(pool.map(releases.fetch_one, releases.LAYOUTS))
         list(pool.map(distributions.fetch_one, distributions.DEBIANS))
         for each in others:
             each.result()

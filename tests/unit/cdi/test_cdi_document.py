@@ -1,13 +1,16 @@
 """Documents read as the engines' library reads them: what is taken, what is refused, and where."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from limits import in_time
 
-from gpuhook.cdi import checks, document, tree
-from gpuhook.cdi.document import Problem, read
+from gpuhook.cdi import checks, reading, tree
+from gpuhook.cdi.document import read
+from gpuhook.cdi.reading import Problem
 
 Case = dict[str, Any]
 
@@ -23,20 +26,20 @@ PHRASES = {
 }
 
 
-def of(document_: dict[str, Any]) -> document.Reading:
+def of(document_: dict[str, Any]) -> reading.Reading:
     """Read a document that stands in a file as JSON."""
     return read(json.dumps(document_).encode())
 
 
-def text(value: str, head: str = HEAD + DEVICE) -> document.Reading:
+def text(value: str, head: str = HEAD + DEVICE) -> reading.Reading:
     return read((head + value).encode())
 
 
-def sentences(reading: document.Reading) -> list[str]:
+def sentences(reading: reading.Reading) -> list[str]:
     return [problem.sentence for problem in reading.problems]
 
 
-def judge(reading: document.Reading, expected: dict[str, Any]) -> None:
+def judge(reading: reading.Reading, expected: dict[str, Any]) -> None:
     """Compare with what a case expects: ok or valid, an error, or an error of a phrase."""
     fine = expected.get("ok", expected.get("valid", False))
     assert (reading.document is not None, not reading.problems) == (fine, fine)
@@ -308,7 +311,7 @@ USED = f"- {{name: d, containerEdits: &e {{env: [{'A=b, ' * 500}]}}}}\n{USED}"
      f"x0: &x0 {{}}\n{CHAIN}annotations: {{<<: *x4999}}\n",
      "[" * 1_000_000, "{a: " * 500_000, "- " * 500_000, "? " * 500_000, "\n" * 2_000_000,
      "annotations: {" + "".join(f"a{n}: b, " for n in range(130_000)) + "}",
-     "kind: " + "1" * 1_000_000, "x" * (tree.MOST_BYTES + 1), "&a " * 1_000_000],
+     "kind: " + "1" * 1_000_000, "x" * (reading.MOST_BYTES + 1), "&a " * 1_000_000],
     ids=["used often", "aliases", "merges", "chain", "lists", "tables", "items", "keys", "lines",
          "values",
          "digits", "bytes", "anchors"],
@@ -328,3 +331,22 @@ def test_checks_take_documents_of_other_makers() -> None:
     """What generates documents has no lines, and may have null in them."""
     found = checks.problems({"cdiVersion": "0.3.0", "kind": "a/b", "containerEdits": None})
     assert found == [(("devices",), "the file has no device")]
+
+
+def test_a_pyyaml_that_was_built_without_libyaml() -> None:
+    code = """
+import sys
+sys.modules["yaml._yaml"] = sys.modules["_yaml"] = None
+import yaml
+assert not yaml.__with_libyaml__
+from gpuhook.cdi.document import read
+assert read(sys.stdin.buffer.read()).problems == ()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=HEAD + DEVICE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)

@@ -119,7 +119,8 @@ def late_imports(source: str) -> Iterator[str]:
 # Slow to import, for few containers, and before a container's mount namespace is entered: what
 # documents say is written into config.json.
 DOCUMENTS = {
-    "gpuhook.cdi", "gpuhook.cdi.apply", "gpuhook.cdi.folders", "gpuhook.host", "gpuhook.host.files",
+    "gpuhook.cdi", "gpuhook.cdi.apply", "gpuhook.cdi.folders", "gpuhook.cdi.generate",
+    "gpuhook.cdi.hook", "gpuhook.cdi.saved", "gpuhook.host", "gpuhook.host.files",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory.model import Device, Inventory, Node
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.paths import (
@@ -69,7 +69,8 @@ def discover(path: str) -> Inventory:
         with Rootfs(path) as root:
             return _discover(root)
     except OSError as error:
-        raise DriverError(
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
             f"AMD's driver root {path} can't be read: {error.strerror}",
             "Start the driver, or correct its root in config.toml",
         ) from None
@@ -77,7 +78,7 @@ def discover(path: str) -> Inventory:
 
 def _discover(root: Rootfs) -> Inventory:
     if not root.exists(f"{MODULE}/drivers"):
-        raise DriverError("AMD's driver amdgpu isn't loaded", "Run modprobe amdgpu")
+        raise NoDriverError("AMD's driver amdgpu isn't loaded", "Run modprobe amdgpu")
     known = kfd_devices(root)
     gpus = _drm_devices(root, GPUS, _ADDRESS, known)
     places = {_slot(each.bus_id): each.folder for each in reversed(gpus)}

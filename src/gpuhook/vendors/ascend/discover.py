@@ -6,7 +6,7 @@ driver's own in /proc/devices.
 """
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory import freshness
 from gpuhook.inventory.model import Device, Node
 from gpuhook.vendors import bound
@@ -62,16 +62,17 @@ def discover(path: str) -> Inventory:
         with Rootfs(path) as root:
             return _discover(root)
     except OSError as error:
-        raise DriverError(
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
             f"Ascend's driver root {path} can't be read: {error.strerror}",
-            "Start the driver, or correct [gpuhook] driver-roots in config.toml",
+            "Start the driver, or correct its root in config.toml",
         ) from None
 
 
 def _discover(root: Rootfs) -> Inventory:
     folders = bound.devices(root, DRIVER_NAME)
     if not folders and not any(map(root.exists, (PCI_DRIVER, CLASS, MANAGER))):
-        raise DriverError(
+        raise NoDriverError(
             "Ascend's driver isn't loaded",
             "Install Huawei's driver for the NPU or load it again; npu-smi info should list NPUs",
         )

@@ -10,7 +10,7 @@ a seat is the same at every boot. Source: habanalabs driver, sysfs ABI
 import os
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory.model import Device, Node
 from gpuhook.vendors.gaudi import names
 from gpuhook.vendors.gaudi.model import DRIVER, Inventory
@@ -32,7 +32,8 @@ def discover(path: str) -> Inventory:
         with Rootfs(path) as root:
             return _discover(root)
     except OSError as error:
-        raise DriverError(
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
             f"Intel Gaudi's driver root {path} can't be read: {error.strerror}",
             "Correct the driver root in config.toml",
         ) from None
@@ -40,7 +41,7 @@ def discover(path: str) -> Inventory:
 
 def _discover(root: Rootfs) -> Inventory:
     if not root.exists(DRIVER):
-        raise DriverError(
+        raise NoDriverError(
             "Intel Gaudi's driver isn't loaded",
             "Run modprobe habanalabs; if that fails, install the package habanalabs-dkms",
         )

@@ -6,7 +6,7 @@ function is a part of its GPU, so that making some moves no other GPU's number.
 """
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory.model import Device, Inventory, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.intel_gpu import names
@@ -50,16 +50,17 @@ def discover(path: str) -> Inventory:
         with Rootfs(path) as root:
             return _discover(root)
     except OSError as error:
-        raise DriverError(
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
             f"Intel's driver root {path} can't be read: {error.strerror}",
-            "Start the driver, or correct [gpuhook] driver-roots in config.toml",
+            "Start the driver, or correct its root in config.toml",
         ) from None
 
 
 def _discover(root: Rootfs) -> Inventory:
     drivers = [name for name in DRIVERS if root.exists(bound.driver_folder(name))]
     if not drivers:
-        raise DriverError(
+        raise NoDriverError(
             "Intel's GPU driver isn't loaded", "Run modprobe i915 or, for newer GPUs, modprobe xe"
         )
     folders = [folder for driver in drivers for folder in bound.devices(root, driver)]

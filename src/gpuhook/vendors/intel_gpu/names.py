@@ -19,7 +19,7 @@ KIND = "intel.com/gpu"  # of CDI devices
 TYPES = ("gpu", "vf")  # what a device is called before its number in CDI's names
 FIXED_MAJORS = (226,)  # of nodes, the same on every machine at every boot: DRM's
 PCI_VENDOR = ""  # events of Intel's devices are mostly of network cards and disks
-DRIVER_WORDS = ("i915", "/drm/card")  # in the kernel's names of drivers and their devices
+DRIVER_WORDS = ("i915", "xe")  # in the kernel's names of drivers and their devices
 
 LOST_REMEDY = "Ask for another one; `gpuhook info` lists them with what is wrong"
 

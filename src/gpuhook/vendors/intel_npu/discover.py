@@ -5,7 +5,7 @@ is bound to. Their numbers are the nodes'.
 """
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory.model import Device, Inventory, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.intel_npu import names
@@ -19,15 +19,16 @@ def discover(path: str) -> Inventory:
         with Rootfs(path) as root:
             return _discover(root)
     except OSError as error:
-        raise DriverError(
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
             f"Intel's driver root {path} can't be read: {error.strerror}",
-            "Start the driver, or correct [gpuhook] driver-roots in config.toml",
+            "Start the driver, or correct its root in config.toml",
         ) from None
 
 
 def _discover(root: Rootfs) -> Inventory:
     if not root.exists(bound.driver_folder(DRIVER)):
-        raise DriverError("Intel's NPU driver isn't loaded", f"Run modprobe {DRIVER}")
+        raise NoDriverError("Intel's NPU driver isn't loaded", f"Run modprobe {DRIVER}")
     found = {
         number: folder
         for folder in bound.devices(root, DRIVER)

@@ -19,7 +19,7 @@ KIND = "intel.com/npu"  # of CDI devices
 TYPES = ("npu", "part")  # what a device is called before its number in CDI's names
 FIXED_MAJORS = (261,)  # of nodes, the same on every machine at every boot: accel's
 PCI_VENDOR = ""  # events of Intel's devices are mostly of network cards and disks
-DRIVER_WORDS = ("intel_vpu", "/accel/accel")  # in the kernel's names of drivers and their devices
+DRIVER_WORDS = ("intel_vpu",)  # in the kernel's names of drivers and their devices
 
 LOST_REMEDY = "Ask for another one; `gpuhook info` lists them with what is wrong"
 

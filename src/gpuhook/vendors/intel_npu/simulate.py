@@ -33,7 +33,7 @@ def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
             tree.node(f"dev/accel/accel{number}", major, number, 0o660, gid)
         lines.append(f"NPU {number} at {address}")
     if settings["decoy"] == "yes" and first:
-        _add(tree, 0, "habanalabs", major)
+        _add(tree, 0, "qaic", major)
         tree.node("dev/accel/accel0", major, 0)
     return lines
 

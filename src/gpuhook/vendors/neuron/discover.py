@@ -8,7 +8,7 @@ and neuron_sysfs_metrics.c.
 import os
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory.model import Device, Node
 from gpuhook.vendors.neuron import names
 from gpuhook.vendors.neuron.model import CLASS, Inventory
@@ -31,7 +31,8 @@ def discover(path: str) -> Inventory:
         with Rootfs(path) as root:
             return _discover(root)
     except OSError as error:
-        raise DriverError(
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
             f"AWS Neuron's driver root {path} can't be read: {error.strerror}",
             "Correct the driver root in config.toml",
         ) from None
@@ -39,7 +40,7 @@ def discover(path: str) -> Inventory:
 
 def _discover(root: Rootfs) -> Inventory:
     if not root.exists(CLASS):
-        raise DriverError(
+        raise NoDriverError(
             "AWS Neuron's driver isn't loaded",
             "Run modprobe neuron; if that fails, install the package aws-neuronx-dkms",
         )

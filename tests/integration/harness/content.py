@@ -1,0 +1,165 @@
+"""All that a container holds, listed inside it, so that two ways to make it can be compared."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.bundles import Bundle
+from harness.commands import Result
+from harness.driver import Driver, run_with_driver_in_kernel
+
+HOSTS = f"/usr/lib/{os.uname().machine}-linux-gnu"
+FOLDERS = {"debian": HOSTS, "lib64": "/usr/lib64"}  # of an image's libraries
+FOLDER = "directory 755 0:0 "
+# A document can't know for which image it is, so libraries have the folders that they have on the
+# host. That is undone before a comparison; what else comes of it, and of documents:
+OF_DOCUMENTS = {
+    ("files", HOSTS): FOLDER,
+    ("files", f"{HOSTS}/vdpau"): FOLDER,
+    ("files", "/usr/lib64/vdpau"): FOLDER,
+    # by which the image's own ldconfig finds these folders again
+    ("files", "/etc/ld.so.conf.d"): FOLDER,
+    ("files", "/etc/ld.so.conf.d/00-gpuhook.conf"): "regular file 644 0:0 ",
+    ("digests", "/etc/ld.so.conf.d/00-gpuhook.conf"): "",
+    # so that nobody gives devices a second time
+    ("variables", "NVIDIA_VISIBLE_DEVICES"): "void",
+    # there is nobody who asks for capabilities
+    ("variables", "NVIDIA_DRIVER_CAPABILITIES"): "",
+}
+# What engines write into every container by themselves.
+_ENGINES_OWN = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/run/.containerenv")
+_CACHE = "/etc/ld.so.cache"  # whose rows are compared
+_SCRIPT = r"""
+busybox find / -path /sys -prune -o -path '/proc/*' -prune -o -path '/dev/pts/*' -prune -o \
+    -print0 | busybox xargs -0 busybox stat -c 'entry %F|%a %u:%g|%t:%T|%s|%d:%i|%N'
+busybox awk '{print "mount", $5 "|" $6 "|" $7}' /proc/self/mountinfo
+for file in $(busybox find /etc -type f) $(busybox find /proc/driver/nvidia -type f); do
+    echo "digest $(busybox md5sum $file)"
+done
+[ ! -e /etc/ld.so.cache ] || ldconfig -p | busybox sed -n 's/^\t/row /p'
+busybox env | busybox sed 's/^/variable /'
+"""
+LIST = ("sh", "-c", _SCRIPT)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a container holds.
+
+    ``nodes`` maps a device node to mode, owner and numbers; ``files`` a path to what is there:
+    a file of the host as its device and inode, others as their size; ``mounts`` the places of
+    all mounts but those of nodes to their options; ``digests`` files in /etc, and the driver's
+    in /proc, to their content; ``rows`` are the loader's.
+    """
+
+    nodes: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    mounts: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def beyond(self, base: "Content") -> "Content":
+        """Return what is not in a container that was made in the same way without devices.
+
+        What the driver shows in /proc stays: there are other GPUs' files in the base.
+        """
+        parts = {
+            name: {
+                key: value
+                for key, value in mine.items()
+                if theirs.get(key) != value or key.startswith("/proc/driver/nvidia/")
+            }
+            for name, mine, theirs in self._with(base)
+        }
+        return Content(**parts)
+
+    def _with(self, other: "Content") -> list[tuple[str, dict[str, str], dict[str, str]]]:
+        return [(name, mine, getattr(other, name)) for name, mine in vars(self).items()]
+
+    def differences(self, other: "Content") -> dict[tuple[str, str], tuple[str, str]]:
+        """Return what differs: field and key to what is here and there, empty for nothing."""
+        found = {}
+        for name, mine, theirs in self._with(other):
+            for key in sorted({*mine, *theirs}):
+                pair = mine.get(key, ""), theirs.get(key, "")
+                if pair[0] != pair[1]:
+                    found[name, key] = pair
+        return found
+
+    def moved(self, folder: str, to: str) -> "Content":
+        """Return it as if what is in a folder were in another one."""
+        parts = {
+            name: {
+                key.replace(f"{folder}/", f"{to}/"): value.replace(f"{folder}/", f"{to}/")
+                for key, value in mine.items()
+            }
+            for name, mine in vars(self).items()
+        }
+        return Content(**parts)
+
+
+def listed(result: Result) -> Content:
+    """Read what ``LIST`` printed in a container that ran well."""
+    lines: dict[str, list[str]] = {}
+    for line in result.ok().stdout.splitlines():
+        kind, _, rest = line.partition(" ")
+        lines.setdefault(kind, []).append(rest)
+    made = Content()
+    for line in lines["mount"]:
+        place, options, tag = line.split("|")
+        made.mounts[place] = f"{options} {tag.partition(':')[0]}"
+    for line in lines["entry"]:
+        _add_entry(made, line)
+    for digest, path in (line.split("  ", 1) for line in lines["digest"]):
+        if path not in (*_ENGINES_OWN, _CACHE):
+            made.digests[path] = digest
+    for row in lines.get("row", []):
+        name, path = row.split(" => ")
+        made.rows.setdefault(name, path)  # the loader takes the first
+    for name, sign, value in (line.partition("=") for line in lines["variable"]):
+        if sign:
+            made.variables[name] = value
+    made.variables.pop("HOSTNAME", None)
+    return made
+
+
+def of_bundle(
+    bundle: Bundle, runtime: str | Path, driver: Driver, config: Path, env: Sequence[str]
+) -> Content:
+    """Return what a container has that a low-level runtime, or gpu-py, makes of a bundle."""
+    bundle.command(*LIST)
+    bundle.environ(*env)
+    return listed(
+        run_with_driver_in_kernel(bundle, runtime, driver, {"GPUHOOK_CONFIG": str(config)})
+    )
+
+
+def unexplained(
+    reference: Content, content: Content, kind: str
+) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return how what a document made differs from the reference without a reason.
+
+    ``kind`` is that of the image.
+    """
+    content = content.moved(f"{HOSTS}/vdpau", HOSTS).moved(HOSTS, FOLDERS[kind])
+    found = reference.differences(content)
+    return {
+        key: pair
+        for key, pair in found.items()
+        if key not in OF_DOCUMENTS or not pair[1].startswith(OF_DOCUMENTS[key])
+    }
+
+
+def _add_entry(made: Content, line: str) -> None:
+    kind, mode, numbers, size, inode, name = line.split("|")
+    path, _, target = (part.strip("'") for part in name.partition(" -> "))
+    if kind == "character special file":
+        made.nodes[path] = f"{mode} {numbers}"
+        made.mounts.pop(path, None)  # a node is made, or the host's is mounted
+        return
+    is_host = path in made.mounts and kind.startswith("regular")
+    what = inode if is_host else target or ("" if kind == "directory" else size)
+    if path not in (*_ENGINES_OWN, _CACHE):
+        made.files[path] = f"{kind} {mode} {what}"

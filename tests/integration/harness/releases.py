@@ -1,0 +1,91 @@
+"""Other Debian releases with their engines, as if this machine had booted them."""
+
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.commands import run
+from harness.driver import Driver, show_in_proc
+from harness.images import REPOSITORY
+from harness.installation import Installation, write_config
+from harness.namespaces import LAYOUTS as CGROUPS
+from harness.namespaces import Namespace, held, host_cgroups
+
+# With the layout of cgroups that it has: crun can't use v2 on every machine.
+LAYOUTS = {"trixie": "v1", "sid": "v2"}
+PYTHON = "/usr/bin/python3"
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release that runs: its namespace, which has the session's /run and a /etc of its own.
+
+    gpuhook is installed in it, for its own Python; ``config`` is of the simulated driver, which
+    /proc shows, too.
+    """
+
+    name: str
+    namespace: Namespace
+    installation: Installation
+    config: Path
+
+    @property
+    def etc(self) -> Path:
+        """Its /etc, as this process can reach it."""
+        return Path(f"/proc/{self.namespace.pid}/root/etc")
+
+    def which(self, program: str) -> str:
+        """Return where a program of its own is."""
+        return self.namespace.run("sh", "-c", f"command -v {program}").ok().stdout.strip()
+
+
+def fetch_one(name: str) -> Path:
+    """Return the root of a release with its engines, made the first time."""
+    command = REPOSITORY / "scripts/lib/engine-root"
+    printed = run([command, name], timeout=1200.0).ok().stdout
+    return Path(printed.splitlines()[-1])
+
+
+def fetch() -> dict[str, Path]:
+    """Return the root of each release with its engines."""
+    return {name: fetch_one(name) for name in LAYOUTS}
+
+
+@contextmanager
+def release(
+    name: str, lower: Path, folder: Path, installation: Installation, driver: Driver
+) -> Iterator[Release]:
+    """Run the release whose root is ``lower`` until the end of the block.
+
+    What changes in it is kept below ``folder``.
+    """
+    root, layers = folder / "root", [folder / "upper", folder / "work"]
+    for made in (root, *layers):
+        made.mkdir(parents=True)
+    options = f"lowerdir={lower},upperdir={layers[0]},workdir={layers[1]}"
+    inside = [REPOSITORY / "scripts/lib/inside", "--same-run", root, "/"]
+    layout = LAYOUTS[name] if LAYOUTS[name] != host_cgroups() else "host"
+    words = [*inside, "sh", "-c", f"{CGROUPS[layout]} && {show_in_proc(driver)}"]
+    script = f"mount -t overlay -o {options} overlay {root} && exec {shlex.join(map(str, words))}"
+    with held(["sh", "-c", script], LAYOUTS[name], Path("/")) as entered:
+        ours = _install(entered, folder / "gpuhook", installation)
+        yield Release(name, entered, ours, write_config(folder / "config", driver.root, ["runc"]))
+
+
+def _install(release: Namespace, target: Path, installation: Installation) -> Installation:
+    """Install what pip has installed here for the Python of a release, without its network."""
+    release.run(PYTHON, "-m", "venv", "--without-pip", target).ok()
+    [packages] = target.glob("lib/python3*/site-packages")
+    [ours] = installation.bin.parent.glob("lib/python3*/site-packages")
+    shutil.copytree(ours, packages, symlinks=True, dirs_exist_ok=True)
+    for program in installation.bin.iterdir():
+        text = program.read_bytes() if program.is_file() else b""
+        if program.name.startswith(("gpu", "nvidia")):
+            own = text.replace(os.fsencode(installation.bin), os.fsencode(target / "bin"))
+            (target / "bin" / program.name).write_bytes(own)
+            (target / "bin" / program.name).chmod(0o755)
+    return Installation(target / "bin")

@@ -1,0 +1,325 @@
+"""CDI documents of ours, read by the engines of other Debian releases: today's are in sid.
+
+Each engine runs in the root of its release, and calls the hook of a gpuhook that is installed
+there, for the Python of that release. What podman of this machine does is in test_cdi.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from harness import bundles, images
+from harness.bundles import CGROUP_PARENT
+from harness.cdi import KERNEL, KIND, with_mounted_nodes, write_kernel
+from harness.commands import Result, run
+from harness.containerd import WITH_CDI, Containerd, containerd
+from harness.content import LIST, Content, listed, of_bundle, unexplained
+from harness.cri import Cri, CriError
+from harness.docker import Docker, dockerd
+from harness.driver import Driver, lines_of_nvidia_smi, simulate
+from harness.engines import settings
+from harness.images import PATH, image
+from harness.inside import look, seen
+from harness.installation import Installation, write_config
+from harness.loader import probed
+from harness.namespaces import Namespace
+from harness.podman import Podman, podman
+from harness.releases import LAYOUTS, PYTHON, Release, release
+
+DEBIAN = image("debian")
+MIG = "mig.example/gpu"  # the kind of the document of another machine, whose GPU is in MIG mode
+UID, USERS = 4242, "user.example/gpu"  # and the kind of a document that has mounts for nodes
+CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
+ENGINES = {
+    "trixie": ("docker", "compose", "cri_field", "cri_annotations", "podman_runc", "podman_crun",
+               "buildah"),
+    "sid": ("docker", "compose", "cri_field", "cri_annotations", "ctr", "podman_runc", "buildah"),
+}  # fmt: skip
+LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
+
+
+@pytest.fixture(scope="module")
+def system(
+    request: pytest.FixtureRequest,
+    workspace: Path,
+    engine_roots: dict[str, Path],
+    installation: Installation,
+    driver: Driver,
+    mig_driver: Driver,
+) -> Iterator[Release]:
+    """A release with documents of two machines, and one for what a kernel with drivers shows."""
+    lower = engine_roots[request.param]
+    folder = workspace / request.param
+    with release(request.param, lower, folder, installation, driver) as made:
+        cdi = made.etc / "cdi"
+        config = write_config(workspace / f"{made.name}-mig", mig_driver.root, ["runc"])
+        for each in (config, made.config):
+            words = ("generate", "--config", each, "--output", "/etc/cdi")
+            made.namespace.run(made.installation.command, "cdi", *words).ok()
+            if each == config:
+                text = (cdi / "nvidia.com-gpu.yaml").read_text()
+                (cdi / "mig.yaml").write_text(re.sub("(?m)^kind: .*", f"kind: {MIG}", text))
+        write_kernel(driver, cdi, PYTHON)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def mig_driver(installation: Installation, workspace: Path) -> Driver:
+    options = ("--gpus=2", "--model=H100", "--mig=0:1g.10gb,2g.20gb")
+    return simulate(installation, workspace / "engines-mig", *options)
+
+
+@pytest.fixture(scope="module")
+def docker(system: Release, workspace: Path, archive: Path) -> Iterator[Docker]:
+    """A dockerd that finds NVIDIA's names, with CDI where it isn't on by itself."""
+    ours, names = system.installation, workspace / f"{system.name}-names"
+    words = ["--engine=docker", f"--config={workspace}/{system.name}.json", "--nvidia-names"]
+    words += [f"--bin-dir={names}", f"--state-dir={workspace}/{system.name}-state"]
+    system.namespace.run(ours.command, "install", *words).ok()
+    env = {"GPUHOOK_CONFIG": str(system.config), "PATH": f"{names}:{PATH}"}
+    more = {"features": {"cdi": True}} if system.name == "trixie" else {}
+    folder = workspace / f"{system.name}-docker"
+    with dockerd(folder, system.namespace, {}, archive, env, more) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def containers(
+    system: Release, workspace: Path, roots: dict[str, Path], archive: Path
+) -> Iterator[Containerd]:
+    """A containerd with CDI in its CRI plugin."""
+    folder = workspace / f"{system.name}-containerd"
+    hold = images.save({"pause": roots["busybox"]}, workspace / f"{system.name}-pause.tar",
+                       ("sleep", "infinity"))  # fmt: skip
+    runc = Path(system.which("runc"))
+    with containerd(folder, system.namespace, runc, archive, {}, WITH_CDI) as made:
+        for each in (archive, hold):
+            made.call("images", "import", each, within="k8s.io").ok()
+        yield made
+
+
+Run = Callable[[str, Sequence[str], Sequence[str]], Result]  # an image, a command, CDI names
+
+
+@pytest.fixture(scope="module")
+def start(
+    request: pytest.FixtureRequest, system: Release, workspace: Path, archive: Path
+) -> Iterator[Run]:
+    """What runs a command in a container of an engine with devices of that system."""
+    name, _, variant = request.param.partition("_")
+    if name in ("docker", "compose"):
+        docker = request.getfixturevalue("docker")
+        yield partial(with_docker if name == "docker" else with_compose, docker)
+    elif name == "ctr":
+        yield partial(with_ctr, request.getfixturevalue("containers"))
+    elif name == "cri":
+        cri = Cri(request.getfixturevalue("containers").folder / "containerd.sock")
+        yield partial(with_cri, cri, variant)
+        cri.close()
+    else:
+        runtime = Path(system.which(variant or "runc"))
+        folder = workspace / f"{system.name}-{request.param}"
+        with podman(folder, system.namespace, runtime, archive) as made:
+            yield partial(with_podman if name == "podman" else with_buildah, made)
+
+
+def with_docker(docker: Docker, kind: str, command: Sequence[str], names: Sequence[str]) -> Result:
+    return docker.run(kind, *command, options=settings("--device", names), runtime="runc")
+
+
+def with_compose(docker: Docker, kind: str, command: Sequence[str], names: Sequence[str]) -> Result:
+    wanted = [{"driver": "cdi", "device_ids": [name], "capabilities": ["gpu"]} for name in names]
+    service = {
+        "image": kind,
+        "network_mode": "none",
+        "deploy": {"resources": {"reservations": {"devices": wanted}}},
+    }
+    file = docker.folder / "compose.json"
+    file.write_text(json.dumps({"name": "gpuhook-test", "services": {"one": service}}))
+    words = ("compose", "--progress=quiet", "--file", file, "run", "--rm", "--no-TTY", "one")
+    return docker.call(*words, *command)
+
+
+def with_ctr(engine: Containerd, kind: str, command: Sequence[str], names: Sequence[str]) -> Result:
+    return engine.run(kind, *command, options=settings("--device", names))
+
+
+def with_cri(
+    cri: Cri, variant: str, kind: str, command: Sequence[str], names: Sequence[str]
+) -> Result:
+    fields: Sequence[str] = names if variant == "field" else ()
+    notes = {"cdi.k8s.io/test_1": ",".join(names)} if variant == "annotations" and names else {}
+    with cri.pod("") as pod:
+        try:
+            container = pod.start(kind, "sleep", "1000", devices=fields, annotations=notes)
+        except CriError as error:
+            return Result(tuple(command), 1, "", str(error))
+        return container.exec(*command)
+
+
+def with_podman(engine: Podman, kind: str, command: Sequence[str], names: Sequence[str]) -> Result:
+    return engine.run(kind, *command, options=settings("--device", names))
+
+
+def with_buildah(engine: Podman, kind: str, command: Sequence[str], names: Sequence[str]) -> Result:
+    buildah = ("buildah", f"--root={engine.folder}/root", f"--runroot={engine.folder}/run")
+    made = ("from", "--name=one", f"--cgroup-parent={CGROUP_PARENT}", *LIMITS)
+    engine.namespace.run(*buildah, *made, *settings("--device", names), kind).ok()
+    try:
+        how = (f"--runtime={engine.runtime}", "--network=none", "--cap-add=CAP_MKNOD")
+        return engine.namespace.run(*buildah, "run", *how, "one", "--", *command)
+    finally:
+        engine.namespace.run(*buildah, "rm", "one")
+
+
+PAIRS = [(name, engine) for name, engines in ENGINES.items() for engine in engines]
+EVERY_ENGINE = pytest.mark.parametrize(("system", "start"), PAIRS, indirect=True)
+
+
+def names_of(*devices: str) -> list[str]:
+    return [f"{KIND}={device}" for device in devices]
+
+
+@EVERY_ENGINE
+@pytest.mark.parametrize("indices", [(0,), (0, 2, 7), tuple(range(8))], ids=str)
+def test_exactly_the_gpus_that_are_named(
+    start: Run, driver: Driver, indices: tuple[int, ...]
+) -> None:
+    devices = ["all"] if len(indices) == len(driver.gpus) else list(map(str, indices))
+    inside = seen(start(DEBIAN, look(driver.minors), names_of(*devices)))
+    minors = {gpu.minor for gpu in driver.chosen(*indices)}
+    assert inside.gpu_minors == minors
+    assert {opened for opened, _ in inside.nodes.values()} == {"ENXIO"}
+    assert {path for path in inside.nodes if "/dri/" not in path} == CONTROL | {
+        f"/dev/nvidia{minor}" for minor in minors
+    }
+    assert inside.by_hand == {
+        minor: "ENXIO" if minor in minors else "EPERM" for minor in driver.minors
+    }
+
+
+@EVERY_ENGINE
+@pytest.mark.parametrize("kind", ["debian", "lib64"])
+def test_programs_and_libraries(start: Run, driver: Driver, kind: str) -> None:
+    folder = driver.library("libcuda.so.1").parent
+    links = [path for path in folder.rglob("lib*.so.*") if path.is_symlink()]
+    files = {path.name: path for path in [*links, folder / "libcuda.so"]}
+    assert len(files) > 20
+    script = f"nvidia-smi -L; gpuhook-cuda-probe; dlprobe {' '.join(files)}"
+    gpus = driver.chosen(3, 5)
+    done = start(image(kind), ("sh", "-ec", script), names_of(*(gpu.uuid for gpu in gpus)))
+    lines = done.ok().stdout.splitlines()
+    assert lines[:3] == [*lines_of_nvidia_smi(gpus), "CUDA devices: 2"]
+    assert probed(lines[5:]) == {
+        name: f"{path.stat().st_dev}:{path.stat().st_ino}" for name, path in files.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def reference(
+    workspace: Path,
+    roots: dict[str, Path],
+    host: Namespace,
+    installation: Installation,
+    driver: Driver,
+    configs: dict[str, Path],
+) -> Content:
+    """What a container of this machine has in mode hook, beyond one without GPUs."""
+
+    def content(runtime: str | Path, *env: str) -> Content:
+        with bundles.bundle(workspace / "bundles", roots["debian"], host, "runc") as made:
+            return of_bundle(made, runtime, driver, configs["runc"], env)
+
+    ask = ("NVIDIA_VISIBLE_DEVICES=0,2", "NVIDIA_DRIVER_CAPABILITIES=all")
+    return content(installation.runtime, *ask).beyond(content("runc"))
+
+
+@EVERY_ENGINE
+def test_the_same_container_as_in_mode_hook(start: Run, reference: Content) -> None:
+    base = listed(start(DEBIAN, LIST, [KERNEL]))
+    made = listed(start(DEBIAN, LIST, [KERNEL, *names_of("0", "2")]))
+    assert unexplained(reference, made.beyond(base), "debian") == {}
+
+
+@EVERY_ENGINE
+@pytest.mark.parametrize(("device", "gpus", "migs"), [("0:1", 1, 1), ("all", 2, 2)])
+def test_mig_devices(start: Run, device: str, gpus: int, migs: int) -> None:
+    script = "nvidia-smi -L; busybox find /dev/nvidia-caps -type c"
+    lines = start(DEBIAN, ("sh", "-c", script), [f"{MIG}={device}"]).ok().stdout.splitlines()
+    assert len([line for line in lines if line.startswith("GPU ")]) == gpus
+    assert len([line for line in lines if line.startswith("  MIG")]) == migs
+    assert len([line for line in lines if line.startswith("/dev/nvidia-caps/")]) == 2 * migs
+
+
+@EVERY_ENGINE
+def test_a_name_that_there_is_not(start: Run) -> None:
+    said = start(DEBIAN, ("true",), names_of("0", "8")).failed().stderr
+    assert f"{KIND}=8" in said
+    assert f"{KIND}=0" not in said.replace("--device=", "")
+
+
+@EVERY_ENGINE
+def test_a_container_that_asks_for_nothing(start: Run) -> None:
+    assert "nvidia" not in start(DEBIAN, ("ls", "/dev"), []).ok().stdout
+
+
+ON_BOTH = pytest.mark.parametrize("system", LAYOUTS, indirect=True)
+
+
+@ON_BOTH
+def test_docker_has_nothing_to_say_of_the_documents(system: Release, docker: Docker) -> None:
+    info = json.loads(docker.call("info", "--format", "{{json .}}").ok().stdout)
+    assert info["CDISpecDirs"] == ["/etc/cdi", "/var/run/cdi"]
+    assert [line for line in info["Warnings"] or [] if "cdi" in line.lower()] == []
+    if system.name == "sid":  # Docker 26 shows no devices
+        found = {device["ID"] for device in info["DiscoveredDevices"]}
+        assert {f"{KIND}=all", f"{KIND}=7", f"{MIG}=0:1", KERNEL} < found
+    log = (docker.folder / "log").read_text()
+    assert [line for line in log.splitlines() if "level=err" in line and "cdi" in line] == []
+
+
+@ON_BOTH
+@pytest.mark.parametrize(("gpus", "indices"), [('"device=0,2"', (0, 2)), ("all", range(8))])
+def test_gpus_option_of_docker(
+    docker: Docker, driver: Driver, gpus: str, indices: Sequence[int]
+) -> None:
+    """By NVIDIA's names, which `gpuhook install --nvidia-names` makes."""
+    options = ["--gpus", gpus]
+    inside = seen(docker.run(DEBIAN, *look(driver.minors), options=options, runtime="runc"))
+    minors = {gpu.minor for gpu in driver.chosen(*indices)}
+    assert inside.gpu_minors == minors
+    assert {minor for minor, opened in inside.by_hand.items() if opened == "ENXIO"} == minors
+    done = docker.run(DEBIAN, "nvidia-smi", "-L", options=options, runtime="runc").ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(*indices))
+
+
+@ON_BOTH
+def test_rootless_podman(
+    system: Release, workspace: Path, roots: dict[str, Path], driver: Driver
+) -> None:
+    """A user with one id alone in his namespaces: there are no subordinate ones."""
+    for file, line in (("passwd", f"user:x:{UID}:{UID}::/:/bin/sh"), ("group", f"user:x:{UID}:")):
+        with (system.etc / file).open("a") as table:
+            table.write(f"{line}\n")
+    cdi = system.etc / "cdi"
+    (cdi / "user.json").write_text(with_mounted_nodes(cdi / "nvidia.com-gpu.yaml", USERS))
+    home = workspace / f"{system.name}-home"
+    (home / "run").mkdir(parents=True)
+    run(["cp", "-a", roots["debian"], home / "root"]).ok()
+    run(["chown", "-R", f"{UID}:{UID}", home]).ok()
+    words = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "env", "-i"]
+    words += [f"HOME={home}", f"XDG_RUNTIME_DIR={home}/run", f"PATH={PATH}"]
+    words += ["podman", "--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--runtime=crun"]
+    words += [
+        "run",
+        "--rm",
+        "--network=none",
+        *LIMITS,
+        f"--device={USERS}=1",
+        f"--device={USERS}=6",
+    ]
+    done = system.namespace.run(*words, "--rootfs", str(home / "root"), "nvidia-smi", "-L").ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(1, 6))
