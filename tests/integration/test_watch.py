@@ -17,6 +17,7 @@ from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 
 from gpuhook.cdi import folders
+from gpuhook.cdi.kept import last_errors
 from gpuhook.start.watch import Event, Events
 
 NULL = Path("/sys/class/mem/null/uevent")  # writing to it makes the kernel send an event
@@ -82,6 +83,10 @@ class Watched:
         self.process.send_signal(signal.SIGSTOP)
         yield
         self.process.send_signal(signal.SIGCONT)
+
+    def last_error(self) -> float:
+        """Return when documents couldn't be refreshed, in seconds since 1970."""
+        return max((error.time for error in last_errors(str(self.state))), default=0.0)
 
     def gpuhook(self, *words: str) -> Result:
         return run([self._installation.command, *words, f"--config={self.config}"])
@@ -172,6 +177,8 @@ def test_a_document_that_cannot_be_written_is_tried_again(watched: Watched) -> N
         with watched.paused():
             watched.simulate("--gpus=3")
         watched.wait_for("3 GPUs")
+        now = time.time()
+        wait_until(lambda: watched.last_error() > now, "it was tried once more")
         document.rmdir()
         wait_until(lambda: names(document) == {"0", "1", "2", "all"}, "it is there")
         assert watched.log.read_text().count("isn't gpuhook's") == 1
