@@ -35,6 +35,9 @@ LINES = (
         "vendors.amd", "vendors.amd.simulate",
         "vendors.neuron", "vendors.neuron.simulate",
         "vendors.gaudi", "vendors.gaudi.simulate",
+        "vendors.ascend", "vendors.ascend.simulate",
+        "vendors.intel_gpu", "vendors.intel_gpu.simulate",
+        "vendors.intel_npu", "vendors.intel_npu.simulate",
     ),
     ("resolve", "start", "inject", "running"),
     (
@@ -44,6 +47,8 @@ LINES = (
         "vendors.neuron.doctor",
         "vendors.gaudi.doctor",
         "vendors.declared.doctor",
+        "vendors.ascend.doctor",
+        "vendors.intel_gpu.doctor", "vendors.intel_npu.doctor",
     ),
 )  # fmt: skip
 
@@ -69,6 +74,8 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors": {
         "config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia",
         "vendors.amd", "vendors.declared", "vendors.gaudi", "vendors.neuron",
+        "vendors.ascend",
+        "vendors.intel_gpu", "vendors.intel_npu",
     },
     "vendors.declared": {
         "config", "container", "inventory", "loader", "oci", "plan", "vendors",
@@ -92,6 +99,17 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors.amd": {"config", "container", "inventory", "vendors"},
     "vendors.amd.simulate": {"simulate", "vendors.amd"},
     "vendors.amd.doctor": {"container", "doctor", "inventory", "vendors.amd"},
+    "vendors.ascend": {
+        "config", "container", "inventory", "loader", "oci", "plan", "request", "vendors",
+    },
+    "vendors.ascend.simulate": {"simulate", "vendors.ascend"},
+    "vendors.intel_gpu": {"config", "container", "inventory", "plan", "vendors"},
+    "vendors.intel_gpu.simulate": {"simulate", "vendors.intel_gpu"},
+    "vendors.intel_gpu.doctor": {"container", "doctor", "vendors", "vendors.intel_gpu"},
+    "vendors.intel_npu": {"config", "container", "inventory", "vendors"},
+    "vendors.intel_npu.simulate": {"simulate", "vendors.intel_npu"},
+    "vendors.intel_npu.doctor": {"doctor", "vendors", "vendors.intel_npu"},
+    "vendors.ascend.doctor": {"container", "doctor", "oci", "vendors.ascend"},
     # A document is made of plans, and of what vendors say of their devices.
     "cdi": {
         "config", "container", "engines", "host", "inventory", "loader", "oci", "plan", "request",

@@ -11,7 +11,10 @@ docs/add-a-vendor.md goes through it step by step.
 from gpuhook.errors import ConfigError, DriverError, listed
 from gpuhook.inventory.model import Inventory
 from gpuhook.vendors.amd import names as amd
+from gpuhook.vendors.ascend import names as ascend
 from gpuhook.vendors.gaudi import names as gaudi
+from gpuhook.vendors.intel_gpu import names as intel_gpu
+from gpuhook.vendors.intel_npu import names as intel_npu
 from gpuhook.vendors.neuron import names as neuron
 from gpuhook.vendors.nvidia import names as nvidia
 
@@ -38,6 +41,9 @@ KNOWN: "dict[str, ModuleType]" = {
     amd.NAME: amd,
     neuron.NAME: neuron,
     gaudi.NAME: gaudi,
+    ascend.NAME: ascend,
+    intel_gpu.NAME: intel_gpu,
+    intel_npu.NAME: intel_npu,
 }
 
 
