@@ -37,9 +37,9 @@ CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/n
 # The ctr of trixie doesn't know CDI.
 ENGINES = (
     "trixie-docker", "trixie-compose", "trixie-cri-field", "trixie-cri-annotations",
-    "trixie-podman-runc", "trixie-podman-crun", "trixie-buildah-runc",
+    "trixie-podman-runc", "trixie-podman-crun", "trixie-buildah-crun",
     "sid-docker", "sid-compose", "sid-cri-field", "sid-cri-annotations", "sid-ctr",
-    "sid-podman-runc", "sid-podman-crun", "sid-buildah-runc",
+    "sid-podman-runc", "sid-podman-crun", "sid-buildah-crun",
 )  # fmt: skip
 LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 
