@@ -117,7 +117,12 @@ def _command_tail() -> Iterator[str]:
     yield "Another configuration file than the one below."
     yield from (".El", ".Sh FILES", ".Bl -tag -width Ds", ".It Pa /etc/gpuhook/config.toml")
     yield from ("The configuration, see", ".Xr gpuhook.toml 5 .", ".It Pa /run/gpuhook")
-    yield from ("The saved inventory of the machine; it may be deleted at any time.", ".El")
+    yield from ("The saved inventory of the machine; it may be deleted at any time.",)
+    yield from (
+        ".It Pa /var/lib/gpuhook",
+        "What install has changed, and what it keeps up to date.",
+    )
+    yield ".El"
     yield from (".Sh EXIT STATUS", ".Nm")
     yield from text("exits with 0 on success, 1 on failure and 2 on a wrong command line.")
     yield from (".Nm gpuhook doctor", "exits with 1 if it has warnings and 2 if it has failures.")

@@ -10,7 +10,7 @@ It is started in the container's namespaces and its cgroup, before the root is p
 import os
 import sys
 
-from gpuhook import log, names
+from gpuhook import __version__, log, names
 from gpuhook.config import Config, load
 from gpuhook.errors import CdiError, GpuhookError, shown
 from gpuhook.oci.spec import State, parse_state, read_spec
@@ -38,10 +38,13 @@ def main(argv: list[str]) -> "NoReturn":
     if "-h" in argv or "--help" in argv:
         sys.stdout.write(USAGE)
         sys.exit(0)
-    config_path, kind = read_arguments(argv)
-    state = sys.stdin.buffer.read(_STATE_LIMIT)
+    if argv[:1] in (["-v"], ["--version"]):
+        sys.stdout.write(f"{names.CDI_HOOK} {__version__}\n")
+        sys.exit(0)
     config = Config()
     try:
+        config_path, kind = read_arguments(argv)
+        state = sys.stdin.buffer.read(_STATE_LIMIT)
         config = load(config_path)
         run(state, config, _vendor_of(kind))
     except GpuhookError as error:
@@ -51,12 +54,21 @@ def main(argv: list[str]) -> "NoReturn":
 
 
 def read_arguments(argv: list[str]) -> tuple[str | None, str]:
-    """Return the configuration file given (None: none) and the kind; usage and exit 2 else."""
+    """Return the configuration file given (None: none) and the kind; usage and exit 2 else.
+
+    CdiError for a verb: a document calls the hook of another toolkit, whose name leads to us.
+    """
     path = None
     words = list(argv)
     if words[:1] == ["--config"] and len(words) > 1:
         path = words[1]
         words = words[2:]
+    if words and "/" not in words[0] and not words[0].startswith("-"):
+        raise CdiError(
+            f"A CDI document of another toolkit calls its hook with {shown(words[0])}, "
+            f"and {names.CDI_HOOK} works for documents of gpuhook alone",
+            "Make the document again with `gpuhook cdi generate`, and delete the other one",
+        )
     if len(words) != 1 or words[0].startswith("-") or path == "":
         sys.stderr.write(USAGE)
         sys.exit(2)
@@ -105,7 +117,8 @@ def _record(state: State, annotations: "Any", grant: "Grant", config: Config) ->
     try:
         state = State(state.container_id, pid, state.bundle, state.root)
         record = records.describe(state, annotations, [grant])
-        return records.Written(config.state_dir, process, record, add=True)
+        exclusive = config.exclusive
+        return records.Written(config.state_dir, process, record, add=True, exclusive=exclusive)
     finally:
         if process >= 0:
             os.close(process)

@@ -99,6 +99,10 @@ class DriverError(GpuhookError):
     code = "driver"
 
 
+class NoDriverError(DriverError):
+    """There is no driver of this vendor here, or it isn't loaded: not one that fails."""
+
+
 class ElfError(DriverError):
     """A shared library isn't a well-formed ELF file."""
 
@@ -123,6 +127,12 @@ class InjectError(GpuhookError):
     code = "inject"
 
 
+class HeldError(GpuhookError):
+    """A device that one container alone may have is another one's, or that can't be told."""
+
+    code = "held"
+
+
 class VolumeError(InjectError):
     """Something would have to be made in a folder that the container shares with the host."""
 
@@ -133,6 +143,10 @@ class CdiError(GpuhookError):
     """A CDI document, or a name in one, can't be made, or used as it is."""
 
     code = "cdi"
+
+
+class NoDeviceError(CdiError):
+    """There is no device that a CDI document could name."""
 
 
 class SimulateError(GpuhookError):

@@ -86,9 +86,10 @@ class Injection:
         spec.require_mount_namespace()
         with open_container(state.pid, state.root or spec.root_path) as container:
             plan = self._prepare(look(container, config, self._resolved.looks()))
-            record = records.describe(state, spec.data.get("annotations"), self._resolved.grants)
+            record = self._record(state)
             undone = left_to_runtime(plan, spec.data)
-            with records.Written(config.state_dir, container.process, record):
+            exclusive = config.exclusive
+            with records.Written(config.state_dir, container.process, record, exclusive=exclusive):
                 how = allow_devices(
                     container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
                 )
@@ -98,6 +99,15 @@ class Injection:
             facts["undone"] = [operation.describe() for operation in undone]
             facts["warnings"] = self._resolved.warnings()
             note(config, state, {**facts, "skipped": container.skipped})
+
+    def _record(self, state: "State") -> "dict[str, Any]":
+        """Return what is written down of the container."""
+        if not self._config.exclusive:
+            annotations = self._spec.data.get("annotations")
+            return records.describe(state, annotations, self._resolved.grants)
+        from gpuhook.running import claims  # noqa: PLC0415 - few have exclusive devices
+
+        return claims.describe(state, self._spec, self._resolved, self._config)
 
 
 def note(config: "Config", state: "State", facts: "dict[str, Any]") -> None:

@@ -81,6 +81,13 @@ def edited(path: str, mode: str, devices: "tuple[str, ...]", config: "Config") -
     )
 
 
+def without(path: str, absent: "tuple[str, ...]", config: "Config") -> None:
+    """Write to the debug logs why the container of a config.json gets none of what it asks for."""
+    facts = {"level": "warning", "msg": "no driver", "time": timestamp()}
+    for debug in {config.cli_debug, config.runtime_debug}:
+        append(debug, {**facts, "spec": path, "warnings": list(absent)})
+
+
 def _record(program: str, text: str) -> "dict[str, Any]":
     """Return an error as runc's JSON log has it."""
     return {"level": "error", "msg": f"{program}: {text}", "time": timestamp()}

@@ -2,12 +2,15 @@
 
 RUNTIME = "gpu-py"  # the OCI runtime's program, and what engines register it as
 HOOK = "gpuhook-prestart"
+LEASE_VERB = "lease"  # of that hook: take exclusive devices and do nothing else
 HOOK_STAGES = ("prestart", "createRuntime")
 CDI_HOOK = "gpuhook-cdi-hook"  # the one that our CDI documents name
 CDI_HOOK_STAGE = "createContainer"
 
 # NVIDIA's hook, whose work ours does: Docker's --gpus adds it by the first name.
 TOOLKIT_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+# By which Docker 29.2 and newer know that --gpus may be served from CDI documents.
+TOOLKIT_CDI_HOOK = "nvidia-cdi-hook"
 
 # A PATH without anybody's own folders, and the one that an administrator usually has.
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"

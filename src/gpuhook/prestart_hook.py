@@ -13,13 +13,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-USAGE = f"""usage: {names.HOOK} [--config FILE] [prestart | precreate]
+USAGE = f"""usage: {names.HOOK} [--config FILE] [prestart | precreate | lease]
 
 Reads an OCI container state on standard input and puts the GPUs that the container asks
 for into it. Register it as a prestart or createRuntime hook.
 
 With precreate, podman's stage before the runtime is called, reads a config.json instead,
 and prints it with the device rules and the hook that its GPUs need.
+
+With lease, which gpu-py adds where it puts the devices into config.json itself, it takes
+exclusive devices for the container and does nothing else.
 """
 _KILLED = "--helper-killed"  # from launchers/gpu-py, which saw it
 _STATE_LIMIT = 16 << 20
@@ -27,6 +30,7 @@ _INPUT = "The configuration on standard input"
 _SPEC_LIMIT = 64 << 20
 # NVIDIA's hook has verbs of which only the first does anything; hook files name them.
 _IDLE_VERBS = ("poststart", "poststop")
+_VERBS = ("prestart", names.LEASE_VERB, *_IDLE_VERBS)
 
 
 def main(argv: list[str]) -> "NoReturn":
@@ -43,7 +47,7 @@ def main(argv: list[str]) -> "NoReturn":
         config = load(config_path)
         if _KILLED in argv:
             raise InjectError("The helper was killed", "Start the container again")
-        run(state, config)
+        (take if verb == names.LEASE_VERB else run)(state, config)
     except GpuhookError as error:
         log.error(names.HOOK, str(error), config)
         sys.exit(1)
@@ -64,7 +68,7 @@ def read_arguments(argv: list[str]) -> tuple[str | None, str]:
             config_path = value
         else:
             config_path = words.pop(0) if words else ""
-    if config_path == "" or verbs not in ([], ["prestart"], *[[verb] for verb in _IDLE_VERBS]):
+    if config_path == "" or verbs not in ([], *[[verb] for verb in _VERBS]):
         sys.stderr.write(USAGE)
         sys.exit(2)
     return config_path, verbs[0] if verbs else "prestart"
@@ -92,11 +96,24 @@ def run(state_text: bytes, config: Config) -> None:
     state = parse_state(state_text)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     resolved = resolve(spec.data, config)
+    if resolved is not None and resolved.absent and not resolved.grants:
+        log.without(spec.path, resolved.absent, config)
     if resolved is not None and resolved.grants:  # what documents give is the runtime's to do
         resolved.preload_injection()
         from gpuhook.inject import Injection  # noqa: PLC0415 - only where a GPU is asked for
 
         Injection(spec, config, resolved).finish(state)
+
+
+def take(state_text: bytes, config: Config) -> None:
+    """Take what the container of this state has of exclusive devices; HeldError if it can't."""
+    state = parse_state(state_text)
+    spec = read_spec(os.path.join(state.bundle, "config.json"))
+    resolved = resolve(spec.data, config)
+    if resolved is not None and config.exclusive:
+        from gpuhook.running import claims  # noqa: PLC0415 - few have exclusive devices
+
+        claims.take(state, spec, resolved, config)
 
 
 def precreate(folder: str, argv: list[str]) -> "NoReturn":

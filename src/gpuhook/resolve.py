@@ -3,7 +3,7 @@
 The one sequence that the runtime, the hook and ``gpuhook explain`` share.
 """
 
-from gpuhook.errors import DriverError, RequestError
+from gpuhook.errors import DriverError, RequestError, shown
 from gpuhook.request.reader import SpecReader
 from gpuhook.start import preload
 from gpuhook.vendors import seam
@@ -37,8 +37,9 @@ class Resolved:
 
     ``groups`` are those of the host that the container's process needs to open its nodes, and
     why; ``settings`` its variables. ``cdi_devices`` are those that documents describe, which
-    the runtime alone can give. ``absent`` says, a sentence each, of which vendors a container
-    asks for all devices that this machine has none of.
+    the runtime alone can give. ``absent`` says, a sentence each, which vendors' devices a
+    container doesn't get, because there is no driver here and the configuration ignores that.
+    RequestError where two vendors need different values of one variable.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class Resolved:
         for grant in grants:
             self.settings += grant.vendor.environment(grant)
             self.groups = {**grant.groups(), **self.groups} if adds_groups else {}
+        if len(grants) > 1:
+            _check_settings(grants)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -111,15 +114,13 @@ def resolve(
             if inventory is None:
                 inventory = cache.get_inventory(config, vendor, save=save)
         except DriverError as error:
-            if len(asked) + len(cdi_devices) == 1 or not _is_general(request):
+            if config.missing_driver != "ignore" or not _is_general(request):
                 raise
             absent.append(error)
             continue
         progress.inventories.append(inventory)
         devices = selection.select(request.selectors, inventory, vendor.names, request.spaces)
         grants.append(seam.Grant(vendor, request, inventory, devices))
-    if absent and not grants and not cdi_devices:
-        raise absent[0]
     for grant in grants:
         grant.vendor.check(grant)
     return Resolved(grants, config, tuple(error.cause for error in absent), cdi_devices)
@@ -165,6 +166,21 @@ def _wants(request: "Request") -> bool:
 
 def _is_general(request: "Request") -> bool:
     """Tell whether it asks for whatever there is: images do so for machines they don't know."""
-    return request.source == "environment" and all(
-        name.lower() == "all" for name in request.selectors
-    )
+    return all(name.lower() == "all" for name in request.selectors)
+
+
+def _check_settings(grants: "list[Grant]") -> None:
+    """Refuse where one vendor would change what another one has set."""
+    values: dict[str, tuple[Grant, Setting]] = {}
+    for grant in grants:
+        for each in grant.vendor.environment(grant):
+            other, before = values.setdefault(each.name, (grant, each))
+            in_front = before.front and each.front
+            same = (before.value, before.front) == (each.value, each.front)
+            if other is not grant and not in_front and not same:
+                names = other.vendor.names.TITLE, grant.vendor.names.TITLE
+                raise RequestError(
+                    f"{' and '.join(names)} need different values of the variable {each.name} in "
+                    f"the container: {shown(before.value)} and {shown(each.value)}",
+                    "Ask for the devices of one of the two vendors alone",
+                )

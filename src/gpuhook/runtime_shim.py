@@ -145,7 +145,7 @@ def edit(
     helped: "Callable[[Spec, Resolved], list[str]] | None" = None,
     inventories: "Mapping[str, Inventory] | None" = None,
 ) -> "Spec | None":
-    """Return a spec with what its devices need; None where it asks for none.
+    """Return a spec with what its devices need; None where it gets none.
 
     ``folder`` is where gpuhook-prestart lies. ``helped`` finds a helper for the hook and
     returns the words that lead to it, none where there is no helper. ``inventories``, by
@@ -155,6 +155,9 @@ def edit(
 
     resolved = resolve(spec.data, config, inventories=inventories)
     if resolved is None:
+        return None
+    if not (resolved.grants or resolved.cdi_devices):
+        log.without(spec.path, resolved.absent, config)
         return None
     spec.require_mount_namespace()
     edited = _edit_process(_apply_documents(spec, resolved, config), resolved)
@@ -168,21 +171,37 @@ def edit(
             edited = _edit_spec(edited, resolved, config)
         else:
             edited = _edit_for_hook(edited, resolved, config, folder, helped)
+    if config.exclusive:
+        edited = _lease(edited, resolved, config, folder, way)
     log.edited(spec.path, way, (*resolved.ids, *resolved.cdi_devices), config)
     return edited
+
+
+def _lease(spec: "Spec", resolved: "Resolved", config: Config, folder: str, way: str) -> "Spec":
+    """Return the spec with a hook that takes exclusive devices for the container, where needed.
+
+    HeldError where another container has one now. In the way ``hook`` the hook that injects
+    takes them.
+    """
+    from gpuhook.running import claims  # noqa: PLC0415 - few have exclusive devices
+
+    if not claims.concern(resolved, config):
+        return spec
+    claims.check(spec, resolved, config)
+    if way == "hook":
+        return spec
+    return add_hook(make_way(spec), config, folder, verb=names.LEASE_VERB)
 
 
 def _apply_documents(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
     """Return the spec with what CDI documents say of the devices that they describe."""
     if not resolved.cdi_devices:
         return spec
-    from gpuhook.cdi import apply, folders  # noqa: PLC0415 - slow: only for documents
-    from gpuhook.host import files as host_files  # noqa: PLC0415 - as above
+    from gpuhook.cdi import apply, saved  # noqa: PLC0415 - only for documents
 
-    found = folders.look(config.cdi_spec_dirs)
+    found = saved.look(config)
     edits = apply.resolve(found, resolved.cdi_devices)
-    for name in resolved.cdi_devices:
-        host_files.check_writers(found.devices[name].file)  # they may bring hooks, run by root
+    apply.check_writers(found, resolved.cdi_devices)
     return apply.apply_to_spec(spec, edits)
 
 
@@ -258,14 +277,16 @@ def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
 def make_way(spec: "Spec") -> "Spec":
     """Return a spec without the hooks that ours replaces.
 
-    NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone.
+    NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone
+    or which took a lease alone.
     """
     from gpuhook.oci.spec import hook_name  # noqa: PLC0415 - as in prepare_bundle
 
     for stage in names.HOOK_STAGES:
         spec = spec.drop_hooks(stage, names.TOOLKIT_HOOKS)
         for hook in spec.hooks(stage):
-            if hook_name(hook) == names.HOOK and HELPER_OPTION in (hook.get("args") or ()):
+            ours = {HELPER_OPTION, names.LEASE_VERB}.intersection(hook.get("args") or ())
+            if hook_name(hook) == names.HOOK and ours:
                 spec = spec.drop_hooks(stage, (names.HOOK,))
     return spec
 
@@ -279,7 +300,13 @@ def has_hook(spec: "Spec") -> bool:
     )
 
 
-def add_hook(spec: "Spec", config: Config, folder: str, words: "Sequence[str]" = ()) -> "Spec":
+def add_hook(
+    spec: "Spec",
+    config: Config,
+    folder: str,
+    words: "Sequence[str]" = (),
+    verb: str = "prestart",
+) -> "Spec":
     """Return the spec with our hook as the last prestart hook; ``words`` lead to its helper."""
     path = os.path.join(os.path.abspath(folder), names.HOOK)
     if not os.access(path, os.X_OK):
@@ -288,7 +315,7 @@ def add_hook(spec: "Spec", config: Config, folder: str, words: "Sequence[str]" =
             "Reinstall gpuhook, so that both lie in one folder",
         )
     options = ["--config", os.path.abspath(config.path)] if config.path else []
-    args = [names.HOOK, *words, *options, "prestart"]
+    args = [names.HOOK, *words, *options, verb]
     return spec.append(
         ("hooks", "prestart"), [{"path": path, "args": args, "env": names.HOOK_ENVIRONMENT}]
     )

@@ -348,3 +348,60 @@ def test_volumes_stay_as_they_are(
     before = contents(volume)
     bundle.run(runtime)
     assert contents(volume) == before
+
+
+# Under NVIDIA's name -------------------------------------------------------------------------
+
+# The hooks of a document of nvidia-ctk.
+VERBS = {
+    "create-symlinks": ["--link", "libcuda.so.1::/usr/lib/libcuda.so"],
+    "update-ldcache": ["--folder", "/usr/lib"],
+    "enable-cuda-compat": ["--host-driver-version=580.65.06"],
+    "disable-device-node-modification": [],
+    "update-application-profile": [],
+    "chmod": ["--mode", "755", "--path", "/dev/dri"],
+    "a-verb-of-tomorrow": [],
+}
+
+
+@pytest.fixture
+def nvidias_name(installation: Installation, tmp_path: Path) -> Path:
+    link = tmp_path / "nvidia-cdi-hook"
+    link.symlink_to(installation.bin / HOOK)
+    return link
+
+
+def test_words_that_ask_for_nothing(nvidias_name: Path) -> None:
+    """Docker and people look whether the program answers."""
+    assert run([nvidias_name, "--version"]).ok().stdout.startswith(f"{HOOK} ")
+    assert run([nvidias_name, "--help"]).ok().stdout.startswith("usage:")
+
+
+def test_our_document_by_nvidias_name(
+    bundle: Bundle, runtime: str, document: Path, driver: Driver, nvidias_name: Path
+) -> None:
+    give(bundle, document, "2")
+    hook = {**hook_of(bundle), "path": str(nvidias_name)}
+    bundle.change(lambda spec: spec["hooks"].update(createContainer=[hook]))
+    bundle.command(*look(driver.minors, NAMES))
+    inside = seen(bundle.run(runtime))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(2)}
+    assert set(inside.libraries) == set(NAMES)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_document_of_nvidias_toolkit_is_refused(
+    bundle: Bundle, runtime: str, document: Path, driver: Driver, nvidias_name: Path, verb: str
+) -> None:
+    """Half of its work would be done, and nobody would see which half is missing."""
+    give(bundle, document, "2")
+    args = ["nvidia-cdi-hook", verb, *VERBS[verb]]
+    hook = {**hook_of(bundle), "path": str(nvidias_name), "args": args}
+    bundle.change(lambda spec: spec["hooks"].update(createContainer=[hook]))
+    bundle.command("echo", "started")
+    with nothing_left(driver.root, pid=bundle.namespace.pid):
+        done = bundle.run(runtime).failed()
+    assert "started" not in done.stdout
+    if runtime == "runc":
+        assert f"calls its hook with '{verb}'" in done.stderr
+        assert "gpuhook cdi generate" in done.stderr

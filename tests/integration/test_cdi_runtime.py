@@ -1,10 +1,12 @@
 """CDI names in what a container asks for, served by gpu-py on real low-level runtimes."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from harness.bundles import Bundle
+from harness.commands import wait_until
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
@@ -129,3 +131,25 @@ def test_what_no_document_and_no_machine_has_is_refused(
     assert done.status != 0
     assert word in done.stderr
     assert bundle.config.read_bytes() == before
+
+
+def test_documents_are_read_once(
+    bundle: Bundle, installation: Installation, config: Path, documents: Path, tmp_path: Path
+) -> None:
+    """A start that finds them saved opens none of them, nor what reads YAML."""
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=maker.example/card=b")
+    whole, log = bundle.config.read_bytes(), tmp_path / "log"
+    words = ("strace", "-f", "-e", "trace=open,openat", "-o", log, installation.runtime)
+    env = {"GPUHOOK_CONFIG": str(config)}
+
+    def opened() -> set[str]:
+        bundle.config.write_bytes(whole)
+        bundle.call(*words, "run", "--bundle", bundle.path, bundle.name, env=env).ok()
+        names = re.findall(r'"([^"]*)"(?:.*) = \d', log.read_text())
+        files = {path.name for path in documents.iterdir() if path.name != "file"}
+        return {Path(name).name for name in names if "yaml" in name or Path(name).name in files}
+
+    first = opened()
+    assert {"maker.yaml", "broken.json"} <= first
+    assert any("yaml" in name and name != "maker.yaml" for name in first), "PyYAML"
+    wait_until(lambda: opened() == set(), "the documents are saved")

@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from harness.bundles import CGROUP_PARENT, Bundle
 from harness.commands import Result, daemon, run
-from harness.driver import Driver
+from harness.driver import Driver, simulate
 from harness.images import REPOSITORY
 from harness.inside import look, seen
+from harness.installation import Installation
 
 # What dpkg itself and its triggers write.
 OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
@@ -196,7 +197,8 @@ def test_nothing_is_left_after_a_purge(bare: Debian) -> None:
 
 def test_the_units_are_enabled_and_well_formed(debian: Debian) -> None:
     units = sorted((REPOSITORY / "packaging/systemd").iterdir())
-    assert [unit.name for unit in units] == ["gpuhook-watch.service"]
+    refreshing = ["gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service"]
+    assert [unit.name for unit in units] == [*refreshing, "gpuhook-watch.service"]
     for unit in units:
         link = debian.root / "etc/systemd/system/multi-user.target.wants" / unit.name
         # Debian 12's tool says /lib, Debian 13's /usr/lib.
@@ -222,6 +224,42 @@ def test_removal_takes_gpu_py_out_of_the_engines(debian: Debian) -> None:
     assert runtimes == {"gpu-py": {"path": "/usr/bin/gpu-py"}}
     debian.call("dpkg", "-r", "gpuhook")
     assert settings.read_text() == DAEMON_JSON
+
+
+def test_documents_are_kept_by_the_packages_own_units(
+    debian: Debian, installation: Installation
+) -> None:
+    simulate(installation, debian.root / "gpus", "--gpus=2")
+    debian.call("gpuhook", "config", "set", "nvidia-container-cli.root=/gpus")
+    before = debian.changed()
+    done = debian.call("gpuhook", "install", "--cdi", "--engine", "podman")
+    assert "wrote /var/run/cdi/nvidia.com-gpu.yaml" in done.stdout
+    assert "systemctl" not in done.stdout
+    assert [path for path in debian.changed() - before if path.startswith("etc/")] == [
+        "etc/containers/containers.conf.d/99-gpuhook.conf"
+    ]
+    debian.call("gpuhook", "cdi", "refresh")
+    debian.call("dpkg", "-r", "gpuhook")
+    assert not (debian.root / "run/cdi").exists()
+    assert not (debian.root / "var/lib/gpuhook").exists()
+
+
+def test_removal_while_a_document_of_somebodys_names_our_hook(
+    debian: Debian, installation: Installation
+) -> None:
+    simulate(installation, debian.root / "gpus", "--gpus=2")
+    debian.call("gpuhook", "config", "set", "nvidia-container-cli.root=/gpus")
+    debian.call("gpuhook", "install", "--cdi", "--engine", "podman")
+    debian.call("gpuhook", "cdi", "generate", "--output", "/etc/cdi/by hand.json")
+    refused = debian.call("dpkg", "-r", "gpuhook", fails=True)
+    assert "name /usr/bin/gpuhook-cdi-hook" in refused.stderr
+    [command] = re.findall(r"Run this first: (.*)\.$", refused.stderr, re.MULTILINE)
+    assert command == "rm '/etc/cdi/by hand.json'"
+    assert (debian.root / "usr/bin/gpuhook-cdi-hook").exists()
+    assert (debian.root / "run/cdi/nvidia.com-gpu.yaml").exists()
+    debian.call("sh", "-c", command)
+    debian.call("dpkg", "-r", "gpuhook")
+    assert not (debian.root / "run/cdi").exists()
 
 
 @dataclass(frozen=True)

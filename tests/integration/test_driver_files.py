@@ -111,7 +111,8 @@ def test_loader_cache_names_every_library(
         assert entries[name] == f"{FOLDER}/{name}"
     versioned = [f"libnvidia-eglcore.so.{real_driver.version}"]
     assert [name for name in versioned if name not in entries] == []
-    assert entries["libc.so.6"] == "/lib/x86_64-linux-gnu/libc.so.6"
+    # Newer Debians' ldconfig names the folder that /lib leads to.
+    assert entries["libc.so.6"].removeprefix("/usr") == "/lib/x86_64-linux-gnu/libc.so.6"
 
 
 def test_firmware_and_programs(

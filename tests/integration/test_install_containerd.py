@@ -1,5 +1,6 @@
 """gpuhook install and uninstall for containerd, and pods of it with a RuntimeClass of ours."""
 
+import fnmatch
 import json
 import os
 import tomllib
@@ -21,6 +22,9 @@ DEBIAN = images.image("debian")
 PAUSE = images.image("pause")
 TWO = ["NVIDIA_VISIBLE_DEVICES=0,2"]
 CRI = "io.containerd.grpc.v1.cri"
+# The plugin with the CRI's runtimes by the version in which containerd prints its settings: 1.x
+# does so in version 2, 2.x in version 3, whatever the file has.
+RUNTIMES = {2: CRI, 3: "io.containerd.cri.v1.runtime"}
 COMMENTED = """\
 # The admin's own words,
 version = 2   # and more of them
@@ -94,9 +98,22 @@ class Site:
         text = run(["containerd", "--config", self.config, "config", "dump"]).ok().stdout
         return tomllib.loads(text)
 
+    def runtimes(self) -> dict[str, Any]:
+        """Return what containerd itself knows of runtimes."""
+        return runtimes_of(self.dump())
+
+    def ignores_version_1(self) -> bool:
+        """Tell whether this containerd, from 2.0 on, finds no CRI settings in version 1."""
+        return int(self.dump()["version"]) > 2
+
     def call(self, *words: str | Path) -> Result:
         """Run ctr where the CRI's images are."""
         return run(["ctr", f"--address={self.folder}/containerd.sock", "-n", "k8s.io", *words])
+
+
+def runtimes_of(dump: dict[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = dump["plugins"][RUNTIMES[dump["version"]]]["containerd"]
+    return settings
 
 
 @pytest.fixture
@@ -224,27 +241,40 @@ def test_containerd_reads_what_was_written(site: Site) -> None:
     after = site.dump()
     imports = after.pop("imports")
     before.pop("imports")
-    assert f"{site.folder}/conf.d/99-gpuhook.toml" in imports
-    containerd = after["plugins"][CRI]["containerd"]
-    ours = containerd["runtimes"].pop("gpu-py")
-    binary = ours["options"].pop("BinaryName")
-    runc = dict(before["plugins"][CRI]["containerd"]["runtimes"]["runc"])
-    runc["options"] = {k: v for k, v in runc["options"].items() if k != "BinaryName"}
-    assert os.path.basename(binary) == "gpu-py"
-    assert ours == runc
+    # containerd 2 prints the pattern, older ones the files that it covers.
+    drop_in = f"{site.folder}/conf.d/99-gpuhook.toml"
+    assert any(fnmatch.fnmatch(drop_in, pattern) for pattern in imports)
+    containerd = runtimes_of(after)
+    same_as_runc(containerd["runtimes"].pop("gpu-py"), runtimes_of(before)["runtimes"]["runc"])
     assert containerd.pop("default_runtime_name") == "gpu-py"
-    assert before["plugins"][CRI]["containerd"].pop("default_runtime_name") == "runc"
+    assert runtimes_of(before).pop("default_runtime_name") == "runc"
     assert after == before
+
+
+def same_as_runc(ours: dict[str, Any], runc: dict[str, Any]) -> None:
+    """Fail where our runtime has other settings than runc, but for its program."""
+    options = dict(ours["options"])
+    assert os.path.basename(options.pop("BinaryName")) == "gpu-py"
+    # containerd 2 prints its defaults for the runc that it has built in, and for no other.
+    assert options.items() <= runc["options"].items()
+    given = {name for name, value in runc["options"].items() if value}
+    assert given - {"BinaryName"} <= options.keys()
+    defaults = {"sandboxer": "podsandbox"} if ours.get("sandboxer") == "" else {}
+    assert {**ours, **defaults, "options": None} == {**runc, "options": None}
 
 
 def test_configuration_of_version_1(site: Site) -> None:
     text = OLD.format(folder=site.folder, pause=PAUSE)
     site.config.write_text(text)
-    site.gpuhook("install", "--set-default").ok()
+    said = site.gpuhook("install", "--set-default").ok().stderr
     assert "# one" in site.config.read_text()
-    containerd = site.dump()["plugins"][CRI]["containerd"]  # as version 2 has it
-    assert containerd["default_runtime_name"] == "gpu-py"
-    assert containerd["runtimes"]["gpu-py"]["options"]["BinaryName"].endswith("/gpu-py")
+    assert ("ignores the CRI settings" in said) == site.ignores_version_1()
+    if site.ignores_version_1():
+        assert set(site.runtimes()["runtimes"]) == {"runc"}
+    else:
+        assert site.runtimes()["default_runtime_name"] == "gpu-py"
+        ours = site.runtimes()["runtimes"]["gpu-py"]
+        assert ours["options"]["BinaryName"].endswith("/gpu-py")
     site.gpuhook("uninstall").ok()
     assert site.config.read_text() == text
 
@@ -252,7 +282,7 @@ def test_configuration_of_version_1(site: Site) -> None:
 def test_no_configuration_at_all(site: Site) -> None:
     site.config.unlink()
     site.gpuhook("install").ok()
-    assert "gpu-py" in site.dump()["plugins"][CRI]["containerd"]["runtimes"]
+    assert "gpu-py" in site.runtimes()["runtimes"]
     site.gpuhook("uninstall").ok()
     assert list(site.folder.iterdir()) == []
 
@@ -266,7 +296,17 @@ def test_the_built_in_runtime_still_works(
     text = stock.format(folder=site.folder, pause=PAUSE, plugin=plugin)
     site.config.write_text(text)
     site.gpuhook("install").ok()
-    with running(site, configs["runc"], pause_archive) as cri:
+    if stock is STOCK_OLD and site.ignores_version_1():
+        assert set(site.runtimes()["runtimes"]) == {"runc"}
+    else:
+        every_runtime_works(site, configs["runc"], pause_archive)
+    site.gpuhook("uninstall").ok()
+    assert site.config.read_text() == text
+    assert not (site.folder / "conf.d").exists()
+
+
+def every_runtime_works(site: Site, config: Path, pause_archive: Path) -> None:
+    with running(site, config, pause_archive) as cri:
         [line] = [
             line.split()
             for line in site.call("plugins", "ls").ok().stdout.splitlines()
@@ -276,9 +316,6 @@ def test_the_built_in_runtime_still_works(
         for handler in ("", "runc", "gpu-py"):
             with cri.pod(handler):
                 pass
-    site.gpuhook("uninstall").ok()
-    assert site.config.read_text() == text
-    assert not (site.folder / "conf.d").exists()
 
 
 def test_what_the_admin_changed_meanwhile_stays(site: Site) -> None:

@@ -150,7 +150,9 @@ def test_a_driver_root_that_is_not_there(folder: Path, configs: dict[str, Path])
 def hooked(bundle: Bundle, cli: Caller, driver: Driver, configs: dict[str, Path]) -> Bundle:
     """A bundle whose hook calls the program as containerd's oci-hook has it called."""
     script = (
-        f'pid=$(sed "s/.*\\"pid\\":\\([0-9]*\\).*/\\1/"); exec {cli.program} --root={driver.root} '
+        # crun 1.28 writes the state in lines, with blanks.
+        "pid=$(grep -o '\"pid\" *: *[0-9]*' | grep -o '[0-9]*$'); "
+        f"exec {cli.program} --root={driver.root} "
         f'configure --device=0,2 --utility --compute --pid="$pid" {bundle.root}'
     )
     hook = {

@@ -1,5 +1,6 @@
 """podman of an ordinary user, who also installs gpuhook for himself."""
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -136,3 +137,21 @@ def test_gpus_by_cdi(cdi: User, driver: Driver) -> None:
         done = cdi.podman("crun", "nvidia-smi", "-L", devices=devices).ok()
         gpus = driver.gpus if devices == ("all",) else driver.chosen(0, 2)
         assert done.stdout.splitlines() == lines_of_nvidia_smi(gpus)
+
+
+def test_another_makers_device(installed: User) -> None:
+    """Root's document: in the user's namespaces, its owner has no number."""
+    device = {"name": "a", "containerEdits": {"env": ["MAKER_A=1"]}}
+    whole = {"cdiVersion": "0.5.0", "kind": "maker.example/card", "devices": [device]}
+    document = Path("/etc/cdi/maker.json")
+    document.parent.mkdir(exist_ok=True)
+    document.write_text(json.dumps(whole))
+    env = ("NVIDIA_VISIBLE_DEVICES=maker.example/card=a",)
+    try:
+        done = installed.podman("gpu-py", "busybox", "env", env=env).ok()
+        assert "MAKER_A=1" in done.stdout.splitlines()
+        document.chmod(0o666)
+        refused = installed.podman("gpu-py", "busybox", "env", env=env).failed()
+        assert "MAKER_A" not in refused.stdout
+    finally:
+        document.unlink()

@@ -263,9 +263,10 @@ DOCKERS: dict[str, Callable[[Docker], Result]] = {
         lambda engine: by_runc(engine, DEBIAN, "gpuhook-cuda-probe")
     ),
 }
-# What is said of a CDI name depends on whether the client knows CDI, or else the daemon doesn't.
+# What is said of a CDI name depends on whether client and daemon know CDI, or only the client does.
 CDI = {
     'could not select device driver "cdi" with capabilities: []',
+    "unresolvable CDI devices nvidia.com/gpu=0",
     "docker: nvidia.com/gpu=0 is not an absolute path",
 }
 # And what is said of a runtime that isn't there depends on the daemon's age.
@@ -275,6 +276,7 @@ OTHERS = {
     'exec: "nvidia-container-cli": executable file not found in $PATH',
     "No devices were found",
     "Failed to initialize NVML: ...",
+    "unresolvable CDI devices ...",
 }
 # Headings below this one are no texts that a program prints.
 WITHOUT_TEXT = "## Without a message"
@@ -344,6 +346,11 @@ def test_what_docker_says_of_an_unknown_runtime(bare: Docker) -> None:
 def test_what_podman_says(podman_runtime: Podman) -> None:
     done = podman_runtime.namespace.run("podman", "--runtime=gpu-py", "run", "IMAGE")
     assert_says(done, 'default OCI runtime "gpu-py" not found: invalid argument')
+
+
+def test_what_podman_says_of_a_cdi_name(podman_runtime: Podman) -> None:
+    done = podman_runtime.run(DEBIAN, "true", options=("--device=maker.example/card=0",))
+    assert_says(done, "unresolvable CDI devices ...")
 
 
 def test_what_ctr_says(containerd_runc: Containerd) -> None:

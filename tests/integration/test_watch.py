@@ -3,17 +3,21 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness.commands import run, stop, wait_until
+from harness.commands import Result, run, stop, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 
+from gpuhook.cdi import folders
+from gpuhook.cdi.kept import last_errors
 from gpuhook.start.watch import Event, Events
 
 NULL = Path("/sys/class/mem/null/uevent")  # writing to it makes the kernel send an event
@@ -51,14 +55,41 @@ class Watched:
         self.simulate("--gpus=1")
         self.config = write_config(folder / "config", self._root, ["runc"])
         self.log = folder / "log"
+        self.state = folder / "installed"
+        self.start()
+
+    def start(self, env: dict[str, str] | None = None) -> None:
+        """Run gpuhook watch."""
         words = ["watch", "--interval=0.2", f"--config={self.config}"]
+        words.append(f"--state-dir={self.state}")
         with self.log.open("wb") as log:
-            environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-            argv = [str(installation.command), *words]
+            environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+            argv = [str(self._installation.command), *words]
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
 
     def simulate(self, *options: str) -> Driver:
         return simulate(self._installation, self._root, *options)
+
+    def keep_documents(self) -> Path:
+        """Have documents kept for podman; return the one of GPUs."""
+        words = ["--cdi", "--engine=podman", f"--state-dir={self.state}"]
+        env = {"GPUHOOK_CONFIG": str(self.config)}
+        run([self._installation.command, "install", *words], env).ok()
+        return Path("/var/run/cdi/nvidia.com-gpu.yaml")  # the session has a /run of its own
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have the watch see nothing of what is done meanwhile before all of it is done."""
+        self.process.send_signal(signal.SIGSTOP)
+        yield
+        self.process.send_signal(signal.SIGCONT)
+
+    def last_error(self) -> float:
+        """Return when documents couldn't be refreshed, in seconds since 1970."""
+        return max((error.time for error in last_errors(str(self.state))), default=0.0)
+
+    def gpuhook(self, *words: str) -> Result:
+        return run([self._installation.command, *words, f"--config={self.config}"])
 
     def saved(self) -> str:
         """Return what the doctor says of the saved inventory, which it never makes anew."""
@@ -68,9 +99,9 @@ class Watched:
         [message] = [each["message"] for each in findings if each["check"] == "saved-inventory"]
         return str(message)
 
-    def wait_for(self, words: str, times: int = 1) -> None:
-        """Wait until the words were printed that often."""
-        wait_until(lambda: self.log.read_text().count(words) == times, f"{words!r} is printed")
+    def wait_for(self, words: str) -> None:
+        """Wait until the words were printed."""
+        wait_until(lambda: words in self.log.read_text(), f"{words!r} is printed")
 
 
 @pytest.fixture
@@ -92,6 +123,84 @@ def test_a_change_is_saved_before_anyone_asks(watched: Watched) -> None:
     watched.simulate("--gpus=3", "--model=H100", "--mig=0:1g.10gb,1g.10gb")
     watched.wait_for("3 GPUs, 2 MIG devices")
     assert "3 GPUs, 2 MIG devices" in watched.saved()
+
+
+def names(document: Path) -> set[str]:
+    """Return the names that engines know of a document's devices, none if it isn't there."""
+    devices = folders.look([str(document.parent)]).devices
+    return {
+        name.partition("=")[2]
+        for name in devices
+        if not name.partition("=")[2].startswith(("GPU-", "MIG-"))
+    }
+
+
+def test_documents_come_and_go_with_the_driver(watched: Watched) -> None:
+    document = watched.keep_documents()
+    try:
+        assert names(document) == {"0", "all"}
+        watched.simulate("--gpus=3")
+        wait_until(lambda: names(document) == {"0", "1", "2", "all"}, "it has three GPUs")
+        watched.wait_for(f"wrote {document}")
+        watched.simulate("--fail=not-loaded")
+        wait_until(lambda: not document.exists(), "it is gone")
+        watched.wait_for(f"removed {document}")
+        watched.simulate("--gpus=1", "--model=H100", "--mig=0:1g.10gb")
+        wait_until(lambda: names(document) == {"0:0", "all"}, "it has the MIG device")
+    finally:
+        run(["rm", "-rf", document.parent]).ok()
+
+
+def test_documents_follow_what_a_container_start_has_seen_first(watched: Watched) -> None:
+    """Then the saved inventory is fresh when the watch looks."""
+    watched.wait_for("1 GPUs")
+    document = watched.keep_documents()
+    try:
+        with watched.paused():
+            watched.simulate("--gpus=2")
+            watched.gpuhook("refresh").ok()
+        wait_until(lambda: names(document) == {"0", "1", "all"}, "it has two GPUs")
+        assert "2 GPUs" not in watched.log.read_text()
+    finally:
+        run(["rm", "-rf", document.parent]).ok()
+
+
+def test_a_document_that_cannot_be_written_is_tried_again(watched: Watched) -> None:
+    watched.wait_for("1 GPUs")
+    document = watched.keep_documents()
+    try:
+        document.unlink()
+        document.mkdir()
+        with watched.paused():
+            watched.simulate("--gpus=2")
+        watched.wait_for("isn't gpuhook's")
+        with watched.paused():
+            watched.simulate("--gpus=3")
+        watched.wait_for("3 GPUs")
+        now = time.time()
+        wait_until(lambda: watched.last_error() > now, "it was tried once more")
+        document.rmdir()
+        wait_until(lambda: names(document) == {"0", "1", "2", "all"}, "it is there")
+        assert watched.log.read_text().count("isn't gpuhook's") == 1
+    finally:
+        run(["rm", "-rf", document.parent]).ok()
+
+
+def test_documents_are_there_before_engines_start(watched: Watched, workspace: Path) -> None:
+    """systemd starts engines once the watch is ready."""
+    document = watched.keep_documents()
+    stop(watched.process)
+    document.unlink()
+    address = f"\0gpuhook-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.bind(address)
+        notify.settimeout(60)
+        watched.start({"NOTIFY_SOCKET": address.replace("\0", "@")})
+        try:
+            assert notify.recv(100) == b"READY=1"
+            assert names(document) == {"0", "all"}
+        finally:
+            run(["rm", "-rf", document.parent]).ok()
 
 
 def test_a_driver_that_goes_is_told_once(watched: Watched) -> None:

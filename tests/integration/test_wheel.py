@@ -64,7 +64,10 @@ def test_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFile) -> None:
     }
     assert names == package
     sources = "vendors/nvidia/simulate/c"
-    for name in ("py.typed", "config/config.toml", f"{sources}/nvml.h", "cli/doctor.py"):
+    for name in (
+        "py.typed", "config/config.toml", f"{sources}/nvml.h", "cli/doctor.py",
+        "cdi/units/gpuhook-cdi-refresh.service",
+    ):  # fmt: skip
         assert f"gpuhook/{name}" in names
     assert any(name.endswith(".c") for name in names)
 

@@ -6,14 +6,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import paper
 import pytest
 
 import gpuhook.vendors
 from gpuhook.config import Config
-from gpuhook.inventory.model import Inventory, Node
+from gpuhook.inventory.model import Inventory
 from gpuhook.request.reader import Request, SpecReader
-from gpuhook.simulate.tree import Tree
 from gpuhook.vendors import seam
+from gpuhook.vendors.nvidia import names as nvidia
 
 FOLDER = Path(__file__).parents[1] / "vendors"
 PACKAGE = "gpuhook.vendors.acme"
@@ -21,7 +22,9 @@ GROUP = 1234
 
 
 def know(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have gpuhook know ACME for the time of a test, as if its folder lay in the package."""
+    """Have gpuhook know NVIDIA and ACME for the time of a test, as if that were in the package."""
+    for name in seam.KNOWN.keys() - {nvidia.NAME}:
+        monkeypatch.delitem(seam.KNOWN, name)
     folders = [*gpuhook.vendors.__path__, str(FOLDER)]
     monkeypatch.setattr(gpuhook.vendors, "__path__", folders)
     monkeypatch.setitem(seam.KNOWN, "acme", part("names"))
@@ -32,27 +35,10 @@ def part(name: str) -> ModuleType:
     return importlib.import_module(f"{PACKAGE}.{name}")
 
 
-class _NodesOnPaper(Tree):
-    """A tree for those who may not make nodes: it notes them."""
-
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
-        self.nodes: dict[str, Node] = {}
-
-    def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
-        path = f"/{relative.lstrip('/')}"
-        inside = part("discover")._inside(path)
-        self.nodes[path] = Node(path, major, minor, mode, 0, gid, inside)
-
-
 def machine(root: Path, count: int = 4, **settings: str) -> Inventory:
     """Simulate a machine in that folder and return what it has; its nodes are on paper."""
-    tree = _NodesOnPaper(str(root))
-    part("simulate").simulate(tree, count, settings)
-    seen: Inventory = part("discover").discover(str(root))
-    nodes = tuple(tree.nodes[path] for path in seen.missing())
-    facts = (seen.vendor, seen.root, seen.version, seen.devices)
-    return Inventory(*facts, nodes, seen.control)
+    discover = part("discover")
+    return paper.simulated(part("simulate"), discover, root, count, settings, discover._inside)
 
 
 def spec_with(*env: str, **more: Any) -> dict[str, Any]:

@@ -18,7 +18,8 @@ MOUNTS = AUTOMATIC = ""
 KIND = "{name}.example/device"
 TYPES = ("device", "part")
 FIXED_MAJORS = ()
-SWARM_RESOURCE = DEFAULT_KIND = False
+SWARM_RESOURCE = ""
+DEFAULT_KIND = False
 PCI_VENDOR = ""
 DRIVER_WORDS = MODULES = HOOK_MODULES = ()
 LOST_REMEDY = "Mend it"

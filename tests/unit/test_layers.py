@@ -29,11 +29,24 @@ LINES = (
     ("gpuhook", "names", "errors"),
     ("container", "oci", "host", "engines", "simulate"),
     ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
-    ("cdi", "plan", "vendors", "vendors.nvidia"),
+    (
+        "cdi", "plan", "vendors", "vendors.nvidia",
+        "vendors.amd", "vendors.amd.simulate",
+        "vendors.neuron", "vendors.neuron.simulate",
+        "vendors.gaudi", "vendors.gaudi.simulate",
+        "vendors.ascend", "vendors.ascend.simulate",
+        "vendors.intel_gpu", "vendors.intel_gpu.simulate",
+        "vendors.intel_npu", "vendors.intel_npu.simulate",
+    ),
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
         "vendors.nvidia.doctor",
+        "vendors.amd.doctor",
+        "vendors.neuron.doctor",
+        "vendors.gaudi.doctor",
+        "vendors.ascend.doctor",
+        "vendors.intel_gpu.doctor", "vendors.intel_npu.doctor",
     ),
 )  # fmt: skip
 
@@ -56,29 +69,57 @@ LAYERS: Mapping[str, set[str]] = {
     # The seam names vendors and is typed by what it stands between; a vendor imports no room of
     # a start, and nobody but its own rooms imports a vendor.
     "plan": {"config", "container", "inventory", "loader", "oci", "vendors"},
-    "vendors": {"config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia"},
+    "vendors": {
+        "config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia",
+        "vendors.amd", "vendors.gaudi", "vendors.neuron",
+        "vendors.ascend",
+        "vendors.intel_gpu", "vendors.intel_npu",
+    },
     "vendors.nvidia": {
         "cgroup", "config", "container", "inventory", "loader", "oci", "plan", "request",
         "vendors",
     },
+    "vendors.neuron": {"config", "container", "inventory", "oci", "request", "vendors"},
+    "vendors.neuron.simulate": {"simulate", "vendors.neuron"},
+    "vendors.gaudi": {"config", "container", "inventory", "oci", "vendors"},
+    "vendors.gaudi.simulate": {"simulate", "vendors.gaudi"},
+    "vendors.gaudi.doctor": {"doctor", "inventory", "vendors.gaudi"},
+    "vendors.neuron.doctor": {"doctor", "inventory", "vendors.neuron"},
     "vendors.nvidia.simulate": {"simulate"},
-    "vendors.nvidia.doctor": {"container", "doctor", "inventory", "loader", "vendors.nvidia"},
+    "vendors.nvidia.doctor": {
+        "container", "doctor", "inventory", "loader", "vendors", "vendors.nvidia",
+    },
+    "vendors.amd": {"config", "container", "inventory", "vendors"},
+    "vendors.amd.simulate": {"simulate", "vendors.amd"},
+    "vendors.amd.doctor": {"container", "doctor", "inventory", "vendors.amd"},
+    "vendors.ascend": {
+        "config", "container", "inventory", "loader", "oci", "plan", "request", "vendors",
+    },
+    "vendors.ascend.simulate": {"simulate", "vendors.ascend"},
+    "vendors.intel_gpu": {"config", "container", "inventory", "plan", "vendors"},
+    "vendors.intel_gpu.simulate": {"simulate", "vendors.intel_gpu"},
+    "vendors.intel_gpu.doctor": {"container", "doctor", "vendors", "vendors.intel_gpu"},
+    "vendors.intel_npu": {"config", "container", "inventory", "vendors"},
+    "vendors.intel_npu.simulate": {"simulate", "vendors.intel_npu"},
+    "vendors.intel_npu.doctor": {"doctor", "vendors", "vendors.intel_npu"},
+    "vendors.ascend.doctor": {"container", "doctor", "oci", "vendors.ascend"},
     # A document is made of plans, and of what vendors say of their devices.
     "cdi": {
-        "config", "container", "host", "inventory", "loader", "oci", "plan", "request", "vendors",
+        "config", "container", "engines", "host", "inventory", "loader", "oci", "plan", "request",
+        "vendors",
     },
-    "running": {"cgroup", "container", "inventory", "oci", "vendors"},
+    "running": {"cdi", "cgroup", "config", "container", "inventory", "oci", "resolve", "vendors"},
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},
     "start": {
         "cgroup", "config", "container", "inject", "inventory", "loader", "log", "oci", "plan",
-        "request", "resolve", "vendors",
+        "request", "resolve", "running", "vendors",
     },
     "runtime_shim": {
-        "cdi", "cgroup", "config", "container", "host", "inventory", "log", "oci", "plan",
-        "request", "resolve", "start",
+        "cdi", "cgroup", "config", "container", "inventory", "log", "oci", "plan", "request",
+        "resolve", "running", "start",
     },
-    "prestart_hook": {"config", "inject", "log", "oci", "resolve", "runtime_shim"},
+    "prestart_hook": {"config", "inject", "log", "oci", "resolve", "running", "runtime_shim"},
     "nvidia_cli": {
         "config", "host", "inject", "inventory", "log", "oci", "plan", "request", "running",
         "vendors", "vendors.nvidia",
@@ -89,6 +130,7 @@ LAYERS: Mapping[str, set[str]] = {
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {
+        "cdi",
         "config", "engines", "host", "inventory", "log", "runtime_shim", "start", "vendors",
     },
     "cli": {
@@ -109,7 +151,12 @@ MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def room(module: str) -> str:
-    """Return the room of a module: its folder, or itself at the top."""
+    """Return the room of a module: its folder, or itself at the top.
+
+    What a vendor has for one command is a room, be it a module or a folder.
+    """
+    if module.startswith("vendors.") and module.rpartition(".")[2] in ("doctor", "simulate"):
+        return module
     whole = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
     return whole or module
 
@@ -214,6 +261,7 @@ class Start(NamedTuple):
     """What a start imports, how many of our files that are at most, and what it may load.
 
     ``rooms`` are those it has modules from, ``beyond`` what else than free modules it loads.
+    The names of vendors come on top of that: one file for each, asked for or not.
     """
 
     imports: str
@@ -227,26 +275,26 @@ SPEC = "gpuhook._start, gpuhook.runtime_shim, gpuhook.oci.spec, gpuhook.resolve"
 CHOICE = f"gpuhook.inventory.cache, gpuhook.inventory.selection, {NVIDIA}.vendor"
 ACCESS = "gpuhook.cgroup.access, gpuhook.start.helper"
 TOP = {"gpuhook", "_start", "errors", "log", "names", "resolve"}
+VENDORS = {f"vendors.{name}" for name in KNOWN}
 RUNTIME = {
-    *TOP, "runtime_shim", "config", "inventory", "oci", "request", "start", "vendors",
-    "vendors.nvidia",
+    *TOP, *VENDORS, "runtime_shim", "config", "inventory", "oci", "request", "start", "vendors",
 }  # fmt: skip
 HOOK = RUNTIME - {"runtime_shim"} | {"prestart_hook"}
 CDI_HOOK = f"gpuhook._start, gpuhook.cdi_hook, gpuhook.cdi.hook, {CHOICE}, gpuhook.inject"
 WORK = {"inject", "cgroup", "plan", "container", "loader", "running"}
 STARTS = {
-    "runtime, no GPU": Start(SPEC, 22, RUNTIME, JSON),
-    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 33, {*RUNTIME, "cgroup"}, JSON),
-    "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 21, HOOK, JSON),
+    "runtime, no GPU": Start(SPEC, 21, RUNTIME, JSON),
+    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 32, {*RUNTIME, "cgroup"}, JSON),
+    "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 20, HOOK, JSON),
     "hook, GPU": Start(
         f"gpuhook._start, gpuhook.prestart_hook, {CHOICE}, gpuhook.inject, {NVIDIA}.edits",
-        46,
+        45,
         {*HOOK, *WORK},
         JSON | KERNEL,
     ),
     "hook of CDI": Start(
         f"{CDI_HOOK}, {NVIDIA}.edits",
-        49,
+        48,
         {*HOOK - {"prestart_hook", "resolve"}, "cdi", "cdi_hook", *WORK},
         JSON | KERNEL,
     ),
@@ -272,7 +320,7 @@ def loaded(start: Start) -> tuple[set[str], set[str]]:
 def test_start_loads_no_more_than_it_may(start: Start) -> None:
     ours, others = loaded(start)
     assert {room(name) for name in ours} == start.rooms
-    assert len(ours) <= start.files, sorted(ours)
+    assert len(ours - {f"{each}.names" for each in VENDORS}) <= start.files, sorted(ours)
     assert others - FREE - start.beyond == set()
 
 
@@ -280,7 +328,7 @@ def test_start_loads_no_more_than_it_may(start: Start) -> None:
 def test_a_vendor_that_is_not_asked_for_is_its_names_alone(name: str) -> None:
     ours, _ = loaded(STARTS[name])
     vendors = {each for each in ours if each.startswith("vendors.")} - {"vendors.seam"}
-    assert {each.rpartition(".")[2] for each in vendors} == {"names"}
+    assert vendors == {f"{each}.names" for each in VENDORS}
 
 
 def test_making_an_inventory_is_not_on_the_hot_path() -> None:

@@ -1,34 +1,51 @@
-"""What NVIDIA's things are called is spelled in NVIDIA's folders alone.
+"""What a vendor's things are called is spelled in that vendor's folders alone.
 
-Elsewhere it comes from ``vendors.nvidia``, so that the same code serves every vendor.
+Elsewhere it comes from the vendor's names, so that the same code serves every vendor.
 """
 
 import re
 from pathlib import Path
 
+import pytest
+
 import gpuhook
 
 PACKAGE = Path(gpuhook.__file__).parent
-NVIDIAS = re.compile(r"NVIDIA_|/dev/nvidia|/proc/driver/nvidia")
-FOLDERS = ("vendors/nvidia/", "nvidia_cli/")
+# Folders -> what is spelled there alone.
+SPELLED = {
+    ("vendors/nvidia/", "nvidia_cli/"): r"NVIDIA_|/dev/nvidia|/proc/driver/nvidia",
+    ("vendors/amd/",): r"AMD_|/dev/kfd|amdgpu|amd\.com",
+    ("vendors/neuron/",): r"NEURON_|/dev/neuron|neuron_device|aws\.amazon",
+    ("vendors/gaudi/",): r"HABANA_|habanalabs|habana\.ai",
+    ("vendors/gaudi/", "vendors/intel_npu/"): r"/dev/accel",
+    ("vendors/ascend/",): r"ASCEND_|davinci|devdrv|ascend\.com",
+    ("vendors/intel_gpu/",): r"INTEL_VISIBLE_DEVICES|i915|intel\.com/gpu",
+    (
+        "vendors/intel_npu/",
+        "vendors/gaudi/simulate",
+    ): r"INTEL_VISIBLE_NPUS|intel_vpu|intel\.com/npu",
+}
 
 
-def spelling() -> dict[str, list[str]]:
-    """Return the files outside of NVIDIA's folders that spell its names, with the lines."""
+def spelling(folders: tuple[str, ...], pattern: str) -> dict[str, list[str]]:
+    """Return the files outside of a vendor's folders that spell its names, with the lines."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = str(path.relative_to(PACKAGE))
-        lines = [line for line in path.read_text().splitlines() if NVIDIAS.search(line)]
-        if lines and not name.startswith(FOLDERS):
+        lines = [line for line in path.read_text().splitlines() if re.search(pattern, line)]
+        if lines and not name.startswith(folders):
             found[name] = lines
     return found
 
 
-def test_nvidias_names_are_spelled_in_its_folders_alone() -> None:
-    assert spelling() == {}
+@pytest.mark.parametrize("folders", SPELLED, ids=" ".join)
+def test_a_vendors_names_are_spelled_in_its_folders_alone(folders: tuple[str, ...]) -> None:
+    assert spelling(folders, SPELLED[folders]) == {}
+    assert spelling(("nowhere",), SPELLED[folders])
 
 
 def test_what_is_found() -> None:
+    nvidias = SPELLED["vendors/nvidia/", "nvidia_cli/"]
     for line in ('env["NVIDIA_GDS"]', 'f"/dev/nvidia{minor}"', "/proc/driver/nvidia-caps"):
-        assert NVIDIAS.search(line)
-    assert not NVIDIAS.search("nvidia_names = vendors.nvidia")
+        assert re.search(nvidias, line)
+    assert not re.search(nvidias, "nvidia_names = vendors.nvidia")

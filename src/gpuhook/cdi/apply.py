@@ -10,7 +10,9 @@ import stat
 from os.path import normpath
 
 from gpuhook.cdi.checks import NO_ACCESS
-from gpuhook.errors import CdiError, SpecError, UnknownDeviceError, listed, shown
+from gpuhook.errors import CdiError, SpecError
+from gpuhook.host import files as host_files
+from gpuhook.inventory.cache import identity
 from gpuhook.names import HOOK_ENVIRONMENT
 
 TYPE_CHECKING = False
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 _LISTS = ("env", "deviceNodes", "netDevices", "hooks", "mounts", "additionalGids")
 _NODE_TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
-_NAMES_SHOWN = 32
 
 
 # Which edits ----------------------------------------------------------------------------------
@@ -43,15 +44,14 @@ def resolve(found: "Found", names: "Iterable[str]") -> "Edits":
     """Return the edits of these devices, in their order; a name that comes twice counts once.
 
     The common edits of a file come once, before those of its first device. UnknownDeviceError
-    names all that can't be used; then there are no edits at all.
+    names what can't be used, and what there is; then there are no edits at all.
     """
     wanted = list(dict.fromkeys(names))
     missing = unresolved(found, wanted)
     if missing:
-        raise UnknownDeviceError(
-            f"These CDI devices can't be used: {_reasons(found, missing)}",
-            "See what there is, and which files engines don't take, with gpuhook cdi list",
-        )
+        from gpuhook.cdi import unknown  # noqa: PLC0415 - only where it fails
+
+        raise unknown.error(found, missing)
     edits = []
     seen = set()
     for device in (found.devices[name] for name in wanted):
@@ -62,12 +62,20 @@ def resolve(found: "Found", names: "Iterable[str]") -> "Edits":
     return merge(edits)
 
 
-def _reasons(found: "Found", names: list[str]) -> str:
-    words = []
-    for name in names:
-        files = found.conflicts.get(name)
-        words.append(f"{shown(name)} (in {' and '.join(files)})" if files else shown(name))
-    return listed(words, _NAMES_SHOWN)
+def check_writers(found: "Found", names: "Iterable[str]") -> None:
+    """Raise UntrustedPathError where others than root can have written what these devices say.
+
+    They may bring hooks, which root runs. What was read has to be the file that is looked at
+    now: CdiError where it isn't.
+    """
+    for file in dict.fromkeys(found.devices[name].file for name in names):
+        host_files.check_writers(file)
+        try:
+            is_same = identity(os.stat(file)) == found.identities[file]
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise CdiError(f"{file} was changed while it was read", "Start the container again")
 
 
 def merge(several: "Iterable[Edits | None]") -> "Edits":

@@ -8,8 +8,8 @@ import math
 import struct
 
 from gpuhook.cdi import checks, tree
+from gpuhook.cdi.reading import Problem, Reading
 from gpuhook.errors import shown
-from gpuhook.oci.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,28 +59,6 @@ FIELDS: "dict[str, Any]" = {
     "devices": [{"name": TEXT, "annotations": {_ANY_NAME: TEXT}, "containerEdits": _EDITS}],
     "containerEdits": _EDITS,
 }
-
-
-class Problem(Record):
-    """What is wrong with a document: a sentence without a full stop, and its line, if any."""
-
-    __slots__ = ("line", "sentence")
-
-    def __init__(self, line: int | None, sentence: str) -> None:
-        self.line = line
-        self.sentence = sentence
-
-
-class Reading(Record):
-    """A file's content as read: a document, or else the problems why there is none."""
-
-    __slots__ = ("document", "problems")
-
-    def __init__(
-        self, document: "dict[str, Any] | None", problems: "tuple[Problem, ...]" = ()
-    ) -> None:
-        self.document = document
-        self.problems = problems
 
 
 def read(data: bytes) -> Reading:

@@ -7,8 +7,9 @@ the CDI specification, and the engines' library where that says more.
 
 import os
 
-from gpuhook.cdi import document, tree
+from gpuhook.cdi.reading import MOST_BYTES
 from gpuhook.host import files as host_files
+from gpuhook.inventory.cache import identity
 from gpuhook.oci.jsontext import Record
 
 TYPE_CHECKING = False
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from gpuhook.cdi.document import Reading
-
-    Stamp = tuple[int, int, int, int]
+    from gpuhook.cdi.reading import Reading
 
 ENDINGS = (".json", ".yaml")
 OTHER_ENDING = "engines read names that end in .json or .yaml alone"
@@ -74,13 +73,16 @@ class Ignored(Record):
 class Found:
     """What a list of folders holds.
 
-    ``devices`` are those that can be used, by name; ``documents`` the good files';
-    ``conflicts`` has the files of each name that a folder has more than once.
+    ``folders`` are they; ``devices`` are those that can be used, by name; ``documents`` the good
+    files'; ``conflicts`` has the files of each name that a folder has more than once.
+    ``identities`` tells of each document which file it was read from.
     """
 
     def __init__(self) -> None:
+        self.folders: list[str] = []
         self.devices: dict[str, Device] = {}
         self.documents: dict[str, dict[str, Any]] = {}
+        self.identities: dict[str, tuple[int, ...]] = {}
         self.conflicts: dict[str, list[str]] = {}
         self.errors: list[FileError] = []
         self.ignored: list[Ignored] = []
@@ -89,33 +91,36 @@ class Found:
 class Parses:
     """Files as they were read last, for as long as they don't change.
 
-    A file counts as unchanged while its time, size and number do. This is the one place where
-    files are read: what keeps parses from one process to the next belongs here.
+    This is the one place where files are read; ``saved`` has its like for one process after
+    the other.
     """
 
     def __init__(self) -> None:
-        self._saved: dict[str, tuple[Stamp, Reading]] = {}
+        # A file's identity when it was read, and what was in it, by path.
+        self.known: dict[str, tuple[tuple[int, ...], Reading]] = {}
 
     def read(self, path: str) -> "Reading":
         """Return what is in a file; OSError for one that can't be read.
 
         Never waits: a pipe in a file's place is an error. A link is followed, as by engines.
         """
-        status = os.stat(path)
         # Taken before the file is read: if it changes meanwhile, the next look finds it changed.
-        stamp = (status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev)
-        saved = self._saved.get(path)
-        if saved is not None and saved[0] == stamp:
-            return saved[1]
+        stamp = identity(os.stat(path))
+        known = self.known.get(path)
+        if known is not None and known[0] == stamp:
+            return known[1]
         # One byte more than a document may have: its reader says so in its own words.
-        reading = document.read(host_files.read_start(path, tree.MOST_BYTES + 1))
-        self._saved[path] = (stamp, reading)
+        data = host_files.read_start(path, MOST_BYTES + 1)
+        from gpuhook.cdi import document  # noqa: PLC0415 - with a YAML reader, slow to import
+
+        reading = document.read(data)
+        self.known[path] = (stamp, reading)
         return reading
 
     def forget_others(self, paths: "Iterable[str]") -> None:
         """Forget all files but these."""
         kept = set(paths)
-        self._saved = {path: saved for path, saved in self._saved.items() if path in kept}
+        self.known = {path: known for path, known in self.known.items() if path in kept}
 
 
 def look(folders: "Iterable[str]", parses: Parses | None = None) -> Found:
@@ -124,6 +129,7 @@ def look(folders: "Iterable[str]", parses: Parses | None = None) -> Found:
     found = Found()
     paths = []
     for folder in folders:
+        found.folders.append(folder)
         inside: dict[str, list[Device]] = {}
         for path in _paths(folder, found):
             paths.append(path)
@@ -169,6 +175,7 @@ def _devices(path: str, parses: Parses, found: Found) -> list[Device]:
     if whole is None:
         return []
     found.documents[path] = whole
+    found.identities[path] = parses.known[path][0]
     kind = whole["kind"]
     return [
         Device(f"{kind}={entry['name']}", path, whole, entry["containerEdits"])

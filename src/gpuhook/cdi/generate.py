@@ -11,7 +11,7 @@ Pure: looks at nothing, changes nothing.
 from gpuhook import names as ours
 from gpuhook.cdi import versions
 from gpuhook.cdi.names import is_device
-from gpuhook.errors import CdiError, DriverError, RequestError, listed, shown
+from gpuhook.errors import CdiError, DriverError, NoDeviceError, RequestError, listed, shown
 from gpuhook.inventory.model import EVERYBODY
 from gpuhook.loader.layout import HostLayout
 from gpuhook.plan.image import Image
@@ -103,14 +103,15 @@ class Source:
     def common(self) -> "Edits":
         """Return the edits for every container: without devices, the hook, and no second injector.
 
-        A program that reads the vendor's variables finds a word there by which it does nothing.
+        A program that reads the vendor's variables finds a word there by which it does nothing, in
+        the first: it decides, and others may be the application's, too.
         """
         edits = self.edits(())
         plan = make_plan([self.grant(self.inventory.devices)], Image(HostLayout()))
         if any(not isinstance(op, _WRITTEN) for op in plan.operations):
             edits["hooks"] = [self._hook_entry()]
-        void = [f"{variable}=void" for variable in self.vendor.names.VARIABLES]
-        edits["env"] = [*edits.get("env", ()), *void]
+        first = next(iter(self.vendor.names.VARIABLES))
+        edits["env"] = [*edits.get("env", ()), f"{first}=void"]
         return edits
 
     def _hook_entry(self) -> "dict[str, Any]":
@@ -193,9 +194,9 @@ def _why_not_together(vendor: "Vendor", granted: Grant) -> str:
     return ""
 
 
-def _nothing(vendor: "Vendor", reasons: list[str]) -> CdiError:
+def _nothing(vendor: "Vendor", reasons: list[str]) -> NoDeviceError:
     because = f": {'; '.join(reasons)}" if reasons else ""
-    return CdiError(
+    return NoDeviceError(
         f"This machine has no {vendor.names.ANY_NOUN} that a CDI document could name{because}",
         "Look at `gpuhook info` and `gpuhook doctor`; an older document is as it was",
     )

@@ -13,13 +13,14 @@ import re
 
 import yaml
 
+from gpuhook.cdi.reading import MOST_BYTES
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     Scalar = str | int | float | bool | None
 
-MOST_BYTES = 4 << 20  # of one file: documents of large machines have some 100 KiB
 MOST_LEVELS = 50  # of nesting; a document has eight
 MOST_VALUES = 250_000  # in one file, what aliases repeat included
 

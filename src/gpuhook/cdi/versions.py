@@ -56,6 +56,13 @@ ENGINES = {
         ("1.33", "1.0.0"), ("1.35", "1.1.0"),
     ),
 }  # fmt: skip
+# Engine -> (from which version, before which one) it takes devices by CDI only where a setting
+# says so: Docker's features.cdi, containerd's enable_cdi. Later ones do unless it says no.
+SWITCHED = {"docker": ("25.0", "28.2"), "containerd": ("1.7.0", "2.0")}
+# Where engines look for documents: the administrator's folder, then that of what is generated.
+# Engine -> (from which version, before which one) it looks into the first alone.
+FOLDERS = ("/etc/cdi", "/var/run/cdi")
+FIRST_FOLDER_ALONE = {"podman": ("5.4", "5.7")}
 # Debian builds its engines with its own copy of the library.
 DEBIAN = {"bookworm": "0.5.0", "trixie": "0.8.0", "sid": "1.0.0"}
 
@@ -122,6 +129,30 @@ def highest(engine: str, version: str) -> str | None:
     """Return the highest version of documents that an engine takes, None if it knows no CDI."""
     found = [top for first, top in ENGINES.get(engine, ()) if _number(first) <= _number(version)]
     return found[-1] if found else None
+
+
+def is_switched(engine: str, version: str | None) -> bool:
+    """Tell whether an engine needs a setting for CDI; one of an unknown version may."""
+    if version is None:
+        return engine in SWITCHED
+    return _is_within(SWITCHED.get(engine), version)
+
+
+def folder_for(engines: "dict[str, str | None]") -> str:
+    """Return the folder for generated documents that all these engines read.
+
+    ``engines`` are versions by name, None for one that isn't known.
+    """
+    first, generated = FOLDERS
+    alone = (_is_within(FIRST_FOLDER_ALONE.get(each), of) for each, of in engines.items())
+    return first if any(alone) else generated
+
+
+def _is_within(span: "tuple[str, str] | None", version: str | None) -> bool:
+    """Tell whether a version is in a span, the second of which is outside."""
+    if span is None or version is None:
+        return False
+    return _number(span[0]) <= _number(version) < _number(span[1])
 
 
 def _number(version: str) -> tuple[int, ...]:

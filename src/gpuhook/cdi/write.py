@@ -73,7 +73,7 @@ def write(path: str, text: str) -> bool:
     except OSError as error:
         raise CdiError(
             f"{path} can't be written: {error.strerror}; what was there is as it was",
-            "Run this as root, with space on that disk, or name another place with --output",
+            "Run this as root, and see that this disk can be written to and has space",
         ) from None
     return True
 

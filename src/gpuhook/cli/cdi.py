@@ -4,6 +4,7 @@ import click
 
 from gpuhook.cli.cdi_folders import list_, validate
 from gpuhook.cli.cdi_generate import generate, transform
+from gpuhook.cli.cdi_refresh import refresh
 
 
 @click.group()
@@ -11,5 +12,5 @@ def cdi() -> None:
     """Make CDI documents, and look at those that are there."""
 
 
-for command in (generate, list_, transform, validate):
+for command in (generate, list_, refresh, transform, validate):
     cdi.add_command(command)

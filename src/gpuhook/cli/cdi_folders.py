@@ -5,10 +5,12 @@ from collections.abc import Callable
 
 import click
 
-from gpuhook.cdi import folders
+from gpuhook.cdi import folders, kept
 from gpuhook.cdi.folders import FileError, Found
+from gpuhook.cli._engines import state_folder
 from gpuhook.cli._output import config_option, format_option, print_json, printable, table
 from gpuhook.config import load
+from gpuhook.errors import GpuhookError
 
 
 def _folders_option(command: Callable[..., None]) -> Callable[..., None]:
@@ -52,6 +54,18 @@ def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: st
     else:
         click.echo(f"There is no CDI device in {printable(', '.join(chosen))}.")
     _report([*map(str, found.errors), *_conflicts(found)], found)
+    _report_refresh()
+
+
+def _report_refresh() -> None:
+    """Say why the last refresh failed: who misses a device should know."""
+    try:
+        found = kept.last_errors(state_folder(None, ""))
+        failures = [f"{each.kind} {each.error}".strip() for each in found]
+    except GpuhookError as error:
+        failures = [error.cause]
+    for each in failures:
+        click.echo(f"last refresh: {printable(each)}", err=True)
 
 
 @click.command()

@@ -8,18 +8,18 @@ import click
 
 from gpuhook import names
 from gpuhook.cdi import document as reader
-from gpuhook.cdi import folders, tree
+from gpuhook.cdi import refresh as refreshing
 from gpuhook.cdi import transform as transforming
 from gpuhook.cdi import write as writing
 from gpuhook.cdi.generate import DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
 from gpuhook.cdi.generate import generate as generate_document
+from gpuhook.cdi.reading import MOST_BYTES
 from gpuhook.cli import _engines as shared
 from gpuhook.cli._output import config_option
-from gpuhook.config import DEFAULT_PATH, Config, load
+from gpuhook.config import Config, load
 from gpuhook.engines.files import Change
 from gpuhook.errors import CdiError, listed, shown
 from gpuhook.host import files as host_files
-from gpuhook.inventory import cache
 from gpuhook.vendors import seam
 
 STDIO = "-"
@@ -112,12 +112,9 @@ def _sources(config: Config, kinds: tuple[str, ...], *, save: bool) -> list[Sour
     hook = shared.our_program(
         names.CDI_HOOK, "Reinstall gpuhook, so that its programs lie together"
     )
-    other = config.path and os.path.abspath(config.path)
-    named = other if other != DEFAULT_PATH else None
 
     def look(vendor: seam.Vendor) -> Source:
-        inventory = cache.get_inventory(config, vendor, save=save)
-        return Source(vendor, inventory, config, hook, named)
+        return refreshing.look(vendor, config, hook, save=save)
 
     known = {each.KIND: each for each in seam.KNOWN.values()}
     unknown = [kind for kind in kinds if kind not in known]
@@ -154,23 +151,11 @@ def _deliver(made: Generated, place: Place, *, dry_run: bool) -> None:
         click.echo(Change(path, writing.read_old(path), text.encode()).diff(), nl=False)
         return
     if writing.write(path, text):
-        devices = len(made.document["devices"])
-        click.echo(f"wrote {path} (version {made.document['cdiVersion']}, {devices} names)")
+        click.echo(refreshing.written(made, path))
     else:
         click.echo(f"{path} is as it should be")
-    _warn_of_others(path, made.document["kind"])
-
-
-def _warn_of_others(path: str, kind: str) -> None:
-    """Say which files beside a document name its devices: engines take none of such names."""
-    conflicts = folders.look([os.path.dirname(path)]).conflicts
-    files = [each for name, each in conflicts.items() if name.startswith(f"{kind}=")]
-    others = dict.fromkeys(file for each in files if path in each for file in each if file != path)
-    for other in others:
-        shared.warn(
-            f"{other} names the same devices of {kind}, and engines take neither: remove one of "
-            "the two files"
-        )
+    for warning in refreshing.others(path, made.document["kind"]):
+        shared.warn(warning)
 
 
 @click.group()
@@ -207,7 +192,7 @@ def root(old: str, new: str, relative_to: str, source: str, output: str) -> None
 
 def _read(source: str) -> dict[str, Any]:
     """Return the document in a file, or on standard input."""
-    most = tree.MOST_BYTES + 1  # one more than a document may have: its reader says so
+    most = MOST_BYTES + 1  # one more than a document may have: its reader says so
     name = "The document on standard input" if source == STDIO else source
     try:
         given = source == STDIO

@@ -20,6 +20,7 @@ from gpuhook.plan.planner import make_plan
 from gpuhook.request import sources as environments
 from gpuhook.request.reader import Request, SpecReader, effective_mode
 from gpuhook.resolve import Progress, Resolved, resolve
+from gpuhook.running import claims
 from gpuhook.vendors import seam
 
 _HEADINGS = {
@@ -71,6 +72,8 @@ class Explanation:
     def _plan(self, resolved: Resolved, spec: Spec, root_path: str | None, config: Config) -> None:
         documents = _documents(resolved, config)
         found = _image(root_path, config, resolved)
+        if config.exclusive:
+            claims.check(spec, resolved, config)
         plan = make_plan(resolved.grants, found, resolved.groups)
         plan.operations[:0] = documents
         self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"
@@ -97,7 +100,10 @@ class Explanation:
         are the first one's.
         """
         requests = [request.to_json() for request in self.progress.requests]
-        inventories = [inventory.summary() for inventory in self.progress.inventories]
+        inventories = [
+            {**inventory.summary(), "driver_root": inventory.root}
+            for inventory in self.progress.inventories
+        ]
         return {
             "request": requests[0] if requests else None,
             "inventory": inventories[0] if inventories else None,
@@ -188,13 +194,15 @@ def _vendor_lines(request: Request, inventory: Inventory | None) -> list[str]:
         *options,
     ]
     if inventory is not None:
+        facts.append(("Driver root", inventory.root))
         facts.append(("This machine", inventory.sentence()))
     return [f"{title + ':':<16} {text}" for title, text in facts]
 
 
 def _why_nothing(env: dict[str, str], config: Config) -> str:
     """Return why the environment asks for nothing, "" where it names devices."""
-    variables = [name for name in environments.items(config.swarm_resource) if name in env]
+    swarm = environments.swarm_variables(config.swarm_resource)
+    variables = [name for _, name in swarm if name in env]
     every = [name for names in seam.KNOWN.values() for name in names.VARIABLES]
     variables = variables or [name for name in every if name in env] or every[:1]
     what = " and ".join(variables)
@@ -204,7 +212,7 @@ def _why_nothing(env: dict[str, str], config: Config) -> str:
         return f"{what} isn't set"
     if not names:
         return f"{what} is empty"
-    return f"void is among the names in {what}" if "void" in names else ""
+    return f"void is among the names in {what}" if "void" in map(str.lower, names) else ""
 
 
 def _spelled_out(environment: tuple[str, ...], privileged: bool) -> Spec:

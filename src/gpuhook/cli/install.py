@@ -3,10 +3,14 @@
 import contextlib
 import dataclasses
 import os
+import sys
 
 import click
 
 from gpuhook import names
+from gpuhook.cdi import versions
+from gpuhook.cdi.kept import Kept, kept
+from gpuhook.cli import _documents as documents
 from gpuhook.cli import _engines as shared
 from gpuhook.config.loader import PATH_VARIABLE
 from gpuhook.engines import ENGINES, Answer, Ask, Store, installer
@@ -19,7 +23,10 @@ _NVIDIAS_NAME = "nvidia"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One installation: the engines, what each is told, and where that is remembered."""
+    """One installation: the engines, what each is told, and where that is remembered.
+
+    ``documents`` says whether CDI documents are to be kept for the engines.
+    """
 
     engines: tuple[str, ...]
     ask: Ask
@@ -27,6 +34,7 @@ class Job:
     links: str | None = None
     reload: bool = False
     dry_run: bool = False
+    documents: bool = False
 
 
 def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[str, ...]:
@@ -45,16 +53,50 @@ def carry_out(job: Job) -> None:
     """Do an installation and print what was done."""
     if job.links is not None:
         host_files.check_way(job.links)
+    if job.documents:
+        documents.check_folders(job.ask.prefix)
     store = Store(job.state)
     # Read under the lock too: what another installation writes meanwhile must not be lost.
     with contextlib.nullcontext() if job.dry_run else store.locked():
-        answers = {name: ENGINES[name].install(job.ask) for name in job.engines}
+        before = kept(job.state)
+        asks = _asks(job, before)
+        answers = {name: ENGINES[name].install(ask) for name, ask in asks.items()}
         targets = [target for answer in answers.values() for target in answer.targets]
         act = installer.preview if job.dry_run else installer.install
         shared.tell(act(store, targets), dry_run=job.dry_run)
         _make_links(job)
+        is_done = _keep_documents(job, before)
     for name, answer in answers.items():
-        _tell_answer(name, answer, job)
+        _tell_answer(name, answer, asks[name], job)
+    if not is_done:
+        sys.exit(1)
+
+
+def _asks(job: Job, before: Kept | None) -> dict[str, Ask]:
+    """Return what each engine is asked: CDI as well where documents have been kept for it."""
+    asks = {}
+    for name in job.engines:
+        asks[name] = job.ask
+        if job.documents or (before and name in before.engines):
+            [version] = documents.versions_of([name], job.ask.prefix).values()
+            setting = versions.is_switched(name, version)
+            asks[name] = dataclasses.replace(job.ask, cdi=True, cdi_setting=setting)
+    return asks
+
+
+def _keep_documents(job: Job, before: Kept | None) -> bool:
+    """Keep CDI documents for the engines that ask, or have asked; False where one failed."""
+    ask = job.ask
+    engines = [each for each in job.engines if job.documents or (before and each in before.engines)]
+    if not engines:
+        return True
+    if ask.rootless:
+        shared.warn("CDI documents are for the whole machine: have root run gpuhook install --cdi")
+        return True
+    site = documents.Site(job.state, ask.prefix, job.dry_run)
+    programs = os.path.dirname(ask.runtimes[0][1])
+    config = before.config if before and not job.documents else ask.gpuhook_config
+    return documents.install(site, programs, config, engines, before)
 
 
 def _make_links(job: Job) -> None:
@@ -74,13 +116,13 @@ def _make_links(job: Job) -> None:
         click.echo(f"{word} {link.path} to {link.program}")
 
 
-def _tell_answer(name: str, answer: Answer, job: Job) -> None:
+def _tell_answer(name: str, answer: Answer, ask: Ask, job: Job) -> None:
     for warning in answer.warnings:
         shared.warn(warning)
     if job.dry_run:
         return
     reloaded = job.reload and shared.reload(name, answer.targets[0].config)
-    if not reloaded or job.ask.cdi:  # CDI is what no reload switches on
+    if not reloaded or (ask.cdi and ask.cdi_setting):  # CDI is what no reload switches on
         for line in answer.afterwards:
             click.echo(f"{name}: {line}")
     if name == "docker" and job.links is not None:
@@ -97,7 +139,7 @@ def _tell_answer(name: str, answer: Answer, job: Job) -> None:
 )  # fmt: skip
 @click.option("--set-default", is_flag=True, help="Make gpu-py the default runtime.")
 @click.option("--nvidia-names", is_flag=True, help="Serve NVIDIA's program names too.")
-@click.option("--cdi", is_flag=True, help="Switch CDI on where it is a setting.")
+@click.option("--cdi", is_flag=True, help="Keep CDI documents for it, and switch CDI on.")
 @click.option(
     "--hook", type=click.Choice(["prestart", "precreate"]),
     help="Have podman call the hook for all containers, whatever their runtime.",
@@ -129,7 +171,8 @@ def install(
 ) -> None:
     """Tell container engines about gpu-py.
 
-    Everything that is changed is remembered, and ``gpuhook uninstall`` takes it back.
+    Everything that is changed is remembered, and ``gpuhook uninstall`` takes it back. With --cdi
+    documents are written and kept up to date, by which engines give GPUs without gpu-py.
     """
     if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
@@ -151,4 +194,5 @@ def install(
     folder = os.path.expanduser("~/.local/bin") if ask.rootless else aliases.DEFAULT_FOLDER
     links = os.path.abspath(bin_dir or ask.system(folder)) if nvidia_names else None
     state = shared.state_folder(state_dir, ask.prefix)
-    carry_out(Job(chosen_engines(engines, ask), ask, state, links, reload, dry_run))
+    chosen = chosen_engines(engines, ask)
+    carry_out(Job(chosen, ask, state, links, reload, dry_run, documents=cdi))

@@ -34,6 +34,9 @@ def list_(files: bool, config_path: str | None, output_format: str) -> None:
         print_json(_as_json(inventories, containers))
         return
     click.echo("\n\n".join(_devices(each, containers) for each in inventories))
+    of_documents = [(name, _name(each)) for each in containers for name in each.cdi_devices]
+    if of_documents:
+        click.echo("\n" + table(("CDI DEVICE", "CONTAINER"), sorted(of_documents)))
     looked_at = [_name(each) for each in without_record(containers)]
     if looked_at:
         click.echo(

@@ -6,6 +6,8 @@ import os
 import click
 
 from gpuhook import names
+from gpuhook.cdi.kept import Kept, kept
+from gpuhook.cli import _documents as documents
 from gpuhook.cli import _engines as shared
 from gpuhook.engines import ENGINES, Ask, Store, in_use, installer
 from gpuhook.engines.installer import Outcome
@@ -27,7 +29,8 @@ _NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
 @click.option("--reload", is_flag=True, help="Have the running Docker forget the runtime.")
 @click.option(
     "--unless-in-use", is_flag=True,
-    help="As --reload, but change nothing while a container or an engine needs gpu-py.",
+    help="As --reload, but change nothing while a container, an engine or a CDI document of "
+    "somebody else needs gpuhook.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
 def uninstall(
@@ -42,7 +45,8 @@ def uninstall(
     """Take back what ``gpuhook install`` did.
 
     A file that nobody else changed becomes what it was, byte for byte; from another one only
-    our settings are taken out. Containers that still need the runtime are listed.
+    our settings are taken out. CDI documents that ``--cdi`` kept go with the last engine.
+    Containers that still need the runtime are listed.
     """
     prefix = prefix and os.path.abspath(prefix)
     state = shared.state_folder(state_dir, prefix)
@@ -50,6 +54,7 @@ def uninstall(
     reload = reload or unless_in_use
     store = Store(state)
     links = nvidia_names.LinkRecord(state)
+    site = documents.Site(state, prefix, dry_run)
     with contextlib.nullcontext() if dry_run else store.locked():
         known = store.records()
         records = [
@@ -57,10 +62,15 @@ def uninstall(
             for record in known
             if record.engine in wanted and (config is None or _is(record.config, config))
         ]
-        if unless_in_use:
-            in_use.check(shared.our_program(names.RUNTIME), store, records)
         is_last = len(records) == len(known)
-        if not records and not (is_last and links.links()):
+        before = kept(state)
+        ends = _engines_that_end(before, wanted, records, known, config)
+        if unless_in_use:
+            program = shared.our_program(names.RUNTIME)
+            in_use.check(program, store, records)
+            if is_last and (before is None or {*ends} == {*before.engines}):
+                documents.check_unused(site, os.path.dirname(program), before)
+        if not records and not ends and not (is_last and links.links()):
             click.echo(_NOTHING)
             return
         _warn_of_bound(records, prefix)
@@ -71,8 +81,23 @@ def uninstall(
             outcomes = installer.uninstall(store, records)
         shared.tell(outcomes, dry_run=dry_run)
         _take_links_back(links, is_last=is_last, dry_run=dry_run)
+        if before and ends:
+            documents.uninstall(site, ends, before)
     if not dry_run:
         _tell_afterwards(records, reload)
+
+
+def _engines_that_end(
+    before: Kept | None,
+    wanted: set[str],
+    records: list[Record],
+    known: list[Record],
+    config: str | None,
+) -> list[str]:
+    """Return the engines that CDI documents are kept for, and whose last file is taken back."""
+    stay = {record.engine for record in known if record not in records}
+    gone = wanted if config is None else {record.engine for record in records}
+    return [each for each in (before.engines if before else ()) if each in gone - stay]
 
 
 def _take_links_back(links: nvidia_names.LinkRecord, *, is_last: bool, dry_run: bool) -> None:

@@ -13,6 +13,7 @@ from gpuhook.config.schema import (
     KEYS,
     LIST,
     LOG_LEVELS,
+    MISSING_DRIVER,
     MODES,
     PAUSE,
     STRING,
@@ -33,8 +34,15 @@ _SUSE_USER = "root:video"  # to whose group video the nodes belong
 _LONGEST = 10 * 24 * 3600  # seconds; also keeps infinity out
 
 # A key of any of these attributes holds absolute paths; in the optional ones "" is fine.
-_PATHS = ("driver_root", "ldcache", "state_dir", "library_search_paths", "cdi_spec_dirs")
-_OPTIONAL_PATHS = ("driver_root", "ldcache")
+_PATHS = (
+    "driver_root",
+    "root",
+    "ldcache",
+    "state_dir",
+    "library_search_paths",
+    "cdi_spec_dirs",
+)
+_OPTIONAL_PATHS = ("driver_root", "root", "ldcache")
 
 
 def load(path: str | None = None) -> Config:
@@ -193,6 +201,11 @@ class _Reading:
             problem = f"must be a CDI kind such as nvidia.com/gpu, not {shown(kind)}"
             self.wrong("nvidia-container-runtime.modes.cdi.default-kind", problem)
 
+        for kind in self.config.exclusive:
+            if names.cdi_parts(kind + "=0") is None:
+                problem = f"holds {shown(kind)}, which is no CDI kind such as nvidia.com/gpu"
+                self.wrong("gpuhook.exclusive", problem)
+
     def check_words(self) -> None:
         """Where NVIDIA goes on with a safe word for one it does not know, so do we."""
         config = self.config
@@ -201,6 +214,10 @@ class _Reading:
         else:
             problem = f"must be one of {', '.join(MODES)}, not {shown(config.mode)}"
             self.wrong("nvidia-container-runtime.mode", problem)
+        if config.missing_driver not in MISSING_DRIVER:
+            words = " or ".join(MISSING_DRIVER)
+            problem = f"must be {words}, not {shown(config.missing_driver)}"
+            self.wrong("gpuhook.missing-driver", problem)
         if config.cuda_compat_mode not in CUDA_COMPAT_MODES:
             reason = f"{shown(config.cuda_compat_mode)} is no such mode and counts as disabled"
             self.ignore("nvidia-container-runtime.modes.legacy.cuda-compat-mode", reason)

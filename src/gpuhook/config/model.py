@@ -11,10 +11,10 @@ class Config:
     """The settings in force: what the file says, else the defaults.
 
     ``path`` is the file that was read (None: none, all defaults). Paths are absolute or,
-    for ``driver_root`` and ``ldcache``, "" for the host's own; ``driver_roots`` are
-    VENDOR=FOLDER for vendors whose driver isn't the host's own. ``mode`` is one of hook,
-    spec, cdi and auto; ``nvml_timeout`` is in seconds; ``features`` holds the optional
-    switches that the file sets; ``ignored`` are (key, reason) pairs that changed nothing.
+    for ``driver_root``, ``root`` and ``ldcache``, "" for what isn't set; ``driver_root_of``
+    says which driver root counts. ``mode`` is one of hook, spec, cdi and auto;
+    ``nvml_timeout`` is in seconds; ``features`` holds the optional switches that the file
+    sets; ``ignored`` are (key, reason) pairs that changed nothing.
     """
 
     __slots__ = (
@@ -30,6 +30,7 @@ class Config:
         "driver_root",
         "driver_roots",
         "environment",
+        "exclusive",
         "features",
         "helper",
         "ignored",
@@ -39,10 +40,12 @@ class Config:
         "library_search_paths",
         "load_kmods",
         "log_level",
+        "missing_driver",
         "mode",
         "no_cgroups",
         "nvml_timeout",
         "path",
+        "root",
         "runtime_debug",
         "runtimes",
         "standby",
@@ -65,6 +68,7 @@ class Config:
         driver_root: str
         driver_roots: tuple[str, ...]
         environment: tuple[str, ...]
+        exclusive: tuple[str, ...]
         features: dict[str, bool]
         helper: bool
         ignored: tuple[tuple[str, str], ...]
@@ -74,10 +78,12 @@ class Config:
         library_search_paths: tuple[str, ...]
         load_kmods: bool
         log_level: str
+        missing_driver: str
         mode: str
         no_cgroups: bool
         nvml_timeout: float
         path: str | None
+        root: str
         runtime_debug: str
         runtimes: tuple[str, ...]
         standby: float
@@ -98,9 +104,13 @@ class Config:
         return self.features.get(name, False)
 
     def driver_root_of(self, vendor: str) -> str:
-        """Return the driver root of a vendor, / for the host's own."""
-        roots = dict(entry.split("=", 1) for entry in self.driver_roots)
-        return roots.get(vendor, "/")
+        """Return the driver root of a vendor, / for the host's own.
+
+        The first of these that is set: the vendor's own in ``driver-roots``, ``[gpuhook]
+        root``, ``[nvidia-container-cli] root``.
+        """
+        own = dict(entry.split("=", 1) for entry in self.driver_roots)
+        return own.get(vendor) or self.root or self.driver_root or "/"
 
     @property
     def reads_annotations(self) -> bool:

@@ -48,8 +48,11 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     _CDI + "default-kind": ("cdi_default_kind", STRING, "nvidia.com/gpu"),
     _CDI + "annotation-prefixes": ("cdi_annotation_prefixes", LIST, ("cdi.k8s.io/",)),
     _RUNTIME + "modes.legacy.cuda-compat-mode": ("cuda_compat_mode", STRING, "ldconfig"),
+    "gpuhook.root": ("root", STRING, ""),
     "gpuhook.driver-roots": ("driver_roots", LIST, ()),
+    "gpuhook.missing-driver": ("missing_driver", STRING, "fail"),
     "gpuhook.accept-annotations": ("accept_annotations", BOOL, False),
+    "gpuhook.exclusive": ("exclusive", LIST, ()),
     "gpuhook.state-dir": ("state_dir", STRING, "/run/gpuhook"),
     "gpuhook.nvml-timeout": ("nvml_timeout", SECONDS, 30.0),
     "gpuhook.library-search-paths": ("library_search_paths", LIST, ()),
@@ -97,6 +100,9 @@ MODES = {
     "csv": "hook",
     "jit-cdi": "spec",
 }
+
+# What becomes of a container that asks for all devices of a vendor without a driver here.
+MISSING_DRIVER = ("fail", "ignore")
 
 # NVIDIA knows four words; all that do not disable it are the same thing here, because the
 # image's folder is put first in the loader's search and never mounted.

@@ -1,10 +1,12 @@
 """The case that every check is given: the machine, the configuration, our own programs."""
 
+import copy
 import os
 import sysconfig
 from functools import cached_property
 
 from gpuhook import names
+from gpuhook.cdi import folders
 from gpuhook.config import Config, load
 from gpuhook.doctor.machine import Machine
 from gpuhook.engines import docker_api
@@ -16,7 +18,8 @@ class Case:
     """One examination.
 
     ``machine`` is what is looked at, ``bin`` the folder of gpu-py on it, ``config_error``
-    what is wrong with the configuration (the defaults hold then).
+    what is wrong with the configuration (the defaults hold then). ``vendor`` is whose driver
+    is examined, "" where it is none's.
     """
 
     def __init__(
@@ -26,6 +29,7 @@ class Case:
         self.config = config
         self.bin = bin_folder
         self.config_error = config_error
+        self.vendor = ""
 
     @classmethod
     def of_this_machine(cls, config_path: str | None, program: str) -> "Case":
@@ -37,10 +41,17 @@ class Case:
             config, error = Config(config_path), str(problem)
         return cls(Machine(), config, bin_folder(program), error)
 
+    def of_vendor(self, vendor: str) -> "Case":
+        """Return the same case for a check of that vendor: below its driver root."""
+        made = copy.copy(self)
+        made.vendor = vendor
+        made.__dict__.pop("driver", None)
+        return made
+
     @property
     def driver_root(self) -> str:
         """The driver root as a path of the machine, / for its own."""
-        return self.config.driver_root or "/"
+        return self.config.driver_root_of(self.vendor)
 
     @cached_property
     def driver(self) -> Machine:
@@ -51,6 +62,15 @@ class Case:
     def dockers(self) -> list[DockerInfo]:
         """Every dockerd of root's or ours that runs, with what it answered."""
         return list(docker_api.asked(self.machine.processes("dockerd")))
+
+    @cached_property
+    def cdi(self) -> folders.Found:
+        """What the folders of CDI documents hold, as gpu-py finds it; see ``path_on``."""
+        return folders.look(map(self.machine.path, self.config.cdi_spec_dirs))
+
+    def path_on(self, path: str) -> str:
+        """Return a path of ours as one of the machine."""
+        return path.removeprefix(self.machine.root)
 
     def driver_text(self, path: str) -> str | None:
         """Return a file of /proc or /sys: below the driver root, else the machine's own."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from gpuhook.doctor import docker, engines, host, install
+from gpuhook.doctor import cdi, cdi_engines, docker, engines, host, install
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure
 from gpuhook.doctor.vendors import Check, doctors
@@ -14,6 +14,7 @@ CHECKS: tuple[Check, ...] = (
     install.python,
     install.configuration,
     install.launcher_settings,
+    install.driver_roots,
     install.saved_inventory,
     install.recent_errors,
     engines.engine_found,
@@ -25,7 +26,13 @@ CHECKS: tuple[Check, ...] = (
     host.cgroups,
     host.security_modules,
     host.rootless,
-    host.cdi_specs,
+    cdi.files,
+    cdi.paths,
+    cdi.numbers,
+    cdi.names,
+    cdi.conflicts,
+    cdi.refresh_errors,
+    cdi_engines.readers,
 )
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 
 from gpuhook import names
+from gpuhook.cdi import versions
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.host import is_ours
@@ -12,6 +13,7 @@ from gpuhook.doctor.machine import Machine, seen_by
 from gpuhook.engines.docker_api import DEFAULT_CONFIG, DockerInfo
 
 _HOOK = names.TOOLKIT_HOOKS[0]
+_GPUS_BY_CDI = "29.2.0"
 _REGISTER = "Run gpuhook install --engine docker"
 
 
@@ -106,14 +108,27 @@ def _loaded(found: DockerInfo) -> Iterator[Finding]:
 
 
 def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
-    """Docker 20.10 to 29 serve --gpus by the hook that dockerd finds in its own PATH."""
+    """Docker serves --gpus by the programs that dockerd finds in its own PATH at its start.
+
+    From 29.2 on by CDI documents, if it finds the CDI hook there, and by the older hook if a name
+    is in no document; before that by the older hook alone.
+    """
     if found.process.environment is None:
         text = f"The PATH of the dockerd {found.process.pid} can't be read"
         yield warning("docker-gpus-option", text, "Run the doctor as root")
         return
     folders = found.process.environment.get("PATH", names.SEARCH_PATH)
     path = seen_by(found.process).which(_HOOK, folders)
-    if path is None:
+    version = str((found.info or {}).get("ServerVersion", ""))
+    by_cdi = seen_by(found.process).which(names.TOOLKIT_CDI_HOOK, folders)
+    if by_cdi and version and not versions.is_below(version, _GPUS_BY_CDI):
+        yield ok(
+            "docker-gpus-option",
+            f"docker run --gpus is served from CDI documents by Docker {version} itself ({by_cdi})"
+            + (f", and else by {path}" if path else ""),
+            "For --gpus all, a document must have the device all: see gpuhook cdi list",
+        )
+    elif path is None:
         yield ok(
             "docker-gpus-option",
             f"docker run --gpus isn't served: {_HOOK} isn't on dockerd's PATH",

@@ -15,7 +15,7 @@ from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.machine import Machine, seen_by
 from gpuhook.host.processes import Process
 
-_CONTAINERD_FILE = "/etc/containerd/config.toml"
+CONTAINERD_FILE = "/etc/containerd/config.toml"
 _HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 _PODMAN_FILES = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
 _READ_SINCE_PODMAN_5 = "/etc/containers/oci/hooks.d"
@@ -58,12 +58,12 @@ def _containerds(case: Case) -> Iterator[Finding]:
     # Where no kubelet runs, containerd is there for Docker, which tells it what to run.
     needed = _runs(case, "kubelet") is not None or case.machine.exists("/var/lib/kubelet")
     for process in running:
-        path = (process.option("--config", "-c") or [_CONTAINERD_FILE])[-1]
+        path = (process.option("--config", "-c") or [CONTAINERD_FILE])[-1]
         machine = seen_by(process)
-        files = [path, *_imports(machine, path)]
+        files = [path, *imports(machine, path)]
         yield from _registered(machine, "containerd", files, process, needed)
     if not running and case.machine.which("containerd", names.SEARCH_PATH):
-        files = [_CONTAINERD_FILE, *_imports(case.machine, _CONTAINERD_FILE)]
+        files = [CONTAINERD_FILE, *imports(case.machine, CONTAINERD_FILE)]
         yield from _registered(case.machine, "containerd", files, None, needed)
 
 
@@ -76,16 +76,16 @@ def crio(case: Case) -> Iterator[Finding]:
         yield from _registered(machine, "crio", files, running, True)
 
 
-def _imports(machine: Machine, path: str) -> list[str]:
+def imports(machine: Machine, path: str) -> list[str]:
     """Return the files that containerd's configuration imports."""
     found: list[str] = []
-    for pattern in _strings(_toml(machine, path)[0].get("imports")):
+    for pattern in strings(toml(machine, path)[0].get("imports")):
         absolute = os.path.join(os.path.dirname(path), pattern)
         found += [name for name in machine.glob(absolute) if name != path]
     return found
 
 
-def _toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
+def toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
     """Return a file's tables and what is wrong with it; no file is an empty one."""
     try:
         return tomllib.loads(machine.text(path) or ""), ""
@@ -93,13 +93,13 @@ def _toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
         return {}, str(error)
 
 
-def _table(table: dict[str, Any], key: str) -> dict[str, Any]:
+def table(table: dict[str, Any], key: str) -> dict[str, Any]:
     """Return a table's table, an empty one where there is something else."""
     value = table.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def _strings(value: object) -> list[str]:
+def strings(value: object) -> list[str]:
     """Return the strings in a list, none where there is something else."""
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
@@ -119,7 +119,7 @@ def _registered(
 ) -> Iterator[Finding]:
     check, install = f"{engine}-registered", f"gpuhook install --engine {engine}"
     for path in files:
-        tables, problem = _toml(machine, path)
+        tables, problem = toml(machine, path)
         if problem:
             text = f"{path} isn't TOML, and {engine} won't start with it: {problem}"
             yield failure(check, text, "Correct the file")
@@ -166,10 +166,10 @@ def podman(case: Case) -> Iterator[Finding]:
     hooks = list(_podman_hooks(case))
     found = [finding for finding in hooks if finding.status == "ok"]
     yield from hooks
-    for path in _podman_files(case):
-        runtimes = _table(_table(_toml(case.machine, path)[0], "engine"), "runtimes")
+    for path in podman_files(case):
+        runtimes = table(table(toml(case.machine, path)[0], "engine"), "runtimes")
         for name, programs in runtimes.items():
-            if any(is_gpu_py(case.machine, program) for program in _strings(programs)):
+            if any(is_gpu_py(case.machine, program) for program in strings(programs)):
                 found.append(ok("podman-runtime", f"{path} registers the runtime {name}"))
                 yield found[-1]
     if not found and not hooks:
@@ -180,7 +180,7 @@ def podman(case: Case) -> Iterator[Finding]:
         )
 
 
-def _podman_files(case: Case) -> list[str]:
+def podman_files(case: Case) -> list[str]:
     """Return podman's configuration files, the user's own included where we aren't root."""
     files = list(_PODMAN_FILES)
     if os.geteuid() != 0:
@@ -191,8 +191,8 @@ def _podman_files(case: Case) -> list[str]:
 
 def _podman_hooks(case: Case) -> Iterator[Finding]:
     named = []
-    for path in _podman_files(case):
-        more = _strings(_table(_toml(case.machine, path)[0], "engine").get("hooks_dir"))
+    for path in podman_files(case):
+        more = strings(table(toml(case.machine, path)[0], "engine").get("hooks_dir"))
         named += [os.path.normpath(folder) for folder in more]
     for folder in dict.fromkeys((*_HOOK_FOLDERS, *named)):
         for name in case.machine.names(folder):
@@ -221,7 +221,7 @@ def _podman_hook(case: Case, path: str, needs_podman_5: bool) -> Iterator[Findin
 
 
 def _read_hook(case: Case, path: str, text: str, needs_podman_5: bool) -> Finding:
-    version = _podman_version(case.machine) if needs_podman_5 else ""
+    version = version_of(case.machine, "podman") if needs_podman_5 else ""
     folder = os.path.dirname(path)
     if needs_podman_5 and not version:
         text += "; podman before 5.0 reads this folder only if hooks_dir names it"
@@ -236,12 +236,12 @@ def _read_hook(case: Case, path: str, text: str, needs_podman_5: bool) -> Findin
     return ok("podman-hook", text)
 
 
-def _podman_version(machine: Machine) -> str:
-    """Return what podman --version says, "" if it says nothing of use."""
-    program = machine.path(machine.which("podman", names.SEARCH_PATH) or "")
+def version_of(machine: Machine, program: str) -> str:
+    """Return what a program's --version says, "" if it isn't there or says nothing of use."""
+    path = machine.path(machine.which(program, names.SEARCH_PATH) or "")
     try:
         done = subprocess.run(
-            [program, "--version"], capture_output=True, timeout=_PATIENCE, check=False
+            [path, "--version"], capture_output=True, timeout=_PATIENCE, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -1,4 +1,4 @@
-"""Checks of the host: kernel, cgroups, security modules, CDI specs."""
+"""Checks of the host: kernel, cgroups, security modules."""
 
 import os
 import re
@@ -11,7 +11,6 @@ from gpuhook.doctor.machine import Machine
 from gpuhook.host import files as host_files
 
 _OPENAT2_SINCE = (5, 6)
-_HOST_PATH = re.compile(r"""["']?hostPath["']?\s*:\s*["']?([^"',\s}]+)""")
 
 
 def kernel(case: Case) -> Iterator[Finding]:
@@ -81,33 +80,6 @@ def rootless(case: Case) -> Iterator[Finding]:
             f"The dockerd {docker.process.pid} runs as user {docker.process.uid}: its containers "
             "get the device nodes that this user may open, and cgroups limit nothing",
         )
-
-
-def cdi_specs(case: Case) -> Iterator[Finding]:
-    """Look for what the CDI specs name."""
-    complete = []
-    for path, named in cdi_paths(case):
-        missing = [each for each in named if not os.path.lexists(case.machine.path(each))]
-        if missing:
-            yield warning(
-                "cdi-specs",
-                f"{path} is stale: {missing[0]} doesn't exist",
-                "Generate it again with the tool that wrote it, or delete it",
-            )
-        else:
-            complete.append(path)
-    if complete:
-        yield ok("cdi-specs", f"Every path in {', '.join(complete)} exists")
-
-
-def cdi_paths(case: Case) -> Iterator[tuple[str, list[str]]]:
-    """Yield each CDI spec and the paths of the host in it. Reads JSON and YAML alike."""
-    for folder in case.config.cdi_spec_dirs:
-        for name in case.machine.names(folder):
-            if name.endswith((".json", ".yaml", ".yml")):
-                path = f"{folder}/{name}"
-                found = _HOST_PATH.findall(case.machine.text(path) or "")
-                yield path, [each for each in found if each.startswith("/")]
 
 
 def is_ours(machine: Machine, path: str) -> bool:

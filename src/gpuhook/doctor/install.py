@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from gpuhook import __version__, log, names
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
-from gpuhook.errors import RuntimeMissingError
+from gpuhook.errors import RuntimeMissingError, shown
 from gpuhook.inventory import cache
 from gpuhook.runtime_shim import find_runtime
 from gpuhook.start import launcher_files
@@ -116,6 +116,22 @@ def configuration(case: Case) -> Iterator[Finding]:
     for key, reason in case.config.ignored:
         text = f"{key} changes nothing: {reason}"
         yield warning("configuration-keys", text, f"Delete it from {path}")
+
+
+def driver_roots(case: Case) -> Iterator[Finding]:
+    """Say where the vendors' drivers are looked for, if not on the host itself."""
+    for entry in case.config.driver_roots:
+        vendor = entry.partition("=")[0]
+        if vendor not in seam.KNOWN:
+            yield warning(
+                "driver-roots",
+                f"driver-roots names the vendor {shown(vendor)}, which gpuhook doesn't know",
+                f"Use one of {', '.join(seam.KNOWN)}",
+            )
+    roots = {names.TITLE: case.config.driver_root_of(name) for name, names in seam.KNOWN.items()}
+    if set(roots.values()) != {"/"}:
+        places = ", ".join(f"{title}'s below {root}" for title, root in roots.items())
+        yield ok("driver-roots", f"Drivers are looked for: {places}")
 
 
 def saved_inventory(case: Case) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import os
 import re
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpuhook import __version__
 from gpuhook.doctor.case import Case
@@ -55,13 +55,15 @@ def _contents(case: Case, findings: list[Finding]) -> Iterator[tuple[str, str]]:
     yield "findings.json", _json([finding.to_json() for finding in findings])
     yield "versions.txt", f"gpuhook {__version__}\n{' '.join(os.uname())}\n"
     vendors = list(doctors())
-    texts = [*_TEXTS, *(pattern for vendor in vendors for pattern in vendor.report_files)]
-    for path in [path for pattern in texts for path in case.driver_glob(pattern)]:
-        text = case.driver_text(path)
-        if text is not None:
-            yield path.lstrip("/"), text
-    nodes = [pattern for vendor in vendors for pattern in vendor.report_nodes]
-    yield "nodes.txt", "".join(f"{line}\n" for line in _nodes(case, nodes))
+    yield from _texts(case, _TEXTS)
+    for vendor in vendors:
+        yield from _texts(case.of_vendor(vendor.name), vendor.report_files)
+    nodes = [
+        line
+        for vendor in vendors
+        for line in _nodes(case.of_vendor(vendor.name), vendor.report_nodes)
+    ]
+    yield "nodes.txt", "".join(f"{line}\n" for line in dict.fromkeys(nodes))
     yield "inventory.json", _inventory(case)
     yield "config.toml", _config(case)
     yield (
@@ -77,7 +79,14 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def _nodes(case: Case, patterns: list[str]) -> Iterator[str]:
+def _texts(case: Case, patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for path in [path for pattern in patterns for path in case.driver_glob(pattern)]:
+        text = case.driver_text(path)
+        if text is not None:
+            yield path.lstrip("/"), text
+
+
+def _nodes(case: Case, patterns: Iterable[str]) -> Iterator[str]:
     for path in [path for pattern in patterns for path in case.driver.glob(pattern)]:
         status = case.driver.stat(path)
         if status is not None:

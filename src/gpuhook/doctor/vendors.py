@@ -5,6 +5,7 @@ A vendor's module ``doctor`` has four tuples. ``DRIVER_CHECKS`` are run before a
 /sys that hold no setting of a user's program, ``REPORT_NODES`` patterns of nodes.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -17,8 +18,9 @@ Check = Callable[[Case], Iterable[Finding]]
 
 
 class VendorDoctor(NamedTuple):
-    """What one vendor has for the doctor."""
+    """What one vendor has for the doctor; ``name`` is the vendor's."""
 
+    name: str
     driver_checks: tuple[Check, ...]
     host_checks: tuple[Check, ...]
     report_files: tuple[str, ...]
@@ -33,14 +35,25 @@ def doctors() -> Iterator[VendorDoctor]:
             if module is None:
                 continue
             found = VendorDoctor(
-                tuple(module.DRIVER_CHECKS),
-                tuple(module.HOST_CHECKS),
+                name,
+                tuple(_below_its_root(name, check) for check in module.DRIVER_CHECKS),
+                tuple(_below_its_root(name, check) for check in module.HOST_CHECKS),
                 tuple(module.REPORT_FILES),
                 tuple(module.REPORT_NODES),
             )
         except Exception as error:  # noqa: BLE001 - the other vendors are to be examined
-            found = VendorDoctor((_unusable(name, error),), (), (), ())
+            found = VendorDoctor(name, (_unusable(name, error),), (), (), ())
         yield found
+
+
+def _below_its_root(name: str, check: Check) -> Check:
+    """Return a vendor's check, which looks below that vendor's driver root."""
+
+    @functools.wraps(check)
+    def examine(case: Case) -> Iterable[Finding]:
+        return check(case.of_vendor(name))
+
+    return examine
 
 
 def _unusable(name: str, error: Exception) -> Check:

@@ -16,14 +16,16 @@ class Ask:
     ``runtimes`` are (name, absolute path) pairs, of which the first may become the default
     runtime; ``also`` are more of them, to be left out where the engine has a runtime of that
     name already. ``config`` and ``drop_in`` are files to use instead of the engine's own,
-    ``prefix`` a folder that stands for / . ``hook`` is the stage (prestart, precreate) at
-    which podman is to call ``hook_path``, None for not at all.
+    ``prefix`` a folder that stands for / . ``cdi`` has the engine take devices by CDI,
+    ``cdi_setting`` says whether this version of it needs a setting for that. ``hook`` is the
+    stage (prestart, precreate) at which podman is to call ``hook_path``, None for not at all.
     """
 
     runtimes: tuple[tuple[str, str], ...]
     also: tuple[tuple[str, str], ...] = ()
     set_default: bool = False
     cdi: bool = False
+    cdi_setting: bool = True
     config: str | None = None
     drop_in: str | None = None
     prefix: str = ""

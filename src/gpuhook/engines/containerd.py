@@ -9,10 +9,9 @@ import glob
 import os
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 
-from gpuhook.engines import toml_text
+from gpuhook.engines import installed, toml_text
 from gpuhook.engines.ask import Answer, Ask
 from gpuhook.engines.files import Change, read_text
 from gpuhook.engines.merge import Document, Path, get
@@ -38,6 +37,8 @@ _PLAIN_RUNTIME: Document = {
 _BUILT_IN: dict[str, Document] = {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {}}}
 # Until then a plugin's table in an imported file replaces the whole of the main file's.
 _MERGES_TABLES = (2, 1)
+# From then on settings of the CRI plugin in version 1 are not found (seen with 2.1.9).
+_IGNORES_VERSION_1 = (2, 0)
 _COPY_NOTE = (
     "This containerd takes the CRI settings from one file alone: they are copied from the\n"
     "others. After changing them there, run the installation again."
@@ -110,16 +111,7 @@ class Containerd:
 
 def containerd_version() -> tuple[int, int] | None:
     """Return the installed containerd's version, None if it can't be told."""
-    program = shutil.which("containerd")
-    if program is None:
-        return None
-    try:
-        done = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    match = re.search(r"\sv?(\d+)\.(\d+)\.", done.stdout)
+    match = re.match(r"(\d+)\.(\d+)\.", installed.version("containerd") or "")
     return (int(match[1]), int(match[2])) if match else None
 
 
@@ -149,7 +141,7 @@ def answer(ask: Ask, program: tuple[int, int] | None) -> Answer:
     """Return the files for a containerd of that version (None: not known)."""
     source = read_source(_config(ask), program)
     ask = ask.beside(_foreign(source, ask))
-    warnings = _warnings(source, ask)
+    warnings = _warnings(source, ask, program)
     if source.version == 1:
         targets: tuple[Target, ...] = (_whole_file(source, ask),)
     else:
@@ -180,15 +172,21 @@ def _disables_cri(document: Document) -> bool:
     return isinstance(disabled, list) and ("cri" in disabled or _CRI[2][1] in disabled)
 
 
-def _warnings(source: Source, ask: Ask) -> list[str]:
+def _warnings(source: Source, ask: Ask, program: tuple[int, int] | None) -> list[str]:
     warnings = []
+    if source.version == 1 and program is not None and program >= _IGNORES_VERSION_1:
+        warnings.append(
+            f"containerd {program[0]}.{program[1]} ignores the CRI settings in {source.path}, a "
+            "file of version 1: Kubernetes can't use the runtime until the file has version = 2 "
+            f'and its table plugins.cri is called plugins."{_CRI[2][1]}"; then run this again'
+        )
     if _disables_cri(source.document):
         warnings.append(
             f"{source.path} disables the plugin cri: Kubernetes can't use this containerd "
             "until disabled_plugins no longer names it"
         )
-    if ask.cdi and source.version == 1:
-        warnings.append("CDI needs a configuration of version 2; --cdi changed nothing")
+    if ask.cdi and ask.cdi_setting and source.version == 1:
+        warnings.append("enable_cdi needs a configuration of version 2 and wasn't written")
     return warnings
 
 
@@ -220,9 +218,14 @@ def _drop_in_settings(
     ours: Document = {"containerd": {"runtimes": {name: runtimes[name] for name in added}}}
     if ask.set_default:
         ours["containerd"]["default_runtime_name"] = ask.names[0]
-    if ask.cdi:
+    if _sets_cdi(effective, ask):
         ours["enable_cdi"] = True
     return ours
+
+
+def _sets_cdi(cri: Document, ask: Ask) -> bool:
+    """Tell whether enable_cdi is to be written; a false is overridden, as --cdi is said later."""
+    return ask.cdi and (ask.cdi_setting or "enable_cdi" in cri)
 
 
 def _effective_cri(source: Source, ask: Ask, drop_in: str, *, merges: bool) -> Document:
@@ -278,7 +281,7 @@ def _add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None
         runtimes.update(copy.deepcopy(_BUILT_IN) if "runc" not in runtimes else {})
     if ask.set_default:
         containerd["default_runtime_name"] = ask.names[0]
-    if ask.cdi and source.version > 1:
+    if source.version > 1 and _sets_cdi(cri, ask):
         cri["enable_cdi"] = True
 
 

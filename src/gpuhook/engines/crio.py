@@ -43,8 +43,7 @@ class Crio:
         text = toml_text.render({"crio": {"runtime": runtime}}, DROP_IN_HEADER)
         owned = tuple((*_RUNTIMES, name) for name in ask.names)
         target = Target(self.name, path, "toml", text, config, owned, ours=True, usual=usual)
-        warnings = ("CRI-O always knows CDI; --cdi changed nothing",) if ask.cdi else ()
-        return Answer((target,), (self.afterwards(),), warnings)
+        return Answer((target,), (self.afterwards(),))
 
     def afterwards(self) -> str:
         """Return what makes CRI-O read its configuration."""

@@ -40,15 +40,17 @@ class Docker:
         wanted = wanted_document(document, ask, path)
         owned: tuple[Path, ...] = tuple(("runtimes", name) for name in ask.names)
         target = Target(self.name, path, "json", json_text.edited(text, wanted, path), path, owned)
-        return Answer((target,), (self._advice(path, ask),))
+        changed = wanted.get("features") != document.get("features")
+        restart = ask.cdi and (ask.cdi_setting or changed)
+        return Answer((target,), (self._advice(path, restart=restart),))
 
     def _config(self, ask: Ask) -> str:
         if ask.config:
             return ask.config
         return ask.user("docker/daemon.json") if ask.rootless else ask.system(DEFAULT_CONFIG)
 
-    def _advice(self, path: str, ask: Ask) -> str:
-        if ask.cdi:
+    def _advice(self, path: str, *, restart: bool) -> str:
+        if restart:
             return (
                 "Restart Docker, which reads features only at its start: systemctl restart docker"
             )
@@ -128,7 +130,9 @@ def wanted_document(document: Document, ask: Ask, path: str) -> Document:
     if ask.set_default:
         wanted["default-runtime"] = ask.names[0]
     if ask.cdi:
-        wanted["features"] = {**_table(document, "features", path), "cdi": True}
+        features = _table(document, "features", path)
+        if ask.cdi_setting or "cdi" in features:  # a false, too: --cdi is said later
+            wanted["features"] = {**features, "cdi": True}
     return wanted
 
 

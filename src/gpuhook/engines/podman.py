@@ -54,8 +54,7 @@ class Podman:
         if ask.hook:
             text = hook_document(ask.hook_path, ask.hook, ask.gpuhook_config)
             targets.append(Target(self.name, hook, "json", text, path, HOOK_KEYS, ours=True))
-        warnings = ("podman always knows CDI; --cdi changed nothing",) if ask.cdi else ()
-        return Answer(tuple(targets), (), warnings)
+        return Answer(tuple(targets))
 
     def afterwards(self) -> str:
         """Return nothing: podman reads its files every time."""

@@ -7,24 +7,21 @@ For every file there is one folder below the state folder, named after the file'
     written       the file as we last wrote it
 
 The record is written before the file, so that a crash between the two loses nothing. Nobody
-else may look into that folder: who can open a file can lock it.
+else may look into that folder (``lock``): the files of engines may hold passwords.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
-import stat
-import time
 import urllib.parse
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from gpuhook import names
-from gpuhook.engines import json_text, toml_text
-from gpuhook.engines.files import Change, decode, make_folders, read, remove_folders
+from gpuhook.engines import json_text, lock, toml_text
+from gpuhook.engines.files import Change, decode, read, remove_folders
+from gpuhook.engines.lock import Lock
 from gpuhook.engines.merge import Document, Path, without_ours
 from gpuhook.errors import EngineError
 from gpuhook.host import files as host_files
@@ -33,12 +30,7 @@ DEFAULT_STATE = "/var/lib/gpuhook"
 # The first line of a file of its own, with which it is known as ours without a record too.
 DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
 _VERSION = "version"
-_FOLDER_MODE = 0o700  # the files of engines that are kept there may hold passwords
-_LOCK = "lock"  # no name of a folder, which begins with the path's first slash as %2F
-_ATTEMPTS = 100
 _PATIENCE = 20.0  # seconds; an installation takes less than one
-_POLL = 0.02
-_ID_DIGITS = 20
 
 
 class Syntax(Protocol):
@@ -92,76 +84,12 @@ class Store:
     def __init__(self, folder: str) -> None:
         self.folder = os.path.join(folder, "engines")
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         """Keep others from changing the engines' files meanwhile.
 
         EngineError if somebody else does so for longer than a few seconds.
         """
-        made = {os.path.dirname(self.folder), self.folder}
-        fd = self._lock(made, time.monotonic() + _PATIENCE)
-        try:
-            yield
-        finally:
-            os.unlink(self._lock_file)
-            remove_folders(sorted(made))
-            os.close(fd)
-
-    @property
-    def _lock_file(self) -> str:
-        return os.path.join(self.folder, _LOCK)
-
-    def _lock(self, made: set[str], end: float) -> int:
-        """Lock the file; whoever held the lock before has removed it meanwhile.
-
-        The folders that had to be made for it are added to ``made``. The process that holds
-        the lock writes its id into the file.
-        """
-        while True:
-            fd = self._open_lock(made)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(fd), os.stat(self._lock_file)):
-                    os.pwrite(fd, str(os.getpid()).encode(), 0)
-                    return fd
-            except FileNotFoundError:
-                pass
-            except BlockingIOError:
-                self._wait(fd, end)
-            os.close(fd)
-
-    def _open_lock(self, made: set[str]) -> int:
-        host_files.check_way(self.folder)
-        attempts = _ATTEMPTS
-        while True:
-            attempts -= 1
-            try:
-                made.update(make_folders(self.folder))
-                if stat.S_IMODE(os.stat(self.folder).st_mode) != _FOLDER_MODE:
-                    os.chmod(self.folder, _FOLDER_MODE)
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                return os.open(self._lock_file, flags, 0o600)
-            except OSError as error:
-                # Whoever held the lock removes the folders.
-                if isinstance(error, FileNotFoundError) and attempts:
-                    continue
-                raise EngineError(
-                    f"The state folder {self.folder} can't be used: {error.strerror}",
-                    "Run this as root, or name another folder with --state-dir",
-                ) from None
-
-    def _wait(self, fd: int, end: float) -> None:
-        """Wait a moment; EngineError that names who holds the lock once it has been too long."""
-        if time.monotonic() < end:
-            time.sleep(_POLL)
-            return
-        holder = os.pread(fd, _ID_DIGITS, 0).decode("ascii", "replace")
-        os.close(fd)
-        raise EngineError(
-            f"The process {holder or '(unknown)'} has been changing the engines' files for more "
-            f"than {_PATIENCE:.0f} seconds: it holds {self._lock_file}",
-            "Wait until it has ended, or end it if it hangs, and run this again",
-        )
+        return Lock(self.folder, "changing the engines' files", _PATIENCE, EngineError).held()
 
     def records(self) -> list[Record]:
         """Return all records, by path."""
@@ -175,7 +103,7 @@ class Store:
                 "Run this as root, or name another folder with --state-dir",
             ) from None
         host_files.check_way(self.folder)
-        names = [name for name in names if name != _LOCK]
+        names = [name for name in names if name != lock.NAME]
         return [self._load(os.path.join(self.folder, name)) for name in names]
 
     def _load(self, folder: str) -> Record:

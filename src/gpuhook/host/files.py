@@ -4,14 +4,12 @@ A pipe in a file's place would be waited for without end, a link would lead root
 and a file may be of any size. So what the commands read they read here: without waiting,
 regular files alone, and not without bound.
 
-Imports errno, os, stat and errors.
+Imports errno, os, stat and errors, because a container's start may read CDI documents.
 """
 
-import contextlib
 import errno
 import os
 import stat
-import tempfile
 
 from gpuhook.errors import UntrustedPathError
 
@@ -20,6 +18,8 @@ _PIECE = 1 << 16  # bytes at once, because files in /proc/sys refuse to be read 
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = 0
+_NOBODY = 65534  # how the kernel shows owners that a user namespace has no number for
+_FIRST_USER_NAMESPACE = 0xEFFFFFFD  # PROC_USER_INIT_INO of linux/proc_ns.h
 _LINKS = 40  # on the way to a file, as in the kernel (path_resolution(7))
 
 
@@ -106,7 +106,7 @@ def check_way(path: str) -> None:
             way = found
             continue
         links += 1
-        if links > _LINKS or status.st_uid != _ROOT:
+        if links > _LINKS or not _is_roots(status.st_uid):
             raise _untrusted(path, f"the link {found}, which user {status.st_uid} made")
         target = os.readlink(found)
         pending += _names(target)
@@ -123,11 +123,25 @@ def check_writers(path: str) -> None:
     if os.geteuid() != _ROOT or not os.path.exists(path):
         return
     status = os.stat(path)
-    if status.st_uid != _ROOT or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if not _is_roots(status.st_uid) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UntrustedPathError(
             f"{path} may be written by others than root, who would decide what root does",
             f"Run chown root:root {path} and chmod 644 {path}",
         )
+
+
+def _is_roots(uid: int) -> bool:
+    """Tell whether an owner is root, as far as that can be seen.
+
+    Where a user is root in a user namespace of his own, as below a rootless engine, the host's
+    root has no number. Nobody else's power than that user's is at stake there.
+    """
+    if uid != _NOBODY or os.lstat("/").st_uid != _NOBODY:
+        return uid == _ROOT
+    try:
+        return os.stat("/proc/self/ns/user").st_ino != _FIRST_USER_NAMESPACE
+    except OSError:
+        return False
 
 
 def _names(path: str) -> list[str]:
@@ -139,7 +153,7 @@ def _check_folder(folder: str, path: str) -> None:
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode):
         return
-    if status.st_uid != _ROOT:
+    if not _is_roots(status.st_uid):
         raise _untrusted(path, f"the folder {folder}, which belongs to user {status.st_uid}")
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise _untrusted(path, f"the folder {folder}, which everybody may change")
@@ -162,6 +176,8 @@ def replace(path: str, data: bytes, mode: int | None = None) -> None:
     link stays one and its target is replaced. Raises OSError, and UntrustedPathError where
     another user's link could lead root elsewhere; then nothing has changed.
     """
+    import tempfile  # noqa: PLC0415 - slow, and no container's start writes here
+
     check_way(path)
     path = os.path.realpath(path)
     folder = os.path.dirname(path)
@@ -176,8 +192,10 @@ def replace(path: str, data: bytes, mode: int | None = None) -> None:
             os.fsync(fd)
         os.rename(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             os.unlink(temporary)
+        except FileNotFoundError:
+            pass
         raise
     _sync_folder(folder)
 

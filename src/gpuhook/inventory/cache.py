@@ -12,7 +12,7 @@ import os
 import stat
 import time
 
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory import freshness
 from gpuhook.oci import jsontext
 
@@ -164,7 +164,8 @@ class _Lock:
     def note_failure(self, error: DriverError) -> None:
         """Tell those who are waiting now why there is no inventory."""
         if self.held:
-            text = jsontext.dumps([time.monotonic(), error.cause, error.remedy])
+            absent = isinstance(error, NoDriverError)
+            text = jsontext.dumps([time.monotonic(), error.cause, error.remedy, absent])
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, text.encode(), 0)
 
@@ -173,11 +174,11 @@ class _Lock:
         if not self.held:
             return
         try:
-            moment, cause, remedy = jsontext.loads(os.pread(self._fd, 1 << 16, 0).decode())
+            moment, cause, remedy, absent = jsontext.loads(os.pread(self._fd, 1 << 16, 0).decode())
         except (ValueError, TypeError, OSError):
             return
         if isinstance(moment, float) and moment > self._began:
-            raise DriverError(str(cause), str(remedy))
+            raise (NoDriverError if absent else DriverError)(str(cause), str(remedy))
 
 
 class _Content:
@@ -195,10 +196,11 @@ class _Content:
 def _file_name(config: "Config", vendor: "Source") -> str:
     """Return a name of its own for every vendor and set of settings, so that two don't fight."""
     settings = jsontext.dumps(freshness.settings_of(config, vendor))
-    return f"inventory-{vendor.names.NAME}-{_digest(settings.encode())}"
+    return f"inventory-{vendor.names.NAME}-{digest(settings.encode())}"
 
 
-def _digest(data: "bytes | memoryview") -> str:
+def digest(data: "bytes | memoryview") -> str:
+    """Return 16 hexadecimal digits by which damage is found, and names are made."""
     return _imp.source_hash(_HASH_KEY, data).hex()
 
 
@@ -247,7 +249,7 @@ class Loaded:
 
     def read_from(self, status: os.stat_result) -> None:
         """Note which file it was read from, and when that was written."""
-        self._file = _identity(status)
+        self._file = identity(status)
         self._saved_at = status.st_mtime
 
     def is_fresh(self, config: "Config") -> bool:
@@ -266,10 +268,11 @@ class Loaded:
             )
         except OSError:
             return False
-        return _identity(status) == self._file and self.is_fresh(config)
+        return identity(status) == self._file and self.is_fresh(config)
 
 
-def _identity(status: os.stat_result) -> tuple[int, ...]:
+def identity(status: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a file from what it was: nobody can set all of it back."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -286,16 +289,12 @@ def load(config: "Config", vendor: "Source") -> Loaded | None:
 
 def _load(folder: int, config: "Config", vendor: "Source") -> Loaded | None:
     """Return the saved inventory, None unless it is whole, trustworthy and fresh."""
-    try:
-        data, status = _read(folder, _file_name(config, vendor))
-    except OSError:
+    whole = read_whole(folder, _file_name(config, vendor))
+    if whole is None:
         return None
-    begin = data.find(b"\n") + 1
-    body = memoryview(data)[begin:]  # no copy: there may be much of it
-    if not begin or data[: begin - 1] != _digest(body).encode():
-        return None
+    text, status = whole
     try:
-        around, missing, inventory = jsontext.loads(str(body, "utf-8"))
+        around, missing, inventory = jsontext.loads(text)
         found = Loaded(vendor, vendor.inventory.from_json(inventory), around, missing)
     except (ValueError, KeyError, TypeError):
         return None
@@ -314,6 +313,19 @@ def _still_there(inventory: "Inventory", missing: list[str], crowded: tuple[str,
     )
 
 
+def read_whole(folder: int, name: str) -> tuple[str, os.stat_result] | None:
+    """Return a file's text as given to ``write_whole``, None unless it is whole and trustworthy."""
+    try:
+        data, status = _read(folder, name)
+        begin = data.find(b"\n") + 1
+        body = memoryview(data)[begin:]  # no copy: there may be much of it
+        if not begin or data[: begin - 1] != digest(body).encode():
+            return None
+        return str(body, "utf-8"), status
+    except (OSError, ValueError):
+        return None
+
+
 def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(name, flags, dir_fd=folder)
@@ -327,13 +339,19 @@ def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
 
 
 def _save(folder: int, name: str, content: _Content) -> None:
-    """Write the file whole or not at all; failing to costs time later and nothing else."""
     parts = [content.around, content.missing, content.inventory.to_json()]
-    body = jsontext.dumps(parts).encode()
+    write_whole(folder, name, jsontext.dumps(parts).encode())
+
+
+def write_whole(folder: int, name: str, body: bytes, mode: int = 0o644) -> None:
+    """Write the file whole or not at all; failing to costs time later and nothing else.
+
+    Where two write at once, what is damaged by that is found by ``read_whole``.
+    """
     temporary = f".{name}.new"
     try:
         _remove(folder, temporary)  # one killed while writing may have left it
-        _write(folder, temporary, _digest(body).encode() + b"\n" + body)
+        _write(folder, temporary, digest(body).encode() + b"\n" + body, mode)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
         _remove(folder, temporary)
@@ -346,11 +364,11 @@ def _remove(folder: int, name: str) -> None:
         pass
 
 
-def _write(folder: int, name: str, data: bytes) -> None:
+def _write(folder: int, name: str, data: bytes, mode: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(name, flags, 0o644, dir_fd=folder)
+    fd = os.open(name, flags, mode, dir_fd=folder)
     try:
-        os.fchmod(fd, 0o644)
+        os.fchmod(fd, mode)
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]

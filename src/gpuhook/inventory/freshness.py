@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
         @property
         def settings(self) -> tuple[str, ...]:
-            """The settings that an inventory depends on, attributes of Config."""
+            """The settings that an inventory depends on beside the root, attributes of Config."""
 
         @property
         def crowded(self) -> tuple[str, ...]:
@@ -53,8 +53,8 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def settings_of(config: "Config", vendor: "Source") -> "list[Any]":
-    """Return the values of the settings that a vendor's inventory depends on, as JSON values."""
-    values = [getattr(config, name) for name in vendor.settings]
+    """Return what a vendor's inventory depends on of the settings, as JSON values."""
+    values = [vendor.root(config), *(getattr(config, name) for name in vendor.settings)]
     return [list(value) if isinstance(value, tuple) else value for value in values]
 
 

@@ -1,7 +1,8 @@
 """Which of a machine's devices the names in a request mean.
 
 A device has names in named spaces. In the space ``index`` they are numbers, of which a range
-can be asked for (0-3); in ``bus_id`` PCI addresses, which may be written with or without the
+can be asked for (0-3); in ``module`` too, those of seats on a board, which count only where
+they are asked for alone; in ``bus_id`` PCI addresses, which may be written with or without the
 domain and zeros (0000:1B:00.0, 1b:00.0); in ``uuid`` the beginning of only one is enough. In
 any other a name is what it is. Letters may be of either case, 0x may be left out, and ``all``
 means every device.
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpuhook.inventory.model import Device, Inventory
 
-INDEX, UUID, BUS_ID = "index", "uuid", "bus_id"
+INDEX, MODULE, UUID, BUS_ID = "index", "module", "uuid", "bus_id"
 
 _DIGITS = 9  # more digits than any index has
 _HEX = frozenset("0123456789abcdef")
@@ -63,8 +64,9 @@ class _Search:
         self.names = names
         self.spaces = spaces
         self.indices: dict[int, list[Device]] = {}
-        for device in inventory.devices if self._counts(INDEX) else ():
-            for text in device.names.get(INDEX, ()):
+        numbered = MODULE if spaces == (MODULE,) else INDEX
+        for device in inventory.devices if self._counts(numbered) else ():
+            for text in device.names.get(numbered, ()):
                 self.indices.setdefault(int(text), []).append(device)
 
     def _counts(self, space: str) -> bool:
@@ -92,11 +94,13 @@ class _Search:
     def _what_exists(self) -> str:
         """Return what there is to ask for: whole devices, then the parts of devices.
 
-        Where only names count that devices have in common, those names.
+        Where only names count that devices have in common, or numbers of seats, those names.
         """
         devices = sorted(self.inventory.devices, key=lambda device: bool(device.parent))
         if not devices:
             return "it has none that answers" if self.inventory.lost else "it has none at all"
+        if self.spaces == (MODULE,):
+            return f"it has {listed([str(number) for number in sorted(self.indices)])}"
         count = [
             text
             for device in devices
@@ -182,7 +186,7 @@ class _Search:
             device
             for device in self.inventory.devices
             for space, texts in device.names.items()
-            if space not in (INDEX, BUS_ID) and self._counts(space)
+            if space not in (INDEX, MODULE, BUS_ID) and self._counts(space)
             for text in texts
             if text.lower().removeprefix("0x") == plain
         ]

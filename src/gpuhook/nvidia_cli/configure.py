@@ -43,7 +43,8 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
         found = image.look(container, config, {NAME: grant.vendor.look})
         plan = make_plan([grant], found)
         record = records.describe(State("", pid, "", None), None, [grant])
-        with records.Written(config.state_dir, container.process, record):
+        exclusive = config.exclusive
+        with records.Written(config.state_dir, container.process, record, exclusive=exclusive):
             if switches.cgroups:
                 inject.allow_devices(
                     container.process, plan.devices, [], no_cgroups=config.no_cgroups

@@ -2,7 +2,8 @@
 
 Docker's --gpus wants a nvidia-container-runtime-hook on dockerd's PATH, old daemon.json
 entries call nvidia-container-runtime, and ctr --gpus, Apptainer, enroot and gVisor call
-nvidia-container-cli. A program of NVIDIA's own is never replaced nor hidden.
+nvidia-container-cli. Docker 29.2 and newer serve --gpus from CDI documents if dockerd finds a
+nvidia-cdi-hook. A program of NVIDIA's own is never replaced nor hidden.
 """
 
 import json
@@ -17,6 +18,7 @@ LINKS = {
     "nvidia-container-runtime": names.RUNTIME,
     "nvidia-container-runtime-hook": names.HOOK,
     "nvidia-container-cli": "gpuhook-container-cli",
+    names.TOOLKIT_CDI_HOOK: names.CDI_HOOK,
 }
 DEFAULT_FOLDER = "/usr/local/bin"
 # What daemons started by systemd search; NVIDIA's packages install to one of these.

@@ -121,7 +121,7 @@ def _configured(given: "Found") -> Config:
     if root is not None:
         if not root.startswith("/"):
             raise CliError("initialization error", "invalid argument")
-        config.driver_root = root
+        config.driver_root, config.root, config.driver_roots = root, "", ()
     if "user" in named:
         config.user = _last(given, "user") or f"{os.geteuid()}:{os.getegid()}"
     config.ldcache = _last(given, "ldcache") or config.ldcache

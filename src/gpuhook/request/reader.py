@@ -120,13 +120,13 @@ class SpecReader:
 
     def asks(self, names: "ModuleType") -> bool:
         """Tell whether a request to this vendor may stand anywhere; most containers have none."""
-        words = (*names.VARIABLES, *names.LEGACY[:1], *self.swarm_variables(names))
+        words = (*names.VARIABLES, *names.LEGACY[:1])
         folder = names.MOUNTS.rpartition("/")[2]
-        prefixes = self.config.cdi_annotation_prefixes if names.AUTOMATIC else ()
         return (
             any(word in self.env for word in words)
+            or bool(self.swarm(names))
             or (bool(folder) and any(folder in place for _, place in self.mounts))
-            or any(key.startswith(prefixes) for key in self.annotations if prefixes)
+            or bool(self.annotations_for(names))
         )
 
     def read(
@@ -148,9 +148,37 @@ class SpecReader:
             raise
         return reading.request()
 
-    def swarm_variables(self, names: "ModuleType") -> list[str]:
-        """Return the variables that the configuration adds for this vendor."""
-        return sources.items(self.config.swarm_resource) if names.SWARM_RESOURCE else []
+    def annotations_for(self, names: "ModuleType") -> "dict[str, Any]":
+        """Return the annotations that may name devices of a vendor's.
+
+        Where documents are asked for what they name, one vendor's reading passes on all names:
+        that of the vendor with an automatic kind. Else each has those with its kind in them.
+        """
+        prefixes = self.config.cdi_annotation_prefixes
+        found = {key: self.annotations[key] for key in self.annotations if key.startswith(prefixes)}
+        if names.AUTOMATIC or not found:
+            return found
+        if self.config.mode not in ("hook", "spec"):
+            return {}
+        own = f"{names.KIND}="
+        return {key: text for key, text in found.items() if isinstance(text, str) and own in text}
+
+    def swarm(self, names: "ModuleType") -> dict[str, list[str]]:
+        """Return the variables of swarm-resource that are set, and their words for this vendor.
+
+        One that the configuration gives to no vendor is for those whose words are in it.
+        """
+        found: dict[str, list[str]] = {}
+        for vendor, variable in sources.swarm_variables(self.config.swarm_resource):
+            if variable not in self.env:
+                continue
+            words = sources.items(self.env[variable])
+            ours = [word for word in words if sources.sort(word) == names.SWARM_RESOURCE]
+            if vendor == names.NAME:
+                found[variable] = words
+            elif not vendor and (ours or (not words and names.SWARM_RESOURCE == "plain")):
+                found[variable] = ours
+        return found
 
 
 class Reading:
@@ -181,9 +209,9 @@ class Reading:
         self.names = names
         self.config = spec.config
         self.env = spec.env
-        self.annotations = spec.annotations if names.AUTOMATIC else {}
+        self.annotations = spec.annotations_for(names)
         self.spec = spec.spec
-        self.swarm = [name for name in spec.swarm_variables(names) if name in self.env]
+        self.swarm = spec.swarm(names)
         self.mounts = MountRequests(spec.mounts, names.MOUNTS)
         self.accepts_env = self.config.accept_envvar_unprivileged or self.is_privileged()
         self.legacy = is_legacy(self.env, names)
@@ -208,8 +236,17 @@ class Reading:
         vendor.read(self, options)
 
     def variables(self) -> list[str]:
-        """Return the variables that decide, if any is set: the configuration's, or the first."""
-        return self.swarm or [name for name in self.names.VARIABLES if name in self.env][:1]
+        """Return the variables that decide, if any is set: the configuration's, or the first.
+
+        One that says ``all`` gives way to the next that names any: images set it so.
+        """
+        general: list[str] = []
+        for name in () if self.swarm else self.names.VARIABLES:
+            words = [word.lower() for word in sources.items(self.env.get(name, ""))]
+            if name in self.env and words != ["all"] and (words or not general):
+                return [name]
+            general += [name] if words == ["all"] else []
+        return [*self.swarm] or general[:1]
 
     def chosen_devices(self) -> tuple[str, tuple[str, ...] | None]:
         """Return (source, devices) of the most trusted source that names any.
@@ -231,9 +268,8 @@ class Reading:
 
     def names_from_annotations(self) -> list[str]:
         """Return the devices' names in the annotations that count."""
-        prefixes = self.config.cdi_annotation_prefixes
         annotations = self.annotations
-        keys = sorted(key for key in annotations if prefixes and key.startswith(prefixes))
+        keys = sorted(annotations)
         reason = "" if self.config.reads_annotations else "accept-annotations in [gpuhook] is off"
         reason = reason or self.distrust()
         if reason:
@@ -257,18 +293,18 @@ class Reading:
         )
 
     def counted_annotations(self, names: list[str]) -> list[str]:
-        """Drop the annotations' names that are not for us; the mode decides.
+        """Drop the annotations' names that are not for this vendor; the mode decides.
 
-        In the modes hook and spec those are the names of other vendors, which the engine
-        sees to, and all of them where the engine has already done its work: vendors' CDI
-        specs set the variable to void in the containers that they were applied to.
+        In the modes hook and spec those are the names of other vendors, which see to theirs
+        themselves or the engine does, and all of them where the engine has already done its
+        work: CDI specs set the variable to void in the containers that they were applied to.
         """
         mode = self.config.mode
         if mode == "cdi":
             return names
         if mode == "auto":
             counted = names if all(cdi_parts(name) for name in names) else []
-        elif any(self.env.get(name) == "void" for name in self.names.VARIABLES):
+        elif any(self.env.get(name, "").lower() == "void" for name in self.names.VARIABLES):
             counted = []
         else:
             kinds = (self.kind(), self.names.AUTOMATIC)
@@ -277,7 +313,7 @@ class Reading:
         kept = frozenset(counted)
         for name in names:
             if name not in kept:
-                reason = f"{shown(name)} is not for gpuhook in mode {mode}"
+                reason = f"{shown(name)} is not for {self.names.TITLE} in mode {mode}"
                 self.ignored.append(("annotations", reason))
         return counted
 
@@ -296,7 +332,7 @@ class Reading:
         """Return the devices' names in the environment, if that is heard."""
         for name in self.names.VARIABLES:
             if self.swarm and name in self.env and name not in self.swarm:
-                reason = f"{name} is overridden by swarm-resource {shown(self.swarm[0])}"
+                reason = f"{name} is overridden by swarm-resource {shown(next(iter(self.swarm)))}"
                 self.ignored.append(("environment", reason))
         names = self.names_in(self.variables())
         if decided(names) is not None and (reason := self.distrust()):
@@ -306,10 +342,11 @@ class Reading:
 
     def names_in(self, named: list[str]) -> list[str]:
         """Return what the variables name together; a legacy image without any means all."""
-        values = [self.env[name] for name in named if name in self.env]
-        if not values:
+        there = [name for name in named if name in self.env]
+        if not there:
             return ["all"] if self.legacy else []
-        return [item for value in values for item in sources.items(value)]
+        each = [self.swarm.get(name, sources.items(self.env[name])) for name in there]
+        return [word for words in each for word in words]
 
     def read_names(self, devices: tuple[str, ...]) -> None:
         """Sort the devices' names into selectors and CDI names.
@@ -380,13 +417,17 @@ def is_privileged(spec: "dict[str, Any]") -> bool:
 
 
 def decided(names: list[str]) -> tuple[str, ...] | None:
-    """Apply the words with a meaning of their own: void cancels, else the first one decides."""
-    if not names or "void" in names:
+    """Apply the words with a meaning of their own: void cancels, else the first one decides.
+
+    They may be written in letters of either case.
+    """
+    words = [name.lower() for name in names]
+    if not words or "void" in words:
         return None
-    for name in names:
-        if name == "all":
+    for word in words:
+        if word == "all":
             return ("all",)
-        if name == "none":
+        if word == "none":
             return ()
     return tuple(dict.fromkeys(names))
 

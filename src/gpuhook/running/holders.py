@@ -60,6 +60,11 @@ class Container:
     container: str = ""
     record: dict[str, Any] | None = None
 
+    @property
+    def cdi_devices(self) -> list[str]:
+        """The devices that it holds and that documents alone describe."""
+        return list((self.record or {}).get("documents", ()))
+
     def to_json(self) -> dict[str, Any]:
         """Return it as `gpuhook list --format json` shows it."""
         return {
@@ -71,6 +76,7 @@ class Container:
             "pod": self.pod,
             "namespace": self.namespace,
             "container": self.container,
+            "cdi_devices": self.cdi_devices,
             "known_from": "nodes" if self.record is None else "record",
         }
 

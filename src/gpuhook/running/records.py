@@ -9,9 +9,11 @@ removes it. ``gpuhook repair`` gives back what stands here and not what a contai
 its /dev, where it can put what it likes.
 """
 
+import errno
 import os
 import stat
 
+from gpuhook.errors import HeldError
 from gpuhook.inventory.cache import make_folder, open_folder
 from gpuhook.oci import jsontext
 
@@ -30,6 +32,7 @@ _LIMIT = 1 << 20  # bytes of a record
 _TEXT_LIMIT = 256  # characters of a name; Kubernetes' names have at most 253
 _NAMES_LIMIT = 16  # names that are kept of what was asked for
 _SWEPT = 4  # other records that are looked at when one is written
+_LOCK = "lock"  # no record: ``leases`` has it
 _NEW = "."  # before the name of a record that is being written
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -74,6 +77,7 @@ def _given(grant: "Grant") -> "dict[str, Any]":
     wanted = {found for device in grant.devices for found in (device.id, device.parent)}
     return {
         "vendor": request.vendor,
+        "kind": grant.vendor.names.KIND,
         "request": {
             "source": request.source,
             "devices": list(request.devices or ())[:_NAMES_LIMIT],
@@ -117,33 +121,69 @@ class Written:
 
     ``process`` is a descriptor of /proc/PID, -1 where that isn't known: no record then. One
     that can't be written fails no container: without one, ``gpuhook repair`` gives back nothing
-    that config.json doesn't. With ``add``, what was written of other vendors' devices stays.
+    that config.json doesn't. With ``add``, what was written of the same container before stays.
+
+    With devices of the kinds in ``exclusive`` it is the container's lease (``leases``):
+    HeldError where another container has one of them, or it can't be written.
     """
 
     def __init__(
-        self, state_dir: str, process: int, record: "dict[str, Any]", *, add: bool = False
+        self,
+        state_dir: str,
+        process: int,
+        record: "dict[str, Any]",
+        *,
+        add: bool = False,
+        exclusive: tuple[str, ...] = (),
     ) -> None:
         self._name = ""
         self._folder = _open(state_dir, make=True) if process >= 0 else None
-        if self._folder is None:
-            return
         try:
-            self._write(self._folder, {**record, "started": started(process)}, add=add)
-            _sweep(self._folder, record["pid"])
+            if exclusive:
+                self._take(process, record, add, exclusive)
+            elif self._folder is not None:
+                self._keep(self._folder, process, record, add)
+        except BaseException:
+            self._close()
+            raise
+
+    def _keep(self, folder: int, process: int, record: "dict[str, Any]", add: bool) -> None:
+        try:
+            self._write(folder, {**record, "started": started(process)}, add=add)
+            _sweep(folder, record["pid"])
         except OSError:
             pass
+
+    def _take(
+        self, process: int, record: "dict[str, Any]", add: bool, exclusive: tuple[str, ...]
+    ) -> None:
+        from gpuhook.running import leases  # noqa: PLC0415 - few have exclusive devices
+
+        device = leases.wants(record, exclusive)
+        if self._folder is None or not device:
+            if device:
+                raise _no_lease(device, "its folder can't be used")
+            return None if self._folder is None else self._keep(self._folder, process, record, add)
+        with leases.Lock(self._folder):
+            try:
+                lease = {**record, "started": started(process), "boot": leases.boot_id()}
+                others = [each for each in _read_folder(self._folder) if not _same(each, lease)]
+                leases.refuse(lease, others, exclusive)
+                self._write(self._folder, lease, add=add)
+            except OSError as error:
+                raise _no_lease(device, str(error.strerror)) from None
 
     def _write(self, folder: int, record: "dict[str, Any]", *, add: bool) -> None:
         name = f"{record['pid']}-{record['started']}"
         before = _load(folder, name) if add else None
         if before is not None:
-            vendors = {each["vendor"] for each in record["given"]}
-            others = [each for each in before["given"] if each["vendor"] not in vendors]
-            record = {**record, "given": [*others, *record["given"]]}
+            record = _merged(before, record)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(_NEW + name, flags, 0o600, dir_fd=folder)
         try:
-            os.write(fd, jsontext.dumps(record).encode())
+            text = jsontext.dumps(record).encode()
+            if os.write(fd, text) != len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(fd)
         os.rename(_NEW + name, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -153,11 +193,44 @@ class Written:
         return self
 
     def __exit__(self, kind: object, value: object, trace: object) -> None:
-        if self._folder is None:
-            return
-        if kind is not None and self._name:
+        if kind is not None and self._name and self._folder is not None:
             _remove(self._folder, self._name)
-        os.close(self._folder)
+        self._close()
+
+    def _close(self) -> None:
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
+
+
+def _same(one: "dict[str, Any]", other: "dict[str, Any]") -> bool:
+    """Tell whether two records are of the same container."""
+    return all(one[key] == other[key] for key in ("pid", "started"))
+
+
+def _merged(before: "dict[str, Any]", record: "dict[str, Any]") -> "dict[str, Any]":
+    """Return a record with what an earlier one of the same container has besides."""
+    given = {each["vendor"]: each for each in before["given"]}
+    for each in record["given"]:
+        old = given.get(each["vendor"])
+        given[each["vendor"]] = each if old is None else _added(old, each)
+    documents = dict.fromkeys([*before.get("documents", ()), *record.get("documents", ())])
+    return {**before, **record, "given": [*given.values()], "documents": [*documents]}
+
+
+def _added(old: "dict[str, Any]", new: "dict[str, Any]") -> "dict[str, Any]":
+    """Return what one vendor gave in two steps."""
+    selected = dict.fromkeys([*old["selected"], *new["selected"]])
+    devices = [*old["devices"], *(each for each in new["devices"] if each not in old["devices"])]
+    nodes = {**old["nodes"], **new["nodes"]}
+    return {**new, "selected": [*selected], "nodes": nodes, "devices": devices}
+
+
+def _no_lease(device: str, why: str) -> HeldError:
+    return HeldError(
+        f"It can't be written down that the container has {device}: {why}",
+        "Name a state-dir in [gpuhook] that is a folder of the user who runs gpuhook alone",
+    )
 
 
 def first_process() -> tuple[int, int]:
@@ -199,15 +272,19 @@ def read_all(state_dir: str) -> "list[dict[str, Any]]":
     if folder is None:
         return []
     try:
-        found = []
-        for name in sorted(os.listdir(folder)):
-            if _is_gone(name):
-                _remove(folder, name)
-            elif not name.startswith(_NEW) and (record := _load(folder, name)) is not None:
-                found.append(record)
-        return found
+        return _read_folder(folder)
     finally:
         os.close(folder)
+
+
+def _read_folder(folder: int) -> "list[dict[str, Any]]":
+    found = []
+    for name in sorted(os.listdir(folder)):
+        if _is_gone(name):
+            _remove(folder, name)
+        elif not name.startswith(_NEW) and (record := _load(folder, name)) is not None:
+            found.append(record)
+    return found
 
 
 def _load(folder: int, name: str) -> "dict[str, Any] | None":
@@ -231,13 +308,25 @@ def _sweep(folder: int, start: int) -> None:
 
 def _is_gone(name: str) -> bool:
     """Tell whether the process has ended that a record is of."""
+    if name == _LOCK:
+        return False
     pid, _, began = name.removeprefix(_NEW).partition("-")
     if not (pid.isdecimal() and began.isdecimal()):
         return True
     try:
-        return _began(_read(f"/proc/{pid}/stat")) != int(began)
+        status = _read(f"/proc/{pid}/stat")
+        return _began(status) != int(began) or _has_ended(status)
     except OSError:
         return True
+
+
+def _has_ended(status: bytes) -> bool:
+    """Tell whether a process has ended, and nobody has waited for it yet.
+
+    One whose other threads go on has not: proc_pid_stat(5), fields 3 and 20.
+    """
+    fields = status.rpartition(b")")[2].split()
+    return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
 
 
 def _began(status: bytes) -> int:
@@ -254,7 +343,31 @@ def _read(path: str, folder: int | None = None) -> bytes:
 
 
 def _open(state_dir: str, *, make: bool) -> int | None:
-    """Open the folder of the records; None where another user could have written in it."""
+    """Open the folder of the records; None where another user could have written in it.
+
+    A user of a rootless engine, who can't write to root's, has one of his own.
+    """
+    found = _open_in(state_dir, make=make)
+    own = _users_folder() if found is None else ""
+    return _open_in(own, make=make) if own else found
+
+
+def _users_folder() -> str:
+    """Return where a user's own state is, "" for root and where there is no such folder.
+
+    In the user namespace of a rootless engine root is that user, whose number outside the map
+    has; user_namespaces(7).
+    """
+    user = os.geteuid()
+    for line in _read("/proc/self/uid_map").splitlines():
+        inside, outside, size = map(int, line.split())
+        if inside <= user < inside + size:
+            folder = f"/run/user/{user - inside + outside}"
+            return f"{folder}/gpuhook" if folder != "/run/user/0" and os.path.isdir(folder) else ""
+    return ""
+
+
+def _open_in(state_dir: str, *, make: bool) -> int | None:
     parent = open_folder(state_dir)
     if parent is None and make:
         parent = make_folder(state_dir)

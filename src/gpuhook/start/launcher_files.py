@@ -43,7 +43,7 @@ def words(config: "Config") -> tuple[str, ...] | None:
     None where there are no such words, because the configuration names something that JSON
     could write in many ways.
     """
-    names = sources.items(config.swarm_resource)
+    names = [variable for _, variable in sources.swarm_variables(config.swarm_resource)]
     prefixes = config.cdi_annotation_prefixes if config.reads_annotations else ()
     plain = [_plain_part(name) for name in (*names, *prefixes)]
     if not all(plain):

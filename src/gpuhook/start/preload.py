@@ -31,9 +31,18 @@ CONFIGURATION = (
     "errors", "config.schema", "config.model", "config.plain_toml", "config.source",
     "config.loader", "config",
 )  # fmt: skip
+VENDORS = (
+    "vendors.amd.names",
+    "vendors.ascend.names",
+    "vendors.gaudi.names",
+    "vendors.intel_gpu.names",
+    "vendors.intel_npu.names",
+    "vendors.neuron.names",
+    "vendors.nvidia.names",
+)
 REQUEST = (
     "oci.jsontext", "log", "names", *CONFIGURATION, "oci.spec", "request.sources",
-    "request.reader", "inventory.model", "vendors.nvidia.names", "vendors.seam", "resolve",
+    "request.reader", "inventory.model", *VENDORS, "vendors.seam", "resolve",
 )  # fmt: skip
 INVENTORY = ("inventory.selection", "inventory.freshness", "inventory.cache")
 RUNTIME = (*REQUEST, "oci.runtime_argv", "runtime_shim")

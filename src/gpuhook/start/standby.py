@@ -408,6 +408,7 @@ def _import_all() -> None:
     from gpuhook.loader import ldconfig_fallback  # noqa: F401, PLC0415
     from gpuhook.oci import process  # noqa: F401, PLC0415
     from gpuhook.plan import spec_edits  # noqa: F401, PLC0415
+    from gpuhook.running import claims  # noqa: F401, PLC0415
 
 
 # Names in the folder -------------------------------------------------------------------------

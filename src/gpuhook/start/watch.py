@@ -1,4 +1,4 @@
-"""Keep the saved inventory fresh, and a process ready that serves the next container.
+"""Keep the saved inventory and CDI documents fresh, and a process ready for the next container.
 
 The inventory is looked at whenever the kernel tells of a GPU, and regularly.
 
@@ -21,6 +21,7 @@ from pyroute2.netlink.nlsocket import NetlinkSocket
 from gpuhook.config import Config
 from gpuhook.errors import DriverError
 from gpuhook.inventory import cache
+from gpuhook.inventory.model import Inventory
 from gpuhook.start import place
 from gpuhook.vendors import seam
 
@@ -77,29 +78,43 @@ class Events:
 class Watch:
     """One machine being watched; ``tell`` is given a sentence for whatever happens.
 
-    ``launcher`` is the path of gpu-py.
+    ``launcher`` is the path of gpu-py. ``documents`` is called at first and after every change;
+    it brings CDI documents in line, and returns whether that was done or is to be tried again.
     """
 
-    def __init__(self, config: Config, launcher: str, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        launcher: str,
+        tell: Callable[[str], None],
+        documents: Callable[[], bool],
+    ) -> None:
         self._config = config
         self._launcher = launcher
         self._tell = tell
+        self._documents = documents
+        self._seen: dict[str, Inventory] = {}  # by vendor
         self._problems: dict[str, str] = {}  # by vendor
         self._standing: int | None = None
 
-    def look(self) -> None:
-        """Make a new inventory of each vendor whose saved one is stale."""
+    def look(self) -> bool:
+        """Make a new inventory of each vendor whose saved one is stale; tell if one is news."""
+        before = dict(self._seen), dict(self._problems)
         for names in seam.KNOWN.values():
             vendor = seam.load(names)
-            if cache.saved(self._config, vendor) is not None:
-                continue
-            try:
-                inventory = cache.refresh(self._config, vendor)
-            except DriverError as error:
-                self._report(names.NAME, str(error))
-                continue
+            # A container's start may have made it again already.
+            inventory = cache.saved(self._config, vendor)
+            if inventory is None:
+                try:
+                    inventory = cache.refresh(self._config, vendor)
+                except DriverError as error:
+                    self._seen.pop(names.NAME, None)
+                    self._report(names.NAME, str(error))
+                    continue
+                self._tell(inventory.sentence())
+            self._seen[names.NAME] = inventory
             self._problems.pop(names.NAME, None)
-            self._tell(inventory.sentence())
+        return (self._seen, self._problems) != before
 
     def _report(self, vendor: str, problem: str) -> None:
         """Say what is wrong, once; of vendors that this machine hasn't, only if it has none."""
@@ -116,8 +131,11 @@ class Watch:
 
     def run(self, events: Events, interval: float) -> None:
         """Look after every event, and every ``interval`` seconds; for ever."""
+        is_due = True
         while True:
-            self.look()
+            # Documents come first: at boot, engines wait until all of this was done once.
+            if self.look() or is_due:
+                is_due = not self._documents()
             self.stand()
             report_ready()
             events.wait(interval)

@@ -9,6 +9,12 @@ docs/add-a-vendor.md goes through it step by step.
 
 from gpuhook.errors import DriverError, listed
 from gpuhook.inventory.model import Inventory
+from gpuhook.vendors.amd import names as amd
+from gpuhook.vendors.ascend import names as ascend
+from gpuhook.vendors.gaudi import names as gaudi
+from gpuhook.vendors.intel_gpu import names as intel_gpu
+from gpuhook.vendors.intel_npu import names as intel_npu
+from gpuhook.vendors.neuron import names as neuron
 from gpuhook.vendors.nvidia import names as nvidia
 
 TYPE_CHECKING = False
@@ -29,7 +35,15 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
-KNOWN: "dict[str, ModuleType]" = {nvidia.NAME: nvidia}
+KNOWN: "dict[str, ModuleType]" = {
+    nvidia.NAME: nvidia,
+    amd.NAME: amd,
+    neuron.NAME: neuron,
+    gaudi.NAME: gaudi,
+    ascend.NAME: ascend,
+    intel_gpu.NAME: intel_gpu,
+    intel_npu.NAME: intel_npu,
+}
 
 
 def package(names: "ModuleType") -> str:
@@ -116,11 +130,11 @@ class Vendor:
     """
 
     names: "ModuleType"
-    # The class of its inventory, the settings that one depends on (attributes of Config), and
-    # folders below /dev whose nodes are too many to look at each at every start: that such a
-    # folder is as it was stands for them.
+    # The class of its inventory, the settings that one depends on beside the driver root
+    # (attributes of Config), and folders below /dev whose nodes are too many to look at each at
+    # every start: that such a folder is as it was stands for them.
     inventory: type[Inventory] = Inventory
-    settings: tuple[str, ...] = ("driver_roots",)
+    settings: tuple[str, ...] = ()
     crowded: tuple[str, ...] = ()
 
     # What the machine has ---------------------------------------------------------------
@@ -132,8 +146,8 @@ class Vendor:
     def discover(self, config: "Config") -> Inventory:  # noqa: ARG002
         """Look at the driver root.
 
-        DriverError where there is no working driver of this vendor; a driver without devices
-        is an inventory without any.
+        NoDriverError where there is no driver of this vendor, or it isn't loaded; DriverError
+        where it doesn't work; a driver without devices is an inventory without any.
         """
         raise DriverError(f"gpuhook can't look for {self.names.TITLE}'s devices", "Report it")
 

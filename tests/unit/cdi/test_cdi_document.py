@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from limits import in_time
 
-from gpuhook.cdi import checks, document, tree
-from gpuhook.cdi.document import Problem, read
+from gpuhook.cdi import checks, reading, tree
+from gpuhook.cdi.document import read
+from gpuhook.cdi.reading import Problem
 
 Case = dict[str, Any]
 
@@ -25,20 +26,20 @@ PHRASES = {
 }
 
 
-def of(document_: dict[str, Any]) -> document.Reading:
+def of(document_: dict[str, Any]) -> reading.Reading:
     """Read a document that stands in a file as JSON."""
     return read(json.dumps(document_).encode())
 
 
-def text(value: str, head: str = HEAD + DEVICE) -> document.Reading:
+def text(value: str, head: str = HEAD + DEVICE) -> reading.Reading:
     return read((head + value).encode())
 
 
-def sentences(reading: document.Reading) -> list[str]:
+def sentences(reading: reading.Reading) -> list[str]:
     return [problem.sentence for problem in reading.problems]
 
 
-def judge(reading: document.Reading, expected: dict[str, Any]) -> None:
+def judge(reading: reading.Reading, expected: dict[str, Any]) -> None:
     """Compare with what a case expects: ok or valid, an error, or an error of a phrase."""
     fine = expected.get("ok", expected.get("valid", False))
     assert (reading.document is not None, not reading.problems) == (fine, fine)
@@ -310,7 +311,7 @@ USED = f"- {{name: d, containerEdits: &e {{env: [{'A=b, ' * 500}]}}}}\n{USED}"
      f"x0: &x0 {{}}\n{CHAIN}annotations: {{<<: *x4999}}\n",
      "[" * 1_000_000, "{a: " * 500_000, "- " * 500_000, "? " * 500_000, "\n" * 2_000_000,
      "annotations: {" + "".join(f"a{n}: b, " for n in range(130_000)) + "}",
-     "kind: " + "1" * 1_000_000, "x" * (tree.MOST_BYTES + 1), "&a " * 1_000_000],
+     "kind: " + "1" * 1_000_000, "x" * (reading.MOST_BYTES + 1), "&a " * 1_000_000],
     ids=["used often", "aliases", "merges", "chain", "lists", "tables", "items", "keys", "lines",
          "values",
          "digits", "bytes", "anchors"],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from limits import in_time
 
-from gpuhook.cdi import document, folders, names, tree
+from gpuhook.cdi import document, folders, names, reading
 from gpuhook.cdi.folders import FileError, Found, Ignored, Parses, look
 
 Case = dict[str, Any]
@@ -223,7 +223,7 @@ def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
     counted: list[bytes] = []
     real = document.read
 
-    def read(data: bytes) -> document.Reading:
+    def read(data: bytes) -> reading.Reading:
         counted.append(data)
         return real(data)
 
@@ -262,7 +262,7 @@ def test_files_that_are_gone_are_forgotten(tmp_path: Path) -> None:
     look(both(tmp_path), parses)
     (tmp_path / "etc/a.json").unlink()
     look(both(tmp_path), parses)
-    assert list(parses._saved) == [str(tmp_path / "etc/b.json")]
+    assert list(parses.known) == [str(tmp_path / "etc/b.json")]
 
 
 def test_an_errors_sentence_names_its_place() -> None:
@@ -273,7 +273,7 @@ def test_an_errors_sentence_names_its_place() -> None:
 
 def test_what_is_larger_than_a_document_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_text(TEXT + " " * tree.MOST_BYTES)
+    path.write_text(TEXT + " " * reading.MOST_BYTES)
     errors, whole = folders.examine(str(path))
     assert (whole, [error.message for error in errors]) == (None, ["the file is larger than 4 MiB"])
 

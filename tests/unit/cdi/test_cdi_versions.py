@@ -76,6 +76,30 @@ def test_what_an_engine_takes(engine: str, version: str, highest: str | None) ->
     assert versions.highest(engine, version) == highest
 
 
+@pytest.mark.parametrize(
+    ("engine", "version", "switched"),
+    [("docker", "24.0.7", False), ("docker", "25.0.0", True), ("docker", "26.1.5+dfsg1", True),
+     ("docker", "28.1.1", True), ("docker", "28.2.0-rc.1", False), ("docker", "29.2", False),
+     ("docker", None, True), ("containerd", "1.6.20~ds1", False), ("containerd", "1.7.0", True),
+     ("containerd", "1.7.24~ds1", True), ("containerd", "2.0.0", False),
+     ("containerd", None, True), ("podman", "5.4.2", False), ("podman", None, False),
+     ("crio", "1.31", False)],
+)  # fmt: skip
+def test_which_engines_need_a_setting(engine: str, version: str | None, switched: bool) -> None:
+    assert versions.is_switched(engine, version) == switched
+
+
+@pytest.mark.parametrize(
+    ("engines", "folder"),
+    [({}, "/var/run/cdi"), ({"podman": "4.3.1"}, "/var/run/cdi"), ({"podman": "5.4.0"}, "/etc/cdi"),
+     ({"podman": "5.6.2"}, "/etc/cdi"), ({"podman": "5.7.0"}, "/var/run/cdi"),
+     ({"podman": None, "docker": "28.5"}, "/var/run/cdi"),
+     ({"docker": "26.1", "podman": "5.4.2"}, "/etc/cdi")],
+)  # fmt: skip
+def test_one_folder_that_all_engines_read(engines: dict[str, str | None], folder: str) -> None:
+    assert versions.folder_for(engines) == folder
+
+
 def test_the_tables_name_versions_that_there_are() -> None:
     tops = [top for lines in versions.ENGINES.values() for _, top in lines]
     named = {*versions.EDITS.values(), *tops, *versions.DEBIAN.values(), versions.EARLIEST}

@@ -9,9 +9,11 @@ from click.testing import CliRunner
 from machines import gpu, machine
 
 from gpuhook import runtime_shim
+from gpuhook.cdi import saved
+from gpuhook.cdi.folders import Found
 from gpuhook.cli import cli
-from gpuhook.config import loads
-from gpuhook.errors import GpuhookError, UnknownDeviceError
+from gpuhook.config import Config, loads
+from gpuhook.errors import CdiError, GpuhookError, UnknownDeviceError
 from gpuhook.oci.spec import Spec
 
 DOCUMENT = {
@@ -138,6 +140,26 @@ def test_both_in_one_container(site: Site) -> None:
 def test_a_name_that_no_document_has(site: Site, devices: str) -> None:
     with pytest.raises(UnknownDeviceError, match="can't be used"):
         site.edited(devices)
+
+
+def test_a_document_replaced_between_a_look_and_the_next(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is checked has to be what was read: another file may have been there before."""
+    real = saved.look
+    trusted = site.documents / "maker.json"
+
+    def look(config: Config) -> Found:
+        found = real(config)
+        text = trusted.read_text()
+        trusted.unlink()
+        (site.documents / "new").write_text(text)
+        (site.documents / "new").rename(trusted)
+        return found
+
+    monkeypatch.setattr(saved, "look", look)
+    with pytest.raises(CdiError, match="was changed while it was read"):
+        site.edited("maker.example/card=a")
 
 
 def test_a_broken_document_spoils_itself_alone(site: Site) -> None:

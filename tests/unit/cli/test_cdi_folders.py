@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuhook.cdi import folders
+from gpuhook.cdi import folders, kept
 from gpuhook.cli import cli
 
 GOOD = {
@@ -163,3 +163,20 @@ def test_a_configuration_that_is_missing_is_one_sentence(tmp_path: Path) -> None
         done = run(*words, "--config", tmp_path / "none")
         assert done.exit_code == 1
         assert type(done.exception).__name__ == "ConfigError"
+
+
+def test_list_says_why_the_last_refresh_failed(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = machine / "state"
+    monkeypatch.setattr("gpuhook.cli.cdi_folders.state_folder", lambda *_: str(state))
+    kept.save_errors(str(state), [kept.Failure(1.0, "vendor.com/gpu", "NVML failed", "Wait")])
+    done = run("list", "--config", machine / "config.toml")
+    assert done.exit_code == 0
+    assert "last refresh: vendor.com/gpu NVML failed" in done.stderr
+    assert "last refresh" not in done.stdout
+    (state / "cdi-error.json").write_text("[")
+    done = run("list", "--config", machine / "config.toml")
+    assert "is damaged" in done.stderr
+    kept.save_errors(str(state), [])
+    assert "last refresh" not in run("list", "--config", machine / "config.toml").stderr

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from gpuhook.cli import _engines as shared
 from gpuhook.cli import cli
-from gpuhook.errors import EngineError
+from gpuhook.errors import CdiError, EngineError
 from gpuhook.nvidia_cli import links as nvidia_names
 
 DAEMON = '{\n  "log-driver": "json-file",\n  "features": { "buildkit": true }\n}\n'
@@ -123,6 +124,7 @@ def test_names_of_nvidia_are_never_replaced(system: Path) -> None:
     assert f"{theirs} is installed already" in done.stderr
     folder = system / "usr/local/bin"
     assert sorted(os.listdir(folder)) == [
+        "nvidia-cdi-hook",
         "nvidia-container-runtime",
         "nvidia-container-runtime-hook",
     ]
@@ -204,6 +206,49 @@ def test_reload_keeps_the_notes_on_what_needs_a_restart(system: Path) -> None:
     assert "docker: For --gpus, restart Docker" in done.stdout
     done = call(system, "install", "--engine=docker", "--cdi", "--reload")
     assert "docker: Restart Docker, which reads features only at its start" in done.stdout
+
+
+def test_documents_go_with_the_last_file_of_the_last_engine(system: Path) -> None:
+    kept, unit = (
+        system / "var/lib/gpuhook/cdi.json",
+        system / "etc/systemd/system/gpuhook-cdi-refresh.service",
+    )
+    files = [str(system / f"etc/docker/{name}.json") for name in ("daemon", "other")]
+    for file in files:
+        call(system, "install", "--engine=docker", f"--config={file}", "--cdi")
+    call(system, "install", "--engine=crio", "--engine=podman", "--cdi")
+    assert json.loads(kept.read_text())["engines"] == ["docker", "crio", "podman"]
+    assert "kept for docker, crio" in call(system, "uninstall", "--engine=podman").stdout
+    call(system, "uninstall", f"--config={files[0]}")
+    assert json.loads(kept.read_text())["engines"] == ["docker", "crio"]
+    call(system, "uninstall", f"--config={files[1]}")
+    assert json.loads(kept.read_text())["engines"] == ["crio"]
+    assert unit.exists()
+    call(system, "uninstall", "--engine=crio")
+    assert not kept.exists()
+    assert not unit.parent.exists()
+
+
+def test_a_hand_written_document_stops_a_removal(system: Path) -> None:
+    call(system, "install", "--engine=docker", "--engine=podman", "--cdi")
+    folder = system / "etc/cdi"
+    folder.mkdir()
+    hook = Path(shared.our_program("gpu-py")).parent / "gpuhook-cdi-hook"
+    document = {
+        "cdiVersion": "0.5.0",
+        "kind": "a.com/b",
+        "devices": [{"name": "0", "containerEdits": {"env": ["A=1"]}}],
+        "containerEdits": {"hooks": [{"hookName": "createContainer", "path": str(hook)}]},
+    }
+    (folder / "mine.json").write_text(json.dumps(document))
+    installed = tree(system)
+    with pytest.raises(CdiError, match=r"Run this first: rm .*/mine\.json"):
+        call(system, "uninstall", "--unless-in-use")
+    assert tree(system) == installed
+    assert call(system, "uninstall", "--engine=docker", "--unless-in-use").exit_code == 0
+    (folder / "mine.json").unlink()
+    assert call(system, "uninstall", "--unless-in-use").exit_code == 0
+    assert not (system / "etc/systemd").exists()
 
 
 def configure(*words: str) -> Result:

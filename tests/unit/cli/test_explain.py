@@ -26,6 +26,7 @@ def explain(folder: Path, *words: str, config: str = "") -> Result:
         ("NVIDIA_VISIBLE_DEVICES=", "NVIDIA_VISIBLE_DEVICES is empty"),
         ("NVIDIA_VISIBLE_DEVICES= ,", "NVIDIA_VISIBLE_DEVICES is empty"),
         ("NVIDIA_VISIBLE_DEVICES=0,void", "void is among the names in NVIDIA_VISIBLE_DEVICES"),
+        ("NVIDIA_VISIBLE_DEVICES=Void", "void is among the names in NVIDIA_VISIBLE_DEVICES"),
         ("SWARM=void", "void is among the names in SWARM"),
     ],
 )

@@ -162,6 +162,39 @@ def test_every_attribute_has_a_key() -> None:
     assert attributes | {"path", "features", "ignored"} == set(Config.__slots__)
 
 
+# --- Driver roots ---
+
+
+@pytest.mark.parametrize(
+    ("text", "roots"),
+    [
+        ("", ("/", "/")),
+        ('nvidia-container-cli.root = "/n"', ("/n", "/n")),
+        ('gpuhook.root = "/g"', ("/g", "/g")),
+        ('nvidia-container-cli.root = "/n"\ngpuhook.root = "/g"', ("/g", "/g")),
+        ('gpuhook.root = "/"\ngpuhook.driver-roots = ["nvidia=/n"]', ("/n", "/")),
+        ('nvidia-container-cli.root = "/n"\ngpuhook.driver-roots = ["acme=/a=b"]', ("/n", "/a=b")),
+    ],
+)
+def test_driver_root_of_a_vendor(text: str, roots: tuple[str, str]) -> None:
+    config = loads(text)
+    assert (config.driver_root_of("nvidia"), config.driver_root_of("acme")) == roots
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[gpuhook]\nroot = "srv"', "line 2: gpuhook.root must be an absolute path"),
+        ('[gpuhook]\ndriver-roots = ["acme"]', "gpuhook.driver-roots holds 'acme'"),
+        ('[gpuhook]\nmissing-driver = "warn"', "gpuhook.missing-driver must be fail or ignore"),
+    ],
+)
+def test_what_is_said_of_drivers_is_checked(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loads(text)
+    assert words in caught.value.cause
+
+
 # --- NVIDIA's file ---
 
 

@@ -45,6 +45,8 @@ SPECIAL = {
     "nvidia-container-runtime.modes.cdi.default-kind": "a.b/c",
     "supported-driver-capabilities": "compute",
     "gpuhook.driver-roots": ["acme=/x"],
+    "gpuhook.exclusive": ["acme.example/npu"],
+    "gpuhook.missing-driver": "ignore",
 }
 OF_KIND: dict[str, Any] = {
     BOOL: True,

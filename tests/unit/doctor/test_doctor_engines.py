@@ -182,6 +182,21 @@ def test_whose_hook_serves_gpus(tree: Tree, text: str, words: str) -> None:
     assert words in message
 
 
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [("28.5.2", "isn't served"), ("29.2.0", "is served from CDI documents by Docker 29.2.0")],
+)
+def test_a_docker_that_serves_gpus_by_cdi(
+    tree: Tree, docker: RunDocker, version: str, words: str
+) -> None:
+    tree.process(9, "dockerd", environ=["PATH=/usr/bin"])
+    tree.program("/usr/bin/nvidia-cdi-hook")
+    docker({"runc": "runc"}, ServerVersion=version)
+    status, message = _docker(tree)["docker-gpus-option"]
+    assert status == "ok"
+    assert words in message
+
+
 def test_an_environment_that_may_not_be_read(tree: Tree) -> None:
     tree.process(9, "dockerd", environ=None)
     assert _docker(tree)["docker-gpus-option"][0] == "warning"

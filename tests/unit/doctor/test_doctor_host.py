@@ -58,34 +58,6 @@ def test_security_modules(tree: Tree, path: str, text: str, status: str, word: s
     assert word in found[1]
 
 
-YAML = """\
-cdiVersion: 0.5.0
-containerEdits:
-  mounts:
-    - hostPath: {path}
-      containerPath: /usr/lib/libx.so
-"""
-
-
-@pytest.mark.parametrize("text", [YAML, '{{"mounts": [{{"hostPath": "{path}"}}]}}'])
-def test_cdi_specs_in_yaml_and_json(tree: Tree, text: str) -> None:
-    tree.write("/etc/cdi/x.yaml", text.format(path="/usr/lib/libx.so"))
-    assert said(host.cdi_specs(tree.case))["cdi-specs"] == (
-        "warning",
-        "/etc/cdi/x.yaml is stale: /usr/lib/libx.so doesn't exist",
-    )
-    tree.write("/usr/lib/libx.so")
-    assert said(host.cdi_specs(tree.case))["cdi-specs"] == (
-        "ok",
-        "Every path in /etc/cdi/x.yaml exists",
-    )
-
-
-def test_no_cdi_specs(tree: Tree) -> None:
-    tree.write("/etc/cdi/README", "not a spec")
-    assert said(host.cdi_specs(tree.case)) == {}
-
-
 def test_launchers_that_are_missing(tree: Tree) -> None:
     tree.program(f"{BIN}/gpu-py")
     status, message = said(install.launchers(tree.case))["launchers"]

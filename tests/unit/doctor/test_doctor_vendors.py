@@ -152,3 +152,21 @@ def test_the_reports_texts_are_looked_for_below_the_driver_root_first(
         files = _reported(tree, tmp_path / "report.tar.gz")
     assert files["proc/driver/acme/version"] == "in the driver root\n"
     assert files["sys/class/acme/acme0/state"] == "up\n"
+
+
+def test_each_vendor_is_examined_below_its_own_root(
+    tree: Tree, known: Known, tmp_path: Path
+) -> None:
+    tree.config.root = "/run/all"
+    tree.config.driver_roots = ("acme=/run/acme", "amce=/run/x")
+    tree.write("/run/acme/proc/driver/acme/version", "ACME's\n")
+    tree.write("/run/all/proc/driver/acme/version", "not ACME's\n")
+    tree.write("/run/acme/dev/acme0")
+    with known("acme", doctor=ACME):
+        files = _reported(tree, tmp_path / "report.tar.gz")
+        found = [each for each in examine(tree.case) if each.check == "driver-roots"]
+    assert files["proc/driver/acme/version"] == "ACME's\n"
+    assert files["nodes.txt"].startswith("/dev/acme0 ")
+    assert [each.status for each in found] == ["warning", "ok"]
+    assert "the vendor 'amce'" in found[0].message
+    assert "NVIDIA's below /run/all" in found[1].message

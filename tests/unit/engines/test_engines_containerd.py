@@ -170,6 +170,18 @@ def test_version_1_is_edited_in_place(tmp_path: Path) -> None:
     assert any("version 2" in warning for warning in found.warnings)
 
 
+@pytest.mark.parametrize(("program", "warned"), [(None, 0), ((1, 7), 0), ((2, 0), 1), ((2, 1), 1)])
+def test_settings_that_containerd_2_ignores_are_warned_of(
+    tmp_path: Path, program: tuple[int, int] | None, warned: int
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('root = "/r"\n')
+    found = answer(ask_for(config), program)
+    assert [("ignores" in warning) for warning in found.warnings] == [True] * warned
+    config.write_text('version = 2\nroot = "/r"\n')
+    assert answer(ask_for(config), program).warnings == ()
+
+
 def test_a_disabled_cri_is_warned_of(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('version = 2\ndisabled_plugins = ["cri"]\n')

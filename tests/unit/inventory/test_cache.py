@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuhook.config import Config
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory import cache, freshness, model
 from gpuhook.inventory.model import DriverFile, Node
 from gpuhook.vendors.nvidia import discover
@@ -142,7 +142,8 @@ def test_only_known_settings_are_asked_for() -> None:
     asked.clear()
     with pytest.raises(DriverError):
         discover.discover(config)
-    assert asked <= {*VENDOR.settings, "nvml_timeout"}
+    root = {"driver_root_of", "driver_root", "driver_roots", "root"}
+    assert asked <= {*VENDOR.settings, *root, "nvml_timeout"}
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -226,7 +227,10 @@ def test_others_wait_for_one_look(machine: Machine) -> None:
     assert seen == ["look 1"] * 8
 
 
-def test_waiters_share_the_failure_that_they_waited_for(machine: Machine) -> None:
+@pytest.mark.parametrize("kind", [DriverError, NoDriverError])
+def test_waiters_share_the_failure_that_they_waited_for(
+    machine: Machine, kind: type[DriverError]
+) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -234,14 +238,14 @@ def test_waiters_share_the_failure_that_they_waited_for(machine: Machine) -> Non
         assert go_on.wait(10)
 
     machine.meanwhile = wait
-    machine.failure = DriverError("NVML failed: no luck", "Try a restart")
-    seen: list[str] = []
+    machine.failure = kind("NVML failed: no luck", "Try a restart")
+    seen: list[tuple[str, type[DriverError]]] = []
 
     def get() -> None:
         try:
             machine.get()
         except DriverError as error:
-            seen.append(str(error))
+            seen.append((str(error), type(error)))
 
     threads = [threading.Thread(target=get) for _ in range(5)]
     threads[0].start()
@@ -253,7 +257,7 @@ def test_waiters_share_the_failure_that_they_waited_for(machine: Machine) -> Non
     go_on.set()
     for thread in threads:
         thread.join(10)
-    assert seen == ["NVML failed: no luck. Try a restart."] * 5
+    assert seen == [("NVML failed: no luck. Try a restart.", kind)] * 5
     assert machine.looks < 5
     machine.failure, looks = None, machine.looks
     assert machine.get() == f"look {looks + 1}"

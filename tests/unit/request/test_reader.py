@@ -112,6 +112,9 @@ def test_undecodable_values_elsewhere_are_no_matter() -> None:
         ("0,none", ()),
         ("all,none", ("all",)),
         ("void,all", None),
+        ("0,ALL", ("all",)),
+        ("None,0", ()),
+        ("0,VOID", None),
         ("\t0\n,\r1 ", ("0", "1")),
     ],
 )
@@ -203,6 +206,35 @@ def test_swarm_resources_in_configured_order_and_once() -> None:
 def test_swarm_resource_may_be_the_usual_variable() -> None:
     request = visible("7", swarm_resource="NVIDIA_VISIBLE_DEVICES")
     assert (request.devices, request.ignored) == (("7",), ())
+
+
+SEVEN = "NVIDIA_VISIBLE_DEVICES=7"
+
+
+def test_swarm_resource_of_another_vendor() -> None:
+    request = request_for(SEVEN, "A=1", "B=2", swarm_resource="other=A, nvidia = B ,other=B")
+    assert request.devices == ("2",)
+    assert request_for(SEVEN, "A=1", swarm_resource="other=A").devices == ("7",)
+
+
+@pytest.mark.parametrize(
+    ("value", "devices"),
+    [
+        ("0x1234", ("7",)),
+        ("0XAB,0xcd", ("7",)),
+        ("GPU-1,0xcd", ("GPU-1",)),
+        ("0x1234,2", ("2",)),
+        ("", None),
+        ("all", ("all",)),
+    ],
+)
+def test_names_of_other_vendors_devices_in_a_swarm(
+    value: str, devices: tuple[str, ...] | None
+) -> None:
+    """Hexadecimal numbers are no names of NVIDIA's, unless the configuration says so."""
+    assert request_for(SEVEN, f"A={value}", swarm_resource="A").devices == devices
+    ours = request_for(SEVEN, f"A={value}", swarm_resource="nvidia=A").devices
+    assert ours == (tuple(value.split(",")) if value else None)
 
 
 # --- mounts ---
@@ -373,8 +405,9 @@ def test_annotations_for_others_take_no_gpu_away(mode: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_annotations_that_the_engine_has_served_are_done(mode: str) -> None:
-    request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=void", a=QUALIFIED)
+@pytest.mark.parametrize("word", ["void", "Void"])
+def test_annotations_that_the_engine_has_served_are_done(mode: str, word: str) -> None:
+    request = annotated(mode, f"NVIDIA_VISIBLE_DEVICES={word}", a=QUALIFIED)
     assert (request.source, request.devices) == ("none", None)
     assert [source for source, _ in request.ignored] == ["annotations"]
 

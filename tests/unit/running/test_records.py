@@ -205,21 +205,29 @@ def test_names_of_kubernetes(annotations: dict[str, Any], names: tuple[str, str,
     assert (found["namespace"], found["pod"], found["container"]) == names
 
 
-def given(vendor: str, device: str) -> dict[str, Any]:
-    return {"vendor": vendor, "selected": [device]}
+def given(vendor: str, *devices: str, parent: str = "") -> dict[str, Any]:
+    """Return what a vendor gave, with a node of the number of each device's last character."""
+    numbers = {device: [[7, int(device[-1])]] for device in devices}
+    return {
+        "vendor": vendor,
+        "kind": f"{vendor}.com/gpu",
+        "selected": list(devices),
+        "nodes": {**numbers, **({parent: [[7, 9]]} if parent else {})},
+        "devices": [pair for pairs in numbers.values() for pair in pairs],
+    }
 
 
 @pytest.mark.parametrize(
     ("add", "expected"),
     [
-        (True, [given("acme", "A"), given("nvidia", "G2")]),
+        (True, [given("acme", "A1"), given("nvidia", "G1", "G2")]),
         (False, [given("nvidia", "G2")]),
     ],
 )
-def test_what_other_vendors_hooks_have_written(
+def test_what_other_hooks_of_the_container_have_written(
     state_dir: str, process: "subprocess.Popen[bytes]", add: bool, expected: list[Any]
 ) -> None:
-    write(state_dir, process.pid, given=[given("acme", "A"), given("nvidia", "G1")])
+    write(state_dir, process.pid, given=[given("acme", "A1"), given("nvidia", "G1")])
     entry = os.open(f"/proc/{process.pid}", os.O_PATH)
     record = {"version": records.VERSION, "pid": process.pid, "given": [given("nvidia", "G2")]}
     with records.Written(state_dir, entry, record, add=add):

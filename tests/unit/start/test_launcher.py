@@ -114,7 +114,7 @@ def escaped(text: str, seed: int) -> str:
 CONFIGS = [
     Config(),
     loads("accept-nvidia-visible-devices-as-volume-mounts = true\n"),
-    loads('swarm-resource = "DOCKER_RESOURCE_GPU, other"\n'),
+    loads('swarm-resource = "DOCKER_RESOURCE_GPU, nvidia=other"\n'),
     loads('[nvidia-container-runtime]\nmode = "cdi"\n'),
     loads(
         '[nvidia-container-runtime.modes.cdi]\nannotation-prefixes = ["a.b/c-", "x/"]\n'

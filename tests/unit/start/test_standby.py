@@ -96,7 +96,10 @@ for name, module in sys.modules.items():
 """
 # What a child never does: it has the configuration and the inventory from its parent.
 NOT_A_CHILDS = {"gpuhook.config.loader", "gpuhook.config.source", "gpuhook.inventory.cache"}
-DISCOVERY = {"gpuhook.vendors.nvidia.discover", "gpuhook.vendors.nvidia.driver_files"}
+DISCOVERY = {
+    "gpuhook.vendors.nvidia.driver_files",
+    *(f"gpuhook.vendors.{name}.discover" for name in KNOWN),
+}
 
 
 def late_imports(source: str) -> Iterator[str]:
@@ -116,7 +119,8 @@ def late_imports(source: str) -> Iterator[str]:
 # Slow to import, for few containers, and before a container's mount namespace is entered: what
 # documents say is written into config.json.
 DOCUMENTS = {
-    "gpuhook.cdi", "gpuhook.cdi.apply", "gpuhook.cdi.folders", "gpuhook.host", "gpuhook.host.files",
+    "gpuhook.cdi", "gpuhook.cdi.apply", "gpuhook.cdi.folders", "gpuhook.cdi.generate",
+    "gpuhook.cdi.hook", "gpuhook.cdi.saved", "gpuhook.host", "gpuhook.host.files",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from gpuhook.errors import DriverError, LostDeviceError, RequestError, UnknownDe
 from gpuhook.inventory import cache
 from gpuhook.inventory.model import Inventory, Node
 from gpuhook.inventory.selection import select
+from gpuhook.oci.process import Setting
 from gpuhook.oci.spec import Spec
 from gpuhook.plan import image
 from gpuhook.plan.operations import BindFile, Operation, UpdateLdCache
@@ -32,6 +33,7 @@ from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
 SOURCES = Path(__file__).parents[3] / "src"
 UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+ACCEPT = "accept-annotations = true\n"
 NO_GROUPS = "[features]\nno-additional-gids-for-device-nodes = true\n"
 SPEC_MODE = '[nvidia-container-runtime]\nmode = "spec"\n'
 PLUGINS = "/opt/acme/plugins"
@@ -158,6 +160,10 @@ def test_a_device_that_cannot_be_used(npus: Inventory, word: str) -> None:
         (["ACME_VISIBLE_BOARDS=B0"], ("B0",), "ACME_VISIBLE_BOARDS"),
         (["ACME_VISIBLE_BOARDS=B0", "ACME_VISIBLE_DEVICES=1"], ("1",), "ACME_VISIBLE_DEVICES"),
         (["ACME_VISIBLE_DEVICES=none"], (), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=All", "ACME_VISIBLE_BOARDS=B0"], ("B0",), "ACME_VISIBLE_BOARDS"),
+        (["ACME_VISIBLE_DEVICES=all", "ACME_VISIBLE_BOARDS="], ("all",), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=all", "ACME_VISIBLE_BOARDS=void"], None, ""),
+        (["ACME_VISIBLE_DEVICES=", "ACME_VISIBLE_BOARDS=B0"], None, ""),
         (["ACME_VISIBLE_DEVICES=1,all"], ("all",), "ACME_VISIBLE_DEVICES"),
         (["ACME_VISIBLE_DEVICES=1,void"], None, ""),
         (["ACME_VISIBLE_DEVICES="], None, ""),
@@ -171,6 +177,44 @@ def test_what_a_container_asks_for(
     assert request.devices == devices
     assert request.selectors == (devices or ())
     assert request.spaces == (names_of_variable(spaces) if spaces else ())
+
+
+def test_a_swarms_variable() -> None:
+    config = loads('swarm-resource = "acme=A, B"\n')
+    request = second_vendor.read(spec_with("A=A-0002", "ACME_VISIBLE_DEVICES=0"), config)
+    assert (request.devices, request.spaces) == (("A-0002",), ())
+    assert request.ignored == (
+        ("environment", "ACME_VISIBLE_DEVICES is overridden by swarm-resource 'A'"),
+    )
+    for word in ("1", "0x1", ""):
+        request = second_vendor.read(spec_with(f"B={word}", "ACME_VISIBLE_DEVICES=0"), config)
+        assert request.devices == ("0",)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_annotations_name_the_devices_of_each_vendor(both: Inventories, mode: str) -> None:
+    text = f'[nvidia-container-runtime]\nmode = "{mode}"\n[gpuhook]\naccept-annotations = '
+    kinds = "acme.example/npu=0,nvidia.com/gpu=1", "acme.example/npu=2", "other.example/nic=1"
+    notes = {f"cdi.k8s.io/{number}": names for number, names in enumerate(kinds)}
+    env = ["ACME_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=0"]
+    spec = spec_with(*env, annotations=notes)
+    answer = resolved(spec, both, loads(f"{text}true\n"))
+    nvidia = [device.id for device in both["nvidia"].devices]
+    assert answer.ids == (nvidia[1], "A-0000", "A-0002")
+    assert [request.source for request in answer.requests] == ["annotations"] * 2
+    answer = resolved(spec, both, loads(f"{text}false\n"))
+    assert answer.ids == (nvidia[0], "A-0001")
+    untrusted = loads(f"{UNPRIVILEGED}{text}true\n")
+    assert resolve(spec, untrusted, inventories=both) is None
+
+
+@pytest.mark.parametrize("mode", ["cdi", "auto"])
+def test_annotations_for_documents_are_one_reading(mode: str) -> None:
+    """In these modes one vendor's reading passes on the names of all."""
+    config = loads(f'[nvidia-container-runtime]\nmode = "{mode}"\n[gpuhook]\n' + ACCEPT)
+    notes = {"cdi.k8s.io/x": "acme.example/npu=0"}
+    request = second_vendor.read(spec_with(annotations=notes), config)
+    assert (request.devices, request.ignored) == (None, ())
 
 
 def test_one_setting_is_for_all_vendors(both: Inventories) -> None:
@@ -245,6 +289,31 @@ def test_two_vendors_are_one_plan(both: Inventories, monkeypatch: pytest.MonkeyP
     assert len(plan.devices) == len(set(plan.devices))
 
 
+@pytest.mark.parametrize(
+    ("theirs", "refused"),
+    [
+        (Setting("ACME_DEVICES", "7", "why"), True),
+        (Setting("ACME_DEVICES", "0", "why"), False),
+        (Setting("ACME_DEVICES", "0", "why", front=True), True),
+        (Setting("ACME_PLUGIN_PATH", "/theirs", "why"), True),
+        (Setting("ACME_PLUGIN_PATH", "/theirs", "why", front=True), False),
+        (Setting("OTHER", "7", "why"), False),
+    ],
+)
+def test_a_variable_of_both_vendors(
+    both: Inventories, monkeypatch: pytest.MonkeyPatch, theirs: Setting, refused: bool
+) -> None:
+    monkeypatch.setattr(type(NVIDIA), "environment", lambda *_: [theirs])
+    spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
+    if refused:
+        with pytest.raises(RequestError) as caught:
+            resolve(spec, Config(), inventories=both)
+        assert "NVIDIA and ACME need different values" in caught.value.cause
+        assert theirs.name in caught.value.cause
+    else:
+        assert theirs in resolved(spec, both).settings
+
+
 def _with_node(found: Inventory, node: Node) -> Inventory:
     """Return an inventory with one control node more."""
     control = (*found.control, node.path)
@@ -286,25 +355,54 @@ def test_a_file_of_both_vendors(
 
 @pytest.fixture
 def absent(tmp_path: Path) -> Config:
-    """The configuration of a machine without ACME's driver."""
+    """The configuration of a machine without ACME's driver, where that is ignored."""
     text = f'driver-roots = ["acme={tmp_path}/nothing"]\nstate-dir = "{tmp_path}/state"\n'
-    return loads(f"[gpuhook]\n{text}")
+    return loads(f'[gpuhook]\n{text}missing-driver = "ignore"\n')
 
 
-@pytest.mark.parametrize("word", ["all", "ALL", "none"])
-def test_an_absent_vendor_stops_no_other(both: Inventories, absent: Config, word: str) -> None:
+@pytest.mark.parametrize("word", ["all", "ALL", "none", "acme.example/npu=all"])
+def test_an_absent_vendor_that_is_ignored(both: Inventories, absent: Config, word: str) -> None:
     spec = spec_with(f"ACME_VISIBLE_DEVICES={word}", "NVIDIA_VISIBLE_DEVICES=0")
     answer = resolved(spec, {"nvidia": both["nvidia"]}, absent)
     assert [grant.request.vendor for grant in answer.grants] == ["nvidia"]
     assert "ACME's driver root" in answer.warnings()[0]
+    alone = resolved(spec_with(f"ACME_VISIBLE_DEVICES={word}"), {}, absent)
+    assert alone.grants == []
+    assert alone.warnings() == answer.warnings()[:1]
 
 
+@pytest.mark.parametrize("beside", [[], ["NVIDIA_VISIBLE_DEVICES=0"]])
 @pytest.mark.parametrize(
-    "env", [["ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0"], ["ACME_VISIBLE_DEVICES=all"]]
+    ("setting", "word"),
+    [
+        ("ignore", "0"),
+        ("ignore", "1-2"),
+        ("ignore", "acme.example/npu=0"),
+        ("fail", "0"),
+        ("fail", "all"),
+        ("fail", "none"),
+    ],
 )
-def test_an_absent_vendor_that_is_needed(both: Inventories, absent: Config, env: list[str]) -> None:
+def test_an_absent_vendor_that_is_needed(
+    both: Inventories, absent: Config, setting: str, word: str, beside: list[str]
+) -> None:
+    """It makes no difference whether there is another one."""
+    absent.missing_driver = setting
+    spec = spec_with(f"ACME_VISIBLE_DEVICES={word}", *beside)
     with pytest.raises(DriverError, match=r"ACME's driver root .* can't be read"):
-        resolve(spec_with(*env), absent, inventories={"nvidia": both["nvidia"]})
+        resolve(spec, absent, inventories={"nvidia": both["nvidia"]})
+
+
+def test_a_container_that_gets_nothing_is_not_changed(
+    absent: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent.runtime_debug = str(tmp_path / "debug.log")
+    text = json.dumps(spec_with("ACME_VISIBLE_DEVICES=all"))
+    assert runtime_shim.edit(Spec("config.json", text), absent, "/opt/gpuhook/bin") is None
+    [entry] = (tmp_path / "debug.log").read_text().splitlines()
+    assert "ACME's driver root" in json.loads(entry)["warnings"][0]
+    assert json.loads(entry)["level"] == "warning"
+    assert capsys.readouterr().err == ""
 
 
 # What is saved -------------------------------------------------------------------------------
@@ -337,7 +435,7 @@ CHANGES: dict[str, tuple[str, str, str]] = {
 def test_what_is_saved_is_stale_by_its_own_surroundings(
     saving: Config, tmp_path: Path, place: str, text: str, fresh: str
 ) -> None:
-    vendors = {name: seam.load(names) for name, names in seam.KNOWN.items()}
+    vendors = {name: seam.load(seam.KNOWN[name]) for name in ("nvidia", "acme")}
     for vendor in vendors.values():
         cache.get_inventory(saving, vendor)
     files = sorted(path.name for path in Path(saving.state_dir).glob("inventory-*[!k]"))

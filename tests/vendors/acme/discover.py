@@ -4,7 +4,7 @@
 """
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory.model import Device, Inventory, Node
 from gpuhook.vendors.acme import names
 from gpuhook.vendors.acme.vendor import CLASS
@@ -19,7 +19,8 @@ def discover(path: str) -> Inventory:
         with Rootfs(path) as root:
             return _discover(root)
     except OSError as error:
-        raise DriverError(
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
             f"ACME's driver root {path} can't be read: {error.strerror}",
             "Start the driver, or correct [gpuhook] driver-roots in config.toml",
         ) from None
@@ -28,7 +29,7 @@ def discover(path: str) -> Inventory:
 def _discover(root: Rootfs) -> Inventory:
     version = _text(root, VERSION)
     if not version:
-        raise DriverError("ACME's driver isn't loaded", "Run modprobe acme")
+        raise NoDriverError("ACME's driver isn't loaded", "Run modprobe acme")
     labels = [name.removeprefix("acme").split(".") for name in root.list_folder(CLASS)]
     numbers = sorted([*map(int, words)] for words in labels if all(map(str.isdecimal, words)))
     devices = tuple(_device(root, *each) for each in numbers)

@@ -15,7 +15,7 @@ VARIABLES = {
 LEGACY = ()  # it has no images from before these variables,
 MOUNTS = ""  # no device plugin that asks by mounts,
 AUTOMATIC = ""  # and no kind whose names are selectors
-SWARM_RESOURCE = False
+SWARM_RESOURCE = ""  # and its names have no form that others' haven't
 DEFAULT_KIND = False
 
 KIND = "acme.example/npu"  # of CDI devices, and the cluster's resource

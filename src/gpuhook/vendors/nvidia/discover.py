@@ -5,9 +5,9 @@ the driver.
 """
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory.model import Node
-from gpuhook.vendors.nvidia import device_nodes, driver_files, kernel_modules, nvml
+from gpuhook.vendors.nvidia import device_nodes, driver_files, kernel_modules, names, nvml
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Mig
 
 TYPE_CHECKING = False
@@ -29,11 +29,12 @@ _SMALL_FILE = 1 << 20
 
 def discover(config: "Config") -> Inventory:
     """Look at the driver root that the configuration names; DriverError if there's no driver."""
-    path = config.driver_root or "/"
+    path = config.driver_root_of(names.NAME)
     try:
         root = Rootfs(path)
     except OSError as error:
-        raise DriverError(
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
             f"The driver root {path} can't be opened: {error.strerror}",
             "Start the driver container, or correct [nvidia-container-cli] root in config.toml",
         ) from None
@@ -98,7 +99,7 @@ def _completed(root: Rootfs, gpu: Gpu, caps: dict[str, int]) -> Gpu:
         gi_cap = caps.get(f"{instance}/access")
         ci_cap = caps.get(f"{instance}/ci{one.ci}/access")
         mig.append(Mig(one.index, one.uuid, one.gi, one.ci, one.name, gi_cap, ci_cap))
-    names = root.list_folder(f"/sys/bus/pci/devices/{gpu.kernel_bus_id}/drm")
-    drm = tuple(path for name in names if root.exists(path := f"/dev/dri/{name}"))
+    nodes = root.list_folder(f"/sys/bus/pci/devices/{gpu.kernel_bus_id}/drm")
+    drm = tuple(path for name in nodes if root.exists(path := f"/dev/dri/{name}"))
     fields = {name: getattr(gpu, name) for name in gpu.fields()}
     return Gpu(**{**fields, "mig": tuple(mig), "drm": drm})

@@ -8,7 +8,7 @@ import os
 import stat
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, ElfError
+from gpuhook.errors import ElfError, NoDriverError
 from gpuhook.inventory.model import DriverFile
 from gpuhook.loader import elf, ldcache
 from gpuhook.loader.layout import cache_flags
@@ -163,7 +163,7 @@ def find_nvml(root: Rootfs, index: LibraryIndex) -> str:
         if root.exists(path):
             return root.real_path(path)
     where = "on this host" if root.path == "/" else f"below the driver root {root.path}"
-    raise DriverError(
+    raise NoDriverError(
         f"There is no NVIDIA driver {where}: libnvidia-ml.so.1 is not there",
         "Install the driver and run ldconfig, or set [nvidia-container-cli] root in config.toml",
     )

@@ -21,9 +21,10 @@ TYPES = ("gpu", "mig")
 FIXED_MAJORS = (195,)
 # The kind for "found on the machine when the container starts": its names are selectors.
 AUTOMATIC = "runtime.nvidia.com/gpu"
-# Whether settings of config.toml are about its requests: the variables of swarm-resource, and
-# the default-kind of names without one in mode cdi.
-SWARM_RESOURCE = True
+# Which words are for it in a variable of swarm-resource that the configuration gives to no
+# vendor: hex for 0x..., plain for all others, "" for none.
+SWARM_RESOURCE = "plain"
+# Whether the default-kind of config.toml is about its names in mode cdi.
 DEFAULT_KIND = True
 
 PCI_VENDOR = "10de"  # as /sys/bus/pci/devices/*/vendor has it, without 0x

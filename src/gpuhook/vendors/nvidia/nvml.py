@@ -13,7 +13,7 @@ import time
 
 from gpuhook.cgroup.access import in_first_user_namespace
 from gpuhook.container import kernel
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.oci import jsontext
 from gpuhook.vendors.nvidia.model import Gpu, Mig
 
@@ -51,6 +51,7 @@ _REMEDIES = {
 }
 _DEFAULT_REMEDY = "Make nvidia-smi work on the host first"
 _GPU_IS_LOST = 15
+_NOT_LOADED = 9
 
 _NOBODY = 65534  # the kernel's overflowuid and overflowgid
 # libnvidia-ml.so.1 needs these; below a driver root of its own there may be no C library.
@@ -156,7 +157,8 @@ def _decode(data: bytes, status: int) -> Answer:
             "Make nvidia-smi work on the host first",
         ) from None
     if "error" in answer:
-        raise DriverError(
+        kind = NoDriverError if answer["number"] == _NOT_LOADED else DriverError
+        raise kind(
             f"NVML failed: {answer['error'].rstrip('.')}",
             _REMEDIES.get(answer["number"], _DEFAULT_REMEDY),
         )

@@ -33,7 +33,6 @@ class Nvidia(Vendor):
     names = names
     inventory = Inventory
     settings = (
-        "driver_root",
         "environment",
         "ldcache",
         "library_search_paths",
@@ -41,9 +40,6 @@ class Nvidia(Vendor):
         "user",
     )
     crowded = (CAPS_FOLDER, device_nodes.IMEX_FOLDER)
-
-    def root(self, config: "Config") -> str:
-        return config.driver_root or "/"
 
     def discover(self, config: "Config") -> Inventory:
         from gpuhook.vendors.nvidia import discover  # noqa: PLC0415 - costly, and rarely needed

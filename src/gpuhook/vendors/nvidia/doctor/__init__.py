@@ -2,8 +2,7 @@
 
 from gpuhook.vendors.nvidia.doctor import driver, nodes, toolkit
 
-DRIVER_CHECKS = (
-    driver.driver_loaded,
+_IN_DETAIL = (
     driver.driver_versions,
     nodes.device_nodes,
     driver.nvml_answers,
@@ -11,6 +10,7 @@ DRIVER_CHECKS = (
     driver.loader_cache,
     nodes.dev_char_links,
 )
+DRIVER_CHECKS = (driver.driver_loaded, *map(driver.where_nvidia_is, _IN_DETAIL))
 HOST_CHECKS = (toolkit.cdi_versions, toolkit.foreign_toolkit)
 
 REPORT_FILES = (

@@ -1,15 +1,18 @@
 """Checks of the driver: loaded, of one version, complete, answering, known to the loader."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.doctor.vendors import Check
 from gpuhook.errors import DriverError, LdCacheError
 from gpuhook.inventory.selection import fallen_off
 from gpuhook.loader import ldcache
+from gpuhook.vendors import seam
 from gpuhook.vendors.nvidia import completeness, driver_files, names, nvml, variables
 from gpuhook.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 
@@ -26,7 +29,9 @@ def _driver(case: Case) -> Iterator[tuple[Rootfs, driver_files.LibraryIndex]]:
 def driver_loaded(case: Case) -> Iterator[Finding]:
     """Ask whether the kernel module is loaded."""
     version = module_version(case)
-    if version:
+    if is_elsewhere(case):
+        yield ok("driver-loaded", "This machine has no NVIDIA GPU, and devices of another vendor")
+    elif version:
         yield ok("driver-loaded", f"The NVIDIA kernel module {version} is loaded")
     elif case.machine.exists("/sys/module/nouveau"):
         yield failure(
@@ -47,6 +52,35 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
             "The NVIDIA kernel module isn't loaded",
             "Run modprobe nvidia; if that fails, (re)install the driver for this kernel",
         )
+
+
+def where_nvidia_is(check: Check) -> Check:
+    """Return a check that finds nothing on machines that ``is_elsewhere`` says are not for it."""
+
+    @wraps(check)
+    def run(case: Case) -> Iterable[Finding]:
+        return () if is_elsewhere(case) else check(case)
+
+    return run
+
+
+def is_elsewhere(case: Case) -> bool:
+    """Tell whether nothing on a machine is NVIDIA's, and another vendor's driver has devices.
+
+    One whose configuration names a root of NVIDIA's driver is meant to have it.
+    """
+    nvidias = ("/sys/module/nvidia", "/sys/module/nouveau", "/proc/driver/nvidia")
+    if case.driver_root != "/" or any(map(case.machine.exists, nvidias)) or _has_gpu(case):
+        return False
+    others = (each for each in seam.KNOWN.values() if each.NAME != names.NAME)
+    return any(_has_devices(seam.load(each), case) for each in others)
+
+
+def _has_devices(vendor: seam.Vendor, case: Case) -> bool:
+    try:
+        return bool(vendor.discover(case.config).devices)
+    except DriverError:
+        return False
 
 
 def _has_gpu(case: Case) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 from gpuhook import names
 from gpuhook.doctor.case import Case
+from gpuhook.doctor.cdi import host_paths, remake
 from gpuhook.doctor.finding import Finding, ok, warning
-from gpuhook.doctor.host import cdi_paths, is_ours
+from gpuhook.doctor.host import is_ours
 from gpuhook.vendors.nvidia.doctor.nodes import module_version
 
 _PROGRAMS = (
@@ -14,6 +15,7 @@ _PROGRAMS = (
     "nvidia-container-runtime-hook",
     "nvidia-container-cli",
     "nvidia-ctk",
+    "nvidia-cdi-hook",
 )
 _DRIVER_LIBRARY = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+(?:\.\d+)+)$")
 
@@ -21,14 +23,14 @@ _DRIVER_LIBRARY = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+(?:\.\d+)+)$")
 def cdi_versions(case: Case) -> Iterator[Finding]:
     """Compare the driver's libraries in the CDI specs with the driver that is loaded."""
     loaded = module_version(case)
-    for path, named in cdi_paths(case):
+    for path, named in host_paths(case).items():
         versions = [found[1] for found in map(_DRIVER_LIBRARY.search, named) if found]
         others = [version for version in versions if version != loaded]
         if loaded and others:
             yield warning(
                 "cdi-versions",
                 f"{path} is stale: it is for driver {others[0]}, and {loaded} is loaded",
-                "Generate it again with the tool that wrote it, or delete it",
+                remake(case, path),
             )
 
 

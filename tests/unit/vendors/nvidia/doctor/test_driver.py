@@ -1,10 +1,13 @@
 """The checks of NVIDIA's driver, on machines made of files."""
 
+from pathlib import Path
+
+import paper
 import pytest
 from fabricated import LIBRARIES, VERSION, Tree, said
 
 from gpuhook.vendors.nvidia import nvml
-from gpuhook.vendors.nvidia.doctor import driver
+from gpuhook.vendors.nvidia.doctor import DRIVER_CHECKS, driver
 from gpuhook.vendors.nvidia.model import Gpu
 
 
@@ -30,6 +33,48 @@ def test_why_no_module_is_loaded(tree: Tree, files: dict[str, str], words: str) 
     status, message = said(driver.driver_loaded(tree.case))["driver-loaded"]
     assert status == "failure"
     assert words in message
+
+
+@pytest.fixture
+def neuron(tree: Tree, tmp_path: Path) -> Tree:
+    """A machine with another vendor's devices and nothing of NVIDIA's."""
+    paper.machine("neuron", tmp_path / "neuron", 2)
+    tree.config.driver_roots = (f"neuron={tmp_path}/neuron",)
+    tree.root.mkdir()
+    return tree
+
+
+def test_a_machine_of_another_vendor_lacks_nothing(neuron: Tree) -> None:
+    found = [finding for check in DRIVER_CHECKS for finding in check(neuron.case)]
+    assert [(each.check, str(each.status)) for each in found] == [("driver-loaded", "ok")]
+    assert "devices of another vendor" in found[0].message
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n"},
+        {"/sys/module/nouveau/initstate": "live\n"},
+        {"/proc/driver/nvidia/params": ""},
+    ],
+)
+def test_a_machine_with_both_is_looked_at(neuron: Tree, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        neuron.write(path, text)
+    found = [finding for check in DRIVER_CHECKS for finding in check(neuron.case)]
+    assert "failure" in {str(each.status) for each in found}
+
+
+def test_a_root_of_nvidias_driver_is_looked_at(neuron: Tree) -> None:
+    neuron.config.driver_root = "/run/nvidia/driver"
+    assert not driver.is_elsewhere(neuron.case)
+
+
+def test_a_driver_without_devices_is_no_other_vendors_machine(tree: Tree, tmp_path: Path) -> None:
+    paper.machine("neuron", tmp_path / "neuron", 0)
+    tree.config.driver_roots = (f"neuron={tmp_path}/neuron",)
+    tree.root.mkdir()
+    assert said(driver.driver_loaded(tree.case))["driver-loaded"][0] == "failure"
 
 
 def test_libraries_and_module_of_one_version(tree: Tree) -> None:

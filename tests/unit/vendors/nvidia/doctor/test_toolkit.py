@@ -5,7 +5,15 @@ from fabricated import BIN, VERSION, Tree, said
 
 from gpuhook.vendors.nvidia.doctor import toolkit
 
-SPEC = '{{"mounts": [{{"hostPath": "/usr/lib/{name}"}}]}}'
+SPEC = """
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+- name: all
+  containerEdits:
+    mounts:
+    - {{hostPath: /usr/lib/{name}, containerPath: /usr/lib/{name}}}
+"""
 
 
 @pytest.mark.parametrize("name", [f"libcuda.so.{VERSION}", "libnvidia-ml.so.1", "libx.so.470.1.2"])

@@ -1,0 +1,25 @@
+"""Which version of an engine is on this machine: what its program says of itself."""
+
+import re
+import shutil
+import subprocess
+
+_PROGRAMS = {"docker": "dockerd"}  # the others are called as the engine is
+_PATIENCE = 10.0  # seconds
+# After a blank, because containerd names its module's path first, which may end in /v2.
+_VERSION = re.compile(rb"\sv?(\d{1,4}\.\d[\w.+~-]*)")
+
+
+def version(engine: str) -> str | None:
+    """Return an engine's version, such as 26.1.5+dfsg1; None if it isn't here or doesn't say."""
+    program = shutil.which(_PROGRAMS.get(engine, engine))
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, timeout=_PATIENCE, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = _VERSION.search(done.stdout)
+    return found[1].decode() if found else None

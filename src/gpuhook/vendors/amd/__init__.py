@@ -1,0 +1,1 @@
+"""AMD's GPUs, and the partitions of those that are partitioned."""

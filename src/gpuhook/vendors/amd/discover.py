@@ -1,0 +1,234 @@
+"""Look at what amdgpu and KFD show below a driver root, without opening a device.
+
+A GPU is a PCI device of amdgpu's. A partitioned one is its own first partition, and the others
+are platform devices, of which the kernel makes as many as there could be. What has a render node
+that KFD, the kernel's compute driver, knows is a device for containers.
+"""
+
+import re
+from collections import Counter
+from typing import NamedTuple
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import DriverError, NoDriverError
+from gpuhook.inventory.model import Device, Inventory, Node
+from gpuhook.vendors.amd import names
+from gpuhook.vendors.amd.paths import (
+    CONTROL,
+    GPUS,
+    MODULE,
+    NODES,
+    PARTITION,
+    PLATFORM,
+    TOPOLOGY,
+)
+
+_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+_PARTITION = re.compile(rf"{PARTITION}[._]([0-9]+)")
+_NODE = re.compile(r"(card|renderD)([0-9]+)")
+_TEXT_LIMIT = 1 << 16  # bytes
+
+Properties = dict[str, int]
+
+
+class Found(NamedTuple):
+    """A device with a render node, as sysfs and KFD show it.
+
+    ``folder`` is that of its nodes' numbers, ``gpu`` the PCI device's, "" where that isn't
+    known; ``nodes`` are their names in /dev/dri.
+    """
+
+    folder: str
+    gpu: str
+    minor: int
+    nodes: tuple[str, ...]
+    properties: Properties
+
+    @property
+    def bus_id(self) -> str:
+        """The PCI address of the GPU that it is, or is a partition of; "" if none is known."""
+        return self.gpu.rpartition("/")[2] or bus_id(self.properties)
+
+    @property
+    def order(self) -> tuple[tuple[int, ...], int]:
+        """What devices are numbered by: PCI address, then render node."""
+        complete = {"domain", "location_id"} <= self.properties.keys()
+        address = _ADDRESS.fullmatch(bus_id(self.properties) if complete else self.bus_id)
+        return tuple(int(part, 16) for part in address.groups()) if address else (), self.minor
+
+    @property
+    def partition(self) -> int:
+        """Its number among the partitions of its GPU."""
+        location = self.properties.get("location_id", 0)
+        return location & 7 or location >> 28  # older and newer kernels
+
+
+def discover(path: str) -> Inventory:
+    """Look at the driver root; DriverError where there is no driver."""
+    try:
+        with Rootfs(path) as root:
+            return _discover(root)
+    except OSError as error:
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
+            f"AMD's driver root {path} can't be read: {error.strerror}",
+            "Start the driver, or correct its root in config.toml",
+        ) from None
+
+
+def _discover(root: Rootfs) -> Inventory:
+    if not root.exists(f"{MODULE}/drivers"):
+        raise NoDriverError("AMD's driver amdgpu isn't loaded", "Run modprobe amdgpu")
+    known = kfd_devices(root)
+    gpus = _drm_devices(root, GPUS, _ADDRESS, known)
+    places = {_slot(each.bus_id): each.folder for each in reversed(gpus)}
+    for each in _drm_devices(root, PLATFORM, _PARTITION, known):
+        gpu = places.get(_slot(bus_id(each.properties)), "")
+        gpus.append(each._replace(gpu=gpu))
+    found = sorted(gpus, key=lambda each: each.order)
+    paths = [CONTROL, *(f"{NODES}/{name}" for each in found for name in each.nodes)]
+    nodes = (Node.of(path, root.stat(path)) for path in paths)
+    there = {node.path: node for node in nodes if node is not None}
+    devices = tuple(
+        _device(root, str(number), identity, each, there)
+        for number, (identity, each) in enumerate(zip(_ids(found), found, strict=True))
+    )
+    facts = (names.NAME, root.path, _version(root), devices)
+    return Inventory(*facts, tuple(there.values()), (CONTROL,))
+
+
+# What the kernel shows ------------------------------------------------------------------------
+
+
+def kfd_devices(root: Rootfs) -> dict[int, Properties]:
+    """Return what KFD says of each device, by the minor of its render node."""
+    folder = f"{TOPOLOGY}/nodes"
+    numbers = sorted(int(name) for name in root.list_folder(folder) if name.isdecimal())
+    found: dict[int, Properties] = {}
+    for number in numbers:
+        properties = parse_properties(text(root, f"{folder}/{number}/properties"))
+        minor = properties.get("drm_render_minor", 0)  # 0: a processor
+        if minor:
+            found.setdefault(minor, properties)
+    return found
+
+
+def parse_properties(content: str) -> Properties:
+    """Return the numbers in a node's properties: a name and one number in each line."""
+    lines = [line.split() for line in content.splitlines()]
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
+
+
+def bus_id(properties: Properties) -> str:
+    """Return the PCI address that KFD says a device is at, "" where it says none.
+
+    ``location_id`` has the bus and the device; the rest of it is the number of a partition.
+    """
+    location = properties.get("location_id", 0)
+    if not location:
+        return ""
+    bus, slot = location >> 8 & 0xFF, location >> 3 & 0x1F
+    return f"{properties.get('domain', 0):04x}:{bus:02x}:{slot:02x}.0"
+
+
+def partition_type(root: Rootfs, gpu: str) -> str:
+    """Return how a PCI device is partitioned, as clusters call it: cpx_nps4; "" if it can't be."""
+    modes = [text(root, f"{gpu}/current_{sort}_partition") for sort in ("compute", "memory")]
+    return "_".join(mode.lower() for mode in modes if mode)
+
+
+def text(root: Rootfs, path: str) -> str:
+    """Return a small file's text, "" where it can't be read: sysfs has many reasons for that."""
+    try:
+        data = root.read_file(path, _TEXT_LIMIT) or b""
+    except OSError:
+        return ""
+    return data.decode("ascii", "replace").strip()
+
+
+def _drm_devices(
+    root: Rootfs, parent: str, pattern: "re.Pattern[str]", known: dict[int, Properties]
+) -> list[Found]:
+    """Return the devices in a folder of sysfs whose render node KFD knows."""
+    found = []
+    for name in filter(pattern.fullmatch, root.list_folder(parent)):
+        folder = f"{parent}/{name}"
+        entries = [_NODE.fullmatch(entry) for entry in root.list_folder(f"{folder}/drm")]
+        nodes = sorted((each[1], int(each[2]), each[0]) for each in entries if each)
+        minors = [minor for sort, minor, _ in nodes if sort == "renderD" and minor in known]
+        if minors:
+            gpu = folder if parent == GPUS else ""
+            paths = tuple(path for _, _, path in nodes)
+            found.append(Found(folder, gpu, minors[0], paths, known[minors[0]]))
+    return found
+
+
+def _slot(address: str) -> str:
+    """Return a PCI address without its function, which KFD doesn't say."""
+    return address.rpartition(".")[0]
+
+
+def _version(root: Rootfs) -> str:
+    """Return the version of AMD's own driver, or else of the kernel that amdgpu is a part of."""
+    own = text(root, f"{MODULE}/version")
+    return own or text(root, "/proc/sys/kernel/osrelease") or "of the kernel"
+
+
+# Devices --------------------------------------------------------------------------------------
+
+
+def _ids(found: list[Found]) -> list[str]:
+    """Return what tells the devices apart: unique ids, PCI addresses where there are none.
+
+    Partitions may share either, and then have a number behind it.
+    """
+    shared = [_unique_id(each) or each.bus_id or f"renderD{each.minor}" for each in found]
+    numbers = Counter((base, each.partition) for base, each in zip(shared, found, strict=True))
+    twice = {base for (base, _), count in numbers.items() if count > 1}
+    how_many = Counter(shared)
+    return [
+        base
+        if how_many[base] == 1
+        else f"{base}:{shared[:at].count(base) if base in twice else found[at].partition}"
+        for at, base in enumerate(shared)
+    ]
+
+
+def _unique_id(found: Found) -> str:
+    number = found.properties.get("unique_id", 0)
+    return f"0x{number:x}" if number else ""
+
+
+def _device(
+    root: Rootfs, label: str, identity: str, found: Found, nodes: dict[str, Node]
+) -> Device:
+    unique = found.properties.get("unique_id", 0)
+    # sysfs writes all 16 digits of it, KFD's users write as many as there are.
+    spellings = (f"0x{unique:x}", f"0x{unique:016x}") if unique else ()
+    called = {
+        "index": (label,),
+        "id": tuple(dict.fromkeys((*spellings, identity))),
+        "bus_id": (found.bus_id,) if found.bus_id else (),
+    }
+    paths = tuple(f"{NODES}/{name}" for name in found.nodes)
+    state = "; ".join(filter(None, (_wrong(root, found, path, nodes) for path in paths)))
+    facts = (found.bus_id, _model(root, found))
+    return Device(identity, label, called, paths, *facts, state=state)
+
+
+def _model(root: Rootfs, found: Found) -> str:
+    """Return the product, which only servers' GPUs say, or its PCI id, and the partition type."""
+    gpu = found.gpu
+    product = text(root, f"{gpu}/product_name") if gpu else ""
+    number = text(root, f"{gpu}/device").removeprefix("0x") if gpu else ""
+    product = product or (f"{names.PCI_VENDOR}:{number}" if number else "")
+    return " ".join(filter(None, (product, partition_type(root, gpu) if gpu else "")))
+
+
+def _wrong(root: Rootfs, found: Found, path: str, nodes: dict[str, Node]) -> str:
+    """Return why a node isn't the device's, "" if it is: one made by hand may be any."""
+    numbers = text(root, f"{found.folder}/drm/{path.rpartition('/')[2]}/dev")
+    node = nodes.get(path)
+    if node is None or not numbers or numbers == f"{node.major}:{node.minor}":
+        return ""
+    return f"{path} is another device's node ({node.major}:{node.minor}, not {numbers})"

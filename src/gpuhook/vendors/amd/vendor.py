@@ -1,0 +1,38 @@
+"""AMD behind the seam: nodes alone, for AMD's libraries are in the image."""
+
+from gpuhook.inventory.freshness import names as listed
+from gpuhook.inventory.freshness import status, text
+from gpuhook.vendors.amd import names
+from gpuhook.vendors.amd.paths import GPUS, NODES, PARTITION, PLATFORM, TOPOLOGY
+from gpuhook.vendors.seam import Vendor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.config import Config
+    from gpuhook.inventory.model import Inventory
+
+
+class Amd(Vendor):
+    """GPUs and partitions, by what the kernel says of them."""
+
+    names = names
+
+    def discover(self, config: "Config") -> "Inventory":
+        from gpuhook.vendors.amd import discover  # noqa: PLC0415 - costly, and rarely needed
+
+        return discover.discover(self.root(config))
+
+    def surroundings(self, config: "Config") -> "list[Any]":
+        root = self.root(config).rstrip("/")
+        return [
+            text(f"{root}{TOPOLOGY}/generation_id"),
+            listed(f"{root}{TOPOLOGY}/nodes"),
+            listed(f"{root}{GPUS}"),
+            [name for name in listed(f"{root}{PLATFORM}") if name.startswith(PARTITION)],
+            status(f"{root}{NODES}"),  # a driver that is loaded again makes its nodes again
+        ]
+
+
+VENDOR = Amd()

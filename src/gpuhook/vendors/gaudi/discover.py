@@ -1,0 +1,154 @@
+"""Look at what Gaudi's driver shows below a driver root, without opening a device.
+
+/sys/bus/pci/drivers/habanalabs/ADDRESS is a device. Its folder accel says which N its nodes
+/dev/accel/accelN and accel_controlDN have, infiniband_verbs which /dev/infiniband/uverbsM is its,
+module_id its seat on the board. A number N may be another driver's device at the next boot, and
+a seat is the same at every boot. Source: habanalabs driver, sysfs ABI
+(Documentation/ABI/testing/sysfs-driver-habanalabs).
+"""
+
+import os
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import DriverError, NoDriverError
+from gpuhook.inventory.model import Device, Node
+from gpuhook.vendors.gaudi import names
+from gpuhook.vendors.gaudi.model import DRIVER, Inventory
+
+VERSION = "/sys/module/habanalabs/version"
+OPERATIONAL = "Operational"
+_HEX = frozenset("0123456789abcdef")
+# The last part of a PCI device's id -> model, for drivers that don't say it.
+MODELS = {
+    **dict.fromkeys(("1000", "1001", "1010", "1011"), "Gaudi"),
+    "1020": "Gaudi2",
+    **dict.fromkeys(("1060", "1061", "1062", "1063"), "Gaudi3"),
+}
+
+
+def discover(path: str) -> Inventory:
+    """Look at the driver root; DriverError if there is no driver."""
+    try:
+        with Rootfs(path) as root:
+            return _discover(root)
+    except OSError as error:
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
+            f"Intel Gaudi's driver root {path} can't be read: {error.strerror}",
+            "Correct the driver root in config.toml",
+        ) from None
+
+
+def _discover(root: Rootfs) -> Inventory:
+    if not root.exists(DRIVER):
+        raise NoDriverError(
+            "Intel Gaudi's driver isn't loaded",
+            "Run modprobe habanalabs; if that fails, install the package habanalabs-dkms",
+        )
+    found = [_Found(root, name) for name in root.list_folder(DRIVER) if is_address(name)]
+    found.sort(key=lambda each: (each.number is None, each.number or 0, each.address))
+    every = [each.module for each in found]
+    nodes: dict[str, Node] = {}
+    devices = []
+    for each in found:
+        unique = every.count(each.module) == 1
+        devices.append(each.device(each.module if unique else ""))
+        for path in each.numbers:
+            node = Node.of(path, root.stat(path))
+            if node is not None:
+                nodes[path] = node
+        devices[-1].state = devices[-1].state or each.strange(nodes)
+    facts = (names.NAME, root.path, _read(root, VERSION), tuple(devices), tuple(nodes.values()))
+    networked = tuple(each.address for each in found if each.networked)
+    return Inventory(*facts, networked=networked)
+
+
+class _Found:
+    """A device bound to the driver: its facts as the files have them, "" for what isn't there.
+
+    ``number`` is the N of accelN, None while it has none; ``numbers`` are what the files say of
+    its nodes' (major:minor), by path.
+    """
+
+    def __init__(self, root: Rootfs, address: str) -> None:
+        place = f"{DRIVER}/{address}"
+        self.address = address
+        self.module = seat(_read(root, f"{place}/module_id"))
+        self.model = model(_read(root, f"{place}/device_type"), _read(root, f"{place}/device"))
+        self.status = _read(root, f"{place}/status")
+        self.networked = root.exists(f"{place}/net")
+        self.number: int | None = None
+        self.numbers: dict[str, str] = {}
+        for name in root.list_folder(f"{place}/accel"):
+            number = number_of(name, "accel")
+            control = number_of(name, "accel_controlD")
+            if number is not None or control is not None:
+                self.number = control if number is None else number
+                self.numbers[f"/dev/accel/{name}"] = _read(root, f"{place}/accel/{name}/dev")
+        for name in root.list_folder(f"{place}/infiniband_verbs"):
+            if number_of(name, "uverbs") is not None:
+                text = _read(root, f"{place}/infiniband_verbs/{name}/dev")
+                self.numbers[f"/dev/infiniband/{name}"] = text
+
+    def device(self, module: str) -> Device:
+        """Return it as the house sees it; ``module`` is its seat, "" where that isn't sure."""
+        called: dict[str, tuple[str, ...]] = {"bus_id": (self.address,)}
+        label = self.address
+        if self.number is not None:
+            label = str(self.number)
+            called["index"] = (label,)
+        if module:
+            called["module"] = (module,)
+        paths, facts = tuple(self.numbers), (self.address, self.model)
+        return Device(self.address, label, called, paths, *facts, state=self.state())
+
+    def state(self) -> str:
+        """Return why it can't be used, by the driver's files alone."""
+        if self.status != OPERATIONAL:
+            return f"its status is {self.status or 'unknown'}"
+        wanted = {f"/dev/accel/accel{self.number}", f"/dev/accel/accel_controlD{self.number}"}
+        if self.number is None or not wanted <= self.numbers.keys():
+            return "the driver isn't done with it (it has no accel devices)"
+        return ""
+
+    def strange(self, nodes: dict[str, Node]) -> str:
+        """Return which of its nodes is another device, "" for none."""
+        for path, numbers in self.numbers.items():
+            node = nodes.get(path)
+            if node is not None and f"{node.major}:{node.minor}" != numbers:
+                return f"{path} is another device (the driver's is {numbers or 'unknown'})"
+        return ""
+
+
+def is_address(name: str) -> bool:
+    """Tell whether a name in a driver's folder is a PCI address, as 0000:19:00.0."""
+    parts = name.replace(".", ":").split(":")
+    plain = all(part and _HEX.issuperset(part) for part in parts)
+    return plain and len(parts) == 4 and name.count(":") == 2
+
+
+def number_of(name: str, kind: str) -> int | None:
+    """Return the number after a device's kind: 3 of accel3; None for any other name."""
+    text = name.removeprefix(kind)
+    if text == name or not (text.isascii() and text.isdecimal() and len(text) < 10):
+        return None
+    return int(text) if str(int(text)) == text else None
+
+
+def seat(text: str) -> str:
+    """Return the number in the file module_id, "" where it has none."""
+    return text if text.isascii() and text.isdecimal() and len(text) < 5 else ""
+
+
+def model(kind: str, device: str) -> str:
+    """Return a product's name by the files device_type and device, "" where neither says it."""
+    return kind.capitalize() or MODELS.get(device.removeprefix("0x"), "")
+
+
+def _read(root: Rootfs, path: str) -> str:
+    """Return what a small file says, "" where it says nothing or isn't for us."""
+    try:
+        found = root.read_file(path, os.sysconf("SC_PAGE_SIZE"))
+    except OSError:
+        return ""
+    return (found or b"").decode("ascii", "replace").strip()

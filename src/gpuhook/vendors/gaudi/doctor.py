@@ -1,0 +1,90 @@
+"""What the doctor looks at of Gaudi's driver; ``gpuhook.doctor.vendors`` says how it is used."""
+
+from collections.abc import Iterator
+
+from gpuhook.doctor.case import Case
+from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.doctor.machine import Machine
+from gpuhook.errors import DriverError, listed
+from gpuhook.inventory.model import EVERYBODY
+from gpuhook.vendors.gaudi.discover import MODELS, discover
+from gpuhook.vendors.gaudi.model import DRIVER, Inventory, seats
+from gpuhook.vendors.gaudi.names import PCI_VENDOR
+from gpuhook.vendors.gaudi.vendor import VENDOR
+
+_CHECK = "gaudi-devices"
+_PCI = "/sys/bus/pci/devices"
+_UDEV = "See that udev makes it for everybody, or load the driver again (modprobe habanalabs)"
+
+
+def gaudi_devices(case: Case) -> Iterator[Finding]:
+    """Ask whether the driver is loaded, and whether all its devices can be used.
+
+    Nothing is said of a machine without any.
+    """
+    driver = Machine(case.machine.path(VENDOR.root(case.config)))
+    try:
+        inventory = discover(driver.path("/"))
+    except DriverError as error:
+        if _on_the_bus(driver) or _on_the_bus(case.machine):
+            yield failure(_CHECK, error.cause, error.remedy)
+        return
+    if not inventory.devices:
+        yield warning(_CHECK, "Intel Gaudi's driver has no device", "Look for habanalabs in dmesg")
+        return
+    count = len(inventory.devices)
+    yield ok(_CHECK, f"Intel Gaudi's driver {inventory.version} has {count} devices")
+    for device in inventory.devices:
+        if device.state:
+            text = f"Gaudi {device.label} ({device.id}) can't be used: {device.state}"
+            yield warning(_CHECK, text, VENDOR.names.LOST_REMEDY)
+    yield from _nodes(inventory)
+    yield from _programs(inventory)
+
+
+def _on_the_bus(machine: Machine) -> bool:
+    for path in machine.glob(f"{_PCI}/*/vendor"):
+        product = machine.text(f"{path.rpartition('/')[0]}/device") or ""
+        ours = (machine.text(path) or "").strip() == f"0x{PCI_VENDOR}"
+        if ours and product.strip().removeprefix("0x") in MODELS:
+            return True
+    return False
+
+
+def _nodes(inventory: Inventory) -> Iterator[Finding]:
+    missing = inventory.missing()
+    if missing:
+        yield failure(_CHECK, f"There is no device node {listed(missing)}", _UDEV)
+    closed = [node.path for node in inventory.nodes if node.mode & EVERYBODY != EVERYBODY]
+    if closed:
+        text = f"Not everybody may open {listed(closed)}: programs of other users see no device"
+        yield warning(_CHECK, text, _UDEV)
+
+
+def _programs(inventory: Inventory) -> Iterator[Finding]:
+    """Say what programs in containers have to do without."""
+    unseated = [device.label for device in inventory.devices if not seats(device)]
+    if unseated:
+        text = (
+            f"The module id of Gaudi {listed(unseated)} isn't known, or another device has it, too"
+        )
+        remedy = "Ask for it by index; HABANA_VISIBLE_MODULES isn't set for it. Update the driver"
+        yield warning(_CHECK, text, remedy)
+    if inventory.networked:
+        labels = [each.label for each in inventory.devices if each.id in inventory.networked]
+        yield ok(
+            _CHECK,
+            f"The network ports of Gaudi {listed(labels)} are moved into no container by gpuhook",
+            "Where programs need them, run Habana's hook (habana-container-hook), too",
+        )
+
+
+DRIVER_CHECKS = (gaudi_devices,)
+HOST_CHECKS = ()
+REPORT_FILES = (
+    "/sys/module/habanalabs/version",
+    *(f"{DRIVER}/*/{name}" for name in ("status", "module_id", "device_type", "device")),
+    f"{DRIVER}/*/accel/*/dev",
+    f"{DRIVER}/*/infiniband_verbs/*/dev",
+)
+REPORT_NODES = ("/dev/accel/*", "/dev/infiniband/uverbs*")

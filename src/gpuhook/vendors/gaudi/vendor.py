@@ -1,0 +1,66 @@
+"""Intel Gaudi behind the seam: devices that are operational, and the seats that programs are told.
+
+Habana's libraries use the devices whose seats (module ids) HABANA_VISIBLE_MODULES names, so that
+variable is set to those of the devices that a container gets. The cards' own network ports are
+moved into a container by Habana's hook and by nothing here.
+"""
+
+from gpuhook.inventory import freshness
+from gpuhook.oci.process import Setting
+from gpuhook.vendors.gaudi import names
+from gpuhook.vendors.gaudi.model import DRIVER, Inventory, seats
+from gpuhook.vendors.seam import Vendor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.config import Config
+    from gpuhook.vendors.seam import Grant
+
+MODULES = "HABANA_VISIBLE_MODULES"
+_DOCUMENT = "cdi"  # the source of a request that a CDI document stands for
+
+
+class Gaudi(Vendor):
+    """Devices by the PCI driver that they are bound to."""
+
+    names = names
+    inventory = Inventory
+
+    def discover(self, config: "Config") -> Inventory:
+        from gpuhook.vendors.gaudi import discover  # noqa: PLC0415 - costly, and rarely needed
+
+        return discover.discover(self.root(config))
+
+    def surroundings(self, config: "Config") -> "list[Any]":
+        folder = self.root(config).rstrip("/") + DRIVER
+        found = []
+        for address in freshness.names(folder):
+            if ":" in address:
+                place = f"{folder}/{address}"
+                inside = (freshness.names(f"{place}/{name}") for name in ("accel", "net"))
+                status = freshness.text(f"{place}/status")
+                verbs = freshness.names(f"{place}/infiniband_verbs")
+                found.append([address, status, *inside, verbs])
+        return found
+
+    def warnings(self, grant: "Grant") -> list[str]:
+        networked = grant.inventory.networked
+        labels = [device.label for device in grant.devices if device.id in networked]
+        if not labels:
+            return []
+        which = ", ".join(labels)
+        hook = "Habana's own hook does that"
+        return [f"The network ports of Gaudi {which} aren't moved into the container: {hook}"]
+
+    def environment(self, grant: "Grant") -> list[Setting]:
+        numbers = [number for device in grant.devices for number in seats(device)[:1]]
+        # A document's devices are put together by engines, which keep one value of a variable.
+        if not numbers or len(numbers) < len(grant.devices) or grant.request.source == _DOCUMENT:
+            return []
+        text = ",".join(sorted(numbers, key=int))
+        return [Setting(MODULES, text, "Habana's libraries use the devices in these seats")]
+
+
+VENDOR = Gaudi()

@@ -1,0 +1,1 @@
+"""AWS Neuron behind the seam: Inferentia and Trainium."""

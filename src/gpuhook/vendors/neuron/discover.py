@@ -1,0 +1,135 @@
+"""Look at what Neuron's driver shows below a driver root, without opening a device.
+
+/sys/class/neuron_device/neuronN is device N, its node is /dev/neuronN. Beside the devices lie
+files of the driver's own, such as ultraserver_mode. Source: aws-neuron-driver 2.24, neuron_cdev.c
+and neuron_sysfs_metrics.c.
+"""
+
+import os
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import DriverError, NoDriverError
+from gpuhook.inventory.model import Device, Node
+from gpuhook.vendors.neuron import names
+from gpuhook.vendors.neuron.model import CLASS, Inventory
+
+VERSION = "/sys/module/neuron/version"
+PCI = "/sys/bus/pci/devices"
+_SERIAL_DIGITS = 16
+# The last part of a PCI device's id -> family and model.
+PRODUCTS = {
+    **dict.fromkeys(("7064", "7065", "7066", "7067"), ("Inf1", "Inferentia")),
+    "7164": ("Trn1", "Trainium1"),
+    "7264": ("Inf2", "Inferentia2"),
+    "7364": ("Trn2", "Trainium2"),
+}
+
+
+def discover(path: str) -> Inventory:
+    """Look at the driver root; DriverError if there is no driver."""
+    try:
+        with Rootfs(path) as root:
+            return _discover(root)
+    except OSError as error:
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
+            f"AWS Neuron's driver root {path} can't be read: {error.strerror}",
+            "Correct the driver root in config.toml",
+        ) from None
+
+
+def _discover(root: Rootfs) -> Inventory:
+    if not root.exists(CLASS):
+        raise NoDriverError(
+            "AWS Neuron's driver isn't loaded",
+            "Run modprobe neuron; if that fails, install the package aws-neuronx-dkms",
+        )
+    numbers = device_numbers(root.list_folder(CLASS))
+    serials = {number: serial(_text(root, number, "info/serial_number")) for number in numbers}
+    unique = {text for text in serials.values() if [*serials.values()].count(text) == 1}
+    nodes = {}
+    for number in numbers:
+        node = Node.of(f"/dev/neuron{number}", root.stat(f"/dev/neuron{number}"))
+        if node is not None:
+            nodes[number] = node
+    devices = tuple(
+        _device(root, number, serials[number] if serials[number] in unique else "", nodes)
+        for number in numbers
+    )
+    cores = tuple(core_count(_text(root, number, "core_count")) for number in numbers)
+    version = _read(root, VERSION)
+    facts = (names.NAME, root.path, version, devices, tuple(nodes.values()))
+    return Inventory(*facts, cores=cores)
+
+
+def _device(root: Rootfs, number: int, text: str, nodes: dict[int, Node]) -> Device:
+    """Return a device whose serial number is ``text``, "" for one that has none of its own."""
+    label, path = str(number), f"/dev/neuron{number}"
+    called = {"index": (label,), **({"serial": (text,)} if text else {})}
+    state = state_of(path, _text(root, number, "dev"), nodes.get(number))
+    model = _text(root, number, "info/architecture/device_name") or _model_by_bus(root)
+    return Device(text or f"neuron{label}", label, called, (path,), "", model, state=state)
+
+
+def state_of(path: str, numbers: str, node: Node | None) -> str:
+    """Return why a device can't be used, "" if it can; ``numbers`` are those of its file dev."""
+    if not numbers:
+        return "the driver isn't done with it (it has no device number)"
+    if node is not None and f"{node.major}:{node.minor}" != numbers:
+        return f"{path} is another device (the driver's is {numbers})"
+    return ""
+
+
+def device_numbers(listed: list[str]) -> list[int]:
+    """Return the numbers of the devices among the names in the driver's folder, in order."""
+    found = [name.removeprefix("neuron") for name in listed if name.startswith("neuron")]
+    numbers = [int(text) for text in found if text.isascii() and text.isdecimal()]
+    return sorted(number for number in numbers if f"neuron{number}" in listed)
+
+
+def serial(text: str) -> str:
+    """Return a device's serial number, "" where the file says none."""
+    digits = set(text) - {"0"}
+    good = len(text) == _SERIAL_DIGITS and digits and digits <= set("123456789abcdef")
+    return text if good else ""
+
+
+def core_count(text: str) -> int:
+    """Return how many cores a device has, 0 where that can't be read."""
+    return int(text) if len(text) <= len("64") and text.isascii() and text.isdecimal() else 0
+
+
+def connected(text: str) -> list[int]:
+    """Return the numbers of the devices that one is connected with, from its file."""
+    words = [word.strip() for word in text.split(",")]
+    return [int(word) for word in words if word.isascii() and word.isdecimal()]
+
+
+def product(vendor: str, device: str) -> tuple[str, str] | None:
+    """Return family and model by a PCI device's two files, None for what is none of Neuron's."""
+    if vendor.strip() != f"0x{names.PCI_VENDOR}":
+        return None
+    return PRODUCTS.get(device.strip().removeprefix("0x"))
+
+
+def _model_by_bus(root: Rootfs) -> str:
+    """Return the model by the PCI bus: nothing ties its devices to numbers, but all are alike."""
+    for address in root.list_folder(PCI):
+        ids = (_read(root, f"{PCI}/{address}/{name}") for name in ("vendor", "device"))
+        found = product(*ids)
+        if found:
+            return found[1]
+    return ""
+
+
+def _text(root: Rootfs, number: int, name: str) -> str:
+    return _read(root, f"{CLASS}/neuron{number}/{name}")
+
+
+def _read(root: Rootfs, path: str) -> str:
+    """Return what a small file says, "" where it says nothing or isn't for us."""
+    try:
+        found = root.read_file(path, os.sysconf("SC_PAGE_SIZE"))
+    except OSError:
+        return ""
+    return (found or b"").decode("ascii", "replace").strip()

@@ -1,0 +1,87 @@
+"""What the doctor looks at of Neuron's driver; ``gpuhook.doctor.vendors`` says how it is used."""
+
+from collections.abc import Iterator
+
+from gpuhook.doctor.case import Case
+from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.doctor.machine import Machine
+from gpuhook.errors import DriverError, listed
+from gpuhook.inventory.model import EVERYBODY
+from gpuhook.vendors.neuron.discover import PCI, connected, device_numbers, discover, product
+from gpuhook.vendors.neuron.model import CLASS, Inventory
+from gpuhook.vendors.neuron.vendor import VENDOR, between, ranges
+
+_CHECK = "neuron-devices"
+_RELOAD = VENDOR.names.LOST_REMEDY
+_UDEV = "Install the package aws-neuronx-dkms, whose udev rule makes them for everybody"
+
+
+def neuron_devices(case: Case) -> Iterator[Finding]:
+    """Ask whether the driver is loaded, and whether all its devices can be used.
+
+    Nothing is said of a machine without any.
+    """
+    driver = Machine(case.machine.path(VENDOR.root(case.config)))
+    try:
+        inventory = discover(driver.path("/"))
+    except DriverError as error:
+        if _on_the_bus(driver) or _on_the_bus(case.machine):
+            yield failure(_CHECK, error.cause, error.remedy)
+        return
+    if not inventory.devices:
+        yield warning(_CHECK, "AWS Neuron's driver has no device", _RELOAD)
+        return
+    count = len(inventory.devices)
+    yield ok(_CHECK, f"AWS Neuron's driver {inventory.version} has {count} devices")
+    for device in inventory.devices:
+        if device.state:
+            text = f"Neuron device {device.label} can't be used: {device.state}"
+            yield warning(_CHECK, text, VENDOR.names.LOST_REMEDY)
+    yield from _nodes(driver, inventory)
+    yield from _gaps(driver, inventory)
+
+
+def _on_the_bus(machine: Machine) -> bool:
+    folders = [path.rpartition("/")[0] for path in machine.glob(f"{PCI}/*/vendor")]
+    ids = ((machine.text(f"{each}/vendor"), machine.text(f"{each}/device")) for each in folders)
+    return any(product(vendor or "", device or "") for vendor, device in ids)
+
+
+def _nodes(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
+    missing = inventory.missing()
+    if missing:
+        yield failure(_CHECK, f"There is no device node {listed(missing)}", _UDEV)
+    names = [path.rpartition("/")[2] for path in driver.glob("/dev/neuron*")]
+    known = {f"neuron{device.label}" for device in inventory.devices}
+    stray = [f"/dev/neuron{n}" for n in device_numbers(names) if f"neuron{n}" not in known]
+    if stray:
+        text = f"The driver has no device of the node {listed(stray)}; no container gets it"
+        yield warning(_CHECK, text, "Remove what made the node")
+    closed = [node.path for node in inventory.nodes if node.mode & EVERYBODY != EVERYBODY]
+    if closed:
+        text = f"Not everybody may open {listed(closed)}: programs of other users see no device"
+        yield warning(_CHECK, text, _UDEV)
+
+
+def _gaps(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
+    """Say which devices should be there by the numbers of the others and by their connections."""
+    have = [int(device.label) for device in inventory.devices]
+    gone = {*between(have)}
+    for number in have:
+        gone |= {*connected(driver.text(f"{CLASS}/neuron{number}/connected_devices") or "")}
+    gone -= {*have}
+    if gone:
+        text = f"There is no Neuron device {ranges(gone)}: no container gets those on both sides"
+        yield warning(_CHECK, text, _RELOAD)
+
+
+DRIVER_CHECKS = (neuron_devices,)
+HOST_CHECKS = ()
+REPORT_FILES = (
+    "/sys/module/neuron/version",
+    f"{CLASS}/neuron*/dev",
+    f"{CLASS}/neuron*/core_count",
+    f"{CLASS}/neuron*/connected_devices",
+    f"{CLASS}/neuron*/info/architecture/*",
+)
+REPORT_NODES = ("/dev/neuron*",)

@@ -1,0 +1,153 @@
+"""AWS Neuron behind the seam: devices that are neighbours, and the cores that they have.
+
+The runtime in a container opens all devices between the first and the last one that it has, so
+they must be neighbours. It numbers cores over the whole machine, in a container too: device 12
+of one with 4 cores each has the cores 48 to 51. So devices keep their numbers, and which cores an
+application uses (NEURON_RT_VISIBLE_CORES) is its own business; here it is only compared.
+"""
+
+from gpuhook.errors import RequestError, listed
+from gpuhook.inventory import freshness
+from gpuhook.oci.jsontext import Record
+from gpuhook.vendors.neuron import names
+from gpuhook.vendors.neuron.model import CLASS, Inventory
+from gpuhook.vendors.seam import Vendor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from gpuhook.config import Config
+    from gpuhook.request.reader import Reading
+    from gpuhook.vendors.seam import Grant
+
+CORES = "NEURON_RT_VISIBLE_CORES"
+_MOST_CORES = 1 << 12  # more than any machine has
+_JOINED = 8  # from so many cores of a device on, an application may use them two by two
+
+
+class Options(Record):
+    """What a container asks for beside devices: the cores that its application is to use.
+
+    () for all that it finds, and for what can't be understood: that is the application's.
+    """
+
+    __slots__ = ("cores",)
+
+    def __init__(self, cores: tuple[int, ...] = ()) -> None:
+        self.cores = cores
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what there is to tell a person, each with its title."""
+        return [("Cores", ranges(self.cores) or "those of its devices")]
+
+
+class Neuron(Vendor):
+    """Devices by the driver's folder for each."""
+
+    names = names
+    inventory = Inventory
+
+    def discover(self, config: "Config") -> Inventory:
+        from gpuhook.vendors.neuron import discover  # noqa: PLC0415 - costly, and rarely needed
+
+        return discover.discover(self.root(config))
+
+    def surroundings(self, config: "Config") -> "list[Any]":
+        folder = self.root(config).rstrip("/") + CLASS
+        return [[name, freshness.text(f"{folder}/{name}/dev")] for name in freshness.names(folder)]
+
+    def options(self) -> Options:
+        return Options()
+
+    def read(self, reading: "Reading", options: "Any") -> None:
+        options.cores = core_list(reading.env.get(CORES, ""))
+
+    def check(self, grant: "Grant") -> None:
+        mine = [int(device.label) for device in grant.devices]
+        absent = between(mine)
+        if not absent:
+            return
+        every = grant.inventory.devices
+        usable = [int(device.label) for device in every if not device.state]
+        whole = range(min(mine), max(mine) + 1)
+        all_there = set(whole) <= set(usable)
+        instead = ranges(whole) if all_there else f"one run of {ranges(usable)}"
+        raise RequestError(
+            f"The Neuron devices {ranges(mine)} are no neighbours: Neuron's runtime opens all from "
+            f"the first to the last, and fails without {ranges(absent)}",
+            f"Ask for {instead}, or for each run of them in a container of its own",
+        )
+
+    def warnings(self, grant: "Grant") -> list[str]:
+        asked, counts = grant.request.options.cores, set(_cores_of(grant))
+        size = min(counts) if len(counts) == 1 else 0
+        if not asked or not size:
+            return []
+        mine = [int(device.label) for device in grant.devices]
+        known = [cores(mine, each) for each in core_sizes(size)]
+        if any(set(asked) <= set(each) for each in known):
+            return []
+        have = " or ".join(ranges(each) for each in known)
+        text = f"{CORES} names cores that the container's devices haven't: cores are counted over"
+        return [f"{text} the whole machine, and these have {have}"]
+
+
+def _cores_of(grant: "Grant") -> list[int]:
+    """Return how many cores each device of a grant has, 0 where unknown."""
+    inventory = grant.inventory
+    counts = dict(zip((each.id for each in inventory.devices), inventory.cores, strict=True))
+    return [counts[name] for name in grant.ids]
+
+
+# Numbers -------------------------------------------------------------------------------------
+
+
+def between(numbers: "Iterable[int]") -> list[int]:
+    """Return the numbers that are missing between the first and the last: none of neighbours."""
+    have = sorted(set(numbers))
+    return [each for each in range(have[0], have[-1]) if each not in have] if have else []
+
+
+def cores(devices: "Iterable[int]", each: int) -> list[int]:
+    """Return the cores of some devices of a machine whose devices have ``each`` of them."""
+    return [device * each + core for device in sorted(devices) for core in range(each)]
+
+
+def core_sizes(count: int) -> tuple[int, ...]:
+    """Return how many cores a device may have for an application: all, or joined two by two."""
+    return (count, count // 2) if count >= _JOINED else (count,)
+
+
+def core_list(text: str) -> tuple[int, ...]:
+    """Return the cores of NEURON_RT_VISIBLE_CORES (3, 0-3, 0,2-3); () for what is no such list."""
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        first, dash, last = (word.strip() for word in part.partition("-"))
+        start, end = _number(first), _number(last) if dash else _number(first)
+        if start is None or end is None:
+            return ()
+        found.update(dict.fromkeys(range(start, end + 1)))
+    return tuple(found)
+
+
+def _number(text: str) -> int | None:
+    if not (text.isascii() and text.isdecimal() and len(text) < len(str(_MOST_CORES)) + 1):
+        return None
+    number = int(text)
+    return number if number < _MOST_CORES else None
+
+
+def ranges(numbers: "Iterable[int]") -> str:
+    """Return numbers in words of their own syntax, runs as ranges: 0, 2-5."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return listed([str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs])
+
+
+VENDOR = Neuron()

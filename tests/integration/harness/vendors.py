@@ -1,0 +1,205 @@
+"""A vendor's simulated devices in real containers: made, configured, looked at from inside."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import inside
+from harness.bundles import Bundle, Spec
+from harness.commands import Result, run
+from harness.driver import Driver
+from harness.installation import Installation
+
+USER = 1000
+MODES = pytest.mark.parametrize("mode", ["hook", "spec"])
+
+# What a node is to a container: what open gave, its numbers, its mode and its owner.
+Seen = tuple[str, str, str, str]
+
+_SEE = """
+for node in $(busybox find /dev -type c \\( PATTERNS \\)); do
+    echo "node $(devopen $node) $(busybox stat -c '%t:%T %a %u:%g' $node)"
+done
+for link in $(busybox find /dev -type l \\( PATTERNS \\)); do
+    echo "link $link $(busybox readlink $link)"
+done
+echo "groups $(busybox id -G)"
+busybox env
+"""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """A vendor's simulated driver root, and the gpuhook that it is for.
+
+    ``vendor`` is gpuhook's name for the vendor, ``made`` what the simulator said.
+    """
+
+    installation: Installation
+    vendor: str
+    root: Path
+    made: str
+
+    def node(self, path: str, opened: str = "ENXIO") -> Seen:
+        """Return what a container sees of a node that it has as the host has it."""
+        status = (self.root / path.lstrip("/")).lstat()
+        mode, owner = f"{status.st_mode & 0o7777:o}", f"{status.st_uid}:{status.st_gid}"
+        return opened, self.numbers(path), mode, owner
+
+    def nodes(self, *paths: str, opened: str = "ENXIO") -> dict[str, Seen]:
+        """Return what a container sees of nodes that it has where the host has them."""
+        return {path: self.node(path, opened) for path in paths}
+
+    def numbers(self, path: str) -> str:
+        """Return a node's numbers as busybox stat prints them."""
+        device = (self.root / path.lstrip("/")).lstat().st_rdev
+        return f"{device >> 8:x}:{device & 0xFF:x}"
+
+    def configured(self, config: Path, more: str = "", tail: str = "") -> Path:
+        """Have a configuration name the driver root and a debug log; return it.
+
+        ``more`` are lines for the section [gpuhook], ``tail`` is text for the end.
+        """
+        text = config.read_text()
+        roots = f'driver-roots = ["{self.vendor}={self.root}"]\n'
+        text = text.replace("[gpuhook]\n", f"[gpuhook]\n{roots}{more}")
+        cli = "[nvidia-container-cli]\n"
+        text = text.replace(cli, f'{cli}debug = "{debug_log(config)}"\n')
+        config.write_text(text + tail)
+        return config
+
+    def started(self, bundle: Bundle, config: Path) -> Result:
+        """Lead the bundle's container through its life."""
+        return bundle.run(self.installation.runtime, {"GPUHOOK_CONFIG": str(config)})
+
+    def start(self, bundle: Bundle, config: Path) -> None:
+        """Start the bundle's container and let it run."""
+        bundle.command("sleep", "1000")
+        quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
+        words: list[str | Path] = ["run", "--detach", "--bundle", bundle.path, bundle.name]
+        env = {"GPUHOOK_CONFIG": str(config)}
+        bundle.call(*quiet, self.installation.runtime, *words, env=env).ok()
+
+    def refused(self, bundle: Bundle, config: Path) -> str:
+        """Return what gpu-py says that creates no container, and changes no config.json."""
+        before = bundle.config.read_bytes()
+        words = ("create", "--bundle", bundle.path, bundle.name)
+        env = {"GPUHOOK_CONFIG": str(config)}
+        done = bundle.call(self.installation.runtime, *words, env=env).failed()
+        assert bundle.config.read_bytes() == before
+        return done.stderr
+
+    def ask(self, config: Path, *words: str) -> Any:
+        """Return what a command of gpuhook's says as JSON, whatever its status."""
+        argv: list[str | Path] = [self.installation.command, *words]
+        argv += ["--config", config, "--format", "json"]
+        return json.loads(run(argv).stdout)
+
+    def hook(self, bundle: Bundle, config: Path) -> None:
+        """Have config.json name the hook, as for engines that don't call gpu-py."""
+        args = [self.installation.hook.name, "--config", str(config), "prestart"]
+        hook = {"path": str(self.installation.hook), "args": args, "env": ["PATH=/usr/bin:/bin"]}
+        bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+
+
+@contextmanager
+def devices(
+    installation: Installation, root: Path, vendor: str, count: int, **settings: object
+) -> Iterator[Devices]:
+    """Simulate a machine of the vendor's; ``settings`` are its simulator's, _ for each -."""
+    words = [f"--set={name.replace('_', '-')}={value}" for name, value in settings.items()]
+    argv: list[str | Path] = [installation.command, "simulate", root, f"--vendor={vendor}"]
+    yield Devices(installation, vendor, root, run([*argv, f"--gpus={count}", *words]).ok().stdout)
+    run([installation.command, "simulate", "--remove", root]).ok()
+
+
+def debug_log(config: Path) -> Path:
+    """Return the file of ``[nvidia-container-cli] debug``."""
+    return config.parent / "debug.log"
+
+
+def logged(config: Path) -> Any:
+    """Return the only entry of the debug log."""
+    [entry] = debug_log(config).read_text().splitlines()
+    return json.loads(entry)
+
+
+def in_mode(config: Path, mode: str) -> None:
+    """Have the configuration name the mode; its last section is the runtime's."""
+    config.write_text(f'{config.read_text()}mode = "{mode}"\n')
+
+
+def as_user(spec: Spec) -> None:
+    """Have the container's process be somebody without privileges."""
+    spec["process"]["user"] = {"uid": USER, "gid": USER}
+
+
+def look(*patterns: str, driver: Driver | None = None) -> tuple[str, ...]:
+    """Return the command to run inside.
+
+    ``patterns`` are those of the nodes' and links' paths; with ``driver`` it looks at the
+    GPUs of that one as well.
+    """
+    tests = " -o ".join(f"-path '{pattern}'" for pattern in patterns)
+    script = _SEE.replace("PATTERNS", tests)
+    if driver is not None:
+        script += f"nvidia-smi -L\n{inside.look(driver.minors)[-1]}"
+    return ("sh", "-c", script)
+
+
+def nodes_seen(result: Result) -> dict[str, Seen]:
+    """Return what a container that ran well saw of its nodes, by path."""
+    lines = [words for words in _lines(result, "node") if len(words) == 5]
+    return {path: (a, b, c, d) for path, a, b, c, d in lines}
+
+
+def gpus_seen(result: Result, driver: Driver) -> set[int]:
+    """Return the indices of the GPUs that a container has in all respects, checked for others."""
+    minors = {int(words[0]) for words in _lines(result, "by-hand") if words[2] == "ENXIO"}
+    nodes = {words[0] for words in _lines(result, "node") if len(words) == 3}
+    found = {gpu.index for gpu in driver.gpus if gpu.minor in minors}
+    assert {gpu.index for gpu in driver.gpus if gpu.uuid in result.stdout} == found
+    assert {gpu.index for gpu in driver.gpus if f"/dev/nvidia{gpu.minor}" in nodes} == found
+    return found
+
+
+def links_seen(result: Result) -> dict[str, str]:
+    """Return where the links lead that a container saw, by path."""
+    return {words[0]: words[1] for words in _lines(result, "link")}
+
+
+def groups_seen(result: Result) -> set[int]:
+    """Return the groups of the container's process."""
+    [groups] = _lines(result, "groups")
+    return {int(group) for group in groups}
+
+
+def variables_seen(result: Result, *beginnings: str) -> list[str]:
+    """Return the NAME=value of the container's variables whose names begin so."""
+    return [line for line in result.ok().stdout.splitlines() if line.startswith(beginnings)]
+
+
+def _lines(result: Result, kind: str) -> list[list[str]]:
+    found = [line.split() for line in result.ok().stdout.splitlines()]
+    return [words[1:] for words in found if words[:1] == [kind]]
+
+
+def make_and_open(found: Devices, paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the command that makes each node of the host's by hand and opens it."""
+    script = ""
+    for number, path in enumerate(paths):
+        major, minor = (int(part, 16) for part in found.numbers(path).split(":"))
+        made = f"/by-hand-{number}"
+        script += f"busybox mknod {made} c {major} {minor} && devopen {made}\n"
+    return ("sh", "-c", script)
+
+
+def opened(result: Result, paths: Sequence[str]) -> dict[str, str]:
+    """Return what open gave for the nodes made by hand, by the paths of the host's."""
+    answers = [line.split()[1] for line in result.ok().stdout.splitlines()]
+    return dict(zip(paths, answers, strict=True))

@@ -1,0 +1,262 @@
+"""Devices that one container alone may have, by every way in which a container gets them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import bundles
+from harness.bundles import Bundle
+from harness.cdi import generate, give
+from harness.commands import Result, run, wait_until
+from harness.driver import Driver
+from harness.inside import look, seen
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+from harness.standing import ONE
+
+from gpuhook.running import records
+
+EXCLUSIVE = 'exclusive = ["nvidia.com/gpu"]\n'
+QUIET = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")
+# How a container gets GPUs: by gpu-py in each mode, by the hook alone, by an engine that reads CDI.
+WAYS = ("hook", "spec", "cdi", "alone", "engine")
+
+
+@dataclass
+class Place:
+    """Where containers are started that have leases, each in a bundle of its own."""
+
+    installation: Installation
+    runtime: str
+    folder: Path
+    bundle: Callable[[], Bundle]
+    config: Path
+
+    def configured(self, mode: str) -> Path:
+        """Return a configuration with the same state folder and another mode."""
+        path = self.config.with_name(f"{mode}.toml")
+        path.write_text(f'{self.config.read_text()}mode = "{mode}"\n{self.documents()}')
+        return path
+
+    def documents(self) -> str:
+        return f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{self.folder / "cdi"}"]\n'
+
+    def ask(self, device: str, way: str = "hook", made: Bundle | None = None) -> Bundle:
+        """Return a bundle that is to get a GPU in that way."""
+        made = made or self.bundle()
+        made.command("sleep", "1000")
+        config = self.configured(way if way in ("hook", "spec", "cdi") else "hook")
+        if way == "engine":
+            give(made, self.folder / "cdi/nvidia.com-gpu.yaml", device)
+        else:
+            made.environ(f"NVIDIA_VISIBLE_DEVICES={device}")
+        if way == "alone":
+            args = [self.installation.hook.name, "--config", str(config), "prestart"]
+            hook = {
+                "path": str(self.installation.hook),
+                "args": args,
+                "env": ["PATH=/usr/bin:/bin"],
+            }
+            made.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+        return made
+
+    def create(self, made: Bundle, way: str = "hook") -> Result:
+        """Create a bundle's container, without starting it; the output says what went wrong."""
+        program = self.runtime if way in ("alone", "engine") else self.installation.runtime
+        mode = way if way in ("hook", "spec", "cdi") else "hook"
+        env = {"GPUHOOK_CONFIG": str(self.config.with_name(f"{mode}.toml"))}
+        words = (program, "create", "--bundle", made.path, made.name)
+        status = made.call(*QUIET, *words, env=env).status
+        return Result((), status, "", (made.path / "output").read_text())
+
+    def records(self) -> list[dict[str, Any]]:
+        return records.read_all(str(self.config.parent / "state"))
+
+    def pid(self, made: Bundle) -> int:
+        [found] = [each["pid"] for each in self.records() if each["id"] == made.name]
+        return int(found)
+
+    def end(self, made: Bundle) -> None:
+        """Kill a container's first process, and see it gone or waited for by nobody."""
+        pid = self.pid(made)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: all(each["pid"] != pid for each in self.records()), "it is gone")
+
+    def errors(self) -> str:
+        """Return what was kept of errors: crun shows nothing that hooks say."""
+        return (self.config.parent / "state/errors.log").read_text()
+
+
+@pytest.fixture
+def place(
+    workspace: Path,
+    roots: dict[str, Path],
+    installation: Installation,
+    driver: Driver,
+    low_level: tuple[str, Namespace],
+    tmp_path: Path,
+) -> Iterator[Place]:
+    runtime, entered = low_level
+    config = write_config(tmp_path / "etc", driver.root, [runtime])
+    config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{EXCLUSIVE}"))
+    with ExitStack() as stack:
+
+        def bundle() -> Bundle:
+            made = bundles.bundle(workspace / "bundles", roots["debian"], entered, runtime)
+            return stack.enter_context(made)
+
+        made = Place(installation, runtime, tmp_path, bundle, config)
+        generate(installation, config, tmp_path / "cdi")
+        yield made
+
+
+def is_held(place: Place, done: Result, holder: Bundle, way: str) -> None:
+    """Assert that a container was refused because another one has its device."""
+    assert done.status != 0
+    says = done.stderr if "held by" in done.stderr else place.errors()
+    assert f"held by the container {holder.name}" in says
+    if way in ("hook", "spec", "cdi"):
+        assert "held by" in done.stderr, "gpu-py says so before it calls the low-level runtime"
+
+
+@pytest.mark.parametrize("theirs", WAYS)
+@pytest.mark.parametrize("ours", WAYS)
+def test_a_device_has_one_container(place: Place, theirs: str, ours: str) -> None:
+    """It has it as soon as it is created, and until its process is gone, whoever killed it."""
+    first, second = place.ask("1", theirs), place.ask("1", ours)
+    place.create(first, theirs).ok()
+    is_held(place, place.create(second, ours), first, ours)
+    assert [each["id"] for each in place.records()] == [first.name]
+    other = place.ask("2", ours)
+    place.create(other, ours).ok()
+    place.end(first)
+    second.call(place.runtime, "delete", "--force", second.name)
+    place.create(second, ours).ok()
+    assert {each["id"] for each in place.records()} == {second.name, other.name}
+
+
+@ONE
+def test_all_is_refused_where_one_is_held(place: Place, driver: Driver) -> None:
+    first = place.ask("3")
+    place.create(first).ok()
+    is_held(place, place.create(place.ask("all")), first, "hook")
+    place.end(first)
+    everything = place.ask("all")
+    place.create(everything).ok()
+    is_held(place, place.create(place.ask(driver.gpus[0].uuid)), everything, "hook")
+    place.create(place.ask("none")).ok()
+
+
+@ONE
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_a_container_that_is_started_again(place: Place, mode: str) -> None:
+    made = place.ask("1", mode)
+    for _ in range(3):
+        place.create(made, mode).ok()
+        made.call(place.runtime, "start", made.name).ok()
+        assert place.create(place.ask("1", mode), mode).status != 0
+        made.call(place.runtime, "delete", "--force", made.name).ok()
+
+
+@ONE
+def test_a_container_that_cannot_be_created_has_nothing(place: Place) -> None:
+    """Neither where our own hook fails nor where a later one does."""
+    made = place.ask("1")
+    made.change(lambda spec: spec.update(hooks={"createRuntime": [{"path": "/bin/false"}]}))
+    assert place.create(made).status != 0
+    broken = place.ask("1")
+    broken.call("sh", "-c", "rm -rf etc/ld.so.cache; mkdir etc/ld.so.cache", cwd=broken.root).ok()
+    assert place.create(broken).status != 0
+    wait_until(lambda: place.records() == [], "nobody has a record")
+    place.create(place.ask("1")).ok()
+
+
+@ONE
+def test_who_has_what_is_listed_and_explained(place: Place) -> None:
+    first = place.ask("1")
+    place.create(first).ok()
+    config = place.config.with_name("hook.toml")
+    words: list[str | Path] = [place.installation.command, "list", "--config", config]
+    [line] = [line for line in run(words).ok().stdout.splitlines() if line.startswith("1 ")]
+    assert first.name in line
+    words = [place.installation.command, "explain", "--config", config]
+    done = run([*words, "-e", "NVIDIA_VISIBLE_DEVICES=1"])
+    assert done.status == 1
+    assert "Error (held): nvidia.com/gpu=GPU-" in done.stdout
+    assert f"held by the container {first.name}" in done.stdout
+    run([*words, "-e", "NVIDIA_VISIBLE_DEVICES=2"]).ok()
+
+
+@ONE
+def test_a_device_that_a_document_alone_describes(place: Place) -> None:
+    document = {
+        "cdiVersion": "0.5.0",
+        "kind": "maker.example/card",
+        "devices": [
+            {"name": name, "containerEdits": {"env": [f"MAKER_{name.upper()}=1"]}} for name in "ab"
+        ],
+    }
+    (place.folder / "cdi/maker.json").write_text(json.dumps(document))
+    text = place.config.read_text().replace("nvidia.com/gpu", "maker.example/card")
+    place.config.write_text(text)
+    first = place.ask("maker.example/card=a")
+    place.create(first).ok()
+    is_held(place, place.create(place.ask("0,maker.example/card=a")), first, "hook")
+    place.create(place.ask("0,maker.example/card=b")).ok()
+    config = place.config.with_name("hook.toml")
+    shown = run([place.installation.command, "list", "--config", config]).ok().stdout
+    assert re.search(rf"^maker.example/card=a +{first.name}$", shown, re.MULTILINE)
+    place.end(first)
+    place.create(place.ask("maker.example/card=a")).ok()
+
+
+@ONE
+def test_without_the_setting_devices_are_shared(place: Place) -> None:
+    place.config.write_text(place.config.read_text().replace(EXCLUSIVE, ""))
+    for _ in range(2):
+        place.create(place.ask("1")).ok()
+    made = place.ask("1", "spec")
+    place.create(made, "spec").ok()
+    assert "hooks" not in made.spec()
+
+
+@ONE
+def test_the_container_has_its_devices(place: Place, driver: Driver) -> None:
+    """The hook that takes a lease in mode spec keeps nothing from it."""
+    made = place.ask("4", "spec")
+    made.command(*look(driver.minors))
+    env = {"GPUHOOK_CONFIG": str(place.config.with_name("spec.toml"))}
+    for _ in range(2):
+        assert seen(made.run(place.installation.runtime, env)).gpu_minors == {driver.gpus[4].minor}
+    assert len(made.spec()["hooks"]["prestart"]) == 1
+    env = {"GPUHOOK_CONFIG": str(place.configured("hook"))}
+    assert seen(made.run(place.installation.runtime, env)).gpu_minors == {driver.gpus[4].minor}
+
+
+@ONE
+def test_a_hundred_at_once(place: Place) -> None:
+    """Eight GPUs, a hundred containers: eight of them get one, and each GPU has one of them."""
+    count, gpus = 100, 8
+    asking = [place.ask(str(number % gpus)) for number in range(count)]
+    env = {**os.environ, "GPUHOOK_CONFIG": str(place.config.with_name("hook.toml"))}
+    running = []
+    for made in asking:
+        words: list[str | Path] = [*QUIET, place.installation.runtime, "create"]
+        words += ["--bundle", made.path, made.name]
+        argv = made.namespace.enter(*words, cwd=made.path)
+        running.append(subprocess.Popen(argv, cwd=made.path, env=env))
+    won = [number for number, process in enumerate(running) if process.wait() == 0]
+    assert sorted(number % gpus for number in won) == list(range(gpus))
+    names = {asking[number].name for number in won}
+    assert {each["id"] for each in place.records()} == names
+    for number in sorted(set(range(count)) - set(won)):
+        text = (asking[number].path / "output").read_text()
+        assert any(f"held by the container {name}" in text for name in names), text

@@ -1,0 +1,72 @@
+"""Simulated machines for tests of users who may not make device nodes: those are on paper."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gpuhook.inventory.model import Inventory, Node
+from gpuhook.simulate.tree import Tree
+from gpuhook.vendors import seam
+from gpuhook.vendors.parts import part
+
+
+class NodesOnPaper(Tree):
+    """A tree that notes nodes, and where they are in a container, instead of making them."""
+
+    def __init__(self, root: str, inside: Callable[[str], str] = lambda _: "") -> None:
+        super().__init__(root)
+        self.nodes: dict[str, Node] = {}
+        self._inside = inside
+
+    def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
+        path = f"/{relative.lstrip('/')}"
+        self.nodes[path] = Node(path, major, minor, mode, 0, gid, self._inside(path))
+
+
+def simulated(
+    simulator: ModuleType,
+    discoverer: ModuleType,
+    root: Path,
+    count: int,
+    settings: dict[str, str],
+    inside: Callable[[str], str] = lambda _: "",
+) -> Inventory:
+    """Simulate a vendor's machine in that folder and return what it has, nodes on paper among it.
+
+    Of the vendor there are the modules ``simulate`` and ``discover``.
+    """
+    tree = NodesOnPaper(str(root), inside)
+    list(simulator.simulate(tree, count, settings))
+    seen: Inventory = discoverer.discover(str(root))
+    return with_nodes(seen, tree)
+
+
+def machine(vendor: str, root: Path, count: int = 4, **settings: object) -> Inventory:
+    """Simulate a known vendor's machine as ``simulated`` does.
+
+    ``settings`` are the simulator's, with _ for each - of their names.
+    """
+    simulator, discoverer = (part(seam.KNOWN[vendor], each) for each in ("simulate", "discover"))
+    assert simulator is not None
+    assert discoverer is not None
+    words = {name.replace("_", "-"): str(value) for name, value in settings.items()}
+    return simulated(simulator, discoverer, root, count, words)
+
+
+def with_nodes(seen: Inventory, tree: NodesOnPaper) -> Inventory:
+    """Return an inventory with those of its missing nodes that are on paper."""
+    found = (tree.nodes[path] for path in seen.missing() if path in tree.nodes)
+    seen.nodes = (*seen.nodes, *found)
+    return seen
+
+
+def spec_with(*env: str, **more: Any) -> dict[str, Any]:
+    """Return an OCI spec whose process has these variables."""
+    return {
+        "ociVersion": "1.0.2",
+        "process": {"user": {"uid": 1000, "gid": 1000}, "env": list(env)},
+        "root": {"path": "rootfs"},
+        "linux": {"namespaces": [{"type": "mount"}]},
+        **more,
+    }

@@ -1,0 +1,327 @@
+"""The shared cases about AMD: what AMD's toolkit does, and where gpuhook does otherwise."""
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import amd_machine
+import pytest
+
+from gpuhook.cdi.apply import merge
+from gpuhook.cdi.generate import Source, generate
+from gpuhook.cdi.write import write
+from gpuhook.config import Config, loads
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import CdiError, DriverError, GpuhookError, HeldError
+from gpuhook.inventory.model import Inventory, Node
+from gpuhook.inventory.selection import select
+from gpuhook.names import CREATING_VERBS
+from gpuhook.oci.runtime_argv import Arguments
+from gpuhook.plan import image
+from gpuhook.plan.operations import AllowDevice, BindDevice
+from gpuhook.plan.planner import make_plan
+from gpuhook.resolve import Resolved, resolve
+from gpuhook.running import leases
+from gpuhook.vendors.amd import names
+from gpuhook.vendors.amd.discover import (
+    Found,
+    bus_id,
+    kfd_devices,
+    parse_properties,
+    partition_type,
+)
+from gpuhook.vendors.amd.vendor import VENDOR
+
+REFUSED = None
+# name of the case -> what gpuhook gives instead; docs/differences.md says why.
+DIFFERENCES: dict[str, list[int] | None] = {
+    # What doesn't exist is refused, in part as well.
+    "unknown id gives nothing": REFUSED,
+    "index beyond the last is dropped": REFUSED,
+    "backwards range": REFUSED,
+    "range that starts inside and ends outside": REFUSED,
+    "three-part range": REFUSED,
+    "value with = keeps its rest": REFUSED,
+    # The same words and lists as everywhere.
+    "other spellings of all are names": [0, 1],
+    "blank before a number": [0, 1],
+    "same index twice": [0],
+    # An id wins only where there is one.
+    "nine digits are an id, not an index": [1],
+    # A swarm's variable decides, wherever it stands.
+    "last matching variable decides, other order": [1],
+}
+VERSION, ACCESS = "0.7.0", "rw"  # of documents with groups; what suffices
+
+Case = dict[str, Any]
+
+
+def machine(root: Path, count: int, unique_ids: dict[str, list[int]] | None = None) -> Inventory:
+    """Return one whose devices have these unique ids."""
+    ids = {at: int(text, 16) for text, places in (unique_ids or {}).items() for at in places}
+    gpus, nodes = {}, {}
+    for at in range(count):
+        gpus[f"0000:{5 + at:02x}:00.0"] = [f"card{at}", f"renderD{128 + at}"]
+        place = {"location_id": (5 + at) << 8, "domain": 0, "unique_id": ids.get(at, 0)}
+        nodes[str(2 + at)] = {"drm_render_minor": 128 + at, **place}
+    amd_machine.fabricate(root, gpus, {}, nodes)
+    return amd_machine.looked_at(root)
+
+
+def fabricated(root: Path, given: Case) -> Inventory:
+    gpus, partitions = given.get("pci:amdgpu", {}), given.get("platform", {})
+    amd_machine.fabricate(root, gpus, partitions, given.get("kfd_nodes", {}))
+    return amd_machine.looked_at(root)
+
+
+def resolved(
+    found: Inventory | None, *env: str, swarm: str = "", root: str = ""
+) -> Resolved | None:
+    config = loads(f'swarm-resource = "{swarm}"\n[gpuhook]\nstate-dir = "{root}/state"\n')
+    config.driver_roots = (f"amd={root}",)
+    spec = {"process": {"env": list(env)}, "linux": {"namespaces": [{"type": "mount"}]}}
+    return resolve(spec, config, save=False, inventories={"amd": found} if found else {})
+
+
+def labels(answer: Resolved | None) -> list[int]:
+    grants = answer.grants if answer else []
+    return sorted(int(device.label) for grant in grants for device in grant.devices)
+
+
+@pytest.mark.vectors("vendor_amd", "amd.request", "amd.request_docs")
+def test_requests(case: Case, tmp_path: Path) -> None:
+    """An unknown name, that AMD's program warns about, is refused; the order is nothing visible."""
+    given = case["input"]
+    found = machine(tmp_path, given["gpus"], given.get("unique_ids"))
+    swarm = ", ".join(
+        f"amd={entry.partition('=')[0]}" for entry in given["env"] if "DOCKER_RESOURCE" in entry
+    )
+    expected = DIFFERENCES.get(case["name"], case["expected"]["devices"])
+    if expected is REFUSED:
+        with pytest.raises(GpuhookError, match="has no AMD GPU"):
+            resolved(found, *given["env"], swarm=swarm)
+    else:
+        assert labels(resolved(found, *given["env"], swarm=swarm)) == expected
+
+
+@pytest.mark.vectors("vendor_amd", "amd.request.no_driver")
+def test_requests_without_a_driver(case: Case, tmp_path: Path) -> None:
+    if case["expected"].get("error"):
+        with pytest.raises(DriverError, match="amdgpu isn't loaded"):
+            resolved(None, *case["input"]["env"], root=str(tmp_path))
+    else:
+        answer = resolved(None, *case["input"]["env"], root=str(tmp_path))
+        assert labels(answer) == case["expected"]["devices"]
+
+
+@pytest.mark.vectors("vendor_amd", "amd.inject")
+def test_what_a_container_gets(case: Case, tmp_path: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    count = len(given["inventory"])
+    found = machine(tmp_path, count)
+    assert [list(device.nodes) for device in found.devices] == given["inventory"]
+    asked = ",".join(map(str, given["devices"]))
+    answer = resolved(found, f"AMD_VISIBLE_DEVICES={asked}")
+    assert answer is not None
+    plan = make_plan(answer.grants, image.unknown(), answer.groups)
+    nodes = [op.destination for op in plan.operations if isinstance(op, BindDevice)]
+    assert sorted(nodes) == sorted(expected["nodes"])
+    assert {op.kind for op in plan.operations} == {"allow-device", "device", "group"}
+    assert answer.settings == expected.get("environment", [])
+    assert AllowDevice.access == ACCESS
+    assert set(ACCESS) < set(expected.get("access", "rwm"))
+
+
+@pytest.mark.vectors("vendor_amd", "amd.discovery")
+def test_discovery(case: Case, tmp_path: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    if given.get("module_loaded") is False:
+        with pytest.raises(DriverError):
+            VENDOR.discover(_config_for(tmp_path))
+    elif "partitions_found" in expected:
+        # AMD's program looks for the other spelling alone; what KFD knows decides here.
+        assert len(fabricated(tmp_path, given).devices) == expected["partitions_found"]
+        amd_machine.kfd_node(tmp_path, 1, {"drm_render_minor": 129, "location_id": 1281})
+        assert len(amd_machine.looked_at(tmp_path).devices) == len(given["platform"])
+    else:
+        found = fabricated(tmp_path, given)
+        assert [list(device.nodes) for device in found.devices] == expected["devices"]
+        with Rootfs(str(tmp_path)) as root:
+            folders = [
+                f"/sys/module/amdgpu/drivers/pci:amdgpu/{bdf}" for bdf in given["pci:amdgpu"]
+            ]
+            types = [partition_type(root, folder) for folder in folders]
+        assert types == expected.get("partition_types", types)
+
+
+def _config_for(root: Path) -> Config:
+    config = Config()
+    config.driver_roots = (f"amd={root}",)
+    return config
+
+
+def by_id(found: Inventory, text: str) -> list[int]:
+    return [int(device.label) for device in select([text], found, names, ("id",))]
+
+
+@pytest.mark.vectors("vendor_amd", "amd.unique_ids")
+def test_unique_ids(case: Case, tmp_path: Path) -> None:
+    nodes = case["input"]["kfd_nodes"]
+    gpus = {
+        f"0000:{at + 1:02x}:00.0": [f"renderD{node['drm_render_minor']}"]
+        for at, node in enumerate(nodes.values())
+    }
+    found = fabricated(tmp_path, {"pci:amdgpu": gpus, "kfd_nodes": nodes})
+    indexes = case["expected"]["indexes"]
+    assert {text: by_id(found, text) for text in indexes} == indexes
+
+
+def _with_colons(address: str) -> str:
+    """Return an address as AMD's program writes it."""
+    return address.replace(".", ":")
+
+
+@pytest.mark.vectors("vendor_amd", "amd.bus_ids")
+def test_bus_ids(case: Case, tmp_path: Path) -> None:
+    for number, node in case["input"]["kfd_nodes"].items():
+        amd_machine.kfd_node(tmp_path, number, node)
+    with Rootfs(str(tmp_path)) as root:
+        found = kfd_devices(root)
+    places = {str(minor): _with_colons(bus_id(node)) for minor, node in found.items()}
+    assert places == case["expected"]["by_render_minor"]
+
+
+@pytest.mark.vectors("vendor_amd", "amd.bus_id_mi308")
+def test_bus_ids_and_partitions(case: Case) -> None:
+    expected = case["expected"]
+    assert _with_colons(bus_id(case["input"])) == expected["bus_id"]
+    found = Found("", "", 128, (), case["input"])
+    assert found.partition == expected["partition_number"]
+
+
+@pytest.mark.vectors("vendor_amd", "amd.topology_property")
+def test_properties(case: Case) -> None:
+    value = parse_properties(case["input"]["text"])[case["input"]["name"]]
+    expected = case["expected"]
+    assert value == expected.get("value", value)
+    assert str(value) == expected.get("text_value", str(value))
+
+
+@pytest.mark.vectors("vendor_amd", "amd.kfd_node")
+def test_kfd_nodes(case: Case, tmp_path: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    for number, text in enumerate(given.get("texts") or [given["text"]]):
+        folder = f"sys/class/kfd/kfd/topology/nodes/{number}"
+        amd_machine.write(tmp_path / folder / "properties", text)
+    with Rootfs(str(tmp_path)) as root:
+        found = kfd_devices(root)
+    if "gpu" in expected:
+        assert bool(found) == expected["gpu"]
+    else:
+        ids = [node["unique_id"] for node in found.values()]
+        assert ids.count(ids[0]) == expected["devices_of_that_id"]
+
+
+@pytest.mark.vectors("vendor_amd", "amd.node")
+def test_nodes(case: Case, tmp_path: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    if given.get("exists") is False:
+        # One with the numbers 0:0 is no device's: the container is refused.
+        assert Node.of(given["path"], None) is None
+        found = machine(tmp_path, 1)
+        known = (found.vendor, found.root, found.version, found.devices)
+        without = Inventory(*known, found.nodes[:1], found.control)
+        with pytest.raises(DriverError, match="has no node /dev/dri/card0"):
+            resolved(without, "AMD_VISIBLE_DEVICES=0")
+        return
+    node = Node.of(given["path"], _status(given))
+    assert node is not None
+    facts = {name: getattr(node, name) for name in ("major", "minor", "mode", "uid", "gid")}
+    assert facts == {name: expected[name] for name in facts}
+
+
+def _status(given: Case) -> os.stat_result:
+    """Return what stat says of such a node."""
+    device = os.makedev(int(given["major_hex"], 16), int(given["minor_hex"], 16))
+    mode = stat.S_IFCHR | int(given["mode_octal"], 8)
+    return os.stat_result((mode, 0, 0, 1, 0, given["gid"], 0, 0, 0, 0), {"st_rdev": device})
+
+
+@pytest.mark.vectors("vendor_amd", "amd.argv")
+def test_command_lines(case: Case) -> None:
+    arguments = Arguments(case["input"]["argv"][1:])
+    expected = case["expected"]
+    assert (arguments.verb in CREATING_VERBS) == expected["create"]
+    spec = f"{arguments.bundle}/config.json"
+    assert spec == expected.get("spec", spec)
+
+
+def lease(found: Inventory, words: str, container: str) -> Case:
+    """Return the record of a container that has these devices."""
+    answer = resolved(found, f"AMD_VISIBLE_DEVICES={words}")
+    ids = answer.ids if answer else ()
+    given = {"kind": names.KIND, "selected": [*ids], "nodes": {each: [] for each in ids}}
+    facts = {"pid": 0, "engine": "", "pod": "", "namespace": "", "container": ""}
+    return {"id": container, **facts, "given": [given]}
+
+
+@pytest.mark.vectors("vendor_amd", "amd.lease")
+def test_leases(case: Case, tmp_path: Path) -> None:
+    """A kind is exclusive or isn't, where AMD says that of each GPU."""
+    given, expected = case["input"], case["expected"]
+    state = given["state"]
+    gpus = state["gpus"]
+    found = machine(tmp_path, len(gpus), state.get("unique_ids"))
+    ended = {given.get("release")}
+    held = [
+        lease(found, number, container)
+        for number, gpu in gpus.items()
+        for container in gpu["containers"]
+        if container not in ended
+    ]
+    wanted = lease(found, given.get("reserve", ",".join(gpus)), given.get("container", "new"))
+    numbers = [int(device.label) for device in found.devices if device.id in _ids_of(wanted)]
+    asked = {gpus[str(number)]["access"] for number in numbers}
+    exclusive = state["enabled"] and "exclusive" in asked and "shared" not in given
+    kinds = (names.KIND,) if exclusive else ()
+    if given.get("release"):  # what others have isn't free by that
+        wanted = lease(found, "1", "new")
+    if expected.get("error"):
+        with pytest.raises(HeldError, match="is held by the container container_1"):
+            leases.refuse(wanted, held, kinds)
+    else:
+        leases.refuse(wanted, held, kinds)
+        assert numbers == expected.get("devices", numbers)
+
+
+def _ids_of(record: Case) -> list[str]:
+    [given] = record["given"]
+    selected: list[str] = given["selected"]
+    return selected
+
+
+def _document(found: Inventory, strategies: Sequence[str] = ("index",)) -> dict[str, Any]:
+    source = Source(VENDOR, found, Config(), "/hook")
+    return generate(source, strategies).document
+
+
+@pytest.mark.vectors("vendor_amd", "amd.cdi")
+def test_documents(case: Case, tmp_path: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    if "path" in given:
+        (tmp_path / "blocker").touch()
+        with pytest.raises(CdiError):
+            write(f"{tmp_path}/{given['path']}", "")
+        return
+    document = _document(machine(tmp_path, given["gpus"]))
+    edits = {device["name"]: device["containerEdits"] for device in document["devices"]}
+    assert sorted(edits) == sorted(expected.get("devices") or expected["kfd_in"])
+    if "kind" in expected:
+        assert (document["kind"], document["cdiVersion"]) == (expected["kind"], VERSION)
+        assert expected["version"] < VERSION
+    for name in expected.get("kfd_in", ()):
+        whole = merge([document["containerEdits"], edits[name]])
+        paths = [node["path"] for node in whole["deviceNodes"]]
+        assert paths.count("/dev/kfd") == expected["kfd_count_in_all"]

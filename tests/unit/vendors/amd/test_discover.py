@@ -1,0 +1,305 @@
+"""What is found of AMD's GPUs on machines made of files."""
+
+import os
+import shutil
+from pathlib import Path
+
+import amd_machine
+import pytest
+from amd_machine import fabricate, kfd_node, write
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import DriverError
+from gpuhook.inventory.model import Device, Inventory
+from gpuhook.vendors.amd.discover import bus_id, discover, parse_properties
+
+GPUS = "sys/module/amdgpu/drivers/pci:amdgpu"
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
+
+
+def nodes_of(found: Inventory) -> list[tuple[str, ...]]:
+    return [tuple(path.removeprefix("/dev/dri/") for path in each.nodes) for each in found.devices]
+
+
+def device(found: Inventory, number: int) -> Device:
+    return found.devices[number]
+
+
+def test_whole_gpus(tmp_path: Path) -> None:
+    found = amd_machine.simulated(tmp_path, 3, model="AMD Instinct MI308X")
+    assert nodes_of(found) == [
+        ("card0", "renderD128"), ("card1", "renderD129"), ("card2", "renderD130"),
+    ]  # fmt: skip
+    assert found.control == ("/dev/kfd",)
+    assert found.missing() == []
+    assert found.version == "6.12.12"
+    first = device(found, 0)
+    assert (first.label, first.id, first.bus_id) == ("0", "0x84cafeae17e7600", "0000:05:00.0")
+    assert first.model == "AMD Instinct MI308X spx_nps1"
+    assert first.names == {
+        "index": ("0",),
+        "id": ("0x84cafeae17e7600", "0x084cafeae17e7600"),
+        "bus_id": ("0000:05:00.0",),
+    }
+    assert (first.parent, first.state) == ("", "")
+    kfd = found.node("/dev/kfd")
+    card, render = (found.node(path) for path in first.nodes)
+    assert [node and (node.mode, node.gid) for node in (kfd, card, render)] == [
+        (0o660, 105), (0o660, 44), (0o660, 105),
+    ]  # fmt: skip
+    assert Inventory.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("spelling", ["_", "."])
+def test_partitions(tmp_path: Path, spelling: str) -> None:
+    """Eight DRM devices are made of every GPU; KFD knows those that are used."""
+    found = amd_machine.simulated(
+        tmp_path, 2, split="1", partitions="4", memory="NPS4", spelling=spelling
+    )
+    assert nodes_of(found) == [
+        ("card0", "renderD128"),
+        *((f"card{8 + number}", f"renderD{136 + number}") for number in range(4)),
+    ]
+    assert [each.bus_id for each in found.devices] == ["0000:05:00.0", *["0000:08:00.0"] * 4]
+    models = [each.model for each in found.devices]
+    assert models == ["1002:74a2 spx_nps4", *["1002:74a2 qpx_nps4"] * 4]
+    assert len({each.id for each in found.devices}) == 5
+
+
+def test_partitions_with_one_unique_id(tmp_path: Path) -> None:
+    found = amd_machine.simulated(tmp_path, 2, split="0", partitions="2", ids="shared")
+    assert [each.id for each in found.devices] == [
+        "0x84cafeae17e7600:0", "0x84cafeae17e7600:1", "0x84cafeae17e7610",
+    ]  # fmt: skip
+    assert {"0x84cafeae17e7600", "0x084cafeae17e7600"} < {*device(found, 1).names["id"]}
+
+
+def test_gpus_without_unique_ids(tmp_path: Path) -> None:
+    found = amd_machine.simulated(tmp_path, 2, split="0", partitions="2", ids="none")
+    assert [each.id for each in found.devices] == [
+        "0000:05:00.0:0", "0000:05:00.0:1", "0000:08:00.0",
+    ]  # fmt: skip
+    assert device(found, 1).names["id"] == ("0000:05:00.0:1",)
+
+
+def test_partitions_whose_numbers_are_not_told(tmp_path: Path) -> None:
+    nodes = {
+        str(number): {"drm_render_minor": 128 + number, "unique_id": 7, "location_id": 0x500}
+        for number in range(3)
+    }
+    places = {f"amdgpu_xcp_{number}": [f"renderD{129 + number}"] for number in range(2)}
+    fabricate(tmp_path, {"0000:05:00.0": ["renderD128"]}, places, nodes)
+    assert [each.id for each in discover(str(tmp_path)).devices] == ["0x7:0", "0x7:1", "0x7:2"]
+
+
+def test_newer_kernels_numbers_of_partitions(tmp_path: Path) -> None:
+    nodes = {
+        str(number): {
+            "drm_render_minor": 128 + number,
+            "unique_id": 7,
+            "location_id": 0x500 | (3 * number) << 28,
+        }
+        for number in range(2)
+    }
+    gpu = {"0000:05:00.0": ["renderD128"]}
+    fabricate(tmp_path, gpu, {"amdgpu_xcp.0": ["renderD129"]}, nodes)
+    found = discover(str(tmp_path))
+    assert [each.id for each in found.devices] == ["0x7:0", "0x7:3"]
+    assert [each.bus_id for each in found.devices] == ["0000:05:00.0"] * 2
+
+
+def test_a_partition_stands_behind_its_gpu(tmp_path: Path) -> None:
+    """Also where KFD has another place for a GPU than its folder has."""
+    nodes = {
+        str(minor): {"drm_render_minor": minor, "location_id": location, "domain": 0}
+        for minor, location in ((128, 0x500), (129, 0x501), (130, 0x4800))
+    }
+    gpus = {"0000:01:00.0": ["renderD128"], "0000:02:00.0": ["renderD130"]}
+    fabricate(tmp_path, gpus, {"amdgpu_xcp_0": ["renderD129"]}, nodes)
+    assert nodes_of(discover(str(tmp_path))) == [("renderD128",), ("renderD129",), ("renderD130",)]
+
+
+def test_a_partition_is_of_the_first_function(tmp_path: Path) -> None:
+    nodes = {
+        str(minor): {"drm_render_minor": minor, "location_id": location}
+        for minor, location in ((128, 0x500), (129, 0x500), (130, 0x502))
+    }
+    gpus = {"0000:05:00.0": ["renderD128"], "0000:05:00.1": ["renderD129"]}
+    fabricate(tmp_path, gpus, {"amdgpu_xcp_0": ["renderD130"]}, nodes)
+    write(tmp_path / GPUS / "0000:05:00.0/device", "0x74a2")
+    found = {each.nodes: each for each in discover(str(tmp_path)).devices}
+    partition = found["/dev/dri/renderD130",]
+    assert (partition.bus_id, partition.model) == ("0000:05:00.0", "1002:74a2")
+
+
+def test_numbers_follow_pci_addresses_whatever_else_counts_otherwise(tmp_path: Path) -> None:
+    """Ten and more, cards and KFD's nodes in another order, a domain of its own."""
+    addresses = [f"0000:{bus:02x}:00.0" for bus in range(3, 14)] + ["0001:02:00.0"]
+    order = [*range(11, -1, -1)]
+    gpus = {
+        address: [f"card{minor}", f"renderD{128 + minor}"]
+        for address, minor in zip(addresses, order, strict=True)
+    }
+    nodes = {}
+    for address, minor in zip(addresses, order, strict=True):
+        domain, bus, _ = (int(part, 16) for part in address.partition(".")[0].split(":"))
+        place = {"location_id": bus << 8, "domain": domain}
+        nodes[str(2 + minor)] = {"drm_render_minor": 128 + minor, "unique_id": minor + 1, **place}
+    fabricate(tmp_path, gpus, {}, nodes)
+    found = discover(str(tmp_path)).devices
+    assert [each.bus_id for each in found] == addresses
+    assert [each.label for each in found] == [str(number) for number in range(12)]
+    assert found[0].nodes == ("/dev/dri/card11", "/dev/dri/renderD139")
+
+
+def test_more_than_nine_partitions(tmp_path: Path) -> None:
+    found = amd_machine.simulated(tmp_path, 2, split="0,1")
+    assert [each.nodes[1] for each in found.devices] == [
+        f"/dev/dri/renderD{minor}" for minor in range(128, 144)
+    ]
+
+
+def test_a_gpu_that_is_gone(tmp_path: Path) -> None:
+    found = amd_machine.simulated(tmp_path, 4, unplug="1")
+    assert nodes_of(found) == [
+        ("card0", "renderD128"), ("card2", "renderD130"), ("card3", "renderD131"),
+    ]  # fmt: skip
+    assert [each.label for each in found.devices] == ["0", "1", "2"]
+
+
+def test_others_cards_and_what_kfd_does_not_know(tmp_path: Path) -> None:
+    found = amd_machine.simulated(tmp_path, 3, bmc="yes", unknown="1")
+    assert nodes_of(found) == [("card1", "renderD128"), ("card3", "renderD130")]
+
+
+def test_another_drivers_devices_are_none_of_ours(tmp_path: Path) -> None:
+    """Whatever else is in /dev/dri, and whatever else KFD's numbers fit."""
+    node = {"drm_render_minor": 128, "unique_id": 1}
+    fabricate(tmp_path, {}, {"vkms.0": ["card0", "renderD128"], "amdgpu_xcp": ["x"]}, {"1": node})
+    write(tmp_path / "sys/bus/pci/drivers/i915/0000:00:02.0/drm/renderD128/dev", "226:128")
+    assert discover(str(tmp_path)).devices == ()
+
+
+def test_strange_entries_are_passed_over(tmp_path: Path) -> None:
+    gpus = {
+        "0000:05:00.0": ["card0", "renderD128", "controlD64", "card0-DP-1", "renderDx", "version"],
+        "bind": [],
+        "module": ["renderD129"],
+        "0000:06:00.0": [],
+        "10000:01:00.0": ["renderD130"],
+        "0000:07:00.0x": ["renderD131"],
+    }
+    nodes = {
+        "0": {"drm_render_minor": 128, "unique_id": 1},
+        "1": {"drm_render_minor": 129, "unique_id": 2},
+        "2": {"drm_render_minor": 130, "unique_id": 3},
+        "3": {"drm_render_minor": 131},
+        "x": {"drm_render_minor": 132},
+    }
+    fabricate(tmp_path, gpus, {"amdgpu_xcp_1a": ["renderD131"]}, nodes)
+    (tmp_path / GPUS / "0000:07:00.0").mkdir()
+    (tmp_path / KFD_NODES / "9").mkdir()
+    write(tmp_path / KFD_NODES / "10/properties", "drm_render_minor\nunique_id x\n\n a b c")
+    found = discover(str(tmp_path))
+    assert nodes_of(found) == [("card0", "renderD128"), ("renderD130",)]
+    assert [each.bus_id for each in found.devices] == ["0000:05:00.0", "10000:01:00.0"]
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    """What can't be read as a file is as if it weren't there."""
+    amd_machine.simulated(tmp_path, 2)
+    properties = tmp_path / KFD_NODES / "3/properties"
+    properties.unlink()
+    properties.mkdir()
+    product = tmp_path / GPUS / "0000:05:00.0/product_name"
+    product.unlink()
+    product.write_bytes(b"x" * 100_000)
+    found = discover(str(tmp_path))
+    assert nodes_of(found) == [("card0", "renderD128")]
+    assert device(found, 0).model == "1002:74a2 spx_nps1"
+
+
+def test_links_stay_below_the_root(tmp_path: Path) -> None:
+    """Absolute links, as a container with a driver may have them, are the root's."""
+    amd_machine.simulated(tmp_path / "root", 1)
+    link = tmp_path / "root" / GPUS
+    link.unlink()
+    link.symlink_to("/sys/bus/pci/drivers/amdgpu")
+    assert len(discover(str(tmp_path / "root")).devices) == 1
+
+
+def test_a_driver_without_devices(tmp_path: Path) -> None:
+    found = amd_machine.simulated(tmp_path, 0)
+    assert (found.devices, found.control) == ((), ("/dev/kfd",))
+
+
+def test_no_compute_driver(tmp_path: Path) -> None:
+    amd_machine.simulated(tmp_path, 2)
+    shutil.rmtree(tmp_path / "sys/devices/virtual/kfd")
+    found = discover(str(tmp_path))
+    assert (found.devices, found.missing()) == ((), ["/dev/kfd"])
+
+
+def test_no_driver(tmp_path: Path) -> None:
+    with pytest.raises(DriverError, match="amdgpu isn't loaded"):
+        discover(str(tmp_path))
+    with pytest.raises(DriverError, match=r"root .*/none can't be read: No such file"):
+        discover(f"{tmp_path}/none")
+
+
+@pytest.mark.parametrize(
+    ("own", "kernel", "version"),
+    [("6.12.12", "6.1.0-18-amd64", "6.12.12"), ("", "6.1.0-18-amd64", "6.1.0-18-amd64")],
+)
+def test_version(tmp_path: Path, own: str, kernel: str, version: str) -> None:
+    fabricate(tmp_path, {}, {}, {})
+    write(tmp_path / "sys/module/amdgpu/version", own)
+    write(tmp_path / "proc/sys/kernel/osrelease", kernel)
+    assert discover(str(tmp_path)).version == version
+
+
+def test_large_numbers() -> None:
+    assert parse_properties("unique_id 18446744073709551615\nx -1\ny 1.5\n") == {
+        "unique_id": (1 << 64) - 1
+    }
+
+
+def test_the_place_that_kfd_says() -> None:
+    assert bus_id({"location_id": 0x0A02, "domain": 0x10000}) == "10000:0a:00.0"
+    assert bus_id({"location_id": 0x48F8}) == "0000:48:1f.0"
+    assert bus_id({}) == ""
+
+
+def test_no_device_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes are looked at by path alone: to open one would wake up a GPU."""
+    amd_machine.simulated(tmp_path, 1)
+    for path in ("dev/kfd", "dev/dri/card0", "dev/dri/renderD128"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(tmp_path / path)  # to open one for reading alone would wait for ever
+    opened = []
+    real = Rootfs.open_file
+
+    def note(root: Rootfs, path: str) -> int | None:
+        opened.append(path)
+        return real(root, path)
+
+    monkeypatch.setattr(Rootfs, "open_file", note)
+    found = discover(str(tmp_path))
+    assert found.nodes == ()
+    assert opened
+    assert not [path for path in opened if path.startswith("/dev/")]
+
+
+def test_a_partition_of_a_gpu_that_is_not_shown(tmp_path: Path) -> None:
+    node = {"drm_render_minor": 129, "unique_id": 3, "location_id": 0x501, "domain": 2}
+    fabricate(tmp_path, {}, {"amdgpu_xcp_1": ["card1", "renderD129"]}, {"1": node})
+    [found] = discover(str(tmp_path)).devices
+    assert (found.bus_id, found.model, found.id) == ("0002:05:00.0", "", "0x3")
+
+
+def test_kfd_nodes_for_one_minor(tmp_path: Path) -> None:
+    fabricate(tmp_path, {"0000:05:00.0": ["renderD128"]}, {}, {})
+    for number, unique in ((10, 1), (9, 2)):
+        kfd_node(tmp_path, number, {"drm_render_minor": 128, "unique_id": unique})
+    [found] = discover(str(tmp_path)).devices
+    assert found.id == "0x2"

@@ -1,0 +1,353 @@
+"""Intel Gaudi's requests: which devices, and what programs are told of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import machines
+import paper
+import pytest
+from paper import spec_with
+
+from gpuhook.cdi.generate import Source, generate
+from gpuhook.config import Config, loads
+from gpuhook.errors import DriverError, LostDeviceError, UnknownDeviceError
+from gpuhook.inventory.model import Inventory as AnyInventory
+from gpuhook.oci.process import set_variable
+from gpuhook.oci.runtime_argv import Arguments
+from gpuhook.oci.spec import Spec
+from gpuhook.plan import image
+from gpuhook.plan.planner import Plan, make_plan
+from gpuhook.request.reader import is_privileged
+from gpuhook.resolve import Resolved, resolve
+from gpuhook.vendors.gaudi.model import Inventory
+from gpuhook.vendors.gaudi.vendor import VENDOR
+
+# Cases in which gpuhook answers something else, each with the reason.
+DIFFERENT = {
+    "no variable gives all": "unset is none of our business",
+    "nothing set, unprivileged": "as above",
+    "a longer name with the same beginning counts too (fault)": "it is another variable",
+    "first of several entries decides": "the last does, as programs and engines have it",
+    "blank is part of the name": "blanks around names don't count",
+    "index 0 also takes device 10 (fault)": "they are two devices",
+    "unknown index": "refused, with what exists",
+    "nothing found: container starts with a variable that says so": "as above",
+    "void means all": "it means nothing, at every vendor",
+    "not accepted, even where nothing was asked for": "such a container is left alone",
+    "empty file": "the PCI id says the model",
+}
+# What it answers to those that it doesn't refuse: labels, None for no request.
+OURS = {
+    "no variable gives all": None,
+    "a longer name with the same beginning counts too (fault)": None,
+    "first of several entries decides": ["1"],
+    "blank is part of the name": ["1", "0"],
+    "index 0 also takes device 10 (fault)": ["0"],
+}
+DEVICES, MODULES, BUS_IDS = (
+    "HABANA_VISIBLE_DEVICES",
+    "HABANA_VISIBLE_MODULES",
+    "HABANA_VISIBLE_PCI_BUS_IDS",
+)
+
+
+@pytest.fixture
+def eight(tmp_path: Path) -> AnyInventory:
+    """Eight devices in the seats 3 2 1 0 7 6 5 4."""
+    return paper.machine("gaudi", tmp_path / "eight", 8)
+
+
+def answered(
+    found: AnyInventory, *env: str, config: Config | None = None, **more: Any
+) -> Resolved | None:
+    return resolve(spec_with(*env, **more), config or Config(), inventories={"gaudi": found})
+
+
+def resolved(found: AnyInventory, *env: str) -> Resolved:
+    answer = answered(found, *env)
+    assert answer is not None
+    return answer
+
+
+def planned(found: AnyInventory, *env: str) -> Plan:
+    answer = resolved(found, *env)
+    return make_plan(answer.grants, image.unknown(), answer.groups)
+
+
+def nodes(plan: Plan) -> list[str]:
+    return [op.to_json()["destination"] for op in plan.operations if op.kind == "device"]
+
+
+def labels(found: AnyInventory, *env: str) -> list[str]:
+    return [device.label for grant in resolved(found, *env).grants for device in grant.devices]
+
+
+def variables(answer: Resolved) -> dict[str, str]:
+    return {each.name: each.value for each in answer.settings}
+
+
+# The vendor's own cases ----------------------------------------------------------------------
+
+
+def machine_of(given: dict[str, Any], root: Path) -> AnyInventory:
+    """Return a machine with the nodes, seats and bus ids of a case."""
+    prefix = "/dev/accel/accel"
+    paths = given.get("nodes", ["/dev/accel/accel0", "/dev/accel/accel1"])
+    numbers = {int(path.removeprefix(prefix)) for path in paths if path[16:].isdecimal()}
+    count = max(numbers) + 1
+    rdma = [path.removeprefix("/dev/infiniband/uverbs") for path in paths if "uverbs" in path]
+    settings = {
+        "gap": ",".join(str(n) for n in range(count) if n not in numbers),
+        "uverbs": ",".join(rdma),
+    }
+    for kind, name in (("modules", "module_ids"), ("addresses", "bus_ids")):
+        if name in given:
+            settings[kind] = ",".join(given[name][str(number)] for number in range(count))
+    return paper.machine("gaudi", root, count, **settings)
+
+
+@pytest.mark.vectors("vendor_habana", "habana.request", "habana.runtime_error")
+def test_requests(case: dict[str, Any], tmp_path: Path) -> None:
+    found, env = machine_of(case["input"], tmp_path), case["input"]["env"]
+    expected = case["expected"].get("nodes", [])
+    if case["name"] not in DIFFERENT:
+        answer = answered(found, *env)
+        given = make_plan(answer.grants, image.unknown()) if answer else None
+        assert sorted(nodes(given) if given else []) == sorted(expected)
+    elif case["name"] not in OURS:
+        with pytest.raises(UnknownDeviceError, match="no Gaudi '7': it has 0"):
+            resolved(found, *env)
+    elif OURS[case["name"]] is None:
+        assert answered(found, *env) is None
+    else:
+        assert labels(found, *env) == OURS[case["name"]]
+
+
+@pytest.mark.vectors("vendor_habana", "habana.env")
+def test_the_seats_are_set(case: dict[str, Any], tmp_path: Path) -> None:
+    found = machine_of(case["input"], tmp_path)
+    assert variables(resolved(found, *case["input"]["env"])) == case["expected"]["sets"]
+
+
+@pytest.mark.vectors("vendor_habana", "habana.hook.devices", "habana.hook.priority")
+def test_who_may_ask(case: dict[str, Any], eight: AnyInventory) -> None:
+    given, expected = case["input"], case["expected"]
+    env = given.get("env", {DEVICES: given["value"]} if given.get("value") else {})
+    accepts = given.get("accept_unprivileged", True)
+    name = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+    config = loads(f"{name} = {str(accepts).lower()}\n")
+    spec = spec_with(*(f"{name}={value}" for name, value in env.items()))
+    if given["privileged"]:
+        spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
+    answer = resolve(spec, config, inventories={"gaudi": eight})
+    if case["name"] in DIFFERENT:
+        assert answer is None
+        return
+    assert answer is not None
+    words = "all" if len(answer.ids) == 8 else ",".join(d.label for d in answer.grants[0].devices)
+    assert words == expected["devices"]
+
+
+@pytest.mark.vectors("vendor_habana", "habana.hook.privileged")
+def test_privileges(case: dict[str, Any]) -> None:
+    given = case["input"]
+    spec = {"ociVersion": given["ociVersion"], "process": {}}
+    if "capabilities" in given:
+        spec["process"] = {"capabilities": given["capabilities"]}
+    assert is_privileged(spec) == case["expected"]["privileged"]
+
+
+@pytest.mark.vectors("vendor_habana", "habana.k8s")
+def test_what_their_device_plugin_asks_for(case: dict[str, Any], eight: AnyInventory) -> None:
+    """It gives nodes itself, too: the same ones."""
+    expected = case["expected"]
+    env = [f"{name}={value}" for name, value in expected["env"].items()]
+    plan = planned(eight, *env)
+    ours = {path for path in nodes(plan) if "/accel/" in path}
+    assert ours == {path for path in expected["linux_devices"] if "/accel/" in path}
+    assert variables(resolved(eight, *env)) == {MODULES: "6"}  # where this machine's 5 sits
+
+
+@pytest.mark.vectors("vendor_habana", "habana.argv")
+def test_command_lines(case: dict[str, Any]) -> None:
+    given, expected = Arguments(case["input"]["argv"]), case["expected"]
+    if "create" in expected:
+        assert (given.verb == "create") == expected["create"]
+    elif given.verb == "create" and not given.unclear:
+        assert (given.bundle or ".") == expected["bundle"]
+    else:  # what runc and crun read differently is refused, and what creates nothing passed on
+        assert given.unclear or given.verb not in ("create", "run")
+
+
+@pytest.mark.vectors("vendor_habana", "habana.external_network")
+def test_network_ports(case: dict[str, Any], tmp_path: Path) -> None:
+    given = case["input"]
+    addresses = {int(name[5:]): text.strip() for name, text in given["pci_addr"].items()}
+    count = max(addresses) + 1
+    with_ports = [folder.split("/")[4] for folder in given["folders"] if folder.endswith("/net")]
+    found = paper.machine(
+        "gaudi",
+        tmp_path,
+        count,
+        gap=",".join(str(n) for n in range(count) if n not in addresses),
+        addresses=",".join(addresses.get(n, "0000:77:00.0") for n in range(count)),
+        net=",".join(str(n) for n, address in addresses.items() if address in with_ports),
+    )
+    asked = ",".join(given["indexes"]) or "none"
+    warnings = resolved(found, f"{DEVICES}={asked}").warnings()
+    assert [text[:17] for text in warnings] == ["The network ports"] * case["expected"]["external"]
+
+
+def test_cases_that_differ_exist() -> None:
+    text = (Path(__file__).parents[3] / "vectors/vendor_habana.json").read_text()
+    names = {case["name"] for case in json.loads(text)["vectors"]}
+    assert set(OURS) <= set(DIFFERENT) <= names
+
+
+# Which devices -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ([f"{DEVICES}=ALL"], "01234567"),
+        ([f"{DEVICES}=none"], ""),
+        ([f"{DEVICES}=4-6, 1 ,,4"], "4561"),
+        ([f"{DEVICES}=0000:19:00.0,1A:00.0"], "01"),
+        ([f"{MODULES}=0"], "3"),
+        ([f"{MODULES}=0-3"], "3210"),
+        ([f"{MODULES}=7,6"], "45"),
+        ([f"{BUS_IDS}=0000:20:00.0"], "7"),
+        ([f"{DEVICES}=all", f"{MODULES}=0,1"], "32"),
+        ([f"{DEVICES}=all", f"{MODULES}=all", f"{BUS_IDS}=19:00.0"], "0"),
+        ([f"{DEVICES}=all", f"{MODULES}=", f"{BUS_IDS}= "], "01234567"),
+        ([f"{DEVICES}=2", f"{MODULES}=0"], "2"),
+        ([f"{DEVICES}=0", f"{DEVICES}=1"], "1"),
+        ([f"{DEVICES}=habana.ai/gaudi=2"], "2"),
+        ([f"{DEVICES}=habana.ai/gaudi=accel2"], "2"),
+        ([f"{DEVICES}=habana.ai/gaudi=0000:1b:00.0"], "2"),
+    ],
+)
+def test_words(eight: AnyInventory, env: list[str], expected: str) -> None:
+    assert labels(eight, *env) == [*expected]
+
+
+@pytest.mark.parametrize("env", [[], [f"{DEVICES}="], [f"{DEVICES}=void"], [f"{MODULES}=Void"],
+                                 [f"{DEVICES}=all", f"{MODULES}=void"],
+                                 [f"{DEVICES}X=0"]])  # fmt: skip
+def test_no_request(eight: AnyInventory, env: list[str]) -> None:
+    assert answered(eight, *env) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (f"{DEVICES}=8", r"no Gaudi '8': it has 0 \(0000:19:00.0\)"),
+        (f"{DEVICES}=accel0", "no Gaudi 'accel0'"),
+        (f"{DEVICES}=0-8", "8 doesn't exist"),
+        (f"{MODULES}=8", "no Gaudi '8': it has 0, 1, 2, 3, 4, 5, 6, 7. "),
+        (f"{MODULES}=0000:19:00.0", "no Gaudi '0000:19:00.0'"),
+        (f"{BUS_IDS}=0", "no Gaudi '0'"),
+        (f"{DEVICES}=habana.ai/gaudi=8", "no Gaudi '8'"),
+    ],
+)
+def test_what_does_not_exist(eight: AnyInventory, word: str, message: str) -> None:
+    with pytest.raises(UnknownDeviceError, match=message):
+        resolved(eight, word)
+
+
+def test_a_number_is_never_a_seat_that_was_not_asked_for(tmp_path: Path) -> None:
+    """Device 1 is gone, and another one sits in seat 1."""
+    found = paper.machine("gaudi", tmp_path, 3, gap="1")
+    assert labels(found, f"{MODULES}=1") == ["2"]
+    for word in (f"{DEVICES}=1", f"{DEVICES}=habana.ai/gaudi=1"):
+        with pytest.raises(UnknownDeviceError):
+            resolved(found, word)
+
+
+def test_one_that_is_not_operational(tmp_path: Path) -> None:
+    found = paper.machine("gaudi", tmp_path, 3, reset="1")
+    assert labels(found, f"{DEVICES}=all") == ["0", "2"]
+    assert variables(resolved(found, f"{DEVICES}=all")) == {MODULES: "1,3"}
+    for word in (f"{DEVICES}=1", f"{DEVICES}=0-2", f"{MODULES}=2", f"{BUS_IDS}=1a:00.0"):
+        with pytest.raises(LostDeviceError, match="Gaudi 1 can't be used: its status is In reset"):
+            resolved(found, word)
+
+
+def test_a_node_that_is_missing(tmp_path: Path) -> None:
+    found = paper.machine("gaudi", tmp_path, 2, no_node="1")
+    with pytest.raises(DriverError, match=r"no node /dev/accel/accel1, /dev/accel/accel_controlD1"):
+        resolved(found, f"{DEVICES}=1")
+    assert labels(found, f"{DEVICES}=0") == ["0"]
+
+
+def test_beside_another_vendor(eight: AnyInventory) -> None:
+    both = {"nvidia": machines.machine(machines.gpu(0, 3)), "gaudi": eight}
+    spec = spec_with(f"{DEVICES}=1", "NVIDIA_VISIBLE_DEVICES=0")
+    answer = resolve(spec, Config(), inventories=both)
+    assert answer is not None
+    found = nodes(make_plan(answer.grants, image.unknown(), answer.groups))
+    assert "/dev/nvidia3" in found
+    assert found[-3:] == [
+        "/dev/accel/accel1",
+        "/dev/accel/accel_controlD1",
+        "/dev/infiniband/uverbs1",
+    ]
+
+
+# What programs are told ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", [f"{DEVICES}=all", f"{DEVICES}=2,0", f"{BUS_IDS}=1b:00.0"])
+def test_what_is_set_asks_for_the_same(eight: AnyInventory, word: str) -> None:
+    """The hook reads the config.json that the runtime has changed."""
+    first = resolved(eight, word)
+    spec = Spec("config.json", json.dumps(spec_with(word)))
+    for setting in first.settings:
+        spec = set_variable(spec, setting)
+    again = resolve(spec.data, Config(), inventories={"gaudi": eight})
+    assert again is not None
+    assert set(again.ids) == set(first.ids)
+    assert variables(again) == variables(first)
+
+
+def test_seats_that_are_not_sure_are_not_set(tmp_path: Path) -> None:
+    found = paper.machine("gaudi", tmp_path / "a", 3, no_module="1")
+    assert variables(resolved(found, f"{DEVICES}=0,1")) == {}
+    assert variables(resolved(found, f"{DEVICES}=0,2")) == {MODULES: "1,3"}
+    double = paper.machine("gaudi", tmp_path / "b", 3, modules="5,5,4")
+    assert variables(resolved(double, f"{BUS_IDS}=19:00.0")) == {}
+    with pytest.raises(UnknownDeviceError, match="it has 4"):
+        resolved(double, f"{MODULES}=5")
+
+
+def test_ten_seats_are_in_the_order_of_numbers(tmp_path: Path) -> None:
+    found = paper.machine("gaudi", tmp_path, 12)
+    text = variables(resolved(found, f"{DEVICES}=all"))[MODULES]
+    assert text == ",".join(str(number) for number in range(12))
+
+
+def test_no_device_sets_nothing(eight: AnyInventory) -> None:
+    assert variables(resolved(eight, f"{DEVICES}=none")) == {}
+
+
+# The rest ------------------------------------------------------------------------------------
+
+
+def test_an_inventory_is_saved_without_loss(tmp_path: Path) -> None:
+    found = paper.machine("gaudi", tmp_path, 3, net="1", reset="2")
+    assert Inventory.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert found.table()[1][1:] == [
+        ("1", "2", "Gaudi2", "0000:1a:00.0", "-"),
+        ("2", "1", "Gaudi2", "0000:1b:00.0", "its status is In reset"),
+    ]
+
+
+def test_a_document(eight: AnyInventory) -> None:
+    """Engines keep one value of a variable, so a device's own seat would hide the others'."""
+    made = generate(Source(VENDOR, eight, Config(), "/hook"), ("index",)).document
+    assert made["kind"] == "habana.ai/gaudi"
+    assert len(made["devices"]) == 9
+    assert made["containerEdits"]["env"] == [f"{DEVICES}=void"]
+    assert not any("env" in each["containerEdits"] for each in made["devices"])
