@@ -30,7 +30,8 @@ LINES = (
     ("container", "oci", "host", "engines", "simulate"),
     ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
     (
-        "cdi", "plan", "vendors", "vendors.nvidia",
+        "cdi", "plan", "vendors", "vendors.nvidia", "vendors.declared",
+        "vendors.declared.simulate",
         "vendors.amd", "vendors.amd.simulate",
         "vendors.neuron", "vendors.neuron.simulate",
         "vendors.gaudi", "vendors.gaudi.simulate",
@@ -45,6 +46,7 @@ LINES = (
         "vendors.amd.doctor",
         "vendors.neuron.doctor",
         "vendors.gaudi.doctor",
+        "vendors.declared.doctor",
         "vendors.ascend.doctor",
         "vendors.intel_gpu.doctor", "vendors.intel_npu.doctor",
     ),
@@ -71,10 +73,15 @@ LAYERS: Mapping[str, set[str]] = {
     "plan": {"config", "container", "inventory", "loader", "oci", "vendors"},
     "vendors": {
         "config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia",
-        "vendors.amd", "vendors.gaudi", "vendors.neuron",
+        "vendors.amd", "vendors.declared", "vendors.gaudi", "vendors.neuron",
         "vendors.ascend",
         "vendors.intel_gpu", "vendors.intel_npu",
     },
+    "vendors.declared": {
+        "config", "container", "inventory", "loader", "oci", "plan", "vendors",
+    },
+    "vendors.declared.simulate": {"config", "simulate"},
+    "vendors.declared.doctor": {"doctor", "vendors"},
     "vendors.nvidia": {
         "cgroup", "config", "container", "inventory", "loader", "oci", "plan", "request",
         "vendors",

@@ -116,7 +116,7 @@ def _sources(config: Config, kinds: tuple[str, ...], *, save: bool) -> list[Sour
     def look(vendor: seam.Vendor) -> Source:
         return refreshing.look(vendor, config, hook, save=save)
 
-    known = {each.KIND: each for each in seam.KNOWN.values()}
+    known = {each.KIND: each for each in seam.known(config).values()}
     unknown = [kind for kind in kinds if kind not in known]
     if unknown:
         raise CdiError(
@@ -125,7 +125,7 @@ def _sources(config: Config, kinds: tuple[str, ...], *, save: bool) -> list[Sour
         )
     if kinds:
         return [look(seam.load(known[kind])) for kind in dict.fromkeys(kinds)]
-    return seam.present(look)
+    return seam.present(config, look)
 
 
 def _made(sources: list[Source], strategies: tuple[str, ...], *, explicit: bool) -> list[Generated]:

@@ -16,15 +16,16 @@ from gpuhook.vendors import seam
 def info(config_path: str | None, output_format: str) -> None:
     """Show the drivers and the devices of this machine, as they are found now."""
     config = load(config_path)
-    inventories = seam.present(lambda vendor: vendor.discover(config))
+    inventories = seam.present(config, lambda vendor: vendor.discover(config))
     if output_format == "json":
         first, *others = [inventory.to_json() for inventory in inventories]
         print_json({**first, "others": others} if others else first)
     else:
-        click.echo("\n\n".join(_text(inventory) for inventory in inventories))
+        known = seam.known(config)
+        click.echo("\n\n".join(_text(each, known[each.vendor].NOUN) for each in inventories))
 
 
-def _text(inventory: Inventory) -> str:
+def _text(inventory: Inventory, noun: str) -> str:
     kinds = Counter(file.kind for file in inventory.files)
     found = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     facts = (
@@ -34,12 +35,11 @@ def _text(inventory: Inventory) -> str:
         ("Device nodes", ", ".join(node.path for node in inventory.nodes) or "none"),
         *inventory.facts(),
     )
-    names = seam.KNOWN[inventory.vendor]
     header, rows = inventory.table()
     return "\n".join(
         [
             *(f"{title + ':':<16} {text}" for title, text in facts),
             "",
-            table(header, rows) if rows else f"No {names.NOUN}.",
+            table(header, rows) if rows else f"No {noun}.",
         ]
     )

@@ -30,7 +30,7 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
         found = cache.saved(config, vendor) if if_stale else None
         return found or cache.refresh(config, vendor)
 
-    for inventory in seam.present(look):
+    for inventory in seam.present(config, look):
         click.echo(
             f"{inventory.sentence()}, {len(inventory.files)} files: saved in {config.state_dir}"
         )

@@ -5,6 +5,8 @@ import os
 from gpuhook.config.schema import KEYS
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.config.declared import Declared
 
 
 class Config:
@@ -14,7 +16,8 @@ class Config:
     for ``driver_root``, ``root`` and ``ldcache``, "" for what isn't set; ``driver_root_of``
     says which driver root counts. ``mode`` is one of hook, spec, cdi and auto;
     ``nvml_timeout`` is in seconds; ``features`` holds the optional switches that the file
-    sets; ``ignored`` are (key, reason) pairs that changed nothing.
+    sets; ``vendors`` are those that it declares; ``ignored`` are (key, reason) pairs that
+    changed nothing.
     """
 
     __slots__ = (
@@ -53,6 +56,7 @@ class Config:
         "supported_driver_capabilities",
         "swarm_resource",
         "user",
+        "vendors",
     )
 
     if TYPE_CHECKING:
@@ -91,11 +95,13 @@ class Config:
         supported_driver_capabilities: str
         swarm_resource: str
         user: str
+        vendors: tuple[Declared, ...]
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path
         self.features = {}
         self.ignored = ()
+        self.vendors = ()
         for attribute, _, default in KEYS.values():
             setattr(self, attribute, default)
 
