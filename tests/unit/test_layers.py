@@ -100,7 +100,7 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors.amd.simulate": {"simulate", "vendors.amd"},
     "vendors.amd.doctor": {"container", "doctor", "inventory", "vendors.amd"},
     "vendors.ascend": {
-        "config", "container", "inventory", "loader", "oci", "plan", "request", "vendors",
+        "config", "container", "host", "inventory", "loader", "oci", "plan", "request", "vendors",
     },
     "vendors.ascend.simulate": {"simulate", "vendors.ascend"},
     "vendors.intel_gpu": {"config", "container", "inventory", "plan", "vendors"},

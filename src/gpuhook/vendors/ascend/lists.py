@@ -11,6 +11,7 @@ import stat
 
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import ElfError
+from gpuhook.host.files import is_roots
 from gpuhook.inventory.model import DriverFile
 from gpuhook.loader import elf, layout
 from gpuhook.vendors.ascend.model import DRIVER, FILE, LIBRARY, LIBRARY_FOLDERS, LISTS, MountList
@@ -71,7 +72,8 @@ def _read(root: Rootfs, path: str) -> tuple[list[str], str]:
     if status is None or folder is None or not stat.S_ISREG(status.st_mode):
         return [], "it is no file"
     for each in (status, folder):
-        if each.st_uid not in (0, os.geteuid()) or each.st_mode & 0o022:
+        ours = is_roots(each.st_uid) or each.st_uid == os.geteuid()
+        if not ours or each.st_mode & 0o022:
             return [], "others than root may write it"
     try:
         text = (root.read_file(path, _LIMIT) or b"").decode()
