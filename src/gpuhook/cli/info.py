@@ -4,7 +4,7 @@ from collections import Counter
 
 import click
 
-from gpuhook.cli._output import config_option, format_option, print_json, table
+from gpuhook.cli._output import config_option, format_option, print_json, raise_last, table
 from gpuhook.config import load
 from gpuhook.inventory.model import Inventory
 from gpuhook.vendors import seam
@@ -16,13 +16,14 @@ from gpuhook.vendors import seam
 def info(config_path: str | None, output_format: str) -> None:
     """Show the drivers and the devices of this machine, as they are found now."""
     config = load(config_path)
-    inventories = seam.present(config, lambda vendor: vendor.discover(config))
+    inventories, failed = seam.present(config, lambda vendor: vendor.discover(config))
     if output_format == "json":
         first, *others = [inventory.to_json() for inventory in inventories]
         print_json({**first, "others": others} if others else first)
     else:
         known = seam.known(config)
         click.echo("\n\n".join(_text(each, known[each.vendor].NOUN) for each in inventories))
+    raise_last(failed)
 
 
 def _text(inventory: Inventory, noun: str) -> str:

@@ -7,7 +7,14 @@ from typing import Any
 
 import click
 
-from gpuhook.cli._output import config_option, format_option, print_json, printable, table
+from gpuhook.cli._output import (
+    config_option,
+    format_option,
+    print_json,
+    printable,
+    raise_last,
+    table,
+)
 from gpuhook.config import load
 from gpuhook.inventory.cache import get_inventory
 from gpuhook.inventory.model import Device, Inventory
@@ -27,12 +34,13 @@ def list_(files: bool, config_path: str | None, output_format: str) -> None:
     Without root only your own containers are seen.
     """
     config = load(config_path)
-    inventories = seam.present(config, lambda vendor: get_inventory(config, vendor))
+    inventories, failed = seam.present(config, lambda vendor: get_inventory(config, vendor))
     containers = running(inventories, config.state_dir)
     if os.geteuid() != 0:
         click.echo(WITHOUT_ROOT, err=True)
     if output_format == "json":
         print_json(_as_json(inventories, containers))
+        raise_last(failed)
         return
     known = seam.known(config)
     shown = [_devices(each, known[each.vendor], containers) for each in inventories]
@@ -49,6 +57,7 @@ def list_(files: bool, config_path: str | None, output_format: str) -> None:
         every = [file for inventory in inventories for file in inventory.files]
         rows = [(file.kind, file.capability or "-", file.path) for file in every]
         click.echo("\n" + table(("KIND", "CAPABILITY", "PATH"), rows))
+    raise_last(failed)
 
 
 def users(inventory: Inventory, device: Device, containers: list[Container]) -> list[Container]:

@@ -96,10 +96,11 @@ def _nodes(case: Case, patterns: Iterable[str]) -> Iterator[str]:
 
 def _inventory(case: Case) -> str:
     try:
-        found = seam.present(
+        found, failed = seam.present(
             case.config, lambda vendor: get_inventory(case.config, vendor, save=False)
         )
-        return _json([inventory.to_json() for inventory in found])
+        errors = [{"error": str(error)} for error in failed]
+        return _json([*(inventory.to_json() for inventory in found), *errors])
     except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the report is of use
         known = isinstance(error, GpuhookError)
         return _json({"error": str(error) if known else f"{type(error).__name__}: {error}"})

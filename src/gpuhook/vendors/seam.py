@@ -8,7 +8,7 @@ that a configuration declares. ``load`` returns the vendor itself,
 docs/add-a-vendor.md goes through it step by step.
 """
 
-from gpuhook.errors import ConfigError, DriverError, listed
+from gpuhook.errors import ConfigError, DriverError, NoDriverError, listed
 from gpuhook.inventory.model import Inventory
 from gpuhook.vendors.amd import names as amd
 from gpuhook.vendors.ascend import names as ascend
@@ -84,20 +84,23 @@ def load(names: "ModuleType") -> "Vendor":
     return vendor.of(names)
 
 
-def present(config: "Config", ask: "Callable[[Vendor], T]") -> "list[T]":
-    """Return what ``ask`` says of each vendor that this machine has, one at least.
+def present(config: "Config", ask: "Callable[[Vendor], T]") -> "tuple[list[T], list[DriverError]]":
+    """Return what ``ask`` says of each vendor that this machine has, and which drivers fail.
 
-    DriverError of the first vendor where it has none: one without a driver raises that.
+    Where there is nothing of any vendor, DriverError of the first driver that fails, or of the
+    first that isn't there.
     """
-    found, errors = [], []
+    found, absent, failed = [], [], []
     for names in known(config).values():
         try:
             found.append(ask(load(names)))
+        except NoDriverError as error:
+            absent.append(error)
         except DriverError as error:
-            errors.append(error)
+            failed.append(error)
     if not found:
-        raise errors[0]
-    return found
+        raise (failed or absent)[0]
+    return found, failed
 
 
 class Grant:
