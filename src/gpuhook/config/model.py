@@ -115,8 +115,11 @@ class Config:
         The first of these that is set: the vendor's own in ``driver-roots``, ``[gpuhook]
         root``, ``[nvidia-container-cli] root``.
         """
-        own = dict(entry.split("=", 1) for entry in self.driver_roots)
-        return own.get(vendor) or self.root or self.driver_root or "/"
+        return self.own_driver_root(vendor) or self.root or self.driver_root or "/"
+
+    def own_driver_root(self, vendor: str) -> str:
+        """Return the root that ``driver-roots`` names for a vendor alone, "" if there is none."""
+        return dict(entry.split("=", 1) for entry in self.driver_roots).get(vendor, "")
 
     @property
     def reads_annotations(self) -> bool:

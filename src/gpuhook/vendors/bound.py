@@ -1,11 +1,37 @@
-"""PCI devices by the driver that is bound to them, for vendors' discovery: sysfs alone is read."""
+"""What vendors' discovery has in common: a driver root, and devices by the driver bound to them.
+
+Sysfs alone is read.
+"""
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import DriverError, NoDriverError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.container.rootfs import Rootfs
-    from gpuhook.inventory.model import Node
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from gpuhook.inventory.model import Inventory, Node
+
+    T = TypeVar("T", bound=Inventory)
 
 _SMALL = 1 << 16  # bytes; no attribute has more than a page
+
+
+def look(title: str, path: str, find: "Callable[[Rootfs], T]") -> "T":
+    """Return what ``find`` sees below the driver root of the vendor with this title.
+
+    NoDriverError where there is no such folder, DriverError where it can't be read.
+    """
+    try:
+        with Rootfs(path) as root:
+            return find(root)
+    except OSError as error:
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
+            f"{title}'s driver root {path} can't be read: {error.strerror}",
+            "Start the driver, or correct its root in [gpuhook] of config.toml",
+        ) from None
 
 
 def driver_folder(driver: str) -> str:
@@ -13,7 +39,7 @@ def driver_folder(driver: str) -> str:
     return f"/sys/bus/pci/drivers/{driver}"
 
 
-def devices(root: "Rootfs", driver: str) -> list[str]:
+def devices(root: Rootfs, driver: str) -> list[str]:
     """Return the folders of the devices that are bound to a driver, by their address."""
     folder = driver_folder(driver)
     return [f"{folder}/{name}" for name in root.list_folder(folder) if is_address(name)]
@@ -28,7 +54,7 @@ def is_address(name: str) -> bool:
     return all(part and set(part) <= set("0123456789abcdefABCDEF") for part in parts)
 
 
-def text(root: "Rootfs", path: str) -> str:
+def text(root: Rootfs, path: str) -> str:
     """Return a small file's text, "" where it can't be read: half of sysfs may be missing."""
     try:
         return (root.read_file(path, _SMALL) or b"").decode("ascii", "replace").strip()
@@ -39,11 +65,13 @@ def text(root: "Rootfs", path: str) -> str:
 def number(name: str, beginning: str) -> int | None:
     """Return the number after the beginning of a name (card12), None for any other name."""
     digits = name.removeprefix(beginning)
-    plain = 0 < len(digits) < 10 and digits.isascii() and digits.isdecimal()
-    return int(digits) if plain and digits != name else None
+    plain = len(digits) < 10 and digits.isascii() and digits.isdecimal()
+    if not plain or digits == name or digits != str(int(digits)):
+        return None
+    return int(digits)
 
 
-def numbered(root: "Rootfs", folder: str, beginning: str) -> list[int]:
+def numbered(root: Rootfs, folder: str, beginning: str) -> list[int]:
     """Return the numbers of a folder's names that begin so, sorted."""
     found = (number(name, beginning) for name in root.list_folder(folder))
     return sorted(each for each in found if each is not None)

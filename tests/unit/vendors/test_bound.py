@@ -1,4 +1,4 @@
-"""PCI devices by the driver that is bound to them."""
+"""Driver roots, and PCI devices by the driver that is bound to them."""
 
 from pathlib import Path
 
@@ -14,7 +14,9 @@ def test_addresses(name: str) -> None:
     assert bound.is_address(name)
 
 
-@pytest.mark.parametrize("name", ["bind", "c1:00.0", "0000:c1:00", "0000:c1:00.", "0:g:0.0", "::."])
+@pytest.mark.parametrize(
+    "name", ["bind", "c1:00.0", "0000:c1:00", "0000:c1:00.", "0:g:0.0", "::.", "a.b.c.d"]
+)
 def test_other_names(name: str) -> None:
     assert not bound.is_address(name)
 
@@ -34,7 +36,7 @@ def test_devices_of_a_driver(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "number"),
     [("card12", 12), ("card0", 0), ("card", None), ("card1-DP-1", None), ("xcard1", None),
-     ("card٣", None), ("card1234567890", None)],
+     ("card٣", None), ("card1234567890", None), ("card01", None), ("card_1", None)],
 )  # fmt: skip
 def test_numbers(name: str, number: int | None) -> None:
     assert bound.number(name, "card") == number

@@ -6,7 +6,7 @@ driver's own in /proc/devices.
 """
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, NoDriverError
+from gpuhook.errors import NoDriverError
 from gpuhook.inventory import freshness
 from gpuhook.inventory.model import Device, Node
 from gpuhook.vendors import bound
@@ -58,15 +58,7 @@ class _Npu:
 
 def discover(path: str) -> Inventory:
     """Look at the driver root; DriverError if there is no driver."""
-    try:
-        with Rootfs(path) as root:
-            return _discover(root)
-    except OSError as error:
-        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
-        raise kind(
-            f"Ascend's driver root {path} can't be read: {error.strerror}",
-            "Start the driver, or correct its root in config.toml",
-        ) from None
+    return bound.look(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:

@@ -91,7 +91,7 @@ def _is_of_interest(case: Case) -> bool:
                 return True
             return any(_is_npu(root, f"{_PCI}/{each}") for each in root.list_folder(_PCI))
     except OSError:
-        return VENDOR.root(case.config) != "/"
+        return bool(case.config.own_driver_root(names.NAME))
 
 
 def _is_npu(root: Rootfs, folder: str) -> bool:

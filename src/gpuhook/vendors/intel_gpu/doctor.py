@@ -22,7 +22,7 @@ def intel_gpus(case: Case) -> Iterator[Finding]:
     try:
         inventory = VENDOR.discover(case.config)
     except DriverError as error:
-        if _without_driver(case) or VENDOR.root(case.config) != "/":
+        if _without_driver(case) or case.config.own_driver_root(names.NAME):
             yield failure(_CHECK, error.cause, error.remedy)
         return
     if inventory.devices:

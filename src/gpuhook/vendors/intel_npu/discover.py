@@ -5,7 +5,7 @@ is bound to. Their numbers are the nodes'.
 """
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, NoDriverError
+from gpuhook.errors import NoDriverError
 from gpuhook.inventory.model import Device, Inventory, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.intel_npu import names
@@ -15,15 +15,7 @@ DRIVER = "intel_vpu"
 
 def discover(path: str) -> Inventory:
     """Look at the driver root; DriverError if there is no driver."""
-    try:
-        with Rootfs(path) as root:
-            return _discover(root)
-    except OSError as error:
-        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
-        raise kind(
-            f"Intel's driver root {path} can't be read: {error.strerror}",
-            "Start the driver, or correct its root in config.toml",
-        ) from None
+    return bound.look(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:

@@ -21,7 +21,7 @@ def intel_npus(case: Case) -> Iterator[Finding]:
     try:
         inventory = VENDOR.discover(case.config)
     except DriverError as error:
-        if VENDOR.root(case.config) != "/":
+        if case.config.own_driver_root(names.NAME):
             yield failure(_CHECK, error.cause, error.remedy)
         return
     if inventory.devices:
