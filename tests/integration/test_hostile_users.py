@@ -194,7 +194,7 @@ def test_locks_on_what_is_saved_of_the_machine(site: Site, driver: Driver) -> No
     refresh: list[str | Path] = [site.command, "refresh", "--config", config]
     run(refresh).ok()
     state = site.folder / "config/state"
-    [lock] = state.glob("*.lock")
+    [lock] = state.glob("inventory-nvidia-*.lock")
     [saved] = state.glob("inventory-nvidia-????????????????")
     run([*AS_STRANGER, "flock", "-n", lock, "true"]).failed()
     assert driver.gpus[0].uuid in run([*AS_STRANGER, "cat", saved]).ok().stdout

@@ -175,7 +175,59 @@ def shared_volume(scene: Scene) -> Result:
     return scene.start(ALL)
 
 
+def exclusive(scene: Scene) -> Path:
+    config = write_config(scene.folder / "config", scene.driver.root, ["runc"])
+    text = config.read_text()
+    return scene.config(text.replace("[gpuhook]", '[gpuhook]\nexclusive = ["nvidia.com/gpu"]'))
+
+
+def held_device(scene: Scene) -> Result:
+    config, first = exclusive(scene), f"{scene.bundle.name}-first"
+    env = {"GPUHOOK_CONFIG": str(config)}
+    scene.bundle.environ(ALL)
+    words: list[str | Path] = ["run", "--detach", "--bundle", scene.bundle.path, first]
+    command = scene.bundle.spec()["process"]["args"]
+    scene.bundle.command("sleep", "1000")
+    quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
+    scene.bundle.call(*quiet, scene.installation.runtime, *words, env=env).ok()
+    try:
+        scene.bundle.command(*command)
+        return scene.start(ALL, config=config)
+    finally:
+        scene.bundle.call(scene.installation.runtime, "delete", "--force", first, env=env).ok()
+
+
+def no_place_for_a_lease(scene: Scene) -> Result:
+    config = exclusive(scene)
+    state = scene.folder / "config/state"
+    state.mkdir()
+    state.chmod(0o777)  # anybody might write a record
+    return scene.start(ALL, config=config)
+
+
+def two_values(scene: Scene) -> Result:
+    config = write_config(scene.folder / "config", scene.driver.root, ["runc"])
+    tables = "".join(
+        f"""
+        [[gpuhook.vendors]]
+        name = "{name}"
+        kind = "{name}.example/npu"
+        variable = "{name.upper()}_VISIBLE_DEVICES"
+        nodes = ["/dev/nvidia{{n}}"]
+        environment = ["NPUS={name}"]
+        """
+        for name in ("one", "two")
+    )
+    text = config.read_text() + tables
+    return scene.start(
+        "ONE_VISIBLE_DEVICES=all", "TWO_VISIBLE_DEVICES=all", config=scene.config(text)
+    )
+
+
 OURS: dict[str, Provocation] = {
+    "...=... is held by ..., and ... is exclusive here": held_device,
+    "It can't be written down that the container has ...": no_place_for_a_lease,
+    "... need different values of the variable ...": two_values,
     "There is no NVIDIA driver ...: libnvidia-ml.so.1 is not there": no_driver,
     "The driver root ... can't be opened": lambda scene: scene.start(
         ALL, root=scene.folder / "none"
