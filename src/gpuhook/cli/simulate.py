@@ -16,6 +16,7 @@ from gpuhook.vendors.nvidia.simulate.models import MODELS
 from gpuhook.vendors.nvidia.simulate.options import (
     DEFAULT_DRIVER,
     FEATURES,
+    PLATFORMS,
     parse_failure,
     parse_mig,
     parse_numbers,
@@ -36,6 +37,13 @@ _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing"})
     "--set", "settings", multiple=True, metavar="NAME=VALUE",
     help=f"A setting of another vendor's simulator than {nvidia.NAME}; may be repeated.",
 )  # fmt: skip
+@click.option(
+    "--platform",
+    type=click.Choice(PLATFORMS),
+    default=PLATFORMS[0],
+    show_default=True,
+    help="NVIDIA's driver for Linux, or WSL2.",
+)
 @click.option(
     "--model",
     default="H200",

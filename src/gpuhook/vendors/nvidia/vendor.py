@@ -10,6 +10,7 @@ from gpuhook.vendors.seam import Vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
 
     from gpuhook.config import Config
@@ -25,6 +26,9 @@ _PROC = "/proc/driver/nvidia"
 # Folders of device nodes that come and go as a whole; the rest lies in /dev itself.
 _NODE_FOLDERS = ("nvidia-caps", "nvidia-caps-imex-channels", "infiniband", "dri")
 _NODE_PREFIXES = ("nvidia", "gdrdrv")
+# Where Windows puts its driver: an update comes as another folder in the second.
+_WSL_NODE = "dxg"
+_WSL_FOLDERS = ("/usr/lib/wsl/lib", "/usr/lib/wsl/drivers")
 
 
 class Nvidia(Vendor):
@@ -48,13 +52,15 @@ class Nvidia(Vendor):
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
+        nodes = listed(f"{root}/dev")
         return [
             text(f"{root}{_PROC}/version"),
             listed(f"{root}{_PROC}/gpus"),
             _mig_instances(f"{root}{_PROC}/capabilities"),
             status(root + (config.ldcache or "/etc/ld.so.cache")),
-            [name for name in listed(f"{root}/dev") if name.startswith(_NODE_PREFIXES)],
+            [name for name in nodes if name.startswith(_NODE_PREFIXES)],
             [status(f"{root}/dev/{name}") for name in _NODE_FOLDERS],
+            [status(root + path) for path in _WSL_FOLDERS] if _WSL_NODE in nodes else [],
         ]
 
     def volatile_paths(self) -> list[str]:
@@ -74,22 +80,27 @@ class Nvidia(Vendor):
         empty = [gpu for gpu in grant.inventory.gpus if gpu.mig_enabled and not gpu.mig]
         without = {gpu.uuid for gpu in empty}
         reasons += [f"GPU {gpu.index} is in MIG mode and has no MIG device" for gpu in empty]
-        reasons += completeness.unusable(grant)
+        reasons += [] if grant.inventory.platform else completeness.unusable(grant)
         return [device for device in found if device.id not in without], reasons
 
     def read(self, reading: "Reading", options: variables.Options) -> None:
         variables.read(reading, options)
 
     def check(self, grant: "Grant") -> None:
-        device_nodes.check_mig_management(grant)
-        completeness.check(grant)
+        if grant.inventory.platform:
+            _platforms().check(grant)
+        else:
+            device_nodes.check_mig_management(grant)
+            completeness.check(grant)
         requirements.check(grant)
 
     def warnings(self, grant: "Grant") -> list[str]:
-        return completeness.warnings(grant)
+        platform = grant.inventory.platform
+        return _platforms().warnings(grant) if platform else completeness.warnings(grant)
 
     def nodes(self, grant: "Grant") -> "list[tuple[Node, str]]":
-        return device_nodes.nodes(grant)
+        platform = grant.inventory.platform
+        return _platforms().nodes(grant) if platform else device_nodes.nodes(grant)
 
     def rules(self, grant: "Grant") -> "dict[tuple[int, int], str]":
         return device_nodes.management_rules(grant)
@@ -103,6 +114,12 @@ class Nvidia(Vendor):
         from gpuhook.vendors.nvidia import edits  # noqa: PLC0415 - as in look
 
         return edits.edits(grant, image)
+
+
+def _platforms() -> "ModuleType":
+    from gpuhook.vendors.nvidia import platforms  # noqa: PLC0415 - few machines are one
+
+    return platforms
 
 
 def _mig_instances(folder: str) -> "list[Any]":

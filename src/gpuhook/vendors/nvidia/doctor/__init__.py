@@ -1,6 +1,6 @@
 """What the doctor looks at of NVIDIA's driver; ``gpuhook.doctor.vendors`` says how it is used."""
 
-from gpuhook.vendors.nvidia.doctor import driver, nodes, toolkit
+from gpuhook.vendors.nvidia.doctor import driver, nodes, platforms, toolkit
 
 _IN_DETAIL = (
     driver.driver_versions,
@@ -10,7 +10,11 @@ _IN_DETAIL = (
     driver.loader_cache,
     nodes.dev_char_links,
 )
-DRIVER_CHECKS = (driver.driver_loaded, *map(driver.where_nvidia_is, _IN_DETAIL))
+DRIVER_CHECKS = (
+    driver.driver_loaded,
+    platforms.wsl_driver,
+    *map(driver.where_nvidia_is, _IN_DETAIL),
+)
 HOST_CHECKS = (toolkit.cdi_versions, toolkit.foreign_toolkit)
 
 REPORT_FILES = (
@@ -18,4 +22,4 @@ REPORT_FILES = (
     "/proc/driver/nvidia/params",
     "/proc/driver/nvidia/gpus/*/information",
 )
-REPORT_NODES = ("/dev/nvidia*", "/dev/nvidia-caps*/*")
+REPORT_NODES = ("/dev/nvidia*", "/dev/nvidia-caps*/*", "/dev/dxg")
