@@ -42,7 +42,7 @@ _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing"})
     type=click.Choice(PLATFORMS),
     default=PLATFORMS[0],
     show_default=True,
-    help="NVIDIA's driver for Linux, or WSL2.",
+    help="NVIDIA's driver for Linux, WSL2 or Tegra.",
 )
 @click.option(
     "--model",

@@ -94,14 +94,15 @@ def _of_platform(
 ) -> "Iterator[Operation]":
     """Yield the operations for a platform whose files all have places of their own."""
     title = inventory.platform
-    mounted = [file for file in files if file.kind != "link"]
-    yield from _file_binds(inventory, mounted, image.layout)
-    yield from _links(libraries)
-    yield from _default_links(libraries, image.layout, title)
+    listed = {file.path: file.target for file in files if file.kind == "link"}
+    yield from _file_binds(inventory, [file for file in files if file.kind != "link"], image.layout)
+    for link, target in listed.items():
+        yield Symlink(link, target, replace=False, reason=title)
+    for op in (*_links(libraries), *_default_links(libraries, image.layout, title)):
+        if op.destination not in listed:
+            yield op
     for file in files:
-        if file.kind == "link":
-            yield Symlink(file.path, file.target, replace=False, reason=title)
-        elif file.kind == "binary":
+        if file.kind == "binary":
             link = f"/usr/bin/{_name(file)}"
             yield Symlink(link, file.target, replace=False, reason=title)
     if libraries and image.layout.uses_cache:
@@ -110,7 +111,7 @@ def _of_platform(
 
 def _default_links(
     libraries: "list[tuple[DriverFile, str]]", layout: "Layout", reason: str
-) -> "Iterator[Operation]":
+) -> "Iterator[Symlink]":
     """Yield a link for each SONAME in the folder that the loader searches by itself.
 
     For mode spec, which has no cache, and for an ldconfig of the image's own.
@@ -201,7 +202,7 @@ def _by_folder(libraries: "list[tuple[DriverFile, str]]") -> "dict[str, list[Dri
     return folders
 
 
-def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Operation]":
+def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Symlink]":
     """Yield the SONAME links that ldconfig would make, then those that it wouldn't."""
     for folder, files in _by_folder(libraries).items():
         capability = {_name(file): file.capability or file.kind for file in files}

@@ -37,6 +37,8 @@ class Nvidia(Vendor):
     names = names
     inventory = Inventory
     settings = (
+        "csv_ignore",
+        "csv_mount_spec_path",
         "environment",
         "ldcache",
         "library_search_paths",
@@ -53,6 +55,7 @@ class Nvidia(Vendor):
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
         nodes = listed(f"{root}/dev")
+        lists = f"{root}{config.csv_mount_spec_path}"
         return [
             text(f"{root}{_PROC}/version"),
             listed(f"{root}{_PROC}/gpus"),
@@ -61,6 +64,7 @@ class Nvidia(Vendor):
             [name for name in nodes if name.startswith(_NODE_PREFIXES)],
             [status(f"{root}/dev/{name}") for name in _NODE_FOLDERS],
             [status(root + path) for path in _WSL_FOLDERS] if _WSL_NODE in nodes else [],
+            _tegra(lists, nodes),
         ]
 
     def volatile_paths(self) -> list[str]:
@@ -114,6 +118,12 @@ class Nvidia(Vendor):
         from gpuhook.vendors.nvidia import edits  # noqa: PLC0415 - as in look
 
         return edits.edits(grant, image)
+
+
+def _tegra(folder: str, nodes: "list[str]") -> "list[Any]":
+    """Return Tegra's lists and all nodes, any of which they may name; nothing without lists."""
+    names = listed(folder)
+    return [[[name, status(f"{folder}/{name}")] for name in names], nodes] if names else []
 
 
 def _platforms() -> "ModuleType":

@@ -13,6 +13,7 @@ _IN_DETAIL = (
 DRIVER_CHECKS = (
     driver.driver_loaded,
     platforms.wsl_driver,
+    platforms.tegra_lists,
     *map(driver.where_nvidia_is, _IN_DETAIL),
 )
 HOST_CHECKS = (toolkit.cdi_versions, toolkit.foreign_toolkit)
@@ -21,5 +22,6 @@ REPORT_FILES = (
     "/proc/driver/nvidia/version",
     "/proc/driver/nvidia/params",
     "/proc/driver/nvidia/gpus/*/information",
+    "/sys/devices/soc0/family",
 )
-REPORT_NODES = ("/dev/nvidia*", "/dev/nvidia-caps*/*", "/dev/dxg")
+REPORT_NODES = ("/dev/nvidia*", "/dev/nvidia-caps*/*", "/dev/dxg", "/dev/nv*")

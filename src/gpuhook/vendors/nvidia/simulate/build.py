@@ -49,7 +49,7 @@ class Built:
         """Return what was made, for people to read."""
         lines = [f"{self.root}: driver {self.driver_version}, CUDA {self.cuda_version}"]
         for index, gpu in enumerate(self.gpus):
-            node = "/dev/dxg" if self.platform == "wsl" else f"/dev/nvidia{gpu.minor}"
+            node = platforms.NODES.get(self.platform, f"/dev/nvidia{gpu.minor}")
             node += " (lost)" if gpu.lost else ""
             lines.append(f"GPU {index}: {gpu.model.name} {gpu.uuid} {gpu.pci_bus_id} {node}")
             lines += [f"  MIG {mig.profile.name} {mig.uuid}" for mig in gpu.migs]

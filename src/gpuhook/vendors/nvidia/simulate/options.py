@@ -10,7 +10,7 @@ from gpuhook.errors import SimulateError
 DEFAULT_DRIVER = "580.65.06"
 MAX_GPUS = 64
 MAX_CHANNELS = 2048  # nvidia's module parameter NVreg_ImexChannelCount
-PLATFORMS = ("linux", "wsl")
+PLATFORMS = ("linux", "wsl", "tegra")
 # Options that the other platforms don't have.
 _LINUX_ALONE = (
     "minors", "mig", "unplugged", "failure", "library_dir", "driver_files", "compat32",
@@ -155,6 +155,8 @@ def _check_platform(options: Options) -> None:
                 f"{name} can't be simulated on the platform {options.platform}",
                 f"Leave out {name}",
             )
+    if options.platform == "tegra" and options.gpus != 1:
+        raise SimulateError("Tegra has one GPU", "Leave out the number of GPUs")
 
 
 def _check_extras(options: Options) -> None:
