@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 CAPS_FOLDER = "/dev/nvidia-caps"
 
+# Platforms without NVIDIA's driver for Linux, and what people call them.
+WSL, TEGRA = "wsl", "tegra"
+TITLES = {WSL: "WSL2", TEGRA: "Tegra"}
+
 
 class Mig(Record):
     """One MIG device: a compute instance (``ci``) of a GPU instance (``gi``).
@@ -140,7 +144,7 @@ class Inventory(model.Inventory):
     control nodes, GPU nodes and capability nodes that exist, ``lost`` the indices of GPUs
     that NVML counts but can't reach any more (fallen off the bus), ``mig_minors`` the lines
     of /proc/driver/nvidia-caps/mig-minors that concern these GPUs. ``platform`` is "" for
-    NVIDIA's driver for Linux, else a name of ``platforms``.
+    NVIDIA's driver for Linux, else one of TITLES.
     """
 
     __slots__ = ("cuda_version", "gpus", "mig_minors", "platform")

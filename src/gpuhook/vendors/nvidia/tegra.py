@@ -13,8 +13,7 @@ from gpuhook.container.rootfs import read_link
 from gpuhook.errors import DriverError
 from gpuhook.inventory.model import DriverFile, Node
 from gpuhook.vendors.nvidia.listed_files import driver_file
-from gpuhook.vendors.nvidia.model import Gpu, Inventory
-from gpuhook.vendors.nvidia.platforms import TEGRA
+from gpuhook.vendors.nvidia.model import TEGRA, Gpu, Inventory
 from gpuhook.vendors.nvidia.variables import CSV_MOUNTS
 
 TYPE_CHECKING = False

@@ -10,7 +10,6 @@ from gpuhook.vendors.seam import Vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
     from typing import Any
 
     from gpuhook.config import Config
@@ -84,27 +83,23 @@ class Nvidia(Vendor):
         empty = [gpu for gpu in grant.inventory.gpus if gpu.mig_enabled and not gpu.mig]
         without = {gpu.uuid for gpu in empty}
         reasons += [f"GPU {gpu.index} is in MIG mode and has no MIG device" for gpu in empty]
-        reasons += [] if grant.inventory.platform else completeness.unusable(grant)
+        reasons += completeness.unusable(grant)
         return [device for device in found if device.id not in without], reasons
 
     def read(self, reading: "Reading", options: variables.Options) -> None:
         variables.read(reading, options)
 
     def check(self, grant: "Grant") -> None:
-        if grant.inventory.platform:
-            _platforms().check(grant)
-        else:
-            device_nodes.check_mig_management(grant)
-            completeness.check(grant)
+        device_nodes.check_platform(grant)
+        device_nodes.check_mig_management(grant)
+        completeness.check(grant)
         requirements.check(grant)
 
     def warnings(self, grant: "Grant") -> list[str]:
-        platform = grant.inventory.platform
-        return _platforms().warnings(grant) if platform else completeness.warnings(grant)
+        return completeness.warnings(grant)
 
     def nodes(self, grant: "Grant") -> "list[tuple[Node, str]]":
-        platform = grant.inventory.platform
-        return _platforms().nodes(grant) if platform else device_nodes.nodes(grant)
+        return device_nodes.nodes(grant)
 
     def rules(self, grant: "Grant") -> "dict[tuple[int, int], str]":
         return device_nodes.management_rules(grant)
@@ -124,12 +119,6 @@ def _tegra(folder: str, nodes: "list[str]") -> "list[Any]":
     """Return Tegra's lists and all nodes, any of which they may name; nothing without lists."""
     names = listed(folder)
     return [[[name, status(f"{folder}/{name}")] for name in names], nodes] if names else []
-
-
-def _platforms() -> "ModuleType":
-    from gpuhook.vendors.nvidia import platforms  # noqa: PLC0415 - few machines are one
-
-    return platforms
 
 
 def _mig_instances(folder: str) -> "list[Any]":

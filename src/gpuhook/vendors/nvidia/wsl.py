@@ -9,8 +9,7 @@ from gpuhook.errors import NoDriverError
 from gpuhook.inventory.model import DriverFile, Node
 from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.listed_files import driver_file
-from gpuhook.vendors.nvidia.model import Gpu, Inventory
-from gpuhook.vendors.nvidia.platforms import WSL
+from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

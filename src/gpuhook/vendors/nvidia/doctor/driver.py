@@ -16,7 +16,7 @@ from gpuhook.vendors import seam
 from gpuhook.vendors.nvidia import completeness, driver_files, names, nvml, variables
 from gpuhook.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 from gpuhook.vendors.nvidia.doctor.platforms import platform_of
-from gpuhook.vendors.nvidia.platforms import TITLES
+from gpuhook.vendors.nvidia.model import TITLES
 
 _SLOW_SECONDS = 1.0
 

@@ -7,7 +7,7 @@ from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.errors import DriverError, LdCacheError, listed
 from gpuhook.vendors.nvidia import driver_files, tegra, wsl
-from gpuhook.vendors.nvidia.platforms import TEGRA, WSL
+from gpuhook.vendors.nvidia.model import TEGRA, WSL
 
 _UPDATE = "Install NVIDIA's newest driver for Windows again, and run wsl --shutdown there"
 
