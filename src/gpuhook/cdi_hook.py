@@ -46,7 +46,7 @@ def main(argv: list[str]) -> "NoReturn":
         config_path, kind = read_arguments(argv)
         state = sys.stdin.buffer.read(_STATE_LIMIT)
         config = load(config_path)
-        run(state, config, _vendor_of(kind))
+        run(state, config, _vendor_of(kind, config))
     except GpuhookError as error:
         log.error(names.CDI_HOOK, str(error), config)
         sys.exit(1)
@@ -75,8 +75,8 @@ def read_arguments(argv: list[str]) -> tuple[str | None, str]:
     return path, words[0]
 
 
-def _vendor_of(kind: str) -> "ModuleType":
-    known = {each.KIND: each for each in seam.KNOWN.values()}
+def _vendor_of(kind: str, config: Config) -> "ModuleType":
+    known = {each.KIND: each for each in seam.known(config).values()}
     if kind in known:
         return known[kind]
     raise CdiError(

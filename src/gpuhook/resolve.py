@@ -3,7 +3,7 @@
 The one sequence that the runtime, the hook and ``gpuhook explain`` share.
 """
 
-from gpuhook.errors import DriverError, RequestError, shown
+from gpuhook.errors import NoDriverError, RequestError, shown
 from gpuhook.request.reader import SpecReader
 from gpuhook.start import preload
 from gpuhook.vendors import seam
@@ -107,13 +107,13 @@ def resolve(
     from gpuhook.inventory import cache, selection  # noqa: PLC0415 - where a device is asked for
 
     grants: list[Grant] = []
-    absent: list[DriverError] = []
+    absent: list[NoDriverError] = []
     for vendor, request in asked:
         try:
             inventory = (inventories or {}).get(request.vendor)
             if inventory is None:
                 inventory = cache.get_inventory(config, vendor, save=save)
-        except DriverError as error:
+        except NoDriverError as error:
             if config.missing_driver != "ignore" or not _is_general(request):
                 raise
             absent.append(error)
@@ -131,12 +131,13 @@ def _asked(
 ) -> "tuple[Asked, tuple[str, ...]]":
     """Return the vendors that devices are asked of, and the CDI devices of documents."""
     reader = SpecReader(spec, config)
+    known = seam.known(config).values()
     asked: dict[str, tuple[Vendor, Request]] = {}
-    for names in seam.KNOWN.values():
+    for names in known:
         if reader.asks(names):
             asked[names.NAME] = _read(reader, names, (), progress)
     every = [name for _, request in asked.values() for name in request.cdi_devices]
-    for names in seam.KNOWN.values() if every and config.mode != "cdi" else ():
+    for names in known if every and config.mode != "cdi" else ():
         ours = tuple(name for name in every if name.startswith(f"{names.KIND}="))
         if ours:
             asked[names.NAME] = _read(reader, names, ours, progress)

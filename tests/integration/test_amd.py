@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import vendors
+from harness import bundles, vendors
 from harness.bundles import Bundle
 from harness.commands import run, wait_until
 from harness.docker import Docker, dockerd
@@ -225,16 +225,54 @@ def test_a_swarms_variable(bundle: Bundle, config: Path, gpus: Devices, driver: 
 
 
 @ONE
-def test_an_absent_driver_stops_no_other_vendor(
+def test_an_absent_driver_that_is_ignored_stops_no_other_vendor(
     bundle: Bundle, config: Path, gpus: Devices, driver: Driver, tmp_path: Path
 ) -> None:
-    config.write_text(re.sub(r"amd=[^\"]*", f"amd={tmp_path}", config.read_text()))
+    text = re.sub(r"amd=[^\"]*", f"amd={tmp_path}", config.read_text())
+    config.write_text(text.replace("[gpuhook]\n", '[gpuhook]\nmissing-driver = "ignore"\n'))
     bundle.environ("AMD_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*vendors.look("/dev/kfd", "/dev/dri/*", driver=driver))
     done = gpus.started(bundle, config)
     assert vendors.gpus_seen(done, driver) == {5}
     assert nodes_seen(done) == {}
     assert "AMD's driver amdgpu isn't loaded" in vendors.logged(config)["warnings"][0]
+
+
+@ONE
+def test_an_absent_driver(bundle: Bundle, config: Path, gpus: Devices, tmp_path: Path) -> None:
+    text = config.read_text()
+    config.write_text(re.sub(r"amd=[^\"]*", f"amd={tmp_path}", text))
+    bundle.environ("AMD_VISIBLE_DEVICES=all")
+    assert "AMD's driver amdgpu isn't loaded. Run modprobe" in gpus.refused(bundle, config)
+
+
+@ONE
+@pytest.mark.parametrize(("word", "held"), [("2", True), ("0x84cafeae17e7610", True), ("1", False)])
+def test_an_exclusive_gpu_is_one_containers(
+    bundle: Bundle,
+    config: Path,
+    gpus: Devices,
+    low_level: tuple[str, Namespace],
+    workspace: Path,
+    roots: dict[str, Path],
+    word: str,
+    held: bool,
+) -> None:
+    """One unique id may mean what somebody has; a partition beside that is another's to have."""
+    text = config.read_text()
+    config.write_text(text.replace("[gpuhook]\n", '[gpuhook]\nexclusive = ["amd.com/gpu"]\n'))
+    bundle.environ("AMD_VISIBLE_DEVICES=2")
+    gpus.start(bundle, config)
+    runtime, entered = low_level
+    with bundles.bundle(workspace / "bundles", roots["debian"], entered, runtime) as other:
+        other.environ(f"AMD_VISIBLE_DEVICES={word}")
+        other.command(*LOOK)
+        done = gpus.started(other, config)
+    if held:
+        said = f"amd.com/gpu=0x84cafeae17e7610:1 is held by the container {bundle.name}"
+        assert said in done.failed().stderr
+    else:
+        assert nodes_seen(done) == expected(gpus, 1)
 
 
 @ONE

@@ -7,12 +7,12 @@ there, for the Python of that release. What podman of this machine does is in te
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 from harness import bundles, images
-from harness.bundles import CGROUP_PARENT
 from harness.cdi import KERNEL, KIND, with_mounted_nodes, write_kernel
 from harness.commands import Result, run
 from harness.containerd import WITH_CDI, Containerd, containerd
@@ -27,42 +27,44 @@ from harness.installation import Installation, write_config
 from harness.loader import probed
 from harness.namespaces import Namespace
 from harness.podman import Podman, podman
-from harness.releases import LAYOUTS, PYTHON, Release, release
+from harness.releases import NAMES, PYTHON, Release, release
 
 DEBIAN = image("debian")
 MIG = "mig.example/gpu"  # the kind of the document of another machine, whose GPU is in MIG mode
 UID, USERS = 4242, "user.example/gpu"  # and the kind of a document that has mounts for nodes
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
-ENGINES = {
-    "trixie": ("docker", "compose", "cri_field", "cri_annotations", "podman_runc", "podman_crun",
-               "buildah"),
-    "sid": ("docker", "compose", "cri_field", "cri_annotations", "ctr", "podman_runc", "buildah"),
-}  # fmt: skip
+# The ctr of trixie doesn't know CDI. buildah writes device rules without an access for the nodes of
+# CDI, which neither runc nor crun takes with cgroup v1.
+ENGINES = (
+    "trixie-docker", "trixie-compose", "trixie-cri-field", "trixie-cri-annotations",
+    "trixie-podman-runc", "trixie-podman-crun",
+    "sid-docker", "sid-compose", "sid-cri-field", "sid-cri-annotations", "sid-ctr",
+    "sid-podman-runc", "sid-podman-crun",
+)  # fmt: skip
 LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 
 
 @pytest.fixture(scope="module")
-def system(
-    request: pytest.FixtureRequest,
+def systems(
     workspace: Path,
     engine_roots: dict[str, Path],
     installation: Installation,
     driver: Driver,
     mig_driver: Driver,
-) -> Iterator[Release]:
-    """A release with documents of two machines, and one for what a kernel with drivers shows."""
-    lower = engine_roots[request.param]
-    folder = workspace / request.param
-    with release(request.param, lower, folder, installation, driver) as made:
-        cdi = made.etc / "cdi"
-        config = write_config(workspace / f"{made.name}-mig", mig_driver.root, ["runc"])
-        for each in (config, made.config):
-            words = ("generate", "--config", each, "--output", "/etc/cdi")
-            made.namespace.run(made.installation.command, "cdi", *words).ok()
-            if each == config:
-                text = (cdi / "nvidia.com-gpu.yaml").read_text()
-                (cdi / "mig.yaml").write_text(re.sub("(?m)^kind: .*", f"kind: {MIG}", text))
-        write_kernel(driver, cdi, PYTHON)
+) -> Iterator[dict[str, Release]]:
+    """The releases, with documents of two machines and of what a kernel with a driver shows."""
+    with ExitStack() as stack:
+        made = {}
+        for name, lower in engine_roots.items():
+            words = (name, lower, workspace / name, installation, driver)
+            made[name] = stack.enter_context(release(*words))
+            cdi = made[name].etc / "cdi"
+            mig = write_config(workspace / f"{name}-mig", mig_driver.root, ["runc"])
+            made[name].gpuhook("cdi", "generate", "--config", mig, "--output", "/etc/cdi/mig.yaml")
+            text = (cdi / "mig.yaml").read_text()
+            (cdi / "mig.yaml").write_text(re.sub("(?m)^kind: .*", f"kind: {MIG}", text))
+            made[name].gpuhook("cdi", "generate", "--output", "/etc/cdi")
+            write_kernel(driver, cdi, PYTHON)
         yield made
 
 
@@ -73,57 +75,69 @@ def mig_driver(installation: Installation, workspace: Path) -> Driver:
 
 
 @pytest.fixture(scope="module")
-def docker(system: Release, workspace: Path, archive: Path) -> Iterator[Docker]:
-    """A dockerd that finds NVIDIA's names, with CDI where it isn't on by itself."""
-    ours, names = system.installation, workspace / f"{system.name}-names"
-    words = ["--engine=docker", f"--config={workspace}/{system.name}.json", "--nvidia-names"]
-    words += [f"--bin-dir={names}", f"--state-dir={workspace}/{system.name}-state"]
-    system.namespace.run(ours.command, "install", *words).ok()
-    env = {"GPUHOOK_CONFIG": str(system.config), "PATH": f"{names}:{PATH}"}
-    more = {"features": {"cdi": True}} if system.name == "trixie" else {}
-    folder = workspace / f"{system.name}-docker"
-    with dockerd(folder, system.namespace, {}, archive, env, more) as made:
+def dockers(
+    systems: dict[str, Release], workspace: Path, archive: Path
+) -> Iterator[dict[str, Docker]]:
+    """Dockers that find NVIDIA's names, with CDI where it isn't on by itself."""
+    with ExitStack() as stack:
+        made = {}
+        for name, system in systems.items():
+            names = workspace / f"{name}-names"
+            words = ["--engine=docker", f"--config={workspace}/{name}.json", "--nvidia-names"]
+            words += [f"--bin-dir={names}", f"--state-dir={workspace}/{name}-state"]
+            system.gpuhook("install", *words)
+            env = {"GPUHOOK_CONFIG": str(system.config), "PATH": f"{names}:{PATH}"}
+            more = {"features": {"cdi": True}} if name == "trixie" else {}
+            folder = workspace / f"{name}-docker"
+            run = dockerd(folder, system.namespace, {}, archive, env, more)
+            made[name] = stack.enter_context(run)
         yield made
 
 
 @pytest.fixture(scope="module")
-def containers(
-    system: Release, workspace: Path, roots: dict[str, Path], archive: Path
-) -> Iterator[Containerd]:
-    """A containerd with CDI in its CRI plugin."""
-    folder = workspace / f"{system.name}-containerd"
-    hold = images.save({"pause": roots["busybox"]}, workspace / f"{system.name}-pause.tar",
-                       ("sleep", "infinity"))  # fmt: skip
-    runc = Path(system.which("runc"))
-    with containerd(folder, system.namespace, runc, archive, {}, WITH_CDI) as made:
-        for each in (archive, hold):
-            made.call("images", "import", each, within="k8s.io").ok()
+def containerds(
+    systems: dict[str, Release], workspace: Path, roots: dict[str, Path], archive: Path
+) -> Iterator[dict[str, Containerd]]:
+    """containerds with CDI in their CRI plugins."""
+    hold = {"pause": roots["busybox"]}
+    hold_archive = images.save(hold, workspace / "hold.tar", ("sleep", "infinity"))
+    with ExitStack() as stack:
+        made = {}
+        for name, system in systems.items():
+            runc = Path(system.which("runc"))
+            folder = workspace / f"{name}-containerd"
+            run = containerd(folder, system.namespace, runc, archive, {}, WITH_CDI)
+            made[name] = stack.enter_context(run)
+            for each in (archive, hold_archive):
+                made[name].call("images", "import", each, within="k8s.io").ok()
         yield made
 
 
 Run = Callable[[str, Sequence[str], Sequence[str]], Result]  # an image, a command, CDI names
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=ENGINES)
 def start(
-    request: pytest.FixtureRequest, system: Release, workspace: Path, archive: Path
+    request: pytest.FixtureRequest, systems: dict[str, Release], workspace: Path, archive: Path
 ) -> Iterator[Run]:
     """What runs a command in a container of an engine with devices of that system."""
-    name, _, variant = request.param.partition("_")
+    release_name, name, variant = (*request.param.split("-"), "")[:3]
     if name in ("docker", "compose"):
-        docker = request.getfixturevalue("docker")
+        docker = request.getfixturevalue("dockers")[release_name]
         yield partial(with_docker if name == "docker" else with_compose, docker)
     elif name == "ctr":
-        yield partial(with_ctr, request.getfixturevalue("containers"))
+        yield partial(with_ctr, request.getfixturevalue("containerds")[release_name])
     elif name == "cri":
-        cri = Cri(request.getfixturevalue("containers").folder / "containerd.sock")
+        folder = request.getfixturevalue("containerds")[release_name].folder
+        cri = Cri(folder / "containerd.sock")
         yield partial(with_cri, cri, variant)
         cri.close()
     else:
-        runtime = Path(system.which(variant or "runc"))
-        folder = workspace / f"{system.name}-{request.param}"
+        system = systems[release_name]
+        runtime = Path(system.which(variant))
+        folder = workspace / request.param
         with podman(folder, system.namespace, runtime, archive) as made:
-            yield partial(with_podman if name == "podman" else with_buildah, made)
+            yield partial(with_podman, made)
 
 
 def with_docker(docker: Docker, kind: str, command: Sequence[str], names: Sequence[str]) -> Result:
@@ -164,26 +178,10 @@ def with_podman(engine: Podman, kind: str, command: Sequence[str], names: Sequen
     return engine.run(kind, *command, options=settings("--device", names))
 
 
-def with_buildah(engine: Podman, kind: str, command: Sequence[str], names: Sequence[str]) -> Result:
-    buildah = ("buildah", f"--root={engine.folder}/root", f"--runroot={engine.folder}/run")
-    made = ("from", "--name=one", f"--cgroup-parent={CGROUP_PARENT}", *LIMITS)
-    engine.namespace.run(*buildah, *made, *settings("--device", names), kind).ok()
-    try:
-        how = (f"--runtime={engine.runtime}", "--network=none", "--cap-add=CAP_MKNOD")
-        return engine.namespace.run(*buildah, "run", *how, "one", "--", *command)
-    finally:
-        engine.namespace.run(*buildah, "rm", "one")
-
-
-PAIRS = [(name, engine) for name, engines in ENGINES.items() for engine in engines]
-EVERY_ENGINE = pytest.mark.parametrize(("system", "start"), PAIRS, indirect=True)
-
-
 def names_of(*devices: str) -> list[str]:
     return [f"{KIND}={device}" for device in devices]
 
 
-@EVERY_ENGINE
 @pytest.mark.parametrize("indices", [(0,), (0, 2, 7), tuple(range(8))], ids=str)
 def test_exactly_the_gpus_that_are_named(
     start: Run, driver: Driver, indices: tuple[int, ...]
@@ -201,7 +199,6 @@ def test_exactly_the_gpus_that_are_named(
     }
 
 
-@EVERY_ENGINE
 @pytest.mark.parametrize("kind", ["debian", "lib64"])
 def test_programs_and_libraries(start: Run, driver: Driver, kind: str) -> None:
     folder = driver.library("libcuda.so.1").parent
@@ -237,14 +234,12 @@ def reference(
     return content(installation.runtime, *ask).beyond(content("runc"))
 
 
-@EVERY_ENGINE
 def test_the_same_container_as_in_mode_hook(start: Run, reference: Content) -> None:
     base = listed(start(DEBIAN, LIST, [KERNEL]))
     made = listed(start(DEBIAN, LIST, [KERNEL, *names_of("0", "2")]))
     assert unexplained(reference, made.beyond(base), "debian") == {}
 
 
-@EVERY_ENGINE
 @pytest.mark.parametrize(("device", "gpus", "migs"), [("0:1", 1, 1), ("all", 2, 2)])
 def test_mig_devices(start: Run, device: str, gpus: int, migs: int) -> None:
     script = "nvidia-smi -L; busybox find /dev/nvidia-caps -type c"
@@ -254,27 +249,26 @@ def test_mig_devices(start: Run, device: str, gpus: int, migs: int) -> None:
     assert len([line for line in lines if line.startswith("/dev/nvidia-caps/")]) == 2 * migs
 
 
-@EVERY_ENGINE
 def test_a_name_that_there_is_not(start: Run) -> None:
     said = start(DEBIAN, ("true",), names_of("0", "8")).failed().stderr
     assert f"{KIND}=8" in said
     assert f"{KIND}=0" not in said.replace("--device=", "")
 
 
-@EVERY_ENGINE
 def test_a_container_that_asks_for_nothing(start: Run) -> None:
     assert "nvidia" not in start(DEBIAN, ("ls", "/dev"), []).ok().stdout
 
 
-ON_BOTH = pytest.mark.parametrize("system", LAYOUTS, indirect=True)
+ON_BOTH = pytest.mark.parametrize("name", NAMES)
 
 
 @ON_BOTH
-def test_docker_has_nothing_to_say_of_the_documents(system: Release, docker: Docker) -> None:
+def test_docker_has_nothing_to_say_of_the_documents(name: str, dockers: dict[str, Docker]) -> None:
+    docker = dockers[name]
     info = json.loads(docker.call("info", "--format", "{{json .}}").ok().stdout)
     assert info["CDISpecDirs"] == ["/etc/cdi", "/var/run/cdi"]
     assert [line for line in info["Warnings"] or [] if "cdi" in line.lower()] == []
-    if system.name == "sid":  # Docker 26 shows no devices
+    if name == "sid":  # Docker 26 shows no devices
         found = {device["ID"] for device in info["DiscoveredDevices"]}
         assert {f"{KIND}=all", f"{KIND}=7", f"{MIG}=0:1", KERNEL} < found
     log = (docker.folder / "log").read_text()
@@ -284,9 +278,10 @@ def test_docker_has_nothing_to_say_of_the_documents(system: Release, docker: Doc
 @ON_BOTH
 @pytest.mark.parametrize(("gpus", "indices"), [('"device=0,2"', (0, 2)), ("all", range(8))])
 def test_gpus_option_of_docker(
-    docker: Docker, driver: Driver, gpus: str, indices: Sequence[int]
+    name: str, dockers: dict[str, Docker], driver: Driver, gpus: str, indices: Sequence[int]
 ) -> None:
     """By NVIDIA's names, which `gpuhook install --nvidia-names` makes."""
+    docker = dockers[name]
     options = ["--gpus", gpus]
     inside = seen(docker.run(DEBIAN, *look(driver.minors), options=options, runtime="runc"))
     minors = {gpu.minor for gpu in driver.chosen(*indices)}
@@ -298,9 +293,14 @@ def test_gpus_option_of_docker(
 
 @ON_BOTH
 def test_rootless_podman(
-    system: Release, workspace: Path, roots: dict[str, Path], driver: Driver
+    name: str,
+    systems: dict[str, Release],
+    workspace: Path,
+    roots: dict[str, Path],
+    driver: Driver,
 ) -> None:
     """A user with one id alone in his namespaces: there are no subordinate ones."""
+    system = systems[name]
     for file, line in (("passwd", f"user:x:{UID}:{UID}::/:/bin/sh"), ("group", f"user:x:{UID}:")):
         with (system.etc / file).open("a") as table:
             table.write(f"{line}\n")

@@ -2,19 +2,21 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from harness.cdi import KIND, generate, with_mounted_nodes
-from harness.commands import Result
+from harness.commands import Result, wait_until
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, namespace
 
 UID = 4242
 NAME = "gpuhook-user"
+PODMAN = ("podman", "--storage-driver=vfs", "--cgroup-manager=cgroupfs")
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,15 @@ class User:
         return self.namespace.run(*words, cwd=self.home)
 
     def podman(
-        self, runtime: str, *command: str, env: tuple[str, ...] = (), devices: tuple[str, ...] = ()
+        self,
+        runtime: str,
+        *command: str,
+        env: tuple[str, ...] = (),
+        devices: tuple[str, ...] = (),
+        options: tuple[str, ...] = (),
     ) -> Result:
         """Run a command in a container on the root below the user's home."""
-        words = ["podman", "--storage-driver=vfs", "--cgroup-manager=cgroupfs"]
-        words += [f"--runtime={runtime}", "run", "--rm", "--network=none"]
+        words = [*PODMAN, f"--runtime={runtime}", "run", "--rm", "--network=none", *options]
         words += ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
         words += [word for setting in env for word in ("--env", setting)]
         words += [f"--device={KIND}={device}" for device in devices]
@@ -119,6 +125,38 @@ def test_gpus(installed: User, driver: Driver, runtime: str) -> None:
 
 def test_no_gpu(installed: User) -> None:
     assert "nvidia" not in installed.podman("gpu-py", "busybox", "ls", "/dev").ok().stdout
+
+
+@pytest.mark.parametrize("runtime", ["crun", "gpu-py"])
+def test_a_device_that_one_container_alone_may_have(
+    installed: User, installation: Installation, runtime: str
+) -> None:
+    """The user's containers know of each other by records of the user's own."""
+    before = installed.config.read_text()
+    own = Path(f"/run/user/{UID}")  # the session has a /run of its own
+    own.mkdir(parents=True)
+    os.chown(own, UID, UID)
+    env = ("NVIDIA_VISIBLE_DEVICES=1",)
+    first = ("--detach", "--name=first")
+    try:
+        setting = '[gpuhook]\nexclusive = ["nvidia.com/gpu"]\n'
+        installed.config.write_text(before.replace("[gpuhook]\n", setting))
+        name = (
+            installed.podman(runtime, "sleep", "1000", env=env, options=first).ok().stdout.strip()
+        )
+        listed = installed.call(installation.command, "list", "--format", "json").ok().stdout
+        holders = {gpu["index"]: gpu["containers"] for gpu in json.loads(listed)["gpus"]}
+        assert holders[1] == [name]
+        assert holders[0] == []
+        installed.podman(runtime, "true", env=env).failed()
+        installed.podman(runtime, "true", env=("NVIDIA_VISIBLE_DEVICES=0",)).ok()
+        installed.call(*PODMAN, "kill", "first").ok()
+        wait_until(lambda: installed.podman(runtime, "true", env=env).status == 0, "it is free")
+        assert (own / "gpuhook/containers").stat().st_uid == UID
+    finally:
+        installed.call(*PODMAN, "rm", "--force", "--time=0", "first")
+        installed.config.write_text(before)
+        shutil.rmtree(own)
 
 
 @pytest.fixture

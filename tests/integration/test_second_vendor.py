@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import second_vendor
 from harness import vendors
-from harness.bundles import Bundle
+from harness.bundles import Bundle, Spec
 from harness.commands import run, wait_until
 from harness.driver import Driver
 from harness.installation import Installation, write_config
@@ -289,3 +289,35 @@ def test_one_root_for_all_vendors(bundle: Bundle, config: Path, npus: Devices) -
         assert nodes_seen(npus.started(bundle, config)) == expected(npus, 0)
     explained = npus.ask(config, "explain", "-e", "ACME_VISIBLE_DEVICES=0")
     assert explained["inventory"]["driver_root"] == str(npus.root)
+
+
+@ONE
+@MODES
+def test_a_node_that_config_json_has_already(
+    bundle: Bundle, config: Path, npus: Devices, mode: str
+) -> None:
+    """As by ``--device`` beside the variable: it is there once, and allowed once."""
+    in_mode(config, mode)
+    major, minor = (int(word, 16) for word in npus.numbers("/dev/acme0").split(":"))
+    node = {"path": "/dev/acme0", "type": "c", "major": major, "minor": minor, "fileMode": 0o600}
+    rule = {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rwm"}
+
+    def give(spec: Spec) -> None:
+        spec["linux"]["devices"] = [node]
+        spec["linux"]["resources"]["devices"].append(rule)
+
+    bundle.change(give)
+    bundle.environ("ACME_VISIBLE_DEVICES=0")
+    bundle.command(*LOOK)
+    for _ in range(2):
+        assert nodes_seen(npus.started(bundle, config)) == expected(npus, 0)
+    spec = bundle.spec()
+    paths = [each["path"] for each in spec["linux"]["devices"]]
+    assert paths.count("/dev/acme0") == 1
+    numbers = [
+        (each["major"], each["minor"])
+        for each in spec["linux"]["resources"]["devices"]
+        if "major" in each
+    ]
+    assert len(numbers) == len(set(numbers))
+    assert (major, minor) in numbers

@@ -94,24 +94,38 @@ def test_container_with_gpus_starts_python_once(
     assert found.calls["python3"] <= 1000
 
 
+@pytest.mark.parametrize(
+    ("vendor", "variable"),
+    [
+        ("amd", "AMD_VISIBLE_DEVICES"),
+        ("neuron", "AWS_NEURON_VISIBLE_DEVICES"),
+        ("gaudi", "HABANA_VISIBLE_DEVICES"),
+    ],
+)
 def test_container_with_another_vendors_devices(
-    bundle: Bundle, installation: Installation, config: Path, tmp_path: Path, workspace: Path
+    bundle: Bundle,
+    installation: Installation,
+    config: Path,
+    tmp_path: Path,
+    workspace: Path,
+    vendor: str,
+    variable: str,
 ) -> None:
-    """Eight of AMD's GPUs cost no more than eight of NVIDIA's."""
+    """Eight devices of another vendor cost no more than eight of NVIDIA's."""
     words = ("create", "--bundle", bundle.path, "x")
-    with vendors.devices(installation, workspace / "amd-counts", "amd", 8) as gpus:
+    with vendors.devices(installation, workspace / f"{vendor}-counts", vendor, 8) as devices:
         text = config.read_text()
-        roots = f'driver-roots = ["amd={gpus.root}"]\n'
+        roots = f'driver-roots = ["{vendor}={devices.root}"]\n'
         config.write_text(text.replace("[gpuhook]\n", f"[gpuhook]\n{roots}"))
-        counts = {}
-        for vendor in ("NVIDIA", "AMD"):
+        counts = []
+        for name in ("NVIDIA_VISIBLE_DEVICES", variable):
             plain = bundle.config.read_bytes()
-            bundle.environ(f"{vendor}_VISIBLE_DEVICES=all")
-            found = trace(bundle, config, tmp_path / vendor, installation.runtime, *words)
+            bundle.environ(f"{name}=all")
+            found = trace(bundle, config, tmp_path / name, installation.runtime, *words)
             bundle.config.write_bytes(plain)
             assert found.count("python") == 1
-            counts[vendor] = found.calls["python3"]
-    assert 0 < counts["AMD"] <= counts["NVIDIA"]
+            counts.append(found.calls["python3"])
+    assert 0 < counts[1] <= counts[0]
 
 
 def test_container_with_gpus_is_served_without_a_fork(

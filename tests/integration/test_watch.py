@@ -18,7 +18,8 @@ from harness.installation import Installation, write_config
 
 from gpuhook.cdi import folders
 from gpuhook.cdi.kept import last_errors
-from gpuhook.start.watch import Event, Events
+from gpuhook.config import Config
+from gpuhook.start.watch import Event, Events, concerns_us
 
 NULL = Path("/sys/class/mem/null/uevent")  # writing to it makes the kernel send an event
 
@@ -38,7 +39,7 @@ def test_an_event_ends_the_wait(workspace: Path) -> None:
 
 def test_other_events_do_not(workspace: Path) -> None:
     timer = threading.Timer(0.2, NULL.write_text, ["change"])
-    with Events() as events:
+    with Events(lambda event: concerns_us(event, Config())) as events:
         timer.start()
         before = time.monotonic()
         assert not events.wait(1.0)

@@ -9,8 +9,13 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 from fabricated import Tree
+
+# A busy machine may take its time over any example.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 

@@ -30,10 +30,14 @@ LINES = (
     ("container", "oci", "host", "engines", "simulate"),
     ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
     (
-        "cdi", "plan", "vendors", "vendors.nvidia",
+        "cdi", "plan", "vendors", "vendors.nvidia", "vendors.declared",
+        "vendors.declared.simulate",
         "vendors.amd", "vendors.amd.simulate",
         "vendors.neuron", "vendors.neuron.simulate",
         "vendors.gaudi", "vendors.gaudi.simulate",
+        "vendors.ascend", "vendors.ascend.simulate",
+        "vendors.intel_gpu", "vendors.intel_gpu.simulate",
+        "vendors.intel_npu", "vendors.intel_npu.simulate",
     ),
     ("resolve", "start", "inject", "running"),
     (
@@ -42,6 +46,9 @@ LINES = (
         "vendors.amd.doctor",
         "vendors.neuron.doctor",
         "vendors.gaudi.doctor",
+        "vendors.declared.doctor",
+        "vendors.ascend.doctor",
+        "vendors.intel_gpu.doctor", "vendors.intel_npu.doctor",
     ),
 )  # fmt: skip
 
@@ -66,8 +73,15 @@ LAYERS: Mapping[str, set[str]] = {
     "plan": {"config", "container", "inventory", "loader", "oci", "vendors"},
     "vendors": {
         "config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia",
-        "vendors.amd", "vendors.gaudi", "vendors.neuron",
+        "vendors.amd", "vendors.declared", "vendors.gaudi", "vendors.neuron",
+        "vendors.ascend",
+        "vendors.intel_gpu", "vendors.intel_npu",
     },
+    "vendors.declared": {
+        "config", "container", "inventory", "loader", "oci", "plan", "vendors",
+    },
+    "vendors.declared.simulate": {"config", "simulate"},
+    "vendors.declared.doctor": {"doctor", "vendors"},
     "vendors.nvidia": {
         "cgroup", "config", "container", "inventory", "loader", "oci", "plan", "request",
         "vendors",
@@ -85,6 +99,17 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors.amd": {"config", "container", "inventory", "vendors"},
     "vendors.amd.simulate": {"simulate", "vendors.amd"},
     "vendors.amd.doctor": {"container", "doctor", "inventory", "vendors.amd"},
+    "vendors.ascend": {
+        "config", "container", "host", "inventory", "loader", "oci", "plan", "request", "vendors",
+    },
+    "vendors.ascend.simulate": {"simulate", "vendors.ascend"},
+    "vendors.intel_gpu": {"config", "container", "inventory", "plan", "vendors"},
+    "vendors.intel_gpu.simulate": {"simulate", "vendors.intel_gpu"},
+    "vendors.intel_gpu.doctor": {"container", "doctor", "vendors", "vendors.intel_gpu"},
+    "vendors.intel_npu": {"config", "container", "inventory", "vendors"},
+    "vendors.intel_npu.simulate": {"simulate", "vendors.intel_npu"},
+    "vendors.intel_npu.doctor": {"doctor", "vendors", "vendors.intel_npu"},
+    "vendors.ascend.doctor": {"container", "doctor", "oci", "vendors.ascend"},
     # A document is made of plans, and of what vendors say of their devices.
     "cdi": {
         "config", "container", "engines", "host", "inventory", "loader", "oci", "plan", "request",

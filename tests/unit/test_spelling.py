@@ -16,7 +16,14 @@ SPELLED = {
     ("vendors/nvidia/", "nvidia_cli/"): r"NVIDIA_|/dev/nvidia|/proc/driver/nvidia",
     ("vendors/amd/",): r"AMD_|/dev/kfd|amdgpu|amd\.com",
     ("vendors/neuron/",): r"NEURON_|/dev/neuron|neuron_device|aws\.amazon",
-    ("vendors/gaudi/",): r"HABANA_|habanalabs|/dev/accel|habana\.ai",
+    ("vendors/gaudi/",): r"HABANA_|habanalabs|habana\.ai",
+    ("vendors/gaudi/", "vendors/intel_npu/"): r"/dev/accel",
+    ("vendors/ascend/",): r"ASCEND_|davinci|devdrv|ascend\.com",
+    ("vendors/intel_gpu/",): r"INTEL_VISIBLE_DEVICES|i915|intel\.com/gpu",
+    (
+        "vendors/intel_npu/",
+        "vendors/gaudi/simulate",
+    ): r"INTEL_VISIBLE_NPUS|intel_vpu|intel\.com/npu",
 }
 
 
@@ -31,7 +38,7 @@ def spelling(folders: tuple[str, ...], pattern: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("folders", SPELLED, ids=lambda folders: folders[0])
+@pytest.mark.parametrize("folders", SPELLED, ids=" ".join)
 def test_a_vendors_names_are_spelled_in_its_folders_alone(folders: tuple[str, ...]) -> None:
     assert spelling(folders, SPELLED[folders]) == {}
     assert spelling(("nowhere",), SPELLED[folders])

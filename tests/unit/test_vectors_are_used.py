@@ -15,7 +15,6 @@ WHOLE = [
 ]  # fmt: skip
 # What gpuhook has nothing of.
 WITHOUT = {
-    "amd.lease": "leases of devices",
     "habana.mac_list": "the network ports are left to Habana's own hook",
     "habana.gaudinet": "as habana.mac_list",
     "habana.write_target": "as habana.mac_list: nothing is written into the container",

@@ -215,11 +215,12 @@ def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
     """Return what every known kind's file is to be; what can't be told is noted as failed."""
     try:
         config = load(found.config or (DEFAULT_PATH if os.path.exists(DEFAULT_PATH) else None))
+        known = seam.known(config).values()
     except GpuhookError as error:
         report.fail("", error)
         return []
     wanted, paths = [], set()
-    for names in seam.KNOWN.values():
+    for names in known:
         path = os.path.join(found.folder, writing.file_name(names.KIND, found.format))
         paths.add(path)
         try:

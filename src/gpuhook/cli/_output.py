@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import click
 
+from gpuhook.errors import GpuhookError
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -52,3 +54,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def raise_last(errors: Sequence[GpuhookError]) -> None:
+    """Say what went wrong beside an answer, if anything did: the command has failed then."""
+    for error in errors[:-1]:
+        click.echo(f"gpuhook: {error}", err=True)
+    if errors:
+        raise errors[-1]

@@ -15,10 +15,10 @@ from gpuhook.cdi.generate import DEFAULT_STRATEGIES, STRATEGIES, Generated, Sour
 from gpuhook.cdi.generate import generate as generate_document
 from gpuhook.cdi.reading import MOST_BYTES
 from gpuhook.cli import _engines as shared
-from gpuhook.cli._output import config_option
+from gpuhook.cli._output import config_option, raise_last
 from gpuhook.config import Config, load
 from gpuhook.engines.files import Change
-from gpuhook.errors import CdiError, listed, shown
+from gpuhook.errors import CdiError, DriverError, listed, shown
 from gpuhook.host import files as host_files
 from gpuhook.vendors import seam
 
@@ -94,7 +94,8 @@ def generate(
     del mode
     config = load(config_path)
     place = Place(output, form)
-    made = _made(_sources(config, kinds, save=not dry_run), strategies, explicit=bool(kinds))
+    sources, failed = _sources(config, kinds, save=not dry_run)
+    made = _made(sources, strategies, explicit=bool(kinds))
     if place.is_file and len(made) > 1:
         found = [each.document["kind"] for each in made]
         raise CdiError(
@@ -105,10 +106,16 @@ def generate(
         for warning in each.warnings:
             shared.warn(warning)
         _deliver(each, place, dry_run=dry_run)
+    raise_last(failed)
 
 
-def _sources(config: Config, kinds: tuple[str, ...], *, save: bool) -> list[Source]:
-    """Return what there is to make documents of; DriverError where there is nothing."""
+def _sources(
+    config: Config, kinds: tuple[str, ...], *, save: bool
+) -> tuple[list[Source], list[DriverError]]:
+    """Return what there is to make documents of, and which drivers fail beside it.
+
+    DriverError where there is nothing.
+    """
     hook = shared.our_program(
         names.CDI_HOOK, "Reinstall gpuhook, so that its programs lie together"
     )
@@ -116,7 +123,7 @@ def _sources(config: Config, kinds: tuple[str, ...], *, save: bool) -> list[Sour
     def look(vendor: seam.Vendor) -> Source:
         return refreshing.look(vendor, config, hook, save=save)
 
-    known = {each.KIND: each for each in seam.KNOWN.values()}
+    known = {each.KIND: each for each in seam.known(config).values()}
     unknown = [kind for kind in kinds if kind not in known]
     if unknown:
         raise CdiError(
@@ -124,8 +131,8 @@ def _sources(config: Config, kinds: tuple[str, ...], *, save: bool) -> list[Sour
             f"Name one of {listed([*known])} with --kind",
         )
     if kinds:
-        return [look(seam.load(known[kind])) for kind in dict.fromkeys(kinds)]
-    return seam.present(look)
+        return [look(seam.load(known[kind])) for kind in dict.fromkeys(kinds)], []
+    return seam.present(config, look)
 
 
 def _made(sources: list[Source], strategies: tuple[str, ...], *, explicit: bool) -> list[Generated]:

@@ -14,6 +14,7 @@ from gpuhook.config.render import as_toml
 from gpuhook.config.source import read_text
 from gpuhook.errors import ConfigError
 from gpuhook.host import files as host_files
+from gpuhook.vendors import seam
 
 _FILE = click.option(
     "--config",
@@ -74,6 +75,11 @@ def validate(file: str | None, path: str | None) -> None:
         place = f"{chosen}, line {line}" if line else chosen
         click.echo(f"warning: {place}: {key} changes nothing: {reason}", err=True)
     for error in errors:
+        click.echo(f"error: {error}", err=True)
+    try:
+        seam.known(settings)
+    except ConfigError as error:
+        errors.append(error)
         click.echo(f"error: {error}", err=True)
     if errors:
         sys.exit(1)

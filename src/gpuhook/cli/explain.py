@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import click
@@ -48,12 +50,14 @@ class Explanation:
         self.undone: list[Operation] = []
         self.error: GpuhookError | None = None
         self.why_nothing = ""
+        self.known: Mapping[str, ModuleType] = seam.KNOWN
         self._hook_alone = hook_alone
 
     def follow(self, spec: Spec, root_path: str | None, config_path: str | None) -> None:
         """Take the steps that runtime and hook would take, short of changing anything."""
         try:
             config = load(config_path)
+            self.known = seam.known(config)
             self.resolved = resolve(spec.data, config, self.progress, save=False)
             if self.resolved is None:
                 self._explain_nothing(SpecReader(spec.data, config), config)
@@ -65,9 +69,9 @@ class Explanation:
 
     def _explain_nothing(self, reader: SpecReader, config: Config) -> None:
         if not self.progress.requests:
-            names = next(iter(seam.KNOWN.values()))
+            names = next(iter(self.known.values()))
             self.progress.requests.append(reader.read(names, seam.load(names)))
-        self.why_nothing = _why_nothing(reader.env, config)
+        self.why_nothing = _why_nothing(reader.env, config, self.known)
 
     def _plan(self, resolved: Resolved, spec: Spec, root_path: str | None, config: Config) -> None:
         documents = _documents(resolved, config)
@@ -178,17 +182,18 @@ def _request_lines(explanation: Explanation) -> list[str]:
         return [*lines, *([f"Because: {why}"] if (why := explanation.why_nothing) else [])]
     inventories = {each.vendor: each for each in explanation.progress.inventories}
     for request in asking:
-        lines += _vendor_lines(request, inventories.get(request.vendor))
+        title = explanation.known[request.vendor].TITLE
+        lines += _vendor_lines(request, title, inventories.get(request.vendor))
     if explanation.resolved is not None:
-        noun = " or ".join(seam.KNOWN[request.vendor].NOUN for request in asking)
+        noun = " or ".join(explanation.known[request.vendor].NOUN for request in asking)
         lines.append(f"Selected:        {', '.join(explanation.resolved.ids) or f'no {noun}'}")
     return [*lines, *(f"Warning:         {text}" for text in explanation.warnings)]
 
 
-def _vendor_lines(request: Request, inventory: Inventory | None) -> list[str]:
+def _vendor_lines(request: Request, title: str, inventory: Inventory | None) -> list[str]:
     options = request.options.facts() if request.options is not None else []
     facts = [
-        ("Vendor", seam.KNOWN[request.vendor].TITLE),
+        ("Vendor", title),
         ("Asked for by", request.source),
         ("Devices", ", ".join(request.devices or ()) or "none (driver files alone)"),
         *options,
@@ -199,11 +204,11 @@ def _vendor_lines(request: Request, inventory: Inventory | None) -> list[str]:
     return [f"{title + ':':<16} {text}" for title, text in facts]
 
 
-def _why_nothing(env: dict[str, str], config: Config) -> str:
+def _why_nothing(env: dict[str, str], config: Config, known: Mapping[str, ModuleType]) -> str:
     """Return why the environment asks for nothing, "" where it names devices."""
     swarm = environments.swarm_variables(config.swarm_resource)
     variables = [name for _, name in swarm if name in env]
-    every = [name for names in seam.KNOWN.values() for name in names.VARIABLES]
+    every = [name for names in known.values() for name in names.VARIABLES]
     variables = variables or [name for name in every if name in env] or every[:1]
     what = " and ".join(variables)
     values = [env[name] for name in variables if name in env]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import click
 
-from gpuhook.cli._output import config_option, format_option, print_json, table
+from gpuhook.cli._output import config_option, format_option, print_json, raise_last, table
 from gpuhook.config import load
 from gpuhook.inventory.model import Inventory
 from gpuhook.vendors import seam
@@ -16,15 +16,17 @@ from gpuhook.vendors import seam
 def info(config_path: str | None, output_format: str) -> None:
     """Show the drivers and the devices of this machine, as they are found now."""
     config = load(config_path)
-    inventories = seam.present(lambda vendor: vendor.discover(config))
+    inventories, failed = seam.present(config, lambda vendor: vendor.discover(config))
     if output_format == "json":
         first, *others = [inventory.to_json() for inventory in inventories]
         print_json({**first, "others": others} if others else first)
     else:
-        click.echo("\n\n".join(_text(inventory) for inventory in inventories))
+        known = seam.known(config)
+        click.echo("\n\n".join(_text(each, known[each.vendor].NOUN) for each in inventories))
+    raise_last(failed)
 
 
-def _text(inventory: Inventory) -> str:
+def _text(inventory: Inventory, noun: str) -> str:
     kinds = Counter(file.kind for file in inventory.files)
     found = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     facts = (
@@ -34,12 +36,11 @@ def _text(inventory: Inventory) -> str:
         ("Device nodes", ", ".join(node.path for node in inventory.nodes) or "none"),
         *inventory.facts(),
     )
-    names = seam.KNOWN[inventory.vendor]
     header, rows = inventory.table()
     return "\n".join(
         [
             *(f"{title + ':':<16} {text}" for title, text in facts),
             "",
-            table(header, rows) if rows else f"No {names.NOUN}.",
+            table(header, rows) if rows else f"No {noun}.",
         ]
     )

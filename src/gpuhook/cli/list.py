@@ -2,11 +2,19 @@
 
 import os
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 import click
 
-from gpuhook.cli._output import config_option, format_option, print_json, printable, table
+from gpuhook.cli._output import (
+    config_option,
+    format_option,
+    print_json,
+    printable,
+    raise_last,
+    table,
+)
 from gpuhook.config import load
 from gpuhook.inventory.cache import get_inventory
 from gpuhook.inventory.model import Device, Inventory
@@ -26,14 +34,17 @@ def list_(files: bool, config_path: str | None, output_format: str) -> None:
     Without root only your own containers are seen.
     """
     config = load(config_path)
-    inventories = seam.present(lambda vendor: get_inventory(config, vendor))
+    inventories, failed = seam.present(config, lambda vendor: get_inventory(config, vendor))
     containers = running(inventories, config.state_dir)
     if os.geteuid() != 0:
         click.echo(WITHOUT_ROOT, err=True)
     if output_format == "json":
         print_json(_as_json(inventories, containers))
+        raise_last(failed)
         return
-    click.echo("\n\n".join(_devices(each, containers) for each in inventories))
+    known = seam.known(config)
+    shown = [_devices(each, known[each.vendor], containers) for each in inventories]
+    click.echo("\n\n".join(shown))
     of_documents = [(name, _name(each)) for each in containers for name in each.cdi_devices]
     if of_documents:
         click.echo("\n" + table(("CDI DEVICE", "CONTAINER"), sorted(of_documents)))
@@ -46,6 +57,7 @@ def list_(files: bool, config_path: str | None, output_format: str) -> None:
         every = [file for inventory in inventories for file in inventory.files]
         rows = [(file.kind, file.capability or "-", file.path) for file in every]
         click.echo("\n" + table(("KIND", "CAPABILITY", "PATH"), rows))
+    raise_last(failed)
 
 
 def users(inventory: Inventory, device: Device, containers: list[Container]) -> list[Container]:
@@ -67,13 +79,13 @@ def _holders(
     return [each for each in containers if wanted <= each.nodes]
 
 
-def _devices(inventory: Inventory, containers: list[Container]) -> str:
+def _devices(inventory: Inventory, names: ModuleType, containers: list[Container]) -> str:
     rows = [
         (device.label, device.model, device.id, _names(users(inventory, device, containers)))
         for device in inventory.devices
     ]
-    header = ("INDEX", "NAME", seam.KNOWN[inventory.vendor].ID_TITLE, "CONTAINERS")
-    return table(header, rows) if rows else f"No {seam.KNOWN[inventory.vendor].NOUN}."
+    header = ("INDEX", "NAME", names.ID_TITLE, "CONTAINERS")
+    return table(header, rows) if rows else f"No {names.NOUN}."
 
 
 def _names(containers: list[Container]) -> str:

@@ -3,7 +3,7 @@
 import click
 
 from gpuhook.cgroup import dev_char
-from gpuhook.cli._output import config_option
+from gpuhook.cli._output import config_option, raise_last
 from gpuhook.config import load
 from gpuhook.errors import DriverError
 from gpuhook.inventory import cache
@@ -30,12 +30,14 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
         found = cache.saved(config, vendor) if if_stale else None
         return found or cache.refresh(config, vendor)
 
-    for inventory in seam.present(look):
+    inventories, failed = seam.present(config, look)
+    for inventory in inventories:
         click.echo(
             f"{inventory.sentence()}, {len(inventory.files)} files: saved in {config.state_dir}"
         )
         for link in _dev_char_links(inventory):
             click.echo(f"Made the link {link}")
+    raise_last(failed)
 
 
 def _dev_char_links(inventory: Inventory) -> list[str]:

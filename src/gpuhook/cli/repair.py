@@ -31,7 +31,7 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
     if bool(names) == everything:
         raise click.UsageError("name the containers, or give --all")
     config = load(config_path)
-    inventories = seam.present(lambda vendor: get_inventory(config, vendor))
+    inventories, _ = seam.present(config, lambda vendor: get_inventory(config, vendor))
     running = holders.running(inventories, config.state_dir)
     if os.geteuid() != 0:
         click.echo(holders.WITHOUT_ROOT, err=True)

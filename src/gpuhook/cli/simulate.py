@@ -6,6 +6,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from gpuhook.cli._output import config_option
+from gpuhook.config import Config, load
 from gpuhook.errors import SimulateError, shown
 from gpuhook.simulate.build import build as build_root
 from gpuhook.simulate.place import remove
@@ -24,7 +26,7 @@ from gpuhook.vendors.nvidia.simulate.options import (
 from gpuhook.vendors.parts import part
 
 # The parameters that every vendor's simulator has; the others are those of NVIDIA's.
-_COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing"})
+_COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing", "config_path"})
 
 
 @click.command()
@@ -72,6 +74,7 @@ _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing"})
 @click.option("--libdir", default="", help="Library folder below DIR.  [default: multiarch]")
 @click.option("--seed", default="gpuhook", help="Another seed gives other UUIDs.")
 @click.option("--remove", "removing", is_flag=True, help="Delete the simulated root DIR.")
+@config_option
 @click.option("--format", "style", type=click.Choice(["text", "json"]), default="text")
 def simulate(
     directory: str,
@@ -79,19 +82,21 @@ def simulate(
     gpus: int,
     settings: tuple[str, ...],
     removing: bool,
+    config_path: str | None,
     style: str,
     **options: Any,
 ) -> None:
     """Build a simulated driver root in DIR, or replace the one that is there.
 
     Point gpuhook at it with root = "DIR" in the [nvidia-container-cli] section of config.toml.
-    For another vendor than nvidia there are --gpus and --set alone.
+    For another vendor than nvidia there are --gpus and --set alone; the configuration may
+    declare it.
     """
     if removing:
         remove(directory)
         return
     if vendor != nvidia.NAME:
-        click.echo("\n".join(_of_another(directory, vendor, gpus, settings)))
+        click.echo("\n".join(_of_another(directory, vendor, gpus, settings, load(config_path))))
         return
     if settings:
         raise SimulateError(
@@ -135,11 +140,14 @@ def _nvidia_options(
     )
 
 
-def _of_another(root: str, vendor: str, count: int, words: tuple[str, ...]) -> list[str]:
+def _of_another(
+    root: str, vendor: str, count: int, words: tuple[str, ...], config: Config
+) -> list[str]:
     """Build another vendor's root and return the lines that say what was made."""
-    names = seam.KNOWN.get(vendor)
+    vendors = seam.known(config)
+    names = vendors.get(vendor)
     if names is None:
-        known = ", ".join(seam.KNOWN)
+        known = ", ".join(vendors)
         raise SimulateError(f"There is no vendor {shown(vendor)}", f"Use one of these: {known}")
     simulator = part(names, "simulate")
     if simulator is None:

@@ -53,13 +53,13 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     to stop (SIGTERM, SIGINT). The Debian package runs it as gpuhook-watch.service; where it
     doesn't run, the first container after a pause pays.
     """
-    from gpuhook.start.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
+    from gpuhook.start.watch import Events, Watch, concerns_us  # noqa: PLC0415 - pyroute2 takes 100 ms
 
     config = load(config_path)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))  # there is nothing to tidy up
     try:
-        with Events() as events:
+        with Events(lambda event: concerns_us(event, config)) as events:
             documents = _Documents(shared.state_folder(state_dir, ""))
             launcher = shared.our_program("gpu-py")
             Watch(config, launcher, click.echo, documents.refresh).run(events, interval)

@@ -31,6 +31,7 @@ PATH_VARIABLE = "GPUHOOK_CONFIG"
 
 _OS_RELEASE = "/etc/os-release"
 _SUSE_USER = "root:video"  # to whose group video the nodes belong
+_VENDORS = "gpuhook.vendors"
 _LONGEST = 10 * 24 * 3600  # seconds; also keeps infinity out
 
 # A key of any of these attributes holds absolute paths; in the optional ones "" is fine.
@@ -114,11 +115,11 @@ class _Reading:
         self.errors: list[ConfigError] = []
         self.ignored: list[tuple[str, str]] = []
 
-    def wrong(self, key: str, problem: str) -> None:
-        """Note an error, with the line that the key is on."""
+    def wrong(self, key: str, problem: str, at: str = "") -> None:
+        """Note an error, with the line that the key, or what ``at`` says, is on."""
         from gpuhook.config.locate import line_of  # noqa: PLC0415
 
-        line = line_of(self.text, key)
+        line = line_of(self.text, at or key)
         place = (self.config.path or "The configuration") + (f", line {line}" if line else "")
         self.errors.append(
             ConfigError(
@@ -140,10 +141,29 @@ class _Reading:
         elif key.startswith(FEATURE_PREFIX) and key[len(FEATURE_PREFIX) :] in FEATURES:
             if self.fits(key, BOOL, value):
                 config.features[key[len(FEATURE_PREFIX) :]] = bool(value)
+        elif key == _VENDORS:
+            self.declare(value)
         elif any(known.startswith(key + ".") for known in (*KEYS, FEATURE_PREFIX)):
             self.wrong(key, f"must be a table, not {shown(value)}")
         else:
             self.ignore(key, WITHOUT_EFFECT.get(key, "gpuhook knows no such key"))
+
+    def declare(self, tables: object) -> None:
+        """Set the vendors that tables declare."""
+        from gpuhook.config import declared  # noqa: PLC0415 - few declare any
+
+        if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+            self.wrong(_VENDORS, f"must be tables, [[{_VENDORS}]], not {shown(tables)}")
+            return
+
+        def wrong_at(number: int) -> "declared.Wrong":
+            def wrong(key: str, problem: str) -> None:
+                shown_key = f"{_VENDORS}.{key}".rstrip(".")
+                self.wrong(shown_key, problem, f"{_VENDORS}.{number}.{key}".rstrip("."))
+
+            return wrong
+
+        self.config.vendors = declared.read(tables, wrong_at)
 
     def fits(self, key: str, kind: str, value: object) -> bool:
         """Say whether a value has the key's type, and note an error if not."""

@@ -1,6 +1,7 @@
 """Find the line of a key in TOML text, for error messages and for `validate`.
 
-It reads headers and keys as people write them. In text that hides a key from it (a table
+It reads headers and keys as people write them; the tables of a list ([[a.b]]) are a.b.0, a.b.1
+and so on. In text that hides a key from it (a table
 written inline) it returns the line of the nearest enclosing key, or None.
 """
 
@@ -9,10 +10,16 @@ def line_of(text: str, key: str) -> int | None:
     """Return the number of the line, from 1, that sets the dotted ``key``."""
     best: tuple[int, int] | None = None  # (length of the matching part, line)
     prefix = ""
+    lists: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if stripped.startswith("["):
             prefix = _dotted(stripped.strip("[] \t").split("]")[0])
+            if stripped.startswith("[["):
+                lists[prefix] = lists.get(prefix, -1) + 1
+                if key == prefix:
+                    return number
+                prefix = f"{prefix}.{lists[prefix]}"
             found = prefix
         elif "=" in stripped and not stripped.startswith("#"):
             name = _dotted(stripped.split("=", 1)[0])

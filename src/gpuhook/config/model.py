@@ -5,6 +5,8 @@ import os
 from gpuhook.config.schema import KEYS
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.config.declared import Declared
 
 
 class Config:
@@ -14,7 +16,8 @@ class Config:
     for ``driver_root``, ``root`` and ``ldcache``, "" for what isn't set; ``driver_root_of``
     says which driver root counts. ``mode`` is one of hook, spec, cdi and auto;
     ``nvml_timeout`` is in seconds; ``features`` holds the optional switches that the file
-    sets; ``ignored`` are (key, reason) pairs that changed nothing.
+    sets; ``vendors`` are those that it declares; ``ignored`` are (key, reason) pairs that
+    changed nothing.
     """
 
     __slots__ = (
@@ -55,6 +58,7 @@ class Config:
         "supported_driver_capabilities",
         "swarm_resource",
         "user",
+        "vendors",
     )
 
     if TYPE_CHECKING:
@@ -95,11 +99,13 @@ class Config:
         supported_driver_capabilities: str
         swarm_resource: str
         user: str
+        vendors: tuple[Declared, ...]
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path
         self.features = {}
         self.ignored = ()
+        self.vendors = ()
         for attribute, _, default in KEYS.values():
             setattr(self, attribute, default)
 
@@ -113,8 +119,11 @@ class Config:
         The first of these that is set: the vendor's own in ``driver-roots``, ``[gpuhook]
         root``, ``[nvidia-container-cli] root``.
         """
-        own = dict(entry.split("=", 1) for entry in self.driver_roots)
-        return own.get(vendor) or self.root or self.driver_root or "/"
+        return self.own_driver_root(vendor) or self.root or self.driver_root or "/"
+
+    def own_driver_root(self, vendor: str) -> str:
+        """Return the root that ``driver-roots`` names for a vendor alone, "" if there is none."""
+        return dict(entry.split("=", 1) for entry in self.driver_roots).get(vendor, "")
 
     @property
     def reads_annotations(self) -> bool:

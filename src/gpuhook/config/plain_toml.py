@@ -1,9 +1,9 @@
 """Read the plain TOML that a config.toml usually is, because importing tomllib costs 15 ms.
 
-Understood are comments, [headers] and ``key = value`` lines with bare keys, where a value
-is true, false, a decimal number, a string on one line without escapes, or a list of such
-strings on one line. Anything else, and anything wrong, is left to tomllib: this reader never
-gives another answer than tomllib, only none.
+Understood are comments, [headers], [[headers]] of tables in a list, and ``key = value`` lines
+with bare keys, where a value is true, false, a decimal number, a string on one line without
+escapes, or a list of such strings on one line. Anything else, and anything wrong, is left to
+tomllib: this reader never gives another answer than tomllib, only none.
 """
 
 TYPE_CHECKING = False
@@ -24,6 +24,7 @@ def read(text: str) -> "dict[str, Any] | None":
     root: dict[str, Any] = {}
     table = root
     headers: set[str] = set()
+    lists: set[str] = set()
     try:
         for line in text.split("\n"):
             if not line.replace("\t", " ").isprintable():
@@ -31,7 +32,9 @@ def read(text: str) -> "dict[str, Any] | None":
             content = line.strip()
             if not content or content[0] == "#":
                 continue
-            if content[0] == "[":
+            if content.startswith("[["):
+                table = _table_in_list(root, content, lists)
+            elif content[0] == "[":
                 table = _table(root, content, headers)
             else:
                 _assign(table, content)
@@ -46,14 +49,33 @@ def _table(root: "dict[str, Any]", header: str, headers: set[str]) -> "dict[str,
     if header[-1] != "]" or name in headers or name.count(".") >= _DEPTH:
         raise _NotPlainError
     headers.add(name)
-    table = root
-    for part in name.split("."):
+    return _enter(root, name.split("."))
+
+
+def _enter(table: "dict[str, Any]", parts: list[str]) -> "dict[str, Any]":
+    """Return the table inside another one, made where there is none."""
+    for part in parts:
         if not part or not _BARE.issuperset(part):
             raise _NotPlainError
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise _NotPlainError
     return table
+
+
+def _table_in_list(root: "dict[str, Any]", header: str, lists: set[str]) -> "dict[str, Any]":
+    """Return the table that a [[header]] line adds to a list."""
+    name = header[2:-2]
+    if not header.endswith("]]") or name.count(".") >= _DEPTH:
+        raise _NotPlainError
+    *parts, last = name.split(".")
+    table = _enter(root, parts)
+    if not last or not _BARE.issuperset(last) or (last in table) != (name in lists):
+        raise _NotPlainError
+    lists.add(name)
+    made: dict[str, Any] = {}
+    table.setdefault(last, []).append(made)
+    return made
 
 
 def _assign(table: "dict[str, Any]", content: str) -> None:

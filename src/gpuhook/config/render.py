@@ -15,6 +15,9 @@ def as_toml(config: Config) -> str:
     text = "".join(sections.pop(""))
     for section in sorted(sections):
         text += f"\n[{section}]\n{''.join(sections[section])}"
+    for vendor in config.vendors:
+        lines = "".join(f"{key} = {_value(value)}\n" for key, value in vendor.values().items())
+        text += f"\n[[gpuhook.vendors]]\n{lines}"
     return text
 
 

@@ -202,7 +202,7 @@ def _numbers(case: Case, path: str) -> tuple[int, int] | None:
 def names(case: Case) -> Iterator[Finding]:
     """Compare the names of the kinds that we know with the devices that this machine has."""
     kinds = {document["kind"] for document in case.cdi.documents.values()}
-    for vendor_names in seam.KNOWN.values():
+    for vendor_names in seam.known(case.config).values():
         if vendor_names.KIND not in kinds:
             continue
         vendor = seam.load(vendor_names)

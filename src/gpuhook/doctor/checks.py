@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from gpuhook.config import Config
 from gpuhook.doctor import cdi, cdi_engines, docker, engines, host, install
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure
@@ -36,9 +37,9 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def every_check() -> list[Check]:
+def every_check(config: Config) -> list[Check]:
     """Return the checks of the vendors' drivers, our own, and the vendors' checks of the host."""
-    vendors = list(doctors())
+    vendors = list(doctors(config))
     first = [check for vendor in vendors for check in vendor.driver_checks]
     last = [check for vendor in vendors for check in vendor.host_checks]
     return [*first, *CHECKS, *last]
@@ -46,7 +47,7 @@ def every_check() -> list[Check]:
 
 def examine(case: Case, checks: Iterable[Check] | None = None) -> Iterator[Finding]:
     """Run every check; one that fails itself is a finding and stops no other."""
-    for check in every_check() if checks is None else checks:
+    for check in every_check(case.config) if checks is None else checks:
         try:
             yield from check(case)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are of use

@@ -120,18 +120,22 @@ def configuration(case: Case) -> Iterator[Finding]:
 
 def driver_roots(case: Case) -> Iterator[Finding]:
     """Say where the vendors' drivers are looked for, if not on the host itself."""
+    known = seam.known(case.config)
     for entry in case.config.driver_roots:
         vendor = entry.partition("=")[0]
-        if vendor not in seam.KNOWN:
+        if vendor not in known:
             yield warning(
                 "driver-roots",
                 f"driver-roots names the vendor {shown(vendor)}, which gpuhook doesn't know",
-                f"Use one of {', '.join(seam.KNOWN)}",
+                f"Use one of {', '.join(known)}",
             )
-    roots = {names.TITLE: case.config.driver_root_of(name) for name, names in seam.KNOWN.items()}
-    if set(roots.values()) != {"/"}:
+    roots = {names.TITLE: case.config.driver_root_of(name) for name, names in known.items()}
+    first, *others = dict.fromkeys(roots.values())
+    if others:
         places = ", ".join(f"{title}'s below {root}" for title, root in roots.items())
         yield ok("driver-roots", f"Drivers are looked for: {places}")
+    elif first != "/":
+        yield ok("driver-roots", f"Drivers are looked for below {first}")
 
 
 def saved_inventory(case: Case) -> Iterator[Finding]:
@@ -144,7 +148,8 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
             f"Run chown root:root {folder} and chmod 755 {folder}",
         )
         return
-    saved = [cache.saved(case.config, seam.load(names)) for names in seam.KNOWN.values()]
+    known = seam.known(case.config).values()
+    saved = [cache.saved(case.config, seam.load(names)) for names in known]
     found = [inventory.sentence() for inventory in saved if inventory is not None]
     if found:
         text = f"The inventory saved in {folder} is fresh: {'; '.join(found)}"

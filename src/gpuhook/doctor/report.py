@@ -54,7 +54,7 @@ def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
 def _contents(case: Case, findings: list[Finding]) -> Iterator[tuple[str, str]]:
     yield "findings.json", _json([finding.to_json() for finding in findings])
     yield "versions.txt", f"gpuhook {__version__}\n{' '.join(os.uname())}\n"
-    vendors = list(doctors())
+    vendors = list(doctors(case.config))
     yield from _texts(case, _TEXTS)
     for vendor in vendors:
         yield from _texts(case.of_vendor(vendor.name), vendor.report_files)
@@ -96,8 +96,11 @@ def _nodes(case: Case, patterns: Iterable[str]) -> Iterator[str]:
 
 def _inventory(case: Case) -> str:
     try:
-        found = seam.present(lambda vendor: get_inventory(case.config, vendor, save=False))
-        return _json([inventory.to_json() for inventory in found])
+        found, failed = seam.present(
+            case.config, lambda vendor: get_inventory(case.config, vendor, save=False)
+        )
+        errors = [{"error": str(error)} for error in failed]
+        return _json([*(inventory.to_json() for inventory in found), *errors])
     except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the report is of use
         known = isinstance(error, GpuhookError)
         return _json({"error": str(error) if known else f"{type(error).__name__}: {error}"})

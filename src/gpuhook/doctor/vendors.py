@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from gpuhook.config import Config
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure
 from gpuhook.vendors import seam
@@ -27,9 +28,9 @@ class VendorDoctor(NamedTuple):
     report_nodes: tuple[str, ...]
 
 
-def doctors() -> Iterator[VendorDoctor]:
+def doctors(config: Config) -> Iterator[VendorDoctor]:
     """Yield what each known vendor has; where that can't be used, one check that says so."""
-    for name, names in seam.KNOWN.items():
+    for name, names in seam.known(config).items():
         try:
             module = part(names, "doctor")
             if module is None:

@@ -106,7 +106,7 @@ def check_way(path: str) -> None:
             way = found
             continue
         links += 1
-        if links > _LINKS or not _is_roots(status.st_uid):
+        if links > _LINKS or not is_roots(status.st_uid):
             raise _untrusted(path, f"the link {found}, which user {status.st_uid} made")
         target = os.readlink(found)
         pending += _names(target)
@@ -123,14 +123,14 @@ def check_writers(path: str) -> None:
     if os.geteuid() != _ROOT or not os.path.exists(path):
         return
     status = os.stat(path)
-    if not _is_roots(status.st_uid) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if not is_roots(status.st_uid) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UntrustedPathError(
             f"{path} may be written by others than root, who would decide what root does",
             f"Run chown root:root {path} and chmod 644 {path}",
         )
 
 
-def _is_roots(uid: int) -> bool:
+def is_roots(uid: int) -> bool:
     """Tell whether an owner is root, as far as that can be seen.
 
     Where a user is root in a user namespace of his own, as below a rootless engine, the host's
@@ -153,7 +153,7 @@ def _check_folder(folder: str, path: str) -> None:
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode):
         return
-    if not _is_roots(status.st_uid):
+    if not is_roots(status.st_uid):
         raise _untrusted(path, f"the folder {folder}, which belongs to user {status.st_uid}")
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise _untrusted(path, f"the folder {folder}, which everybody may change")

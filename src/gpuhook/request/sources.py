@@ -90,8 +90,17 @@ def is_true(value: str | None) -> bool:
 
 
 def items(value: str) -> list[str]:
-    """Return the items of a comma list, blanks trimmed and empties dropped, in order."""
-    return [item for part in value.split(",") if (item := part.strip())]
+    """Return the items of a comma list, blanks trimmed and empties dropped, in order.
+
+    Blanks around the dash of a range are no more than those around the comma: 0 - 3 is 0-3.
+    """
+    return [_tight(item) for part in value.split(",") if (item := part.strip())]
+
+
+def _tight(item: str) -> str:
+    first, dash, last = item.partition("-")
+    ends = first.strip(), last.strip()
+    return dash.join(ends) if dash and all(map(str.isdecimal, ends)) else item
 
 
 def swarm_variables(setting: str) -> list[tuple[str, str]]:

@@ -52,7 +52,7 @@ def _by_nodes(kind: str, spec: "Spec", config: "Config") -> "Grant | None":
     from gpuhook.cdi import hook  # noqa: PLC0415 - for CDI documents alone
     from gpuhook.cdi.generate import grant  # noqa: PLC0415 - as above
 
-    for names in seam.KNOWN.values():
+    for names in seam.known(config).values():
         if kind == names.KIND:
             vendor = seam.load(names)
             try:

@@ -160,18 +160,22 @@ class Written:
         from gpuhook.running import leases  # noqa: PLC0415 - few have exclusive devices
 
         device = leases.wants(record, exclusive)
-        if self._folder is None or not device:
+        if self._folder is None:
             if device:
-                raise _no_lease(device, "its folder can't be used")
-            return None if self._folder is None else self._keep(self._folder, process, record, add)
-        with leases.Lock(self._folder):
-            try:
+                unknown = "its first process isn't known" if process < 0 else ""
+                raise _no_lease(device, unknown or "the folder of the records can't be used")
+            return
+        if not device:
+            self._keep(self._folder, process, record, add)
+            return
+        try:
+            with leases.Lock(self._folder):
                 lease = {**record, "started": started(process), "boot": leases.boot_id()}
                 others = [each for each in _read_folder(self._folder) if not _same(each, lease)]
                 leases.refuse(lease, others, exclusive)
                 self._write(self._folder, lease, add=add)
-            except OSError as error:
-                raise _no_lease(device, str(error.strerror)) from None
+        except OSError as error:
+            raise _no_lease(device, str(error.strerror)) from None
 
     def _write(self, folder: int, record: "dict[str, Any]", *, add: bool) -> None:
         name = f"{record['pid']}-{record['started']}"

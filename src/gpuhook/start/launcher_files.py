@@ -50,7 +50,7 @@ def words(config: "Config") -> tuple[str, ...] | None:
         return None
     fixed = [
         word
-        for vendor in seam.KNOWN.values()
+        for vendor in seam.known(config).values()
         for word in (*vendor.VARIABLES, *vendor.LEGACY[:1], vendor.MOUNTS.rpartition("/")[2])
     ]
     return (*filter(None, fixed), *plain, *ESCAPES)

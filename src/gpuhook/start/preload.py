@@ -33,7 +33,10 @@ CONFIGURATION = (
 )  # fmt: skip
 VENDORS = (
     "vendors.amd.names",
+    "vendors.ascend.names",
     "vendors.gaudi.names",
+    "vendors.intel_gpu.names",
+    "vendors.intel_npu.names",
     "vendors.neuron.names",
     "vendors.nvidia.names",
 )

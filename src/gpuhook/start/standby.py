@@ -88,7 +88,7 @@ def main(launcher: str, argv: list[str], edit: "Edit") -> "NoReturn":
                 _be_nobodys()
             try:
                 _remove_forgotten()
-                _import_all()
+                _import_all(config)
                 _stand(Server(Around(config.path, launcher), launcher, float(seconds), edit))
             finally:
                 os.unlink(place.lock_name(launcher), dir_fd=MARK)
@@ -169,7 +169,7 @@ def _load_inventories(config: Config) -> dict[str, cache.Loaded]:
     """
     found: dict[str, cache.Loaded] = {}
     failures: list[GpuhookError] = []
-    for names in seam.KNOWN.values():
+    for names in seam.known(config).values():
         try:
             found[names.NAME] = _load_inventory(config, seam.load(names))
         except GpuhookError as error:
@@ -394,9 +394,9 @@ def _set_seat(seat: int) -> None:
     os.close(reader)
 
 
-def _import_all() -> None:
+def _import_all(config: Config) -> None:
     """Import what any container may need, so that no child imports anything any more."""
-    known = seam.KNOWN.values()
+    known = seam.known(config).values()
     vendors = [name for names in known for name in (*names.MODULES, *names.HOOK_MODULES)]
     modules = (*preload.RUNTIME, *preload.INJECTION, *vendors)
     preload.load(modules)

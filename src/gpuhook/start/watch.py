@@ -31,7 +31,7 @@ _SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many ste
 Event = Mapping[str, object]
 
 
-def concerns_us(event: Event) -> bool:
+def concerns_us(event: Event, config: Config) -> bool:
     """Tell whether a kernel event is about a known vendor's driver or one of its devices."""
     path, driver = str(event.get("DEVPATH", "")), str(event.get("DRIVER", ""))
     pci_vendor = str(event.get("PCI_ID", ""))[:4].lower()
@@ -39,14 +39,14 @@ def concerns_us(event: Event) -> bool:
         (pci_vendor and pci_vendor == names.PCI_VENDOR)
         or driver in names.DRIVER_WORDS
         or any(word in path for word in names.DRIVER_WORDS)
-        for names in seam.KNOWN.values()
+        for names in seam.known(config).values()
     )
 
 
 class Events:
     """The kernel's events about devices, as far as ``concerns`` says that they matter."""
 
-    def __init__(self, concerns: Callable[[Event], bool] = concerns_us) -> None:
+    def __init__(self, concerns: Callable[[Event], bool]) -> None:
         """Begin to listen; OSError where this process may not."""
         self._concerns = concerns
         self._socket = UeventSocket()
@@ -100,7 +100,7 @@ class Watch:
     def look(self) -> bool:
         """Make a new inventory of each vendor whose saved one is stale; tell if one is news."""
         before = dict(self._seen), dict(self._problems)
-        for names in seam.KNOWN.values():
+        for names in seam.known(self._config).values():
             vendor = seam.load(names)
             # A container's start may have made it again already.
             inventory = cache.saved(self._config, vendor)
@@ -118,7 +118,7 @@ class Watch:
 
     def _report(self, vendor: str, problem: str) -> None:
         """Say what is wrong, once; of vendors that this machine hasn't, only if it has none."""
-        others = set(seam.KNOWN) - {vendor}
+        others = set(seam.known(self._config)) - {vendor}
         if problem != self._problems.get(vendor) and others <= self._problems.keys():
             self._tell(problem)
         self._problems[vendor] = problem

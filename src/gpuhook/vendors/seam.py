@@ -1,16 +1,20 @@
 """The seam between the house and the makers of accelerators.
 
 ``KNOWN`` holds the names of every vendor there is code for: data alone, so that a container
-start imports no more of a vendor that it doesn't ask for. ``load`` returns the vendor itself,
+start imports no more of a vendor that it doesn't ask for. ``known`` returns those and the ones
+that a configuration declares. ``load`` returns the vendor itself,
 ``Vendor`` is what it has to be, and a ``Grant`` is what one vendor gives to one container.
 
 docs/add-a-vendor.md goes through it step by step.
 """
 
-from gpuhook.errors import DriverError, listed
+from gpuhook.errors import ConfigError, DriverError, NoDriverError, listed
 from gpuhook.inventory.model import Inventory
 from gpuhook.vendors.amd import names as amd
+from gpuhook.vendors.ascend import names as ascend
 from gpuhook.vendors.gaudi import names as gaudi
+from gpuhook.vendors.intel_gpu import names as intel_gpu
+from gpuhook.vendors.intel_npu import names as intel_npu
 from gpuhook.vendors.neuron import names as neuron
 from gpuhook.vendors.nvidia import names as nvidia
 
@@ -37,7 +41,34 @@ KNOWN: "dict[str, ModuleType]" = {
     amd.NAME: amd,
     neuron.NAME: neuron,
     gaudi.NAME: gaudi,
+    ascend.NAME: ascend,
+    intel_gpu.NAME: intel_gpu,
+    intel_npu.NAME: intel_npu,
 }
+
+
+def known(config: "Config") -> "Mapping[str, ModuleType]":
+    """Return the names of every vendor, by name: KNOWN, and those that config.toml declares.
+
+    One of KNOWN whose variable a declared one has isn't asked by it any more. ConfigError where
+    a declared one has the name or the kind of one of KNOWN.
+    """
+    if not config.vendors:
+        return KNOWN
+    from gpuhook.vendors.declared.names import names_of, without  # noqa: PLC0415 - few declare any
+
+    given_away = [table.variable for table in config.vendors]
+    found = {name: without(names, given_away) for name, names in KNOWN.items()}
+    for table in config.vendors:
+        for names in KNOWN.values():
+            for word in {table.name, table.kind} & {names.NAME, names.KIND}:
+                raise ConfigError(
+                    f"{config.path or 'The configuration'} declares the vendor {table.name}, and "
+                    f"{word} is {names.TITLE}'s already",
+                    "Call it something else; gpuhook has code for the other one",
+                )
+        found[table.name] = names_of(table)
+    return found
 
 
 def package(names: "ModuleType") -> str:
@@ -50,23 +81,26 @@ def load(names: "ModuleType") -> "Vendor":
     name = f"{package(names)}.vendor"
     module = __import__(name, fromlist=["VENDOR"])
     vendor: Vendor = module.VENDOR
-    return vendor
+    return vendor.of(names)
 
 
-def present(ask: "Callable[[Vendor], T]") -> "list[T]":
-    """Return what ``ask`` says of each vendor that this machine has, one at least.
+def present(config: "Config", ask: "Callable[[Vendor], T]") -> "tuple[list[T], list[DriverError]]":
+    """Return what ``ask`` says of each vendor that this machine has, and which drivers fail.
 
-    DriverError of the first vendor where it has none: one without a driver raises that.
+    Where there is nothing of any vendor, DriverError of the first driver that fails, or of the
+    first that isn't there.
     """
-    found, errors = [], []
-    for names in KNOWN.values():
+    found, absent, failed = [], [], []
+    for names in known(config).values():
         try:
             found.append(ask(load(names)))
+        except NoDriverError as error:
+            absent.append(error)
         except DriverError as error:
-            errors.append(error)
+            failed.append(error)
     if not found:
-        raise errors[0]
-    return found
+        raise (failed or absent)[0]
+    return found, failed
 
 
 class Grant:
@@ -130,6 +164,10 @@ class Vendor:
     inventory: type[Inventory] = Inventory
     settings: tuple[str, ...] = ()
     crowded: tuple[str, ...] = ()
+
+    def of(self, names: "ModuleType") -> "Vendor":  # noqa: ARG002
+        """Return the vendor with these names, which ``load`` was asked for."""
+        return self
 
     # What the machine has ---------------------------------------------------------------
 

@@ -19,10 +19,11 @@ KIND = "nvidia.com/gpu"
 KERNEL = "test.example/kernel=driver"
 # Called at createRuntime: mounts a folder on /proc/driver of the container.
 _KERNEL_HOOK = """
-import json, subprocess, sys
+import json, os, subprocess, sys
 state = json.load(sys.stdin)
 with open(state["bundle"] + "/config.json") as config:
-    place = json.load(config)["root"]["path"] + "/proc/driver"
+    root = json.load(config)["root"]["path"]  # perhaps relative to the bundle
+place = os.path.join(state["bundle"], root, "proc/driver")
 enter = ["nsenter", "-t", str(state["pid"]), "-m"]
 subprocess.run([*enter, "mount", "--bind", sys.argv[1], place], check=True)
 """

@@ -14,7 +14,7 @@ def main() -> None:
     """Make all that is missing, two things at a time."""
     with ThreadPoolExecutor(2) as pool:
         others = pool.submit(install), pool.submit(fetch_driver_files)
-        list(pool.map(releases.fetch_one, releases.LAYOUTS))
+        list(pool.map(releases.fetch_one, releases.NAMES))
         list(pool.map(distributions.fetch_one, distributions.DEBIANS))
         for each in others:
             each.result()

@@ -12,11 +12,9 @@ from harness.commands import run
 from harness.driver import Driver, show_in_proc
 from harness.images import REPOSITORY
 from harness.installation import Installation, write_config
-from harness.namespaces import LAYOUTS as CGROUPS
-from harness.namespaces import Namespace, held, host_cgroups
+from harness.namespaces import LAYOUTS, Namespace, held, host_cgroups
 
-# With the layout of cgroups that it has: crun can't use v2 on every machine.
-LAYOUTS = {"trixie": "v1", "sid": "v2"}
+NAMES = ("trixie", "sid")
 PYTHON = "/usr/bin/python3"
 
 
@@ -38,6 +36,11 @@ class Release:
         """Its /etc, as this process can reach it."""
         return Path(f"/proc/{self.namespace.pid}/root/etc")
 
+    def gpuhook(self, *words: str | Path) -> None:
+        """Run our command, which must work."""
+        env = {"GPUHOOK_CONFIG": str(self.config)}
+        self.namespace.run(self.installation.command, *words, env=env).ok()
+
     def which(self, program: str) -> str:
         """Return where a program of its own is."""
         return self.namespace.run("sh", "-c", f"command -v {program}").ok().stdout.strip()
@@ -52,7 +55,7 @@ def fetch_one(name: str) -> Path:
 
 def fetch() -> dict[str, Path]:
     """Return the root of each release with its engines."""
-    return {name: fetch_one(name) for name in LAYOUTS}
+    return {name: fetch_one(name) for name in NAMES}
 
 
 @contextmanager
@@ -68,10 +71,10 @@ def release(
         made.mkdir(parents=True)
     options = f"lowerdir={lower},upperdir={layers[0]},workdir={layers[1]}"
     inside = [REPOSITORY / "scripts/lib/inside", "--same-run", root, "/"]
-    layout = LAYOUTS[name] if LAYOUTS[name] != host_cgroups() else "host"
-    words = [*inside, "sh", "-c", f"{CGROUPS[layout]} && {show_in_proc(driver)}"]
+    layout = "v1" if host_cgroups() == "hybrid" else "host"  # as crun needs it
+    words = [*inside, "sh", "-c", f"{LAYOUTS[layout]} && {show_in_proc(driver)}"]
     script = f"mount -t overlay -o {options} overlay {root} && exec {shlex.join(map(str, words))}"
-    with held(["sh", "-c", script], LAYOUTS[name], Path("/")) as entered:
+    with held(["sh", "-c", script], layout, Path("/")) as entered:
         ours = _install(entered, folder / "gpuhook", installation)
         yield Release(name, entered, ours, write_config(folder / "config", driver.root, ["runc"]))
 

@@ -369,7 +369,7 @@ EDITS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(SPECS, EDITS, st.sampled_from([None, 1]))
 def test_text_and_data_are_edited_alike(
     data: dict[str, Any], edits: dict[str, Any], indent: int | None

@@ -34,7 +34,7 @@ def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("loader")
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(BYTES)
 @example(b'kind: "\\UFFFFFFFF"')
 @example(b'kind: "\\ud83d"')
@@ -90,7 +90,7 @@ _Quoting.add_representer(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(DOCUMENTS, st.booleans())
 def test_what_is_written_is_read_again(written: dict[str, Any], as_json: bool) -> None:
     """Types are kept; whether it is a good document is another matter."""
@@ -124,7 +124,7 @@ def disturbed(draw: st.DrawFn) -> str:
     return whole[:place] + draw(TEXTS) + whole[place:]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(disturbed())
 @example(BEGIN + "\n".join(LINES) + "\n")
 def test_what_is_taken_pyyaml_reads_the_same(text: str) -> None:
@@ -152,7 +152,7 @@ def _agrees(ours: Any, theirs: Any) -> bool:
     return not isinstance(theirs, str) or ours == theirs or tree._resolved(theirs) != theirs
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(DOCUMENTS)
 def test_checks_and_versions_take_every_document(whole: dict[str, Any]) -> None:
     for path, sentence in checks.problems(whole):
@@ -161,7 +161,7 @@ def test_checks_and_versions_take_every_document(whole: dict[str, Any]) -> None:
     assert versions.needed(whole) in versions.KNOWN
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(DOCUMENTS)
 def test_the_needed_version_is_the_lowest_that_is_taken(whole: dict[str, Any]) -> None:
     needed = versions.needed(whole)

@@ -30,10 +30,10 @@ def test_the_rule_knows_every_vendor() -> None:
     modules, devices = lines(RULES)
     words = [word for names in KNOWN.values() for word in names.DRIVER_WORDS]
     [found] = re.findall(r'SUBSYSTEM=="module", KERNEL=="([^"]*)"', modules)
-    assert found == "|".join(dict.fromkeys(f"*{word}*" for word in words))
+    assert set(found.split("|")) == {f"*{word}*" for word in words}
     [found] = re.findall(r'SUBSYSTEM=="pci", ENV{PCI_ID}=="([^"]*)"', devices)
     ids = [names.PCI_VENDOR.upper() for names in KNOWN.values() if names.PCI_VENDOR]
-    assert found == "|".join(dict.fromkeys(f"{each}:*" for each in ids))
+    assert set(found.split("|")) == {f"{each}:*" for each in ids}
 
 
 def test_an_event_while_it_runs_is_not_lost() -> None:

@@ -159,7 +159,7 @@ def test_every_key_of_the_commented_file_is_explained() -> None:
 
 def test_every_attribute_has_a_key() -> None:
     attributes = {attribute for attribute, _, _ in KEYS.values()}
-    assert attributes | {"path", "features", "ignored"} == set(Config.__slots__)
+    assert attributes | {"path", "features", "ignored", "vendors"} == set(Config.__slots__)
 
 
 # --- Driver roots ---

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook.container import kernel, rootfs
@@ -161,7 +161,6 @@ def outcome(look: Callable[[], int]) -> tuple[int, int] | str:
     return status.st_dev, status.st_ino
 
 
-@settings(deadline=None)
 @given(TREES, PATHS)
 def test_both_ways_find_the_same(tree: dict[str, str | None], path: str) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -58,9 +58,7 @@ def _machine(folder: Path, text_json: str, text_toml: str) -> Tree:
     return tree
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TABLES | VALUES, TABLES)
 @example({}, {"BinaryName": "\x00"})
 def test_odd_files(folder: Path, value: Any, table: dict[str, Any]) -> None:
@@ -69,9 +67,7 @@ def test_odd_files(folder: Path, value: Any, table: dict[str, Any]) -> None:
     assert broken == []
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=60))
 def test_files_that_are_neither_json_nor_toml(folder: Path, text: str) -> None:
     tree = _machine(folder, text, text)

@@ -14,6 +14,7 @@ import vendors
 from gpuhook.doctor import Finding, examine
 from gpuhook.doctor.checks import CHECKS
 from gpuhook.doctor.report import write_report
+from gpuhook.vendors.seam import KNOWN
 
 ACME = """
 from gpuhook.doctor.finding import ok
@@ -170,3 +171,17 @@ def test_each_vendor_is_examined_below_its_own_root(
     assert [each.status for each in found] == ["warning", "ok"]
     assert "the vendor 'amce'" in found[0].message
     assert "NVIDIA's below /run/all" in found[1].message
+    tree.config.driver_roots = ()
+    [found_once] = [each for each in examine(tree.case) if each.check == "driver-roots"]
+    assert found_once.message == "Drivers are looked for below /run/all"
+    tree.config.root = ""
+    assert "driver-roots" not in {each.check for each in examine(tree.case)}
+
+
+def test_a_root_of_nvidias_driver_is_no_sign_of_another_vendor(tree: Tree) -> None:
+    """As where NVIDIA's driver is in a container, which has nothing of the others."""
+    tree.config.driver_root = "/run/driver"
+    tree.write("/run/driver/dev/nvidiactl")
+    words = [names.NAME.partition("_")[0] for names in KNOWN.values() if names.NAME != "nvidia"]
+    found = [each for each in examine(tree.case) if each.check.startswith(tuple(words))]
+    assert [each.message for each in found if each.status != "ok"] == []

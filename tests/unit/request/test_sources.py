@@ -39,7 +39,14 @@ def test_not_true(no: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("value", "items"),
-    [("", []), (" , ,", []), ("a", ["a"]), (" a ,,b\t,a", ["a", "b", "a"]), ("a b", ["a b"])],
+    [
+        ("", []),
+        (" , ,", []),
+        ("a", ["a"]),
+        (" a ,,b\t,a", ["a", "b", "a"]),
+        ("a b", ["a b"]),
+        ("0 - 3, 5 -7,a - b,1 - ", ["0-3", "5-7", "a - b", "1 -"]),
+    ],
 )
 def test_items(value: str, items: list[str]) -> None:
     assert sources.items(value) == items

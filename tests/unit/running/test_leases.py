@@ -1,5 +1,6 @@
 """Leases: who has a device of an exclusive kind, and for how long."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -208,7 +209,7 @@ def test_what_cannot_be_written_down_is_refused(
     monkeypatch.setattr(records, "_users_folder", lambda: "")
     Path(state_dir).mkdir()
     Path(state_dir).chmod(0o777)
-    with pytest.raises(HeldError, match=f"that the container has {KIND}=A: its folder"):
+    with pytest.raises(HeldError, match=f"that the container has {KIND}=A: the folder of"):
         take(state_dir, start(), given("A"))
     take(state_dir, start(), given("A"), kinds=(OTHER,))
     with (
@@ -249,6 +250,8 @@ state_dir, device, go = sys.argv[1:]
 facts = {{"version": records.VERSION, "id": device, "pid": os.getpid(), "engine": "", "pod": "",
     "namespace": "", "container": "", "given": [{{"vendor": "acme", "kind": {KIND!r},
     "selected": [device], "nodes": {{device: []}}, "devices": []}}]}}
+read = records._read_folder
+records._read_folder = lambda folder: (read(folder), time.sleep(0.05))[0]  # room for the others
 while not os.path.exists(go):
     time.sleep(0.001)
 try:
@@ -291,3 +294,14 @@ NAMES = {
 @pytest.mark.parametrize(("words", "facts"), NAMES.items(), ids=NAMES.keys())
 def test_what_a_holder_is_called(words: str, facts: dict[str, Any]) -> None:
     assert words in leases.holder({**record(name="abc"), **facts})
+
+
+def test_a_lock_that_cannot_be_made(
+    state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(leases, "Lock", refuse)
+    with pytest.raises(HeldError, match="Read-only file system"):
+        take(state_dir, start(), given("A"))

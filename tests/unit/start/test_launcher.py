@@ -53,7 +53,7 @@ def verdict(argv: Sequence[str]) -> tuple[str, str]:
     return verb, bundle
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(argvs | likely)
 def test_script_never_contradicts_python(argv: list[str]) -> None:
     """What creates a container is passed on with the bundle that Python reads, or not at all.

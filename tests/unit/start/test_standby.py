@@ -90,7 +90,8 @@ import sys
 sys.path.append({str(SOURCES)!r})
 from gpuhook import runtime_shim
 from gpuhook.start import standby
-standby._import_all()
+from gpuhook.config import Config
+standby._import_all(Config())
 for name, module in sys.modules.items():
     print(name, getattr(module, "__file__", None))
 """
@@ -122,6 +123,8 @@ DOCUMENTS = {
     "gpuhook.cdi", "gpuhook.cdi.apply", "gpuhook.cdi.folders", "gpuhook.cdi.generate",
     "gpuhook.cdi.hook", "gpuhook.cdi.saved", "gpuhook.host", "gpuhook.host.files",
 }  # fmt: skip
+# Loaded where the configuration declares vendors, and used nowhere else.
+DECLARED = {"gpuhook.vendors.declared.names"}
 
 
 def test_no_child_imports_anything() -> None:
@@ -137,6 +140,19 @@ def test_no_child_imports_anything() -> None:
         (name, other)
         for name in ours - NOT_A_CHILDS
         for other in late_imports(Path(loaded[name]).read_text())
-        if other not in {*loaded, *DISCOVERY, *DOCUMENTS}
+        if other not in {*loaded, *DISCOVERY, *DOCUMENTS, *DECLARED}
     }
     assert missing == set()
+
+
+def test_no_child_imports_anything_for_a_declared_vendor() -> None:
+    text = '[[gpuhook.vendors]]\nname = "maker"\nkind = "maker.com/npu"\n'
+    text += 'variable = "MAKER_VISIBLE_DEVICES"\nnodes = ["/dev/maker{n}"]\n'
+    code = LOADS.replace("import Config\n", "import loads\n").replace(
+        "Config()", f"loads({text!r})"
+    )
+    words = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    loaded = {line.split(" ", 1)[0] for line in done.stdout.splitlines()}
+    assert {*DECLARED, "gpuhook.vendors.declared.vendor"} <= loaded
+    assert "gpuhook.vendors.declared.discover" not in loaded

@@ -3,6 +3,7 @@
 import pytest
 import second_vendor
 
+from gpuhook.config import Config, loads
 from gpuhook.start.watch import concerns_us
 from gpuhook.vendors.seam import KNOWN
 
@@ -17,7 +18,7 @@ from gpuhook.vendors.seam import KNOWN
     ],
 )
 def test_events_about_gpus(event: dict[str, object]) -> None:
-    assert concerns_us(event)
+    assert concerns_us(event, Config())
 
 
 @pytest.mark.parametrize(
@@ -30,16 +31,26 @@ def test_events_about_gpus(event: dict[str, object]) -> None:
     ],
 )
 def test_other_events(event: dict[str, object]) -> None:
-    assert not concerns_us(event)
+    assert not concerns_us(event, Config())
 
 
 def test_events_about_another_vendors_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     second_vendor.know(monkeypatch)
-    assert concerns_us({"DEVPATH": "/class/acme/acme0"})
-    assert concerns_us({"PCI_ID": "AC3E:0001"})
+    assert concerns_us({"DEVPATH": "/class/acme/acme0"}, Config())
+    assert concerns_us({"PCI_ID": "AC3E:0001"}, Config())
 
 
 def test_a_vendor_without_a_number_on_the_pci_bus(monkeypatch: pytest.MonkeyPatch) -> None:
     second_vendor.know(monkeypatch)
     monkeypatch.setattr(KNOWN["acme"], "PCI_VENDOR", "")
-    assert not concerns_us({"DEVPATH": "/devices/virtual/mem/null", "SUBSYSTEM": "mem"})
+    assert not concerns_us({"DEVPATH": "/devices/virtual/mem/null", "SUBSYSTEM": "mem"}, Config())
+
+
+def test_events_about_a_declared_vendors_devices() -> None:
+    text = '[[gpuhook.vendors]]\nname = "maker"\nkind = "maker.com/npu"\npresent = "%s"\n'
+    text += 'variable = "MAKER_VISIBLE_DEVICES"\nnodes = ["/dev/maker{n}"]\n'
+    by_number, by_driver = loads(text % "pci:ab12"), loads(text % "driver:maker_npu")
+    assert concerns_us({"PCI_ID": "AB12:0001"}, by_number)
+    assert not concerns_us({"PCI_ID": "AB12:0001"}, by_driver)
+    assert concerns_us({"DEVPATH": "/module/maker_npu"}, by_driver)
+    assert not concerns_us({"DEVPATH": "/devices/virtual/mem/null"}, loads(text % ""))

@@ -393,6 +393,17 @@ def test_an_absent_vendor_that_is_needed(
         resolve(spec, absent, inventories={"nvidia": both["nvidia"]})
 
 
+def test_a_driver_that_fails_is_not_missing(
+    absent: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DriverError("ACME's driver doesn't answer", "Reset it")
+
+    monkeypatch.setattr(type(second_vendor.part("vendor").VENDOR), "discover", fail)
+    with pytest.raises(DriverError, match="doesn't answer"):
+        resolve(spec_with("ACME_VISIBLE_DEVICES=all"), absent)
+
+
 def test_a_container_that_gets_nothing_is_not_changed(
     absent: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

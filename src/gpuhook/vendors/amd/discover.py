@@ -10,8 +10,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, NoDriverError
+from gpuhook.errors import NoDriverError
 from gpuhook.inventory.model import Device, Inventory, Node
+from gpuhook.vendors import bound
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.paths import (
     CONTROL,
@@ -65,15 +66,7 @@ class Found(NamedTuple):
 
 def discover(path: str) -> Inventory:
     """Look at the driver root; DriverError where there is no driver."""
-    try:
-        with Rootfs(path) as root:
-            return _discover(root)
-    except OSError as error:
-        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
-        raise kind(
-            f"AMD's driver root {path} can't be read: {error.strerror}",
-            "Start the driver, or correct its root in config.toml",
-        ) from None
+    return bound.look(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:

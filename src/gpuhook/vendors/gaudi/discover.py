@@ -7,11 +7,10 @@ a seat is the same at every boot. Source: habanalabs driver, sysfs ABI
 (Documentation/ABI/testing/sysfs-driver-habanalabs).
 """
 
-import os
-
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, NoDriverError
+from gpuhook.errors import NoDriverError
 from gpuhook.inventory.model import Device, Node
+from gpuhook.vendors import bound
 from gpuhook.vendors.gaudi import names
 from gpuhook.vendors.gaudi.model import DRIVER, Inventory
 
@@ -28,15 +27,7 @@ MODELS = {
 
 def discover(path: str) -> Inventory:
     """Look at the driver root; DriverError if there is no driver."""
-    try:
-        with Rootfs(path) as root:
-            return _discover(root)
-    except OSError as error:
-        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
-        raise kind(
-            f"Intel Gaudi's driver root {path} can't be read: {error.strerror}",
-            "Correct the driver root in config.toml",
-        ) from None
+    return bound.look(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:
@@ -45,7 +36,7 @@ def _discover(root: Rootfs) -> Inventory:
             "Intel Gaudi's driver isn't loaded",
             "Run modprobe habanalabs; if that fails, install the package habanalabs-dkms",
         )
-    found = [_Found(root, name) for name in root.list_folder(DRIVER) if is_address(name)]
+    found = [_Found(root, name) for name in root.list_folder(DRIVER) if bound.is_address(name)]
     found.sort(key=lambda each: (each.number is None, each.number or 0, each.address))
     every = [each.module for each in found]
     nodes: dict[str, Node] = {}
@@ -58,7 +49,8 @@ def _discover(root: Rootfs) -> Inventory:
             if node is not None:
                 nodes[path] = node
         devices[-1].state = devices[-1].state or each.strange(nodes)
-    facts = (names.NAME, root.path, _read(root, VERSION), tuple(devices), tuple(nodes.values()))
+    version = bound.text(root, VERSION)
+    facts = (names.NAME, root.path, version, tuple(devices), tuple(nodes.values()))
     networked = tuple(each.address for each in found if each.networked)
     return Inventory(*facts, networked=networked)
 
@@ -73,21 +65,22 @@ class _Found:
     def __init__(self, root: Rootfs, address: str) -> None:
         place = f"{DRIVER}/{address}"
         self.address = address
-        self.module = seat(_read(root, f"{place}/module_id"))
-        self.model = model(_read(root, f"{place}/device_type"), _read(root, f"{place}/device"))
-        self.status = _read(root, f"{place}/status")
+        self.module = seat(bound.text(root, f"{place}/module_id"))
+        sort, product = (bound.text(root, f"{place}/{name}") for name in ("device_type", "device"))
+        self.model = model(sort, product)
+        self.status = bound.text(root, f"{place}/status")
         self.networked = root.exists(f"{place}/net")
         self.number: int | None = None
         self.numbers: dict[str, str] = {}
         for name in root.list_folder(f"{place}/accel"):
-            number = number_of(name, "accel")
-            control = number_of(name, "accel_controlD")
+            number = bound.number(name, "accel")
+            control = bound.number(name, "accel_controlD")
             if number is not None or control is not None:
                 self.number = control if number is None else number
-                self.numbers[f"/dev/accel/{name}"] = _read(root, f"{place}/accel/{name}/dev")
+                self.numbers[f"/dev/accel/{name}"] = bound.text(root, f"{place}/accel/{name}/dev")
         for name in root.list_folder(f"{place}/infiniband_verbs"):
-            if number_of(name, "uverbs") is not None:
-                text = _read(root, f"{place}/infiniband_verbs/{name}/dev")
+            if bound.number(name, "uverbs") is not None:
+                text = bound.text(root, f"{place}/infiniband_verbs/{name}/dev")
                 self.numbers[f"/dev/infiniband/{name}"] = text
 
     def device(self, module: str) -> Device:
@@ -120,21 +113,6 @@ class _Found:
         return ""
 
 
-def is_address(name: str) -> bool:
-    """Tell whether a name in a driver's folder is a PCI address, as 0000:19:00.0."""
-    parts = name.replace(".", ":").split(":")
-    plain = all(part and _HEX.issuperset(part) for part in parts)
-    return plain and len(parts) == 4 and name.count(":") == 2
-
-
-def number_of(name: str, kind: str) -> int | None:
-    """Return the number after a device's kind: 3 of accel3; None for any other name."""
-    text = name.removeprefix(kind)
-    if text == name or not (text.isascii() and text.isdecimal() and len(text) < 10):
-        return None
-    return int(text) if str(int(text)) == text else None
-
-
 def seat(text: str) -> str:
     """Return the number in the file module_id, "" where it has none."""
     return text if text.isascii() and text.isdecimal() and len(text) < 5 else ""
@@ -143,12 +121,3 @@ def seat(text: str) -> str:
 def model(kind: str, device: str) -> str:
     """Return a product's name by the files device_type and device, "" where neither says it."""
     return kind.capitalize() or MODELS.get(device.removeprefix("0x"), "")
-
-
-def _read(root: Rootfs, path: str) -> str:
-    """Return what a small file says, "" where it says nothing or isn't for us."""
-    try:
-        found = root.read_file(path, os.sysconf("SC_PAGE_SIZE"))
-    except OSError:
-        return ""
-    return (found or b"").decode("ascii", "replace").strip()

@@ -5,11 +5,10 @@ files of the driver's own, such as ultraserver_mode. Source: aws-neuron-driver 2
 and neuron_sysfs_metrics.c.
 """
 
-import os
-
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, NoDriverError
+from gpuhook.errors import NoDriverError
 from gpuhook.inventory.model import Device, Node
+from gpuhook.vendors import bound
 from gpuhook.vendors.neuron import names
 from gpuhook.vendors.neuron.model import CLASS, Inventory
 
@@ -27,15 +26,7 @@ PRODUCTS = {
 
 def discover(path: str) -> Inventory:
     """Look at the driver root; DriverError if there is no driver."""
-    try:
-        with Rootfs(path) as root:
-            return _discover(root)
-    except OSError as error:
-        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
-        raise kind(
-            f"AWS Neuron's driver root {path} can't be read: {error.strerror}",
-            "Correct the driver root in config.toml",
-        ) from None
+    return bound.look(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:
@@ -57,7 +48,7 @@ def _discover(root: Rootfs) -> Inventory:
         for number in numbers
     )
     cores = tuple(core_count(_text(root, number, "core_count")) for number in numbers)
-    version = _read(root, VERSION)
+    version = bound.text(root, VERSION)
     facts = (names.NAME, root.path, version, devices, tuple(nodes.values()))
     return Inventory(*facts, cores=cores)
 
@@ -115,7 +106,7 @@ def product(vendor: str, device: str) -> tuple[str, str] | None:
 def _model_by_bus(root: Rootfs) -> str:
     """Return the model by the PCI bus: nothing ties its devices to numbers, but all are alike."""
     for address in root.list_folder(PCI):
-        ids = (_read(root, f"{PCI}/{address}/{name}") for name in ("vendor", "device"))
+        ids = (bound.text(root, f"{PCI}/{address}/{name}") for name in ("vendor", "device"))
         found = product(*ids)
         if found:
             return found[1]
@@ -123,13 +114,4 @@ def _model_by_bus(root: Rootfs) -> str:
 
 
 def _text(root: Rootfs, number: int, name: str) -> str:
-    return _read(root, f"{CLASS}/neuron{number}/{name}")
-
-
-def _read(root: Rootfs, path: str) -> str:
-    """Return what a small file says, "" where it says nothing or isn't for us."""
-    try:
-        found = root.read_file(path, os.sysconf("SC_PAGE_SIZE"))
-    except OSError:
-        return ""
-    return (found or b"").decode("ascii", "replace").strip()
+    return bound.text(root, f"{CLASS}/neuron{number}/{name}")

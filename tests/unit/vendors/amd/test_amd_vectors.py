@@ -14,7 +14,7 @@ from gpuhook.cdi.generate import Source, generate
 from gpuhook.cdi.write import write
 from gpuhook.config import Config, loads
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import CdiError, DriverError, GpuhookError
+from gpuhook.errors import CdiError, DriverError, GpuhookError, HeldError
 from gpuhook.inventory.model import Inventory, Node
 from gpuhook.inventory.selection import select
 from gpuhook.names import CREATING_VERBS
@@ -23,6 +23,7 @@ from gpuhook.plan import image
 from gpuhook.plan.operations import AllowDevice, BindDevice
 from gpuhook.plan.planner import make_plan
 from gpuhook.resolve import Resolved, resolve
+from gpuhook.running import leases
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.discover import (
     Found,
@@ -255,6 +256,50 @@ def test_command_lines(case: Case) -> None:
     assert (arguments.verb in CREATING_VERBS) == expected["create"]
     spec = f"{arguments.bundle}/config.json"
     assert spec == expected.get("spec", spec)
+
+
+def lease(found: Inventory, words: str, container: str) -> Case:
+    """Return the record of a container that has these devices."""
+    answer = resolved(found, f"AMD_VISIBLE_DEVICES={words}")
+    ids = answer.ids if answer else ()
+    given = {"kind": names.KIND, "selected": [*ids], "nodes": {each: [] for each in ids}}
+    facts = {"pid": 0, "engine": "", "pod": "", "namespace": "", "container": ""}
+    return {"id": container, **facts, "given": [given]}
+
+
+@pytest.mark.vectors("vendor_amd", "amd.lease")
+def test_leases(case: Case, tmp_path: Path) -> None:
+    """A kind is exclusive or isn't, where AMD says that of each GPU."""
+    given, expected = case["input"], case["expected"]
+    state = given["state"]
+    gpus = state["gpus"]
+    found = machine(tmp_path, len(gpus), state.get("unique_ids"))
+    ended = {given.get("release")}
+    held = [
+        lease(found, number, container)
+        for number, gpu in gpus.items()
+        for container in gpu["containers"]
+        if container not in ended
+    ]
+    wanted = lease(found, given.get("reserve", ",".join(gpus)), given.get("container", "new"))
+    numbers = [int(device.label) for device in found.devices if device.id in _ids_of(wanted)]
+    asked = {gpus[str(number)]["access"] for number in numbers}
+    exclusive = state["enabled"] and "exclusive" in asked and "shared" not in given
+    kinds = (names.KIND,) if exclusive else ()
+    if given.get("release"):  # what others have isn't free by that
+        wanted = lease(found, "1", "new")
+    if expected.get("error"):
+        with pytest.raises(HeldError, match="is held by the container container_1"):
+            leases.refuse(wanted, held, kinds)
+    else:
+        leases.refuse(wanted, held, kinds)
+        assert numbers == expected.get("devices", numbers)
+
+
+def _ids_of(record: Case) -> list[str]:
+    [given] = record["given"]
+    selected: list[str] = given["selected"]
+    return selected
 
 
 def _document(found: Inventory, strategies: Sequence[str] = ("index",)) -> dict[str, Any]:

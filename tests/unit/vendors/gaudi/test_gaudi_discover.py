@@ -76,17 +76,7 @@ def test_devices_of_other_drivers_are_none(tmp_path: Path) -> None:
 def test_names_that_are_no_address(tmp_path: Path, name: str) -> None:
     paper.machine("gaudi", tmp_path, 1)
     (tmp_path / DRIVER / name).mkdir()
-    assert not discover.is_address(name)
     assert len(found(tmp_path).devices) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [("accel3", 3), ("accel10", 10), ("accel03", None), ("accel", None), ("accel_controlD3", None),
-     ("hl3", None), ("accel3x", None), ("accel٣", None)],
-)  # fmt: skip
-def test_names_of_nodes(name: str, number: int | None) -> None:
-    assert discover.number_of(name, "accel") == number
 
 
 @pytest.mark.parametrize("status", ["In reset", "Disabled", "Needs reset", "In device creation"])

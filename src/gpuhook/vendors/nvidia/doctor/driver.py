@@ -80,7 +80,7 @@ def is_elsewhere(case: Case) -> bool:
     nvidias = ("/sys/module/nvidia", "/sys/module/nouveau", "/proc/driver/nvidia")
     if case.driver_root != "/" or any(map(case.machine.exists, nvidias)) or _has_gpu(case):
         return False
-    others = (each for each in seam.KNOWN.values() if each.NAME != names.NAME)
+    others = (each for each in seam.known(case.config).values() if each.NAME != names.NAME)
     return any(_has_devices(seam.load(each), case) for each in others)
 
 

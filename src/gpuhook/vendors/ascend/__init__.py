@@ -1,0 +1,1 @@
+"""Huawei's Ascend NPUs: whole ones, and the vNPUs that npu-smi makes of them."""

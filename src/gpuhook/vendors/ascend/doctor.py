@@ -1,0 +1,111 @@
+"""What the doctor looks at of Ascend's driver; ``gpuhook.doctor.vendors`` says how it is used.
+
+A machine without any sign of an NPU is not examined: most have none.
+"""
+
+from collections.abc import Iterator
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.doctor.case import Case
+from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.errors import DriverError
+from gpuhook.oci import jsontext
+from gpuhook.vendors.ascend import names
+from gpuhook.vendors.ascend.discover import CHIPS, MANAGER
+from gpuhook.vendors.ascend.lists import TOPOLOGY
+from gpuhook.vendors.ascend.model import CLASS, LISTS, PCI_DRIVER, VERSION, Inventory
+from gpuhook.vendors.ascend.vendor import VENDOR
+
+_PCI = "/sys/bus/pci/devices"
+_SMALL = 1 << 16
+
+
+def ascend_devices(case: Case) -> Iterator[Finding]:
+    """Ask whether there is a driver, and which NPUs it can use."""
+    if not _is_of_interest(case):
+        return
+    try:
+        inventory = VENDOR.discover(case.config)
+    except DriverError as error:
+        yield failure("ascend-devices", error.cause, error.remedy)
+        return
+    text = f"Ascend's driver {inventory.version} has {len(inventory.devices)} NPUs and vNPUs"
+    yield ok("ascend-devices", text)
+    nodes = super(Inventory, inventory).missing()
+    if nodes:
+        yield failure(
+            "ascend-nodes",
+            f"Ascend's driver has no node {', '.join(nodes)}",
+            "See that udev makes it, or load the driver again",
+        )
+    split = {device.parent for device in inventory.devices}
+    for device in inventory.devices:
+        if device.state and device.id not in split:
+            text = f"{device.id} can't be used: {device.state}"
+            yield warning("ascend-devices", text, names.LOST_REMEDY)
+
+
+def ascend_lists(case: Case) -> Iterator[Finding]:
+    """Ask whether the lists of files say what containers can be given."""
+    if not _is_of_interest(case):
+        return
+    try:
+        inventory = VENDOR.discover(case.config)
+    except DriverError:
+        return  # said above
+    for each in inventory.lists:
+        remedy = f"Correct {LISTS}/{each.name}.list"
+        if each.problem:
+            text = f"The list of files {each.name} can't be used: {each.problem}"
+            yield failure("ascend-lists", text, remedy)
+        for sentence in each.refused:
+            yield warning("ascend-lists", sentence, remedy)
+    yield from _topology(inventory)
+
+
+def _topology(inventory: Inventory) -> Iterator[Finding]:
+    """Compare the version of the file of the machine's wiring with the chip."""
+    path = TOPOLOGY[0]
+    try:
+        with Rootfs(inventory.root) as root:
+            data = jsontext.loads((root.read_file(path, _SMALL) or b"{}").decode())
+    except (OSError, ValueError):
+        yield warning("ascend-topology", f"{path} is no JSON", "Make it again with Huawei's tool")
+        return
+    version = data.get("version") if isinstance(data, dict) else None
+    chips = {device.model for device in inventory.devices}
+    if version and chips and (version == "2.0") != (chips == {"Ascend 950"}):
+        yield warning(
+            "ascend-topology",
+            f"{path} is of version {version}, which is not for {', '.join(sorted(chips))}: jobs "
+            "on several NPUs fail with it",
+            "Make it again with Huawei's tool for this machine",
+        )
+
+
+def _is_of_interest(case: Case) -> bool:
+    """Tell whether the machine has an NPU, or what a driver for one brings."""
+    try:
+        with Rootfs(VENDOR.root(case.config)) as root:
+            if any(map(root.exists, (PCI_DRIVER, CLASS, MANAGER))):
+                return True
+            return any(_is_npu(root, f"{_PCI}/{each}") for each in root.list_folder(_PCI))
+    except OSError:
+        return bool(case.config.own_driver_root(names.NAME))
+
+
+def _is_npu(root: Rootfs, folder: str) -> bool:
+    facts = [root.read_file(f"{folder}/{name}", _SMALL) for name in ("vendor", "device")]
+    vendor, device = (str(fact or b"", "ascii", "replace").strip()[2:] for fact in facts)
+    return vendor == names.PCI_VENDOR and device in CHIPS
+
+
+DRIVER_CHECKS = (ascend_devices, ascend_lists)
+HOST_CHECKS = ()
+REPORT_FILES = (
+    VERSION, f"{LISTS}/*.list", f"{PCI_DRIVER}/*/device", f"{PCI_DRIVER}/*/dev_id",
+    f"{CLASS}/*/dev",
+)  # fmt: skip
+REPORT_NODES = (
+    "/dev/davinci*", "/dev/vdavinci*", "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dvpp_cmdlist",
+)  # fmt: skip

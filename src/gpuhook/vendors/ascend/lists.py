@@ -1,0 +1,170 @@
+"""The lists of files that root has written for containers: /etc/ascend-docker-runtime.d/*.list.
+
+A line is the path of a file or a folder, which is the same in a container. What isn't there is
+passed over: a list is written for several products. Root's word counts, but for what would give
+a container its engine: neither an engine's socket nor a folder with one is given, whatever a
+list says.
+"""
+
+import os
+import stat
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import ElfError
+from gpuhook.host.files import is_roots
+from gpuhook.inventory.model import DriverFile
+from gpuhook.loader import elf, layout
+from gpuhook.vendors.ascend.model import DRIVER, FILE, LIBRARY, LIBRARY_FOLDERS, LISTS, MountList
+from gpuhook.vendors.ascend.variables import BASE
+
+# What base.list has that Huawei's packages bring, for machines that have the driver alone; and
+# what programs read of it.
+DEFAULT = (
+    f"{DRIVER}/lib64", f"{DRIVER}/include", "/usr/local/dcmi", "/usr/local/bin/npu-smi",
+    "/var/queue_schedule", f"{DRIVER}/version.info", "/etc/ascend_install.info",
+)  # fmt: skip
+# How the NPUs are wired, for jobs on several of them: with every list.
+TOPOLOGY = ("/etc/hccl_rootinfo.json", f"{DRIVER}/topo")
+
+# Where engines have their sockets and what they keep, and what is the kernel's own.
+_KEPT = (
+    "/dev", "/proc", "/sys", "/run/containerd", "/run/crio", "/run/docker", "/run/docker.sock",
+    "/run/podman", "/run/isula", "/run/isulad.sock", "/run/cri-dockerd.sock", "/run/k3s",
+    "/run/user", "/var/lib/containerd", "/var/lib/containers", "/var/lib/docker",
+    "/var/lib/kubelet", "/var/lib/rancher",
+)  # fmt: skip
+_ENDING = ".list"
+_MOST_LINES, _LONGEST_LINE = 128, 4096
+_LIMIT = 1 << 20  # bytes
+
+
+class Found:
+    """The lists, the files that they bring, and the paths in them that don't exist."""
+
+    def __init__(self) -> None:
+        self.lists: tuple[MountList, ...] = ()
+        self.files: tuple[DriverFile, ...] = ()
+        self.absent: list[str] = []
+
+
+def find(root: Rootfs) -> Found:
+    """Read every list below the driver root; a bad one is noted and harms no other."""
+    found = Found()
+    names = [name.removesuffix(_ENDING) for name in root.list_folder(LISTS) if _is_list(name)]
+    for name in names:
+        _add(root, found, name, *_read(root, f"{LISTS}/{name}{_ENDING}"))
+    if BASE not in names:
+        _add(root, found, BASE, list(DEFAULT), "")
+        found.absent.append(f"{LISTS}/{BASE}{_ENDING}")
+    if any(file.kind == FILE for file in found.files):
+        found.files += tuple(_libraries(root))
+    return found
+
+
+def _is_list(name: str) -> bool:
+    return name.endswith(_ENDING) and name != _ENDING
+
+
+def _read(root: Rootfs, path: str) -> tuple[list[str], str]:
+    """Return the lines of a list that count, and why it can't be used ("": it can)."""
+    status = root.stat(path)
+    folder = root.stat(LISTS)
+    if status is None or folder is None or not stat.S_ISREG(status.st_mode):
+        return [], "it is no file"
+    for each in (status, folder):
+        ours = is_roots(each.st_uid) or each.st_uid == os.geteuid()
+        if not ours or each.st_mode & 0o022:
+            return [], "others than root may write it"
+    try:
+        text = (root.read_file(path, _LIMIT) or b"").decode()
+    except (OSError, UnicodeDecodeError) as error:
+        return [], f"it can't be read ({type(error).__name__})"
+    lines = [line.strip() for line in text.split("\n")]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if len(lines) > _MOST_LINES:
+        return [], f"it has {len(lines)} lines, and {_MOST_LINES} is the most"
+    if any(len(line) > _LONGEST_LINE for line in lines):
+        return [], f"it has a line of more than {_LONGEST_LINE} characters"
+    return lines, ""
+
+
+def _add(root: Rootfs, found: Found, name: str, lines: list[str], problem: str) -> None:
+    """Add a list with what it brings; the topology of the machine comes with each."""
+    files, refused = [], []
+    for line in dict.fromkeys((*lines, *(() if problem else TOPOLOGY))):
+        path = os.path.normpath(line)
+        if not line.startswith("/") or ".." in line.split("/"):
+            refused.append(_refusal(name, line, "which is not an absolute path"))
+            continue
+        path = "/" + path.lstrip("/")
+        status = root.stat(path)
+        if status is None:
+            found.absent.append(path)
+            continue
+        real = root.real_path(path)
+        why = why_not(root, path, real, status)
+        if why:
+            refused.append(_refusal(name, path, why))
+        else:
+            files.append(DriverFile(FILE, real, path, name))
+    found.lists += (MountList(name, problem, tuple(refused)),)
+    found.files += tuple(files)
+
+
+def _refusal(name: str, path: str, why: str) -> str:
+    return f"The list {name} has {path}, {why}: it isn't given to containers"
+
+
+def why_not(root: Rootfs, path: str, real: str, status: os.stat_result) -> str:
+    """Return why no container is given a path, "" where it may be."""
+    for each in (path, real):
+        plain = "/run" + each.removeprefix("/var/run") if _is_in(each, "/var/run") else each
+        for kept in _KEPT:
+            if _is_in(plain, kept):
+                return f"which is of {kept}"
+            if _is_in(kept, plain):
+                return f"which holds {kept}"
+    if stat.S_ISDIR(status.st_mode):
+        sockets = [each for each in root.list_folder(path) if _is_socket(root, f"{path}/{each}")]
+        return f"which holds the socket {sockets[0]}" if sockets else ""
+    return "" if stat.S_ISREG(status.st_mode) else "which is neither a file nor a folder"
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _is_socket(root: Rootfs, path: str) -> bool:
+    status = root.stat(path)
+    return status is not None and stat.S_ISSOCK(status.st_mode)
+
+
+def _libraries(root: Rootfs) -> list[DriverFile]:
+    """Return what the loader should find, by SONAME the first folder's."""
+    found: dict[str, DriverFile] = {}
+    for folder in LIBRARY_FOLDERS:
+        for name in filter(layout.is_library_name, root.list_folder(folder)):
+            soname = _soname(root, f"{folder}/{name}")
+            if soname is None or soname in found:
+                continue
+            # The file itself: a link that leads out of the folder leads nowhere in a container.
+            path = root.real_path(f"{folder}/{name}")
+            if os.path.dirname(path) == root.real_path(folder):
+                target = f"{folder}/{os.path.basename(path)}"
+                found[soname] = DriverFile(LIBRARY, path, target, "", soname)
+    return list(found.values())
+
+
+def _soname(root: Rootfs, path: str) -> str | None:
+    """Return a 64-bit library's DT_SONAME or, without one, its name; None for anything else."""
+    try:
+        fd = root.open_file(path)
+        if fd is None:
+            return None
+        try:
+            library = elf.read(fd, path)
+        finally:
+            os.close(fd)
+    except (OSError, ElfError):
+        return None
+    return (library.soname or os.path.basename(path)) if library.bits == 64 else None

@@ -1,0 +1,90 @@
+"""What a host has of Ascend beyond NPUs: the lists of files that containers get."""
+
+from gpuhook.inventory import model
+from gpuhook.oci.jsontext import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    from gpuhook.inventory.model import Device, DriverFile, Node
+    from gpuhook.vendors.ascend.variables import Options
+
+DRIVER_NAME = "devdrv_device_driver"
+PCI_DRIVER = f"/sys/bus/pci/drivers/{DRIVER_NAME}"
+CLASS = "/sys/class/devdrv-class"
+UB_FOLDERS = ("/dev/uburma", "/dev/ummu")
+LISTS = "/etc/ascend-docker-runtime.d"
+DRIVER = "/usr/local/Ascend/driver"
+VERSION = f"{DRIVER}/version.info"
+# Where the loader should look, first come first served.
+LIBRARY_FOLDERS = (f"{DRIVER}/lib64/common", f"{DRIVER}/lib64/driver", f"{DRIVER}/lib64")
+
+FILE, LIBRARY = "file", "library"  # the kinds of files; those of a list have its name
+
+
+class MountList(Record):
+    """A list of files: its name, ``problem`` for one that can't be used ("": it can).
+
+    ``refused`` are lines that name what no container is given, a sentence each.
+    """
+
+    __slots__ = ("name", "problem", "refused")
+
+    def __init__(self, name: str, problem: str = "", refused: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.problem = problem
+        self.refused = refused
+
+
+class Inventory(model.Inventory):
+    """NPUs with the lists; ``absent`` are paths of lists and optional nodes that aren't there.
+
+    Of the files, those of kind ``file`` are what lists name (the list is their capability),
+    those of kind ``library`` what the loader should find in folders among them.
+    """
+
+    __slots__ = ("absent", "lists")
+
+    def __init__(
+        self,
+        vendor: str,
+        root: str,
+        version: str,
+        devices: "tuple[Device, ...]",
+        nodes: "tuple[Node, ...]",
+        control: tuple[str, ...] = (),
+        files: "tuple[DriverFile, ...]" = (),
+        lost: tuple[int, ...] = (),
+        lists: tuple[MountList, ...] = (),
+        absent: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(vendor, root, version, devices, nodes, control, files, lost)
+        self.lists = lists
+        self.absent = absent
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        found = super().from_json(data)
+        found.lists = tuple(
+            MountList(each["name"], each["problem"], tuple(each["refused"]))
+            for each in data["lists"]
+        )
+        found.absent = tuple(data["absent"])
+        return found
+
+    def missing(self) -> list[str]:
+        """Return the nodes that should be there, and all that makes a difference once it is."""
+        return [*super().missing(), *self.absent]
+
+    def list_called(self, name: str) -> MountList | None:
+        """Return a list by its name, in letters of either case, None if there is none."""
+        exact = [each for each in self.lists if each.name == name]
+        alike = [each for each in self.lists if each.name.lower() == name.lower()]
+        return next(iter(exact or alike), None)
+
+    def asked_lists(self, options: "Options") -> list[MountList]:
+        """Return the lists that a container gets, once each."""
+        found = [] if options.nodes_only else [self.list_called(name) for name in options.lists]
+        return list({each.name: each for each in found if each is not None}.values())

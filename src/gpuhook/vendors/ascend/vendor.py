@@ -1,0 +1,111 @@
+"""Ascend behind the seam: NPUs by their driver, files by the host's lists."""
+
+from gpuhook.errors import DriverError, RequestError
+from gpuhook.inventory import freshness
+from gpuhook.oci.process import Setting
+from gpuhook.vendors.ascend import names, variables
+from gpuhook.vendors.ascend.model import (
+    CLASS,
+    LIBRARY_FOLDERS,
+    LISTS,
+    PCI_DRIVER,
+    UB_FOLDERS,
+    VERSION,
+    Inventory,
+)
+from gpuhook.vendors.seam import Vendor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.config import Config
+    from gpuhook.inventory.model import Node
+    from gpuhook.plan.image import Image
+    from gpuhook.plan.operations import Operation
+    from gpuhook.request.reader import Reading
+    from gpuhook.vendors.seam import Grant
+
+_NODES = ("davinci", "vdavinci")
+
+
+class Ascend(Vendor):
+    """NPUs and vNPUs, by what the kernel says of them."""
+
+    names = names
+    inventory = Inventory
+
+    def discover(self, config: "Config") -> Inventory:
+        from gpuhook.vendors.ascend import discover  # noqa: PLC0415 - costly, and rarely needed
+
+        return discover.discover(self.root(config))
+
+    def surroundings(self, config: "Config") -> "list[Any]":
+        root = self.root(config).rstrip("/")
+        lists = freshness.names(root + LISTS)
+        return [
+            freshness.names(root + PCI_DRIVER),
+            freshness.names(root + CLASS),
+            [name for name in freshness.names(f"{root}/dev") if name.startswith(_NODES)],
+            [freshness.names(root + folder) for folder in UB_FOLDERS],
+            [freshness.status(root + LISTS)],
+            [[name, freshness.status(f"{root}{LISTS}/{name}")] for name in lists],
+            freshness.text(root + VERSION),
+            [freshness.status(root + folder) for folder in LIBRARY_FOLDERS],
+        ]
+
+    def options(self) -> variables.Options:
+        return variables.Options()
+
+    def read(self, reading: "Reading", options: variables.Options) -> None:
+        variables.read(reading, options)
+
+    def check(self, grant: "Grant") -> None:
+        for each in grant.inventory.asked_lists(grant.request.options):
+            if each.problem:
+                raise DriverError(
+                    f"Ascend's list of files {LISTS}/{each.name}.list can't be used: "
+                    f"{each.problem}",
+                    f"Correct it, or set {variables.OPTIONS}={variables.NODES_ONLY}",
+                )
+        _check_places(grant.nodes)
+
+    def warnings(self, grant: "Grant") -> list[str]:
+        options, inventory = grant.request.options, grant.inventory
+        unknown = [
+            f"{variables.LISTS} names the list {name}, which this machine hasn't got"
+            for name in (() if options.nodes_only else options.lists)
+            if inventory.list_called(name) is None
+        ]
+        asked = inventory.asked_lists(options)
+        return unknown + [sentence for each in asked for sentence in each.refused]
+
+    def nodes(self, grant: "Grant") -> "list[tuple[Node, str]]":
+        found = super().nodes(grant)
+        if not grant.request.options.no_ub:
+            return found
+        return [each for each in found if each[0].path.rpartition("/")[0] not in UB_FOLDERS]
+
+    def environment(self, grant: "Grant") -> list[Setting]:  # noqa: ARG002
+        return [Setting("ASCEND_DOCKER_RUNTIME", "True", "Ascend's programs look for it")]
+
+    def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":
+        from gpuhook.vendors.ascend import edits  # noqa: PLC0415 - the hook's, not the runtime's
+
+        return edits.edits(grant, image)
+
+
+def _check_places(nodes: "list[tuple[Node, str]]") -> None:
+    """Refuse an NPU and a vNPU with one number: both would be the same node in a container."""
+    taken: dict[str, Node] = {}
+    for node, _ in nodes:
+        place = node.inside or node.path
+        before = taken.setdefault(place, node)
+        if before is not node:
+            raise RequestError(
+                f"{before.path} and {node.path} would both be {place} in the container",
+                "Ask for one of the two",
+            )
+
+
+VENDOR = Ascend()

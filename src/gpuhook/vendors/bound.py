@@ -1,0 +1,84 @@
+"""What vendors' discovery has in common: a driver root, and devices by the driver bound to them.
+
+Sysfs alone is read.
+"""
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import DriverError, NoDriverError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from gpuhook.inventory.model import Inventory, Node
+
+    T = TypeVar("T", bound=Inventory)
+
+_SMALL = 1 << 16  # bytes; no attribute has more than a page
+
+
+def look(title: str, path: str, find: "Callable[[Rootfs], T]") -> "T":
+    """Return what ``find`` sees below the driver root of the vendor with this title.
+
+    NoDriverError where there is no such folder, DriverError where it can't be read.
+    """
+    try:
+        with Rootfs(path) as root:
+            return find(root)
+    except OSError as error:
+        kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
+        raise kind(
+            f"{title}'s driver root {path} can't be read: {error.strerror}",
+            "Start the driver, or correct its root in [gpuhook] of config.toml",
+        ) from None
+
+
+def driver_folder(driver: str) -> str:
+    """Return the folder in which the kernel has a link to each device of a driver's."""
+    return f"/sys/bus/pci/drivers/{driver}"
+
+
+def devices(root: Rootfs, driver: str) -> list[str]:
+    """Return the folders of the devices that are bound to a driver, by their address."""
+    folder = driver_folder(driver)
+    return [f"{folder}/{name}" for name in root.list_folder(folder) if is_address(name)]
+
+
+def is_address(name: str) -> bool:
+    """Tell whether a name is a PCI address as sysfs writes it: 0000:c1:00.0."""
+    domain, _, rest = name.partition(":")
+    bus, _, slot = rest.partition(":")
+    device, _, function = slot.partition(".")
+    parts = (domain, bus, device, function)
+    return all(part and set(part) <= set("0123456789abcdefABCDEF") for part in parts)
+
+
+def text(root: Rootfs, path: str) -> str:
+    """Return a small file's text, "" where it can't be read: half of sysfs may be missing."""
+    try:
+        return (root.read_file(path, _SMALL) or b"").decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+
+
+def number(name: str, beginning: str) -> int | None:
+    """Return the number after the beginning of a name (card12), None for any other name."""
+    digits = name.removeprefix(beginning)
+    plain = len(digits) < 10 and digits.isascii() and digits.isdecimal()
+    if not plain or digits == name or digits != str(int(digits)):
+        return None
+    return int(digits)
+
+
+def numbered(root: Rootfs, folder: str, beginning: str) -> list[int]:
+    """Return the numbers of a folder's names that begin so, sorted."""
+    found = (number(name, beginning) for name in root.list_folder(folder))
+    return sorted(each for each in found if each is not None)
+
+
+def wrong_numbers(node: "Node | None", dev: str) -> str:
+    """Return what is wrong with a node for which sysfs has ``dev`` (major:minor), "" if nothing."""
+    if node is None or not dev or f"{node.major}:{node.minor}" == dev:
+        return ""
+    return f"{node.path} has the numbers {node.major}:{node.minor}, and its driver's are {dev}"

@@ -1,0 +1,51 @@
+"""What a declared vendor's accelerators are called: made of its table, instead of written down."""
+
+import sys
+
+from gpuhook.config.declared import DRIVER, PCI
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from gpuhook.config.declared import Declared
+
+LD_CACHE = "/etc/ld.so.cache"
+DRIVER_PLACES = ("/sys/module/", "/sys/bus/pci/drivers/")  # where a driver has its name
+
+
+def names_of(table: "Declared") -> "ModuleType":
+    """Return the names of a declared vendor, such as other vendors have in a module; and TABLE."""
+    made: Any = type(sys)(__name__)
+    made.__file__ = __file__
+    made.TABLE = table
+    made.NAME, made.TITLE, made.KIND = table.name, table.title, table.kind
+    made.NOUN = made.ANY_NOUN = table.noun
+    made.ID_TITLE = "ID"
+    made.VARIABLES = {table.variable: ("index", "id")}
+    made.LEGACY, made.MOUNTS, made.AUTOMATIC = (), "", ""
+    made.SWARM_RESOURCE, made.DEFAULT_KIND = "", False
+    made.TYPES = (table.kind.rpartition("/")[2], "part")
+    made.FIXED_MAJORS = ()
+    proof = table.present
+    made.PCI_VENDOR = proof.removeprefix(PCI) if proof.startswith(PCI) else ""
+    made.DRIVER_WORDS = (proof.removeprefix(DRIVER),) if proof.startswith(DRIVER) else ()
+    made.LOST_REMEDY = "Use the others meanwhile"
+    made.MODULES = ("oci.process", "vendors.declared.vendor")
+    made.HOOK_MODULES = ()
+    names: ModuleType = made
+    return names
+
+
+def without(names: "ModuleType", variables: "list[str]") -> "ModuleType":
+    """Return a vendor's names without some variables, themselves where it has none of those.
+
+    A vendor without any is not asked by images from before its variables either.
+    """
+    kept = {name: spaces for name, spaces in names.VARIABLES.items() if name not in variables}
+    if len(kept) == len(names.VARIABLES):
+        return names
+    made = type(sys)(names.__name__)
+    made.__dict__.update(vars(names), VARIABLES=kept, LEGACY=names.LEGACY if kept else ())
+    return made

@@ -1,0 +1,142 @@
+"""A declared vendor behind the seam: what its table says, in the house's words."""
+
+import os
+
+from gpuhook.inventory import freshness
+from gpuhook.oci.process import Setting
+from gpuhook.vendors.declared import names as declared
+from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE
+from gpuhook.vendors.seam import Vendor, existing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+    from typing import Any
+
+    from gpuhook.config import Config
+    from gpuhook.config.declared import Declared as Table
+    from gpuhook.inventory.model import DriverFile, Inventory, Node
+    from gpuhook.plan.image import Image
+    from gpuhook.plan.operations import Operation
+    from gpuhook.vendors.seam import Grant
+
+NUMBERS = "{n}"  # in a value of the environment: the numbers of the container's devices
+
+
+class Declared(Vendor):
+    """The vendor of one table of config.toml."""
+
+    def __init__(self, names: "ModuleType") -> None:
+        self.names = names
+
+    def of(self, names: "ModuleType") -> "Declared":
+        return Declared(names)
+
+    @property
+    def table(self) -> "Table":
+        """What config.toml says of it."""
+        found: Table = self.names.TABLE
+        return found
+
+    def discover(self, config: "Config") -> "Inventory":
+        from gpuhook.vendors.declared import discover  # noqa: PLC0415 - costly, and rarely needed
+
+        return discover.discover(self.root(config), self.names)
+
+    def surroundings(self, config: "Config") -> "list[Any]":
+        root = self.root(config).rstrip("/")
+        table = self.table
+        values = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in table.values().items()
+        }
+        places = [*table.nodes, *table.optional_nodes]
+        found: list[Any] = [values, freshness.missing(root, self._proofs())]
+        for folder in sorted({path.rpartition("/")[0] for path in places}):
+            names = freshness.names(root + folder)
+            found.append([name for name in names if self._is_ours(folder, name)])
+        return [*found, [freshness.status(root + folder) for folder in self._library_folders()]]
+
+    def _proofs(self) -> list[str]:
+        """Return the paths of which one shows that the driver is there."""
+        if self.names.DRIVER_WORDS:
+            [word] = self.names.DRIVER_WORDS
+            return [place + word for place in DRIVER_PLACES]
+        return [self.table.present] if self.table.present.startswith("/") else []
+
+    def _is_ours(self, folder: str, name: str) -> bool:
+        """Tell whether a node's name begins as one of the table's: terminals come and go."""
+        return any(
+            f"{folder}/{name}".startswith(path.partition("{n}")[0].partition("*")[0])
+            for path in (*self.table.nodes, *self.table.optional_nodes)
+        )
+
+    def _library_folders(self) -> list[str]:
+        found = {path.rpartition("/")[0] for path in self.table.libraries}
+        return sorted({path or LD_CACHE for path in found})
+
+    def volatile_paths(self) -> list[str]:
+        return [*self.table.files, *self.table.folders]
+
+    def warnings(self, grant: "Grant") -> list[str]:
+        there = {file.target for file in grant.inventory.files}
+        wanted = [*self.table.files, *self.table.folders]
+        return [f"{self.names.TITLE}'s {path} isn't there" for path in wanted if path not in there]
+
+    def nodes(self, grant: "Grant") -> "list[tuple[Node, str]]":
+        """Return those that each container gets, with those of the table that are there alone."""
+        found = super().nodes(grant)
+        fixed = [path for path in self.table.optional_nodes if "{n}" not in path]
+        reason = f"control of {self.names.TITLE}'s devices"
+        return [*found, *existing(dict.fromkeys(fixed, reason), grant.inventory.nodes)]
+
+    def environment(self, grant: "Grant") -> list[Setting]:
+        numbers = ",".join(device.label for device in grant.devices)
+        pairs = (entry.partition("=") for entry in self.table.environment)
+        reason = f"declared for {self.names.TITLE}"
+        return [Setting(name, value.replace(NUMBERS, numbers), reason) for name, _, value in pairs]
+
+    def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":
+        from gpuhook.plan.operations import FILE_OPTIONS, BindFile  # noqa: PLC0415 - the hook's
+
+        root, reason = grant.inventory.root, f"declared for {self.names.TITLE}"
+        libraries = [file for file in grant.inventory.files if file.kind == "library"]
+        found: list[Operation] = [
+            BindFile(root, file.path, file.target, FILE_OPTIONS, reason)
+            for file in grant.inventory.files
+            if file.kind != "library"
+        ]
+        return [*found, *_libraries(root, libraries, image, reason)]
+
+
+def _libraries(
+    root: str, files: "list[DriverFile]", image: "Image", reason: str
+) -> "Iterator[Operation]":
+    """Yield mounts of libraries, the links that ldconfig would make, and the loader's cache."""
+    from gpuhook.loader import layout  # noqa: PLC0415 - the hook's
+    from gpuhook.plan.operations import (  # noqa: PLC0415 - as above
+        FILE_OPTIONS,
+        BindFile,
+        Symlink,
+        UpdateLdCache,
+    )
+
+    folders: dict[str, list[tuple[str, str | None]]] = {}
+    for file in files:
+        folder = image.layout.folder_of(file.path, bits32=False)
+        if folder is not None:
+            folders.setdefault(folder, []).append((file.target, file.soname))
+            yield BindFile(root, file.path, f"{folder}/{file.target}", FILE_OPTIONS, reason)
+    flags = layout.cache_flags(os.uname().machine, bits32=False)
+    entries: list[tuple[str, str, int]] = []
+    for folder, known in folders.items():
+        for link, name in layout.links(known).items():
+            yield Symlink(f"{folder}/{link}", name, replace=True, reason=reason)
+        if flags is not None:
+            entries += layout.cache_entries(folder, known, flags)
+    if entries and image.layout.uses_cache:
+        yield UpdateLdCache(tuple(entries), reason, image.ldconfig)
+
+
+VENDOR = Declared(declared)

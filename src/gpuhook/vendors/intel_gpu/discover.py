@@ -1,0 +1,111 @@
+"""Look at what Intel's GPU drivers show below a driver root, without opening a device.
+
+A GPU is a PCI device that i915 or xe is bound to; others may be bound to a driver for virtual
+machines, and have no nodes. GPUs are numbered in the order of their addresses, and a virtual
+function is a part of its GPU, so that making some moves no other GPU's number.
+"""
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import NoDriverError
+from gpuhook.inventory.model import Device, Inventory, Node
+from gpuhook.vendors import bound
+from gpuhook.vendors.intel_gpu import names
+
+DRIVERS = ("i915", "xe")
+# PCI device -> the product, of those that are for servers and workstations.
+PRODUCTS = {
+    "0bd5": "Data Center GPU Max 1550", "0bda": "Data Center GPU Max 1100",
+    "56c0": "Data Center GPU Flex 170", "56c1": "Data Center GPU Flex 140",
+    "56a0": "Arc A770", "56a1": "Arc A750", "e20b": "Arc B580", "e20c": "Arc B570",
+}  # fmt: skip
+
+
+class _Gpu:
+    """A device that is bound to one of the drivers: its folder, address, nodes and owner."""
+
+    def __init__(self, root: Rootfs, folder: str) -> None:
+        self.folder = folder
+        self.address = folder.rpartition("/")[2]
+        cards = bound.numbered(root, f"{folder}/drm", "card")
+        renders = bound.numbered(root, f"{folder}/drm", "renderD")
+        self.drm = [*(f"card{each}" for each in cards), *(f"renderD{each}" for each in renders)]
+        self.device = bound.text(root, f"{folder}/device").removeprefix("0x").lower()
+        self.whole = _whole(root, folder)
+
+    @property
+    def uid(self) -> str:
+        """What Intel's cluster plugins call it: address and product."""
+        return f"{self.address.replace(':', '-').replace('.', '-')}-0x{self.device}"
+
+    @property
+    def id(self) -> str:
+        """The name of its card, if it has one."""
+        cards = [name for name in self.drm if name.startswith("card")]
+        return cards[0] if cards else self.uid
+
+
+def discover(path: str) -> Inventory:
+    """Look at the driver root; DriverError if there is no driver."""
+    return bound.look(names.TITLE, path, _discover)
+
+
+def _discover(root: Rootfs) -> Inventory:
+    drivers = [name for name in DRIVERS if root.exists(bound.driver_folder(name))]
+    if not drivers:
+        raise NoDriverError(
+            "Intel's GPU driver isn't loaded", "Run modprobe i915 or, for newer GPUs, modprobe xe"
+        )
+    folders = [folder for driver in drivers for folder in bound.devices(root, driver)]
+    gpus = [gpu for gpu in (_Gpu(root, folder) for folder in folders) if gpu.drm]
+    devices = tuple(_in_order(root, sorted(gpus, key=lambda gpu: _place(gpu.address))))
+    paths = dict.fromkeys(path for device in devices for path in device.nodes)
+    found = (Node.of(path, root.stat(path)) for path in paths)
+    nodes = tuple(node for node in found if node is not None)
+    return Inventory(names.NAME, root.path, " and ".join(drivers), devices, nodes)
+
+
+def _in_order(root: Rootfs, gpus: list[_Gpu]) -> list[Device]:
+    """Return the GPUs, each with its virtual functions after it."""
+    addresses = {gpu.address for gpu in gpus}
+    whole = [gpu for gpu in gpus if gpu.whole not in addresses]
+    found = []
+    for index, gpu in enumerate(whole):
+        found.append(_device(root, gpu, str(index), {"index": (str(index),)}))
+        parts = [each for each in gpus if each.whole == gpu.address]
+        for number, part in enumerate(parts):
+            label = f"{index}.{number}"
+            found.append(_device(root, part, label, {"vf": (label,)}, gpu.id))
+    return found
+
+
+def _device(
+    root: Rootfs, gpu: _Gpu, label: str, called: dict[str, tuple[str, ...]], parent: str = ""
+) -> Device:
+    called = {
+        **called,
+        "card": tuple(name for name in gpu.drm if name.startswith("card")),
+        "uid": (gpu.uid,),
+        "bus_id": (gpu.address,),
+    }
+    nodes = tuple(f"/dev/dri/{name}" for name in gpu.drm)
+    model = f"Intel {PRODUCTS.get(gpu.device, f'GPU {gpu.device}')}".strip()
+    state = next(filter(None, (_wrong(root, gpu, name) for name in gpu.drm)), "")
+    return Device(gpu.id, label, called, nodes, gpu.address, model, parent, state)
+
+
+def _wrong(root: Rootfs, gpu: _Gpu, name: str) -> str:
+    path = f"/dev/dri/{name}"
+    dev = bound.text(root, f"{gpu.folder}/drm/{name}/dev")
+    return bound.wrong_numbers(Node.of(path, root.stat(path)), dev)
+
+
+def _whole(root: Rootfs, folder: str) -> str:
+    """Return the address of the GPU that a virtual function is one of, "" for a GPU."""
+    try:
+        return root.real_path(f"{folder}/physfn").rpartition("/")[2]
+    except OSError:
+        return ""
+
+
+def _place(address: str) -> tuple[int, ...]:
+    return tuple(int(part, 16) for part in address.replace(".", ":").split(":"))

@@ -1,0 +1,57 @@
+"""Intel's GPUs behind the seam: nodes, and the links by which programs find them."""
+
+from gpuhook.inventory import freshness
+from gpuhook.vendors.intel_gpu import names
+from gpuhook.vendors.seam import Vendor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.config import Config
+    from gpuhook.inventory.model import Inventory
+    from gpuhook.plan.image import Image
+    from gpuhook.plan.operations import Operation
+    from gpuhook.vendors.seam import Grant
+
+_PCI_DRIVERS = ("/sys/bus/pci/drivers/i915", "/sys/bus/pci/drivers/xe")
+
+
+class IntelGpu(Vendor):
+    """GPUs and virtual functions, by what the kernel says of them."""
+
+    names = names
+
+    def discover(self, config: "Config") -> "Inventory":
+        from gpuhook.vendors.intel_gpu import discover  # noqa: PLC0415 - costly, and rarely needed
+
+        return discover.discover(self.root(config))
+
+    def surroundings(self, config: "Config") -> "list[Any]":
+        root = self.root(config).rstrip("/")
+        folders = [root + folder for folder in _PCI_DRIVERS]
+        listed = [f"{folder}/{name}" for folder in folders for name in freshness.names(folder)]
+        bound = [path for path in listed if ":" in path]
+        return [
+            [[folder, freshness.names(f"{folder}/drm")] for folder in bound],
+            [freshness.status(folder) is not None for folder in folders],
+            freshness.status(f"{root}/dev/dri"),
+        ]
+
+    def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":  # noqa: ARG002
+        from gpuhook.plan.operations import Symlink  # noqa: PLC0415 - the hook's, not the runtime's
+
+        given = {node.path for node, _ in grant.nodes}
+        found: list[Operation] = []
+        for device in grant.devices:
+            for path in device.nodes:
+                name = path.rpartition("/")[2]
+                kind = "render" if name.startswith("render") else "card"
+                link = f"/dev/dri/by-path/pci-{device.bus_id}-{kind}"
+                if path in given:
+                    reason = f"GPU {device.label} by its place"
+                    found.append(Symlink(link, f"../{name}", replace=False, reason=reason))
+        return found
+
+
+VENDOR = IntelGpu()

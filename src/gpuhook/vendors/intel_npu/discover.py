@@ -1,0 +1,45 @@
+"""Look at what Intel's NPU driver shows below a driver root, without opening a device.
+
+/dev/accel has the nodes of many makers' devices, so that those count whose PCI device the driver
+is bound to. Their numbers are the nodes'.
+"""
+
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import NoDriverError
+from gpuhook.inventory.model import Device, Inventory, Node
+from gpuhook.vendors import bound
+from gpuhook.vendors.intel_npu import names
+
+DRIVER = "intel_vpu"
+
+
+def discover(path: str) -> Inventory:
+    """Look at the driver root; DriverError if there is no driver."""
+    return bound.look(names.TITLE, path, _discover)
+
+
+def _discover(root: Rootfs) -> Inventory:
+    if not root.exists(bound.driver_folder(DRIVER)):
+        raise NoDriverError("Intel's NPU driver isn't loaded", f"Run modprobe {DRIVER}")
+    found = {
+        number: folder
+        for folder in bound.devices(root, DRIVER)
+        for number in bound.numbered(root, f"{folder}/accel", "accel")
+    }
+    devices = tuple(_device(root, number, found[number]) for number in sorted(found))
+    paths = (path for device in devices for path in device.nodes)
+    there = (Node.of(path, root.stat(path)) for path in paths)
+    nodes = tuple(node for node in there if node is not None)
+    return Inventory(names.NAME, root.path, DRIVER, devices, nodes)
+
+
+def _device(root: Rootfs, number: int, folder: str) -> Device:
+    name, address = f"accel{number}", folder.rpartition("/")[2]
+    called = {"index": (str(number),), "name": (name,), "bus_id": (address,)}
+    path = f"/dev/accel/{name}"
+    device = bound.text(root, f"{folder}/device").removeprefix("0x")
+    dev = bound.text(root, f"{folder}/accel/{name}/dev")
+    state = bound.wrong_numbers(Node.of(path, root.stat(path)), dev)
+    return Device(
+        name, str(number), called, (path,), address, f"Intel NPU {device}".strip(), state=state
+    )

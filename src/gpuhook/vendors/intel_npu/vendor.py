@@ -1,0 +1,36 @@
+"""Intel's NPUs behind the seam: nodes alone."""
+
+from gpuhook.inventory import freshness
+from gpuhook.vendors.intel_npu import names
+from gpuhook.vendors.seam import Vendor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.config import Config
+    from gpuhook.inventory.model import Inventory
+
+_PCI_DRIVER = "/sys/bus/pci/drivers/intel_vpu"
+
+
+class IntelNpu(Vendor):
+    """NPUs, by what the kernel says of them."""
+
+    names = names
+
+    def discover(self, config: "Config") -> "Inventory":
+        from gpuhook.vendors.intel_npu import discover  # noqa: PLC0415 - costly, and rarely needed
+
+        return discover.discover(self.root(config))
+
+    def surroundings(self, config: "Config") -> "list[Any]":
+        root = self.root(config).rstrip("/")
+        bound = [name for name in freshness.names(root + _PCI_DRIVER) if ":" in name]
+        return [
+            [[name, freshness.names(f"{root}{_PCI_DRIVER}/{name}/accel")] for name in bound],
+            freshness.status(f"{root}/dev/accel"),
+        ]
+
+
+VENDOR = IntelNpu()

@@ -1,0 +1,46 @@
+"""The tables of docs/vendors/declared.md, and machines with what they declare."""
+
+import re
+from pathlib import Path
+
+from gpuhook.config import Config
+from gpuhook.inventory.model import Inventory, Node
+from gpuhook.simulate.tree import Tree
+from gpuhook.vendors import seam
+from gpuhook.vendors.parts import part
+
+PAGE = Path(__file__).parents[2] / "docs/vendors/declared.md"
+FENCED = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def tables() -> dict[str, str]:
+    """Return the tables of the page, by the vendor's name."""
+    blocks = FENCED.findall(PAGE.read_text())
+    return {re.findall(r'^name = "(.*?)"', block, re.MULTILINE)[0]: block for block in blocks}
+
+
+class NodesOnPaper(Tree):
+    """A tree for those who may not make nodes: it notes them, and makes files in their place."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.nodes: dict[str, Node] = {}
+
+    def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
+        path = f"/{relative.lstrip('/')}"
+        self.text(path, "")
+        self.nodes[path] = Node(path, major, minor, mode, 0, gid)
+
+
+def simulated(root: Path, config: Config, name: str, count: int, **settings: str) -> NodesOnPaper:
+    """Return a simulated machine with a declared vendor's devices; its nodes are on paper."""
+    tree = NodesOnPaper(str(root))
+    part(seam.known(config)[name], "simulate").simulate(tree, count, settings)
+    return tree
+
+
+def looked_at(root: Path, config: Config, name: str) -> Inventory:
+    """Return what is found of a declared vendor below a driver root."""
+    config.root = str(root)
+    found: Inventory = seam.load(seam.known(config)[name]).discover(config)
+    return found

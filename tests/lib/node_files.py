@@ -1,0 +1,60 @@
+"""Machines of vendors that look which nodes there are, for tests that may make none.
+
+Each node is an empty file, and on paper a node.
+"""
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from paper import NodesOnPaper
+
+from gpuhook.inventory.model import Node
+from gpuhook.vendors import seam
+from gpuhook.vendors.parts import part
+
+
+class Machine(NodesOnPaper):
+    """A simulated driver root; ``nodes`` may be changed before it is looked at."""
+
+    def __init__(self, vendor: str, root: Path, count: int = 4, **settings: object) -> None:
+        super().__init__(str(root))
+        self.vendor = vendor
+        self.place = root
+        words = {name.replace("_", "-"): str(value) for name, value in settings.items()}
+        self.lines: list[str] = self._part("simulate").simulate(self, count, words)
+
+    def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
+        super().node(relative, major, minor, mode, gid)
+        self.text(relative, "")
+
+    def write(self, path: str, text: str) -> Path:
+        """Write a file, in place of the one that is there."""
+        self.text(path, text)
+        return self.place / path.lstrip("/")
+
+    def look(self) -> Any:
+        """Return what discover finds."""
+        discover = self._part("discover")
+        nodes = self.nodes
+
+        class Known(Node):
+            @classmethod
+            def of(cls, path: str, status: object, inside: str = "") -> Any:
+                node = nodes.get(path) if status is not None else None
+                if node is None:
+                    return None
+                return Node(path, *node.numbers, node.mode, node.uid, node.gid, inside)
+
+        with mock.patch.object(discover, "Node", Known):
+            return discover.discover(str(self.place))
+
+    def _part(self, what: str) -> Any:
+        module = part(seam.KNOWN[self.vendor], what)
+        assert module is not None
+        return module
+
+
+def machine(vendor: str, root: Path, count: int = 4, **settings: object) -> Any:
+    """Return what a simulated machine has; ``settings`` are the simulator's, _ for each -."""
+    return Machine(vendor, root, count, **settings).look()

@@ -1,0 +1,275 @@
+"""What gpuhook finds of Ascend below a driver root, whatever state its files are in."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_files import Machine, machine
+
+from gpuhook.config import Config
+from gpuhook.errors import DriverError
+from gpuhook.inventory import freshness
+from gpuhook.inventory.model import Node
+from gpuhook.vendors.ascend import discover
+from gpuhook.vendors.ascend.model import PCI_DRIVER, Inventory
+from gpuhook.vendors.ascend.vendor import VENDOR
+
+Case = dict[str, Any]
+CLASS = "sys/class/devdrv-class"
+
+
+def labels(found: Inventory) -> list[str]:
+    return [device.label for device in found.devices]
+
+
+def shared(found: Inventory) -> set[str]:
+    """Return the places in a container of the nodes that go with every device."""
+    nodes = [found.node(path) for path in found.control]
+    return {node.inside or node.path for node in nodes if node}
+
+
+def test_what_discover_finds(tmp_path: Path) -> None:
+    found = machine("ascend", tmp_path, 3, vnpus="116,117", decoys="yes")
+    assert found.version == "24.1.rc3"
+    assert labels(found) == ["0", "1", "2", "116", "117"]
+    first, split, _, part, _ = found.devices
+    assert (first.id, first.bus_id, first.model) == ("npu-0", "0000:01:00.0", "Ascend 910B")
+    assert split.state == "it is split into vNPUs"
+    assert (part.id, part.parent, part.bus_id) == ("vnpu-116", "npu-1", split.bus_id)
+    [node] = [node for node in found.nodes if node.path == "/dev/vdavinci116"]
+    assert node.inside == "/dev/davinci116"
+    assert (node.mode, node.gid) == (0o660, 1000)
+    assert Inventory.from_json(found.to_json()) == found
+
+
+def test_devices_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    numbers = [str(number) for number in range(12) if number not in (3, 7)]
+    found = machine("ascend", tmp_path, numbers=",".join(reversed(numbers)))
+    assert labels(found) == numbers
+
+
+def test_a_driver_that_shows_numbers_in_its_class_alone(tmp_path: Path) -> None:
+    found = machine("ascend", tmp_path, 11, pci="no", chip="310B")
+    assert labels(found) == [str(number) for number in range(11)]
+    assert found.devices[10].bus_id == ""
+
+
+def test_a_driver_that_shows_no_numbers(tmp_path: Path) -> None:
+    """Its nodes count then, if their major is the driver's own."""
+    made = Machine("ascend", tmp_path, 2, pci="no", chip="310B", vnpus="100", decoys="yes")
+    shutil.rmtree(tmp_path / CLASS)
+    assert labels(made.look()) == ["0", "1", "100"]
+
+
+def test_numbers_are_the_drivers_and_not_the_order_on_the_bus(tmp_path: Path) -> None:
+    found = machine("ascend", tmp_path, numbers="5,0")
+    assert {device.label: device.bus_id for device in found.devices} == {
+        "5": "0000:01:00.0",
+        "0": "0000:02:00.0",
+    }
+
+
+def _no_table(made: Machine) -> None:
+    (made.place / f".{PCI_DRIVER}/0000:02:00.0/devdrv_sysfs_bdf_to_devid").unlink()
+
+
+def _odd_table(made: Machine) -> None:
+    path = f"{PCI_DRIVER}/0000:02:00.0/devdrv_sysfs_bdf_to_devid"
+    made.write(path, "bdf udevid\n02:00.0 -1 x\n\n02:00.0\n09:00.0 9 0\n")
+
+
+def _unreadable(made: Machine) -> None:
+    for path in (made.place / f".{PCI_DRIVER}").resolve().glob("*/model*"):
+        path.unlink()
+    folder = made.place / f".{PCI_DRIVER}/0000:02:00.0/bus_name"
+    folder.unlink()
+    folder.mkdir()
+
+
+def _half_made(made: Machine) -> None:
+    shutil.rmtree(made.place / CLASS)
+    (made.place / CLASS / "davinci").mkdir(parents=True)
+    (made.place / CLASS / "davinci0").mkdir()
+    (made.place / CLASS / "davinci٣").mkdir()
+
+
+@pytest.mark.parametrize("harm", [_no_table, _odd_table, _unreadable, _half_made])
+def test_sysfs_that_lacks_something(tmp_path: Path, harm: Callable[[Machine], None]) -> None:
+    made = Machine("ascend", tmp_path, 2)
+    harm(made)
+    found = made.look()
+    assert labels(found) == ["0", "1"]
+    assert found.devices[1].bus_id == "0000:02:00.0"
+
+
+def test_one_address_in_two_domains(tmp_path: Path) -> None:
+    """The driver's table has no domains, so it can't tell them apart."""
+    made = Machine("ascend", tmp_path, 1)
+    shutil.rmtree(tmp_path / CLASS)
+    devices, bound = tmp_path / "sys/devices/pci0000:00", tmp_path / PCI_DRIVER.lstrip("/")
+    shutil.copytree(devices / "0000:01:00.0", devices / "0001:01:00.0", symlinks=True)
+    (bound / "0001:01:00.0").symlink_to("../../../../devices/pci0000:00/0001:01:00.0")
+    made.write(f"{PCI_DRIVER}/0001:01:00.0/dev_id", "4\n")
+    made.write(f"{PCI_DRIVER}/0001:01:00.0/bus_name", "0001:01:00.0\n")
+    assert {device.label: device.bus_id for device in made.look().devices} == {
+        "0": "0000:01:00.0",
+        "4": "0001:01:00.0",
+    }
+
+
+def test_two_dies_on_one_address(tmp_path: Path) -> None:
+    made = Machine("ascend", tmp_path, 2)
+    shutil.rmtree(tmp_path / "sys/devices/pci0000:00/0000:02:00.0")
+    table = "bdf      udevid add_id\n01:00.0  0      0\n01:00.0  1      4\n"
+    made.write(f"{PCI_DRIVER}/0000:01:00.0/devdrv_sysfs_bdf_to_devid", table)
+    assert [device.bus_id for device in made.look().devices] == ["0000:01:00.0"] * 2
+
+
+def test_a_node_with_other_numbers_than_the_drivers(tmp_path: Path) -> None:
+    made = Machine("ascend", tmp_path, 2)
+    made.nodes["/dev/davinci1"] = Node("/dev/davinci1", 9, 9)
+    fine, wrong = made.look().devices
+    assert fine.state == ""
+    assert wrong.state.startswith("/dev/davinci1 has the numbers 9:9, and its driver's are ")
+
+
+def test_a_node_that_is_missing(tmp_path: Path) -> None:
+    found = machine("ascend", tmp_path, 2, missing="davinci1,hisi_hdc")
+    assert "/dev/davinci1" in found.missing()
+    assert "/dev/hisi_hdc" in found.missing()  # looked for again, and needed by nobody
+    assert "/dev/hisi_hdc" not in found.control
+
+
+@pytest.mark.parametrize("root", ["nothing", "empty"])
+def test_no_driver(tmp_path: Path, root: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DriverError, match=r"^Ascend's driver (isn't loaded|root .* can't be read)"):
+        discover.discover(str(tmp_path / root))
+
+
+def test_a_driver_without_devices(tmp_path: Path) -> None:
+    assert machine("ascend", tmp_path, 0).devices == ()
+
+
+def test_nodes_with_common_names_are_no_other_chips(tmp_path: Path) -> None:
+    """/dev/hdmi of a machine with another chip is another driver's."""
+    made = Machine("ascend", tmp_path, 1)
+    made.node("/dev/hdmi", 9, 9)
+    made.node("/dev/davinci_manager_docker", 9, 9)
+    assert set(made.look().control) == {"/dev/davinci_manager", *discover.SHARED}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda made: made.node("/dev/uburma/ub7", 9, 9),
+        lambda made: made.node("/dev/davinci9", 9, 9),
+        lambda made: made.write("/etc/ascend-docker-runtime.d/new.list", "/opt\n"),
+        lambda made: made.write("/usr/local/Ascend/driver/version.info", "Version=25\n"),
+        lambda made: made.write("/usr/local/Ascend/driver/lib64/driver/libnew.so", ""),
+        lambda made: made.text("/sys/class/devdrv-class/vdavinci100/dev", "1:1\n"),
+    ],
+)
+def test_a_change_is_noticed(tmp_path: Path, change: Callable[[Machine], None]) -> None:
+    made = Machine("ascend", tmp_path, 2)
+    config = Config()
+    config.driver_roots = (f"ascend={tmp_path}",)
+    before = freshness.surroundings(config, VENDOR)
+    assert freshness.surroundings(config, VENDOR) == before
+    change(made)
+    assert freshness.surroundings(config, VENDOR) != before
+
+
+def test_a_path_of_a_list_that_comes_later_is_noticed(tmp_path: Path) -> None:
+    made = Machine("ascend", tmp_path, 1)
+    made.write("/etc/ascend-docker-runtime.d/base.list", "/opt/later\n")
+    assert "/opt/later" in made.look().missing()
+    os.makedirs(tmp_path / "opt/later")
+    assert "/opt/later" not in made.look().missing()
+
+
+# The vendor's cases --------------------------------------------------------------------------
+
+# What the vendor calls a chip's family -> the chips of ours.
+FAMILIES = {
+    "Ascend310": {"310"},
+    "Ascend310B": {"310B"},
+    "Ascend310P": {"310P"},
+    "Ascend910": {"910", "910B", "910C"},
+    "Ascend910A5": {"950"},
+}
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.chip")
+def test_chips(case: Case) -> None:
+    """The vendor's library names chips; gpuhook asks none and goes by PCI, so none is unknown."""
+    chips = FAMILIES.get(str(case["expected"]["type"]), set())
+    name = str(case["input"]["chip_name"]).removeprefix("Ascend").rstrip("X")
+    known = [chip for chip in {*discover.CHIPS.values()} if name.startswith(chip)]
+    ours = max(known, key=len, default="")
+    assert (ours in chips) if chips else not ours
+
+
+def chip_of(family: str) -> str:
+    """Return the chip to simulate for what the vendor calls a family; any for an unknown one."""
+    return "950" if family == "Ascend910A5" else family.removeprefix("Ascend") or "910B"
+
+
+def last_names(paths: list[str]) -> str:
+    return ",".join(path.rpartition("/")[2] for path in paths)
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.shared_nodes")
+def test_shared_nodes(case: Case, tmp_path: Path) -> None:
+    """Which nodes there are tells the family: nothing is asked of the chip by name."""
+    given, expected = case["input"], case["expected"]
+    missing = list(given.get("missing", ()))
+    if "Atlas 200" in given["product"]:
+        missing += ["/dev/devmm_svm", "/dev/hisi_hdc"]
+    names, ub = last_names(missing), ",".join(given.get("uburma") or ())
+    made = Machine("ascend", tmp_path, 1, chip=chip_of(given["type"]), missing=names, ub=ub)
+    if given.get("uburma_error"):
+        made.write("/dev/uburma", "no folder")
+    found = made.look()
+    nodes = shared(found)
+    if expected.get("error"):  # of a chip that it doesn't know, which gpuhook need not
+        assert not given["type"] or "/dev/davinci_manager" in found.missing()
+        return
+    assert nodes == set(expected.get("nodes_any_order", nodes))
+    assert len(nodes) == expected.get("count", len(nodes))
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.common_nodes")
+def test_common_nodes(case: Case, tmp_path: Path) -> None:
+    found = machine("ascend", tmp_path, 1, chip=chip_of(case["input"]["type"]))
+    assert set(case["expected"].get("nodes_any_order", ())) <= shared(found)
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.manager_node")
+def test_manager_node(case: Case, tmp_path: Path) -> None:
+    managers = ["/dev/davinci_manager", "/dev/davinci_manager_docker"]
+    missing = [path for path in managers if path not in case["input"]["exists"]]
+    chip = chip_of(case["input"]["type"])
+    found = machine("ascend", tmp_path, 1, chip=chip, missing=last_names(missing))
+    manager, expected = found.node(found.control[0]), case["expected"]
+    if expected.get("error"):
+        assert manager is None
+        return
+    assert manager.path == expected["host"]
+    assert (manager.inside or manager.path) == expected["container"]
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.container_path")
+def test_container_path(case: Case) -> None:
+    given = case["input"]
+    path = f"/dev/{given['kind']}{given['host']}"
+    assert (discover._inside(path) or path) == case["expected"]["container"]
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.driver_table")
+def test_driver_table(case: Case) -> None:
+    found = [list(row) for row in discover.rows(case["input"]["text"])]
+    assert found == case["expected"]["rows"]

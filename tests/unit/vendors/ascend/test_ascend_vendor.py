@@ -1,0 +1,384 @@
+"""What containers get of Ascend: which NPUs, which nodes, which files."""
+
+from pathlib import Path
+from typing import Any
+
+import machines
+import pytest
+from node_files import Machine, machine
+from paper import spec_with
+
+from gpuhook.cdi.generate import Source, generate
+from gpuhook.config import Config
+from gpuhook.errors import DriverError, GpuhookError, LostDeviceError, RequestError
+from gpuhook.inventory.model import Inventory as AnyInventory
+from gpuhook.loader.layout import Layout
+from gpuhook.oci.process import has_variable
+from gpuhook.plan import image
+from gpuhook.plan.planner import Plan, make_plan
+from gpuhook.resolve import Resolved, resolve
+from gpuhook.vendors.ascend.model import DRIVER, LISTS, Inventory
+from gpuhook.vendors.ascend.vendor import VENDOR
+
+Case = dict[str, Any]
+ASK = "ASCEND_VISIBLE_DEVICES"
+VIRTUAL = "ASCEND_RUNTIME_OPTIONS=VIRTUAL"
+NODES_ONLY = "ASCEND_RUNTIME_OPTIONS=NODRV"
+
+
+@pytest.fixture
+def npus(tmp_path: Path) -> Inventory:
+    """Four NPUs, the second of them split."""
+    found: Inventory = machine("ascend", tmp_path / "ascend", 4, vnpus="116,117", ub="ub0,ub1")
+    return found
+
+
+def resolved(found: AnyInventory, *env: str, **others: AnyInventory) -> Resolved:
+    every = {"ascend": found, **others}
+    answer = resolve(spec_with(*env), Config(), inventories=every)
+    assert answer is not None
+    return answer
+
+
+def planned(found: AnyInventory, *env: str, **others: AnyInventory) -> Plan:
+    answer = resolved(found, *env, **others)
+    return make_plan(answer.grants, image.unknown(), answer.groups)
+
+
+def nodes(plan: Plan) -> list[tuple[str, str]]:
+    """Return the NPUs' nodes of a plan: path on the host, path in the container."""
+    ops = [op.to_json() for op in plan.operations if op.kind == "device"]
+    pairs = [("/dev/" + op["source"].rpartition("/dev/")[2], op["destination"]) for op in ops]
+    return [pair for pair in pairs if "davinci" in pair[0] and "manager" not in pair[0]]
+
+
+def places(plan: Plan, kind: str) -> list[str]:
+    return [op.to_json()["destination"] for op in plan.operations if op.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("asked", "ids"),
+    [
+        ("0", ["npu-0"]),
+        ("2 - 3, 0,2", ["npu-2", "npu-3", "npu-0"]),
+        ("npu-2,0", ["npu-2", "npu-0"]),
+        ("ascend910-3", ["npu-3"]),
+        ("0000:03:00.0", ["npu-2"]),
+        ("117", ["vnpu-117"]),
+        ("vnpu-116", ["vnpu-116"]),
+        ("all", ["npu-0", "npu-2", "npu-3", "vnpu-116", "vnpu-117"]),
+        ("ALL", ["npu-0", "npu-2", "npu-3", "vnpu-116", "vnpu-117"]),
+        ("ascend.com/npu=vnpu117", ["vnpu-117"]),
+        ("none", []),
+    ],
+)
+def test_which_are_meant(npus: Inventory, asked: str, ids: list[str]) -> None:
+    assert list(resolved(npus, f"{ASK}={asked}").ids) == ids
+
+
+@pytest.mark.parametrize(
+    ("asked", "ids"), [("all", ("vnpu-116", "vnpu-117")), ("117", ("vnpu-117",))]
+)
+def test_which_vnpus_are_meant(npus: Inventory, asked: str, ids: tuple[str, ...]) -> None:
+    assert resolved(npus, f"{ASK}={asked}", VIRTUAL).ids == ids
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["9"], "no NPU or vNPU '9': it has 0 .npu-0."),
+        (["npu-0-3"], "no NPU or vNPU 'npu-0-3'"),
+        (["1"], "NPU 1 can't be used: it is split into vNPUs"),
+        (["0", VIRTUAL], "no NPU or vNPU 'vnpu-0'"),
+    ],
+)
+def test_what_is_not_there_is_refused(npus: Inventory, asked: list[str], words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        resolved(npus, f"{ASK}={asked[0]}", *asked[1:])
+    assert isinstance(caught.value, LostDeviceError) == ("split" in words)
+
+
+def test_two_that_would_be_one_node(tmp_path: Path) -> None:
+    found = machine("ascend", tmp_path, 1, vnpus="0")
+    assert nodes(planned(found, f"{ASK}=0")) == [("/dev/davinci0", "/dev/davinci0")]
+    assert nodes(planned(found, f"{ASK}=0", VIRTUAL)) == [("/dev/vdavinci0", "/dev/davinci0")]
+    with pytest.raises(RequestError, match="would both be /dev/davinci0 in the container"):
+        resolved(found, f"{ASK}=0,vnpu-0")
+
+
+def test_what_a_container_gets(npus: Inventory) -> None:
+    plan = planned(npus, f"{ASK}=2,116")
+    assert nodes(plan) == [
+        ("/dev/davinci2", "/dev/davinci2"),
+        ("/dev/vdavinci116", "/dev/davinci116"),
+    ]
+    shared = {"/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dvpp_cmdlist"}
+    ub = {"/dev/uburma/ub0", "/dev/uburma/ub1"}
+    assert {*places(plan, "device")} == {"/dev/davinci2", "/dev/davinci116"} | shared | ub
+    numbers = {node.path: node.numbers for node in npus.nodes}
+    assert {*plan.devices} == {
+        numbers[path] for path in ("/dev/davinci2", "/dev/vdavinci116", *shared, *ub)
+    }
+    variables = [op.describe() for op in plan.operations if op.kind == "environment"]
+    assert variables == ["set ASCEND_DOCKER_RUNTIME=True"]
+    assert [op.to_json()["gid"] for op in plan.operations if op.kind == "group"] == [1000]
+    assert places(plan, "bind") == [
+        "/etc/hccl_rootinfo.json", "/var/queue_schedule", "/usr/local/dcmi",
+        "/usr/local/bin/npu-smi", f"{DRIVER}/include", f"{DRIVER}/lib64",
+    ]  # fmt: skip
+    assert plan.operations[-1].to_json()["libraries"] == ["libc_sec.so", "libascend_hal.so"]
+
+
+def test_the_loader_finds_libraries_where_they_are(npus: Inventory) -> None:
+    cache: Any = planned(npus, f"{ASK}=0").operations[-1]
+    assert [path for _, path, _ in cache.libraries] == [
+        f"{DRIVER}/lib64/common/libc_sec.so",
+        f"{DRIVER}/lib64/driver/libascend_hal.so",
+    ]
+
+
+def test_an_image_whose_loader_has_no_cache(npus: Inventory) -> None:
+    answer = resolved(npus, f"{ASK}=0")
+    musl = image.Image(Layout("/usr/lib", None, uses_cache=False))
+    assert make_plan(answer.grants, musl).operations[-1].kind == "bind"
+
+
+def test_nodes_alone(npus: Inventory) -> None:
+    plan = planned(npus, f"{ASK}=0", NODES_ONLY)
+    assert nodes(plan) == [("/dev/davinci0", "/dev/davinci0")]
+    assert not {"bind", "ldcache"} & {op.kind for op in plan.operations}
+
+
+def test_without_the_ub_bus(npus: Inventory) -> None:
+    found = places(planned(npus, f"{ASK}=0", "DISABLE_UB_MOUNT=True"), "device")
+    assert "/dev/davinci_manager" in found
+    assert not [path for path in found if "uburma" in path]
+
+
+def test_lists_that_are_asked_for(tmp_path: Path) -> None:
+    made = Machine("ascend", tmp_path, 1)
+    made.folder("/run")
+    made.write(f"{LISTS}/Tools.list", f"{DRIVER}\n{DRIVER}/include\n/usr/local/dcmi\n/run\n")
+    found = made.look()
+    plan = planned(found, f"{ASK}=0", "ASCEND_RUNTIME_MOUNTS=tools,nothing")
+    assert places(plan, "bind") == [
+        "/etc/hccl_rootinfo.json",
+        "/usr/local/dcmi",
+        "/usr/local/Ascend/driver",
+    ]
+    assert plan.operations[-1].kind == "ldcache"
+    warned = resolved(found, f"{ASK}=0", "ASCEND_RUNTIME_MOUNTS=tools,nothing").warnings()
+    assert (
+        warned[0] == "ASCEND_RUNTIME_MOUNTS names the list nothing, which this machine hasn't got"
+    )
+    assert warned[1].startswith("The list Tools has /run, which holds /run/containerd")
+    assert resolved(found, f"{ASK}=0").warnings() == []
+    both = planned(found, f"{ASK}=0", "ASCEND_RUNTIME_MOUNTS=base,Tools")
+    assert places(both, "bind").count("/usr/local/dcmi") == 1
+    assert f"{DRIVER}/lib64" not in places(both, "bind")
+
+
+def test_a_folder_that_is_a_link_covers_nothing(tmp_path: Path) -> None:
+    """What is in it elsewhere must be mounted where it belongs all the same."""
+    made = Machine("ascend", tmp_path, 1)
+    made.write("/opt/other/npu", "")
+    made.link("/usr/local/dcmi/away", "/opt/other")
+    made.write(f"{LISTS}/base.list", "/usr/local/dcmi\n/usr/local/dcmi/away/npu\n")
+    assert places(planned(made.look(), f"{ASK}=0"), "bind")[-2:] == [
+        "/usr/local/dcmi",
+        "/usr/local/dcmi/away/npu",
+    ]
+
+
+def test_a_list_that_cannot_be_used(tmp_path: Path) -> None:
+    made = Machine("ascend", tmp_path, 1)
+    made.write(f"{LISTS}/long.list", "/x\n" * 129)
+    found = made.look()
+    assert resolved(found, f"{ASK}=0").ids == ("npu-0",)
+    assert resolved(found, f"{ASK}=0", "ASCEND_RUNTIME_MOUNTS=long", NODES_ONLY).ids == ("npu-0",)
+    with pytest.raises(DriverError, match=r"long\.list can't be used: it has 129 lines"):
+        resolved(found, f"{ASK}=0", "ASCEND_RUNTIME_MOUNTS=long")
+
+
+def test_the_manager_is_needed(tmp_path: Path) -> None:
+    found = machine("ascend", tmp_path, 1, missing="davinci_manager")
+    with pytest.raises(DriverError, match=r"Ascend's driver has no node /dev/davinci_manager"):
+        resolved(found, f"{ASK}=0")
+
+
+def test_beside_nvidia(npus: Inventory) -> None:
+    gpus = machines.machine(machines.gpu(0, 3))
+    plan = planned(npus, f"{ASK}=0", "NVIDIA_VISIBLE_DEVICES=0", nvidia=gpus)
+    assert {"/dev/davinci0", "/dev/nvidia3"} < {*places(plan, "device")}
+    assert [op.kind for op in plan.operations].count("ldcache") == 1
+    assert {"libcuda.so.1", "libascend_hal.so"} < {*plan.operations[-1].to_json()["libraries"]}
+
+
+def test_a_cdi_document(npus: Inventory) -> None:
+    made = generate(Source(VENDOR, npus, Config(), "/usr/bin/gpuhook-cdi-hook"))
+    document = made.document
+    names = {device["name"]: device["containerEdits"] for device in document["devices"]}
+    assert {"0", "npu-0", "116", "vnpu-116", "all"} < {*names}
+    assert "1" not in names
+    [node] = names["vnpu-116"]["deviceNodes"]
+    assert (node["path"], node["hostPath"].rpartition("/")[2]) == ("/dev/davinci116", "vdavinci116")
+    common = document["containerEdits"]
+    assert common["env"] == ["ASCEND_DOCKER_RUNTIME=True", "ASCEND_VISIBLE_DEVICES=void"]
+    assert f"{DRIVER}/lib64" in [mount["containerPath"] for mount in common["mounts"]]
+    assert common["hooks"][0]["args"][-1] == "ascend.com/npu"
+    assert made.warnings == ["NPU 1: it is split into vNPUs"]
+
+
+# The vendor's cases --------------------------------------------------------------------------
+
+MANY = 132  # NPUs; the cases ask for numbers up to 129
+# Cases in which gpuhook gives devices and the vendor's program fails: docs/differences.md.
+GIVEN: dict[str, list[int] | None] = {
+    "right bound beyond it": [126, 127, 128, 129],
+    "all is not a word here": list(range(MANY)),
+    "empty item": [0],
+    "names and numbers do not mix": [0, 1],
+    # An entry without = is a variable that is set to nothing; it hides no other.
+    "entry without = after it hides the request (fault)": [0],
+}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Inventory:
+    found: Inventory = machine("ascend", tmp_path_factory.mktemp("many"), MANY)
+    return found
+
+
+def answer(found: Inventory, env: list[str]) -> list[int] | str | None:
+    """Return the numbers of the devices that an environment asks for, "error" for a refusal."""
+    try:
+        answer = resolve(spec_with(*env), Config(), inventories={"ascend": found})
+    except GpuhookError:
+        return "error"
+    return None if answer is None else sorted(int(each.partition("-")[2]) for each in answer.ids)
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.request")
+def test_requests(case: Case, many: Inventory) -> None:
+    """The vendor sorts by number and gpuhook doesn't, so that both are compared sorted."""
+    expected = "error" if case["expected"].get("error") else case["expected"]["devices"]
+    expected = GIVEN.get(case["name"], expected)
+    assert answer(many, [f"{ASK}={case['input']['value']}"]) == expected
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.environment")
+def test_environments(case: Case, many: Inventory) -> None:
+    expected = "error" if case["expected"].get("error") else case["expected"]["devices"]
+    assert answer(many, case["input"]["env"]) == GIVEN.get(case["name"], expected)
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.device_nodes")
+def test_device_nodes(case: Case, tmp_path: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    numbers = ",".join(str(number) for number in given["devices"])
+    sort = {"vnpus": numbers.replace("-", "")} if given["virtual"] else {}
+    found = machine("ascend", tmp_path, 8, **sort)
+    env = [f"{ASK}={numbers}", *([VIRTUAL] if given["virtual"] else [])]
+    if not given["devices"]:  # the vendor's function fails; such a container asks for nothing
+        assert answer(found, env) is None
+    elif expected.get("error"):
+        assert answer(found, env) == "error"
+    else:
+        assert nodes(planned(found, *env)) == [tuple(pair) for pair in expected["nodes"]]
+
+
+# Cases in which gpuhook mounts something else.
+NOT_MOUNTED = ("nodes in a list are looked up without that root",)
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.mount_list")
+def test_mount_list(case: Case, tmp_path: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    made = Machine("ascend", tmp_path, 1)
+    (tmp_path / "etc/hccl_rootinfo.json").unlink()
+    for name, named in given["lists"].items():
+        lines = ["/" + "x" * given["line_length"]] if "line_length" in given else named
+        made.write(f"{LISTS}/{name}.list", "".join(f"{line}\n" for line in lines))
+    for path in given.get("exists", ()):
+        made.write(path, "")
+    env = [f"{ASK}=0", f"ASCEND_RUNTIME_MOUNTS={given['names']}"]
+    assert (answer(made.look(), env) == "error") == bool(expected.get("error"))
+    if expected.get("error"):
+        return
+    wanted = [] if case["name"] in NOT_MOUNTED else expected["mounts_any_order"]
+    assert sorted(places(planned(made.look(), *env), "bind")) == sorted(wanted)
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.topology_files")
+def test_topology_files(case: Case, tmp_path: Path) -> None:
+    made = Machine("ascend", tmp_path, 1)
+    (tmp_path / "etc/hccl_rootinfo.json").unlink()
+    lines = case["input"]["driver_mounts"]
+    for path in (*lines, *case["input"]["exists"]):
+        made.write(path, "")
+    made.write(f"{LISTS}/base.list", "".join(f"{line}\n" for line in lines))
+    found = places(planned(made.look(), f"{ASK}=0"), "bind")
+    assert sorted(found) == sorted(case["expected"]["mounts_any_order"])
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.marker_variable")
+def test_marker_variable(case: Case, many: Inventory) -> None:
+    """The vendor sets it in every container, gpuhook in those with a device."""
+    env = case["input"]["env"]
+    assert answer(many, env) is None
+    [setting] = resolved(many, *env, f"{ASK}=0").settings
+    adds = case["expected"]["adds"]
+    assert (
+        f"{setting.name}={setting.value}" == adds
+        if adds
+        else has_variable(spec_with(*env), setting)
+    )
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.library_path")
+def test_library_path(case: Case, tmp_path: Path, library: Any) -> None:
+    """The variable stays the image's; the loader's cache leads into the same folders, in order."""
+    made = Machine("ascend", tmp_path, 1)
+    exists = [path for path in case["input"]["exists"] if path.startswith(DRIVER)]
+    for file in (tmp_path / DRIVER.lstrip("/") / "lib64").rglob("*.so"):
+        file.unlink()
+    for number, folder in enumerate(exists):
+        made.data(f"{folder}/libcase{number}.so", library(f"libcase{number}.so"))
+        made.data(f"{folder}/libshared.so", library("libshared.so"))
+    plan = planned(made.look(), f"{ASK}=0", "LD_LIBRARY_PATH=/x")
+    caches: list[Any] = [op for op in plan.operations if op.kind == "ldcache"]
+    found = {name: path for cache in caches for name, path, _ in cache.libraries}
+    assert found.get("libshared.so", "") == (f"{exists[0]}/libshared.so" if exists else "")
+    ours = [found[f"libcase{number}.so"].rpartition("/")[0] for number in range(len(exists))]
+    assert ours == exists
+    assert not [op for op in plan.operations if "LD_LIBRARY_PATH" in op.describe()]
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.mode")
+def test_mode(case: Case, many: Inventory) -> None:
+    """The vendor's installation says how it works; gpuhook's config.toml says how gpuhook does."""
+    assert case["expected"]["mode"] in ("legacy", "cdi")
+    assert Config().mode == "hook"
+    assert answer(many, [f"{ASK}=0"]) == [0]
+
+
+@pytest.mark.vectors("vendor_ascend", "ascend.cdi")
+def test_cdi(case: Case, tmp_path: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    made = Machine("ascend", tmp_path, len(given.get("devices", [0])))
+    for path in given.get("mounts", ()):
+        made.write(f"{path}/x" if "." not in path else path, "")
+    if "mounts" in given:
+        made.write(f"{LISTS}/base.list", "".join(f"{path}\n" for path in given["mounts"]))
+    source = Source(VENDOR, made.look(), Config(), "/hook")
+    if expected.get("error"):
+        with pytest.raises(GpuhookError):
+            generate(source)
+        return
+    document = generate(source).document
+    names = [f"{document['kind']}={device['name']}" for device in document["devices"]]
+    assert document["kind"] == expected.get("kind", document["kind"])
+    assert {*expected.get("names", ())} <= {*names}
+    mounts = [mount["containerPath"] for mount in document["containerEdits"]["mounts"]]
+    asked = [path for path in mounts if path in given.get("mounts", ())]
+    assert asked == expected.get("mounts", [])

@@ -1,0 +1,365 @@
+"""What a declared vendor has and gives, on machines that are simulated without nodes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import declared_vendors
+import machines
+import pytest
+import second_vendor
+from second_vendor import spec_with
+
+from gpuhook.config import Config, loads
+from gpuhook.config.declared import FIELDS
+from gpuhook.errors import ConfigError, DriverError, RequestError, UnknownDeviceError
+from gpuhook.inventory import cache
+from gpuhook.inventory.model import Inventory, Node
+from gpuhook.loader import ldcache
+from gpuhook.plan import image
+from gpuhook.plan.planner import Plan, make_plan
+from gpuhook.resolve import resolve
+from gpuhook.start import launcher_files
+from gpuhook.vendors import seam
+
+TABLES = declared_vendors.tables()
+TABLE = """\
+[[gpuhook.vendors]]
+name = "maker"
+noun = "NPU"
+kind = "maker.com/npu"
+variable = "MAKER_VISIBLE_DEVICES"
+present = "/proc/driver/maker"
+nodes = ["/dev/maker{n}", "/dev/maker_dma{n}"]
+optional-nodes = ["/dev/maker{n}c*", "/dev/maker_aux"]
+control = ["/dev/maker_ctl"]
+files = ["/usr/bin/maker-smi"]
+folders = ["/opt/maker"]
+environment = ["MAKER_HOME=/opt/maker", "MAKER_NUMBERS={n}"]
+"""
+
+Made = Callable[..., tuple[Config, Inventory]]
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Return a configuration that declares a vendor, and what is found of a simulated machine."""
+
+    def make(
+        text: str = TABLE, count: int = 2, change: Callable[[Path], object] = bool, **settings: str
+    ) -> tuple[Config, Inventory]:
+        config = loads(text)
+        config.state_dir = str(tmp_path / "state")
+        name = config.vendors[0].name
+        root = tmp_path / "driver"
+        nodes = declared_vendors.simulated(root, config, name, count, **settings).nodes
+        change(root)
+
+        def of(path: str, status: object, inside: str = "") -> Node | None:
+            del inside
+            return nodes.get(path) if status is not None else None
+
+        monkeypatch.setattr(Node, "of", of)
+        return config, declared_vendors.looked_at(root, config, name)
+
+    return make
+
+
+def planned(config: Config, found: Inventory, *env: str, others: Any = ()) -> Plan:
+    inventories = {found.vendor: found, **dict(others)}
+    answer = resolve(spec_with(*env), config, inventories=inventories)
+    assert answer is not None
+    return make_plan(answer.grants, image.unknown(), answer.groups)
+
+
+def places(plan: Plan, kind: str = "device") -> list[str]:
+    return [op.to_json()["destination"] for op in plan.operations if op.kind == kind]
+
+
+def test_what_is_found(made: Made) -> None:
+    _, found = made(numbers="0,2,10", mode="660", group="44")
+    assert [device.label for device in found.devices] == ["0", "2", "10"]
+    assert found.devices[1].nodes == ("/dev/maker2", "/dev/maker_dma2", "/dev/maker2c0")
+    assert found.missing() == []
+    assert {node.group for node in found.nodes} == {44}
+    assert Inventory.from_json(found.to_json()) == found
+
+
+def test_what_a_container_gets(made: Made) -> None:
+    config, found = made(count=3)
+    plan = planned(config, found, "MAKER_VISIBLE_DEVICES=2,0")
+    assert places(plan) == [
+        "/dev/maker_ctl",
+        *("/dev/maker2", "/dev/maker_dma2", "/dev/maker2c0"),
+        *("/dev/maker0", "/dev/maker_dma0", "/dev/maker0c0"),
+        "/dev/maker_aux",
+    ]
+    assert places(plan, "bind") == ["/usr/bin/maker-smi", "/opt/maker"]
+    settings = [op.describe() for op in plan.operations if op.kind == "environment"]
+    assert settings == ["set MAKER_HOME=/opt/maker", "set MAKER_NUMBERS=2,0"]
+
+
+@pytest.mark.parametrize("word", ["all", "ALL", "0-2", "maker.com/npu=all", "npu0,npu1,npu2"])
+def test_the_same_words(made: Made, word: str) -> None:
+    config, found = made(count=3)
+    plan = planned(config, found, f"MAKER_VISIBLE_DEVICES={word}")
+    assert {"/dev/maker0", "/dev/maker1", "/dev/maker2"} <= set(places(plan))
+
+
+@pytest.mark.parametrize("word", ["3", "npu3", "0-3"])
+def test_what_exists_is_in_the_refusal(made: Made, word: str) -> None:
+    config, found = made(count=2)
+    with pytest.raises(UnknownDeviceError, match=r"no NPU '.*it has 0 \(npu0\), 1 \(npu1\)"):
+        planned(config, found, f"MAKER_VISIBLE_DEVICES={word}")
+
+
+def test_the_setting_on_privileges_holds(made: Made) -> None:
+    config, found = made()
+    config.accept_envvar_unprivileged = False
+    inventories = {"maker": found}
+    assert resolve(spec_with("MAKER_VISIBLE_DEVICES=all"), config, inventories=inventories) is None
+
+
+def test_beside_another_vendor(made: Made) -> None:
+    config, found = made()
+    gpus = machines.machine(machines.gpu(0, 3))
+    env = ("MAKER_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=0")
+    given = places(planned(config, found, *env, others={"nvidia": gpus}))
+    assert {"/dev/maker1", "/dev/nvidia3"} <= set(given)
+
+
+@pytest.mark.parametrize(
+    ("missing", "asked", "refused"),
+    [
+        ("/dev/maker_dma1", "1", True),
+        ("/dev/maker_dma1", "0", False),
+        ("/dev/maker_ctl", "0", True),
+        ("/dev/maker1c0", "1", False),
+        ("/dev/maker_aux", "0", False),
+    ],
+)
+def test_a_node_that_is_missing(made: Made, missing: str, asked: str, refused: bool) -> None:
+    config, found = made(change=lambda root: (root / missing.lstrip("/")).unlink())
+    if refused:
+        with pytest.raises(DriverError, match=f"Maker's driver has no node {missing}"):
+            planned(config, found, f"MAKER_VISIBLE_DEVICES={asked}")
+    else:
+        assert missing not in places(planned(config, found, f"MAKER_VISIBLE_DEVICES={asked}"))
+
+
+def test_a_file_that_is_missing_is_left_out(made: Made) -> None:
+    config, found = made(change=lambda root: (root / "usr/bin/maker-smi").unlink())
+    assert places(planned(config, found, "MAKER_VISIBLE_DEVICES=0"), "bind") == ["/opt/maker"]
+    answer = resolve(spec_with("MAKER_VISIBLE_DEVICES=0"), config, inventories={"maker": found})
+    assert answer is not None
+    assert answer.warnings() == ["Maker's /usr/bin/maker-smi isn't there"]
+
+
+@pytest.mark.parametrize(
+    ("proof", "path"),
+    [
+        ("/proc/driver/maker", "proc/driver/maker"),
+        ("driver:maker_npu", "sys/module/maker_npu"),
+        ("pci:ab12", "sys/bus/pci/devices/0000:01:00.0/vendor"),
+    ],
+)
+def test_what_shows_that_the_driver_is_there(made: Made, proof: str, path: str) -> None:
+    text = TABLE.replace("/proc/driver/maker", proof)
+    _, found = made(text, count=0)
+    assert found.devices == ()
+
+    def remove(root: Path) -> None:
+        place = root / path
+        place.rmdir() if place.is_dir() else place.unlink()
+
+    with pytest.raises(DriverError, match=f"Maker's driver isn't loaded: there is no {proof}"):
+        made(text, change=remove)
+
+
+def test_without_a_proof_the_nodes_are_it(made: Made) -> None:
+    text = TABLE.replace('present = "/proc/driver/maker"\n', "")
+    assert len(made(text)[1].devices) == 2
+    with pytest.raises(DriverError, match=r"there is no /dev/maker\{n\}"):
+        made(
+            text,
+            count=0,
+            change=lambda root: [each.unlink() for each in (root / "dev").glob("maker[0-9]*")],
+        )
+
+
+@pytest.mark.parametrize("proof", ["driver:maker_npu", "pci:ab12"])
+def test_nodes_of_other_drivers(made: Made, proof: str) -> None:
+    """What the kernel says is another's is none of ours, and of what it says nothing, ours."""
+
+    def others(root: Path) -> None:
+        majors = (root / "proc/devices").read_text().splitlines()
+        [major] = [line.split()[0] for line in majors if line.endswith(" maker")]
+        for minor in range(12):
+            device = root / f"sys/dev/char/{major}:{minor}/device"
+            device.mkdir(parents=True)
+            theirs = minor in (2, 3, 4)  # the nodes of device 0, behind the control nodes
+            (device / "vendor").write_text("0x8086\n" if theirs else "0xab12\n")
+            driver = "other" if theirs else "maker_npu"
+            (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
+            (root / f"sys/bus/pci/drivers/{driver}").mkdir(parents=True, exist_ok=True)
+
+    _, found = made(TABLE.replace("/proc/driver/maker", proof), change=others)
+    assert [device.label for device in found.devices] == ["1"]
+
+
+def test_names_that_are_no_numbers(made: Made) -> None:
+    def more(root: Path) -> None:
+        for name in ("maker", "makerx", "maker01", "maker1x", "maker-1", "maker9999999999"):
+            (root / "dev" / name).touch()
+
+    assert [device.label for device in made(change=more)[1].devices] == ["0", "1"]
+
+
+def test_by_position(made: Made) -> None:
+    config, found = made(f'{TABLE}numbers = "position"\n', numbers="128,130")
+    assert [device.label for device in found.devices] == ["0", "1"]
+    given = places(planned(config, found, "MAKER_VISIBLE_DEVICES=1"))
+    assert "/dev/maker130" in given
+    assert "/dev/maker128" not in given
+    with pytest.raises(UnknownDeviceError):
+        planned(config, found, "MAKER_VISIBLE_DEVICES=130")
+
+
+@pytest.mark.parametrize(
+    "wanted", ["libmaker.so.1", "libmaker*.so*", "/usr/lib/maker/libmaker.so.*"]
+)
+def test_libraries(made: Made, library: Callable[..., bytes], wanted: str) -> None:
+    folder = "usr/lib/maker"
+
+    def install(root: Path) -> None:
+        (root / folder).mkdir(parents=True)
+        (root / folder / "libmaker.so.1.2").write_bytes(library("libmaker.so.1"))
+        (root / folder / "libmaker.so.1").symlink_to("libmaker.so.1.2")
+        (root / folder / "libmaker.so.9").write_text("not a library")
+        entry = ("libmaker.so.1", f"/{folder}/libmaker.so.1", 0x0303)
+        (root / "etc").mkdir()
+        (root / "etc/ld.so.cache").write_bytes(ldcache.merge(None, [entry]))
+
+    config, found = made(f'{TABLE}libraries = ["{wanted}"]\n', change=install)
+    plan = planned(config, found, "MAKER_VISIBLE_DEVICES=0")
+    [place] = [place for place in places(plan, "bind") if "libmaker" in place]
+    assert place.endswith("/libmaker.so.1.2")
+    assert places(plan, "symlink") == [place.removesuffix(".2")]
+    [step] = [op.to_json() for op in plan.operations if op.kind == "ldcache"]
+    assert step["libraries"] == ["libmaker.so.1"]
+
+
+# What is saved -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: (root / "dev/maker7").touch(),
+        lambda root: (root / "dev/maker1c5").touch(),
+        lambda root: (root / "usr/bin/maker-smi").unlink(),
+        lambda root: (root / "proc/driver/maker").unlink(),
+    ],
+    ids=["a device", "a node", "a file", "the driver"],
+)
+def test_when_it_is_looked_at_again(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    config, _ = made()
+    monkeypatch.setattr("gpuhook.inventory.freshness.same_nodes", lambda *_: True)
+    vendor = seam.load(seam.known(config)["maker"])
+    cache.get_inventory(config, vendor)
+    (tmp_path / "driver/dev/tty7").touch()
+    assert cache.saved(config, vendor) is not None
+    change(tmp_path / "driver")
+    assert cache.saved(config, vendor) is None
+
+
+def test_another_table_is_another_vendor(made: Made) -> None:
+    config, _ = made()
+    cache.get_inventory(config, seam.load(seam.known(config)["maker"]))
+    changed = loads(TABLE.replace('noun = "NPU"', 'noun = "card"'))
+    changed.state_dir, changed.root = config.state_dir, config.root
+    assert cache.saved(changed, seam.load(seam.known(changed)["maker"])) is None
+
+
+# How it is known -----------------------------------------------------------------------------
+
+
+def test_it_has_the_names_of_every_vendor(made: Made) -> None:
+    config, _ = made()
+    sets = [
+        {
+            word: type(value)
+            for word, value in vars(seam.known(config)[name]).items()
+            if word.isupper()
+        }
+        for name in ("maker", "nvidia")
+    ]
+    assert sets[0].pop("TABLE")
+    assert sets[0] == sets[1]
+
+
+def test_the_launcher_passes_its_containers_on(made: Made) -> None:
+    config, _ = made()
+    assert "MAKER_VISIBLE_DEVICES" in (launcher_files.words(config) or ())
+    assert "MAKER_VISIBLE_DEVICES" not in (launcher_files.words(Config()) or ())
+
+
+def test_without_a_table_there_is_no_such_vendor() -> None:
+    assert seam.known(Config()) is seam.KNOWN
+    assert resolve(spec_with("MAKER_VISIBLE_DEVICES=0"), Config()) is None
+
+
+def test_a_vendor_of_the_code_is_not_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    second_vendor.know(monkeypatch)
+    with pytest.raises(ConfigError, match="acme is ACME's already"):
+        seam.known(loads(TABLE.replace('"maker"', '"acme"')))
+
+
+def test_a_variable_that_is_given_away(made: Made) -> None:
+    """NVIDIA isn't asked by it any more, nor by images from before it; by CDI names it is."""
+    config, found = made(TABLE.replace("MAKER_VISIBLE", "NVIDIA_VISIBLE"))
+    gpus = machines.machine(machines.gpu(0, 3))
+    for env, given in (
+        (("NVIDIA_VISIBLE_DEVICES=1", "CUDA_VERSION=12.2"), {"maker"}),
+        (("CUDA_VERSION=12.2",), set()),
+        (("NVIDIA_VISIBLE_DEVICES=1,nvidia.com/gpu=0",), {"maker", "nvidia"}),
+    ):
+        inventories = {"maker": found, "nvidia": gpus}
+        answer = resolve(spec_with(*env), config, inventories=inventories)
+        assert {each.vendor for each in (answer.requests if answer else ())} == given
+    assert seam.KNOWN["nvidia"].VARIABLES.keys() == {"NVIDIA_VISIBLE_DEVICES"}
+
+
+def test_a_variable_that_another_vendor_sets(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for vendors that have code of their own."""
+    second_vendor.know(monkeypatch)
+    config, found = made(TABLE.replace("MAKER_HOME=", "ACME_DEVICES="))
+    npus = second_vendor.machine(Path(config.state_dir).parent / "acme")
+    env = ("MAKER_VISIBLE_DEVICES=0", "ACME_VISIBLE_DEVICES=0")
+    with pytest.raises(RequestError, match="ACME_DEVICES"):
+        planned(config, found, *env, others={"acme": npus})
+
+
+# The tables of the page ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_the_page(made: Made, name: str) -> None:
+    config, found = made(TABLES[name], count=3)
+    assert [device.label for device in found.devices] == ["0", "1", "2"]
+    table = config.vendors[0]
+    plan = planned(config, found, f"{table.variable}=1")
+    own = [path.replace("{n}", "1") for path in table.nodes]
+    assert {*own, *table.control} <= set(places(plan))
+    assert table.nodes[0].replace("{n}", "0") not in places(plan)
+    assert places(plan, "bind") == [*table.files, *table.folders]
+
+
+def test_the_page_has_every_key_and_every_vendor() -> None:
+    text = declared_vendors.PAGE.read_text()
+    for key in FIELDS:
+        assert f"`{key}`" in text
+    assert {"cambricon", "mthreads", "metax", "iluvatar", "thead", "rebellions"} <= TABLES.keys()
+    assert {"furiosa", "tpu", "kunlun", "maker"} <= TABLES.keys()

@@ -1,0 +1,58 @@
+"""What a start of Ascend's or Intel's devices imports, where their inventory is saved."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import paper
+import pytest
+
+from gpuhook.config import Config
+from gpuhook.inventory import cache
+from gpuhook.vendors import seam
+
+SOURCES = Path(__file__).parents[3] / "src"
+START = f"""
+import sys
+sys.path.append({str(SOURCES)!r})
+from gpuhook.config import Config
+from gpuhook.errors import GpuhookError
+from gpuhook.resolve import resolve
+config = Config()
+config.state_dir, root, *env = sys.argv[1:]
+config.driver_roots = (root,)
+spec = {{"process": {{"env": env}}, "linux": {{"namespaces": [{{"type": "mount"}}]}}}}
+try:
+    print(resolve(spec, config, save=False))
+except GpuhookError as error:
+    print("refused:", error)
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("vendor", "variable", "modules"),
+    [
+        ("ascend", "ASCEND_VISIBLE_DEVICES", {"names", "variables", "model", "vendor"}),
+        ("intel_gpu", "INTEL_VISIBLE_DEVICES", {"names", "vendor"}),
+        ("intel_npu", "INTEL_VISIBLE_NPUS", {"names", "vendor"}),
+    ],
+)
+def test_a_start_with_a_saved_inventory_is_thin(
+    tmp_path: Path, vendor: str, variable: str, modules: set[str]
+) -> None:
+    paper.machine(vendor, tmp_path / "root", 2)
+    config = Config()
+    config.state_dir = str(tmp_path / "state")
+    config.driver_roots = (f"{vendor}={tmp_path}/root",)
+    cache.get_inventory(config, seam.load(seam.KNOWN[vendor]))
+    words = [sys.executable, "-I", "-S", "-c", START, config.state_dir, *config.driver_roots]
+    done = subprocess.run([*words, f"{variable}=0"], capture_output=True, text=True, check=True)
+    answer, line = done.stdout.splitlines()
+    assert "has no node /dev/" in answer  # they are on paper
+    loaded = set(line.split())
+    own = f"gpuhook.vendors.{vendor}."
+    assert {name.removeprefix(own) for name in loaded if name.startswith(own)} == modules
+    others = {name for name in loaded if name.startswith("gpuhook.vendors.")}
+    assert {name for name in others if name.endswith(".vendor")} == {f"{own}vendor"}
+    assert not {"_ctypes", "re", "json", "gpuhook.plan.operations"} & loaded
