@@ -19,10 +19,13 @@ from harness.vendor_engines import documents, podman_with_hook, run_with
 from harness.vendors import MODES, USER, Devices, as_user, in_mode, nodes_seen
 
 from gpuhook.config import Config
+from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory import freshness
 from gpuhook.vendors.nvidia.discover import discover
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import Gpu, Inventory
+from gpuhook.vendors.nvidia.nvml import Answer
+from gpuhook.vendors.nvidia.tegra import discover as discover_tegra
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 ASK = "NVIDIA_VISIBLE_DEVICES"
@@ -146,18 +149,44 @@ def test_without_tegras_files_it_is_none(copy: Path) -> None:
         discover(settings(copy))
 
 
-def test_another_gpu_with_a_driver_counts_alone(
-    installation: Installation, workspace: Path
-) -> None:
-    """An NVML that knows none of Tegra's own GPUs: what the platform probe calls NVML."""
-    root = workspace / "tegra-with-driver"
+@pytest.fixture
+def with_nvml(installation: Installation, workspace: Path, tegra: Devices) -> Iterator[Path]:
+    """A root with Tegra's lists, and a driver with an NVML."""
+    root = workspace / "tegra-nvml"
     run([installation.command, "simulate", root, "--gpus=1"]).ok()
     try:
-        (root / "etc/nv_tegra_release").write_text("")
-        found = discover(settings(root))
-        assert (found.platform, len(found.gpus)) == ("", 1)
+        run(["cp", "-a", tegra.root / "etc/nv_tegra_release", root / "etc"]).ok()
+        run(["cp", "-a", tegra.root / "etc/nvidia-container-runtime", root / "etc"]).ok()
+        run(["cp", "-a", tegra.root / "dev/nvmap", root / "dev"]).ok()
+        yield root
     finally:
         run([installation.command, "simulate", "--remove", root]).ok()
+
+
+def test_another_gpu_with_a_driver_counts_alone(with_nvml: Path) -> None:
+    """An NVML that knows none of Tegra's own GPUs: what the platform probe calls NVML."""
+    found = discover(settings(with_nvml))
+    assert (found.platform, len(found.gpus)) == ("", 1)
+
+
+def test_an_nvml_that_names_tegras_own_gpu(with_nvml: Path) -> None:
+    [library] = with_nvml.glob("usr/lib/*/libnvidia-ml.so.[1-9]*.*")
+    data = library.read_bytes()
+    assert b"NVIDIA H200\0" in data
+    library.write_bytes(data.replace(b"NVIDIA H200\0", b"Orin(nvgpu)\0"))
+    found = discover(settings(with_nvml))
+    assert (found.platform, found.cuda_version) == ("tegra", "13.0")
+    assert [(device.id, device.nodes) for device in found.devices] == [("0", ("/dev/nvmap",))]
+
+
+def test_another_gpu_beside_tegras_own_is_refused(tegra: Devices) -> None:
+    gpus = tuple(
+        Gpu(index, index, "", "", name, "", "", False, ())
+        for index, name in enumerate(("Orin (nvgpu)", "NVIDIA RTX A2000"))
+    )
+    answer = Answer("580.1", "13.0", gpus, ())
+    with Rootfs(str(tegra.root)) as root, pytest.raises(DriverError, match="Tegra with 2 GPUs"):
+        discover_tegra(root, settings(tegra.root), answer)
 
 
 def test_changes_make_an_inventory_stale(copy: Path) -> None:

@@ -258,8 +258,9 @@ def _everything(nvml: "Any") -> "dict[str, Any]":
 
 
 def _gpu(nvml: "Any", index: int, handle: "Any") -> Gpu:
-    """Return a GPU; WSL2 knows no minors (-1 then) and Tegra's own GPU has no PCI address."""
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    """Return a GPU; WSL2 knows no minors (-1 then), and Tegra's NVML not all that others do."""
+    capability = _supported(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle, ())
+    brand = _supported(nvml, nvml.nvmlDeviceGetBrand, handle, 0)
     mig_enabled = _mig_enabled(nvml, handle)
     return Gpu(
         index=index,
@@ -267,8 +268,8 @@ def _gpu(nvml: "Any", index: int, handle: "Any") -> Gpu:
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         pci_bus_id=_text(_supported(nvml, _bus_id(nvml), handle, "")).upper(),
         name=_text(nvml.nvmlDeviceGetName(handle)),
-        architecture=f"{major}.{minor}",
-        brand=_BRANDS.get(nvml.nvmlDeviceGetBrand(handle), "Unknown"),
+        architecture=".".join(map(str, capability)),
+        brand=_BRANDS.get(brand, "Unknown"),
         mig_enabled=mig_enabled,
         mig=tuple(_mig(nvml, handle)) if mig_enabled else (),
     )
