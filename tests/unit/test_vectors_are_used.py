@@ -8,7 +8,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 WHOLE = [
-    "image", "hook", "capabilities", "requirements", "config", "mode", "params_file",
+    "image", "csv", "hook", "capabilities", "requirements", "config", "mode", "params_file",
     "cuda_compat", "application_profile", "cdi", "cdi_annotations", "cdi_apply", "cdi_cache",
     "cdi_generate", "cdi_names", "cdi_transform", "cdi_validate", "cdi_versions", "vendor_amd",
     "vendor_habana", "vendor_neuron",

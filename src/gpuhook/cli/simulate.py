@@ -18,6 +18,7 @@ from gpuhook.vendors.nvidia.simulate.models import MODELS
 from gpuhook.vendors.nvidia.simulate.options import (
     DEFAULT_DRIVER,
     FEATURES,
+    PLATFORMS,
     parse_failure,
     parse_mig,
     parse_numbers,
@@ -38,6 +39,13 @@ _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing", "con
     "--set", "settings", multiple=True, metavar="NAME=VALUE",
     help=f"A setting of another vendor's simulator than {nvidia.NAME}; may be repeated.",
 )  # fmt: skip
+@click.option(
+    "--platform",
+    type=click.Choice(PLATFORMS),
+    default=PLATFORMS[0],
+    show_default=True,
+    help="NVIDIA's driver for Linux, WSL2 or Tegra.",
+)
 @click.option(
     "--model",
     default="H200",

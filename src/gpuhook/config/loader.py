@@ -42,6 +42,7 @@ _PATHS = (
     "state_dir",
     "library_search_paths",
     "cdi_spec_dirs",
+    "csv_mount_spec_path",
 )
 _OPTIONAL_PATHS = ("driver_root", "root", "ldcache")
 

@@ -28,6 +28,8 @@ class Config:
         "cdi_default_kind",
         "cdi_spec_dirs",
         "cli_debug",
+        "csv_ignore",
+        "csv_mount_spec_path",
         "cuda_compat_mode",
         "disable_require",
         "driver_root",
@@ -67,6 +69,8 @@ class Config:
         cdi_default_kind: str
         cdi_spec_dirs: tuple[str, ...]
         cli_debug: str
+        csv_ignore: tuple[str, ...]
+        csv_mount_spec_path: str
         cuda_compat_mode: str
         disable_require: bool
         driver_root: str

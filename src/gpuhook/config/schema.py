@@ -47,6 +47,11 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     _CDI + "spec-dirs": ("cdi_spec_dirs", LIST, ("/etc/cdi", "/var/run/cdi")),
     _CDI + "default-kind": ("cdi_default_kind", STRING, "nvidia.com/gpu"),
     _CDI + "annotation-prefixes": ("cdi_annotation_prefixes", LIST, ("cdi.k8s.io/",)),
+    _RUNTIME + "modes.csv.mount-spec-path": (
+        "csv_mount_spec_path",
+        STRING,
+        "/etc/nvidia-container-runtime/host-files-for-container.d",
+    ),
     _RUNTIME + "modes.legacy.cuda-compat-mode": ("cuda_compat_mode", STRING, "ldconfig"),
     "gpuhook.root": ("root", STRING, ""),
     "gpuhook.driver-roots": ("driver_roots", LIST, ()),
@@ -56,6 +61,7 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.state-dir": ("state_dir", STRING, "/run/gpuhook"),
     "gpuhook.nvml-timeout": ("nvml_timeout", SECONDS, 30.0),
     "gpuhook.library-search-paths": ("library_search_paths", LIST, ()),
+    "gpuhook.csv-ignore": ("csv_ignore", LIST, ()),
     "gpuhook.ldconfig-fallback": ("ldconfig_fallback", BOOL, False),
     "gpuhook.helper": ("helper", BOOL, True),
     "gpuhook.standby": ("standby", PAUSE, 60.0),
@@ -79,8 +85,8 @@ WITHOUT_EFFECT = {
     "nvidia-container-runtime-hook.path": "the hook is gpuhook-prestart, found beside gpu-py",
     "nvidia-container-runtime-hook.skip-mode-detection": "gpuhook's hook works in every mode",
     "nvidia-ctk.path": _OWN_LIBRARY,
-    _RUNTIME + "modes.csv.mount-spec-path": "Tegra's CSV files are not read",
-    _RUNTIME + "modes.csv.compat-container-root": "Tegra's CSV files are not read",
+    _RUNTIME
+    + "modes.csv.compat-container-root": "newer CUDA in an image isn't looked for on Tegra",
     _RUNTIME + "modes.jit-cdi.nvcdi-feature-flags": "it tunes NVIDIA's own CDI generator",
     _RUNTIME + "modes.jit-cdi.nvcdi-disable-hooks": "it tunes NVIDIA's own CDI generator",
     FEATURE_PREFIX

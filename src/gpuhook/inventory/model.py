@@ -85,11 +85,12 @@ class Node(Record):
 class DriverFile(Record):
     """A file of the driver, found below the driver root.
 
-    ``kind`` is one of library, library32, binary, firmware, ipc, config. ``path`` is where
-    it is: absolute below the driver root, every symbolic link resolved. ``target`` is where
-    it goes in a container: an absolute path, for libraries the bare file name (their folder
-    is the container's choice). ``capability`` is the part of the driver it belongs to (the
-    empty string: always), ``soname`` a library's DT_SONAME, else None.
+    ``kind`` is one of library, library32, binary, firmware, ipc, config, folder, link. ``path``
+    is where it is: absolute below the driver root, every symbolic link resolved. ``target`` is
+    where it goes in a container: an absolute path, for libraries the bare file name if their
+    folder is the container's choice. A link's ``path`` is its own, and ``target`` what it says.
+    ``capability`` is the part of the driver it belongs to (the empty string: always), ``soname``
+    a library's DT_SONAME, else None.
     """
 
     __slots__ = ("capability", "kind", "path", "soname", "target")

@@ -5,6 +5,8 @@ without: nothing in /proc is covered, ld.so.cache isn't merged (libraries are mo
 their SONAMEs in a folder that the loader searches by itself), no file is written.
 """
 
+import os
+
 from gpuhook.plan.operations import AllowDevice, BindDevice, BindFile, Operation, Symlink
 
 TYPE_CHECKING = False
@@ -126,7 +128,7 @@ def _links_as_mounts(plan: "Plan") -> dict[str, BindFile]:
     """
     binds = {op.destination: op for op in plan.operations if isinstance(op, BindFile)}
     links = {
-        op.destination: (op, f"{op.destination.rpartition('/')[0]}/{op.target}")
+        op.destination: (op, os.path.join(os.path.dirname(op.destination), op.target))
         for op in plan.operations
         if isinstance(op, Symlink)
     }

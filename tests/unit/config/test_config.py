@@ -208,7 +208,6 @@ def test_nvidias_file_works_as_it_is() -> None:
     assert not config.feature("allow-ldconfig-from-container")
     assert {key for key, _ in config.ignored} == {
         "nvidia-container-cli.path",
-        "nvidia-container-runtime.modes.csv.mount-spec-path",
         "nvidia-container-runtime-hook.path",
         "nvidia-container-runtime-hook.skip-mode-detection",
         "nvidia-ctk.path",

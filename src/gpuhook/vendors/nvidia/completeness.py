@@ -9,6 +9,7 @@ Pure: looks at nothing.
 from gpuhook.errors import DriverError, listed
 from gpuhook.inventory.selection import fallen_off
 from gpuhook.vendors.nvidia import names
+from gpuhook.vendors.nvidia.model import WSL
 from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES
 
 TYPE_CHECKING = False
@@ -55,8 +56,18 @@ def check(grant: "Grant") -> None:
 def warnings(grant: "Grant") -> list[str]:
     """Return what a container gets only in part, a sentence each, without a full stop."""
     options, inventory = grant.request.options, grant.inventory
+    if inventory.platform:
+        return unusable(grant) + _shared_node(grant)
     parts = missing_parts(options.capabilities, inventory.files, inventory.nodes)
     return unusable(grant) + parts
+
+
+def _shared_node(grant: "Grant") -> list[str]:
+    """Return that one node is for all GPUs where a container gets some of several."""
+    inventory = grant.inventory
+    if inventory.platform == WSL and 0 < len(grant.devices) < len(inventory.devices):
+        return ["WSL2 has one node for all GPUs: the container can use the others, too"]
+    return []
 
 
 def unusable(grant: "Grant") -> list[str]:
@@ -72,6 +83,8 @@ def unusable(grant: "Grant") -> list[str]:
 
 def _unusable(options: "Options", inventory: "Inventory") -> "Iterator[tuple[str, str, str]]":
     """Yield the capabilities that can't work, each with cause and remedy."""
+    if inventory.platform:
+        return  # its driver has other parts, and comes as a whole
     if "compute" in options.capabilities and inventory.node(UVM) is None:
         path = inventory.root.rstrip("/") + UVM
         cause = f"there is no device node {path}, without which there is no CUDA"

@@ -4,8 +4,14 @@ Pure: looks at nothing.
 """
 
 from gpuhook.errors import RequestError, UnknownDeviceError, shown
-from gpuhook.vendors.nvidia.model import CAPS_FOLDER, selection
-from gpuhook.vendors.nvidia.variables import MIG_CONFIG, MIG_MONITOR, feature_variable
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, TITLES, selection
+from gpuhook.vendors.nvidia.variables import (
+    CSV_MOUNTS,
+    IMEX_CHANNELS,
+    MIG_CONFIG,
+    MIG_MONITOR,
+    feature_variable,
+)
 from gpuhook.vendors.seam import existing
 
 TYPE_CHECKING = False
@@ -43,6 +49,8 @@ def nodes(grant: "Grant") -> "list[tuple[Node, str]]":
     Control nodes that the machine doesn't have are left out: not every driver has them all.
     """
     options, inventory = grant.request.options, grant.inventory
+    if inventory.platform:
+        return _of_platform(grant)
     selected = selection(inventory, grant.devices)
     wanted: dict[str, str] = {}
     for path, reason in (
@@ -53,6 +61,15 @@ def nodes(grant: "Grant") -> "list[tuple[Node, str]]":
     ):
         wanted.setdefault(path, reason)
     return existing(wanted, inventory.nodes) + list(_imex(options, inventory))
+
+
+def _of_platform(grant: "Grant") -> "list[tuple[Node, str]]":
+    """Return the nodes of the devices, and those of further lists for who asks for all lists."""
+    wanted = {path: f"GPU {device.label}" for device in grant.devices for path in device.nodes}
+    if grant.devices and CSV_MOUNTS in grant.request.options.features:
+        for node in grant.inventory.nodes:
+            wanted.setdefault(node.path, "every list is asked for")
+    return existing(wanted, grant.inventory.nodes)
 
 
 def _control(options: "Options") -> "Iterator[tuple[str, str]]":
@@ -93,6 +110,18 @@ def _imex(options: "Options", inventory: "Inventory") -> "Iterator[tuple[Node, s
                 f"Ask for one that `ls {IMEX_FOLDER}` shows, or make it with nvidia-modprobe",
             )
         yield node, f"IMEX channel {channel}"
+
+
+def check_platform(grant: "Grant") -> None:
+    """Refuse what there is on NVIDIA's driver for Linux alone: MIG, IMEX channels."""
+    if not grant.inventory.platform:
+        return
+    title, options = TITLES[grant.inventory.platform], grant.request.options
+    for name, value in ((MIG_CONFIG, options.mig_config), (MIG_MONITOR, options.mig_monitor)):
+        if value is not None:
+            raise RequestError(f"{name} is set, and {title} has no MIG", f"Unset {name}")
+    if options.imex_channels:
+        raise UnknownDeviceError(f"{title} has no IMEX channels", f"Unset {IMEX_CHANNELS}")
 
 
 def check_mig_management(grant: "Grant") -> None:

@@ -1,13 +1,21 @@
 """Look at a host (below its driver root) and write down what it has: an Inventory.
 
 The order matters: NVML tells the driver's version, the version tells which files belong to
-the driver.
+the driver. WSL2 and Tegra have modules of their own.
 """
 
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, NoDriverError
+from gpuhook.errors import DriverError, NoDriverError, listed
 from gpuhook.inventory.model import Node
-from gpuhook.vendors.nvidia import device_nodes, driver_files, kernel_modules, names, nvml
+from gpuhook.vendors.nvidia import (
+    device_nodes,
+    driver_files,
+    kernel_modules,
+    names,
+    nvml,
+    tegra,
+    wsl,
+)  # fmt: skip
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Mig
 
 TYPE_CHECKING = False
@@ -43,11 +51,21 @@ def discover(config: "Config") -> Inventory:
 
 
 def _discover(root: Rootfs, config: "Config") -> Inventory:
+    if wsl.is_here(root):
+        return wsl.discover(root, config)
+    index = driver_files.LibraryIndex(root, config.ldcache, config.library_search_paths)
+    try:
+        library = driver_files.find_nvml(root, index)
+    except NoDriverError:
+        if tegra.is_here(root):
+            return tegra.discover(root, config)
+        raise
     if config.load_kmods:
         kernel_modules.prepare(root, config.environment)
-    index = driver_files.LibraryIndex(root, config.ldcache, config.library_search_paths)
-    library = driver_files.find_nvml(root, index)
     answer = nvml.ask(root.path, library, config.user, config.nvml_timeout)
+    if any(map(tegra.is_own, answer.gpus)):
+        return tegra.discover(root, config, answer)
+    _check_minors(answer.gpus)
     caps = _mig_caps(root)
     gpus = tuple(_completed(root, gpu, caps) for gpu in answer.gpus)
     return Inventory(
@@ -60,6 +78,15 @@ def _discover(root: Rootfs, config: "Config") -> Inventory:
         lost=answer.lost,
         mig_minors=_mig_lines(caps, gpus),
     )
+
+
+def _check_minors(gpus: tuple[Gpu, ...]) -> None:
+    unknown = [str(gpu.index) for gpu in gpus if gpu.minor < 0]
+    if unknown:
+        raise DriverError(
+            f"NVML can't say which device nodes the GPUs {listed(unknown)} have",
+            "Make nvidia-smi work on the host first",
+        )
 
 
 def _nodes(root: Rootfs, gpus: tuple[Gpu, ...]) -> "Iterator[Node]":

@@ -6,7 +6,7 @@ Pure: looks at nothing, changes nothing.
 import os
 
 from gpuhook.loader import layout
-from gpuhook.loader.layout import cache_flags
+from gpuhook.loader.layout import cache_flags, winners
 from gpuhook.plan.operations import (
     FILE_OPTIONS,
     IPC_OPTIONS,
@@ -66,6 +66,8 @@ def edits(grant: "Grant", image: "Image") -> "list[Operation]":
     selected = selection(inventory, grant.devices)
     files = list(_wanted_files(options, inventory))
     libraries = [(file, folder) for file in files if (folder := _folder(file, image.layout))]
+    if inventory.platform:
+        return list(_of_platform(inventory, files, libraries, image))
     compat = _compat(options, inventory, image)
     operations: list[Operation] = [
         _proc(options, inventory, selected),
@@ -82,6 +84,50 @@ def edits(grant: "Grant", image: "Image") -> "list[Operation]":
     if libraries and image.layout.uses_cache:
         operations.append(_ld_cache(libraries, compat, image.ldconfig))
     return operations
+
+
+def _of_platform(
+    inventory: "Inventory",
+    files: "list[DriverFile]",
+    libraries: "list[tuple[DriverFile, str]]",
+    image: "Image",
+) -> "Iterator[Operation]":
+    """Yield the operations for a platform whose files all have places of their own."""
+    title = inventory.platform
+    listed = {file.path: file.target for file in files if file.kind == "link"}
+    yield from _file_binds(inventory, [file for file in files if file.kind != "link"], image.layout)
+    for link, target in listed.items():
+        yield Symlink(link, target, replace=False, reason=title)
+    for op in (*_links(libraries), *_default_links(libraries, image.layout, title)):
+        if op.destination not in listed:
+            yield op
+    for file in files:
+        if file.kind == "binary":
+            link = f"/usr/bin/{_name(file)}"
+            yield Symlink(link, file.target, replace=False, reason=title)
+    if libraries and image.layout.uses_cache:
+        yield _ld_cache(libraries, None, image.ldconfig)
+
+
+def _default_links(
+    libraries: "list[tuple[DriverFile, str]]", layout: "Layout", reason: str
+) -> "Iterator[Symlink]":
+    """Yield a link for each SONAME in the folder that the loader searches by itself.
+
+    For mode spec, which has no cache, and for an ldconfig of the image's own.
+    """
+    done: set[str] = set()
+    for folder, files in _by_folder(libraries).items():
+        place = layout.folder_of(files[0].path, bits32=False)
+        if place is None or place == folder:
+            continue
+        names = winners([(_name(file), file.soname) for file in files])
+        for link, _, target in _extra_links(files):
+            names.setdefault(link, names.get(target, target))
+        for name, file in names.items():
+            if name not in done:
+                done.add(name)
+                yield Symlink(f"{place}/{name}", f"{folder}/{file}", replace=True, reason=reason)
 
 
 def _wanted_files(options: "Options", inventory: "Inventory") -> "Iterator[DriverFile]":
@@ -104,7 +150,14 @@ def _folder(file: "DriverFile", layout: "Layout") -> str | None:
     """Return the container's folder for a library, None for other files."""
     if not file.kind.startswith("library"):
         return None
+    if file.target.startswith("/"):
+        return os.path.dirname(file.target)
     return layout.folder_of(file.path, bits32=file.kind == "library32")
+
+
+def _name(file: "DriverFile") -> str:
+    """Return the name of a library's file."""
+    return file.target.rpartition("/")[2]
 
 
 def _file_binds(
@@ -116,7 +169,7 @@ def _file_binds(
             folder = _folder(file, layout)
             if folder is None:
                 continue  # this container has no place for 32-bit libraries
-            destination = f"{folder}/{file.target}"
+            destination = f"{folder}/{_name(file)}"
         options = IPC_OPTIONS if file.kind == "ipc" else FILE_OPTIONS
         reason = file.capability or file.kind
         yield BindFile(inventory.root, file.path, destination, options, reason)
@@ -149,11 +202,11 @@ def _by_folder(libraries: "list[tuple[DriverFile, str]]") -> "dict[str, list[Dri
     return folders
 
 
-def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Operation]":
+def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Symlink]":
     """Yield the SONAME links that ldconfig would make, then those that it wouldn't."""
     for folder, files in _by_folder(libraries).items():
-        capability = {file.target: file.capability for file in files}
-        names = [(file.target, file.soname) for file in files]
+        capability = {_name(file): file.capability or file.kind for file in files}
+        names = [(_name(file), file.soname) for file in files]
         for link, name in layout.links(names).items():
             yield Symlink(f"{folder}/{link}", name, replace=True, reason=capability[name])
         for link, name, target in _extra_links(files):
@@ -163,10 +216,11 @@ def _links(libraries: "list[tuple[DriverFile, str]]") -> "Iterator[Operation]":
 def _extra_links(files: "list[DriverFile]") -> "Iterator[tuple[str, str, str]]":
     """Yield link, file and the link's content for the links that programs expect besides."""
     for file in files:
-        stem = file.target.partition(".so.")[0] + ".so"
-        if stem in _EXTRA_LINKS:
+        name = _name(file)
+        stem = name.partition(".so.")[0] + ".so"
+        if stem in _EXTRA_LINKS and stem != name:
             link, target = _EXTRA_LINKS[stem]
-            yield link, file.target, target or file.target
+            yield link, name, target or name
 
 
 def _gbm_link(
@@ -210,7 +264,7 @@ def _ld_cache(
     for folder, files in _by_folder(libraries).items():
         flags = cache_flags(machine, bits32=files[0].kind == "library32")
         if flags is not None:
-            names = [(file.target, file.soname) for file in files]
+            names = [(_name(file), file.soname) for file in files]
             extra = [link for link, _, _ in _extra_links(files)]
             entries += layout.cache_entries(folder, names, flags, extra)
     return UpdateLdCache(tuple(entries), "driver libraries", ldconfig)

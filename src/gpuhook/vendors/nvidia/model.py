@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 CAPS_FOLDER = "/dev/nvidia-caps"
 
+# Platforms without NVIDIA's driver for Linux, and what people call them.
+WSL, TEGRA = "wsl", "tegra"
+TITLES = {WSL: "WSL2", TEGRA: "Tegra"}
+
 
 class Mig(Record):
     """One MIG device: a compute instance (``ci``) of a GPU instance (``gi``).
@@ -63,7 +67,8 @@ class Gpu(Record):
     ``index`` is NVML's enumeration order, ``minor`` the N of /dev/nvidiaN (they may
     differ), ``pci_bus_id`` has the 8-digit domain and upper-case hex (00000000:1B:00.0),
     ``architecture`` is the CUDA compute capability (9.0), ``drm`` the paths of its nodes
-    below /dev/dri.
+    below /dev/dri. ``nodes`` are its nodes where they aren't /dev/nvidiaN; on such platforms
+    the UUID and what else nobody says is "".
     """
 
     __slots__ = (
@@ -75,6 +80,7 @@ class Gpu(Record):
         "mig_enabled",
         "minor",
         "name",
+        "nodes",
         "pci_bus_id",
         "uuid",
     )
@@ -91,8 +97,10 @@ class Gpu(Record):
         mig_enabled: bool,
         mig: tuple[Mig, ...],
         drm: tuple[str, ...] = (),
+        nodes: tuple[str, ...] = (),
     ) -> None:
         self.drm = drm
+        self.nodes = nodes
         self.index = index
         self.minor = minor
         self.uuid = uuid
@@ -107,7 +115,13 @@ class Gpu(Record):
     def from_json(cls, data: "dict[str, Any]") -> "Self":
         """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
         mig = tuple(Mig.from_json(item) for item in data["mig"])
-        return cls(**{**data, "mig": mig, "drm": tuple(data["drm"])})
+        lists = {name: tuple(data[name]) for name in ("drm", "nodes")}
+        return cls(**{**data, **lists, "mig": mig})
+
+    @property
+    def id(self) -> str:
+        """What tells it from the machine's others."""
+        return self.uuid or str(self.index)
 
     @property
     def path(self) -> str:
@@ -117,6 +131,8 @@ class Gpu(Record):
     @property
     def kernel_bus_id(self) -> str:
         """The bus id as /sys and /proc spell it (0000:1b:00.0)."""
+        if not self.pci_bus_id:
+            return ""
         domain, _, rest = self.pci_bus_id.lower().partition(":")
         return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}"
 
@@ -127,10 +143,11 @@ class Inventory(model.Inventory):
     ``cuda_version`` is the newest CUDA that the driver serves (12.2), ``nodes`` the driver's
     control nodes, GPU nodes and capability nodes that exist, ``lost`` the indices of GPUs
     that NVML counts but can't reach any more (fallen off the bus), ``mig_minors`` the lines
-    of /proc/driver/nvidia-caps/mig-minors that concern these GPUs.
+    of /proc/driver/nvidia-caps/mig-minors that concern these GPUs. ``platform`` is "" for
+    NVIDIA's driver for Linux, else one of TITLES.
     """
 
-    __slots__ = ("cuda_version", "gpus", "mig_minors")
+    __slots__ = ("cuda_version", "gpus", "mig_minors", "platform")
 
     def __init__(
         self,
@@ -142,17 +159,19 @@ class Inventory(model.Inventory):
         files: tuple[DriverFile, ...],
         lost: tuple[int, ...] = (),
         mig_minors: str = "",
+        platform: str = "",
     ) -> None:
         devices = tuple(_devices(gpus))
         super().__init__(NAME, root, driver_version, devices, nodes, (), files, lost)
         self.cuda_version = cuda_version
         self.gpus = gpus
         self.mig_minors = mig_minors
+        self.platform = platform
 
     def with_files(self, files: tuple[DriverFile, ...]) -> "Self":
         """Return the inventory with other driver files."""
         facts = (self.root, self.driver_version, self.cuda_version, self.gpus, self.nodes)
-        return type(self)(*facts, files, self.lost, self.mig_minors)
+        return type(self)(*facts, files, self.lost, self.mig_minors, self.platform)
 
     @property
     def driver_version(self) -> str:
@@ -161,7 +180,7 @@ class Inventory(model.Inventory):
 
     def to_json(self) -> "dict[str, Any]":
         """Return what the inventory is made of, without what follows from it."""
-        names = ("root", "driver_version", "cuda_version", "lost", "mig_minors")
+        names = ("root", "driver_version", "cuda_version", "lost", "mig_minors", "platform")
         lists = ("gpus", "nodes", "files")
         return {
             **{name: getattr(self, name) for name in names},
@@ -180,6 +199,7 @@ class Inventory(model.Inventory):
             files=tuple(DriverFile.from_json(item) for item in data["files"]),
             lost=tuple(data["lost"]),
             mig_minors=data["mig_minors"],
+            platform=data["platform"],
         )
 
     def summary(self) -> "dict[str, Any]":
@@ -188,19 +208,24 @@ class Inventory(model.Inventory):
             "vendor": self.vendor,
             "driver_version": self.driver_version,
             "cuda_version": self.cuda_version,
+            "platform": self.platform,
             "gpus": [gpu.to_json() for gpu in self.gpus],
         }
 
     def sentence(self) -> str:
         """Return what there is in a few words."""
         migs = sum(len(gpu.mig) for gpu in self.gpus)
+        if self.platform:
+            version = f", driver {self.driver_version}" if self.driver_version else ""
+            return f"Platform {self.platform}{version}, {len(self.gpus)} GPUs"
         facts = f"Driver {self.driver_version}, CUDA {self.cuda_version}"
         return f"{facts}, {len(self.gpus)} GPUs, {migs} MIG devices"
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what else there is to tell a person, each with its title."""
         lost = [(f"GPU {index}", "lost (fallen off the bus)") for index in self.lost]
-        return [("CUDA version", self.cuda_version), *lost]
+        platform = [("Platform", self.platform)] if self.platform else []
+        return [("CUDA version", self.cuda_version), *platform, *lost]
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
         """Return the GPUs and MIG devices as a table for a person: header and rows."""
@@ -215,7 +240,7 @@ class Inventory(model.Inventory):
         """Return the GPUs for `gpuhook list --format json`, each with its ``users`` by UUID."""
         gpus = []
         for gpu in self.gpus:
-            entry = {**gpu.to_json(), "containers": users[gpu.uuid]}
+            entry = {**gpu.to_json(), "containers": users[gpu.id]}
             for mig, found in zip(gpu.mig, entry["mig"], strict=True):
                 found["containers"] = users[mig.uuid]
             gpus.append(entry)
@@ -227,11 +252,12 @@ def _devices(gpus: "Iterable[Gpu]") -> "Iterable[Device]":
     for gpu in gpus:
         names: dict[str, tuple[str, ...]] = {
             "index": (str(gpu.index),),
-            "uuid": (gpu.uuid,),
-            "bus_id": (gpu.pci_bus_id,),
+            "uuid": (gpu.uuid,) if gpu.uuid else (),
+            "bus_id": (gpu.pci_bus_id,) if gpu.pci_bus_id else (),
         }
         bus_id = gpu.kernel_bus_id
-        yield Device(gpu.uuid, str(gpu.index), names, (gpu.path,), bus_id, gpu.name)
+        nodes = gpu.nodes or (gpu.path,)
+        yield Device(gpu.id, str(gpu.index), names, nodes, bus_id, gpu.name)
         for mig in gpu.mig:
             label = f"{gpu.index}:{mig.index}"
             # The second name is the one that drivers before 470 gave it.
@@ -262,14 +288,14 @@ class Selection:
 
 def selection(inventory: Inventory, devices: "Iterable[Device]") -> Selection:
     """Return the records of devices of an inventory."""
-    by_uuid = {gpu.uuid: gpu for gpu in inventory.gpus}
+    by_id = {gpu.id: gpu for gpu in inventory.gpus}
     gpus: dict[str, Gpu] = {}
     migs: list[tuple[Gpu, Mig]] = []
     uuids = []
     for device in devices:
         uuids.append(device.id)
-        gpu = by_uuid[device.parent or device.id]
-        gpus.setdefault(gpu.uuid, gpu)
+        gpu = by_id[device.parent or device.id]
+        gpus.setdefault(gpu.id, gpu)
         if device.parent:
             migs.append((gpu, next(mig for mig in gpu.mig if mig.uuid == device.id)))
     return Selection(tuple(gpus.values()), tuple(migs), tuple(uuids))

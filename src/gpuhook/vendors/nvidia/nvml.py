@@ -19,6 +19,7 @@ from gpuhook.vendors.nvidia.model import Gpu, Mig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 # nvmlBrandType_t in nvml.h, with the words NVIDIA's tools print.
@@ -50,6 +51,7 @@ _REMEDIES = {
     999: "Check that /dev/nvidiactl can be opened and that nvidia-smi works on the host",
 }
 _DEFAULT_REMEDY = "Make nvidia-smi work on the host first"
+_NOT_SUPPORTED = 3
 _GPU_IS_LOST = 15
 _NOT_LOADED = 9
 
@@ -256,19 +258,35 @@ def _everything(nvml: "Any") -> "dict[str, Any]":
 
 
 def _gpu(nvml: "Any", index: int, handle: "Any") -> Gpu:
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    """Return a GPU; WSL2 knows no minors (-1 then), and Tegra's NVML not all that others do."""
+    capability = _supported(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle, ())
+    brand = _supported(nvml, nvml.nvmlDeviceGetBrand, handle, 0)
     mig_enabled = _mig_enabled(nvml, handle)
     return Gpu(
         index=index,
-        minor=nvml.nvmlDeviceGetMinorNumber(handle),
+        minor=_supported(nvml, nvml.nvmlDeviceGetMinorNumber, handle, -1),
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        pci_bus_id=_text(nvml.nvmlDeviceGetPciInfo(handle).busId).upper(),
+        pci_bus_id=_text(_supported(nvml, _bus_id(nvml), handle, "")).upper(),
         name=_text(nvml.nvmlDeviceGetName(handle)),
-        architecture=f"{major}.{minor}",
-        brand=_BRANDS.get(nvml.nvmlDeviceGetBrand(handle), "Unknown"),
+        architecture=".".join(map(str, capability)),
+        brand=_BRANDS.get(brand, "Unknown"),
         mig_enabled=mig_enabled,
         mig=tuple(_mig(nvml, handle)) if mig_enabled else (),
     )
+
+
+def _bus_id(nvml: "Any") -> "Callable[[Any], str | bytes]":
+    return lambda handle: nvml.nvmlDeviceGetPciInfo(handle).busId
+
+
+def _supported(nvml: "Any", ask: "Callable[[Any], Any]", handle: "Any", default: "Any") -> "Any":
+    """Return what NVML says of a GPU, ``default`` where its platform hasn't got that."""
+    try:
+        return ask(handle)
+    except nvml.NVMLError as error:
+        if error.value != _NOT_SUPPORTED:
+            raise
+        return default
 
 
 def _mig_enabled(nvml: "Any", handle: "Any") -> bool:

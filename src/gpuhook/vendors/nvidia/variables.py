@@ -31,6 +31,7 @@ CHANNELS = 1 << 20  # the driver makes IMEX channels 0 to 1048575
 _CHANNEL_DIGITS = len(str(CHANNELS))
 
 _REQUIRE_JETPACK = f"{REQUIRE}JETPACK"  # tunes Tegra's mounts and requires nothing
+CSV_MOUNTS = "csv-mounts"  # what _REQUIRE_JETPACK asks for: what all of Tegra's lists name
 _UINT32 = 1 << 32
 
 
@@ -103,7 +104,9 @@ def read(reading: "Reading", options: Options) -> None:
     options.mig_config = _mig(reading, MIG_CONFIG)
     options.mig_monitor = _mig(reading, MIG_MONITOR)
     options.imex_channels = imex_channels(_imex_names(reading))
-    enabled = (name for name in FEATURES if reading.env.get(feature_variable(name)) == "enabled")
+    enabled = [name for name in FEATURES if reading.env.get(feature_variable(name)) == "enabled"]
+    if reading.env.get(_REQUIRE_JETPACK) == f"{CSV_MOUNTS}=all":
+        enabled.append(CSV_MOUNTS)
     options.features = tuple(sorted(enabled))
 
 

@@ -25,6 +25,9 @@ _PROC = "/proc/driver/nvidia"
 # Folders of device nodes that come and go as a whole; the rest lies in /dev itself.
 _NODE_FOLDERS = ("nvidia-caps", "nvidia-caps-imex-channels", "infiniband", "dri")
 _NODE_PREFIXES = ("nvidia", "gdrdrv")
+# Where Windows puts its driver: an update comes as another folder in the second.
+_WSL_NODE = "dxg"
+_WSL_FOLDERS = ("/usr/lib/wsl/lib", "/usr/lib/wsl/drivers")
 
 
 class Nvidia(Vendor):
@@ -33,6 +36,8 @@ class Nvidia(Vendor):
     names = names
     inventory = Inventory
     settings = (
+        "csv_ignore",
+        "csv_mount_spec_path",
         "environment",
         "ldcache",
         "library_search_paths",
@@ -48,13 +53,17 @@ class Nvidia(Vendor):
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
+        nodes = listed(f"{root}/dev")
+        lists = f"{root}{config.csv_mount_spec_path}"
         return [
             text(f"{root}{_PROC}/version"),
             listed(f"{root}{_PROC}/gpus"),
             _mig_instances(f"{root}{_PROC}/capabilities"),
             status(root + (config.ldcache or "/etc/ld.so.cache")),
-            [name for name in listed(f"{root}/dev") if name.startswith(_NODE_PREFIXES)],
+            [name for name in nodes if name.startswith(_NODE_PREFIXES)],
             [status(f"{root}/dev/{name}") for name in _NODE_FOLDERS],
+            [status(root + path) for path in _WSL_FOLDERS] if _WSL_NODE in nodes else [],
+            _tegra(lists, nodes),
         ]
 
     def volatile_paths(self) -> list[str]:
@@ -81,6 +90,7 @@ class Nvidia(Vendor):
         variables.read(reading, options)
 
     def check(self, grant: "Grant") -> None:
+        device_nodes.check_platform(grant)
         device_nodes.check_mig_management(grant)
         completeness.check(grant)
         requirements.check(grant)
@@ -103,6 +113,12 @@ class Nvidia(Vendor):
         from gpuhook.vendors.nvidia import edits  # noqa: PLC0415 - as in look
 
         return edits.edits(grant, image)
+
+
+def _tegra(folder: str, nodes: "list[str]") -> "list[Any]":
+    """Return Tegra's lists and all nodes, any of which they may name; nothing without lists."""
+    names = listed(folder)
+    return [[[name, status(f"{folder}/{name}")] for name in names], nodes] if names else []
 
 
 def _mig_instances(folder: str) -> "list[Any]":

@@ -15,6 +15,8 @@ from gpuhook.loader import ldcache
 from gpuhook.vendors import seam
 from gpuhook.vendors.nvidia import completeness, driver_files, names, nvml, variables
 from gpuhook.vendors.nvidia.doctor.nodes import gpu_minors, module_version
+from gpuhook.vendors.nvidia.doctor.platforms import platform_of
+from gpuhook.vendors.nvidia.model import TITLES
 
 _SLOW_SECONDS = 1.0
 
@@ -28,8 +30,11 @@ def _driver(case: Case) -> Iterator[tuple[Rootfs, driver_files.LibraryIndex]]:
 
 def driver_loaded(case: Case) -> Iterator[Finding]:
     """Ask whether the kernel module is loaded."""
-    version = module_version(case)
-    if is_elsewhere(case):
+    version, platform = module_version(case), platform_of(case)
+    if platform:
+        text = f"This is {TITLES[platform]}, without a kernel module of NVIDIA's driver for Linux"
+        yield ok("driver-loaded", text)
+    elif is_elsewhere(case):
         yield ok("driver-loaded", "This machine has no NVIDIA GPU, and devices of another vendor")
     elif version:
         yield ok("driver-loaded", f"The NVIDIA kernel module {version} is loaded")
@@ -55,11 +60,14 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
 
 
 def where_nvidia_is(check: Check) -> Check:
-    """Return a check that finds nothing on machines that ``is_elsewhere`` says are not for it."""
+    """Return a check that finds nothing on machines without NVIDIA's driver for Linux.
+
+    Those are the ones of ``is_elsewhere``, and NVIDIA's other platforms.
+    """
 
     @wraps(check)
     def run(case: Case) -> Iterable[Finding]:
-        return () if is_elsewhere(case) else check(case)
+        return () if platform_of(case) or is_elsewhere(case) else check(case)
 
     return run
 

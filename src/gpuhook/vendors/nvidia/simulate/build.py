@@ -10,7 +10,7 @@ from gpuhook.errors import SimulateError
 from gpuhook.simulate import majors
 from gpuhook.simulate.build import build as build_root
 from gpuhook.simulate.tree import Tree
-from gpuhook.vendors.nvidia.simulate import devices, driver, kernel_files
+from gpuhook.vendors.nvidia.simulate import devices, driver, kernel_files, platforms
 from gpuhook.vendors.nvidia.simulate.machine import Machine, SimulatedGpu, make_machine
 from gpuhook.vendors.nvidia.simulate.options import Options
 from gpuhook.vendors.nvidia.simulate.tables import generated_header, generated_source
@@ -33,6 +33,7 @@ class Built:
     cuda_version: str
     library_dir: str
     gpus: tuple[SimulatedGpu, ...]
+    platform: str = "linux"
 
     def to_json(self) -> dict[str, object]:
         """Return what ``gpuhook simulate --format json`` prints."""
@@ -48,7 +49,8 @@ class Built:
         """Return what was made, for people to read."""
         lines = [f"{self.root}: driver {self.driver_version}, CUDA {self.cuda_version}"]
         for index, gpu in enumerate(self.gpus):
-            node = f"/dev/nvidia{gpu.minor}{' (lost)' if gpu.lost else ''}"
+            node = platforms.NODES.get(self.platform, f"/dev/nvidia{gpu.minor}")
+            node += " (lost)" if gpu.lost else ""
             lines.append(f"GPU {index}: {gpu.model.name} {gpu.uuid} {gpu.pci_bus_id} {node}")
             lines += [f"  MIG {mig.profile.name} {mig.uuid}" for mig in gpu.migs]
         return lines
@@ -65,6 +67,7 @@ def build(options: Options) -> Built:
     vendor = find_vendor_files(options.driver_files) if options.driver_files else None
     machine = make_machine(options, vendor.version if vendor else "")
     library_dir = vendor.library_dir if vendor else options.library_dir or default_library_dir()
+    library_dir = platforms.LIBRARY_DIRS.get(options.platform, library_dir)
     build_root(root, lambda tree: _fill(tree, options, machine, library_dir, vendor))
     return Built(
         root=root,
@@ -72,6 +75,7 @@ def build(options: Options) -> Built:
         cuda_version=f"{machine.cuda // 1000}.{machine.cuda % 1000 // 10}",
         library_dir=library_dir,
         gpus=machine.gpus,
+        platform=options.platform,
     )
 
 
@@ -84,6 +88,10 @@ def _fill(
     tree: Tree, options: Options, machine: Machine, library_dir: str, vendor: VendorFiles | None
 ) -> None:
     _make_skeleton(tree)
+    if options.platform != "linux":
+        platforms.fill(tree, options, machine, library_dir)
+        _make_ld_cache(tree.root)
+        return
     if vendor:
         install_vendor_files(tree, vendor)
     with tempfile.TemporaryDirectory(dir=tree.root) as compiled:

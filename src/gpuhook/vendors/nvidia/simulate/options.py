@@ -10,6 +10,12 @@ from gpuhook.errors import SimulateError
 DEFAULT_DRIVER = "580.65.06"
 MAX_GPUS = 64
 MAX_CHANNELS = 2048  # nvidia's module parameter NVreg_ImexChannelCount
+PLATFORMS = ("linux", "wsl", "tegra")
+# Options that the other platforms don't have.
+_LINUX_ALONE = (
+    "minors", "mig", "unplugged", "failure", "library_dir", "driver_files", "compat32",
+    "imex_channels", "features",
+)  # fmt: skip
 FEATURES = ("gds", "gdrcopy", "mofed", "nvswitch")
 MAX_MINOR = 253  # 254 is nvidia-modeset and 255 nvidiactl
 
@@ -59,7 +65,7 @@ class Options:
     to lay into the root, which then decide the version and the places. ``cuda_version`` and
     ``library_dir`` are empty for "what goes with the driver" and "the multiarch folder of
     this machine". ``drm`` asks for /dev/dri, ``compat32`` for 32-bit libraries,
-    ``features`` for the devices of some of FEATURES.
+    ``features`` for the devices of some of FEATURES. ``platform`` is one of PLATFORMS.
     """
 
     root: str
@@ -80,12 +86,14 @@ class Options:
     imex_channels: int = 0
     features: frozenset[str] = frozenset()
     seed: str = "gpuhook"
+    platform: str = "linux"
 
     def check(self) -> None:
         """Raise SimulateError for the first thing that can't be simulated."""
         _check_counts(self)
         _check_minors(self)
         _check_extras(self)
+        _check_platform(self)
         if self.driver_version and not _DRIVER.fullmatch(self.driver_version):
             raise SimulateError(
                 f"{self.driver_version!r} is not a driver version", "Write it like 580.65.06"
@@ -132,6 +140,23 @@ def _check_counts(options: Options) -> None:
                 f"There is no GPU {index} among {options.gpus}",
                 "Count the GPUs from 0, or simulate more of them",
             )
+
+
+def _check_platform(options: Options) -> None:
+    if options.platform not in PLATFORMS:
+        raise SimulateError(
+            f"There is no platform {options.platform!r}", f"Use one of {', '.join(PLATFORMS)}"
+        )
+    if options.platform == "linux":
+        return
+    for name in _LINUX_ALONE:
+        if getattr(options, name):
+            raise SimulateError(
+                f"{name} can't be simulated on the platform {options.platform}",
+                f"Leave out {name}",
+            )
+    if options.platform == "tegra" and options.gpus != 1:
+        raise SimulateError("Tegra has one GPU", "Leave out the number of GPUs")
 
 
 def _check_extras(options: Options) -> None:

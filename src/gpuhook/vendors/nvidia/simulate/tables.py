@@ -12,8 +12,13 @@ _STATES = {
 }
 
 
-def generated_header(machine: Machine, failure: Failure | None, library_dir: str) -> str:
-    """Return the text of generated.h; ``library_dir`` is the folder below the driver root."""
+def generated_header(
+    machine: Machine, failure: Failure | None, library_dir: str, only_node: str = ""
+) -> str:
+    """Return the text of generated.h; ``library_dir`` is the folder below the driver root.
+
+    ``only_node`` is the one node of a platform that has no other, and no minors.
+    """
     version = machine.driver_version
     state = "SIM_FAIL_NONE" if failure is None else _STATES[failure]
     return (
@@ -26,6 +31,9 @@ def generated_header(machine: Machine, failure: Failure | None, library_dir: str
         f"#define SIM_INIT_NANOSECONDS {round(machine.init_seconds * 1e9)}LL\n"
         f"#define SIM_FAILURE {state}\n"
         f"#define SIM_GPU_COUNT {len(machine.gpus)}\n"
+        f"#define SIM_CONTROL_NODE {_text(only_node or '/dev/nvidiactl')}\n"
+        f"#define SIM_UVM_NODE {_text(only_node or '/dev/nvidia-uvm')}\n"
+        f"#define SIM_ONE_NODE {int(bool(only_node))}\n"
     )
 
 

@@ -66,6 +66,10 @@ API int nvmlDeviceGetGspFirmwareMode(nvml_device handle, unsigned *enabled, unsi
 
 /* Defines a call that returns one number of a device, be it a GPU or a part of one. */
 #define NUMBER_OF_DEVICE(function, expression)                                \
+    NUMBER_WHERE(1, function, expression)
+
+/* Defines one that is supported where a condition holds. */
+#define NUMBER_WHERE(supported, function, expression)                         \
     API int function(nvml_device handle, unsigned *number)                    \
     {                                                                         \
         struct sim_device device;                                             \
@@ -78,6 +82,8 @@ API int nvmlDeviceGetGspFirmwareMode(nvml_device handle, unsigned *enabled, unsi
             return NVML_ERROR_INVALID_ARGUMENT;                               \
         gpu = device.gpu;                                                     \
         (void)gpu;                                                            \
+        if (!(supported))                                                     \
+            return NVML_ERROR_NOT_SUPPORTED;                                  \
         *number = (unsigned)(expression);                                     \
         return NVML_SUCCESS;                                                  \
     }
@@ -95,7 +101,7 @@ static unsigned index_of(struct sim_device device)
 }
 
 NUMBER_OF_DEVICE(nvmlDeviceGetIndex, index_of(device))
-NUMBER_OF_DEVICE(nvmlDeviceGetMinorNumber, gpu->minor)
+NUMBER_WHERE(!SIM_ONE_NODE, nvmlDeviceGetMinorNumber, gpu->minor)
 NUMBER_OF_DEVICE(nvmlDeviceGetBrand, gpu->brand)
 NUMBER_OF_DEVICE(nvmlDeviceGetArchitecture, gpu->architecture)
 NUMBER_OF_DEVICE(nvmlDeviceGetMemoryBusWidth, gpu->bus_width)

@@ -90,18 +90,20 @@ static int reach(const char *path)
 
 int sim_reach_control(void)
 {
-    return reach("/dev/nvidiactl");
+    return reach(SIM_CONTROL_NODE);
 }
 
 int sim_reach_uvm(void)
 {
-    return reach("/dev/nvidia-uvm");
+    return reach(SIM_UVM_NODE);
 }
 
 int sim_reach_gpu(const struct sim_gpu *gpu)
 {
     char path[64];
 
+    if (SIM_ONE_NODE)
+        return reach(SIM_CONTROL_NODE) == 0;
     snprintf(path, sizeof path, "/dev/nvidia%u", gpu->minor);
     return reach(path) == 0;
 }

@@ -1,0 +1,36 @@
+"""Say what a file is that has its place: WSL2's driver store, Tegra's lists."""
+
+import os
+
+from gpuhook.errors import ElfError
+from gpuhook.inventory.model import DriverFile
+from gpuhook.loader import elf
+from gpuhook.loader.layout import is_library_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.container.rootfs import Rootfs
+
+
+def driver_file(
+    root: "Rootfs", path: str, capability: str = "", target: str = ""
+) -> DriverFile | None:
+    """Return a regular file below the driver root, None where there is none.
+
+    It goes to ``target`` in a container, to the same path unless given. What is named like a
+    library and is none that the loader would load is a file like any other.
+    """
+    fd = root.open_file(path)
+    if fd is None:
+        return None
+    real, target = root.real_path(path), target or path
+    try:
+        if is_library_name(target.rpartition("/")[2]):
+            library = elf.read(fd, root.path.rstrip("/") + real)
+            kind = "library" if library.bits == 64 else "config"
+            return DriverFile(kind, real, target, capability, library.soname)
+    except ElfError:
+        pass  # a list may name anything
+    finally:
+        os.close(fd)
+    return DriverFile("config", real, target, capability)

@@ -1,0 +1,221 @@
+"""Tegra: its own GPU, whose nodes and files the lists of its packages name.
+
+A list is a CSV file, each line a type and an absolute path: ``dev`` a node, ``dir`` a folder,
+``lib`` a file, ``sym`` a link. Everything is looked for below the driver root, and what a list
+names that isn't there is left out: lists are for several boards.
+"""
+
+import fnmatch
+import os
+import stat
+
+from gpuhook.container.rootfs import read_link
+from gpuhook.errors import DriverError
+from gpuhook.inventory.model import DriverFile, Node
+from gpuhook.vendors.nvidia.listed_files import driver_file
+from gpuhook.vendors.nvidia.model import TEGRA, Gpu, Inventory
+from gpuhook.vendors.nvidia.variables import CSV_MOUNTS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gpuhook.config import Config
+    from gpuhook.container.rootfs import Rootfs
+    from gpuhook.vendors.nvidia.nvml import Answer
+
+RELEASE = "/etc/nv_tegra_release"
+FAMILY = "/sys/devices/soc0/family"
+# The lists of every container; others count where an image asks for all.
+ORDINARY = ("devices.csv", "drivers.csv", "l4t.csv")
+TYPES = ("dev", "dir", "lib", "sym")
+_OWN_GPUS = ("(nvgpu)", "NVIDIA Thor")  # in the names that NVML gives Tegra's own
+_LIST_LIMIT = 1 << 20
+_MOST_LINKS = 40  # as many as the kernel follows
+_ANYWHERE = "**/"
+
+
+def is_here(root: "Rootfs") -> bool:
+    """Tell whether the files of Tegra's packages, or its kernel's, are there."""
+    family = root.read_file(FAMILY, 1 << 12) or b""
+    return root.exists(RELEASE) or family.lower().startswith(b"tegra")
+
+
+def is_own(gpu: Gpu) -> bool:
+    """Tell whether a GPU that NVML names is Tegra's own."""
+    return any(word in gpu.name for word in _OWN_GPUS)
+
+
+# Lists ---------------------------------------------------------------------------------------
+
+
+class Entry:
+    """A line of a list: where it stands (file and number), what it names and of which type.
+
+    ``problem`` says what is wrong with it, "" for one that counts.
+    """
+
+    __slots__ = ("kind", "list", "number", "path", "problem")
+
+    def __init__(self, name: str, number: int, line: str) -> None:
+        self.list = name
+        self.number = number
+        self.kind, self.path, self.problem = read_line(line)
+
+    @property
+    def capability(self) -> str:
+        """What a container has to ask for to get it, "" for nothing."""
+        return "" if self.list.rpartition("/")[2] in ORDINARY else CSV_MOUNTS
+
+
+def read_line(line: str) -> tuple[str, str, str]:
+    """Return the type and the path of a line, and what is wrong with it ("": nothing)."""
+    kind, comma, path = (part.strip() for part in line.partition(","))
+    problem = ""
+    if not comma or not path:
+        problem = "is no type and path with a comma between them"
+    elif kind not in TYPES:
+        problem = "has another type than dev, dir, lib and sym"
+    elif not path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        problem = "names no absolute path without .."
+    return kind, os.path.normpath(path), problem
+
+
+def lists(root: "Rootfs", folder: str) -> list[str]:
+    """Return the paths of the lists in a folder."""
+    names = [name for name in root.list_folder(folder) if name.lower().endswith(".csv")]
+    return [f"{folder.rstrip('/')}/{name}" for name in names if name.lower() != ".csv"]
+
+
+def is_trusted(root: "Rootfs", path: str) -> bool:
+    """Tell whether nobody but root (or this very user) can have written a list."""
+    status = root.stat(path)
+    return status is not None and not (
+        status.st_mode & 0o022 or status.st_uid not in (0, os.geteuid())
+    )
+
+
+def _text(root: "Rootfs", path: str) -> str:
+    try:
+        data = root.read_file(path, _LIST_LIMIT) if is_trusted(root, path) else None
+    except OSError as error:
+        raise DriverError(
+            f"Tegra's list {path} can't be read: {error.strerror}",
+            "Install the package that it is of again, or remove it",
+        ) from None
+    return (data or b"").decode("utf-8", "replace")
+
+
+def entries(root: "Rootfs", folder: str) -> "Iterator[Entry]":
+    """Yield the lines of all lists but empty ones and comments; DriverError for no text."""
+    for path in lists(root, folder):
+        for number, line in enumerate(_text(root, path).splitlines(), 1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                yield Entry(path, number, line)
+
+
+def is_ignored(path: str, patterns: "Iterable[str]") -> bool:
+    """Tell whether a link fits a pattern: the whole path, or its name where it begins with **/.
+
+    In a pattern * and ? stand for no slash.
+    """
+    for pattern in patterns:
+        if pattern.startswith(_ANYWHERE):
+            text, wanted = os.path.basename(path), pattern.removeprefix(_ANYWHERE)
+        else:
+            text, wanted = path, pattern
+        parts, wanted_parts = text.split("/"), wanted.replace("[^", "[!").split("/")
+        pairs = zip(parts, wanted_parts, strict=False)
+        if len(parts) == len(wanted_parts) and all(fnmatch.fnmatchcase(*pair) for pair in pairs):
+            return True
+    return False
+
+
+# The machine ---------------------------------------------------------------------------------
+
+
+def discover(root: "Rootfs", config: "Config", answer: "Answer | None" = None) -> Inventory:
+    """Return what the lists name; ``answer`` is NVML's, where there is one.
+
+    DriverError where there are others beside Tegra's own, or no list names a node.
+    """
+    gpus = answer.gpus if answer else ()
+    if len(gpus) > 1:
+        raise DriverError(
+            f"This is Tegra with {len(gpus)} GPUs, and gpuhook knows the one of its own alone",
+            "Use NVIDIA's toolkit, or the driver root of one of the GPUs alone",
+        )
+    found = list(entries(root, config.csv_mount_spec_path))
+    good = [entry for entry in found if not entry.problem]
+    nodes = {node.path: (node, entry) for entry in good if (node := _node(root, entry))}
+    ordinary = tuple(path for path, (_, entry) in nodes.items() if not entry.capability)
+    if not ordinary:
+        raise DriverError(
+            f"This is Tegra, and no list in {config.csv_mount_spec_path} names a device node "
+            "that exists",
+            "Install nvidia-l4t-init and nvidia-container-csv, or correct mount-spec-path",
+        )
+    name = gpus[0].name if gpus else "NVIDIA Tegra"
+    gpu = Gpu(0, 0, "", "", name, "", "", False, (), (), ordinary)
+    return Inventory(
+        root=root.path,
+        driver_version=answer.driver_version if answer else "",
+        cuda_version=answer.cuda_version if answer else "",
+        gpus=(gpu,),
+        nodes=tuple(node for node, _ in nodes.values()),
+        files=tuple(_files(root, good, config.csv_ignore)),
+        platform=TEGRA,
+    )
+
+
+def _node(root: "Rootfs", entry: Entry) -> Node | None:
+    return Node.of(entry.path, root.stat(entry.path)) if entry.kind == "dev" else None
+
+
+def _files(root: "Rootfs", found: list[Entry], ignored: "Iterable[str]") -> "Iterator[DriverFile]":
+    """Yield the lists' files, folders and links, but those that come with a listed folder."""
+    folders = [each for entry in found if entry.kind == "dir" and (each := _folder(root, entry))]
+    yield from folders
+    release = driver_file(root, RELEASE)
+    files = [release] if release else []
+    for entry in found:
+        if entry.kind == "lib":
+            files += _resolved(root, entry)
+        elif entry.kind == "sym" and not is_ignored(entry.path, ignored):
+            files += _links(root, entry)
+    inside = tuple(f"{folder.target}/" for folder in folders)
+    for file in files:
+        place = file.path if file.kind == "link" else file.target
+        if not place.startswith(inside):
+            yield file
+
+
+def _folder(root: "Rootfs", entry: Entry) -> DriverFile | None:
+    status = root.stat(entry.path)
+    if status is None or not stat.S_ISDIR(status.st_mode) or entry.path == "/":
+        return None
+    return DriverFile("folder", root.real_path(entry.path), entry.path, entry.capability)
+
+
+def _resolved(root: "Rootfs", entry: Entry) -> list[DriverFile]:
+    """Return the file that a path leads to, to be where it really is."""
+    if not root.exists(entry.path):
+        return []
+    real = root.real_path(entry.path)
+    file = driver_file(root, real, entry.capability)
+    return [file] if file else []
+
+
+def _links(root: "Rootfs", entry: Entry) -> list[DriverFile]:
+    """Return every link on the way from a path to what is there, as it is, and the file."""
+    file = _resolved(root, entry)
+    found, path = [], entry.path
+    for _ in range(_MOST_LINKS if file else 0):
+        folder, name = root.real_path(os.path.dirname(path)), os.path.basename(path)
+        content = read_link(root.folder(folder), name)
+        if content is None:
+            break
+        place = f"{folder.rstrip('/')}/{name}"
+        found.append(DriverFile("link", place, content, entry.capability))
+        path = os.path.normpath(os.path.join(folder, content))
+    return [*found, *file]

@@ -1,0 +1,102 @@
+"""WSL2: Windows has the driver, and shows one node and folders of libraries.
+
+Nothing is opened and no dxcore is loaded: that would say which folder of Windows' driver store is
+the running driver's. Here it is the one with CUDA's library, and of several that whose library is
+newest.
+"""
+
+from gpuhook.errors import NoDriverError
+from gpuhook.inventory.model import DriverFile, Node
+from gpuhook.vendors.nvidia import nvml
+from gpuhook.vendors.nvidia.listed_files import driver_file
+from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuhook.config import Config
+    from gpuhook.container.rootfs import Rootfs
+
+NODE = "/dev/dxg"
+LIBRARIES = "/usr/lib/wsl/lib"
+STORES = "/usr/lib/wsl/drivers"
+DXCORE = f"{LIBRARIES}/libdxcore.so"
+CUDA = "libcuda.so.1.1"
+SMI = "nvidia-smi"
+# What a store should have, of NVIDIA's driver for Windows.
+PARTS = (
+    CUDA, "libcuda_loader.so", "libnvidia-ptxjitcompiler.so.1", "libnvidia-ml.so.1",
+    "libnvidia-ml_loader.so", "libnvdxgdmal.so.1", "nvcubins.bin", SMI,
+)  # fmt: skip
+_NVML = "libnvidia-ml.so.1"
+_ENDINGS = (".so", ".bin", ".dll")
+# Where no NVML says which GPUs there are, Windows gives whichever it has.
+_UNKNOWN = Gpu(0, 0, "", "", "NVIDIA GPU of WSL2", "", "", False, (), (), (NODE,))
+
+
+def is_here(root: "Rootfs") -> bool:
+    """Tell whether there is WSL2's node, and the library that speaks to it."""
+    return Node.of(NODE, root.stat(NODE)) is not None and root.exists(DXCORE)
+
+
+def stores(root: "Rootfs") -> list[str]:
+    """Return the folders with NVIDIA's driver, that with the newest CUDA first."""
+    found = []
+    for name in root.list_folder(STORES):
+        status = root.stat(f"{STORES}/{name}/{CUDA}")
+        if status is not None:
+            found.append((status.st_mtime_ns, f"{STORES}/{name}"))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def discover(root: "Rootfs", config: "Config") -> Inventory:
+    """Return what there is on WSL2; NoDriverError without NVIDIA's driver, DriverError of NVML."""
+    found = stores(root)
+    if not found:
+        raise NoDriverError(
+            f"This is WSL2, and no folder in {STORES} has NVIDIA's {CUDA}",
+            "Install NVIDIA's driver for Windows, and run wsl --shutdown there",
+        )
+    store, node = found[0], Node.of(NODE, root.stat(NODE))
+    answer = _ask(root, store, config)
+    gpus = (_UNKNOWN,) if answer is None else tuple(_on_wsl(gpu) for gpu in answer.gpus)
+    return Inventory(
+        root=root.path,
+        driver_version=answer.driver_version if answer else "",
+        cuda_version=answer.cuda_version if answer else "",
+        gpus=gpus,
+        nodes=() if node is None else (node,),
+        files=tuple(_files(root, store)),
+        lost=answer.lost if answer else (),
+        platform=WSL,
+    )
+
+
+def _ask(root: "Rootfs", store: str, config: "Config") -> nvml.Answer | None:
+    """Return what NVML says, None where there is none."""
+    for folder in (store, LIBRARIES):
+        if root.exists(f"{folder}/{_NVML}"):
+            library = root.real_path(f"{folder}/{_NVML}")
+            return nvml.ask(root.path, library, config.user, config.nvml_timeout)
+    return None
+
+
+def _on_wsl(gpu: Gpu) -> Gpu:
+    fields = {name: getattr(gpu, name) for name in gpu.fields()}
+    return Gpu(**{**fields, "minor": 0, "mig_enabled": False, "mig": (), "nodes": (NODE,)})
+
+
+def _files(root: "Rootfs", store: str) -> "Iterator[DriverFile]":
+    """Yield what dxcore and CUDA look for, each at its place."""
+    found = [
+        f"{store}/{name}"
+        for name in root.list_folder(store)
+        if name == SMI or name.endswith(_ENDINGS) or ".so." in name
+    ]
+    for path in (DXCORE, *found):
+        file = driver_file(root, path)
+        if file is not None and path.endswith(f"/{SMI}"):
+            yield DriverFile("binary", file.path, file.target)
+        elif file is not None:
+            yield file

@@ -1,0 +1,133 @@
+"""Tegra's lists: their lines, which of them count, and which links are left out."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.config import Config
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import DriverError
+from gpuhook.vendors.nvidia import tegra
+
+Case = dict[str, Any]
+LISTS = "etc/nvidia-container-runtime/host-files-for-container.d"
+
+
+@pytest.mark.vectors("csv", "csv.line")
+def test_lines_as_nvidia_reads_them(case: Case) -> None:
+    kind, path, problem = tegra.read_line(case["input"]["line"])
+    expected = case["expected"]
+    if expected.get("error"):
+        assert problem
+        return
+    found = {str(value) for value in expected.values()}
+    assert not problem
+    assert {kind, path} & found
+
+
+@pytest.mark.vectors("csv", "csv.ignore_patterns")
+def test_ignored_links_as_with_nvidia(case: Case) -> None:
+    given = case["input"]
+    kept = [path for path in given["symlinks"] if not tegra.is_ignored(path, given["patterns"])]
+    assert kept == case["expected"]["kept"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dev , /a/path,with,commas ", ("dev", "/a/path,with,commas")),
+        ("sym,/a//b/./c", ("sym", "/a/b/c")),
+        ("lib, /a/..b", ("lib", "/a/..b")),
+    ],
+)
+def test_good_lines(line: str, expected: tuple[str, str]) -> None:
+    assert tegra.read_line(line) == (*expected, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "comma"),
+        (",", "comma"),
+        ("dev /dev/x", "comma"),
+        ("DEV, /dev/x", "another type"),
+        ("dev, dev/x", "absolute"),
+        ("dev, /dev/../etc/x", "without .."),
+        ("lib, /a/..", "without .."),
+        ("lib, /a\0b", "absolute"),
+    ],
+)
+def test_bad_lines(line: str, words: str) -> None:
+    assert words in tegra.read_line(line)[2]
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "ignored"),
+    [
+        ("/a/b", "/a/*", True),
+        ("/a/b/c", "/a/*", False),
+        ("/a/b/c", "**/c", True),
+        ("/a/b/c", "**/b/c", False),
+        ("/a/lib1", "/a/lib[^2]", True),
+        ("/a/lib2", "/a/lib[^2]", False),
+    ],
+)
+def test_patterns(path: str, pattern: str, ignored: bool) -> None:
+    assert tegra.is_ignored(path, [pattern]) == ignored
+
+
+def write(root: Path, path: str, text: str = "") -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_which_files_are_lists(tmp_path: Path) -> None:
+    for name in ("l4t.csv", "B.CSV", ".csv", "l4t.csv.bak", "text"):
+        write(tmp_path, f"{LISTS}/{name}", "lib, /x")
+    write(tmp_path, f"{LISTS}/below/more.csv", "lib, /x")
+    with Rootfs(str(tmp_path)) as root:
+        found = list(tegra.entries(root, f"/{LISTS}"))
+        assert list(tegra.entries(root, "/absent")) == []
+    assert [(each.list.rpartition("/")[2], each.capability) for each in found] == [
+        ("B.CSV", "csv-mounts"),
+        ("l4t.csv", ""),
+    ]
+
+
+def test_lists_that_others_can_write_do_not_count(tmp_path: Path) -> None:
+    write(tmp_path, f"{LISTS}/l4t.csv", "lib, /x").chmod(0o666)
+    with Rootfs(str(tmp_path)) as root:
+        assert list(tegra.entries(root, f"/{LISTS}")) == []
+
+
+def test_a_list_that_never_ends(tmp_path: Path) -> None:
+    os.truncate(write(tmp_path, f"{LISTS}/l4t.csv"), 1 << 30)
+    with Rootfs(str(tmp_path)) as root, pytest.raises(DriverError, match=r"l4t\.csv can't be read"):
+        list(tegra.entries(root, f"/{LISTS}"))
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "here"),
+    [
+        ("etc/nv_tegra_release", "", True),
+        ("sys/devices/soc0/family", "Tegra\n", True),
+        ("sys/devices/soc0/family", "tegra234\n", True),
+        ("sys/devices/soc0/family", "Freescale i.MX\n", False),
+        ("etc/other", "", False),
+    ],
+)
+def test_what_tells_tegra(tmp_path: Path, path: str, text: str, here: bool) -> None:
+    write(tmp_path, path, text)
+    with Rootfs(str(tmp_path)) as root:
+        assert tegra.is_here(root) == here
+
+
+def test_without_a_node_there_is_no_gpu(tmp_path: Path) -> None:
+    write(tmp_path, f"{LISTS}/l4t.csv", "dev, /dev/absent\ndev, /etc/nv_tegra_release")
+    write(tmp_path, "etc/nv_tegra_release")
+    with Rootfs(str(tmp_path)) as root, pytest.raises(DriverError, match="no list in"):
+        tegra.discover(root, Config())
