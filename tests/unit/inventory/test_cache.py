@@ -142,7 +142,7 @@ def test_only_known_settings_are_asked_for() -> None:
     asked.clear()
     with pytest.raises(DriverError):
         discover.discover(config)
-    root = {"driver_root_of", "driver_root", "driver_roots", "root"}
+    root = {"driver_root_of", "own_driver_root", "driver_root", "driver_roots", "root"}
     assert asked <= {*VENDOR.settings, *root, "nvml_timeout"}
 
 
