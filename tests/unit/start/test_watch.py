@@ -5,7 +5,6 @@ import second_vendor
 
 from gpuhook.config import Config, loads
 from gpuhook.start.watch import concerns_us
-from gpuhook.vendors.seam import KNOWN
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def test_events_about_another_vendors_devices(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_vendor_without_a_number_on_the_pci_bus(monkeypatch: pytest.MonkeyPatch) -> None:
     second_vendor.know(monkeypatch)
-    monkeypatch.setattr(KNOWN["acme"], "PCI_VENDOR", "")
+    monkeypatch.setattr(second_vendor.part("names"), "PCI_VENDOR", "")
     assert not concerns_us({"DEVPATH": "/devices/virtual/mem/null", "SUBSYSTEM": "mem"}, Config())
 
 
