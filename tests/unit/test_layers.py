@@ -42,6 +42,7 @@ LINES = (
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
+        "kubernetes",
         "vendors.nvidia.doctor",
         "vendors.amd.doctor",
         "vendors.neuron.doctor",
@@ -134,6 +135,7 @@ LAYERS: Mapping[str, set[str]] = {
     "cdi_hook": {
         "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",
     },
+    "kubernetes": set(),
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {

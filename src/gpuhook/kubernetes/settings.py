@@ -1,0 +1,62 @@
+"""The device plugin's settings, by the names and with the meanings of NVIDIA's plugin."""
+
+from dataclasses import dataclass, field
+
+KUBELET_FOLDER = "/var/lib/kubelet/device-plugins"
+DRIVER_FOLDER = "/var/lib/gpuhook/driver"
+
+ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS, MOUNTS = STRATEGIES = (
+    "envvar",
+    "volume-mounts",
+    "cdi-cri",
+    "cdi-annotations",
+    "mounts",
+)
+MIG_STRATEGIES = ("none", "single", "mixed")
+ID_STRATEGIES = ("uuid", "index")
+POLICIES = ("distributed", "packed")
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How one resource is shared by time-slicing: ``replicas`` containers per device (2 or more).
+
+    ``rename`` is the name under which it is offered then, its own where it keeps that.
+    """
+
+    name: str
+    replicas: int
+    rename: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the flags, the environment and the file together say; the fields are the flags' names.
+
+    ``sharing`` is by resource name. ``single_requests`` is the file's failRequestsGreaterThanOne.
+    ``xids`` is what the administrator set of the table of XIDs: number -> fatal, application or
+    ignore. ``health_checks`` is False where all are switched off. ``recovery`` is after how many
+    seconds without trouble a device that answers counts as healthy again (0: never).
+    ``interval`` is the time between two looks at the machine, in seconds.
+    """
+
+    mig_strategy: str = "none"
+    fail_on_init_error: bool = True
+    device_list_strategy: tuple[str, ...] = (ENVVAR,)
+    device_id_strategy: str = "uuid"
+    pass_device_specs: bool = False
+    gdrcopy_enabled: bool = False
+    gds_enabled: bool = False
+    mofed_enabled: bool = False
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
+    imex_channel_ids: tuple[int, ...] = ()
+    imex_required: bool = False
+    shared_devices_allocation_policy: str = "distributed"
+    kubelet_folder: str = KUBELET_FOLDER
+    driver_folder: str = DRIVER_FOLDER
+    sharing: dict[str, Sharing] = field(default_factory=dict)
+    single_requests: bool = False
+    health_checks: bool = True
+    xids: dict[int, str] = field(default_factory=dict)
+    recovery: float = 300.0
+    interval: float = 30.0
