@@ -38,8 +38,8 @@ class Size:
 
     def __init__(self, server: PluginServer) -> None:
         self._server = server
-        self.memory, self.threads = server.memory(), server.threads()
-        self.descriptors = server.descriptors()
+        self.memory = server.memory()
+        self.threads, self.descriptors = server.threads(), server.descriptors()
 
     def check(self) -> None:
         """Fail if the process has grown since."""
