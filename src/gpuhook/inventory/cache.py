@@ -270,11 +270,15 @@ class Loaded:
         self._saved_at = status.st_mtime
 
     def is_fresh(self, config: "Config") -> bool:
+        """Tell whether it can be believed: nothing has changed, nor can a lost device be back."""
+        if self.inventory.lost and time.time() - self._saved_at > _LOST_SECONDS:
+            return False  # nothing but the driver tells when a lost device is back
+        return self.is_same(config)
+
+    def is_same(self, config: "Config") -> bool:
         """Tell whether nothing around it has changed."""
         if self.around != freshness.surroundings(config, self._vendor):
             return False
-        if self.inventory.lost and time.time() - self._saved_at > _LOST_SECONDS:
-            return False  # nothing but the driver tells when a lost device is back
         return _still_there(self.inventory, self.missing, self._vendor.crowded)
 
     def is_latest(self, config: "Config") -> bool:
