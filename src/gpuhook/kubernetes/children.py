@@ -7,6 +7,7 @@ Times are of the clock that is passed in, in seconds.
 
 import json
 import os
+import select
 import signal
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -113,6 +114,7 @@ class Server(_Child):
             self._tell(f"The server ended with {why}; it is started again")
             self._close()
             self._note_end()
+        self.write()  # we may have been busy ourselves
         now = self._clock()
         if self.pid and self.wants() >= 0 and now >= self._stuck + _READING:
             self._tell("The server reads nothing any more; it is started again")
@@ -173,6 +175,7 @@ class Listener(_Child):
     """The process that hears of a vendor's errors; ``module`` is the vendor's ``events``.
 
     ``silent`` are the devices that it hung in: it leaves them alone until ``forgive``.
+    While it is ``away``, it has let go of the driver.
     """
 
     def __init__(self, module: Any, title: str, config: Config, tell: Tell, clock: Clock) -> None:
@@ -187,7 +190,8 @@ class Listener(_Child):
         self._heard = 0.0
         self._listens = False
         self._said = ""
-        self.silent: dict[str, str] = {}
+        self._away = 0.0
+        self.silent: set[str] = set()
 
     def fileno(self) -> int:
         """Return the descriptor to read from when it says something, -1 while there is none."""
@@ -211,7 +215,7 @@ class Listener(_Child):
             self._close()
             self._note_end()
         now = self._clock()
-        if self.pid and now >= self._limit():
+        if self.pid and now >= self._limit() and not self._has_spoken():
             self._give_up()
         if self.again is None or now < self.again:
             return
@@ -231,27 +235,32 @@ class Listener(_Child):
         what = f"asking {self._asking}" if self._asking else "waiting"
         self._tell(f"{self._title}: the driver hangs in {what}; its events are asked for again")
         if self._asking:
-            self.silent[self._asking] = "the driver hangs when it is asked"
+            self.silent.add(self._asking)
         self._kill()
         self._close()
         self._note_end()
 
-    def restart(self) -> None:
-        """Listen again from the start, as devices have changed."""
-        self.stop()
-        self.again, self._pause, self._said = self._clock(), 0.0, ""
+    def _has_spoken(self) -> bool:
+        """Tell whether there is something to read that we only haven't come to."""
+        return self._fd >= 0 and bool(select.select([self._fd], [], [], 0)[0])
 
-    def stop(self, until: float | None = None) -> None:
-        """Let go of the driver, for ever or until then."""
+    def restart(self) -> None:
+        """Listen from the start, as devices have changed."""
+        self.stop()
+        self.again = max(self._clock(), self._away)
+        self._pause, self._said = 0.0, ""
+
+    def stop(self) -> None:
+        """Let go of the driver."""
         self._kill()
         self._close()
-        self.pid, self.again = 0, until
+        self.pid, self.again = 0, None
 
-    def forgive(self) -> None:
-        """Ask again also the devices that it hung in."""
-        if self.silent:
-            self.silent.clear()
-            self.restart()
+    def let_go(self, seconds: float) -> None:
+        """Let go of the driver for so long."""
+        self.silent.clear()
+        self._away = self._clock() + seconds
+        self.restart()
 
     def read(self) -> list[dict[str, Any]]:
         """Return what it says: the events, and which devices are lost."""

@@ -5,7 +5,7 @@ supervisor shouldn't have for the rest of its life.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING
 
 from gpuhook import names as ours
@@ -24,19 +24,24 @@ _FORMAT = "yaml"
 
 
 def bring(
-    settings: Settings, config: Config, found: Iterable[Found], tell: Callable[[str], None]
+    settings: Settings,
+    config: Config,
+    found: Iterable[Found],
+    failing: Container[str],
+    tell: Callable[[str], None],
 ) -> bool:
     """Write a document of each vendor's devices, and remove those of vendors that are gone.
 
-    Only documents of ours are replaced. Where ``gpuhook install --cdi`` keeps documents, those are
-    brought in line instead. ``tell`` gets a sentence for each change; return whether all went well.
+    Those of ``failing`` vendors stay as they are. Only documents of ours are replaced. Where
+    ``gpuhook install --cdi`` keeps documents, those are brought in line instead. ``tell`` gets a
+    sentence for each change; return whether all went well.
     """
     child = os.fork()
     if child == 0:
         status = 1
         try:
             kernel.end_after(_PATIENCE)
-            status = 0 if _bring(settings, config, found, tell) else 1
+            status = 0 if _bring(settings, config, found, failing, tell) else 1
         except GpuhookError as error:
             tell(f"CDI documents: {error}")
         finally:
@@ -45,7 +50,11 @@ def bring(
 
 
 def _bring(
-    settings: Settings, config: Config, found: Iterable[Found], tell: Callable[[str], None]
+    settings: Settings,
+    config: Config,
+    found: Iterable[Found],
+    failing: Container[str],
+    tell: Callable[[str], None],
 ) -> bool:
     from gpuhook.cdi import refresh as refreshing  # noqa: PLC0415 - in the child alone
     from gpuhook.cdi import write as writing  # noqa: PLC0415
@@ -61,6 +70,8 @@ def _bring(
     here = {vendor.names.NAME: (vendor, inventory) for vendor, inventory in found}
     well = True
     for names in seam.known(config).values():
+        if names.NAME in failing:
+            continue
         path = os.path.join(settings.cdi_folder, writing.file_name(names.KIND, _FORMAT))
         try:
             _bring_one(path, settings, config, here.get(names.NAME), tell)

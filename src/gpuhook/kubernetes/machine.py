@@ -78,18 +78,14 @@ class Machine:
             if seen.loaded is not None
         ]
 
-    def lost(self) -> list[tuple[str, str, str]]:
-        """Return the devices that were there and are lost: what they are called, id and label."""
+    def lost(self) -> list[str]:
+        """Return the ids of whole devices that were there and are lost."""
         found = []
         for seen in self._seen.values():
-            if seen.loaded is None:
-                continue
-            here = {device.id for device in seen.loaded.inventory.devices}
-            found += [
-                (seen.vendor.names.NOUN, device.id, device.label)
-                for device in seen.inventory.devices
-                if device.id not in here
-            ]
+            if seen.loaded is not None:
+                here = {device.id for device in seen.loaded.inventory.devices}
+                every = seen.inventory.devices
+                found += [each.id for each in every if not each.parent and each.id not in here]
         return found
 
     @property

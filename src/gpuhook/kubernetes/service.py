@@ -152,6 +152,7 @@ class Supervisor:
         self._warnings: list[str] = []
         self._present: set[str] = set()  # ids of all devices
         self._look_at = 0.0
+        self._is_eager = False  # whether the next look waits for no pause
         self._documents_at: float | None = None
         self._changed = True
 
@@ -185,12 +186,14 @@ class Supervisor:
             self._hang_up()
         now = self._clock()
         if now >= self._look_at:
-            self._look()
+            self._look(eager=self._is_eager)
         due = self._health.due()
         if due is not None and now >= due:
             self._ask_again()
         for name, listener in self._listeners.items():
             listener.tend(self._inventory(name))
+            for device in listener.silent:
+                self._fall_ill(device, "the driver hangs when it is asked")
         if self._documents_at is not None and now >= self._documents_at:
             self._bring_documents()
         if self._changed:
@@ -225,13 +228,13 @@ class Supervisor:
         for event in [*self._kernel.read()]:
             if not event or concerns_us(event, self._config):
                 self._look_at = min(self._look_at, self._clock() + _SETTLE)
+                self._is_eager = True
 
     def _hang_up(self) -> None:
         """Let go of NVML for a while, so that a driver can be unloaded, and look again."""
         tell("SIGHUP: looking again; no driver is held open for a minute")
         for listener in self._listeners.values():
-            listener.silent.clear()
-            listener.stop(until=self._clock() + _AWAY)
+            listener.let_go(_AWAY)
         self._look(eager=True)
         self._changed = True
         troubled = self._health.reasons()
@@ -242,6 +245,7 @@ class Supervisor:
 
     def _look(self, *, eager: bool = False) -> None:
         """Look at all vendors, and do what follows from what is different."""
+        self._is_eager = False
         changed = self._machine.look(eager=eager)
         self._look_at = self._clock() + self._settings.interval
         if not changed:
@@ -251,9 +255,11 @@ class Supervisor:
         # What has gone and comes back was reset, or its driver was loaded again.
         self._note_well(self._health.reset(self._present - here))
         self._present = here
-        for title, device, label in self._machine.lost():
-            if self._health.ill(device, "it can't be reached any more"):
-                tell(f"{title} {label} ({device}) can't be reached any more")
+        for device in self._machine.lost():
+            self._fall_ill(device, "it can't be reached any more")
+        for name in self._watched.keys() - {vendor.names.NAME for vendor, _ in self._machine.found}:
+            del self._watched[name]
+            self._listeners[name].stop()
         for vendor, inventory in self._machine.found:
             self._watch(vendor.names, inventory)
         if {CDI_CRI, CDI_ANNOTATIONS} & {*self._settings.device_list_strategy}:
@@ -271,11 +277,8 @@ class Supervisor:
         whole = sorted(device.id for device in inventory.devices if not device.parent)
         what = inventory.version, whole
         if self._watched.get(names.NAME) != what:
-            if self._watched.get(names.NAME) is not None:
-                listener.restart()
-            elif listener.again is None:
-                listener.again = self._clock()
             self._watched[names.NAME] = what
+            listener.restart()
 
     def _inventory(self, name: str) -> Any:
         """Return a vendor's inventory, None where it has none; nobody listens then."""
@@ -285,7 +288,9 @@ class Supervisor:
         return None
 
     def _bring_documents(self) -> None:
-        well = documents.bring(self._settings, self._config, self._machine.present, tell)
+        machine = self._machine
+        failing = machine.failures().keys()
+        well = documents.bring(self._settings, self._config, machine.present, failing, tell)
         self._documents_at = None if well else self._clock() + _WHILE_BAD
 
     # How devices are ----------------------------------------------------------------------------
@@ -297,9 +302,7 @@ class Supervisor:
             return
         for event in events:
             if "lost" in event:
-                if self._health.ill(event["lost"], f"it is lost: {event['why']}"):
-                    tell(f"{event['lost']} is lost: {event['why']}")
-                    self._changed = True
+                self._fall_ill(event["lost"], f"it is lost: {event['why']}")
             elif "xid" in event:
                 self._hear_xid(module, inventory, event)
 
@@ -309,15 +312,18 @@ class Supervisor:
         devices = module.concerned(inventory, event)
         for device in devices:
             if what == health.FATAL:
-                if self._health.ill(device.id, words):
-                    tell(f"{device.label} ({device.id}) is unhealthy: {words}")
-                    self._changed = True
+                self._fall_ill(device.id, words)
             elif what == health.APPLICATION:
                 tell(f"{device.label} ({device.id}): {words}; what runs there has to be restarted")
         if what == health.FATAL:
             if not devices:
                 tell(f"{words} on a device that isn't there ({event.get('gpu') or 'unknown'})")
             self._look_at = min(self._look_at, self._clock() + _SETTLE)
+
+    def _fall_ill(self, device: str, reason: str) -> None:
+        if self._health.ill(device, reason):
+            tell(f"{device} is unhealthy: {reason}")
+            self._changed = True
 
     def _ask_again(self) -> None:
         """Ask the driver of devices that have been quiet for long enough how they are."""
@@ -331,13 +337,12 @@ class Supervisor:
             self._changed = True
         if devices:
             for listener in self._listeners.values():
-                listener.restart()  # a device that was lost isn't listened to any more
+                listener.silent.difference_update(devices)
+                listener.restart()  # what was lost isn't listened to any more
 
     def _reasons(self) -> dict[str, str]:
         """Return why devices can't be given: their own trouble, their whole's, the driver's."""
         troubles = self._health.reasons()
-        for listener in self._listeners.values():
-            troubles = {**listener.silent, **troubles}
         failures = self._machine.failures()
         found: dict[str, str] = {}
         for vendor, inventory in self._machine.found:
