@@ -123,6 +123,16 @@ OPTIONS = (
         ("gpuhook", "driverFolder"), is_ours=True,
     ),
     Option(
+        "cdi-folder", "cdi_folder", PATH,
+        "With cdi-cri and cdi-annotations: where CDI documents are kept, unless gpuhook install "
+        "--cdi keeps them.", ("gpuhook", "cdiFolder"), is_ours=True,
+    ),
+    Option(
+        "cdi-hook-path", "cdi_hook_path", PATH,
+        "Where the host has the program gpuhook-cdi-hook that those documents name.  [default: "
+        "beside this program]", ("gpuhook", "cdiHookPath"), is_ours=True,
+    ),
+    Option(
         "interval", "interval", SECONDS, "Seconds between two looks where no event comes.",
         ("gpuhook", "interval"), is_ours=True,
     ),
@@ -150,7 +160,7 @@ class Ineffective:
     old: tuple[str, ...] = ()
 
 
-_DOCUMENTS = "gpuhook makes its CDI documents itself, with its own hook"
+_DOCUMENTS = "gpuhook makes CDI documents with its own hook, which cdi-hook-path names"
 
 INEFFECTIVE = (
     Ineffective("nvidia-cdi-hook-path", _DOCUMENTS, (*_PLUGIN, "nvidiaCDIHookPath")),

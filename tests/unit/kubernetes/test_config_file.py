@@ -86,7 +86,9 @@ flags:
     sharedDevicesAllocationPolicy: packed
   gfd: {oneshot: true}
 imex: {channelIDs: [0, 3], required: true}
-gpuhook: {driverFolder: /srv/driver, interval: 5, recovery: 0, xids: {94: fatal, 13: ignore}}
+gpuhook:
+  {driverFolder: /srv/driver, cdiFolder: /cdi, cdiHookPath: /h, interval: 5, recovery: 0,
+   xids: {94: fatal, 13: ignore}}
 sharing:
   timeSlicing:
     renameByDefault: true
@@ -118,6 +120,8 @@ def test_every_value(tmp_path: Path) -> None:
         "imex_channel_ids": (0, 3),
         "imex_required": True,
         "driver_folder": "/srv/driver",
+        "cdi_folder": "/cdi",
+        "cdi_hook_path": "/h",
         "interval": 5.0,
         "recovery": 0.0,
         "xids": {94: "fatal", 13: "ignore"},
