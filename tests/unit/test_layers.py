@@ -147,8 +147,8 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "cli": {
         "cdi", "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
-        "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate", "start",
-        "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
+        "kubernetes", "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate",
+        "start", "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
     },
 }  # fmt: skip
 
