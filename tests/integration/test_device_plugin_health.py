@@ -254,6 +254,29 @@ def test_without_a_driver(node: Node) -> None:
     node.healthy(1, 1)
 
 
+def test_a_driver_that_hangs_harms_no_other(node: Node, installation: Installation) -> None:
+    """NVML that doesn't answer takes NVIDIA's GPUs away, and nobody else's."""
+    other = node.folder / "amd"
+    run([installation.command, "simulate", other, "--vendor=amd", "--gpus=2"]).ok()
+    lines = node.config.read_text().replace(
+        "[gpuhook]\n", f'[gpuhook]\nnvml-timeout = 0.5\ndriver-roots = ["amd={other}"]\n'
+    )
+    node.config.write_text(lines)
+    node.simulate("--gpus=2")
+    node.start()
+    node.healthy(2, 2)
+    node.healthy(2, 2, "amd.com/gpu")
+    node.simulate("--gpus=2", "--init-seconds=3600")
+    node.healthy(0, 2)
+    assert node.said("didn't answer within 0.5 seconds")
+    node.healthy(2, 2, "amd.com/gpu")
+    answers = node.kubelet.admit("pod", {"amd.com/gpu": 2})
+    assert answers["envs"]
+    node.simulate("--gpus=2")
+    node.healthy(2, 2)
+    run(["rm", "-rf", other]).ok()
+
+
 def test_sighup_lets_go_of_the_driver(node: Node) -> None:
     node.simulate("--gpus=1")
     node.start()

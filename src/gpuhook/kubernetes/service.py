@@ -69,8 +69,9 @@ def check_packages() -> None:
 
 def tell(sentence: str) -> None:
     """Print a line on standard error, where nobody may be reading any more."""
+    line = "".join(each if each.isprintable() else "?" for each in sentence)
     try:
-        sys.stderr.write(f"gpuhook: {sentence}\n")
+        sys.stderr.write(f"gpuhook: {line}\n")
         sys.stderr.flush()
     except OSError:
         pass
