@@ -193,6 +193,16 @@ def test_a_missing_node_is_that_gpus_alone(tmp_path: Path) -> None:
     assert good.reason == ""
 
 
+def test_a_missing_node_of_a_gpu_is_its_parts(tmp_path: Path) -> None:
+    found = machine(tmp_path, gpu(0, 3, (part(0, 1, "1g.18gb"),)), gpu(1, 1))
+    found.nodes = tuple(node for node in found.nodes if node.path != "/dev/nvidia3")
+    state, _ = offered(found, mig_strategy="mixed")
+    assert [reasons(each) for each in state.resources] == [
+        [""],
+        ["GPU 0:0: there is no device node /dev/nvidia3"],
+    ]
+
+
 def test_health_of_a_whole_gpu_is_its_parts(tmp_path: Path) -> None:
     parts = (part(0, 1, "1g.18gb"), part(1, 2, "1g.18gb"))
     found = machine(tmp_path, gpu(0, 0, parts), gpu(1, 1))
@@ -209,10 +219,13 @@ def test_health_of_a_whole_gpu_is_its_parts(tmp_path: Path) -> None:
 def test_a_lost_gpu_has_the_uuid_that_the_kernel_module_has_of_it(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 0), gpu(2, 2), lost=(1,))
     assert [unit.id for unit in only(offered(found)).units] == [UUIDS[0], UUIDS[2], "lost-1"]
-    for number, uuid in enumerate(UUIDS[:3]):
+    for number, uuid in reversed([*enumerate(UUIDS)]):
         folder = tmp_path / f"proc/driver/nvidia/gpus/0000:0{number}:00.0"
         folder.mkdir(parents=True)
         (folder / "information").write_text(f"Model: \t\t H200\nGPU UUID: \t {uuid}\n")
+    one = only(offered(found))
+    assert one.units[2].id == "lost-1", "of two GPUs that NVML doesn't know, it could be either"
+    shutil.rmtree(tmp_path / "proc/driver/nvidia/gpus/0000:03:00.0")
     one = only(offered(found))
     assert [unit.id for unit in one.units] == [UUIDS[0], UUIDS[2], UUIDS[1]]
     assert reasons(one) == ["", "", "GPU 1: it has fallen off the bus"]
