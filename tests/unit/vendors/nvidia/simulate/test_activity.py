@@ -138,6 +138,20 @@ def test_processes_of_mig_devices(
         run_process(str(root), Process(device="2", pid=13))
 
 
+def test_processes_end_with_their_mig_device(
+    root: Path, machine: tuple[Path, Machine], program: Program
+) -> None:
+    big, small = machine[1].gpus[2].migs
+    run_process(str(root), Process(device=big.uuid, pid=11, memory=GIB))
+    run_process(str(root), Process(device=small.uuid, pid=12, memory=GIB))
+    lines = (root / "simulate/mig").read_text().splitlines(keepends=True)
+    (root / "simulate/mig").write_text("".join(line for line in lines if big.uuid not in line))
+    assert [found[0] for found in program.ask("running('Compute', gpu(2))")] == [12]
+    (root / "simulate/mig").write_text("")
+    assert program.ask("running('Compute', gpu(2))") == []
+    assert program.ask("n.nvmlDeviceGetMemoryInfo(gpu(2), n.nvmlMemory_v2).used") == 0
+
+
 def test_lists_are_handed_out_as_nvml_does(root: Path, program: Program) -> None:
     for pid in range(1, 4):
         run_process(str(root), Process(device="0", pid=pid, memory=pid))
