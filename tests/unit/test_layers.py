@@ -42,7 +42,7 @@ LINES = (
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
-        "kubernetes",
+        "kubernetes", "slurm",
         "vendors.nvidia.doctor",
         "vendors.amd.doctor",
         "vendors.neuron.doctor",
@@ -136,6 +136,7 @@ LAYERS: Mapping[str, set[str]] = {
         "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",
     },
     "kubernetes": set(),
+    "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {
@@ -144,8 +145,8 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "cli": {
         "cdi", "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
-        "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate", "start",
-        "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
+        "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate", "slurm",
+        "start", "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
     },
 }  # fmt: skip
 
