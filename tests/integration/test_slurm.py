@@ -8,6 +8,7 @@ SCRIPT = REPOSITORY / "scripts/test-slurm"
 STEPS = (
     "the two that Slurm gave it",
     "their nodes and no other",
+    "each has its own",
     "the kernel lets it open one",
     "eight have each its own",
     "the ninth waits for resources",

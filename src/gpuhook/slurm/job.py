@@ -9,6 +9,7 @@ into a container's config.json nor into the runtime's environment.
 import errno
 import os
 import re
+from collections.abc import Iterable
 
 from gpuhook.config import Config
 from gpuhook.container.clib import Library, get_errno
@@ -43,7 +44,7 @@ def write_request(bundle: str, config: Config, cgroup_conf: str = CGROUP_CONF) -
     machine = look(config, save=False)
     if machine.failed:
         raise machine.failed[0]
-    mine = [each for each in machine.devices if all(map(may_open, each.files))]
+    mine = [each for each in machine.devices if is_given(map(answer, each.files))]
     changed = requesting(spec, mine, machine.devices, config)
     if changed is not spec:
         changed.write()
@@ -84,20 +85,31 @@ def _value(spec: Spec, variable: str) -> str | None:
     return next((value for name, _, value in pairs if name == variable), None)
 
 
-def may_open(path: str) -> bool:
-    """Tell whether this process may read and write a device; opens nothing.
+def answer(path: str) -> int:
+    """Return what the kernel says to this process reading a device: 0, EPERM or EACCES.
 
-    RequestError where that can't be found out.
+    EPERM is the device cgroup's answer, EACCES that of the node's mode. Opens nothing.
+    RequestError where the kernel can't say.
     """
-    if _ACCESS(os.fsencode(path), os.R_OK | os.W_OK) == 0:
-        return True
+    if _ACCESS(os.fsencode(path), os.R_OK) == 0:
+        return 0
     number = get_errno()
-    if number in (errno.EPERM, errno.EACCES):  # by the cgroup; by the node's mode
-        return False
+    if number in (errno.EPERM, errno.EACCES):
+        return number
     raise RequestError(
         f"The kernel can't say who may open {path}: {os.strerror(number)}",
         "See that the driver's device nodes are there, and run `gpuhook doctor`",
     )
+
+
+def is_given(answers: Iterable[int]) -> bool:
+    """Tell by the answers for a device's nodes whether Slurm gave it.
+
+    The mode of a node says nothing of that: capabilities of MIG devices are there to be read, and
+    many users may open a GPU's render node and not its card.
+    """
+    found = {*answers}
+    return 0 in found and errno.EPERM not in found
 
 
 _ACCESS = Library().access

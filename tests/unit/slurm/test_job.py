@@ -1,5 +1,6 @@
 """A job's devices: what its container asks for. That the kernel decides is scripts/test-slurm's."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -103,13 +104,32 @@ def test_what_is_asked_for_is_a_name_of_the_device(name: str, tmp_path: Path) ->
         assert select([each.device.id], inventory, names, spaces) == (each.device,)
 
 
-def test_who_may_open_is_the_kernels_word(tmp_path: Path) -> None:
-    assert job.may_open("/dev/null")
+def test_the_kernel_is_asked(tmp_path: Path) -> None:
+    assert job.answer("/dev/null") == 0
     with pytest.raises(RequestError, match="No such file"):
-        job.may_open(str(tmp_path / "gone"))
+        job.answer(str(tmp_path / "gone"))
     closed = tmp_path / "closed"
     closed.touch(0o000)
-    assert job.may_open(str(closed)) == (os.geteuid() == 0)
+    assert job.answer(str(closed)) == (0 if os.geteuid() == 0 else errno.EACCES)
+
+
+@pytest.mark.parametrize(
+    ("answers", "given"),
+    [
+        ([0], True),
+        ([0, 0], True),
+        ([errno.EPERM], False),
+        (
+            [0, errno.EPERM],
+            False,
+        ),  # another job's MIG device, on a GPU that this one has a part of
+        ([0, errno.EACCES], True),  # a render node of the user's, a card that isn't
+        ([errno.EACCES], False),
+        ([errno.EACCES, errno.EPERM], False),
+    ],
+)
+def test_what_the_cgroup_refuses_was_not_given(answers: list[int], given: bool) -> None:
+    assert job.is_given(answers) is given
 
 
 @pytest.mark.parametrize(
