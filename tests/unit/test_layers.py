@@ -136,8 +136,8 @@ LAYERS: Mapping[str, set[str]] = {
         "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",
     },
     "kubernetes": set(),
-    "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
+    "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {
         "cdi",

@@ -44,9 +44,11 @@ def gres_(config_path: str | None, node: str | None, output: str) -> None:
     \b
     For example: gpuhook slurm gres --node gpu7 --output /etc/slurm/gres.conf
     """  # noqa: D301
-    machine = devices.look(load(config_path))
+    config = load(config_path)
+    machine = devices.look(config)
+    links, unknown = devices.links(machine.devices, config)
     cores = Cores()
-    entries = [_entry(each, cores) for each in machine.devices]
+    entries = [_entry(each, cores, links) for each in machine.devices]
     name = os.uname().nodename.partition(".")[0] if node is None else node
     text = gres.text(entries, name)
     if output == STDIO:
@@ -55,15 +57,16 @@ def gres_(config_path: str | None, node: str | None, output: str) -> None:
         click.echo(f"wrote {os.path.abspath(output)}")
     else:
         click.echo(f"{os.path.abspath(output)} is as it should be")
-    for warning in machine.warnings:
+    for warning in (*machine.warnings, *unknown):
         shared.warn(printable(warning))
     raise_last(machine.failed)
 
 
-def _entry(owned: devices.Owned, cores: Cores) -> gres.Entry:
-    vendor = owned.vendor.names.NAME
-    near = cores.near(owned.device.bus_id, (owned.inventory.root,))
-    return gres.Entry(vendor, gres.word(owned.model, vendor), tuple(owned.files), near)
+def _entry(owned: devices.Owned, cores: Cores, links: devices.Links) -> gres.Entry:
+    vendor, device = owned.vendor.names.NAME, owned.device
+    near = cores.near(device.bus_id, (owned.inventory.root,))
+    word, files = gres.word(owned.model, vendor), tuple(owned.files)
+    return gres.Entry(vendor, word, files, near, device.id, links.get(device.id, {}))
 
 
 @slurm.command()

@@ -9,6 +9,9 @@ from gpuhook.inventory.cache import get_inventory
 from gpuhook.inventory.model import Device, Inventory
 from gpuhook.inventory.selection import fallen_off
 from gpuhook.vendors import seam
+from gpuhook.vendors.parts import part
+
+Links = dict[str, dict[str, int]]  # a device's id -> the others' -> the number of links
 
 
 class Owned(NamedTuple):
@@ -74,6 +77,27 @@ def _of(vendor: seam.Vendor, inventory: Inventory, config: Config) -> tuple[list
             found.append(Owned(vendor, inventory, device))
     # The order of discovery is that of parts of one device, and of what has no place on a bus.
     return sorted(found, key=lambda each: _place(each.device.bus_id)), warnings
+
+
+def links(devices: list[Owned], config: Config) -> tuple[Links, list[str]]:
+    """Return how many links join each whole device with others, by their ids, and what failed.
+
+    Vendors that know of links have a module for that, whose scores count PER_LINK for each.
+    """
+    found: Links = {}
+    failures = []
+    for name in dict.fromkeys(each.vendor.names.NAME for each in devices):
+        first = next(each for each in devices if name == each.vendor.names.NAME)
+        module = part(first.vendor.names, "links")
+        try:
+            scores = module.links(config, first.inventory) if module else {}
+        except DriverError as error:
+            failures.append(f"how {first.vendor.names.NOUN}s are linked isn't known: {error.cause}")
+            continue
+        for one, others in scores.items():
+            counts = {other: score // module.PER_LINK for other, score in others.items()}
+            found[one] = {other: count for other, count in counts.items() if count}
+    return found, failures
 
 
 def _place(bus_id: str) -> tuple[int, ...]:

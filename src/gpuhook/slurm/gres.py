@@ -5,7 +5,7 @@ Source: gres.conf(5) of Slurm 22.05, and how its gres/gpu plugin numbers devices
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpuhook.errors import ConfigError, shown
@@ -23,12 +23,17 @@ _NO_FLAG = "no_gpu_env"
 
 
 class Entry(NamedTuple):
-    """One device: its vendor's name, its type, files, and the cores near it ("": any)."""
+    """One device: its vendor's name, its type, files, and the cores near it ("": any).
+
+    ``links`` says how many links join the device called ``id`` with others, by their ids.
+    """
 
     vendor: str
     type: str
     files: tuple[str, ...]
     cores: str = ""
+    id: str = ""
+    links: Mapping[str, int] = {}
 
 
 def word(model: str, vendor: str) -> str:
@@ -63,7 +68,7 @@ def text(entries: Iterable[Entry], node: str) -> str:
         f"#   GresTypes={NAME}",
         f"#   NodeName={node} Gres={words}" if words else "#   no Gres for this node",
         f"NodeName={node} AutoDetect=off",
-        *(_line(each, node) for each in ordered),
+        *(_line(each, node, _links(each, ordered)) for each in ordered),
     ]
     return "\n".join(lines) + "\n"
 
@@ -75,7 +80,16 @@ def _by_type(entries: Iterable[Entry]) -> list[Entry]:
     return [each for group in groups.values() for each in group]
 
 
-def _line(entry: Entry, node: str) -> str:
+def _links(entry: Entry, ordered: list[Entry]) -> str:
+    """Return the number of links to each device by Slurm's numbers, -1 for itself; "" if none."""
+    if not entry.links:
+        return ""
+    return ",".join(
+        "-1" if other is entry else str(entry.links.get(other.id, 0)) for other in ordered
+    )
+
+
+def _line(entry: Entry, node: str, links: str) -> str:
     for path in entry.files:
         if not _PATH.fullmatch(path):
             raise ConfigError(
@@ -91,6 +105,8 @@ def _line(entry: Entry, node: str) -> str:
     ]
     if entry.cores:
         parts.append(f"Cores={entry.cores}")
+    if links:
+        parts.append(f"Links={links}")
     return " ".join([*parts, f"Flags={_FLAGS.get(entry.vendor, _NO_FLAG)}"])
 
 

@@ -1,8 +1,10 @@
 """gpuhook slurm: the file that is written, and what is said beside it."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -92,3 +94,24 @@ def test_a_driver_that_fails_is_said_last(call: Call, monkeypatch: pytest.Monkey
     assert "/dev/nvidia0" in done.stdout
     assert isinstance(done.exception, GpuhookError)
     assert "AMD's driver fails" in str(done.exception)
+
+
+def test_links_of_a_vendor_that_knows_them(
+    call: Call, monkeypatch: pytest.MonkeyPatch, found: Inventory
+) -> None:
+    first, second = (device.id for device in found.devices)
+    scores = {first: {second: 250}, second: {first: 250}}
+    module = SimpleNamespace(PER_LINK=100, links=lambda *_: scores)
+    monkeypatch.setattr("gpuhook.slurm.devices.part", lambda *_: module)
+    text = call("gres", "--node", "n1").stdout
+    assert re.findall(r"Links=(\S+)", text) == ["-1,2", "2,-1"]
+    scores[first][second] = scores[second][first] = 50  # near, and no link
+    assert "Links=" not in call("gres", "--node", "n1").stdout
+
+    def fails(*_: object) -> None:
+        raise DriverError("it hangs", "Mend it")
+
+    module.links = fails
+    done = call("gres", "--node", "n1")
+    assert done.exit_code == 0
+    assert "linked isn't known: it hangs" in done.stderr

@@ -90,6 +90,17 @@ def test_slurm_numbers_them_as_they_stand(entries: list[Entry]) -> None:
         assert [first.split(",")[0] for first in firsts] == files
 
 
+def test_links_stand_by_slurms_numbers() -> None:
+    """The types are grouped, so the numbers are others than in the order of the entries."""
+    pair = [
+        Entry("nvidia", "h100", ("/dev/x0",), id="a", links={"c": 4}),
+        Entry("nvidia", "a100", ("/dev/x1",), id="b"),
+        Entry("nvidia", "h100", ("/dev/x2",), id="c", links={"a": 4, "gone": 2}),
+    ]
+    found = {line["File"]: line.get("Links") for line in devices(text(pair, "n1"))}
+    assert found == {"/dev/x0": "-1,4,0", "/dev/x2": "4,-1,0", "/dev/x1": None}
+
+
 def test_vendors_have_the_variables_of_their_own_libraries() -> None:
     entries = [
         Entry(vendor, "x", ("/dev/x0",)) for vendor in ("nvidia", "amd", "intel_gpu", "gaudi")
