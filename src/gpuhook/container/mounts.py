@@ -65,6 +65,21 @@ class Boundary:
         os.close(self._host)
         os.close(self._container)
 
+    def adopt(self, tables: "list[bytes]") -> None:
+        """Count the filesystem that the root is mounted on as the container's own.
+
+        Some engines mount a filesystem for each container first and the root in it, and then
+        folders of the former in the latter. ``tables`` are mount tables of the host's: where one
+        of them has that filesystem, or there is none, nothing changes.
+        """
+        table = _read(self._container)
+        fields = {line.split(b" ", 1)[0]: line.split(b" ", 3) for line in table.splitlines()}
+        parent = fields[self._root][1] if self._root in fields else b""
+        if parent in fields and tables:
+            device = b" " + fields[parent][2] + b" "
+            if not any(device in each for each in tables):
+                self._host_table = without(self._host_mounts(), device)
+
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return len(below(_read(self._container), self._root)) > 1
@@ -126,6 +141,12 @@ def outside(table: bytes, root: bytes) -> bytes:
     lines = table.splitlines(keepends=True)
     others = b"".join(line for line in lines if line.partition(b" ")[0] not in inside)
     return others.replace(b" master:", b" shared:")
+
+
+def without(table: bytes, device: bytes) -> bytes:
+    """Return a mount table without the mounts of one filesystem; ``device`` is blank-padded."""
+    lines = table.splitlines(keepends=True)
+    return b"".join(line for line in lines if device not in line.partition(b" - ")[0])
 
 
 def _read(fd: int) -> bytes:

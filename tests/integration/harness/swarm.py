@@ -47,8 +47,8 @@ class Swarm:
     def service(self, name: str, *words: str, kind: str = "debian") -> None:
         """Create a service of one task that runs for ever; ``words`` are options of Docker's."""
         create = ("service", "create", "--detach", "--no-resolve-image", "--name", name)
-        often = ("--restart-delay", "200ms")
-        self.docker.call(*create, *often, *words, image(kind), "sleep", "100000").ok()
+        quick = ("--restart-delay", "200ms", "--stop-grace-period", "200ms")
+        self.docker.call(*create, *quick, *words, image(kind), "sleep", "100000").ok()
 
     def remove(self, *names: str) -> None:
         """Remove services, and wait until their containers are gone."""
