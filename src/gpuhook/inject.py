@@ -159,15 +159,15 @@ def _host_id(process: int, name: str) -> int:
     return 0
 
 
-def open_container(pid: int, root_path: str, *, inside: bool = False) -> Container:
+def open_container(pid: int, root_path: str) -> Container:
     """Open a container's root as its own mount namespace has it; InjectError if that fails.
 
     ``root_path`` is what the runtime calls the root, links in it are followed as the
-    container's namespace has them. With ``inside`` this process is in that namespace.
+    container's namespace has them.
     """
     try:
         process = os.open(f"/proc/{pid}", PATH_FLAGS | os.O_DIRECTORY)
-        return _open_root(process, root_path, inside=inside)
+        return _open_root(process, root_path, inside=False)
     except OSError as error:
         raise InjectError(
             f"The container's root filesystem {root_path} can't be opened: {error.strerror}",

@@ -65,20 +65,22 @@ class Boundary:
         os.close(self._host)
         os.close(self._container)
 
-    def adopt(self, tables: "list[bytes]") -> None:
-        """Count the filesystem that the root is mounted on as the container's own.
+    def adopt(self, root: int, tables: "list[bytes]") -> None:
+        """Judge as inside, and count the filesystem that the root is mounted on as its own.
 
         Some engines mount a filesystem for each container first and the root in it, and then
-        folders of the former in the latter. ``tables`` are mount tables of the host's: where one
-        of them has that filesystem, or there is none, nothing changes.
+        folders of the former in the latter. ``tables`` are mount tables of the host's. Nothing
+        changes without any, where one of them has that filesystem or the root's mount, or where
+        the root is no mount of its own.
         """
         table = _read(self._container)
         fields = {line.split(b" ", 1)[0]: line.split(b" ", 3) for line in table.splitlines()}
         parent = fields[self._root][1] if self._root in fields else b""
-        if parent in fields and tables:
-            device = b" " + fields[parent][2] + b" "
-            if not any(device in each for each in tables):
-                self._host_table = without(self._host_mounts(), device)
+        if parent not in fields or not tables or not is_mount(root):
+            return
+        device = b" " + fields[parent][2] + b" "
+        if not any(device in each or _has(each, self._root) for each in tables):
+            self._host_table = without(outside(table, self._root), device)
 
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
@@ -119,6 +121,20 @@ class Boundary:
             return [], b""
         groups = [field for field in fields[6:] if field.startswith(b"shared:")]
         return fields, b" " + groups[0] + b" " if groups else b""
+
+
+def is_mount(folder: int) -> bool:
+    """Tell whether a folder is the root of its mount, by what is above it."""
+    above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return mount_id(above) != mount_id(folder)
+    finally:
+        os.close(above)
+
+
+def _has(table: bytes, mount: bytes) -> bool:
+    """Tell whether a table has a mount: a mount is in one namespace alone."""
+    return (b"\n" + table).find(b"\n" + mount + b" ") >= 0
 
 
 def below(table: bytes, root: bytes) -> set[bytes]:

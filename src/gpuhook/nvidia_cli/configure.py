@@ -38,7 +38,7 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
     completeness.check(grant)
     requirements.check(grant)
     pid = target.pid or callers.parent()
-    with inject.open_container(pid, target.root, inside=target.pid is None) as container:
+    with inject.open_container(pid, target.root) as container:
         if target.pid is None:
             container.adopt(callers.mount_tables())
         found = image.look(container, config, {NAME: grant.vendor.look})

@@ -87,22 +87,37 @@ APPTAINER = """\
 
 
 @pytest.mark.parametrize(
-    ("tables", "own"),
+    ("tables", "mount", "own"),
     [
-        ([HOST], {190, 191}),
-        ([HOST, "9 1 0:57 / /session rw - tmpfs tmpfs rw\n"], {190}),  # the host's own after all
-        ([], {190}),  # nothing is known of the host
+        ([HOST], True, {190, 191}),
+        ([HOST, "9 1 0:57 / /session rw - tmpfs tmpfs rw\n"], True, {190}),  # the host has it
+        ([HOST, APPTAINER], True, {190}),  # this is the host's namespace
+        ([HOST], False, {190}),  # the root is a folder among the host's
+        ([], True, {190}),  # nothing is known of the host
     ],
 )
 def test_filesystem_that_the_root_is_mounted_on(
-    boundary: mounts.Boundary, tmp_path: Path, tables: list[str], own: set[int]
+    boundary: mounts.Boundary,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tables: list[str],
+    mount: bool,
+    own: set[int],
 ) -> None:
     for name in ("mountinfo", "host"):
         (tmp_path / name).write_text(APPTAINER)
-    boundary._inside = True
-    boundary.adopt([table.encode() for table in tables])
-    assert {mount for mount in (190, 191, 192, 193) if boundary.verdict(mount).own} == own
+    boundary._inside = False
+    monkeypatch.setattr(mounts, "is_mount", lambda folder: mount)
+    boundary.adopt(190, [table.encode() for table in tables])
+    assert {each for each in (190, 191, 192, 193) if boundary.verdict(each).own} == own
     boundary.close()
+
+
+def test_root_of_a_mount() -> None:
+    for path, expected in (("/proc", True), ("/proc/self", False), ("/", False)):
+        folder = os.open(path, os.O_PATH)
+        assert mounts.is_mount(folder) == expected
+        os.close(folder)
 
 
 def test_what_is_below_a_mount() -> None:
