@@ -20,7 +20,7 @@ class Ask:
     ``prefix`` a folder that stands for / . ``cdi`` has the engine take devices by CDI,
     ``cdi_setting`` says whether this version of it needs a setting for that. ``hook`` is the
     stage (prestart, precreate) at which podman is to call ``hook_path``, None for not at all.
-    ``swarm`` are the devices that Docker is to offer to a swarm, none: it is told nothing.
+    ``swarm`` are the devices that Docker is to offer to a swarm; none: nothing about it changes.
     """
 
     runtimes: tuple[tuple[str, str], ...]
