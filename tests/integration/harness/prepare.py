@@ -15,6 +15,7 @@ def main() -> None:
     with ThreadPoolExecutor(2) as pool:
         others = pool.submit(install), pool.submit(fetch_driver_files)
         list(pool.map(releases.fetch_one, releases.NAMES))
+        releases.fetch_apptainer()
         list(pool.map(distributions.fetch_one, distributions.DEBIANS))
         for each in others:
             each.result()
