@@ -48,7 +48,6 @@ class Place:
 
     def check(self) -> None:
         """Raise DriverFolderError for what is there and isn't ours to replace."""
-        host_files.check_way(self.path)
         try:
             status = os.lstat(self.path)
         except FileNotFoundError:
@@ -152,7 +151,7 @@ class Place:
             if _is_whole(old) and _may_be_used(old):
                 stay += 1
             else:
-                _delete(old)
+                shutil.rmtree(old)
         return stay
 
     def forget(self) -> None:
@@ -173,13 +172,6 @@ def _is_whole(folder: str) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.lstat(folder).st_uid
-
-
-def _delete(folder: str) -> None:
-    """Delete a folder, so that one that is half deleted doesn't pass for a whole one."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(folder, MARKER))
-    shutil.rmtree(folder)
 
 
 # Older folders -------------------------------------------------------------------------------

@@ -168,6 +168,18 @@ def test_links_of_the_driver_root_lead_nowhere_else(tmp_path: Path, folder: Path
     assert not folder.exists()
 
 
+def test_a_file_that_changes_meanwhile(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = driver(tmp_path, "550.1")
+    file = tmp_path / "root-550.1/usr/bin/nvidia-smi"
+    monkeypatch.setattr(keeping, "_holds", lambda *_: not file.write_text("of another version"))
+    with pytest.raises(DriverFolderError, match="nvidia-smi has changed"):
+        keeping.update(str(folder), wanted)
+    assert not folder.exists()
+    assert waiting(folder) == []
+
+
 def test_an_old_one_stays_where_a_file_has_gone(tmp_path: Path, folder: Path) -> None:
     old = driver(tmp_path, "550.1")
     keeping.update(str(folder), old)
