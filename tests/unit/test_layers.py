@@ -139,7 +139,7 @@ LAYERS: Mapping[str, set[str]] = {
     "cdi_hook": {
         "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",
     },
-    "kubernetes": set(),
+    "kubernetes": {"cdi", "config", "container", "inventory", "request", "vendors"},
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {

@@ -34,6 +34,9 @@ class Settings:
     """What the flags, the environment and the file together say; the fields are the flags' names.
 
     ``sharing`` is by resource name. ``single_requests`` is the file's failRequestsGreaterThanOne.
+    ``driver_root`` is the host's path of what this process sees as ``driver_root_ctr_path``, as a
+    pod does; ``dev_root`` is the folder on the host above the nodes' /dev ("": the driver root).
+    ``register`` is False where the kubelet isn't to be told, as for tests.
     ``xids`` is what the administrator set of the table of XIDs: number -> fatal, application or
     ignore. ``health_checks`` is False where all are switched off. ``recovery`` is after how many
     seconds without trouble a device that answers counts as healthy again (0: never).
@@ -52,7 +55,11 @@ class Settings:
     imex_channel_ids: tuple[int, ...] = ()
     imex_required: bool = False
     shared_devices_allocation_policy: str = "distributed"
+    driver_root: str = ""
+    driver_root_ctr_path: str = "/driver-root"
+    dev_root: str = ""
     kubelet_folder: str = KUBELET_FOLDER
+    register: bool = True
     driver_folder: str = DRIVER_FOLDER
     sharing: dict[str, Sharing] = field(default_factory=dict)
     single_requests: bool = False
