@@ -139,7 +139,10 @@ LAYERS: Mapping[str, set[str]] = {
     "cdi_hook": {
         "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",
     },
-    "kubernetes": {"cdi", "config", "container", "inventory", "request", "vendors"},
+    "kubernetes": {
+        "cdi", "cli", "config", "container", "engines", "host", "inventory", "request", "start",
+        "vendors",
+    },
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 KUBELET_FOLDER = "/var/lib/kubelet/device-plugins"
 DRIVER_FOLDER = "/var/lib/gpuhook/driver"
+CDI_FOLDER = "/var/run/cdi"
 
 ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS, MOUNTS = STRATEGIES = (
     "envvar",
@@ -40,7 +41,8 @@ class Settings:
     ``xids`` is what the administrator set of the table of XIDs: number -> fatal, application or
     ignore. ``health_checks`` is False where all are switched off. ``recovery`` is after how many
     seconds without trouble a device that answers counts as healthy again (0: never).
-    ``interval`` is the time between two looks at the machine, in seconds.
+    ``interval`` is the time between two looks at the machine, in seconds. ``cdi_folder`` is where
+    CDI documents are kept for the strategies that name devices to the engine.
     """
 
     mig_strategy: str = "none"
@@ -61,6 +63,7 @@ class Settings:
     kubelet_folder: str = KUBELET_FOLDER
     register: bool = True
     driver_folder: str = DRIVER_FOLDER
+    cdi_folder: str = CDI_FOLDER
     sharing: dict[str, Sharing] = field(default_factory=dict)
     single_requests: bool = False
     health_checks: bool = True
