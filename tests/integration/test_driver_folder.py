@@ -12,52 +12,12 @@ import pytest
 from harness import bundles
 from harness.bundles import Bundle
 from harness.commands import Result, run, wait_until
-from harness.driver import Driver, lines_of_nvidia_smi, simulate
-from harness.installation import Installation, write_config
+from harness.driver import lines_of_nvidia_smi
+from harness.driver_folder import INSIDE, NEW, OLD, SETTINGS, Machine
+from harness.installation import Installation
 from harness.loader import probed
 from harness.namespaces import Namespace
 from harness.strangers import folder_of_his
-
-INSIDE = "/usr/local/nvidia"
-# As CUDA's images have them.
-SETTINGS = (
-    f"PATH={INSIDE}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    f"LD_LIBRARY_PATH={INSIDE}/lib:{INSIDE}/lib64",
-)
-OLD, NEW = "570.86.15", "580.65.06"
-
-
-class Machine:
-    """A driver of the test's own, and a driver folder that it is kept in."""
-
-    def __init__(self, installation: Installation, folder: Path) -> None:
-        self._installation = installation
-        self.root = folder / "driver"
-        self.folder = folder / "kept/driver"
-        self.driver = self.install(OLD)
-        self.config = write_config(folder / "config", self.root, ["runc"])
-
-    def install(self, version: str) -> Driver:
-        """Put a version of the driver in the place of the one that is there."""
-        options = ("--gpus=2", "--minors=3,1", f"--driver-version={version}")
-        self.driver = simulate(self._installation, self.root, *options)
-        return self.driver
-
-    def keep(self, *words: str | Path) -> Result:
-        """Run gpuhook driver-folder, for this folder unless another is named."""
-        last = words[-1] if words and str(words[-1]).startswith("/") else self.folder
-        options = [word for word in words if word != last]
-        words = ("driver-folder", f"--config={self.config}", *options, last)
-        return run([self._installation.command, *words])
-
-    @property
-    def older(self) -> list[Path]:
-        """The driver folders that were replaced and are still there."""
-        return [*self.folder.with_name(".driver.gpuhook").glob("*")]
-
-    def destroy(self) -> None:
-        """Take the simulated driver away."""
-        run([self._installation.command, "simulate", "--remove", self.root])
 
 
 @pytest.fixture
