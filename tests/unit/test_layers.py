@@ -151,8 +151,8 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "cli": {
         "cdi", "cgroup", "config", "container", "doctor", "driver_folder", "engines", "host",
-        "inject", "inventory", "nvidia_cli", "oci", "plan", "request", "resolve", "running",
-        "simulate", "start", "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
+        "inject", "inventory", "kubernetes", "nvidia_cli", "oci", "plan", "request", "resolve",
+        "running", "simulate", "start", "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
     },
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ _COMMANDS = {
     "completion": ("gpuhook.cli.completion", "Print the script for a shell's completion."),
     "configure": ("gpuhook.cli.configure", "Tell one engine, with the options of nvidia-ctk."),
     "config": ("gpuhook.cli.config", "Show, check and change the configuration."),
+    "device-plugin": ("gpuhook.cli.device_plugin", "Hand the devices to a Kubernetes cluster."),
     "doctor": ("gpuhook.cli.doctor", "Check everything and say what to do about it."),
     "driver-folder": (
         "gpuhook.cli.driver_folder",

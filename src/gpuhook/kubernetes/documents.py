@@ -121,7 +121,7 @@ def _made(settings: Settings, config: Config, found: Found) -> "Generated":
     from gpuhook.cli._engines import our_program  # noqa: PLC0415
 
     remedy = "Reinstall gpuhook, so that its programs lie together"
-    hook = our_program(ours.CDI_HOOK, remedy)
+    hook = settings.cdi_hook_path or our_program(ours.CDI_HOOK, remedy)
     own = config.path and os.path.abspath(config.path)
     made = generate(Source(*found, config, hook, own if own != DEFAULT_PATH else None))
     if not settings.driver_root:

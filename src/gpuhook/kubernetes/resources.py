@@ -4,7 +4,6 @@ Reads small files below the driver roots (which memory a device is near to, whic
 and changes nothing. One vendor, or one device, with something wrong never stops the others.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from gpuhook.cdi.generate import SOURCE
@@ -12,9 +11,10 @@ from gpuhook.cdi.names import is_device
 from gpuhook.cdi.transform import mover
 from gpuhook.config import Config
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, GpuhookError, RequestError, listed, shown
+from gpuhook.errors import DriverError, GpuhookError, RequestError, listed
 from gpuhook.inventory.model import Device, Inventory
 from gpuhook.kubernetes import settings as choices
+from gpuhook.kubernetes.names import wrong_name
 from gpuhook.kubernetes.settings import Settings
 from gpuhook.kubernetes.state import Node, Resource, State, Unit
 from gpuhook.request.reader import Request
@@ -24,11 +24,6 @@ from gpuhook.vendors.seam import Grant, Vendor
 Links = Mapping[str, Mapping[str, int]]  # by the ids of devices
 
 _PCI = "/sys/bus/pci/devices"
-_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_LONGEST = 63  # characters of a name, after the slash; also, by convention, of a device's id
-_LONGEST_DOMAIN = 253 - len("requests.")  # quotas put that in front
-_OWN_DOMAIN = "kubernetes.io"
 
 
 def resources(
@@ -62,22 +57,6 @@ def resources(
     shared = {name for name, each in settings.sharing.items() if each.rename not in made}
     warnings += [f"The resource {name} is to be shared, and there is none" for name in shared]
     return State(tuple(made.values())), warnings
-
-
-def wrong_name(name: str) -> str:
-    """Return why the kubelet takes no resource of that name, "" where it does."""
-    domain, slash, rest = name.partition("/")
-    if not slash:
-        return "it has no domain before a slash"
-    if domain == _OWN_DOMAIN or domain.endswith(f".{_OWN_DOMAIN}"):
-        return f"{_OWN_DOMAIN} is Kubernetes' own domain"
-    if len(domain) > _LONGEST_DOMAIN or not _DOMAIN.fullmatch(domain):
-        return f"{shown(domain)} is no domain in small letters"
-    if len(rest) > _LONGEST:
-        return f"it has more than {_LONGEST} characters after the slash"
-    if not _NAME.fullmatch(rest):
-        return "after the slash are letters, digits and -_. alone, a letter or digit first and last"
-    return ""
 
 
 class _Vendors:

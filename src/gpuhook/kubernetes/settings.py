@@ -42,7 +42,8 @@ class Settings:
     ignore. ``health_checks`` is False where all are switched off. ``recovery`` is after how many
     seconds without trouble a device that answers counts as healthy again (0: never).
     ``interval`` is the time between two looks at the machine, in seconds. ``cdi_folder`` is where
-    CDI documents are kept for the strategies that name devices to the engine.
+    CDI documents are kept for the strategies that name devices to the engine, and
+    ``cdi_hook_path`` the host's path of the hook in them ("": the hook beside this program).
     """
 
     mig_strategy: str = "none"
@@ -64,6 +65,7 @@ class Settings:
     register: bool = True
     driver_folder: str = DRIVER_FOLDER
     cdi_folder: str = CDI_FOLDER
+    cdi_hook_path: str = ""
     sharing: dict[str, Sharing] = field(default_factory=dict)
     single_requests: bool = False
     health_checks: bool = True

@@ -12,7 +12,7 @@ from machines import gpu, mig
 
 from gpuhook.config import Config
 from gpuhook.inventory.model import Device, Inventory, Node
-from gpuhook.kubernetes.resources import resources, wrong_name
+from gpuhook.kubernetes.resources import resources
 from gpuhook.kubernetes.settings import Settings, Sharing
 from gpuhook.kubernetes.state import Resource, State
 from gpuhook.vendors import seam
@@ -380,32 +380,6 @@ VENDOR = Gizmo()
     assert [(unit.id, unit.selector) for unit in one.units] == [("gizmo0", "0"), ("gizmo1", "1")]
     assert reasons(one) == ["", "device 1: it is asleep"]
     assert one.units[0].nodes[0].container == "/dev/thing0"
-
-
-# Names --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        (GPU, ""),
-        ("huawei.com/Ascend910-2c", ""),
-        ("a.b/" + "x" * 63, ""),
-        ("a.b/" + "x" * 64, "63 characters"),
-        ("gpu", "no domain"),
-        ("Nvidia.com/gpu", "no domain in small letters"),
-        ("kubernetes.io/gpu", "own domain"),
-        ("x.kubernetes.io/gpu", "own domain"),
-        ("a.b/", "letters, digits"),
-        ("a.b/x/y", "letters, digits"),
-        ("a.b/x.", "letters, digits"),
-        ("a.b/x\n", "letters, digits"),
-        (f"{'a' * 250}/x", "no domain"),
-    ],
-)
-def test_names_that_the_kubelet_takes(name: str, why: str) -> None:
-    wrong = wrong_name(name)
-    assert wrong == why if not why else why in wrong
 
 
 def test_a_name_that_it_refuses_is_said(tmp_path: Path) -> None:
