@@ -118,16 +118,13 @@ def plugin(
     machine: Machine,
     strategy: Strategy,
     resource: str = GPU,
-    **more: object,
+    *more: str,
 ) -> Iterator[Kubelet]:
     """Run the plugin with these strategies; "nodes" stands for pass-device-specs."""
-    words = {
-        "device_list_strategy": [each for each in strategy if each != "nodes"],
-        "pass_device_specs": "nodes" in strategy,
-        "driver_folder": str(machine.folder),
-        **more,
-    }
-    with device_plugin(place, installation, machine.config, resource, **words) as kubelet:
+    words = [f"--device-list-strategy={each}" for each in strategy if each != "nodes"]
+    words += [f"--pass-device-specs={str('nodes' in strategy).lower()}"]
+    words += [f"--driver-folder={machine.folder}", *more]
+    with device_plugin(place, installation, machine.config, resource, *words) as kubelet:
         yield kubelet
 
 
@@ -171,7 +168,6 @@ def test_exactly_what_was_granted(
 ) -> None:
     if strategy[0] == "volume-mounts":
         request.getfixturevalue("hardened")
-    machine.keep().ok()
     with plugin(place, installation, machine, strategy) as kubelet:
         both = [kubelet.admit(name, {GPU: count}) for name, count in (("one", 1), ("two", 2))]
         with cri.pod(handler, "one") as one, cri.pod(handler, "two") as two:
@@ -207,6 +203,11 @@ UPDATES = pytest.mark.parametrize(
 )
 
 
+def wait_for_folder(machine: Machine, version: str) -> None:
+    library = machine.folder / f"lib64/libcuda.so.{version}"
+    wait_until(library.exists, "the folder is of the new driver")
+
+
 @UPDATES
 def test_the_driver_is_updated_while_a_pod_runs(
     strategy: Strategy,
@@ -217,14 +218,14 @@ def test_the_driver_is_updated_while_a_pod_runs(
     place: Path,
     updated: None,
 ) -> None:
-    machine.keep().ok()
     with plugin(place, installation, machine, strategy) as kubelet, cri.pod(handler) as pod:
         answers = kubelet.admit("one", {GPU: 2})
         gpus = granted(answers, machine)
         container = start(pod, DEBIAN, answers, SETTINGS)
         check(container, machine, gpus)
         machine.install(NEW)
-        machine.keep().ok()
+        if strategy == ("mounts",):
+            wait_for_folder(machine, NEW)
         assert seen_by(container) == expected(gpus, OLD)
         # The next container of this pod gets what stands in the kubelet's checkpoint.
         kubelet.wait_for(GPU, healthy=len(machine.driver.gpus))
@@ -305,9 +306,8 @@ def test_the_engine_gives_what_was_granted(
     updated: None,
 ) -> None:
     """And, once the driver was updated, the new one for the same answer."""
-    machine.keep().ok()
-    words = {"cdi_folder": str(documents)}
-    with plugin(place, sid.installation, machine, (strategy,), **words) as kubelet:
+    option = f"--cdi-folder={documents}"
+    with plugin(place, sid.installation, machine, (strategy,), GPU, option) as kubelet:
         answers = kubelet.admit("one", {GPU: 2})
         assert bool(answers["cdi_devices"]) == (strategy == "cdi-cri")
         assert bool(answers["annotations"]) == (strategy == "cdi-annotations")
@@ -317,7 +317,7 @@ def test_the_engine_gives_what_was_granted(
             check(container, machine, gpus)
             machine.install(NEW)
             if strategy == "mounts":
-                machine.keep().ok()
+                wait_for_folder(machine, NEW)
             else:
                 [document] = documents.glob("nvidia.com-gpu.*")
                 wait_until(lambda: NEW in document.read_text(), "the names are of the new driver")

@@ -12,8 +12,11 @@ import pytest
 from harness import bundles
 from harness.bundles import Bundle
 from harness.commands import Result, run, wait_until
+from harness.docker import Docker
 from harness.driver import lines_of_nvidia_smi
 from harness.driver_folder import INSIDE, NEW, OLD, SETTINGS, Machine
+from harness.engines import settings
+from harness.images import image
 from harness.installation import Installation
 from harness.loader import probed
 from harness.namespaces import Namespace
@@ -119,6 +122,14 @@ def test_every_library_by_the_names_that_programs_ask_for(
         name: f"{status.st_dev}:{status.st_ino}"
         for name, status in ((name, (kept / name).stat()) for name in names)
     }
+
+
+def test_docker_with_its_own_runtime(docker: Docker, machine: Machine) -> None:
+    machine.keep().ok()
+    options = [f"--volume={machine.folder}:{INSIDE}:ro", *settings("--env", SETTINGS)]
+    options += [f"--device={machine.root}{path}:{path}" for path, _, _ in gives(machine, 1)]
+    done = docker.run(image("debian"), "nvidia-smi", "-L", options=options, runtime="runc").ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(machine.driver.chosen(1))
 
 
 def test_an_update_while_a_container_runs(

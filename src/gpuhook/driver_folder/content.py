@@ -14,9 +14,10 @@ from gpuhook.loader.layout import Layout
 from gpuhook.plan.image import Image
 from gpuhook.plan.operations import BindFile, Symlink
 from gpuhook.vendors import seam
+from gpuhook.vendors.nvidia.cluster import Cluster
 from gpuhook.vendors.nvidia.names import NAME
 
-INSIDE = "/usr/local/nvidia"  # where CUDA images' PATH and LD_LIBRARY_PATH look
+INSIDE = Cluster.driver_folder  # where CUDA images' PATH and LD_LIBRARY_PATH look
 FOLDERS = ("bin", "lib", "lib64")  # lib is for 32-bit libraries
 _PROGRAMS = "/usr/bin/"
 _ALL = "all"

@@ -16,12 +16,12 @@ from typing import Any, Self
 
 from gpuhook.config import Config
 from gpuhook.errors import PluginError
-from gpuhook.kubernetes import documents, health
+from gpuhook.kubernetes import documents, driver, health
 from gpuhook.kubernetes.children import Listener, Server
 from gpuhook.kubernetes.health import Health
 from gpuhook.kubernetes.machine import Machine
 from gpuhook.kubernetes.resources import resources
-from gpuhook.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, Settings
+from gpuhook.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, Settings
 from gpuhook.kubernetes.state import State
 from gpuhook.kubernetes.uevents import KernelEvents
 from gpuhook.start.ready import report_ready
@@ -31,7 +31,7 @@ from gpuhook.vendors.uevents import concerns_us
 _SETTLE = 0.5  # seconds of quiet after a kernel event: a driver is loaded in many steps
 _AWAY = 60.0  # seconds without NVML after SIGHUP, in which a driver can be unloaded
 _SAY_AGAIN = 60.0  # seconds until the same application's error is said again
-_WHILE_BAD = 5.0  # seconds until CDI documents are tried again
+_WHILE_BAD = 5.0  # seconds until CDI documents, or the driver folder, are tried again
 _NEEDED = ("grpc", "google.protobuf")
 
 
@@ -157,6 +157,7 @@ class Supervisor:
         self._look_at = 0.0
         self._is_eager = False  # whether the next look waits for no pause
         self._documents_at: float | None = None
+        self._folder_at: float | None = None
         self._changed = True
 
     def run(self) -> int:
@@ -199,13 +200,16 @@ class Supervisor:
                 self._fall_ill(device, "the driver hangs when it is asked")
         if self._documents_at is not None and now >= self._documents_at:
             self._bring_documents()
+        if self._folder_at is not None and now >= self._folder_at:
+            self._keep_driver_folder()
         if self._changed:
             self._publish()
         self._server.tend()
 
     def _wait(self) -> None:
         """Wait until something is said or due, and take in what is said."""
-        times = [self._look_at, self._health.due(), self._documents_at, self._server.deadline()]
+        times = [self._look_at, self._health.due(), self._documents_at, self._folder_at]
+        times.append(self._server.deadline())
         times += [listener.deadline() for listener in self._listeners.values()]
         end = min(at for at in times if at is not None)
         listening = [each for each in self._listeners.values() if each.fileno() >= 0]
@@ -267,6 +271,8 @@ class Supervisor:
             self._watch(vendor.names, inventory)
         if {CDI_CRI, CDI_ANNOTATIONS} & {*self._settings.device_list_strategy}:
             self._bring_documents()
+        if MOUNTS in self._settings.device_list_strategy:
+            self._keep_driver_folder()
 
     def _watch(self, names: Any, inventory: Any) -> None:
         """See that somebody listens to a vendor's errors, of the devices that there are now."""
@@ -295,6 +301,12 @@ class Supervisor:
         failing = machine.failures().keys()
         well = documents.bring(self._settings, self._config, machine.present, failing, tell)
         self._documents_at = None if well else self._clock() + _WHILE_BAD
+
+    def _keep_driver_folder(self) -> None:
+        machine = self._machine
+        failing = machine.failures().keys()
+        well = driver.keep(self._settings, self._config, machine.present, failing, tell)
+        self._folder_at = None if well else self._clock() + _WHILE_BAD
 
     # How devices are ----------------------------------------------------------------------------
 

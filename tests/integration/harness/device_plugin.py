@@ -1,11 +1,9 @@
 """gpuhook's device plugin beside a kubelet of the tests', and containers as that starts them."""
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from kubelet import Answers, Kubelet
 
@@ -15,38 +13,26 @@ from harness.installation import Installation
 
 # Looks again often, so that no test waits for it.
 INTERVAL_S = 0.2
-_CODE = """
-import json, sys
-from gpuhook.config import load
-from gpuhook.kubernetes import service
-from gpuhook.kubernetes.settings import Settings
-words = {key: tuple(value) if isinstance(value, list) else value
-         for key, value in json.loads(sys.argv[1]).items()}
-config, sys.argv[0] = sys.argv[2], sys.argv[3]
-sys.exit(service.run(Settings(**words), load(config)))
-"""
+# The tests' own Python has gRPC; the program goes by the name of the installed one.
+_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.cli import main; main()"
 
 
 @contextmanager
 def device_plugin(
-    folder: Path, installation: Installation, config: Path, resource: str, **settings: Any
+    folder: Path, installation: Installation, config: Path, resource: str, *options: str
 ) -> Iterator[Kubelet]:
     """Run a kubelet and the plugin below a new ``folder``, which has registered ``resource`` then.
 
-    The plugin runs with the tests' own Python, which has gRPC, and takes the programs of
-    ``installation`` for its own. ``settings`` are fields of Settings.
+    The plugin takes the programs of ``installation`` for its own.
     """
     folder.mkdir()
-    words = {"kubelet_folder": str(folder / "k"), "interval": INTERVAL_S, **settings}
-    argv: list[str | Path] = [sys.executable, "-c", _CODE, json.dumps(words)]
-    argv += [config, installation.command]
-
-    def is_ready() -> bool:
-        return kubelet.allocatable(resource) > 0
+    argv: list[str | Path] = [sys.executable, "-c", _PROGRAM, installation.command]
+    argv += ["device-plugin", f"--config={config}", f"--interval={INTERVAL_S}"]
+    argv += [f"--kubelet-socket={folder}/k/kubelet.sock", *options]
 
     with Kubelet(folder / "k") as kubelet:
         kubelet.start()
-        with daemon(argv, folder / "log", is_ready):
+        with daemon(argv, folder / "log", lambda: kubelet.allocatable(resource) > 0):
             yield kubelet
 
 
