@@ -189,6 +189,17 @@ def test_a_gpu_that_was_lost_before(node: Node) -> None:
     assert node.unhealthy() == {driver.gpus[1].uuid}
 
 
+def test_gpus_that_are_linked_go_together(node: Node) -> None:
+    """Asked once, and a lost GPU spoils nothing of what is known of the others."""
+    driver = node.simulate("--gpus=6", "--nvlink=pairs", "--lost=5")
+    node.start()
+    node.healthy(5, 6)
+    ids = [gpu.uuid for gpu in driver.gpus]
+    available = [ids[4], ids[3], ids[1], ids[2]]
+    assert {*node.kubelet.preferred(GPUS, available, [], 2)} == {ids[2], ids[3]}
+    assert {*node.kubelet.preferred(GPUS, ids[:5], [ids[1]], 2)} == {ids[0], ids[1]}
+
+
 def test_mig_devices_change_while_it_runs(node: Node) -> None:
     node.simulate("--gpus=2", "--mig=0:3g.71gb,1g.18gb")
     node.start(mig_strategy="mixed")

@@ -358,7 +358,7 @@ def test_a_running_machine_is_changed(folder: Path) -> None:
         (["--xid=79"], "An XID happens to one GPU"),
         (["--gpu=1"], "An XID happens to one GPU"),
         (["--xid=79", "--gpu=7"], "no device '7'"),
-        (["--found=0", "--gpus=2"], "change a machine that is there"),
+        (["--found=0", "--gpus=2"], "change a machine"),
         (["--mig=0:4g.71gb,4g.71gb"], "don't fit on GPU 0"),
         (["--lost=2"], "There is no GPU 2 among 2"),
     ],

@@ -13,11 +13,20 @@ from gpuhook.simulate.build import build as build_root
 from gpuhook.simulate.place import is_simulated, remove
 from gpuhook.vendors import seam
 from gpuhook.vendors.nvidia import names as nvidia
-from gpuhook.vendors.nvidia.simulate import Options, build, change, report_xid
+from gpuhook.vendors.nvidia.simulate import (
+    Options,
+    build,
+    change,
+    end_process,
+    report_xid,
+    run_process,
+)
+from gpuhook.vendors.nvidia.simulate.activity import parse_process
 from gpuhook.vendors.nvidia.simulate.models import MODELS
 from gpuhook.vendors.nvidia.simulate.options import (
     DEFAULT_DRIVER,
     FEATURES,
+    NVLINKS,
     PLATFORMS,
     parse_failure,
     parse_mig,
@@ -29,7 +38,7 @@ from gpuhook.vendors.parts import part
 # The parameters that every vendor's simulator has; the others are those of NVIDIA's.
 _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing", "config_path"})
 # Those that change a machine while programs use it, alone; and those that may, and build as well.
-_CHANGE = frozenset({"found", "xids", "device"})
+_CHANGE = frozenset({"found", "xids", "device", "running", "ended"})
 _BUILD_OR_CHANGE = frozenset({"mig", "lost"})
 _ANY = frozenset({"directory", "style", "config_path"})
 
@@ -71,6 +80,18 @@ _ANY = frozenset({"directory", "style", "config_path"})
     help="Let this XID happen to --gpu; may be repeated.",
 )  # fmt: skip
 @click.option("--gpu", "device", metavar="GPU", help="Number or UUID of a GPU, or a MIG UUID.")
+@click.option(
+    "--process", "running", multiple=True, metavar="GPU,PID,BYTES,...",
+    help="Let this process run; SM, memory, encoder and decoder percent and a kind may follow.",
+)  # fmt: skip
+@click.option("--end", "ended", multiple=True, type=int, metavar="PID", help="Let it end.")
+@click.option(
+    "--nvlink",
+    type=click.Choice(NVLINKS),
+    default=NVLINKS[0],
+    show_default=True,
+    help="What the GPUs' NVLinks lead to: nothing, another GPU, or switches.",
+)
 @click.option("--unplug", default="", metavar="GPU,...", help="GPUs that have gone away.")
 @click.option("--init-seconds", default=0.0, help="How long starting NVML takes.")
 @click.option("--fail", default="", metavar="HOW", help="not-loaded or version-mismatch.")
@@ -100,6 +121,8 @@ def simulate(
     found: str,
     xids: tuple[int, ...],
     device: str | None,
+    running: tuple[str, ...],
+    ended: tuple[int, ...],
     **options: Any,
 ) -> None:
     """Build a simulated driver root in DIR, or replace the one that is there.
@@ -108,14 +131,19 @@ def simulate(
     For another vendor than nvidia there are --gpus and --set alone; the configuration may
     declare it.
 
-    With none but --mig, --lost, --found, and --xid with --gpu, the machine that DIR holds is
-    changed, and programs that use it see the change.
+    With none but --mig, --lost, --found, --process, --end, and --xid with --gpu, the machine that
+    DIR holds is changed, and programs that use it see the change.
     """
     if removing:
         remove(directory)
         return
     if _is_change(directory):
-        lines = _changed(directory, options["mig"], options["lost"], found, xids, device)
+        _report(directory, xids, device)
+        for word in running:
+            run_process(directory, parse_process(word))
+        for pid in ended:
+            end_process(directory, pid)
+        lines = _changed(directory, options["mig"], options["lost"], found)
         click.echo("".join(f"{line}\n" for line in lines), nl=False)
         return
     if vendor != nvidia.NAME:
@@ -145,10 +173,19 @@ def _is_change(directory: str) -> bool:
     building = given - _CHANGE - _BUILD_OR_CHANGE
     if given & _CHANGE and building:
         raise SimulateError(
-            "--found, --xid and --gpu change a machine that is there, and other options build one",
+            "--found, --xid, --gpu, --process and --end change a machine, others build one",
             "Build it first, and give these in a second command",
         )
     return bool(given & _CHANGE) or bool(given and not building and is_simulated(directory))
+
+
+def _report(root: str, xids: tuple[int, ...], device: str | None) -> None:
+    if bool(xids) != bool(device):
+        raise SimulateError(
+            "An XID happens to one GPU or MIG device", "Give both, like --xid 79 --gpu 3"
+        )
+    for xid in xids:
+        report_xid(root, xid, str(device))
 
 
 def _changed(
@@ -156,16 +193,8 @@ def _changed(
     mig: tuple[str, ...],
     lost: str,
     found: str,
-    xids: tuple[int, ...],
-    device: str | None,
 ) -> list[str]:
-    """Change a machine and return lines that say how it is; none after XIDs alone."""
-    if bool(xids) != bool(device):
-        raise SimulateError(
-            "An XID happens to one GPU or MIG device", "Give both, like --xid 79 --gpu 3"
-        )
-    for xid in xids:
-        report_xid(root, xid, str(device))
+    """Change a machine and return lines that say how it is; none where nothing of that changed."""
     if not (mig or lost or found):
         return []
     return change(
