@@ -22,6 +22,8 @@ from gpuhook.vendors.nvidia.simulate import (
     run_process,
 )
 from gpuhook.vendors.nvidia.simulate.activity import parse_process
+from gpuhook.vendors.nvidia.simulate.check import skipped_lines
+from gpuhook.vendors.nvidia.simulate.machine import Machine
 from gpuhook.vendors.nvidia.simulate.models import MODELS
 from gpuhook.vendors.nvidia.simulate.options import (
     DEFAULT_DRIVER,
@@ -33,12 +35,13 @@ from gpuhook.vendors.nvidia.simulate.options import (
     parse_mig_change,
     parse_numbers,
 )
+from gpuhook.vendors.nvidia.simulate.state import load_machine
 from gpuhook.vendors.parts import part
 
 # The parameters that every vendor's simulator has; the others are those of NVIDIA's.
 _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing", "config_path"})
 # Those that change a machine while programs use it, alone; and those that may, and build as well.
-_CHANGE = frozenset({"found", "xids", "device", "running", "ended"})
+_CHANGES = frozenset({"found", "xids", "device", "running", "ended"})
 _BUILD_OR_CHANGE = frozenset({"mig", "lost"})
 _ANY = frozenset({"directory", "style", "config_path"})
 
@@ -139,12 +142,9 @@ def simulate(
         return
     if _is_change(directory):
         _report(directory, xids, device)
-        for word in running:
-            run_process(directory, parse_process(word))
-        for pid in ended:
-            end_process(directory, pid)
-        lines = _changed(directory, options["mig"], options["lost"], found)
-        click.echo("".join(f"{line}\n" for line in lines), nl=False)
+        _run(directory, running, ended)
+        _change(directory, options["mig"], options["lost"], found)
+        _show(load_machine(directory), directory, style)
         return
     if vendor != nvidia.NAME:
         click.echo("\n".join(_of_another(directory, vendor, gpus, settings, load(config_path))))
@@ -170,13 +170,13 @@ def _given() -> frozenset[str]:
 def _is_change(directory: str) -> bool:
     """Tell whether a machine is to be changed, and not built; SimulateError if it is unclear."""
     given = _given() - _ANY
-    building = given - _CHANGE - _BUILD_OR_CHANGE
-    if given & _CHANGE and building:
+    building = given - _CHANGES - _BUILD_OR_CHANGE
+    if given & _CHANGES and building:
         raise SimulateError(
             "--found, --xid, --gpu, --process and --end change a machine, others build one",
             "Build it first, and give these in a second command",
         )
-    return bool(given & _CHANGE) or bool(given and not building and is_simulated(directory))
+    return bool(given & _CHANGES) or bool(given and not building and is_simulated(directory))
 
 
 def _report(root: str, xids: tuple[int, ...], device: str | None) -> None:
@@ -188,21 +188,32 @@ def _report(root: str, xids: tuple[int, ...], device: str | None) -> None:
         report_xid(root, xid, str(device))
 
 
-def _changed(
-    root: str,
-    mig: tuple[str, ...],
-    lost: str,
-    found: str,
-) -> list[str]:
-    """Change a machine and return lines that say how it is; none where nothing of that changed."""
-    if not (mig or lost or found):
-        return []
-    return change(
-        root,
-        mig=parse_mig_change(mig),
-        lost=frozenset(parse_numbers(lost, "--lost")),
-        found=frozenset(parse_numbers(found, "--found")),
-    )
+def _run(root: str, running: tuple[str, ...], ended: tuple[int, ...]) -> None:
+    for word in running:
+        run_process(root, parse_process(word))
+    for pid in ended:
+        end_process(root, pid)
+
+
+def _change(root: str, mig: tuple[str, ...], lost: str, found: str) -> None:
+    if mig or lost or found:
+        change(
+            root,
+            mig=parse_mig_change(mig),
+            lost=frozenset(parse_numbers(lost, "--lost")),
+            found=frozenset(parse_numbers(found, "--found")),
+        )
+
+
+def _show(machine: Machine, root: str, style: str) -> None:
+    """Say how a machine is, and which lines of its files mean nothing."""
+    for skipped in skipped_lines(root, machine):
+        click.echo(skipped, err=True)
+    if style == "json":
+        gpus = [{"number": gpu.index, **gpu.to_json()} for gpu in machine.gpus]
+        click.echo(json.dumps({"gpus": gpus}, indent=2))
+    else:
+        click.echo("\n".join(line for gpu in machine.gpus for line in gpu.lines()))
 
 
 def _nvidia_options(

@@ -28,8 +28,8 @@ def change(
     mig: Mapping[int, tuple[str, ...] | None] | None = None,
     lost: frozenset[int] = frozenset(),
     found: frozenset[int] = frozenset(),
-) -> list[str]:
-    """Change the machine in ``root`` and return lines that say how it is then.
+) -> Machine:
+    """Change the machine in ``root`` and return it as it is then.
 
     ``mig`` gives GPUs other MIG devices (None: no MIG mode any more); ``lost`` are the numbers of
     GPUs that don't answer any more, ``found`` of those that do again. Processes see it at their
@@ -52,7 +52,7 @@ def change(
             _replace_instances(root, make_machine(old.options, old.driver_version), machine)
         state.save(root, new, machine)
         _replace_libraries(root, new, machine)
-    return [line for gpu in machine.gpus for line in _lines(gpu)]
+    return machine
 
 
 def report_xid(root: str, xid: int, device: str) -> None:
@@ -73,13 +73,6 @@ def _check_found(gpus: int, found: frozenset[int]) -> None:
     for index in sorted(found):
         if not 0 <= index < gpus:
             raise SimulateError(f"There is no GPU {index} among {gpus}", "Count the GPUs from 0")
-
-
-def _lines(gpu: SimulatedGpu) -> list[str]:
-    words = " (lost)" if gpu.lost else ""
-    mode = " (MIG)" if gpu.mig_enabled else ""
-    line = f"GPU {gpu.index}: {gpu.model.name} {gpu.uuid}{mode}{words}"
-    return [line, *(f"  MIG {mig.profile.name} {mig.uuid}" for mig in gpu.migs)]
 
 
 def _instances(machine: Machine) -> Instances:

@@ -56,6 +56,13 @@ class SimulatedGpu:
     mig_enabled: bool
     migs: tuple[SimulatedMig, ...]
 
+    def lines(self) -> list[str]:
+        """Return how it is, for people to read: a line for it, and one for each MIG device."""
+        mode = " (MIG)" if self.mig_enabled else ""
+        words = " (lost)" if self.lost else ""
+        line = f"GPU {self.index}: {self.model.name} {self.uuid}{mode}{words}"
+        return [line, *(f"  MIG {mig.profile.name} {mig.uuid}" for mig in self.migs)]
+
     @property
     def proc_bus_id(self) -> str:
         """The PCI address as the folder in /proc/driver/nvidia/gpus spells it."""

@@ -61,6 +61,7 @@ def time_text() -> str:
 
 def make(tree: Tree, state: State, machine: Machine) -> None:
     """Make the folder of a machine to which nothing has happened yet."""
+    tree.folder(FOLDER)
     tree.text(f"{FOLDER}/{EVENTS}", "")
     tree.text(f"{FOLDER}/{ACTIVITY}", f"{time_text()} boot\n")
     save(tree.root, state, machine)

@@ -40,6 +40,9 @@ struct event_set {
     struct sim_log log;
 };
 
+_Static_assert(sizeof(struct nvml_event) == 32, "as nvml.h has it");
+_Static_assert(sizeof(struct nvml_event_v1) == 24, "as nvml.h had it");
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct event_set *sets;
 

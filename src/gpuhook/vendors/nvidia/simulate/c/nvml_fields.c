@@ -27,6 +27,8 @@ struct field_value {
     } value;
 };
 
+_Static_assert(sizeof(struct field_value) == 40, "as nvml.h has it");
+
 /* Counts the XIDs of one number that have happened to a GPU, by the lines of the file of events. */
 static unsigned count_xids(const struct sim_gpu *gpu, unsigned xid)
 {

@@ -51,6 +51,13 @@ struct accounting_stats {
     unsigned reserved[5];
 };
 
+_Static_assert(sizeof(struct process_info_v1) == 16, "as nvml.h had it");
+_Static_assert(sizeof(struct process_info) == 24, "as nvml.h has it");
+_Static_assert(sizeof(struct process_sample) == 32, "as nvml.h has it");
+_Static_assert(sizeof(struct process_utilization) == 40, "as nvml.h has it");
+_Static_assert(sizeof(struct processes_utilization) == 24, "as nvml.h has it");
+_Static_assert(sizeof(struct accounting_stats) == 56, "as nvml.h has it");
+
 static struct sim_process *process_list(void)
 {
     return calloc(SIM_PROCESSES, sizeof(struct sim_process));
