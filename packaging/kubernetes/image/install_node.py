@@ -357,26 +357,31 @@ def _is_engine(process: str, engine: str) -> bool:
 
 
 def users(node: Node, proc: str = "/proc") -> list[str]:
-    """Return the containers and processes that still need a program of ours, in words."""
+    """Return the containers that can't be stopped or deleted without our programs.
+
+    containerd's shims and CRI-O's conmons know by which runtime theirs was made.
+    """
     ours = os.fsencode(node.folder) + b"/"
-    found = []
-    for path in sorted(glob.glob(SHIMS)):
-        try:
-            runtime = _read(path)
-        except OSError:
-            continue
-        if runtime.startswith(ours):
-            found.append(f"container {path.split('/')[-2]}")
-    for name in os.listdir(proc):
-        if not name.isdecimal() or int(name) == os.getpid():
-            continue
-        try:
-            words = _read(f"{proc}/{name}/cmdline").split(b"\0")
-        except OSError:
-            continue
+    shims = [path for path in sorted(glob.glob(SHIMS)) if _try_read(path).startswith(ours)]
+    conmons = [
+        int(name)
+        for name in os.listdir(proc)
+        if name.isdecimal() and _try_read(f"{proc}/{name}/comm") == b"conmon\n"
+    ]
+    found = [f"container {path.split('/')[-2]}" for path in shims]
+    for pid in conmons:
+        words = _try_read(f"{proc}/{pid}/cmdline").split(b"\0")
         if any(word.startswith(ours) for word in words):
-            found.append(f"process {name}")
+            found.append(f"the container of process {pid}")
     return found
+
+
+def _try_read(path: str) -> bytes:
+    """Return what a file holds, nothing where it is gone meanwhile."""
+    try:
+        return _read(path)
+    except OSError:
+        return b""
 
 
 # What is done -------------------------------------------------------------------------------------
