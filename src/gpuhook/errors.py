@@ -185,6 +185,12 @@ class WatchError(GpuhookError):
     code = "watch"
 
 
+class PluginError(GpuhookError):
+    """The device plugin can't do its work: a package is missing, or its sockets can't be made."""
+
+    code = "device-plugin"
+
+
 # What came from an image or a user, in a message -------------------------------------------
 
 

@@ -17,7 +17,7 @@ DOCUMENTS = [
     ),
 ]
 # In code: gpuhook, a command, and what follows on the line or up to the closing backtick.
-USE = re.compile(r"(?:^|[`(] ?|\$ |&& )gpuhook ([a-z]+)([^`\n|#&;]*)", re.MULTILINE)
+USE = re.compile(r"(?:^|[`(] ?|\$ |&& )gpuhook ([a-z][a-z-]*)([^`\n|#&;]*)", re.MULTILINE)
 FENCED = re.compile(r"^ *```.*?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 

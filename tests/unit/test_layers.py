@@ -135,7 +135,10 @@ LAYERS: Mapping[str, set[str]] = {
     "cdi_hook": {
         "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",
     },
-    "kubernetes": set(),
+    "kubernetes": {
+        "cdi", "cli", "config", "container", "engines", "host", "inventory", "request", "start",
+        "vendors",
+    },
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {
@@ -144,8 +147,8 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "cli": {
         "cdi", "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
-        "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate", "start",
-        "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
+        "kubernetes", "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate",
+        "start", "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
     },
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ _COMMANDS = {
     "completion": ("gpuhook.cli.completion", "Print the script for a shell's completion."),
     "configure": ("gpuhook.cli.configure", "Tell one engine, with the options of nvidia-ctk."),
     "config": ("gpuhook.cli.config", "Show, check and change the configuration."),
+    "device-plugin": ("gpuhook.cli.device_plugin", "Hand the devices to a Kubernetes cluster."),
     "doctor": ("gpuhook.cli.doctor", "Check everything and say what to do about it."),
     "explain": ("gpuhook.cli.explain", "Show what a container would get, and why."),
     "install": ("gpuhook.cli.install", "Tell container engines about gpu-py."),
@@ -41,7 +42,8 @@ class _LazyGroup(click.Group):
             return None
         module = importlib.import_module(_COMMANDS[cmd_name][0])
         # A command that Python has a word for already (list) ends in _ there.
-        command: click.Command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(module, name, None) or getattr(module, f"{name}_")
         return command
 
 

@@ -54,8 +54,11 @@ class Resource:
     gpuhook for devices of this vendor, ``mounts`` the folder below which mounts ask for them ("":
     the vendor has none). With ``replicas`` of 2 and more, each device is offered that many times,
     as ID::0, ID::1, ...; with ``single`` a container may ask for one only. ``environment``
-    goes into every container with a device. ``links`` says how near two accelerators are: for the
-    ``whole`` of each, that of the others with a score, more is nearer, 0 is not said.
+    goes into every container with a device, and so do the CDI devices ``cdi`` where engines are
+    given names. ``driver_folder`` is where a container's programs look for the driver's files
+    where no runtime of ours puts them in ("": it needs none, or there is no such place).
+    ``links`` says how near two accelerators are: for the ``whole`` of each, that of the others
+    with a score, more is nearer, 0 is not said.
     """
 
     name: str
@@ -67,11 +70,14 @@ class Resource:
     single: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    cdi: tuple[str, ...] = ()
+    driver_folder: str = ""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Rebuild from what ``asdict`` returned."""
-        return cls(**{**data, "units": tuple(map(Unit.from_json, data["units"]))})
+        units = tuple(map(Unit.from_json, data["units"]))
+        return cls(**{**data, "units": units, "cdi": tuple(data["cdi"])})
 
     def offers(self) -> dict[str, Unit]:
         """Return what the kubelet may give away: its ids, each with its device."""

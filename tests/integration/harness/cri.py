@@ -10,68 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+from wire import Value, fields, message
 
 from harness.bundles import CGROUP_PARENT
 from harness.commands import Result
 
 NODE = 2  # NamespaceMode: the node's own network, so that no CNI plugin is needed
-VARINT, BYTES = 0, 2  # wire types of Protocol Buffers
 TIMEOUT_S = 60
 SERVICE = "/runtime.v1.RuntimeService/"
-
-Value = int | str | bytes
 
 
 class CriError(Exception):
     """What the engine answered instead of doing what it was asked to."""
-
-
-def varint(number: int) -> bytes:
-    """Return a number as Protocol Buffers write it, seven bits at a time."""
-    parts = []
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])
-
-
-def message(*fields: tuple[int, Value]) -> bytes:
-    """Return (number, value) fields as a message; a nested message is its bytes."""
-    text = b""
-    for number, value in fields:
-        if isinstance(value, int):
-            text += varint(number << 3 | VARINT) + varint(value)
-        else:
-            data = value.encode() if isinstance(value, str) else value
-            text += varint(number << 3 | BYTES) + varint(len(data)) + data
-    return text
-
-
-def fields(text: bytes) -> dict[int, int | bytes]:
-    """Return a message's fields by number; of a repeated one the last."""
-    found: dict[int, int | bytes] = {}
-    at = 0
-
-    def number() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = text[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(text):
-        tag = number()
-        if tag & 7 == VARINT:
-            found[tag >> 3] = number()
-        else:
-            size = number()
-            found[tag >> 3] = text[at : at + size]
-            at += size
-    return found
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ docs/simulate.md for what the tree holds and how its libraries behave.
 
 from gpuhook.simulate.place import remove
 from gpuhook.vendors.nvidia.simulate.build import Built, build
+from gpuhook.vendors.nvidia.simulate.change import change, report_xid
 from gpuhook.vendors.nvidia.simulate.machine import SimulatedGpu, SimulatedMig
 from gpuhook.vendors.nvidia.simulate.options import Failure, Options
 from gpuhook.vendors.nvidia.simulate.probe import build_cuda_probe
@@ -18,5 +19,7 @@ __all__ = [
     "SimulatedMig",
     "build",
     "build_cuda_probe",
+    "change",
     "remove",
+    "report_xid",
 ]

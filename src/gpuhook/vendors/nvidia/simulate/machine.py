@@ -141,7 +141,7 @@ def _make_gpu(options: Options, index: int) -> SimulatedGpu:
         serial=str(1_320_000_000_000 + identity.int % 10**10),
         domain=index // len(_BUSES),
         bus=_BUSES[index % len(_BUSES)],
-        lost=options.failure is Failure.GPU_LOST and options.lost_gpu == index,
+        lost=index in options.lost,
         mig_enabled=index in options.mig,
         migs=_make_migs(options, index, minor, model),
     )

@@ -95,8 +95,8 @@ static unsigned index_of(struct sim_device device)
     for (i = 0; !device.mig && i < sim_gpu_count(); i++)
         if (sim_gpu_at(i) == device.gpu)
             return i;
-    for (m = 0; &device.gpu->migs[m] != device.mig; m++)
-        seen += (unsigned)sim_mig_is_reachable(&device.gpu->migs[m]);
+    for (m = 0; m < device.gpu->mig_count && device.gpu->migs[m] != device.mig; m++)
+        seen += (unsigned)device.gpu->migs[m]->reachable;
     return seen;
 }
 

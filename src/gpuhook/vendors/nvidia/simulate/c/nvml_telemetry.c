@@ -1,5 +1,4 @@
 /* NVML: the state of an idle GPU - utilisation, power, temperature, clocks, processes. */
-#include <stdlib.h>
 #include <time.h>
 
 #include "nvml.h"
@@ -271,58 +270,3 @@ API int nvmlDeviceOnSameBoard(nvml_device a, nvml_device b, int *same)
     *same = first == second;
     return NVML_SUCCESS;
 }
-
-/* Events: a set can be made and waited on, and nothing ever happens to a simulated GPU. */
-API int nvmlEventSetCreate(void **set)
-{
-    if (sim_initialized())
-        return NVML_ERROR_UNINITIALIZED;
-    if (!set)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *set = malloc(1);
-    return *set ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
-}
-
-API int nvmlEventSetFree(void *set)
-{
-    free(set);
-    return NVML_SUCCESS;
-}
-
-API int nvmlDeviceGetSupportedEventTypes(nvml_device handle, u64 *types)
-{
-    const struct sim_gpu *gpu;
-    int result = sim_resolve_gpu(handle, &gpu);
-
-    if (result)
-        return result;
-    if (!types)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *types = 1 | 2 | 8; /* single-bit and double-bit memory errors, Xid errors */
-    return NVML_SUCCESS;
-}
-
-API int nvmlDeviceRegisterEvents(nvml_device handle, u64 types, void *set)
-{
-    const struct sim_gpu *gpu;
-    int result = sim_resolve_gpu(handle, &gpu);
-
-    (void)types;
-    if (result)
-        return result;
-    return set ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
-}
-
-API int nvmlEventSetWait_v2(void *set, void *event, unsigned milliseconds)
-{
-    struct timespec left = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
-
-    if (sim_initialized())
-        return NVML_ERROR_UNINITIALIZED;
-    if (!set || !event)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    nanosleep(&left, NULL);
-    return NVML_ERROR_TIMEOUT;
-}
-
-ALIAS("nvmlEventSetWait_v2") int nvmlEventSetWait(void *set, void *event, unsigned milliseconds);

@@ -1,0 +1,449 @@
+"""A kubelet as far as device plugins see one: its registry, its calls, its bookkeeping, its faults.
+
+Behaves as the kubelet's device manager does (pkg/kubelet/cm/devicemanager of Kubernetes): at its
+start it removes every socket of the folder, then makes its own; inside Register it connects back
+to the plugin; each message of ListAndWatch replaces the list; where a stream ends, all
+devices count as unhealthy and the resource stays; ids come in random order; what a container
+got lies in a checkpoint and isn't asked for again. Messages are read and written by hand.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import random
+import re
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypedDict
+
+import grpc
+import wire
+
+VERSION = "v1beta1"
+REGISTRY, CHECKPOINT = "kubelet.sock", "kubelet_internal_checkpoint"
+PLUGIN = "/v1beta1.DevicePlugin/"
+DIAL_S = 10  # as long as the kubelet waits for a plugin that is registering
+PATIENCE_S = 60  # of a test, on a busy machine
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
+# Every connection is one of its own, and none waits out the failures of an earlier one.
+_CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
+
+
+class AdmissionError(Exception):
+    """Why the kubelet doesn't admit a pod, in its words (UnexpectedAdmissionError)."""
+
+
+class Mount(NamedTuple):
+    """A mount of an answer."""
+
+    container: str
+    host: str
+    read_only: bool
+
+
+class Node(NamedTuple):
+    """A device node of an answer."""
+
+    container: str
+    host: str
+    permissions: str
+
+
+class Answers(TypedDict):
+    """What a container is started with: the answers for all of its resources, merged."""
+
+    ids: dict[str, list[str]]  # by resource
+    envs: dict[str, str]
+    mounts: list[Mount]
+    devices: list[Node]
+    annotations: dict[str, str]
+    cdi_devices: list[str]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as a plugin has listed it."""
+
+    id: str
+    healthy: bool
+    numa: tuple[int, ...] = ()
+
+
+@dataclass
+class Endpoint:
+    """A plugin that has registered one resource. ``calls`` are what it was asked: method, request.
+
+    ``lists`` counts the messages that came. ``connected`` ends with the stream.
+    """
+
+    resource: str
+    socket: Path
+    channel: Any
+    prefers: bool
+    connected: bool = True
+    lists: int = 0
+    devices: dict[str, Device] = field(default_factory=dict)
+    stream: Any = None
+
+    def call(self, method: str, request: bytes, timeout: float = DIAL_S) -> bytes:
+        """Return a plugin's answer, grpc.RpcError if it refuses."""
+        answer: bytes = self.channel.unary_unary(PLUGIN + method)(request, timeout=timeout)
+        return answer
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A call of Register: the words of the request, and when the monotonic clock saw it."""
+
+    version: str
+    endpoint: str
+    resource: str
+    prefers: bool
+    moment: float
+
+
+def sockets(folder: Path) -> list[Path]:
+    """Return the sockets of a folder, whoever made them, and whether somebody listens or not."""
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                found.append(path)
+    return sorted(found)
+
+
+class Kubelet:
+    """A kubelet with its folder for device plugins, which is the one thing that lasts.
+
+    ``refuse`` is what Register answers with instead of doing its work, ``delay`` how many seconds
+    it takes. ``registrations`` are all that came, those that were refused as well; ``messages``
+    counts the lists that came since the beginning, ``calls`` has (method, resource, ids) of each
+    call to a plugin. ``chance`` decides orders. Safe to use from several threads.
+    """
+
+    def __init__(self, folder: Path, seed: int = 1) -> None:
+        self.folder = folder
+        self.refuse = ""
+        self.delay = 0.0
+        self.registrations: list[Registration] = []
+        self.calls: list[tuple[str, str, list[str]]] = []
+        self.messages = 0
+        self.chance = random.Random(seed)  # noqa: S311 - an order, no secret
+        self._endpoints: dict[str, Endpoint] = {}
+        self._pods: dict[str, Answers] = {}
+        self._changed = threading.Condition()
+        self._server: Any = None
+
+    # Its life ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Make the folder, remove all sockets in it, read the checkpoint and serve the registry."""
+        assert self._server is None, "it runs"
+        self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        for path in sockets(self.folder):
+            path.unlink(missing_ok=True)
+        self._read_checkpoint()
+        handlers = {"Register": grpc.unary_unary_rpc_method_handler(self._register)}
+        service = grpc.method_handlers_generic_handler("v1beta1.Registration", handlers)
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        self._server.add_generic_rpc_handlers((service,))
+        # gRPC removes the socket of a server that ends, a kubelet leaves it. So gRPC has another.
+        live = self._live()
+        live.unlink(missing_ok=True)
+        self._server.add_insecure_port(f"unix:{live}")
+        self._server.start()
+        os.link(live, self.folder / REGISTRY)
+
+    def stop(self) -> None:
+        """End, as a kubelet does: streams break, and kubelet.sock stays, with nobody behind it."""
+        if self._server is None:
+            return
+        with self._changed:
+            endpoints, self._endpoints = self._endpoints, {}
+        for each in endpoints.values():
+            each.channel.close()
+        self._server.stop(0).wait()
+        self._server = None
+        self._live().unlink(missing_ok=True)
+
+    def restart(self) -> None:
+        """End and start again: registrations are lost, allocations are kept."""
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _live(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.live")
+
+    # Registration --------------------------------------------------------------------------
+
+    def _register(self, request: bytes, context: Any) -> bytes:
+        options = (wire.messages(request, 4) or [b""])[-1]
+        version, endpoint, resource = (wire.string(request, number) for number in (1, 2, 3))
+        prefers = bool(wire.integer(options, 2))
+        with self._changed:
+            moment = time.monotonic()
+            self.registrations.append(Registration(version, endpoint, resource, prefers, moment))
+            self._changed.notify_all()
+        time.sleep(self.delay)
+        if self.refuse:
+            context.abort(grpc.StatusCode.UNKNOWN, self.refuse)
+        if version != VERSION:
+            context.abort(grpc.StatusCode.UNKNOWN, f'requested API version "{version}" is unknown')
+        if not NAME.fullmatch(resource) or "kubernetes.io/" in resource:
+            context.abort(grpc.StatusCode.UNKNOWN, f'the ResourceName "{resource}" is invalid')
+        try:
+            self._connect(resource, self.folder / endpoint)
+        except (grpc.FutureTimeoutError, grpc.RpcError) as error:
+            context.abort(grpc.StatusCode.UNKNOWN, f"failed to dial device plugin: {error!r}")
+        return b""
+
+    def _connect(self, resource: str, path: Path) -> None:
+        channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL)
+        try:
+            grpc.channel_ready_future(channel).result(DIAL_S)
+            ask = channel.unary_unary(PLUGIN + "GetDevicePluginOptions")
+            options = ask(b"", timeout=DIAL_S)
+        except BaseException:
+            channel.close()
+            raise
+        new = Endpoint(resource, path, channel, bool(wire.integer(options, 2)))
+        new.stream = channel.unary_stream(PLUGIN + "ListAndWatch")(b"")
+        with self._changed:
+            old = self._endpoints.get(resource)
+            self._endpoints[resource] = new
+            self._changed.notify_all()
+        threading.Thread(target=self._listen, args=(new, old), daemon=True).start()
+
+    def _listen(self, endpoint: Endpoint, old: Endpoint | None) -> None:
+        """Take in what a plugin lists until its stream ends; the one before it is let go."""
+        if old is not None:
+            old.channel.close()
+        try:
+            for text in endpoint.stream:
+                self._take_in(endpoint, text)
+        except (grpc.RpcError, ValueError):  # the latter where its channel was closed before
+            pass
+        with self._changed:
+            endpoint.connected = False
+            self._changed.notify_all()
+        endpoint.channel.close()
+
+    def _take_in(self, endpoint: Endpoint, text: bytes) -> None:
+        devices = {}
+        for each in wire.messages(text, 1):
+            nodes = [wire.messages(topology, 1) for topology in wire.messages(each, 3)]
+            numa = tuple(wire.integer(node, 1) for some in nodes for node in some)
+            name = wire.string(each, 1)
+            devices[name] = Device(name, wire.string(each, 2) == "Healthy", numa)
+        with self._changed:
+            endpoint.devices = devices
+            endpoint.lists += 1
+            self.messages += 1
+            self._changed.notify_all()
+
+    def break_stream(self, resource: str) -> None:
+        """Break one plugin's stream; its endpoint stays, with nothing allocatable."""
+        with self._changed:
+            endpoint = self._endpoints[resource]
+        endpoint.stream.cancel()
+        with self._changed:
+            assert self._changed.wait_for(lambda: not endpoint.connected, PATIENCE_S)
+
+    # What the node has ----------------------------------------------------------------------
+
+    def resources(self) -> list[str]:
+        """Return the names of what has been registered since the start."""
+        with self._changed:
+            return sorted(self._endpoints)
+
+    def devices(self, resource: str) -> dict[str, Device]:
+        """Return a resource's devices by id, all of them unhealthy where the stream has ended."""
+        with self._changed:
+            endpoint = self._endpoints.get(resource)
+            if endpoint is None:
+                return {}
+            alive = endpoint.connected
+            return {
+                name: Device(name, each.healthy and alive, each.numa)
+                for name, each in endpoint.devices.items()
+            }
+
+    def capacity(self, resource: str) -> int:
+        """Return how many devices the node has, the unhealthy ones among them."""
+        return len(self.devices(resource))
+
+    def allocatable(self, resource: str) -> int:
+        """Return how many healthy devices the node has, those in use among them."""
+        return sum(each.healthy for each in self.devices(resource).values())
+
+    def wait_until(self, condition: Any, what: str, seconds: float = PATIENCE_S) -> None:
+        """Wait until ``condition()`` holds, which is asked at each change; fail after a while."""
+        with self._changed:
+            end = time.monotonic() + seconds
+            while not condition():
+                # Not all that a condition may ask for is known here: so it is asked again, too.
+                self._changed.wait(0.05)
+                assert time.monotonic() < end, f"{what}: not within {seconds} s"
+
+    def wait_for(
+        self,
+        resource: str,
+        healthy: int | None = None,
+        capacity: int | None = None,
+        seconds: float = PATIENCE_S,
+    ) -> None:
+        """Wait until a resource is registered and has that many (healthy) devices."""
+
+        def met() -> bool:
+            endpoint = self._endpoints.get(resource)
+            return (
+                endpoint is not None
+                and endpoint.connected
+                and endpoint.lists > 0
+                and healthy in (None, self.allocatable(resource))
+                and capacity in (None, self.capacity(resource))
+            )
+
+        self.wait_until(met, f"{resource} with {healthy} of {capacity} healthy", seconds)
+
+    # Pods ----------------------------------------------------------------------------------
+
+    def admit(self, pod: str, requests: dict[str, int]) -> Answers:
+        """Allocate devices for a pod of one container, and return what it is started with.
+
+        A pod that has its devices already gets the same answer from the checkpoint, if those are
+        still there and healthy. AdmissionError if the kubelet wouldn't admit it.
+        """
+        if pod in self._pods:
+            self._check_again(self._pods[pod])
+            return self._pods[pod]
+        merged = Answers(ids={}, envs={}, mounts=[], devices=[], annotations={}, cdi_devices=[])
+        for resource, count in requests.items():
+            ids = self._choose(resource, count)
+            try:
+                text = self._ask(resource, "Allocate", ids, wire.message(*((1, i) for i in ids)))
+            except grpc.RpcError as error:
+                raise AdmissionError(f"Allocate failed due to {error.details()}") from None
+            responses = wire.messages(text, 1)
+            if not responses:
+                raise AdmissionError("no containers in return allocation response")
+            merged["ids"][resource] = ids
+            _merge(merged, responses[0])
+        self._pods[pod] = merged
+        self._write_checkpoint()
+        return merged
+
+    def remove(self, pod: str) -> None:
+        """Take a pod's devices back."""
+        del self._pods[pod]
+        self._write_checkpoint()
+
+    def free(self, resource: str) -> set[str]:
+        """Return the ids of healthy devices that no pod has."""
+        healthy = {name for name, each in self.devices(resource).items() if each.healthy}
+        return healthy - self._used(resource)
+
+    def preferred(self, resource: str, available: list[str], must: list[str], n: int) -> list[str]:
+        """Return what a plugin would rather give away."""
+        words = [(1, each) for each in available] + [(2, each) for each in must]
+        request = wire.message(*words, (3, n))
+        text = self._ask(resource, "GetPreferredAllocation", available, request)
+        return wire.strings(wire.messages(text, 1)[0], 1)
+
+    def call(self, resource: str, method: str, request: bytes) -> bytes:
+        """Call a plugin's method with a request written by hand; grpc.RpcError if it refuses."""
+        with self._changed:
+            endpoint = self._endpoints[resource]
+        return endpoint.call(method, request)
+
+    def _ask(self, resource: str, method: str, ids: list[str], container: bytes) -> bytes:
+        self.calls.append((method, resource, ids))
+        return self.call(resource, method, wire.message((1, container)))
+
+    def _choose(self, resource: str, count: int) -> list[str]:
+        with self._changed:
+            endpoint = self._endpoints.get(resource)
+        if endpoint is None:
+            raise AdmissionError(f"cannot allocate unregistered device {resource}")
+        if not self.allocatable(resource):
+            raise AdmissionError("no healthy devices present; cannot allocate unhealthy devices")
+        available = sorted(self.free(resource))
+        if len(available) < count:
+            raise AdmissionError(
+                f"requested number of devices unavailable for {resource}. "
+                f"Requested: {count}, Available: {len(available)}"
+            )
+        self.chance.shuffle(available)
+        hint = []
+        if endpoint.prefers:
+            with contextlib.suppress(grpc.RpcError):  # then the kubelet chooses itself
+                hint = self.preferred(resource, available, [], count)
+        preferred = [each for each in dict.fromkeys(hint) if each in available]
+        chosen = list(dict.fromkeys([*preferred, *available]))[:count]
+        self.chance.shuffle(chosen)
+        return chosen
+
+    def _used(self, resource: str) -> set[str]:
+        return {each for pod in self._pods.values() for each in pod["ids"].get(resource, [])}
+
+    def _check_again(self, answers: Answers) -> None:
+        for resource, ids in answers["ids"].items():
+            if resource not in self.resources():
+                raise AdmissionError(f"cannot allocate unregistered device {resource}")
+            devices = self.devices(resource)
+            if not all(each in devices and devices[each].healthy for each in ids):
+                raise AdmissionError("previously allocated devices are no longer healthy")
+
+    def _write_checkpoint(self) -> None:
+        text = base64.b64encode(json.dumps(self._pods).encode()).decode()
+        (self.folder / CHECKPOINT).write_text(json.dumps({"pods": text}))
+
+    def _read_checkpoint(self) -> None:
+        try:
+            text = json.loads((self.folder / CHECKPOINT).read_text())["pods"]
+        except FileNotFoundError:
+            return
+        self._pods = json.loads(base64.b64decode(text))
+        for pod in self._pods.values():
+            pod["mounts"] = [Mount(*each) for each in pod["mounts"]]
+            pod["devices"] = [Node(*each) for each in pod["devices"]]
+
+
+def _merge(merged: Answers, text: bytes) -> None:
+    """Add one resource's answer: what an earlier one has said stays."""
+    for key, number in (("envs", 1), ("annotations", 4)):
+        merged[key] = {**wire.mapping(text, number), **merged[key]}  # type: ignore[literal-required]
+    for each in wire.messages(text, 2):
+        mount = Mount(wire.string(each, 1), wire.string(each, 2), bool(wire.integer(each, 3)))
+        if mount.container not in {other.container for other in merged["mounts"]}:
+            merged["mounts"].append(mount)
+    for each in wire.messages(text, 3):
+        node = Node(*(wire.string(each, number) for number in (1, 2, 3)))
+        if node.container not in {other.container for other in merged["devices"]}:
+            merged["devices"].append(node)
+    names = [wire.string(each, 1) for each in wire.messages(text, 5)]
+    merged["cdi_devices"] = list(dict.fromkeys([*merged["cdi_devices"], *names]))
+
+
+@contextlib.contextmanager
+def dead_socket(path: Path) -> Iterator[None]:
+    """Put a socket there that nobody listens on, as a process leaves it that was killed."""
+    with socket.socket(socket.AF_UNIX) as new:
+        new.bind(str(path))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,114 @@
+"""The device plugin's server in a process of its own, as its supervisor has it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Self
+
+from gpuhook.kubernetes.state import Resource, State, Unit
+
+PATIENCE_S = 60
+_CODE = """
+import sys
+from gpuhook.kubernetes import server, settings
+made = settings.Settings(kubelet_folder=sys.argv[1])
+sys.exit(server.serve(made, 0, lambda line: print(line, flush=True)))
+"""
+
+
+def units(count: int, lost: frozenset[int] = frozenset(), first: int = 0) -> tuple[Unit, ...]:
+    """Return so many accelerators on two nodes of memory, some of them ``lost``."""
+    return tuple(
+        Unit(
+            f"GPU-{number}",
+            f"GPU-{number}",
+            f"nvidia.com/gpu=GPU-{number}",
+            f"GPU-{number}",
+            numa=number % 2,
+            reason="It has fallen off the bus." if number in lost else "",
+        )
+        for number in range(first, first + count)
+    )
+
+
+def gpus(
+    count: int = 8, lost: frozenset[int] = frozenset(), name: str = "nvidia.com/gpu"
+) -> Resource:
+    """Return a resource of so many GPUs."""
+    variable, mounts = "NVIDIA_VISIBLE_DEVICES", "/var/run/nvidia-container-devices"
+    return Resource(name, "nvidia", variable, mounts, units(count, lost))
+
+
+class PluginServer:
+    """A server in a process; ``lines`` are what it says. Ends with the block."""
+
+    def __init__(self, folder: Path) -> None:
+        words = [sys.executable, "-c", _CODE, str(folder)]
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        self.pid = self.process.pid
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.decode().rstrip("\n"))
+
+    def report(self, *resources: Resource) -> None:
+        """Have the server know of this state."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(State(resources).to_line())
+        self.process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """Close the pipe, as a supervisor that ends."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def wait_for_line(self, *words: str, times: int = 1) -> None:
+        """Wait until that many lines have all the words."""
+        end = time.monotonic() + PATIENCE_S
+        while sum(all(word in line for word in words) for line in self.lines) < times:
+            assert self.process.poll() is None, self.lines
+            assert time.monotonic() < end, self.lines
+            time.sleep(0.01)
+
+    def stop(self) -> int:
+        """Ask it to end, and return its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+    def threads(self) -> int:
+        """Return how many threads it has."""
+        return len(os.listdir(f"/proc/{self.pid}/task"))
+
+    def descriptors(self) -> int:
+        """Return how many files it has open."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def memory(self) -> int:
+        """Return its private memory in KiB."""
+        text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
+        found = [line.split() for line in text.splitlines() if line.startswith("Private_")]
+        return sum(int(words[1]) for words in found)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(PATIENCE_S)
+        for each in (self.process.stdin, self.process.stdout):
+            assert each is not None
+            try:
+                each.close()
+            except BrokenPipeError:
+                pass
