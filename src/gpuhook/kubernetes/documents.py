@@ -124,7 +124,11 @@ def _made(settings: Settings, config: Config, found: Found) -> "Generated":
     hook = settings.cdi_hook_path or our_program(ours.CDI_HOOK, remedy)
     own = config.path and os.path.abspath(config.path)
     made = generate(Source(*found, config, hook, own if own != DEFAULT_PATH else None))
-    if not settings.driver_root:
-        return made
-    seen, real = settings.driver_root_ctr_path, settings.driver_root
-    return Generated(transform.root(made.document, seen, real, transform.HOST), made.warnings)
+    document, root = made.document, found[1].root.rstrip("/")
+    if settings.dev_root:
+        real = settings.dev_root.rstrip("/")
+        document = transform.root(document, f"{root}/dev", f"{real}/dev", transform.HOST)
+    if settings.driver_root:
+        seen, real = settings.driver_root_ctr_path, settings.driver_root
+        document = transform.root(document, seen, real, transform.HOST)
+    return Generated(document, made.warnings)

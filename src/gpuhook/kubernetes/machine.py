@@ -28,13 +28,14 @@ class _Seen:
     """What the last look at one vendor found, and when the next one is worth it.
 
     ``around`` is what the driver failed in. ``inventory`` is the last one, with lost devices as
-    they were known before; ``failure`` says why it may not be true any more. ``linked`` is what
-    ``links`` were asked for.
+    they were known before, whose ids are ``lost``; ``failure`` says why it may not be true any
+    more. ``linked`` is what ``links`` were asked for.
     """
 
     vendor: seam.Vendor
     loaded: cache.Loaded | None = None
     inventory: Any = None
+    lost: list[str] = field(default_factory=list)
     failure: DriverError | None = None
     around: list[Any] = field(default_factory=list)
     pause: float = 0.0
@@ -80,13 +81,7 @@ class Machine:
 
     def lost(self) -> list[str]:
         """Return the ids of whole devices that were there and are lost."""
-        found = []
-        for seen in self._seen.values():
-            if seen.loaded is not None:
-                here = {device.id for device in seen.loaded.inventory.devices}
-                every = seen.inventory.devices
-                found += [each.id for each in every if not each.parent and each.id not in here]
-        return found
+        return [device for seen in self._seen.values() for device in seen.lost]
 
     @property
     def links(self) -> Links:
@@ -128,6 +123,7 @@ class Machine:
             except DriverError as error:
                 self._tell(f"{seen.vendor.names.TITLE}: {error}")
                 continue
+            seen.again = 0.0
             here = seen.loaded.inventory.devices
             answering |= {device.id for device in here if not device.state}
         return answering
@@ -135,14 +131,14 @@ class Machine:
     # One vendor -----------------------------------------------------------------------------
 
     def _look(self, seen: _Seen, *, eager: bool) -> bool:
-        before = seen.inventory, str(seen.failure)
+        before = seen.inventory, str(seen.failure), seen.lost
         if not self._is_worth_it(seen, eager=eager):
             return False
         try:
             loaded = cache.follow(self._config, seen.vendor, seen.loaded)
         except DriverError as error:
             self._fail(seen, error)
-            return (seen.inventory, str(seen.failure)) != before
+            return (seen.inventory, str(seen.failure), seen.lost) != before
         if seen.failure is not None:
             seen.failure, seen.pause = None, 0.0
         if loaded.inventory.lost:
@@ -151,10 +147,13 @@ class Machine:
             seen.pause = 0.0
         seen.loaded = loaded
         seen.inventory = loaded.inventory.remembering(before[0]) if before[0] else loaded.inventory
+        here = {device.id for device in loaded.inventory.devices}
+        every = seen.inventory.devices
+        seen.lost = [each.id for each in every if not each.parent and each.id not in here]
         if seen.inventory != before[0]:
             self._tell(f"{seen.vendor.names.TITLE}: {seen.inventory.sentence()}")
             self._ask_links(seen)
-        return (seen.inventory, str(seen.failure)) != before
+        return (seen.inventory, str(seen.failure), seen.lost) != before
 
     def _is_worth_it(self, seen: _Seen, *, eager: bool) -> bool:
         if eager or self._clock() >= seen.again:
@@ -173,6 +172,7 @@ class Machine:
             self._tell(f"{seen.vendor.names.TITLE}: {error}")
         if absent:
             seen.inventory, seen.links, seen.linked = None, {}, None
+        seen.lost = []
         seen.loaded, seen.failure = None, error
         seen.around = freshness.surroundings(self._config, seen.vendor)
         seen.wait(self._clock())

@@ -30,6 +30,7 @@ from gpuhook.vendors.uevents import concerns_us
 
 _SETTLE = 0.5  # seconds of quiet after a kernel event: a driver is loaded in many steps
 _AWAY = 60.0  # seconds without NVML after SIGHUP, in which a driver can be unloaded
+_SAY_AGAIN = 60.0  # seconds until the same application's error is said again
 _WHILE_BAD = 5.0  # seconds until CDI documents are tried again
 _NEEDED = ("grpc", "google.protobuf")
 
@@ -68,8 +69,9 @@ def check_packages() -> None:
 
 def tell(sentence: str) -> None:
     """Print a line on standard error, where nobody may be reading any more."""
+    line = "".join(each if each.isprintable() else "?" for each in sentence)
     try:
-        sys.stderr.write(f"gpuhook: {sentence}\n")
+        sys.stderr.write(f"gpuhook: {line}\n")
         sys.stderr.flush()
     except OSError:
         pass
@@ -151,6 +153,7 @@ class Supervisor:
         self._state: State | None = None
         self._warnings: list[str] = []
         self._present: set[str] = set()  # ids of all devices
+        self._said: dict[tuple[str, str], float] = {}  # when XIDs of applications were said
         self._look_at = 0.0
         self._is_eager = False  # whether the next look waits for no pause
         self._documents_at: float | None = None
@@ -314,11 +317,20 @@ class Supervisor:
             if what == health.FATAL:
                 self._fall_ill(device.id, words)
             elif what == health.APPLICATION:
-                tell(f"{device.label} ({device.id}): {words}; what runs there has to be restarted")
+                self._say_application(device.id, words)
         if what == health.FATAL:
             if not devices:
                 tell(f"{words} on a device that isn't there ({event.get('gpu') or 'unknown'})")
             self._look_at = min(self._look_at, self._clock() + _SETTLE)
+
+    def _say_application(self, device: str, words: str) -> None:
+        """Say that an application failed, but not each time: one may do nothing else."""
+        now = self._clock()
+        said = {key: at for key, at in self._said.items() if now - at < _SAY_AGAIN}
+        if (device, words) not in said:
+            tell(f"{device}: {words}; what runs there has to be restarted")
+            said[device, words] = now
+        self._said = said
 
     def _fall_ill(self, device: str, reason: str) -> None:
         if self._health.ill(device, reason):
