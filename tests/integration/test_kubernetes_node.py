@@ -96,7 +96,9 @@ def check(node: Node) -> None:
 
 
 def test_another_c_library_and_no_python(fresh: Node, releases: dict[str, Path]) -> None:
-    install(fresh, "install", "--engine=none").ok()
+    """With CDI a node gets programs alone; they need nothing of its distribution's."""
+    fresh.pod(daemon_set("overlays/cdi"), "installer", options=("--rm",)).ok()
+    assert not fresh.path("/etc/containerd/conf.d").exists()
     root = releases["bullseye"]
     assert not [*root.glob("usr/bin/python3*")]
     script = (

@@ -9,7 +9,6 @@ import yaml
 
 from harness.commands import run
 from harness.images import REPOSITORY
-from harness.namespaces import privileged_options
 
 MANIFESTS = REPOSITORY / "packaging/kubernetes"
 VARIANTS = ("base", "overlays/mounts", "overlays/cdi", "overlays/remove")
@@ -70,19 +69,11 @@ def _security(context: Document) -> list[str]:
     return [word for key, value in context.items() for word in _SECURITY[key](value)]
 
 
-def _privileged() -> list[str]:
-    """Return what makes a container privileged, or as nearly so as this machine can."""
-    words = privileged_options()
-    if words == ["--privileged"]:
-        return words
-    return ["--cap-add=ALL", "--cap-drop=SYS_RESOURCE", "--security-opt=seccomp=unconfined"]
-
-
 # A field of a security context -> what it is to podman.
 _SECURITY: dict[str, Callable[[Any], list[str]]] = {
     "runAsUser": lambda user: [f"--user={user}"],
     "seccompProfile": lambda profile: {"RuntimeDefault": []}[profile["type"]],  # as podman has it
-    "privileged": lambda yes: _privileged() if yes else [],
+    "privileged": lambda yes: ["--privileged"] if yes else [],
     "readOnlyRootFilesystem": lambda yes: ["--read-only", "--read-only-tmpfs=false"] if yes else [],
     "allowPrivilegeEscalation": lambda yes: [] if yes else ["--security-opt=no-new-privileges"],
     "capabilities": lambda sets: [
@@ -96,7 +87,7 @@ def _mount(mount: Document, volume: Document, host: Mapping[str, str]) -> list[s
     if "emptyDir" in volume:
         return [f"--tmpfs={target}:rw"]
     path = volume["hostPath"]["path"]
-    options = ["ro" if mount.get("readOnly") else "rw"]
+    options = ["ro" if mount.get("readOnly") else "rw", "dev"]  # podman's own default is nodev
     options += {None: [], "HostToContainer": ["rslave"]}[mount.get("mountPropagation")]
     source = Path(host.get(path, path))
     return [f"--volume={source}:{target}:{','.join(options)}"]

@@ -63,9 +63,12 @@ class Node:
             "run", *options, parent, *given, image, *(words or container.get("args", []))
         )
 
-    def begin(self, document: Document, name: str, *words: str) -> str:
+    def begin(
+        self, document: Document, name: str, *words: str, host: Mapping[str, str] | None = None
+    ) -> str:
         """Start a container as ``pod`` does and don't wait for it; return its id."""
-        return self.pod(document, name, *words, options=("--detach",)).ok().stdout.strip()
+        done = self.pod(document, name, *words, host=host, options=("--detach",))
+        return done.ok().stdout.strip()
 
     def end(self, container: str) -> Result:
         """Wait until a container has ended, and remove it; return its status and its log."""
