@@ -13,7 +13,7 @@ from harness.commands import Result, stop, wait_until
 from harness.cri import Cri, CriError
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.manifests import IMAGE, containers, daemon_set, pod_of
-from harness.node import CONFIG, FOLDERS, Node, node
+from harness.podman_node import CONFIG, FOLDERS, Node, node
 from harness.snapshot import contents
 
 DEBIAN = images.image("debian")

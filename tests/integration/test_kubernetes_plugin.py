@@ -11,7 +11,7 @@ import yaml
 from harness.commands import wait_until
 from harness.driver import Driver
 from harness.manifests import daemon_set
-from harness.node import Node, node
+from harness.podman_node import Node, node
 from kubelet import Kubelet, Mount
 
 GPUS = "nvidia.com/gpu"
