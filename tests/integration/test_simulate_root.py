@@ -350,6 +350,19 @@ def test_a_running_machine_is_changed(folder: Path) -> None:
     assert len(smi.stdout.splitlines()) == 3
     invoke(str(root), "--xid=94", "--xid=79", f"--gpu={kept.uuid}")
     assert (root / "simulate/events").read_text() == "1 94 7 0\n1 79 7 0\n"
+    invoke(str(root), f"--process={kept.uuid},4711,8G,60", "--process=0,12,1M")
+    answer = json.loads(invoke(str(root), "--end=12", "--format=json"))
+    assert [gpu["number"] for gpu in answer["gpus"]] == [0, 1]
+    lines = (root / "simulate/activity").read_text().splitlines()
+    assert [line.partition(" ")[2] for line in lines] == [
+        "boot",
+        "1:7:0 process 4711 compute 8589934592 60 0 0 0",
+        "0 process 12 compute 1048576 0 0 0 0",
+        "0 end 12",
+    ]
+    with (root / "simulate/lost").open("a") as file:
+        file.write("GPU-x\n")
+    assert "simulate/lost, line 1, is skipped: 'GPU-x'" in invoke(str(root), "--xid=79", "--gpu=0")
 
 
 @pytest.mark.parametrize(
@@ -358,7 +371,7 @@ def test_a_running_machine_is_changed(folder: Path) -> None:
         (["--xid=79"], "An XID happens to one GPU"),
         (["--gpu=1"], "An XID happens to one GPU"),
         (["--xid=79", "--gpu=7"], "no device '7'"),
-        (["--found=0", "--gpus=2"], "change a machine that is there"),
+        (["--found=0", "--gpus=2"], "change a machine"),
         (["--mig=0:4g.71gb,4g.71gb"], "don't fit on GPU 0"),
         (["--lost=2"], "There is no GPU 2 among 2"),
     ],

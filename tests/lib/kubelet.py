@@ -88,6 +88,7 @@ class Endpoint:
     channel: Any
     prefers: bool
     connected: bool = True
+    ended: str = ""  # the status code of the stream
     lists: int = 0
     devices: dict[str, Device] = field(default_factory=dict)
     stream: Any = None
@@ -123,15 +124,17 @@ class Kubelet:
     """A kubelet with its folder for device plugins, which is the one thing that lasts.
 
     ``refuse`` is what Register answers with instead of doing its work, ``delay`` how many seconds
-    it takes. ``registrations`` are all that came, those that were refused as well; ``messages``
-    counts the lists that came since the beginning, ``calls`` has (method, resource, ids) of each
-    call to a plugin. ``chance`` decides orders. Safe to use from several threads.
+    it takes, ``version`` the one that it knows. ``registrations`` are all that came, those that
+    were refused as well; ``messages`` counts the lists that came since the beginning, ``calls``
+    has (method, resource, ids) of each call to a plugin. ``chance`` decides orders. Safe to use
+    from several threads. Stops with the block, if it is used in one; begins with ``start``.
     """
 
     def __init__(self, folder: Path, seed: int = 1) -> None:
         self.folder = folder
         self.refuse = ""
         self.delay = 0.0
+        self.version = VERSION
         self.registrations: list[Registration] = []
         self.calls: list[tuple[str, str, list[str]]] = []
         self.messages = 0
@@ -139,6 +142,7 @@ class Kubelet:
         self._endpoints: dict[str, Endpoint] = {}
         self._pods: dict[str, Answers] = {}
         self._changed = threading.Condition()
+        self._reads = threading.Lock()
         self._server: Any = None
 
     # Its life ------------------------------------------------------------------------------
@@ -200,7 +204,7 @@ class Kubelet:
         time.sleep(self.delay)
         if self.refuse:
             context.abort(grpc.StatusCode.UNKNOWN, self.refuse)
-        if version != VERSION:
+        if version != self.version:
             context.abort(grpc.StatusCode.UNKNOWN, f'requested API version "{version}" is unknown')
         if not NAME.fullmatch(resource) or "kubernetes.io/" in resource:
             context.abort(grpc.StatusCode.UNKNOWN, f'the ResourceName "{resource}" is invalid')
@@ -233,11 +237,13 @@ class Kubelet:
             old.channel.close()
         try:
             for text in endpoint.stream:
-                self._take_in(endpoint, text)
-        except (grpc.RpcError, ValueError):  # the latter where its channel was closed before
-            pass
+                with self._reads:
+                    self._take_in(endpoint, text)
+            ended = "OK"
+        except (grpc.RpcError, ValueError) as error:  # the latter where its channel was closed
+            ended = error.code().name if isinstance(error, grpc.RpcError) else "CLOSED"
         with self._changed:
-            endpoint.connected = False
+            endpoint.connected, endpoint.ended = False, ended
             self._changed.notify_all()
         endpoint.channel.close()
 
@@ -261,6 +267,17 @@ class Kubelet:
         endpoint.stream.cancel()
         with self._changed:
             assert self._changed.wait_for(lambda: not endpoint.connected, PATIENCE_S)
+
+    @contextlib.contextmanager
+    def reading_nothing(self) -> Iterator[None]:
+        """Take in no list for the length of the block, as a kubelet that is busy."""
+        with self._reads:
+            yield
+
+    def endpoint(self, resource: str) -> Endpoint:
+        """Return the plugin that registered a resource last."""
+        with self._changed:
+            return self._endpoints[resource]
 
     # What the node has ----------------------------------------------------------------------
 
@@ -436,6 +453,29 @@ def _merge(merged: Answers, text: bytes) -> None:
             merged["devices"].append(node)
     names = [wire.string(each, 1) for each in wire.messages(text, 5)]
     merged["cdi_devices"] = list(dict.fromkeys([*merged["cdi_devices"], *names]))
+
+
+@contextlib.contextmanager
+def relayed(*ends: socket.socket) -> Iterator[None]:
+    """Hand what comes from one of two connections to the other, during the block."""
+
+    def hand_on(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                target.sendall(piece)
+
+    pairs = (ends, ends[::-1])
+    threads = [threading.Thread(target=hand_on, args=pair, daemon=True) for pair in pairs]
+    for each in threads:
+        each.start()
+    try:
+        yield
+    finally:
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for each in threads:
+            each.join()
 
 
 @contextlib.contextmanager

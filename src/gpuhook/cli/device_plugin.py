@@ -73,8 +73,8 @@ def _default(option: options.Option, value: Any) -> str:
 def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
     """Hand the machine's devices to a Kubernetes cluster, as its device plugin.
 
-    Registers the resources of every vendor with the kubelet: nvidia.com/gpu, amd.com/gpu and
-    others. Each option can also be set by a variable of the environment that is called like it
+    Registers the resources of every vendor with the kubelet, nvidia.com/gpu and others. Each
+    option can also be set by a variable of the environment that is called like it
     (MIG_STRATEGY), or in a file; flags count before the environment, and that before the file.
     Runs until it is told to stop (SIGTERM, SIGINT).
     """

@@ -19,9 +19,6 @@ from gpuhook.kubernetes.settings import (
 )
 from gpuhook.kubernetes.state import Node, Resource, Unit
 
-# What a container's variable holds that is given nothing by it: gpu-py, and programs like it, do
-# nothing then, whatever the image says.
-NOTHING = "void"
 _PLUGIN = "nvidia-device-plugin"  # in the annotation's key, for whom engines know it by
 _NULL = "/dev/null"  # what is mounted where a mount's place is all that counts
 
@@ -66,8 +63,11 @@ def allocate(
     by_nodes = MOUNTS in strategies
     without_names = by_mounts or by_variable or by_nodes
     gives_nodes = by_nodes or (settings.pass_device_specs and without_names)
+    envs = _variables(resource, units, by_variable, by_mounts, by_nodes)
+    if not (by_variable or by_mounts):
+        envs.update(_of_devices(units))
     return Answer(
-        envs=_variables(resource, units, by_variable, by_mounts, by_nodes),
+        envs=envs,
         mounts=_mounts(resource, units, settings, by_mounts, by_nodes),
         devices=_nodes(units) if gives_nodes else (),
         annotations=_annotations(names, settings, allocation_id),
@@ -103,15 +103,28 @@ def chosen(resource: Resource, ids: Sequence[str]) -> list[Unit]:
 def _variables(
     resource: Resource, units: list[Unit], by_variable: bool, by_mounts: bool, by_nodes: bool
 ) -> dict[str, str]:
-    """Return the variables; the place of the mounts wins, as in NVIDIA's plugin."""
+    """Return the variables; the place of the mounts wins, as in NVIDIA's plugin.
+
+    Who is given nodes alone is asked for nothing: gpu-py, and programs like it, add nothing then,
+    whatever the image says.
+    """
+    if not resource.variable:
+        return {}
     if by_mounts:
         return {resource.variable: resource.mounts, **resource.environment}
     if by_variable:
         words = ",".join(unit.selector for unit in units)
-        return {resource.variable: words or NOTHING, **resource.environment}
-    if by_nodes and resource.variable:
-        return {resource.variable: NOTHING}
-    return {}
+        return {resource.variable: words or resource.nothing, **resource.environment}
+    return {resource.variable: resource.nothing} if by_nodes else {}
+
+
+def _of_devices(units: list[Unit]) -> dict[str, str]:
+    """Return the variables that gpu-py would set: those that all devices have, values joined."""
+    found: dict[str, list[str]] = {}
+    for unit in units:
+        for name, value in unit.variables.items():
+            found.setdefault(name, []).append(value)
+    return {name: ",".join(each) for name, each in found.items() if len(each) == len(units)}
 
 
 def _mounts(

@@ -13,9 +13,15 @@ from gpuhook.config import Config
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import DriverError, GpuhookError, RequestError, listed
 from gpuhook.inventory.model import Device, Inventory
-from gpuhook.kubernetes import settings as choices
 from gpuhook.kubernetes.names import wrong_name
-from gpuhook.kubernetes.settings import Settings
+from gpuhook.kubernetes.settings import (
+    CDI_ANNOTATIONS,
+    CDI_CRI,
+    ENVVAR,
+    INDEX,
+    VOLUME_MOUNTS,
+    Settings,
+)
 from gpuhook.kubernetes.state import Node, Resource, State, Unit
 from gpuhook.request.reader import Request
 from gpuhook.vendors import bound, cluster
@@ -79,6 +85,7 @@ class _Vendors:
         self.links = links
         self.cluster = cluster.of(vendor.names)
         self.by_id = {device.id: device for device in inventory.devices}
+        self.wholes = {device.parent for device in inventory.devices}
         self.missing = set(inventory.missing())
         self.warnings: list[str] = []
         self.options = vendor.everything(config)
@@ -97,6 +104,7 @@ class _Vendors:
             ) from None
 
     def _resources(self, root: Rootfs) -> list[Resource]:
+        self._check_variable()
         strategy = self.settings.mig_strategy
         offers, warnings = self.cluster.offers(self.inventory, root, strategy)
         self.warnings += warnings
@@ -129,8 +137,18 @@ class _Vendors:
             environment=self.variables,
             links=self._links(),
             cdi=self.names,
+            nothing=self.cluster.nothing,
             driver_folder=self.cluster.driver_folder,
         )
+
+    def _check_variable(self) -> None:
+        """Refuse to hand out what nothing can ask for: a declared vendor may have the variable."""
+        others = {*self.settings.device_list_strategy} - {ENVVAR, VOLUME_MOUNTS}
+        if not self.vendor.names.VARIABLES and not others:
+            raise DriverError(
+                "there is no variable by which a container could ask for them",
+                "Use the strategy mounts or one of CDI's",
+            )
 
     # What every container gets ---------------------------------------------------------------
 
@@ -143,38 +161,45 @@ class _Vendors:
         }
         features = [name for name, on in switches.items() if on]
         channels = chosen.imex_channel_ids
-        found = self.cluster.enable(self.inventory, self.options, features, channels)
+        found = self._enabled(features, channels)
         if channels and not chosen.imex_required and self._why_not(()):
             wanted = listed([*map(str, channels)])
             self.warnings.append(f"Containers get no IMEX channel: of {wanted} not all are there")
-            found = self.cluster.enable(self.inventory, self.options, features, ())
+            found = self._enabled(features, ())
         return found
+
+    def _enabled(
+        self, features: list[str], channels: tuple[int, ...]
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Return variables and CDI devices; channels that mounts ask for are in no variable."""
+        by_mounts = self.vendor.names.MOUNTS and ENVVAR not in self.settings.device_list_strategy
+        first = self.cluster.enable(
+            self.inventory, self.options, features, () if by_mounts else channels
+        )
+        return first[0], self.cluster.enable(self.inventory, self.options, features, channels)[1]
 
     # Devices ---------------------------------------------------------------------------------
 
     def _unit(self, device: Device, root: Rootfs) -> Unit:
-        by_index = self.settings.device_id_strategy == choices.ID_STRATEGIES[1]
+        by_index = self.settings.device_id_strategy == INDEX
         whole = self.by_id.get(device.parent, device)
-        identity = self._id(device)
+        identity = self.cluster.id(device)
         known = {name for space in device.names.values() for name in space}
         nodes, reason = self._nodes(device)
         return Unit(
             id=identity,
             selector=device.label if by_index or identity not in known else identity,
             cdi=self._cdi_name(device, by_index),
-            whole=self._id(whole),
+            whole=self.cluster.id(whole),
             nodes=nodes,
             numa=_numa(root, device.bus_id or whole.bus_id),
             reason=self._reason(device) or reason,
+            variables=self.cluster.variables(device),
         )
-
-    def _id(self, device: Device) -> str:
-        by_index = self.settings.device_id_strategy == choices.ID_STRATEGIES[1]
-        return device.label if by_index else self.cluster.id(device)
 
     def _cdi_name(self, device: Device, by_index: bool) -> str:
         """Return the name that our documents have for it, "" where they have none."""
-        if any(each.parent == device.id for each in self.inventory.devices):
+        if device.id in self.wholes:
             return ""
         name = device.label if by_index or not is_device(device.id) else device.id
         return f"{self.vendor.names.KIND}={name}"
@@ -196,9 +221,7 @@ class _Vendors:
         return ""
 
     def _needs_name(self) -> bool:
-        return bool(
-            {choices.CDI_CRI, choices.CDI_ANNOTATIONS} & {*self.settings.device_list_strategy}
-        )
+        return bool({CDI_CRI, CDI_ANNOTATIONS} & {*self.settings.device_list_strategy})
 
     def _paths(self, device: Device) -> list[str]:
         """Return the nodes of a device and of that which it is a part of."""
@@ -232,7 +255,7 @@ class _Vendors:
 
     def _links(self) -> dict[str, dict[str, int]]:
         """Return the links between this vendor's devices, by the ids that the cluster has."""
-        ids = {device.id: self._id(device) for device in self.inventory.devices}
+        ids = {device.id: self.cluster.id(device) for device in self.inventory.devices}
         own = self.cluster.links(self.inventory)
         found: dict[str, dict[str, int]] = {}
         for source in (own, self.links):
@@ -262,6 +285,16 @@ def _moved(settings: Settings, root: str) -> str:
 
 
 def _numa(root: Rootfs, bus_id: str) -> int | None:
-    """Return the node of memory that a PCI device is near to, None where the kernel says none."""
-    text = bound.text(root, f"{_PCI}/{bus_id}/numa_node") if bus_id else ""
+    """Return the node of memory that a PCI device is near to, None where the kernel says none.
+
+    A driver container's root may have no /sys; then ours is the machine's as well.
+    """
+    if not bus_id:
+        return None
+    path = f"{_PCI}/{bus_id}/numa_node"
+    if root.exists(_PCI):
+        text = bound.text(root, path)
+    else:
+        with Rootfs("/") as own:
+            text = bound.text(own, path)
     return int(text) if text.isascii() and text.isdecimal() else None

@@ -10,8 +10,9 @@ serves and registers again, for ever. One thread, one loop; streams wait without
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -52,6 +53,7 @@ _CHANNEL = (
 )
 
 Tell = Callable[[str], None]
+Method = Callable[[Any, Any], Awaitable[Any]]
 
 
 def serve(settings: Settings, states: int, tell: Tell) -> int:
@@ -69,10 +71,10 @@ def _devices(count: int) -> str:
     return "1 device" if count == 1 else f"{count} devices"
 
 
-def _list_of(resource: Resource | None) -> bytes:
+def _list_of(resource: Resource) -> bytes:
     """Return the complete list of a resource's devices, as ListAndWatch sends it."""
     answer = api.plugin.ListAndWatchResponse()
-    for name, unit in resource.offers().items() if resource else ():
+    for name, unit in resource.offers().items():
         health = api.UNHEALTHY if unit.reason else api.HEALTHY
         device = answer.devices.add(ID=name, health=health)
         if unit.numa is not None:
@@ -108,22 +110,17 @@ class _Offer:
         self.resource = resource
         self.settings = settings
         self.tell = tell
-        self.listing = _list_of(resource)
-        self.news = asyncio.Event()  # set when there is a newer list, and replaced
+        self.news = asyncio.Event()  # set when there is something newer, and replaced
 
     def update(self, resource: Resource) -> None:
         """Take in a newer state."""
-        self.resource = resource
-        self._publish(_list_of(resource))
+        if resource != self.resource:
+            self.resource = resource
+            self.wake()
 
     def withdraw(self) -> None:
         """Have no devices any more."""
-        self._publish(_list_of(None))
-
-    def _publish(self, new: bytes) -> None:
-        if new != self.listing:
-            self.listing = new
-            self.wake()
+        self.update(replace(self.resource, units=()))
 
     def wake(self) -> None:
         """Have streams look whether there is something to do."""
@@ -136,7 +133,8 @@ class _Service:
 
     def __init__(self, offer: _Offer, name: str, changed: Callable[[], None]) -> None:
         self.name = name
-        self.streams = 0
+        self.streams = 0  # that are open
+        self.asked = 0  # how many were opened
         self.identity: Identity | None = None
         self._offer = offer
         self._changed = changed
@@ -153,14 +151,27 @@ class _Service:
         }
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
-                method,
+                self._reporting(method),
                 request_deserializer=request.FromString,
                 response_serializer=lambda answer: answer.SerializeToString(),
             )
             for name, (method, request) in unary.items()
         }
-        methods["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(self._watch)
+        methods["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(self._reporting(self._watch))
         return grpc.method_handlers_generic_handler(api.DEVICE_PLUGIN, methods)
+
+    def _reporting(self, method: Method) -> Method:
+        """Return a method whose faults an operator hears of: gRPC says little."""
+
+        async def reported(request: Any, context: Any) -> Any:
+            try:
+                return await method(request, context)
+            except Exception as error:
+                if not isinstance(error, grpc.aio.AbortError):
+                    self._offer.tell(f"{self._offer.resource.name}: a call failed: {error!r}")
+                raise
+
+        return reported
 
     async def start(self, folder: Folder) -> None:
         """Begin to serve; PluginError if that can't be."""
@@ -184,17 +195,18 @@ class _Service:
     async def _watch(self, _: bytes, context: Any) -> None:
         """ListAndWatch: send the list, at once and whenever there is a newer one.
 
-        Where the kubelet is slow, it gets the newest list only. The loop ends this task when the
+        Where the kubelet is slow, it gets the newest list only. gRPC cancels this task when the
         call ends, whoever ends it.
         """
         sent = None
         self.streams += 1
+        self.asked += 1
         self._changed()
         try:
             while True:
                 news = self._offer.news
-                if sent != self._offer.listing:
-                    sent = self._offer.listing
+                if sent != (newest := _list_of(self._offer.resource)):
+                    sent = newest
                     await context.write(sent)
                 elif self._ending:
                     return
@@ -335,6 +347,7 @@ class _Endpoint:
         )
         if self._registry is None:
             raise PluginError(f"{path} isn't there", "It comes when the kubelet starts")
+        before = service.asked
         async with grpc.aio.insecure_channel(f"unix:{quote(path)}", options=_CHANNEL) as channel:
             try:
                 await channel.unary_unary(api.REGISTER)(
@@ -344,7 +357,7 @@ class _Endpoint:
                 raise _registration_error(error, path) from None
         try:
             async with asyncio.timeout(_STREAM):
-                while not service.streams:
+                while service.asked == before:
                     await self._next()
         except TimeoutError:
             raise PluginError(

@@ -31,7 +31,7 @@ from gpuhook.vendors.uevents import concerns_us
 _SETTLE = 0.5  # seconds of quiet after a kernel event: a driver is loaded in many steps
 _AWAY = 60.0  # seconds without NVML after SIGHUP, in which a driver can be unloaded
 _SAY_AGAIN = 60.0  # seconds until the same application's error is said again
-_WHILE_BAD = 5.0  # seconds until CDI documents are tried again
+_WHILE_BAD = (5.0, 600.0)  # seconds until CDI documents are tried again: at first, at most
 _NEEDED = ("grpc", "google.protobuf")
 
 
@@ -157,6 +157,7 @@ class Supervisor:
         self._look_at = 0.0
         self._is_eager = False  # whether the next look waits for no pause
         self._documents_at: float | None = None
+        self._documents_pause = 0.0
         self._changed = True
 
     def run(self) -> int:
@@ -294,7 +295,9 @@ class Supervisor:
         machine = self._machine
         failing = machine.failures().keys()
         well = documents.bring(self._settings, self._config, machine.present, failing, tell)
-        self._documents_at = None if well else self._clock() + _WHILE_BAD
+        first, longest = _WHILE_BAD
+        self._documents_pause = 0.0 if well else min(2 * self._documents_pause or first, longest)
+        self._documents_at = None if well else self._clock() + self._documents_pause
 
     # How devices are ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS, MOUNTS = STRATEGIES = (
     "mounts",
 )
 MIG_STRATEGIES = ("none", "single", "mixed")
-ID_STRATEGIES = ("uuid", "index")
+UUID, INDEX = ID_STRATEGIES = ("uuid", "index")
 POLICIES = ("distributed", "packed")
 
 

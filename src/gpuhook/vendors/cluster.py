@@ -23,6 +23,8 @@ class Cluster:
     # Where programs in a container look for the driver's files if no runtime puts them in; "" for
     # drivers whose files are in the image, or that have no such place.
     driver_folder = ""
+    # The word in the vendor's variable by which every program that reads it gives nothing.
+    nothing = "void"
 
     def __init__(self, names: ModuleType) -> None:
         self.names = names
@@ -56,6 +58,13 @@ class Cluster:
         """Return the devices that are there and can't be reached any more, as far as known."""
         state = "it can't be reached any more"
         return [Device(f"lost-{each}", str(each), {}, state=state) for each in inventory.lost]
+
+    def variables(self, device: Device) -> dict[str, str]:  # noqa: ARG002
+        """Return the variables that a device's programs need where gpu-py doesn't set them.
+
+        Of several devices the values are joined by commas.
+        """
+        return {}
 
     def links(self, inventory: Any) -> dict[str, dict[str, int]]:  # noqa: ARG002
         """Return how near devices are by what the inventory says, as in ``Resource.links``."""

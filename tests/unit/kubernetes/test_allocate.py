@@ -47,7 +47,7 @@ def test_envvar_vectors(case: dict[str, Any]) -> None:
 def test_annotation_vectors(case: dict[str, Any]) -> None:
     facts = case["input"]
     kind = facts["kind_of_gpus"].partition("/")[0]
-    beside = [*facts["additional"], *(f"{kind}/imex-channel={n}" for n in facts["imex_channels"])]
+    beside = [*(f"{kind}/imex-channel={n}" for n in facts["imex_channels"]), *facts["additional"]]
     settings = by("cdi-annotations", cdi_annotation_prefix=facts["prefix"])
     resource = gpus(*facts["ids"], cdi=tuple(beside))
     answer = allocate(resource, facts["ids"], settings, facts["allocation_id"])
@@ -99,6 +99,23 @@ def test_nodes_and_the_drivers_folder_need_no_runtime() -> None:
     assert answer.mounts == (Mount("/usr/local/nvidia", "/srv/driver", read_only=True),)
     assert [node.container for node in answer.devices] == ["/dev/nvidiactl", "/dev/a", "/dev/b"]
     assert answer.devices[1].host == "/host/dev/a"
+
+
+def test_each_vendor_has_its_word_for_nothing() -> None:
+    """Habana's own hook would take void for all, and it may be there."""
+    answer = allocate(gpus("a", nothing="none"), ["a"], by("mounts"))
+    assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": "none"}
+
+
+def test_variables_that_gpu_py_would_set() -> None:
+    units = tuple(unit(name, variables={"SEATS": seat}) for name, seat in (("a", "3"), ("b", "1")))
+    resource = replace(gpus(), units=units)
+    for strategy in ("mounts", "cdi-cri", "cdi-annotations"):
+        assert allocate(resource, ["b", "a"], by(strategy)).envs["SEATS"] == "1,3"
+    for strategy in ("envvar", "volume-mounts"):
+        assert "SEATS" not in allocate(resource, ["b", "a"], by(strategy)).envs
+    partly = replace(resource, units=(units[0], unit("b")))
+    assert "SEATS" not in allocate(partly, ["b", "a"], by("cdi-cri")).envs
 
 
 def test_a_vendor_without_files_gets_nodes_alone() -> None:

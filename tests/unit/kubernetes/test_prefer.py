@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -79,6 +80,7 @@ def test_devices_without_links_are_near_the_same_memory() -> None:
     assert asked(resource, 2) == ["g0", "g2"]
     assert asked(resource, 2, "g1") == ["g1", "g3"]
     assert asked(gpus(4), 2) == ["g0", "g1"]
+    assert asked(gpus(4, numa=(None, None, 0, 0)), 2) == ["g2", "g3"], "unknown is not the same"
 
 
 def test_links_count_for_more_than_memory() -> None:
@@ -131,6 +133,24 @@ def test_equal_ones_take_turns() -> None:
     free = [each for each in resource.offers() if each != "g0::0"]
     found = prefer(resource, free, [], 3, policy("distributed"))
     assert [each.partition("::")[0] for each in found] == ["g1", "g0", "g1"]
+    free = [each for each in resource.offers() if each != "g1::0"]
+    found = prefer(resource, free, [], 3, policy("distributed"))
+    assert [each.partition("::")[0] for each in found] == ["g0", "g1", "g0"]
+
+
+def test_many_replicas_take_no_long_time() -> None:
+    resource = replace(mig(*(7,) * 16), replicas=100)
+    free = list(resource.offers())
+    begin = time.process_time()
+    assert len(prefer(resource, free, [], 8, policy("distributed"))) == 8
+    assert time.process_time() - begin < 2, "the kubelet waits"
+
+
+def test_equal_parts_take_turns() -> None:
+    resource = replace(mig(2), replicas=3)
+    free = [each for each in resource.offers() if each != "g0m1::0"]
+    found = prefer(resource, free, [], 3, policy("distributed"))
+    assert [each.partition("::")[0] for each in found] == ["g0m0", "g0m1", "g0m0"]
 
 
 def test_what_must_be_included_counts_as_in_use() -> None:

@@ -1,8 +1,10 @@
 """What machines hand out to a cluster: every vendor's, the bad ones among them, MIG, sharing."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import machines
 import node_files
@@ -11,7 +13,9 @@ import pytest
 from machines import gpu, mig
 
 from gpuhook.config import Config
+from gpuhook.container.rootfs import Rootfs
 from gpuhook.inventory.model import Device, Inventory, Node
+from gpuhook.kubernetes.allocate import allocate
 from gpuhook.kubernetes.resources import resources
 from gpuhook.kubernetes.settings import Settings, Sharing
 from gpuhook.kubernetes.state import Resource, State
@@ -32,7 +36,7 @@ def machine(root: Path, *gpus: Gpu, lost: tuple[int, ...] = ()) -> Nvidias:
         *(Node(path, 508, 9) for one in gpus for m in one.mig for path in m.paths),
     ]
     nodes = list({node.path: node for node in nodes}.values())
-    root.mkdir(exist_ok=True)
+    (root / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
     version = made.driver_version
     return Nvidias(str(root), version, "13.0", gpus, tuple(nodes), made.files, lost)
 
@@ -99,10 +103,10 @@ def test_gpus_by_index(tmp_path: Path) -> None:
     near = {UUIDS[0]: {UUIDS[1]: 18, "GPU-unknown": 3}, "GPU-unknown": {UUIDS[0]: 2}}
     one = only(offered(found, device_id_strategy="index", links=near))
     assert [(u.id, u.selector, u.cdi, u.whole) for u in one.units] == [
-        ("0", "0", "nvidia.com/gpu=0", "0"),
-        ("1", "1", "nvidia.com/gpu=1", "1"),
+        (UUIDS[0], "0", "nvidia.com/gpu=0", UUIDS[0]),
+        (UUIDS[1], "1", "nvidia.com/gpu=1", UUIDS[1]),
     ]
-    assert one.links == {"0": {"1": 18}}
+    assert one.links == {UUIDS[0]: {UUIDS[1]: 18}}
 
 
 def test_the_memory_that_devices_are_near_to(tmp_path: Path) -> None:
@@ -117,6 +121,19 @@ def test_the_memory_that_devices_are_near_to(tmp_path: Path) -> None:
         UUIDS[1]: None,
         UUIDS[2]: None,
     }
+
+
+def test_a_root_without_sys_is_of_this_machine(tmp_path: Path) -> None:
+    """As that of a driver container."""
+    found = machine(tmp_path, gpu(0, 0))
+    shutil.rmtree(tmp_path / "sys")
+    texts = {"/sys/bus/pci/devices/0000:1b:00.0/numa_node": "1"}
+
+    def text(root: Rootfs, path: str) -> str:
+        return texts[path] if root.path == "/" else ""
+
+    with mock.patch("gpuhook.vendors.bound.text", text):
+        assert only(offered(found)).units[0].numa == 1
 
 
 def test_paths_for_the_kubelet_are_the_hosts(tmp_path: Path) -> None:
@@ -142,9 +159,18 @@ def test_what_goes_with_every_gpu(tmp_path: Path) -> None:
         "NVIDIA_MOFED": "enabled",
         "NVIDIA_IMEX_CHANNELS": "7",
     }
-    assert one.cdi == ("nvidia.com/gds=all", "nvidia.com/mofed=all", "nvidia.com/imex-channel=7")
+    assert one.cdi == ("nvidia.com/imex-channel=7", "nvidia.com/gds=all", "nvidia.com/mofed=all")
     paths = [node.container for node in one.units[0].nodes]
     assert {"/dev/nvidia-fs0", "/dev/nvidia-caps-imex-channels/channel7"} <= {*paths}
+
+
+def test_channels_asked_for_by_mounts_are_in_no_variable(tmp_path: Path) -> None:
+    found = machine(tmp_path, gpu(0, 0))
+    mounts = ("volume-mounts", "cdi-cri")
+    one = only(offered(found, imex_channel_ids=(7,), device_list_strategy=mounts))
+    assert (one.environment, one.cdi) == ({}, ("nvidia.com/imex-channel=7",))
+    both = only(offered(found, imex_channel_ids=(7,), device_list_strategy=(*mounts, "envvar")))
+    assert both.environment == {"NVIDIA_IMEX_CHANNELS": "7"}
 
 
 def test_an_imex_channel_that_is_not_there(tmp_path: Path) -> None:
@@ -167,6 +193,16 @@ def test_a_missing_node_is_that_gpus_alone(tmp_path: Path) -> None:
     assert good.reason == ""
 
 
+def test_a_missing_node_of_a_gpu_is_its_parts(tmp_path: Path) -> None:
+    found = machine(tmp_path, gpu(0, 3, (part(0, 1, "1g.18gb"),)), gpu(1, 1))
+    found.nodes = tuple(node for node in found.nodes if node.path != "/dev/nvidia3")
+    state, _ = offered(found, mig_strategy="mixed")
+    assert [reasons(each) for each in state.resources] == [
+        [""],
+        ["GPU 0:0: there is no device node /dev/nvidia3"],
+    ]
+
+
 def test_health_of_a_whole_gpu_is_its_parts(tmp_path: Path) -> None:
     parts = (part(0, 1, "1g.18gb"), part(1, 2, "1g.18gb"))
     found = machine(tmp_path, gpu(0, 0, parts), gpu(1, 1))
@@ -183,10 +219,13 @@ def test_health_of_a_whole_gpu_is_its_parts(tmp_path: Path) -> None:
 def test_a_lost_gpu_has_the_uuid_that_the_kernel_module_has_of_it(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 0), gpu(2, 2), lost=(1,))
     assert [unit.id for unit in only(offered(found)).units] == [UUIDS[0], UUIDS[2], "lost-1"]
-    for number, uuid in enumerate(UUIDS[:3]):
+    for number, uuid in reversed([*enumerate(UUIDS)]):
         folder = tmp_path / f"proc/driver/nvidia/gpus/0000:0{number}:00.0"
         folder.mkdir(parents=True)
         (folder / "information").write_text(f"Model: \t\t H200\nGPU UUID: \t {uuid}\n")
+    one = only(offered(found))
+    assert one.units[2].id == "lost-1", "of two GPUs that NVML doesn't know, it could be either"
+    shutil.rmtree(tmp_path / "proc/driver/nvidia/gpus/0000:03:00.0")
     one = only(offered(found))
     assert [unit.id for unit in one.units] == [UUIDS[0], UUIDS[2], UUIDS[1]]
     assert reasons(one) == ["", "", "GPU 1: it has fallen off the bus"]
@@ -194,11 +233,24 @@ def test_a_lost_gpu_has_the_uuid_that_the_kernel_module_has_of_it(tmp_path: Path
 
 def test_a_vendor_with_trouble_costs_no_other(tmp_path: Path) -> None:
     found = machine(tmp_path / "gone", gpu(0, 0))
-    (tmp_path / "gone").rmdir()
+    shutil.rmtree(tmp_path / "gone")
     others = paper.machine("amd", tmp_path / "amd", 2)
     state, warnings = offered(found, others)
     assert [each.name for each in state.resources] == ["amd.com/gpu"]
     assert ["can't be read" in each for each in warnings] == [True]
+
+
+def test_a_vendor_that_no_variable_asks_for(tmp_path: Path) -> None:
+    found = paper.machine("amd", tmp_path, 1)
+    with mock.patch.object(seam.KNOWN["amd"], "VARIABLES", {}):
+        state, warnings = offered(found)
+        assert state.resources == ()
+        assert ["no variable" in each for each in warnings] == [True]
+        one = only(offered(found, device_list_strategy=("mounts",)))
+    assert one.variable == ""
+    answer = allocate(one, [one.units[0].id], Settings(device_list_strategy=("mounts",)))
+    assert answer.envs == {}
+    assert answer.devices
 
 
 # MIG ----------------------------------------------------------------------------------------------
@@ -297,7 +349,7 @@ def test_two_resources_cant_have_one_name(tmp_path: Path) -> None:
 def test_amd(tmp_path: Path) -> None:
     one = only(offered(paper.machine("amd", tmp_path, 2)))
     assert one.name == "amd.com/gpu"
-    assert (one.mounts, one.driver_folder) == ("", "")
+    assert (one.mounts, one.driver_folder, one.nothing) == ("", "", "none")
     assert all(unit.id.startswith("0x") and unit.selector == unit.id for unit in one.units)
     assert [unit.reason for unit in one.units] == ["", ""]
     assert "/dev/kfd" in {node.container for node in one.units[0].nodes}
@@ -313,6 +365,9 @@ def test_gaudi_and_npu_by_their_address(tmp_path: Path) -> None:
         assert [unit.id for unit in resource.units] == addresses
         assert [unit.selector for unit in resource.units] == addresses
     assert state.resources[1].units[0].cdi == "intel.com/npu=accel0"
+    seats = [unit.variables["HABANA_VISIBLE_MODULES"] for unit in state.resources[0].units]
+    assert seats == [device.names["module"][0] for device in gaudi.devices]
+    assert state.resources[0].nothing == "none"
 
 
 @pytest.mark.parametrize("driver", ["i915", "xe"])
@@ -358,6 +413,7 @@ def test_neurons_neighbours_are_near(tmp_path: Path) -> None:
 
 def test_a_declared_kind(tmp_path: Path) -> None:
     tree = """
+from gpuhook.container.rootfs import Rootfs
 from gpuhook.inventory.model import Device, Inventory, Node
 from gpuhook.vendors.seam import Vendor
 from gizmo import names

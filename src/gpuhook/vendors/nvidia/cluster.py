@@ -71,13 +71,14 @@ class Cluster(cluster.Cluster):
         features: Iterable[str],
         channels: Iterable[int],
     ) -> tuple[dict[str, str], tuple[str, ...]]:
+        features = tuple(features)
         options.features = tuple(sorted(features))
         options.imex_channels = tuple(channels)
-        variables = {feature_variable(name): "enabled" for name in options.features}
+        variables = {feature_variable(name): "enabled" for name in features}
         if options.imex_channels:
             variables[IMEX_CHANNELS] = ",".join(map(str, options.imex_channels))
-        names = [f"{_DOMAIN}/{name}=all" for name in options.features]
-        names += [f"{_DOMAIN}/imex-channel={each}" for each in options.imex_channels]
+        names = [f"{_DOMAIN}/imex-channel={each}" for each in options.imex_channels]
+        names += [f"{_DOMAIN}/{name}=all" for name in features]
         return variables, tuple(names)
 
 

@@ -1,14 +1,13 @@
 """Change a simulated machine while programs use it: lost GPUs, MIG devices, XIDs."""
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from gpuhook.errors import SimulateError, shown
+from gpuhook.errors import SimulateError
 from gpuhook.simulate.tree import Tree
 from gpuhook.vendors.nvidia.simulate import devices, driver, kernel_files, state
 from gpuhook.vendors.nvidia.simulate.machine import (
@@ -29,14 +28,14 @@ def change(
     mig: Mapping[int, tuple[str, ...] | None] | None = None,
     lost: frozenset[int] = frozenset(),
     found: frozenset[int] = frozenset(),
-) -> list[str]:
-    """Change the machine in ``root`` and return lines that say how it is then.
+) -> Machine:
+    """Change the machine in ``root`` and return it as it is then.
 
     ``mig`` gives GPUs other MIG devices (None: no MIG mode any more); ``lost`` are the numbers of
     GPUs that don't answer any more, ``found`` of those that do again. Processes see it at their
     next call, containers when they are started. SimulateError if it makes no sense.
     """
-    with _locked(root):
+    with state.locked(root):
         old = state.load(root)
         both = {**old.options.mig, **(mig or {})}
         options = replace(
@@ -53,7 +52,7 @@ def change(
             _replace_instances(root, make_machine(old.options, old.driver_version), machine)
         state.save(root, new, machine)
         _replace_libraries(root, new, machine)
-    return [line for gpu in machine.gpus for line in _lines(gpu)]
+    return machine
 
 
 def report_xid(root: str, xid: int, device: str) -> None:
@@ -64,61 +63,16 @@ def report_xid(root: str, xid: int, device: str) -> None:
     """
     if not 0 <= xid <= _MOST:
         raise SimulateError(f"{xid} is not the number of an XID", f"Give 0 to {_MOST}")
-    with _locked(root):
-        built = state.load(root)
-        machine = make_machine(built.options, built.driver_version)
-        append(root, state.EVENTS, f"{_event(machine, xid, device)}\n")
-
-
-def append(root: str, name: str, line: str) -> None:
-    """Add a line to a file of the state folder, in one write."""
-    path = os.path.join(root, state.FOLDER, name)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(fd, line.encode())
-    finally:
-        os.close(fd)
-
-
-def _event(machine: Machine, xid: int, device: str) -> str:
-    for gpu in machine.gpus:
-        if device in {str(gpu.index), gpu.uuid}:
-            return f"{gpu.index} {xid}"
-        for mig in gpu.migs:
-            if device == mig.uuid:
-                return f"{gpu.index} {xid} {mig.gi} {mig.ci}"
-    raise SimulateError(
-        f"The simulated machine has no device {shown(device)}",
-        "Give a GPU's number or UUID, or a MIG device's UUID, as gpuhook simulate printed it",
-    )
+    with state.locked(root):
+        gpu, mig = state.load_machine(root).device(device)
+        words = f"{gpu.index} {xid} {mig.gi} {mig.ci}" if mig else f"{gpu.index} {xid}"
+        state.append(root, state.EVENTS, f"{words}\n")
 
 
 def _check_found(gpus: int, found: frozenset[int]) -> None:
     for index in sorted(found):
         if not 0 <= index < gpus:
             raise SimulateError(f"There is no GPU {index} among {gpus}", "Count the GPUs from 0")
-
-
-@contextlib.contextmanager
-def _locked(root: str) -> Iterator[None]:
-    """Keep other changes of this machine away."""
-    try:
-        fd = os.open(os.path.join(root, state.FOLDER), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        state.load(root)  # says it
-        raise
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _lines(gpu: SimulatedGpu) -> list[str]:
-    words = " (lost)" if gpu.lost else ""
-    mode = " (MIG)" if gpu.mig_enabled else ""
-    line = f"GPU {gpu.index}: {gpu.model.name} {gpu.uuid}{mode}{words}"
-    return [line, *(f"  MIG {mig.profile.name} {mig.uuid}" for mig in gpu.migs)]
 
 
 def _instances(machine: Machine) -> Instances:

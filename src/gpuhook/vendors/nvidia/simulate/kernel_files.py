@@ -179,7 +179,7 @@ def make_sys(tree: Tree, machine: Machine, drm: bool) -> None:
             "subsystem_device": f"0x{model.subsystem:04x}",
             "class": "0x030200",
             "revision": "0xa1",
-            "numa_node": str(gpu.index * 2 // len(machine.gpus) if gpu.domain == 0 else 0),
+            "numa_node": str(gpu.numa_node),
         }
         for name, value in values.items():
             tree.text(f"{folder}/{name}", f"{value}\n", 0o444)

@@ -16,6 +16,7 @@ _LINUX_ALONE = (
     "minors", "mig", "unplugged", "lost", "failure", "library_dir", "driver_files", "compat32",
     "imex_channels", "features",
 )  # fmt: skip
+NVLINKS = ("none", "pairs", "all")
 FEATURES = ("gds", "gdrcopy", "mofed", "nvswitch")
 MAX_MINOR = 253  # 254 is nvidia-modeset and 255 nvidiactl
 
@@ -65,7 +66,8 @@ class Options:
     to lay into the root, which then decide the version and the places. ``cuda_version`` and
     ``library_dir`` are empty for "what goes with the driver" and "the multiarch folder of
     this machine". ``drm`` asks for /dev/dri, ``compat32`` for 32-bit libraries,
-    ``features`` for the devices of some of FEATURES. ``platform`` is one of PLATFORMS.
+    ``features`` for the devices of some of FEATURES. ``platform`` is one of PLATFORMS,
+    ``nvlink`` one of NVLINKS: what the GPUs' links lead to.
     """
 
     root: str
@@ -87,6 +89,7 @@ class Options:
     features: frozenset[str] = frozenset()
     seed: str = "gpuhook"
     platform: str = "linux"
+    nvlink: str = "none"
 
     def check(self) -> None:
         """Raise SimulateError for the first thing that can't be simulated."""
@@ -153,11 +156,19 @@ def _check_platform(options: Options) -> None:
                 f"{name} can't be simulated on the platform {options.platform}",
                 f"Leave out {name}",
             )
+    if options.nvlink != "none":
+        raise SimulateError(
+            f"GPUs can't be linked on the platform {options.platform}", "Leave out nvlink"
+        )
     if options.platform == "tegra" and options.gpus != 1:
         raise SimulateError("Tegra has one GPU", "Leave out the number of GPUs")
 
 
 def _check_extras(options: Options) -> None:
+    if options.nvlink not in NVLINKS:
+        raise SimulateError(
+            f"GPUs can't be linked by {options.nvlink!r}", f"Use one of {', '.join(NVLINKS)}"
+        )
     if not 0 <= options.imex_channels <= MAX_CHANNELS:
         raise SimulateError(
             f"{options.imex_channels} IMEX channels can't be simulated", f"Give 0 to {MAX_CHANNELS}"

@@ -5,19 +5,22 @@ docs/simulate.md says what stands in them. What was built is kept beside them, a
 needed for a change of it.
 """
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpuhook.errors import SimulateError
 from gpuhook.simulate.tree import Tree
-from gpuhook.vendors.nvidia.simulate.machine import Machine, SimulatedGpu
+from gpuhook.vendors.nvidia.simulate.machine import Machine, SimulatedGpu, make_machine
 from gpuhook.vendors.nvidia.simulate.options import Failure, Options
 
 FOLDER = "simulate"
-LOST, MIG, EVENTS = "lost", "mig", "events"
+LOST, MIG, EVENTS, ACTIVITY = "lost", "mig", "events", "activity"
 _BUILT = "built.json"
 
 
@@ -50,9 +53,17 @@ def mig_text(gpus: Iterable[SimulatedGpu]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def time_text() -> str:
+    """Return the present as the file of activity has it: in seconds since 1970."""
+    now = time.time_ns() // 1000
+    return f"{now // 10**6}.{now % 10**6:06d}"
+
+
 def make(tree: Tree, state: State, machine: Machine) -> None:
     """Make the folder of a machine to which nothing has happened yet."""
+    tree.folder(FOLDER)
     tree.text(f"{FOLDER}/{EVENTS}", "")
+    tree.text(f"{FOLDER}/{ACTIVITY}", f"{time_text()} boot\n")
     save(tree.root, state, machine)
 
 
@@ -93,3 +104,34 @@ def _options(fields: dict[str, Any]) -> Options:
     mig = {int(index): tuple(names) for index, names in fields["mig"].items()}
     failure = Failure(fields["failure"]) if fields["failure"] else None
     return Options(**{**fields, **lists, **sets, "mig": mig, "failure": failure})
+
+
+def load_machine(root: str) -> Machine:
+    """Return the machine as it is now; SimulateError where nothing says so."""
+    state = load(root)
+    return make_machine(state.options, state.driver_version)
+
+
+def append(root: str, name: str, line: str) -> None:
+    """Add a line to a file of the state folder, in one write."""
+    path = os.path.join(root, FOLDER, name)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, line.encode())
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def locked(root: str) -> Iterator[None]:
+    """Keep other changes of this machine away."""
+    try:
+        fd = os.open(os.path.join(root, FOLDER), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        load(root)  # says it
+        raise
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

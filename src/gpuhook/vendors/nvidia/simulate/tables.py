@@ -4,7 +4,7 @@ from gpuhook.simulate.place import MARKER
 from gpuhook.vendors.nvidia.simulate import state
 from gpuhook.vendors.nvidia.simulate.machine import Machine, SimulatedGpu
 from gpuhook.vendors.nvidia.simulate.models import MigProfile, Model
-from gpuhook.vendors.nvidia.simulate.options import Failure
+from gpuhook.vendors.nvidia.simulate.options import NVLINKS, Failure
 
 _STATES = {
     Failure.NOT_LOADED: "SIM_FAIL_NOT_LOADED",
@@ -34,6 +34,7 @@ def generated_header(
         f"#define SIM_CONTROL_NODE {_text(only_node or '/dev/nvidiactl')}\n"
         f"#define SIM_UVM_NODE {_text(only_node or '/dev/nvidia-uvm')}\n"
         f"#define SIM_ONE_NODE {int(bool(only_node))}\n"
+        f"#define SIM_NVLINK {NVLINKS.index(machine.nvlink)}\n"
         f"#define SIM_LOST {_text(state.lost_text(machine.gpus))}\n"
         f"#define SIM_MIG {_text(state.mig_text(machine.gpus))}\n"
     )
@@ -111,6 +112,9 @@ def _gpu(gpu: SimulatedGpu, at: int) -> str:
             "power_limit": model.power * 1000,
             "pcie_generation": model.pcie_generation,
             "fans": model.fans,
+            "nvlinks": model.nvlinks[0],
+            "nvlink_version": model.nvlinks[1],
+            "numa_node": gpu.numa_node,
             "ecc": int(model.ecc),
             "memory": f"{model.memory}ULL << 20",
             "profiles": f"profiles_{at}",

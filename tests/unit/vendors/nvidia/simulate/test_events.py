@@ -1,6 +1,7 @@
 """Events of simulated GPUs: XIDs that come while programs wait for them."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,6 +124,19 @@ def test_another_file_is_read_from_its_beginning(root: Path, program: Program) -
     assert program.ask("wait(events, 0)") == "error 10"
     report_xid(str(root), 4, "0")
     assert program.ask("wait(events, 0)")[2] == 4
+
+
+def test_waiting_goes_on_when_the_machine_is_built_again(root: Path, program: Program) -> None:
+    program.begin(f"wait(events, {PATIENCE})")
+    wait_until_it_sleeps(program)
+    old = root.with_name("old")
+    shutil.copytree(root, root.with_name("new"), symlinks=True)
+    os.rename(root, old)
+    os.rename(root.with_name("new"), root)
+    shutil.rmtree(old)
+    wait_until_it_sleeps(program)
+    report_xid(str(root), 119, "0")
+    assert program.answer()[2] == 119
 
 
 def test_a_line_counts_when_it_is_whole(root: Path, program: Program) -> None:

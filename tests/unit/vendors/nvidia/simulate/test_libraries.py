@@ -18,6 +18,7 @@ import pytest
 from nvml_program import LIBRARY_DIR, environment
 
 from gpuhook.simulate.place import MARKER
+from gpuhook.vendors.nvidia.simulate import Process, run_process
 from gpuhook.vendors.nvidia.simulate.machine import Machine
 from gpuhook.vendors.nvidia.simulate.options import Failure
 
@@ -347,6 +348,12 @@ def test_nvidia_smi_prints_a_table_and_versions(make_root: MakeRoot) -> None:
     assert "Driver Version: 550.54.14   CUDA Version: 12.4" in table
     assert all(gpu.pci_bus_id in table for gpu in machine.gpus)
     assert "0MiB / 23034MiB" in table
+    assert "No running processes found" in table
+    run_process(str(root), Process("1", 4_000_000, 300 << 20, kind="mps"))
+    lines = run_program(root, "nvidia-smi").stdout.splitlines()
+    assert "300MiB / 23034MiB" in lines[-8]
+    assert lines[-2].split() == ["|", "1", "4000000", "M+C", "[Not", "Found]", "300MiB", "|"]
+    assert {len(line) for line in lines if line} == {68}
     versions = run_program(root, "nvidia-smi", "--version").stdout
     assert "NVML version        : 12.550.54.14\n" in versions
     assert run_program(root, "nvidia-smi", "--frobnicate").returncode == 2

@@ -100,6 +100,13 @@ const struct sim_gpu *sim_gpu_at(unsigned index);
 /* NVML_SUCCESS between nvmlInit and nvmlShutdown. */
 int sim_initialized(void);
 
+/* Describes a PCI device whose device and function are 0. */
+void sim_pci_info(struct nvml_pci_info *info, unsigned domain, unsigned bus, unsigned id,
+                  unsigned subsystem);
+
+/* Copies as much as the first two versions of the structure had room for. */
+void sim_old_pci_info(struct nvml_pci_info *old, const struct nvml_pci_info *info);
+
 /* Copies text and its terminator; NVML_ERROR_INSUFFICIENT_SIZE if it doesn't fit. */
 int sim_copy(char *buffer, unsigned size, const char *text);
 

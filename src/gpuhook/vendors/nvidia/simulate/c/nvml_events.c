@@ -3,14 +3,12 @@
  *
  * An event set reads the file by itself, from where it ended when the GPU was registered, so every
  * set of every process gets every event. */
-#include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,7 +19,6 @@
 #define EVENT_DOUBLE_BIT 2
 #define EVENT_XID 8
 #define WHOLE_GPU 0xffffffff /* where an event isn't of one instance */
-#define LINE_SIZE 256
 #define UNWATCHED_MILLISECONDS 200 /* between two looks where the folder can't be watched */
 
 struct nvml_event {
@@ -40,11 +37,11 @@ struct event_set {
     struct event_set *next;
     u64 types[SIM_MAX_GPUS]; /* registered of each GPU */
     off_t from[SIM_MAX_GPUS]; /* where the first line after its registration begins */
-    dev_t device; /* the file's, as it was last seen, to notice another one in its place */
-    ino_t inode;
-    off_t at; /* what comes next in it */
-    int skipping; /* inside a line that is too long */
+    struct sim_log log;
 };
+
+_Static_assert(sizeof(struct nvml_event) == 32, "as nvml.h has it");
+_Static_assert(sizeof(struct nvml_event_v1) == 24, "as nvml.h had it");
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct event_set *sets;
@@ -109,37 +106,20 @@ API int nvmlDeviceGetSupportedEventTypes(nvml_device handle, u64 *types)
     return NVML_SUCCESS;
 }
 
-/* Opens the file of events and brings the set's place in it up to date; -1 if there is none. A
- * file that is new or has become shorter is read from its beginning. */
-static int open_events(struct event_set *set, struct stat *status)
+/* Opens the file of events; all of another file is after every registration. */
+static int open_events(struct event_set *set, off_t *size)
 {
-    char path[PATH_MAX];
-    int fd;
+    int again, fd = sim_open_log(&set->log, "events", size, &again);
 
-    if (!sim_state_path("events", path, sizeof path))
-        return -1;
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return -1;
-    if (fstat(fd, status) != 0 || !S_ISREG(status->st_mode)) {
-        close(fd);
-        return -1;
-    }
-    if (set->inode != status->st_ino || set->device != status->st_dev ||
-        status->st_size < set->at) {
-        set->device = status->st_dev;
-        set->inode = status->st_ino;
-        set->at = 0;
-        set->skipping = 0;
+    if (again)
         memset(set->from, 0, sizeof set->from);
-    }
     return fd;
 }
 
 API int nvmlDeviceRegisterEvents(nvml_device handle, u64 types, struct event_set *set)
 {
     const struct sim_gpu *gpu;
-    struct stat status;
+    off_t size;
     unsigned i, used = 0;
     u64 supported;
     int fd, result = sim_resolve_gpu(handle, &gpu);
@@ -153,42 +133,16 @@ API int nvmlDeviceRegisterEvents(nvml_device handle, u64 types, struct event_set
         return NVML_ERROR_NOT_SUPPORTED;
     for (i = 0; i < SIM_GPU_COUNT; i++)
         used |= set->types[i] != 0;
-    fd = open_events(set, &status);
+    fd = open_events(set, &size);
     if (fd >= 0) {
         close(fd);
         if (!used)
-            set->at = status.st_size;
+            set->log.at = size;
         if (!set->types[gpu - sim_gpus])
-            set->from[gpu - sim_gpus] = status.st_size;
+            set->from[gpu - sim_gpus] = size;
     }
     set->types[gpu - sim_gpus] |= types;
     return NVML_SUCCESS;
-}
-
-/* Reads one whole line from the set's place on; 0 if there is none yet. A line that is too long
- * comes back empty. */
-static int read_line(struct event_set *set, int fd, char line[LINE_SIZE])
-{
-    char *end;
-    ssize_t got;
-    int whole;
-
-    for (;;) {
-        got = pread(fd, line, LINE_SIZE - 1, set->at);
-        if (got <= 0)
-            return 0;
-        line[got] = '\0';
-        end = memchr(line, '\n', (size_t)got);
-        if (!end && got < LINE_SIZE - 1)
-            return 0; /* still being written */
-        set->at += end ? end + 1 - line : got;
-        whole = end && !set->skipping;
-        set->skipping = !end;
-        if (end)
-            break;
-    }
-    *(whole ? end : line) = '\0';
-    return 1;
 }
 
 /* Reads "GPU XID [GI CI]"; 0 if the line says something else, or of a GPU that isn't waited for. */
@@ -216,14 +170,14 @@ static int parse_event(const struct event_set *set, char *line, off_t at, struct
 /* The next event of the set, if there is one. */
 static int next_event(struct event_set *set, struct nvml_event *event)
 {
-    char line[LINE_SIZE];
-    struct stat status;
-    int fd = open_events(set, &status), found = 0;
+    char line[SIM_LINE];
+    off_t size;
+    int fd = open_events(set, &size), found = 0;
 
     while (fd >= 0 && !found) {
-        off_t at = set->at;
+        off_t at = set->log.at;
 
-        if (!read_line(set, fd, line))
+        if (!sim_read_log(&set->log, fd, line))
             break;
         found = parse_event(set, line, at, event);
     }

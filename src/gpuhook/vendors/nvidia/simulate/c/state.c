@@ -346,3 +346,53 @@ void sim_refresh(int force)
     read_once = 1;
     pthread_mutex_unlock(&lock);
 }
+
+int sim_open_log(struct sim_log *log, const char *name, off_t *size, int *again)
+{
+    char path[PATH_MAX];
+    struct stat status = {.st_size = 0};
+    int fd = -1;
+
+    if (sim_state_path(name, path, sizeof path))
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd >= 0 && (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))) {
+        close(fd);
+        fd = -1;
+    }
+    *again = 0;
+    if (fd < 0) {
+        *again = log->inode != 0;
+        memset(log, 0, sizeof *log);
+        return -1;
+    }
+    if (log->inode != status.st_ino || log->device != status.st_dev || status.st_size < log->at) {
+        *log = (struct sim_log){status.st_dev, status.st_ino, 0, 0};
+        *again = 1;
+    }
+    *size = status.st_size;
+    return fd;
+}
+
+int sim_read_log(struct sim_log *log, int fd, char line[SIM_LINE])
+{
+    char *end;
+    ssize_t got;
+    int whole;
+
+    for (;;) {
+        got = pread(fd, line, SIM_LINE - 1, log->at);
+        if (got <= 0)
+            return 0;
+        line[got] = '\0';
+        end = memchr(line, '\n', (size_t)got);
+        if (!end && got < SIM_LINE - 1)
+            return 0; /* still being written */
+        log->at += end ? end + 1 - line : got;
+        whole = end && !log->skipping;
+        log->skipping = !end;
+        if (end)
+            break;
+    }
+    *(whole ? end : line) = '\0';
+    return 1;
+}

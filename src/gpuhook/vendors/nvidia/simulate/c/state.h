@@ -7,6 +7,7 @@
 #define GPUHOOK_STATE_H
 
 #include <stddef.h>
+#include <sys/types.h>
 
 #include "tables.h"
 
@@ -27,6 +28,23 @@ const struct sim_mig *sim_find_mig(const char *uuid);
 
 /* Writes the path of a file in the state folder; 0 if the library lies in no driver root. */
 int sim_state_path(const char *name, char *path, size_t size);
+
+/* A file of the state folder that grows by lines, and how far it has been read. All 0 at first. */
+struct sim_log {
+    dev_t device;
+    ino_t inode;
+    off_t at;     /* where the next line begins */
+    int skipping; /* inside a line that is too long */
+};
+
+#define SIM_LINE 256
+
+/* Opens the file; -1 if there is none. Where it is another one than last time, or has become
+ * shorter, it will be read from its beginning, and *again is 1. */
+int sim_open_log(struct sim_log *log, const char *name, off_t *size, int *again);
+
+/* Reads the next whole line; 0 if there is none yet. One that is too long comes back empty. */
+int sim_read_log(struct sim_log *log, int fd, char line[SIM_LINE]);
 
 /* Cuts the next line off a text, or the next word off a line, and puts a terminator after it.
  * NULL at the end. */

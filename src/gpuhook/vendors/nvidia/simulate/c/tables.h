@@ -8,6 +8,11 @@
 #define SIM_MAX_GPUS 64
 #define SIM_MAX_MIGS 7 /* per GPU: the most compute instances any model offers */
 
+/* What the GPUs' NVLinks lead to: nothing, GPU 0 to 1 and 2 to 3 and so on, or switches. */
+#define SIM_NVLINK_NONE 0
+#define SIM_NVLINK_PAIRS 1
+#define SIM_NVLINK_ALL 2
+
 enum sim_failure { SIM_FAIL_NONE, SIM_FAIL_NOT_LOADED, SIM_FAIL_VERSION_MISMATCH };
 
 /* A way to cut a GPU instance out of a GPU. */
@@ -58,6 +63,8 @@ struct sim_gpu {
     unsigned power_limit;          /* milliwatts */
     unsigned pcie_generation;
     unsigned fans;
+    unsigned nvlinks, nvlink_version; /* nvmlNvlinkVersion_t; 0 links: it has none */
+    unsigned numa_node;            /* of the memory near to it */
     int ecc;                       /* the memory has error correction */
     unsigned long long memory;     /* bytes */
     const struct sim_profile *profiles;
@@ -72,7 +79,7 @@ struct sim_gpu {
 /* generated.h defines SIM_DRIVER_VERSION, SIM_NVML_VERSION, SIM_DRIVER_BRANCH (strings),
  * SIM_CUDA_VERSION (1000 * major + 10 * minor), SIM_LIBRARY_DIR (where the libraries lie below
  * the driver root), SIM_MARKER (a file at the top of every simulated root),
- * SIM_INIT_NANOSECONDS, SIM_FAILURE and SIM_GPU_COUNT; SIM_LOST and SIM_MIG, the texts that hold
+ * SIM_INIT_NANOSECONDS, SIM_FAILURE, SIM_NVLINK and SIM_GPU_COUNT; SIM_LOST and SIM_MIG, the texts that hold
  * where there is no driver root with files of that name. */
 #include "generated.h"
 
