@@ -84,6 +84,8 @@ def test_mounts(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
         offered(kept, container, kubelet, len(driver.gpus))
         answers = kubelet.admit("pod", {GPUS: 1})
         assert Mount("/usr/local/nvidia", "/var/lib/gpuhook/driver", True) in answers["mounts"]
+        library = kept.path("/var/lib/gpuhook/driver/lib64/libcuda.so.1")
+        wait_until(library.exists, "the folder on the node holds the driver")
         assert "/dev/nvidiactl" in {each.host for each in answers["devices"]}
         assert all(each.host == each.container for each in answers["devices"])
 

@@ -16,6 +16,10 @@ _COMMANDS = {
     "config": ("gpuhook.cli.config", "Show, check and change the configuration."),
     "device-plugin": ("gpuhook.cli.device_plugin", "Hand the devices to a Kubernetes cluster."),
     "doctor": ("gpuhook.cli.doctor", "Check everything and say what to do about it."),
+    "driver-folder": (
+        "gpuhook.cli.driver_folder",
+        "Put the driver into one folder, for runtimes that know no GPUs.",
+    ),
     "explain": ("gpuhook.cli.explain", "Show what a container would get, and why."),
     "install": ("gpuhook.cli.install", "Tell container engines about gpu-py."),
     "info": ("gpuhook.cli.info", "Show the driver and the GPUs of this machine."),

@@ -9,19 +9,20 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any, Self
 
 from gpuhook.config import Config
 from gpuhook.errors import PluginError
-from gpuhook.kubernetes import documents, health
+from gpuhook.kubernetes import documents, driver, health
 from gpuhook.kubernetes.children import Listener, Server
 from gpuhook.kubernetes.health import Health
-from gpuhook.kubernetes.machine import Machine
+from gpuhook.kubernetes.machine import Found, Machine
 from gpuhook.kubernetes.resources import resources
-from gpuhook.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, Settings
+from gpuhook.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, Settings
 from gpuhook.kubernetes.state import State
 from gpuhook.kubernetes.uevents import KernelEvents
 from gpuhook.start.ready import report_ready
@@ -31,7 +32,7 @@ from gpuhook.vendors.uevents import concerns_us
 _SETTLE = 0.5  # seconds of quiet after a kernel event: a driver is loaded in many steps
 _AWAY = 60.0  # seconds without NVML after SIGHUP, in which a driver can be unloaded
 _SAY_AGAIN = 60.0  # seconds until the same application's error is said again
-_WHILE_BAD = (5.0, 600.0)  # seconds until CDI documents are tried again: at first, at most
+_WHILE_BAD = (5.0, 600.0)  # seconds until a chore is tried again: at first, at most
 _NEEDED = ("grpc", "google.protobuf")
 
 
@@ -136,6 +137,34 @@ class _Signals:
             pass
 
 
+# What is done by a function of what there is, which returns whether that went well.
+Work = Callable[[Settings, Config, list[Found], Container[str], Callable[[str], None]], bool]
+
+
+def _chores(settings: Settings) -> list[Work]:
+    """Return what is to be done when the machine has changed, for the answers to be right."""
+    strategies = {*settings.device_list_strategy}
+    found: list[Work] = [documents.bring] if {CDI_CRI, CDI_ANNOTATIONS} & strategies else []
+    return [*found, driver.keep] if MOUNTS in strategies else found
+
+
+class _Chore:
+    """Something that is tried again until it goes well; ``at`` is when, None for not at all."""
+
+    def __init__(self, work: Callable[[], bool], clock: Callable[[], float]) -> None:
+        self._work = work
+        self._clock = clock
+        self._pause = 0.0
+        self.at: float | None = None
+
+    def do(self) -> None:
+        """Try it."""
+        well = self._work()
+        first, longest = _WHILE_BAD
+        self._pause = 0.0 if well else min(2 * self._pause or first, longest)
+        self.at = None if well else self._clock() + self._pause
+
+
 class Supervisor:
     """All that the loop knows."""
 
@@ -156,8 +185,7 @@ class Supervisor:
         self._said: dict[tuple[str, str], float] = {}  # when XIDs of applications were said
         self._look_at = 0.0
         self._is_eager = False  # whether the next look waits for no pause
-        self._documents_at: float | None = None
-        self._documents_pause = 0.0
+        self._chores = [_Chore(partial(self._do, each), self._clock) for each in _chores(settings)]
         self._changed = True
 
     def run(self) -> int:
@@ -198,15 +226,17 @@ class Supervisor:
             listener.tend(self._inventory(name))
             for device in listener.silent & self._present:
                 self._fall_ill(device, "the driver hangs when it is asked")
-        if self._documents_at is not None and now >= self._documents_at:
-            self._bring_documents()
+        for chore in self._chores:
+            if chore.at is not None and now >= chore.at:
+                chore.do()
         if self._changed:
             self._publish()
         self._server.tend()
 
     def _wait(self) -> None:
         """Wait until something is said or due, and take in what is said."""
-        times = [self._look_at, self._health.due(), self._documents_at, self._server.deadline()]
+        times = [self._look_at, self._health.due(), self._server.deadline()]
+        times += [chore.at for chore in self._chores]
         times += [listener.deadline() for listener in self._listeners.values()]
         end = min(at for at in times if at is not None)
         listening = [each for each in self._listeners.values() if each.fileno() >= 0]
@@ -266,8 +296,8 @@ class Supervisor:
             self._listeners[name].stop()
         for vendor, inventory in self._machine.found:
             self._watch(vendor.names, inventory)
-        if {CDI_CRI, CDI_ANNOTATIONS} & {*self._settings.device_list_strategy}:
-            self._bring_documents()
+        for chore in self._chores:
+            chore.do()
 
     def _watch(self, names: Any, inventory: Any) -> None:
         """See that somebody listens to a vendor's errors, of the devices that there are now."""
@@ -291,13 +321,10 @@ class Supervisor:
                 return inventory
         return None
 
-    def _bring_documents(self) -> None:
+    def _do(self, work: Work) -> bool:
         machine = self._machine
         failing = machine.failures().keys()
-        well = documents.bring(self._settings, self._config, machine.present, failing, tell)
-        first, longest = _WHILE_BAD
-        self._documents_pause = 0.0 if well else min(2 * self._documents_pause or first, longest)
-        self._documents_at = None if well else self._clock() + self._documents_pause
+        return work(self._settings, self._config, machine.present, failing, tell)
 
     # How devices are ----------------------------------------------------------------------------
 
