@@ -155,6 +155,12 @@ class SimulateError(GpuhookError):
     code = "simulate"
 
 
+class DriverFolderError(GpuhookError):
+    """The driver folder can't be made, or a folder is there that isn't one."""
+
+    code = "driver-folder"
+
+
 class EngineError(GpuhookError):
     """A container engine's configuration can't be read, understood or changed."""
 

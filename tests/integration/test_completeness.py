@@ -191,7 +191,7 @@ def test_parts_of_what_is_asked_for_by_default(machine: Machine) -> None:
 
 
 def test_a_lost_gpu(machine: Machine) -> None:
-    driver = machine.simulate("--gpus=3", "--fail=gpu-lost:1")
+    driver = machine.simulate("--gpus=3", "--lost=1")
     lost = "GPU 1 has fallen off the bus (lost)"
     for devices in ("1", "0-2", "0,1"):
         machine.refused(f"gpu-py: {lost}. Look", f"NVIDIA_VISIBLE_DEVICES={devices}")
@@ -216,7 +216,7 @@ def test_the_doctor_says_the_same(machine: Machine) -> None:
 
 
 def test_nvidia_container_cli_refuses_it_too(machine: Machine) -> None:
-    driver = machine.simulate("--gpus=2", "--fail=gpu-lost:1")
+    driver = machine.simulate("--gpus=2", "--lost=1")
     program = machine.installation.bin / "gpuhook-container-cli"
     env = {"GPUHOOK_CONFIG": str(machine.config)}
 

@@ -91,7 +91,7 @@ def test_a_broken_driver_is_said_with_its_remedy(root: Path, failure: Failure, t
 
 
 def test_a_lost_gpu_does_not_take_the_others_away(root: Path) -> None:
-    built, config = simulate(root, gpus=3, failure=Failure.GPU_LOST, lost_gpu=1)
+    built, config = simulate(root, gpus=3, lost=frozenset({1}))
     found = discover(config)
     assert [gpu.uuid for gpu in found.gpus] == [built.gpus[0].uuid, built.gpus[2].uuid]
     assert found.lost == (1,)

@@ -89,7 +89,7 @@ def test_a_driver_that_is_not_loaded(installation: Installation, workspace: Path
 
 
 def test_a_lost_gpu(installation: Installation, workspace: Path) -> None:
-    doctor, _ = _broken(installation, workspace, "lost", "--fail=gpu-lost:1")
+    doctor, _ = _broken(installation, workspace, "lost", "--lost=1")
     [found] = [each for each in doctor.findings(status=2) if each["check"] == "nvml-lost"]
     assert (found["status"], found["message"]) == (
         "failure",

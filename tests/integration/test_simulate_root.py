@@ -295,7 +295,7 @@ def test_nobody_may_not(folder: Path) -> None:
 
 def test_command_line(folder: Path) -> None:
     root = str(folder / "root")
-    words = ["--gpus=2", "--model=A100", "--mig=1:3g.40gb", "--minors=4,2", "--fail=gpu-lost:0"]
+    words = ["--gpus=2", "--model=A100", "--mig=1:3g.40gb", "--minors=4,2", "--lost=0"]
     done = CliRunner().invoke(cli, ["simulate", root, *words, "--format=json"])
     assert done.exit_code == 0, done.output
     answer = json.loads(done.output)
@@ -308,3 +308,86 @@ def test_command_line(folder: Path) -> None:
     assert split["mig"][0]["uuid"] in text
     assert CliRunner().invoke(cli, ["simulate", root, "--remove"]).exit_code == 0
     assert not os.path.exists(root)
+
+
+def invoke(*words: str) -> str:
+    done = CliRunner().invoke(cli, ["simulate", *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_running_machine_is_changed(folder: Path) -> None:
+    root = folder / "root"
+    built = build(Options(root=str(root), gpus=2, minors=(3, 1), mig={1: ("1g.18gb",)}))
+    [kept] = built.gpus[1].migs
+    text = invoke(str(root), "--mig=1:3g.71gb,1g.18gb", "--mig=0:7g.141gb", "--lost=0")
+    assert "(MIG) (lost)\n" in text.splitlines(keepends=True)[0]
+    assert kept.uuid in text
+    caps = root / "dev/nvidia-caps"
+    assert {path.name for path in caps.iterdir()} == {
+        f"nvidia-cap{minor}" for minor in (1, 2, 147, 148, 201, 202, 408, 409)
+    }
+    assert numbers(caps / "nvidia-cap147") == (numbers(caps / "nvidia-cap1")[0], 147)
+    proc = root / "proc/driver/nvidia/capabilities"
+    assert "DeviceFileMinor: 148\n" in (proc / "gpu1/mig/gi1/ci0/access").read_text()
+    before = (proc / "gpu1/mig/gi7").stat().st_ino
+    invoke(str(root), "--mig=0:off", "--mig=1:1g.18gb", "--found=0")
+    assert {path.name for path in caps.iterdir()} == {
+        f"nvidia-cap{minor}" for minor in (1, 2, 201, 202)
+    }
+    assert [path.name for path in (proc / "gpu1/mig").iterdir()] == ["gi7"]
+    assert not list((proc / "gpu3/mig").iterdir())
+    assert (proc / "gpu1/mig/gi7").stat().st_ino == before
+    assert not list((root / "simulate").glob(".*"))
+    smi = subprocess.run(
+        [root / "usr/bin/nvidia-smi", "-L"],
+        env={"LD_LIBRARY_PATH": f"{root}/{LIBRARY_DIR}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert kept.uuid in smi.stdout
+    assert len(smi.stdout.splitlines()) == 3
+    invoke(str(root), "--xid=94", "--xid=79", f"--gpu={kept.uuid}")
+    assert (root / "simulate/events").read_text() == "1 94 7 0\n1 79 7 0\n"
+    invoke(str(root), f"--process={kept.uuid},4711,8G,60", "--process=0,12,1M")
+    answer = json.loads(invoke(str(root), "--end=12", "--format=json"))
+    assert [gpu["number"] for gpu in answer["gpus"]] == [0, 1]
+    lines = (root / "simulate/activity").read_text().splitlines()
+    assert [line.partition(" ")[2] for line in lines] == [
+        "boot",
+        "1:7:0 process 4711 compute 8589934592 60 0 0 0",
+        "0 process 12 compute 1048576 0 0 0 0",
+        "0 end 12",
+    ]
+    with (root / "simulate/lost").open("a") as file:
+        file.write("GPU-x\n")
+    assert "simulate/lost, line 1, is skipped: 'GPU-x'" in invoke(str(root), "--xid=79", "--gpu=0")
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (["--xid=79"], "An XID happens to one GPU"),
+        (["--gpu=1"], "An XID happens to one GPU"),
+        (["--xid=79", "--gpu=7"], "no device '7'"),
+        (["--found=0", "--gpus=2"], "change a machine"),
+        (["--mig=0:4g.71gb,4g.71gb"], "don't fit on GPU 0"),
+        (["--lost=2"], "There is no GPU 2 among 2"),
+    ],
+)
+def test_changes_that_make_no_sense(folder: Path, words: list[str], cause: str) -> None:
+    build(Options(root=str(folder / "root"), gpus=2))
+    done = CliRunner().invoke(cli, ["simulate", str(folder / "root"), *words])
+    assert done.exit_code != 0
+    assert isinstance(done.exception, SimulateError)
+    assert cause in done.exception.cause
+
+
+def test_other_roots_are_not_changed(folder: Path) -> None:
+    root = str(folder / "root")
+    invoke(root, "--platform=wsl")
+    done = CliRunner().invoke(cli, ["simulate", root, "--found=0"])
+    assert "holds no simulated machine" in str(done.exception)
+    assert invoke(root, "--gpus=3").count("GPU ") == 3
+    assert invoke(root, "--lost=0", "--gpus=1").count("GPU ") == 1  # built again

@@ -131,7 +131,7 @@ def test_refresh_command_saves(host: Host, installation: Any) -> None:
 
 def test_an_inventory_that_misses_a_gpu_soon_counts_no_more(host: Host) -> None:
     """Nothing but NVML tells when a GPU that had fallen off the bus is back."""
-    host.simulate(gpus=2, failure=Failure.GPU_LOST, lost_gpu=1)
+    host.simulate(gpus=2, lost=frozenset({1}))
     assert host.inventory().lost == (1,)
     assert cache.saved(host.config, VENDOR) is not None
     (saved,) = Path(host.config.state_dir).glob("inventory-nvidia-????????????????")

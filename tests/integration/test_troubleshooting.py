@@ -247,7 +247,7 @@ OURS: dict[str, Provocation] = {
         "NVIDIA_VISIBLE_DEVICES=9"
     ),
     "GPU ... has fallen off the bus (lost)": lambda scene: scene.start(
-        "NVIDIA_VISIBLE_DEVICES=1", root=scene.broken_driver("--fail=gpu-lost:1")
+        "NVIDIA_VISIBLE_DEVICES=1", root=scene.broken_driver("--lost=1")
     ),
     "there is no device node ...nvidia-uvm, without which there is no CUDA": (
         lambda scene: half_driver(scene, "dev/nvidia-uvm")

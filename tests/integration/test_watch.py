@@ -19,7 +19,8 @@ from harness.installation import Installation, write_config
 from gpuhook.cdi import folders
 from gpuhook.cdi.kept import last_errors
 from gpuhook.config import Config
-from gpuhook.start.watch import Event, Events, concerns_us
+from gpuhook.start.watch import Events
+from gpuhook.vendors.uevents import Event, concerns_us
 
 NULL = Path("/sys/class/mem/null/uevent")  # writing to it makes the kernel send an event
 

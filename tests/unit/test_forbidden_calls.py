@@ -100,6 +100,8 @@ def handling_images() -> dict[str, str]:
 
 # Modules that hold a Rootfs of the host or of the driver, or change nothing in an image.
 OF_THE_HOST = {
+    "driver_folder/content": "reads a plan, and carries out none",
+    "driver_folder/keep": "reads the driver root; writes to a folder of the host's",
     "vendors/nvidia/vendor": "looks at the driver root",
     "vendors/nvidia/discover": "looks at the driver root",
     "vendors/nvidia/device_nodes": "looks at the driver root",
@@ -160,7 +162,7 @@ def test_every_exception_is_still_needed() -> None:
 
 
 # The commands' rooms, and what in them must go through host_files, host_processes and the like.
-ROOMS = ("engines", "doctor", "cli", "vendors/*/doctor")
+ROOMS = ("engines", "doctor", "cli", "driver_folder", "vendors/*/doctor")
 COMMANDS_MODULES = ("host/processes", "nvidia_cli/links")
 OF_OTHERS = {
     "open": "waits for a pipe's other end, and reads without bound; use host_files.read",
@@ -190,6 +192,13 @@ ALLOWED_TO_COMMANDS = {
     ("engines/docker_api", "_talk", "socket.socket"): "bound in time and size, its peer checked",
     ("engines/lock", "_lock", "fcntl.flock"): "with a deadline, in a folder that is root's alone",
     ("engines/lock", "_open", "os.open"): "in a folder that is root's alone",
+    ("driver_folder/keep", "_bring", "open"): "descriptors: the driver's file, a new one of ours",
+    ("driver_folder/keep", "_bring", "os.open"): "a new file, in a folder that is root's alone",
+    ("driver_folder/keep", "_label_below", "root.open"): "the driver root, which is trusted",
+    ("driver_folder/keep", "_link", "os.open"): "a folder that was made just now",
+    ("driver_folder/keep", "_write", "open"): "a new file, in a folder that is root's alone",
+    ("driver_folder/place", "_lock", "fcntl.flock"): "with a deadline, root's alone",
+    ("driver_folder/place", "_open", "os.open"): "after a look at its owner, and no link",
     ("host/processes", "send", "signal.pidfd_send_signal"): "after a look at what runs there now",
 }  # fmt: skip
 

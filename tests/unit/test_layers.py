@@ -30,7 +30,7 @@ LINES = (
     ("container", "oci", "host", "engines", "simulate"),
     ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
     (
-        "cdi", "plan", "vendors", "vendors.nvidia", "vendors.declared",
+        "cdi", "driver_folder", "plan", "vendors", "vendors.nvidia", "vendors.declared",
         "vendors.declared.simulate",
         "vendors.amd", "vendors.amd.simulate",
         "vendors.neuron", "vendors.neuron.simulate",
@@ -42,7 +42,7 @@ LINES = (
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
-        "kubernetes",
+        "kubernetes", "slurm",
         "vendors.nvidia.doctor",
         "vendors.amd.doctor",
         "vendors.neuron.doctor",
@@ -60,7 +60,7 @@ LAYERS: Mapping[str, set[str]] = {
     "errors": set(),
     "oci": set(),
     "host": set(),
-    "simulate": set(),
+    "simulate": {"host"},
     "container": set(),
     "engines": {"host"},
     "loader": {"container"},
@@ -116,6 +116,10 @@ LAYERS: Mapping[str, set[str]] = {
         "config", "container", "engines", "host", "inventory", "loader", "oci", "plan", "request",
         "vendors",
     },
+    "driver_folder": {
+        "cdi", "config", "container", "host", "inventory", "loader", "plan", "vendors",
+        "vendors.nvidia",
+    },
     "running": {"cdi", "cgroup", "config", "container", "inventory", "oci", "resolve", "vendors"},
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},
@@ -135,17 +139,22 @@ LAYERS: Mapping[str, set[str]] = {
     "cdi_hook": {
         "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",
     },
-    "kubernetes": {"container", "host"},
+    "kubernetes": {
+        "cdi", "cli", "config", "container", "driver_folder", "engines", "host", "inventory",
+        "request", "start", "vendors",
+    },
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
+    "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {
         "cdi",
         "config", "engines", "host", "inventory", "log", "runtime_shim", "start", "vendors",
     },
     "cli": {
-        "cdi", "cgroup", "config", "container", "doctor", "engines", "host", "inject", "inventory",
-        "nvidia_cli", "oci", "plan", "request", "resolve", "running", "simulate", "start",
-        "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
+        "cdi", "cgroup", "config", "container", "doctor", "driver_folder", "engines", "host",
+        "inject", "inventory", "kubernetes", "nvidia_cli", "oci", "plan", "request", "resolve",
+        "running", "simulate", "slurm", "start", "vendors", "vendors.nvidia",
+        "vendors.nvidia.simulate",
     },
 }  # fmt: skip
 

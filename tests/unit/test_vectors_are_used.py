@@ -11,7 +11,7 @@ WHOLE = [
     "image", "csv", "hook", "capabilities", "requirements", "config", "mode", "params_file",
     "cuda_compat", "application_profile", "cdi", "cdi_annotations", "cdi_apply", "cdi_cache",
     "cdi_generate", "cdi_names", "cdi_transform", "cdi_validate", "cdi_versions", "vendor_amd",
-    "vendor_habana", "vendor_neuron",
+    "vendor_habana", "vendor_neuron", "plugin_health", "plugin_allocate", "plugin_config",
 ]  # fmt: skip
 # What gpuhook has nothing of.
 WITHOUT = {

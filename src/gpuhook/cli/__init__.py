@@ -14,7 +14,12 @@ _COMMANDS = {
     "completion": ("gpuhook.cli.completion", "Print the script for a shell's completion."),
     "configure": ("gpuhook.cli.configure", "Tell one engine, with the options of nvidia-ctk."),
     "config": ("gpuhook.cli.config", "Show, check and change the configuration."),
+    "device-plugin": ("gpuhook.cli.device_plugin", "Hand the devices to a Kubernetes cluster."),
     "doctor": ("gpuhook.cli.doctor", "Check everything and say what to do about it."),
+    "driver-folder": (
+        "gpuhook.cli.driver_folder",
+        "Put the driver into one folder, for runtimes that know no GPUs.",
+    ),
     "explain": ("gpuhook.cli.explain", "Show what a container would get, and why."),
     "install": ("gpuhook.cli.install", "Tell container engines about gpu-py."),
     "info": ("gpuhook.cli.info", "Show the driver and the GPUs of this machine."),
@@ -24,6 +29,7 @@ _COMMANDS = {
     "uninstall": ("gpuhook.cli.uninstall", "Take back what install did."),
     "runtime": ("gpuhook.cli.runtime", "Hold configure, as nvidia-ctk does."),
     "simulate": ("gpuhook.cli.simulate", "Build a simulated driver with GPUs that don't exist."),
+    "slurm": ("gpuhook.cli.slurm", "Write Slurm's gres.conf, and ask for a job's devices."),
     "watch": ("gpuhook.cli.watch", "Keep the saved inventory fresh, as a service."),
 }
 
@@ -41,7 +47,8 @@ class _LazyGroup(click.Group):
             return None
         module = importlib.import_module(_COMMANDS[cmd_name][0])
         # A command that Python has a word for already (list) ends in _ there.
-        command: click.Command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(module, name, None) or getattr(module, f"{name}_")
         return command
 
 

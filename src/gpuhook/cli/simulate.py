@@ -10,23 +10,40 @@ from gpuhook.cli._output import config_option
 from gpuhook.config import Config, load
 from gpuhook.errors import SimulateError, shown
 from gpuhook.simulate.build import build as build_root
-from gpuhook.simulate.place import remove
+from gpuhook.simulate.place import is_simulated, remove
 from gpuhook.vendors import seam
 from gpuhook.vendors.nvidia import names as nvidia
-from gpuhook.vendors.nvidia.simulate import Options, build
+from gpuhook.vendors.nvidia.simulate import (
+    Options,
+    build,
+    change,
+    end_process,
+    report_xid,
+    run_process,
+)
+from gpuhook.vendors.nvidia.simulate.activity import parse_process
+from gpuhook.vendors.nvidia.simulate.check import skipped_lines
+from gpuhook.vendors.nvidia.simulate.machine import Machine
 from gpuhook.vendors.nvidia.simulate.models import MODELS
 from gpuhook.vendors.nvidia.simulate.options import (
     DEFAULT_DRIVER,
     FEATURES,
+    NVLINKS,
     PLATFORMS,
     parse_failure,
     parse_mig,
+    parse_mig_change,
     parse_numbers,
 )
+from gpuhook.vendors.nvidia.simulate.state import load_machine
 from gpuhook.vendors.parts import part
 
 # The parameters that every vendor's simulator has; the others are those of NVIDIA's.
 _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing", "config_path"})
+# Those that change a machine while programs use it, alone; and those that may, and build as well.
+_CHANGES = frozenset({"found", "xids", "device", "running", "ended"})
+_BUILD_OR_CHANGE = frozenset({"mig", "lost"})
+_ANY = frozenset({"directory", "style", "config_path"})
 
 
 @click.command()
@@ -55,12 +72,32 @@ _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing", "con
 @click.option("--driver-version", default="", help=f"Driver version.  [default: {DEFAULT_DRIVER}]")
 @click.option("--cuda-version", default="", help="CUDA version.  [default: the driver's]")
 @click.option("--minors", default="", help="The minor number of each GPU's node, like 3,1,0,2.")
-@click.option("--mig", multiple=True, metavar="GPU:PROFILE,...", help="MIG devices of a GPU.")
+@click.option(
+    "--mig", multiple=True, metavar="GPU:PROFILE,...",
+    help="MIG devices of a GPU; of a running machine too, where GPU:off ends its MIG mode.",
+)  # fmt: skip
+@click.option("--lost", default="", metavar="GPU,...", help="GPUs that don't answer any more.")
+@click.option("--found", default="", metavar="GPU,...", help="Lost GPUs that answer again.")
+@click.option(
+    "--xid", "xids", multiple=True, type=int, metavar="NUMBER",
+    help="Let this XID happen to --gpu; may be repeated.",
+)  # fmt: skip
+@click.option("--gpu", "device", metavar="GPU", help="Number or UUID of a GPU, or a MIG UUID.")
+@click.option(
+    "--process", "running", multiple=True, metavar="GPU,PID,BYTES,...",
+    help="Let this process run; SM, memory, encoder and decoder percent and a kind may follow.",
+)  # fmt: skip
+@click.option("--end", "ended", multiple=True, type=int, metavar="PID", help="Let it end.")
+@click.option(
+    "--nvlink",
+    type=click.Choice(NVLINKS),
+    default=NVLINKS[0],
+    show_default=True,
+    help="What the GPUs' NVLinks lead to: nothing, another GPU, or switches.",
+)
 @click.option("--unplug", default="", metavar="GPU,...", help="GPUs that have gone away.")
 @click.option("--init-seconds", default=0.0, help="How long starting NVML takes.")
-@click.option(
-    "--fail", default="", metavar="HOW", help="not-loaded, version-mismatch or gpu-lost[:GPU]."
-)
+@click.option("--fail", default="", metavar="HOW", help="not-loaded or version-mismatch.")
 @click.option(
     "--driver-files",
     metavar="DIR",
@@ -84,6 +121,11 @@ def simulate(
     removing: bool,
     config_path: str | None,
     style: str,
+    found: str,
+    xids: tuple[int, ...],
+    device: str | None,
+    running: tuple[str, ...],
+    ended: tuple[int, ...],
     **options: Any,
 ) -> None:
     """Build a simulated driver root in DIR, or replace the one that is there.
@@ -91,9 +133,18 @@ def simulate(
     Point gpuhook at it with root = "DIR" in the [nvidia-container-cli] section of config.toml.
     For another vendor than nvidia there are --gpus and --set alone; the configuration may
     declare it.
+
+    With none but --mig, --lost, --found, --process, --end, and --xid with --gpu, the machine that
+    DIR holds is changed, and programs that use it see the change.
     """
     if removing:
         remove(directory)
+        return
+    if _is_change(directory):
+        _report(directory, xids, device)
+        _run(directory, running, ended)
+        _change(directory, options["mig"], options["lost"], found)
+        _show(load_machine(directory), directory, style)
         return
     if vendor != nvidia.NAME:
         click.echo("\n".join(_of_another(directory, vendor, gpus, settings, load(config_path))))
@@ -108,6 +159,63 @@ def simulate(
     click.echo(json.dumps(built.to_json(), indent=2) if as_json else "\n".join(built.lines()))
 
 
+def _given() -> frozenset[str]:
+    """Return the names of the parameters that were given."""
+    context = click.get_current_context()
+    names = [str(parameter.name) for parameter in context.command.params]
+    default = ParameterSource.DEFAULT
+    return frozenset(name for name in names if context.get_parameter_source(name) is not default)
+
+
+def _is_change(directory: str) -> bool:
+    """Tell whether a machine is to be changed, and not built; SimulateError if it is unclear."""
+    given = _given() - _ANY
+    building = given - _CHANGES - _BUILD_OR_CHANGE
+    if given & _CHANGES and building:
+        raise SimulateError(
+            "--found, --xid, --gpu, --process and --end change a machine, others build one",
+            "Build it first, and give these in a second command",
+        )
+    return bool(given & _CHANGES) or bool(given and not building and is_simulated(directory))
+
+
+def _report(root: str, xids: tuple[int, ...], device: str | None) -> None:
+    if bool(xids) != bool(device):
+        raise SimulateError(
+            "An XID happens to one GPU or MIG device", "Give both, like --xid 79 --gpu 3"
+        )
+    for xid in xids:
+        report_xid(root, xid, str(device))
+
+
+def _run(root: str, running: tuple[str, ...], ended: tuple[int, ...]) -> None:
+    for word in running:
+        run_process(root, parse_process(word))
+    for pid in ended:
+        end_process(root, pid)
+
+
+def _change(root: str, mig: tuple[str, ...], lost: str, found: str) -> None:
+    if mig or lost or found:
+        change(
+            root,
+            mig=parse_mig_change(mig),
+            lost=frozenset(parse_numbers(lost, "--lost")),
+            found=frozenset(parse_numbers(found, "--found")),
+        )
+
+
+def _show(machine: Machine, root: str, style: str) -> None:
+    """Say how a machine is, and which lines of its files mean nothing."""
+    for skipped in skipped_lines(root, machine):
+        click.echo(skipped, err=True)
+    if style == "json":
+        gpus = [{"number": gpu.index, **gpu.to_json()} for gpu in machine.gpus]
+        click.echo(json.dumps({"gpus": gpus}, indent=2))
+    else:
+        click.echo("\n".join(line for gpu in machine.gpus for line in gpu.lines()))
+
+
 def _nvidia_options(
     root: str,
     gpus: int,
@@ -116,6 +224,7 @@ def _nvidia_options(
     minors: str,
     mig: tuple[str, ...],
     unplug: str,
+    lost: str,
     fail: str,
     driver_files: str | None,
     features: str,
@@ -123,7 +232,6 @@ def _nvidia_options(
     **same: Any,
 ) -> Options:
     """Return the options of NVIDIA's simulator; ``same`` are those it has under the same name."""
-    failure, lost = parse_failure(fail)
     return Options(
         root=root,
         gpus=gpus,
@@ -131,8 +239,8 @@ def _nvidia_options(
         minors=parse_numbers(minors, "--minors"),
         mig=parse_mig(mig),
         unplugged=frozenset(parse_numbers(unplug, "--unplug")),
-        failure=failure,
-        lost_gpu=lost,
+        failure=parse_failure(fail),
+        lost=frozenset(parse_numbers(lost, "--lost")),
         driver_files=driver_files or "",
         features=frozenset(word.strip() for word in features.split(",") if word.strip()),
         library_dir=libdir.rstrip("/"),

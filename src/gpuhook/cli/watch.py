@@ -11,6 +11,7 @@ from gpuhook.cli._output import config_option
 from gpuhook.cli.cdi_refresh import sentence
 from gpuhook.config import load
 from gpuhook.errors import GpuhookError, WatchError
+from gpuhook.vendors.uevents import concerns_us
 
 
 class _Documents:
@@ -53,7 +54,7 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     to stop (SIGTERM, SIGINT). The Debian package runs it as gpuhook-watch.service; where it
     doesn't run, the first container after a pause pays.
     """
-    from gpuhook.start.watch import Events, Watch, concerns_us  # noqa: PLC0415 - pyroute2 takes 100 ms
+    from gpuhook.start.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
 
     config = load(config_path)
     for number in (signal.SIGTERM, signal.SIGINT):

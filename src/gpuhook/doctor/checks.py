@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from gpuhook.config import Config
-from gpuhook.doctor import cdi, cdi_engines, docker, engines, host, install
+from gpuhook.doctor import cdi, cdi_engines, docker, engines, host, install, kubernetes
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure
 from gpuhook.doctor.vendors import Check, doctors
@@ -34,6 +34,7 @@ CHECKS: tuple[Check, ...] = (
     cdi.conflicts,
     cdi.refresh_errors,
     cdi_engines.readers,
+    kubernetes.device_plugin,
 )
 
 

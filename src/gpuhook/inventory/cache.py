@@ -48,7 +48,30 @@ def get_inventory(config: "Config", vendor: "Source", *, save: bool = True) -> "
             return found.inventory
         if not save:
             return _discover(config, vendor).inventory
-        return _make_once(folder, config, vendor)
+        return _make_once(folder, config, vendor).inventory
+    finally:
+        os.close(folder)
+
+
+def follow(
+    config: "Config", vendor: "Source", before: "Loaded | None" = None, *, ask: bool = False
+) -> "Loaded":
+    """Return what this machine has of a vendor, for somebody who looks again and again.
+
+    That is ``before``, what this returned the last time, while nothing around it has changed.
+    Otherwise, and in any case with ``ask``, the driver is asked as by ``get_inventory``; where
+    the answer can't be saved, it is kept in memory alone.
+    """
+    if before is not None and not ask and before.is_fresh(config):
+        return before
+    folder = make_folder(config.state_dir)
+    if folder is None:
+        return _discover(config, vendor)
+    try:
+        if not ask:
+            return _load(folder, config, vendor) or _make_once(folder, config, vendor)
+        with _Lock(folder, config, vendor) as lock:
+            return _make(folder, config, vendor, lock)
     finally:
         os.close(folder)
 
@@ -63,7 +86,7 @@ def refresh(config: "Config", vendor: "Source") -> "Inventory":
         )
     try:
         with _Lock(folder, config, vendor) as lock:
-            return _make(folder, config, vendor, lock)
+            return _make(folder, config, vendor, lock).inventory
     finally:
         os.close(folder)
 
@@ -82,22 +105,22 @@ def _make_unsaved(config: "Config", vendor: "Source", *, save: bool) -> "Invento
     if folder is None:
         return _discover(config, vendor).inventory
     try:
-        return _make_once(folder, config, vendor)
+        return _make_once(folder, config, vendor).inventory
     finally:
         os.close(folder)
 
 
-def _make_once(folder: int, config: "Config", vendor: "Source") -> "Inventory":
+def _make_once(folder: int, config: "Config", vendor: "Source") -> "Loaded":
     """Make the inventory, or wait for somebody who is just doing that."""
     with _Lock(folder, config, vendor) as lock:
         found = _load(folder, config, vendor)
         if found is not None:
-            return found.inventory
+            return found
         lock.raise_failure()
         return _make(folder, config, vendor, lock)
 
 
-def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Inventory":
+def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Loaded":
     try:
         content = _discover(config, vendor)
     except DriverError as error:
@@ -105,17 +128,17 @@ def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "In
         raise
     if lock.held:
         _save(folder, _file_name(config, vendor), content)
-    return content.inventory
+    return content
 
 
-def _discover(config: "Config", vendor: "Source") -> "_Content":
+def _discover(config: "Config", vendor: "Source") -> "Loaded":
     """Look at the machine, again if anything around it changed meanwhile."""
     for _ in range(_TRIES):
         around = freshness.surroundings(config, vendor)
         missing = freshness.missing(vendor.root(config), vendor.volatile_paths())
         inventory = vendor.discover(config)
         # A node may come after its device: udev makes it.
-        content = _Content(inventory, around, [*missing, *inventory.missing()])
+        content = Loaded(vendor, inventory, around, [*missing, *inventory.missing()])
         if freshness.surroundings(config, vendor) == around:
             break
     # Where it never rests, what was seen before goes with it: it won't match, and so not be used.
@@ -181,15 +204,6 @@ class _Lock:
             raise (NoDriverError if absent else DriverError)(str(cause), str(remedy))
 
 
-class _Content:
-    """What is saved: an inventory, what it was made in, and which paths didn't exist then."""
-
-    def __init__(self, inventory: "Inventory", around: "list[Any]", missing: list[str]) -> None:
-        self.inventory = inventory
-        self.around = around
-        self.missing = missing
-
-
 # Loading and saving --------------------------------------------------------------------------
 
 
@@ -235,17 +249,20 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 class Loaded:
-    """A saved inventory that was read, and what tells whether it still is this machine's."""
+    """An inventory, and what tells whether it still is this machine's.
+
+    ``around`` is what it was made in, ``missing`` the paths that didn't exist then.
+    """
 
     def __init__(
         self, vendor: "Source", inventory: "Inventory", around: "list[Any]", missing: list[str]
     ) -> None:
         self.inventory = inventory
+        self.around = around
+        self.missing = missing
         self._vendor = vendor
-        self._around = around
-        self._missing = missing
         self._file: tuple[int, ...] = ()
-        self._saved_at = 0.0
+        self._saved_at = time.time()
 
     def read_from(self, status: os.stat_result) -> None:
         """Note which file it was read from, and when that was written."""
@@ -253,12 +270,16 @@ class Loaded:
         self._saved_at = status.st_mtime
 
     def is_fresh(self, config: "Config") -> bool:
-        """Tell whether nothing around it has changed."""
-        if self._around != freshness.surroundings(config, self._vendor):
-            return False
+        """Tell whether it can be believed: nothing has changed, nor can a lost device be back."""
         if self.inventory.lost and time.time() - self._saved_at > _LOST_SECONDS:
             return False  # nothing but the driver tells when a lost device is back
-        return _still_there(self.inventory, self._missing, self._vendor.crowded)
+        return self.is_same(config)
+
+    def is_same(self, config: "Config") -> bool:
+        """Tell whether nothing around it has changed."""
+        if self.around != freshness.surroundings(config, self._vendor):
+            return False
+        return _still_there(self.inventory, self.missing, self._vendor.crowded)
 
     def is_latest(self, config: "Config") -> bool:
         """Tell whether it is fresh, and the file is still the one that it was read from."""
@@ -338,7 +359,7 @@ def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
         os.close(fd)
 
 
-def _save(folder: int, name: str, content: _Content) -> None:
+def _save(folder: int, name: str, content: Loaded) -> None:
     parts = [content.around, content.missing, content.inventory.to_json()]
     write_whole(folder, name, jsontext.dumps(parts).encode())
 

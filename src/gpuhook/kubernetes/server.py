@@ -300,6 +300,9 @@ class _Endpoint:
         self._registry = registry
         try:
             service = await self._serve()
+            if not self.offer.settings.register:
+                await self._serve_alone(service)
+                return
             reason = await self._unless_moved(service, self._register(service))
         except PluginError as error:
             self._say(f"{self._name}: {error}")
@@ -381,6 +384,13 @@ class _Endpoint:
                 "See the kubelet's log",
             ) from None
         return ""
+
+    async def _serve_alone(self, service: _Service) -> None:
+        """Serve whoever finds the socket, until it is removed: the kubelet isn't to be told."""
+        self._said.clear()
+        self.offer.tell(f"{self._name}: served at {service.name}, and the kubelet isn't told")
+        while service.identity == self._folder.identity(service.name):
+            await self._next()
 
     async def _next(self) -> None:
         self._moved.clear()

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 KUBELET_FOLDER = "/var/lib/kubelet/device-plugins"
 DRIVER_FOLDER = "/var/lib/gpuhook/driver"
+CDI_FOLDER = "/var/run/cdi"
 
 ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS, MOUNTS = STRATEGIES = (
     "envvar",
@@ -13,7 +14,7 @@ ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS, MOUNTS = STRATEGIES = (
     "mounts",
 )
 MIG_STRATEGIES = ("none", "single", "mixed")
-ID_STRATEGIES = ("uuid", "index")
+UUID, INDEX = ID_STRATEGIES = ("uuid", "index")
 POLICIES = ("distributed", "packed")
 
 
@@ -34,10 +35,15 @@ class Settings:
     """What the flags, the environment and the file together say; the fields are the flags' names.
 
     ``sharing`` is by resource name. ``single_requests`` is the file's failRequestsGreaterThanOne.
+    ``driver_root`` is the host's path of what this process sees as ``driver_root_ctr_path``, as a
+    pod does; ``dev_root`` is the folder on the host above the nodes' /dev ("": the driver root).
+    ``register`` is False where the kubelet isn't to be told, as for tests.
     ``xids`` is what the administrator set of the table of XIDs: number -> fatal, application or
     ignore. ``health_checks`` is False where all are switched off. ``recovery`` is after how many
     seconds without trouble a device that answers counts as healthy again (0: never).
-    ``interval`` is the time between two looks at the machine, in seconds.
+    ``interval`` is the time between two looks at the machine, in seconds. ``cdi_folder`` is where
+    CDI documents are kept for the strategies that name devices to the engine, and
+    ``cdi_hook_path`` the host's path of the hook in them ("": the hook beside this program).
     """
 
     mig_strategy: str = "none"
@@ -52,8 +58,14 @@ class Settings:
     imex_channel_ids: tuple[int, ...] = ()
     imex_required: bool = False
     shared_devices_allocation_policy: str = "distributed"
+    driver_root: str = ""
+    driver_root_ctr_path: str = "/driver-root"
+    dev_root: str = ""
     kubelet_folder: str = KUBELET_FOLDER
+    register: bool = True
     driver_folder: str = DRIVER_FOLDER
+    cdi_folder: str = CDI_FOLDER
+    cdi_hook_path: str = ""
     sharing: dict[str, Sharing] = field(default_factory=dict)
     single_requests: bool = False
     health_checks: bool = True

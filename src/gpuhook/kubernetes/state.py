@@ -23,11 +23,13 @@ class Node:
 class Unit:
     """One device that a container can be given: a whole accelerator or a part of one.
 
-    ``id`` is the kubelet's, without a replica's number, and ``selector`` what the vendor's variable
-    calls it; both are the UUID or the index, as device-id-strategy has it. ``cdi`` is its qualified
-    CDI name. ``whole`` is the id of the accelerator that it is a part of, its own where it is none.
+    ``id`` is the kubelet's, without a replica's number: the same after a reboot, where there is
+    such. ``selector`` is what the vendor's variable calls it and ``cdi`` its qualified CDI name, by
+    UUID or index as device-id-strategy has it (``cdi`` is "" for what no document names). ``whole``
+    is the id of the accelerator that it is a part of, its own where it is none.
     ``nodes`` are all that a container with it alone gets, those of every device of the vendor
-    among them. ``numa`` is the node of memory that it is near to, if one is known. ``reason``
+    among them. ``numa`` is the node of memory that it is near to, if one is known, and
+    ``variables`` what its programs need where gpu-py doesn't set it. ``reason``
     says why it can't be given, in a sentence; "" where it can.
     """
 
@@ -38,6 +40,7 @@ class Unit:
     nodes: tuple[Node, ...] = ()
     numa: int | None = None
     reason: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -54,7 +57,10 @@ class Resource:
     gpuhook for devices of this vendor, ``mounts`` the folder below which mounts ask for them ("":
     the vendor has none). With ``replicas`` of 2 and more, each device is offered that many times,
     as ID::0, ID::1, ...; with ``single`` a container may ask for one only. ``environment``
-    goes into every container with a device. ``links`` says how near two accelerators are: for the
+    goes into every container with a device, and so do the CDI devices ``cdi`` where engines are
+    given names. ``nothing`` is the variable's word for no device. ``driver_folder`` is where a
+    container's programs look for the driver's files where no runtime of ours puts them in ("": it
+    needs none, or there is no such place). ``links`` says how near two accelerators are: for the
     ``whole`` of each, that of the others with a score, more is nearer, 0 is not said.
     """
 
@@ -67,11 +73,15 @@ class Resource:
     single: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    cdi: tuple[str, ...] = ()
+    nothing: str = "void"
+    driver_folder: str = ""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Rebuild from what ``asdict`` returned."""
-        return cls(**{**data, "units": tuple(map(Unit.from_json, data["units"]))})
+        units = tuple(map(Unit.from_json, data["units"]))
+        return cls(**{**data, "units": units, "cdi": tuple(data["cdi"])})
 
     def offers(self) -> dict[str, Unit]:
         """Return what the kubelet may give away: its ids, each with its device."""

@@ -1,14 +1,12 @@
 """Where a simulated root may be: check a place, put a finished tree there, delete one."""
 
-import ctypes
 import os
 import shutil
 
 from gpuhook.errors import SimulateError
+from gpuhook.host.files import exchange
 
 MARKER = ".gpuhook-simulated"  # lies at the top of every simulated root
-
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
 def check_place(root: str) -> None:
@@ -61,16 +59,13 @@ def put_in_place(new: str, root: str) -> None:
     if not os.path.isdir(root):
         os.rename(new, root)
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    failed: int = libc.renameat2(
-        _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(root), _RENAME_EXCHANGE
-    )
-    if failed:
-        error = os.strerror(ctypes.get_errno())
+    try:
+        exchange(new, root)
+    except OSError as error:
         raise SimulateError(
-            f"{root} can't be replaced ({error})",
+            f"{root} can't be replaced ({error.strerror})",
             "Remove it with gpuhook simulate --remove and build it again",
-        )
+        ) from None
 
 
 def remove(root: str) -> None:

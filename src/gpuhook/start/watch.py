@@ -9,9 +9,8 @@ stale is then seen at the next regular look, which costs a few stat calls.
 
 import os
 import select
-import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -23,24 +22,12 @@ from gpuhook.errors import DriverError
 from gpuhook.inventory import cache
 from gpuhook.inventory.model import Inventory
 from gpuhook.start import place
+from gpuhook.start.ready import report_ready
 from gpuhook.vendors import seam
+from gpuhook.vendors.uevents import Event
 
 _KERNEL_GROUP = 1  # not udev's: its messages have a binary head that old pyroute2 trips over
 _SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many steps
-
-Event = Mapping[str, object]
-
-
-def concerns_us(event: Event, config: Config) -> bool:
-    """Tell whether a kernel event is about a known vendor's driver or one of its devices."""
-    path, driver = str(event.get("DEVPATH", "")), str(event.get("DRIVER", ""))
-    pci_vendor = str(event.get("PCI_ID", ""))[:4].lower()
-    return any(
-        (pci_vendor and pci_vendor == names.PCI_VENDOR)
-        or driver in names.DRIVER_WORDS
-        or any(word in path for word in names.DRIVER_WORDS)
-        for names in seam.known(config).values()
-    )
 
 
 class Events:
@@ -139,12 +126,3 @@ class Watch:
             self.stand()
             report_ready()
             events.wait(interval)
-
-
-def report_ready() -> None:
-    """Tell systemd, where it has asked for that, that the first look is over; sd_notify(3)."""
-    address = os.environ.pop("NOTIFY_SOCKET", "")
-    if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-            notify.connect(address.replace("@", "\0", 1))
-            notify.send(b"READY=1")

@@ -37,6 +37,24 @@ WITH_CDI = (
     bin_dir = "/usr/lib/cni"
 """
 )
+# For the CRI with runc, and gpu-py as a handler beside it.
+WITH_HANDLERS = (
+    _COMMON.replace("{plugins}", "")
+    + """\
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py.options]
+      BinaryName = "{binary}"
+"""
+)
 
 
 PAUSE = image("pause")
@@ -107,7 +125,7 @@ def containerd(
     """
     folder.mkdir()
     config = folder / "config.toml"
-    config.write_text(text.format(folder=folder, pause=PAUSE))
+    config.write_text(text.format(folder=folder, pause=PAUSE, binary=binary))
     client = Containerd(folder, None, binary, namespace)
     argv = namespace.enter("containerd", "--config", config)
     with daemon(argv, folder / "log", lambda: client.call("version").status == 0, env) as process:

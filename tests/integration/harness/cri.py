@@ -4,7 +4,7 @@ Only the few messages and fields that the tests need are spelled out here, by nu
 k8s.io/cri-api, pkg/apis/runtime/v1/api.proto.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,13 +67,14 @@ class Cri:
         return True
 
     @contextmanager
-    def pod(self, handler: str) -> Iterator["Pod"]:
+    def pod(self, handler: str, title: str = "pod") -> Iterator["Pod"]:
         """Run a pod with a RuntimeClass' handler until the end of the block."""
-        answer = fields(self.call("RunPodSandbox", (1, _sandbox()), (2, handler)))
+        sandbox = _sandbox(title)
+        answer = fields(self.call("RunPodSandbox", (1, sandbox), (2, handler)))
         name = answer[1]
         assert isinstance(name, bytes)
         try:
-            yield Pod(self, name.decode())
+            yield Pod(self, name.decode(), sandbox)
         finally:
             self.call("StopPodSandbox", (1, name))
             self.call("RemovePodSandbox", (1, name))
@@ -85,10 +86,11 @@ class Cri:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod's sandbox."""
+    """A pod's sandbox, and the configuration that it was made from."""
 
     cri: Cri
     name: str
+    sandbox: bytes
 
     def start(
         self,
@@ -97,31 +99,41 @@ class Pod:
         env: Sequence[str] = (),
         devices: Sequence[str] = (),
         annotations: Mapping[str, str] | None = None,
+        mounts: Iterable[tuple[str, str, bool]] = (),
+        nodes: Iterable[tuple[str, str, str]] = (),
+        attempt: int = 0,
     ) -> Container:
         """Create and start a container with NAME=value settings ``env``.
 
-        ``devices`` are CDI names in the field for them, as the kubelet gives a plugin's.
+        ``devices`` are CDI names in the field for them, ``mounts`` and ``nodes`` are paths in the
+        container and on the host with "read only" and permissions: as the kubelet gives a
+        plugin's. ``attempt`` counts the containers of the pod, because one replaces another.
         """
-        config: list[tuple[int, Value]] = [(1, message((1, "main"))), (2, message((1, image)))]
+        main = message((1, "main"), (2, attempt))
+        config: list[tuple[int, Value]] = [(1, main), (2, message((1, image)))]
         config += [(3, word) for word in command]
         for setting in env:
             name, _, value = setting.partition("=")
             config.append((6, message((1, name), (2, value))))
+        for place, source, read_only in mounts:
+            config.append((7, message((1, place), (2, source), (3, int(read_only)))))
+        for place, source, permissions in nodes:
+            config.append((8, message((1, place), (2, source), (3, permissions))))
         for key, text in (annotations or {}).items():
             config.append((10, message((1, key), (2, text))))
         config += [(17, message((1, device))) for device in devices]
         security = message((3, message((1, NODE))), (1, message((1, "MKNOD"))))
         config.append((15, message((2, security))))
         wanted = (2, message(*config))
-        answer = fields(self.cri.call("CreateContainer", (1, self.name), wanted, (3, _sandbox())))
+        answer = fields(self.cri.call("CreateContainer", (1, self.name), wanted, (3, self.sandbox)))
         container = answer[1]
         assert isinstance(container, bytes)
         self.cri.call("StartContainer", (1, container))
         return Container(self.cri, container.decode())
 
 
-def _sandbox() -> bytes:
-    """Return the configuration of the one pod that the tests know."""
-    metadata = message((1, "pod"), (2, "uid-1"), (3, "default"))
+def _sandbox(title: str) -> bytes:
+    """Return the configuration of a pod."""
+    metadata = message((1, title), (2, f"uid-{title}"), (3, "default"))
     security = message((1, message((1, NODE))))
     return message((1, metadata), (8, message((1, CGROUP_PARENT), (2, security))))

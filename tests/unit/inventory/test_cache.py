@@ -286,3 +286,18 @@ def test_refresh_looks_in_any_case(machine: Machine) -> None:
     assert machine.get() == "look 1"
     assert cache.refresh(machine.config, VENDOR).version == "look 2"
     assert machine.get() == "look 2"
+
+
+@pytest.mark.parametrize("can_save", [True, False])
+def test_who_follows_asks_once(machine: Machine, can_save: bool) -> None:
+    if not can_save:
+        Path(machine.config.state_dir).write_text("a file in the way")
+    found = cache.follow(machine.config, VENDOR)
+    assert found.inventory.version == "look 1"
+    assert cache.follow(machine.config, VENDOR, found) is found
+    assert (cache.saved(machine.config, VENDOR) is not None) is can_save
+    machine.write("etc/ld.so.cache", "another cache")
+    found = cache.follow(machine.config, VENDOR, found)
+    assert found.inventory.version == "look 2"
+    assert cache.follow(machine.config, VENDOR, found) is found
+    assert cache.follow(machine.config, VENDOR, found, ask=True).inventory.version == "look 3"

@@ -50,6 +50,13 @@ def discover(config: "Config") -> Inventory:
         return _discover(root, config)
 
 
+def library(config: "Config") -> str:
+    """Return the path of NVML's library below the driver root; NoDriverError if there's none."""
+    with Rootfs(config.driver_root_of(names.NAME)) as root:
+        index = driver_files.LibraryIndex(root, config.ldcache, config.library_search_paths)
+        return driver_files.find_nvml(root, index)
+
+
 def _discover(root: Rootfs, config: "Config") -> Inventory:
     if wsl.is_here(root):
         return wsl.discover(root, config)

@@ -173,6 +173,29 @@ class Inventory(model.Inventory):
         facts = (self.root, self.driver_version, self.cuda_version, self.gpus, self.nodes)
         return type(self)(*facts, files, self.lost, self.mig_minors, self.platform)
 
+    def remembering(self, before: "Self") -> "Self":
+        """Return the inventory with those of its lost GPUs that were known before."""
+        here = {gpu.uuid for gpu in self.gpus}
+        again = tuple(gpu for gpu in before.gpus if gpu.index in self.lost and gpu.uuid not in here)
+        if not again:
+            return self
+        gpus = tuple(sorted((*self.gpus, *again), key=lambda gpu: gpu.index))
+        there = {node.path for node in self.nodes}
+        paths = {gpu.path for gpu in again}
+        nodes = [node for node in before.nodes if node.path in paths - there]
+        lost = tuple(index for index in self.lost if index not in {gpu.index for gpu in again})
+        return type(self)(
+            self.root,
+            self.driver_version,
+            self.cuda_version,
+            gpus,
+            (*self.nodes, *nodes),
+            self.files,
+            lost,
+            self.mig_minors,
+            self.platform,
+        )
+
     @property
     def driver_version(self) -> str:
         """The driver's version."""

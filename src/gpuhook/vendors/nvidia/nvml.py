@@ -87,11 +87,35 @@ def ask(root: str, library: str, user: str, timeout: float) -> Answer:
     ``user`` is the name or number to ask as ("" for nobody), with an optional :group;
     ``timeout`` is in seconds. Raises DriverError when NVML fails, crashes or is too slow.
     """
-    uid, gid = _ids(user)
+    answer = query(root, library, user, timeout, _everything)
+    return Answer(
+        answer["driver_version"],
+        answer["cuda_version"],
+        tuple(Gpu.from_json(gpu) for gpu in answer["gpus"]),
+        tuple(answer["lost"]),
+    )
+
+
+def query(
+    root: str,
+    library: str,
+    user: str,
+    timeout: float,
+    question: "Callable[[Any], dict[str, Any]]",
+) -> "dict[str, Any]":
+    """Return what ``question`` returns in the child, JSON values; it is given pynvml.
+
+    The other arguments, and what is raised, are as for ``ask``.
+    """
+    uid, gid = ids(user)
     reader, writer = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
-        _child(writer, int(timeout) + _SPARE_SECONDS, root, library, uid, gid)
+        _child(
+            writer,
+            int(timeout) + _SPARE_SECONDS,
+            lambda: _answer(root, library, uid, gid, question),
+        )
     os.close(writer)
     try:
         data = _read_until(reader, time.monotonic() + timeout)
@@ -107,7 +131,8 @@ def ask(root: str, library: str, user: str, timeout: float) -> Answer:
     return _decode(data, status)
 
 
-def _ids(user: str) -> tuple[int, int]:
+def ids(user: str) -> tuple[int, int]:
+    """Return the user and the group to ask NVML as; DriverError where there is no such user."""
     if not user:
         return _NOBODY, _NOBODY
     name, _, group = user.partition(":")
@@ -149,9 +174,9 @@ def _read_until(fd: int, deadline: float) -> bytes | None:
     return b"".join(chunks)
 
 
-def _decode(data: bytes, status: int) -> Answer:
+def _decode(data: bytes, status: int) -> "dict[str, Any]":
     try:
-        answer = jsontext.loads(data.decode())
+        answer: dict[str, Any] = jsontext.loads(data.decode())
     except ValueError:
         how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "no answer"
         raise DriverError(
@@ -164,25 +189,19 @@ def _decode(data: bytes, status: int) -> Answer:
             f"NVML failed: {answer['error'].rstrip('.')}",
             _REMEDIES.get(answer["number"], _DEFAULT_REMEDY),
         )
-    return Answer(
-        answer["driver_version"],
-        answer["cuda_version"],
-        tuple(Gpu.from_json(gpu) for gpu in answer["gpus"]),
-        tuple(answer["lost"]),
-    )
+    return answer
 
 
 # In the child -------------------------------------------------------------------------------
 
 
-def _child(writer: int, seconds: int, root: str, library: str, uid: int, gid: int) -> "NoReturn":
+def _child(writer: int, seconds: int, answer: "Callable[[], dict[str, Any]]") -> "NoReturn":
     """Answer on the pipe and end, whatever happens."""
     status = 1
     try:
         kernel.keep_only((writer,))  # not our parent's lock, nor the pipes of its engine
         kernel.end_after(seconds)
-        answer = _answer(root, library, uid, gid)
-        data = memoryview(jsontext.dumps(answer).encode())
+        data = memoryview(jsontext.dumps(answer()).encode())
         while data:
             data = data[os.write(writer, data) :]
         status = 0
@@ -190,18 +209,26 @@ def _child(writer: int, seconds: int, root: str, library: str, uid: int, gid: in
         os._exit(status)
 
 
-def _answer(root: str, library: str, uid: int, gid: int) -> "dict[str, Any]":
-    import pynvml  # noqa: PLC0415 - 20 ms, and only here
-
+def _answer(
+    root: str, library: str, uid: int, gid: int, question: "Callable[[Any], dict[str, Any]]"
+) -> "dict[str, Any]":
     try:
-        pynvml.nvmlLib = _load(root, library, uid, gid)
+        pynvml = start(root, library, uid, gid)
     except OSError as error:
         return {"error": f"{library} can't be loaded: {error}", "number": 12}
     try:
         pynvml.nvmlInit()
-        return _everything(pynvml)
+        return question(pynvml)
     except pynvml.NVMLError as error:
         return {"error": str(error), "number": error.value}
+
+
+def start(root: str, library: str, uid: int, gid: int) -> "Any":
+    """Return pynvml with this NVML loaded and all privileges dropped; OSError if that fails."""
+    import pynvml  # noqa: PLC0415 - 20 ms, and only in a child
+
+    pynvml.nvmlLib = _load(root, library, uid, gid)
+    return pynvml
 
 
 def _load(root: str, library: str, uid: int, gid: int) -> "Any":
@@ -250,7 +277,7 @@ def _everything(nvml: "Any") -> "dict[str, Any]":
                 raise
             lost.append(index)
     return {
-        "driver_version": _text(nvml.nvmlSystemGetDriverVersion()),
+        "driver_version": text_of(nvml.nvmlSystemGetDriverVersion()),
         "cuda_version": f"{cuda // 1000}.{cuda % 1000 // 10}",
         "gpus": gpus,
         "lost": lost,
@@ -265,9 +292,9 @@ def _gpu(nvml: "Any", index: int, handle: "Any") -> Gpu:
     return Gpu(
         index=index,
         minor=_supported(nvml, nvml.nvmlDeviceGetMinorNumber, handle, -1),
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        pci_bus_id=_text(_supported(nvml, _bus_id(nvml), handle, "")).upper(),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        uuid=text_of(nvml.nvmlDeviceGetUUID(handle)),
+        pci_bus_id=text_of(_supported(nvml, _bus_id(nvml), handle, "")).upper(),
+        name=text_of(nvml.nvmlDeviceGetName(handle)),
         architecture=".".join(map(str, capability)),
         brand=_BRANDS.get(brand, "Unknown"),
         mig_enabled=mig_enabled,
@@ -307,10 +334,10 @@ def _mig(nvml: "Any", parent: "Any") -> list[Mig]:
         found.append(
             Mig(
                 index=index,
-                uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+                uuid=text_of(nvml.nvmlDeviceGetUUID(handle)),
                 gi=nvml.nvmlDeviceGetGpuInstanceId(handle),
                 ci=nvml.nvmlDeviceGetComputeInstanceId(handle),
-                name=_text(nvml.nvmlDeviceGetName(handle)),
+                name=text_of(nvml.nvmlDeviceGetName(handle)),
                 gi_cap=None,
                 ci_cap=None,
             )
@@ -318,5 +345,6 @@ def _mig(nvml: "Any", parent: "Any") -> list[Mig]:
     return found
 
 
-def _text(value: "str | bytes") -> str:
+def text_of(value: "str | bytes") -> str:
+    """Return a text of NVML's; older pynvmls return bytes."""
     return value.decode() if isinstance(value, bytes) else value

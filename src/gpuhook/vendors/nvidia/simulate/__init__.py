@@ -5,7 +5,9 @@ docs/simulate.md for what the tree holds and how its libraries behave.
 """
 
 from gpuhook.simulate.place import remove
+from gpuhook.vendors.nvidia.simulate.activity import Process, end_process, run_process
 from gpuhook.vendors.nvidia.simulate.build import Built, build
+from gpuhook.vendors.nvidia.simulate.change import change, report_xid
 from gpuhook.vendors.nvidia.simulate.machine import SimulatedGpu, SimulatedMig
 from gpuhook.vendors.nvidia.simulate.options import Failure, Options
 from gpuhook.vendors.nvidia.simulate.probe import build_cuda_probe
@@ -14,9 +16,14 @@ __all__ = [
     "Built",
     "Failure",
     "Options",
+    "Process",
     "SimulatedGpu",
     "SimulatedMig",
     "build",
     "build_cuda_probe",
+    "change",
+    "end_process",
     "remove",
+    "report_xid",
+    "run_process",
 ]

@@ -10,7 +10,7 @@ from gpuhook.errors import SimulateError
 from gpuhook.simulate import majors
 from gpuhook.simulate.build import build as build_root
 from gpuhook.simulate.tree import Tree
-from gpuhook.vendors.nvidia.simulate import devices, driver, kernel_files, platforms
+from gpuhook.vendors.nvidia.simulate import devices, driver, kernel_files, platforms, state
 from gpuhook.vendors.nvidia.simulate.machine import Machine, SimulatedGpu, make_machine
 from gpuhook.vendors.nvidia.simulate.options import Options
 from gpuhook.vendors.nvidia.simulate.tables import generated_header, generated_source
@@ -104,6 +104,7 @@ def _fill(
         if options.compat32:
             driver.install_compat32(tree, compiled, machine.driver_version, library_dir)
         driver.install_probes(tree, compiled)
+    state.make(tree, state.State(options, machine.driver_version, library_dir), machine)
     driver.install_firmware(tree, machine.driver_version)
     if machine.loaded:
         _make_devices(tree, options, machine)

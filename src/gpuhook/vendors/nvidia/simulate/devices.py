@@ -1,7 +1,14 @@
 """The device nodes of the simulated driver and the numbers they get."""
 
+import os
+
 from gpuhook.simulate.tree import Tree
-from gpuhook.vendors.nvidia.simulate.machine import CAP_CONFIG, CAP_MONITOR, Machine
+from gpuhook.vendors.nvidia.simulate.machine import (
+    CAP_CONFIG,
+    CAP_MONITOR,
+    Machine,
+    SimulatedMig,
+)
 from gpuhook.vendors.nvidia.simulate.options import Options
 
 NVIDIA_MAJOR = 195
@@ -77,9 +84,24 @@ def _make_drm(tree: Tree, index: int, bus_id: str) -> None:
 
 
 def _make_caps(tree: Tree, machine: Machine, major: int) -> None:
-    minors = {CAP_CONFIG: 0o400, CAP_MONITOR: 0o444}
+    for minor, mode in ((CAP_CONFIG, 0o400), (CAP_MONITOR, 0o444)):
+        tree.node(_cap_path(minor), major, minor, mode)
     for gpu in machine.gpus:
         for mig in gpu.migs:
-            minors[mig.gi_cap] = minors[mig.ci_cap] = 0o444
-    for minor, mode in minors.items():
-        tree.node(f"dev/nvidia-caps/nvidia-cap{minor}", major, minor, mode)
+            make_instance(tree, mig)
+
+
+def make_instance(tree: Tree, mig: SimulatedMig) -> None:
+    """Make the nodes that guard a MIG device, in a tree with those that guard MIG as a whole."""
+    major = os.major(os.stat(tree.path(_cap_path(CAP_CONFIG))).st_rdev)
+    for minor in (mig.gi_cap, mig.ci_cap):
+        tree.node(_cap_path(minor), major, minor, 0o444)
+
+
+def instance_nodes(mig: SimulatedMig) -> tuple[str, str]:
+    """Return the paths of the nodes that guard a MIG device."""
+    return _cap_path(mig.gi_cap), _cap_path(mig.ci_cap)
+
+
+def _cap_path(minor: int) -> str:
+    return f"dev/nvidia-caps/nvidia-cap{minor}"

@@ -7,16 +7,22 @@ from gpuhook.vendors.nvidia.simulate import compiler, stock
 
 NVML_SOURCES = (
     "reach.c",
+    "state.c",
     "nvml_system.c",
     "nvml_lookup.c",
     "nvml_identity.c",
+    "activity.c",
     "nvml_telemetry.c",
+    "nvml_processes.c",
+    "nvml_links.c",
+    "nvml_fields.c",
+    "nvml_events.c",
     "nvml_mig.c",
     "nvml_instances.c",
     "nvml_private.c",
     "nvml_unsupported.c",
 )
-CUDA_SOURCES = ("reach.c", "cuda_system.c", "cuda_device.c", "cuda_context.c")
+CUDA_SOURCES = ("reach.c", "state.c", "cuda_system.c", "cuda_device.c", "cuda_context.c")
 
 # Long enough that any library's SONAME fits in its place.
 _PLACEHOLDER = "gpuhook-placeholder-for-a-soname-of-a-driver-library.so.000.000.00"
@@ -24,10 +30,8 @@ _PLACEHOLDER = "gpuhook-placeholder-for-a-soname-of-a-driver-library.so.000.000.
 
 def compile_driver(folder: str, *, compat32: bool) -> None:
     """Compile the driver into ``folder``, which has generated.h and generated.c."""
-    table = f"{folder}/generated.c"
     jobs = [
-        compiler.shared(f"{folder}/nvml", "libnvidia-ml.so.1", *NVML_SOURCES, table),
-        compiler.shared(f"{folder}/cuda", "libcuda.so.1", *CUDA_SOURCES, table),
+        *_libraries(folder),
         compiler.program(f"{folder}/nvidia-smi", "nvidia_smi.c"),
         compiler.program(f"{folder}/stand-in", "stand_in.c"),
         compiler.program(f"{folder}/gpuhook-cuda-probe", "cuda_probe.c"),
@@ -36,6 +40,19 @@ def compile_driver(folder: str, *, compat32: bool) -> None:
     compiler.compile_all(jobs, folder)
     if compat32:
         _compile_filler32(folder)
+
+
+def compile_libraries(folder: str) -> None:
+    """Compile our NVML and CUDA libraries alone, as ``compile_driver`` does."""
+    compiler.compile_all(_libraries(folder), folder)
+
+
+def _libraries(folder: str) -> list[compiler.Job]:
+    table = f"{folder}/generated.c"
+    return [
+        compiler.shared(f"{folder}/nvml", "libnvidia-ml.so.1", *NVML_SOURCES, table),
+        compiler.shared(f"{folder}/cuda", "libcuda.so.1", *CUDA_SOURCES, table),
+    ]
 
 
 def _compile_filler32(folder: str) -> None:
@@ -49,11 +66,20 @@ def _compile_filler32(folder: str) -> None:
 
 def install_main_libraries(tree: Tree, compiled: str, version: str, library_dir: str) -> None:
     """Put our NVML and CUDA libraries into the library folder."""
-    for name, built in (("libnvidia-ml", "nvml"), ("libcuda", "cuda")):
+    for built, path in main_libraries(version, library_dir).items():
         with open(f"{compiled}/{built}", "rb") as file:
-            tree.data(f"{library_dir}/{name}.so.{version}", file.read())
-        tree.link(f"{library_dir}/{name}.so.1", f"{name}.so.{version}")
+            tree.data(path, file.read())
+        name = os.path.basename(path)
+        tree.link(f"{library_dir}/{name.removesuffix(version)}1", name)
     tree.link(f"{library_dir}/libcuda.so", "libcuda.so.1")
+
+
+def main_libraries(version: str, library_dir: str) -> dict[str, str]:
+    """Return where our libraries go: the name they are compiled under -> path below the root."""
+    return {
+        "nvml": f"{library_dir}/libnvidia-ml.so.{version}",
+        "cuda": f"{library_dir}/libcuda.so.{version}",
+    }
 
 
 def install_stock(tree: Tree, compiled: str, version: str, library_dir: str) -> None:

@@ -10,6 +10,7 @@ from gpuhook.vendors.nvidia.simulate.machine import (
     GPU_INSTANCES,
     Machine,
     SimulatedGpu,
+    SimulatedMig,
     cap_minor,
 )
 
@@ -135,10 +136,20 @@ def _make_capabilities(tree: Tree, machine: Machine) -> None:
         if gpu.model.mig:
             tree.folder(f"{top}/gpu{gpu.minor}/mig")
         for mig in gpu.migs:
-            instance = f"{top}/gpu{gpu.minor}/mig/gi{mig.gi}"
-            _access(tree, f"{instance}/access", mig.gi_cap, 0o444)
-            _access(tree, f"{instance}/ci{mig.ci}/access", mig.ci_cap, 0o444)
+            make_instance(tree, gpu, mig)
     tree.text("proc/driver/nvidia-caps/mig-minors", mig_minors_text(), 0o444)
+
+
+def instance_folder(gpu: SimulatedGpu, mig: SimulatedMig) -> str:
+    """Return the folder of a MIG device's GPU instance in /proc."""
+    return f"{_PROC}/capabilities/gpu{gpu.minor}/mig/gi{mig.gi}"
+
+
+def make_instance(tree: Tree, gpu: SimulatedGpu, mig: SimulatedMig) -> None:
+    """Write the files of a MIG device in /proc."""
+    instance = instance_folder(gpu, mig)
+    _access(tree, f"{instance}/access", mig.gi_cap, 0o444)
+    _access(tree, f"{instance}/ci{mig.ci}/access", mig.ci_cap, 0o444)
 
 
 def mig_minors_text() -> str:
@@ -168,7 +179,7 @@ def make_sys(tree: Tree, machine: Machine, drm: bool) -> None:
             "subsystem_device": f"0x{model.subsystem:04x}",
             "class": "0x030200",
             "revision": "0xa1",
-            "numa_node": str(gpu.index * 2 // len(machine.gpus) if gpu.domain == 0 else 0),
+            "numa_node": str(gpu.numa_node),
         }
         for name, value in values.items():
             tree.text(f"{folder}/{name}", f"{value}\n", 0o444)

@@ -4,7 +4,7 @@ import itertools
 import uuid
 from dataclasses import dataclass
 
-from gpuhook.errors import SimulateError
+from gpuhook.errors import SimulateError, shown
 from gpuhook.vendors.nvidia.simulate.models import MigProfile, Model, find_model
 from gpuhook.vendors.nvidia.simulate.options import DEFAULT_DRIVER, Failure, Options, cuda_number
 
@@ -51,9 +51,17 @@ class SimulatedGpu:
     serial: str
     domain: int
     bus: int
+    numa_node: int
     lost: bool
     mig_enabled: bool
     migs: tuple[SimulatedMig, ...]
+
+    def lines(self) -> list[str]:
+        """Return how it is, for people to read: a line for it, and one for each MIG device."""
+        mode = " (MIG)" if self.mig_enabled else ""
+        words = " (lost)" if self.lost else ""
+        line = f"GPU {self.index}: {self.model.name} {self.uuid}{mode}{words}"
+        return [line, *(f"  MIG {mig.profile.name} {mig.uuid}" for mig in self.migs)]
 
     @property
     def proc_bus_id(self) -> str:
@@ -95,11 +103,25 @@ class Machine:
     gpus: tuple[SimulatedGpu, ...]
     loaded: bool
     init_seconds: float
+    nvlink: str
 
     @property
     def mig_capable(self) -> bool:
         """Whether the driver has made capability devices."""
         return any(gpu.model.mig for gpu in self.gpus)
+
+    def device(self, name: str) -> tuple[SimulatedGpu, SimulatedMig | None]:
+        """Return the GPU, with the MIG device where it is one, that a number or UUID means."""
+        for gpu in self.gpus:
+            if name in {str(gpu.index), gpu.uuid}:
+                return gpu, None
+            for mig in gpu.migs:
+                if name == mig.uuid:
+                    return gpu, mig
+        raise SimulateError(
+            f"The simulated machine has no device {shown(name)}",
+            "Give a GPU's number or UUID, or a MIG device's UUID, as gpuhook simulate printed it",
+        )
 
 
 def make_machine(options: Options, driver_version: str = "") -> Machine:
@@ -120,6 +142,7 @@ def make_machine(options: Options, driver_version: str = "") -> Machine:
         ),
         loaded=options.failure is not Failure.NOT_LOADED,
         init_seconds=options.init_seconds,
+        nvlink=options.nvlink,
     )
 
 
@@ -131,6 +154,10 @@ def _older(version: str) -> str:
 
 def _make_gpu(options: Options, index: int) -> SimulatedGpu:
     model = find_model(options.models[index if len(options.models) > 1 else 0])
+    if options.nvlink != "none" and not any(model.nvlinks):
+        raise SimulateError(
+            f"{model.name} has no NVLink", "Choose a model with NVLink, such as H100 or A100"
+        )
     minor = options.minors[index] if options.minors else index
     identity = _identity(options, f"gpu/{index}")
     return SimulatedGpu(
@@ -141,7 +168,8 @@ def _make_gpu(options: Options, index: int) -> SimulatedGpu:
         serial=str(1_320_000_000_000 + identity.int % 10**10),
         domain=index // len(_BUSES),
         bus=_BUSES[index % len(_BUSES)],
-        lost=options.failure is Failure.GPU_LOST and options.lost_gpu == index,
+        numa_node=index * 2 // options.gpus,  # two processors, each with half of the GPUs
+        lost=index in options.lost,
         mig_enabled=index in options.mig,
         migs=_make_migs(options, index, minor, model),
     )

@@ -58,7 +58,10 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A product. ``memory`` is in MiB, clocks in MHz, ``power`` in watts."""
+    """A product. ``memory`` is in MiB, clocks in MHz, ``power`` in watts.
+
+    ``nvlinks`` is how many NVLinks it has, and their nvmlNvlinkVersion_t.
+    """
 
     name: str
     brand: int
@@ -77,6 +80,7 @@ class Model:
     vbios: str
     fans: int = 0
     ecc: bool = True
+    nvlinks: tuple[int, int] = (0, 0)
     mig: tuple[MigProfile, ...] = ()
 
     @property
@@ -163,6 +167,7 @@ MODELS = {
         pcie_generation=5,
         board_part="900-21010-0040-000",
         vbios="96.00.A0.00.01",
+        nvlinks=(18, 6),
         mig=_profiles(
             (18, 35, 71, 141), (16384, 33280, 70912, 143360), _HOPPER_SMS, _HOPPER_DECODERS
         ),
@@ -183,6 +188,7 @@ MODELS = {
         pcie_generation=5,
         board_part="692-2G520-0200-000",
         vbios="96.00.74.00.01",
+        nvlinks=(18, 6),
         mig=_profiles((10, 20, 40, 80), (9984, 20096, 40320, 81024), _HOPPER_SMS, _HOPPER_DECODERS),
     ),
     "A100": Model(
@@ -201,6 +207,7 @@ MODELS = {
         pcie_generation=4,
         board_part="692-2G506-0210-002",
         vbios="92.00.45.00.05",
+        nvlinks=(12, 4),
         mig=_profiles((10, 20, 40, 80), (9728, 19968, 40192, 80640), _AMPERE_SMS, _AMPERE_DECODERS),
     ),
     "A100-40GB": Model(
@@ -219,6 +226,7 @@ MODELS = {
         pcie_generation=4,
         board_part="692-2G506-0200-002",
         vbios="92.00.19.00.10",
+        nvlinks=(12, 4),
         mig=_profiles((5, 10, 20, 40), (4864, 9984, 20096, 40192), _AMPERE_SMS, _AMPERE_DECODERS),
     ),
     "L4": Model(
@@ -271,6 +279,7 @@ MODELS = {
         pcie_generation=3,
         board_part="900-2G503-0000-000",
         vbios="88.00.4F.00.09",
+        nvlinks=(6, 2),
     ),
     "RTX4090": Model(
         name="NVIDIA GeForce RTX 4090",

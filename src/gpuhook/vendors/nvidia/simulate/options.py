@@ -13,9 +13,10 @@ MAX_CHANNELS = 2048  # nvidia's module parameter NVreg_ImexChannelCount
 PLATFORMS = ("linux", "wsl", "tegra")
 # Options that the other platforms don't have.
 _LINUX_ALONE = (
-    "minors", "mig", "unplugged", "failure", "library_dir", "driver_files", "compat32",
+    "minors", "mig", "unplugged", "lost", "failure", "library_dir", "driver_files", "compat32",
     "imex_channels", "features",
 )  # fmt: skip
+NVLINKS = ("none", "pairs", "all")
 FEATURES = ("gds", "gdrcopy", "mofed", "nvswitch")
 MAX_MINOR = 253  # 254 is nvidia-modeset and 255 nvidiactl
 
@@ -51,7 +52,6 @@ class Failure(Enum):
 
     NOT_LOADED = "not-loaded"
     VERSION_MISMATCH = "version-mismatch"
-    GPU_LOST = "gpu-lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,13 @@ class Options:
     ``models`` holds one model name for all GPUs or one per GPU. ``minors`` gives each GPU's
     /dev/nvidiaN number (empty: the same as the index). ``mig`` maps a GPU's index to its
     profiles; a GPU with an empty list is in MIG mode and has no MIG device. ``unplugged``
-    are the indices of GPUs that have gone. ``driver_files`` is a tree of extracted packages
+    are the indices of GPUs that have gone, ``lost`` of those that are there and don't answer.
+    ``driver_files`` is a tree of extracted packages
     to lay into the root, which then decide the version and the places. ``cuda_version`` and
     ``library_dir`` are empty for "what goes with the driver" and "the multiarch folder of
     this machine". ``drm`` asks for /dev/dri, ``compat32`` for 32-bit libraries,
-    ``features`` for the devices of some of FEATURES. ``platform`` is one of PLATFORMS.
+    ``features`` for the devices of some of FEATURES. ``platform`` is one of PLATFORMS,
+    ``nvlink`` one of NVLINKS: what the GPUs' links lead to.
     """
 
     root: str
@@ -78,7 +80,7 @@ class Options:
     unplugged: frozenset[int] = frozenset()
     init_seconds: float = 0.0
     failure: Failure | None = None
-    lost_gpu: int = 0
+    lost: frozenset[int] = frozenset()
     library_dir: str = ""
     driver_files: str = ""
     drm: bool = True
@@ -87,6 +89,7 @@ class Options:
     features: frozenset[str] = frozenset()
     seed: str = "gpuhook"
     platform: str = "linux"
+    nvlink: str = "none"
 
     def check(self) -> None:
         """Raise SimulateError for the first thing that can't be simulated."""
@@ -131,9 +134,7 @@ def _check_counts(options: Options) -> None:
             f"{len(options.models)} models are given for {options.gpus} GPUs",
             "Give one model for all, or one for each GPU",
         )
-    indices = {*options.mig, *options.unplugged}
-    if options.failure is Failure.GPU_LOST:
-        indices.add(options.lost_gpu)
+    indices = {*options.mig, *options.unplugged, *options.lost}
     for index in sorted(indices):
         if not 0 <= index < options.gpus:
             raise SimulateError(
@@ -155,11 +156,19 @@ def _check_platform(options: Options) -> None:
                 f"{name} can't be simulated on the platform {options.platform}",
                 f"Leave out {name}",
             )
+    if options.nvlink != "none":
+        raise SimulateError(
+            f"GPUs can't be linked on the platform {options.platform}", "Leave out nvlink"
+        )
     if options.platform == "tegra" and options.gpus != 1:
         raise SimulateError("Tegra has one GPU", "Leave out the number of GPUs")
 
 
 def _check_extras(options: Options) -> None:
+    if options.nvlink not in NVLINKS:
+        raise SimulateError(
+            f"GPUs can't be linked by {options.nvlink!r}", f"Use one of {', '.join(NVLINKS)}"
+        )
     if not 0 <= options.imex_channels <= MAX_CHANNELS:
         raise SimulateError(
             f"{options.imex_channels} IMEX channels can't be simulated", f"Give 0 to {MAX_CHANNELS}"
@@ -215,20 +224,22 @@ def parse_mig(words: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
     return mig
 
 
-def parse_failure(word: str) -> tuple[Failure | None, int]:
-    """Read ``not-loaded``, ``version-mismatch`` or ``gpu-lost[:INDEX]``; empty is no failure."""
+def parse_mig_change(words: tuple[str, ...]) -> dict[int, tuple[str, ...] | None]:
+    """Read words as ``parse_mig`` does, and ``GPU:off``, which is None: no MIG mode."""
+    return {
+        index: None if names == ("off",) else names for index, names in parse_mig(words).items()
+    }
+
+
+def parse_failure(word: str) -> Failure | None:
+    """Read ``not-loaded`` or ``version-mismatch``; empty is no failure."""
     if not word:
-        return None, 0
-    name, colon, index = word.partition(":")
+        return None
     for failure in Failure:
-        if failure.value != name:
-            continue
-        if not colon:
-            return failure, 0
-        if failure is Failure.GPU_LOST and index.isdecimal():
-            return failure, int(index)
+        if failure.value == word:
+            return failure
     raise SimulateError(
-        f"{word!r} is not a failure", "Use not-loaded, version-mismatch or gpu-lost[:INDEX]"
+        f"{word!r} is not a failure", "Use not-loaded or version-mismatch, or --lost GPU,..."
     )
 
 

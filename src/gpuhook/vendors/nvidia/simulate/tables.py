@@ -1,14 +1,14 @@
 """The C tables that are compiled into the simulated libraries."""
 
 from gpuhook.simulate.place import MARKER
-from gpuhook.vendors.nvidia.simulate.machine import Machine, SimulatedGpu, SimulatedMig
+from gpuhook.vendors.nvidia.simulate import state
+from gpuhook.vendors.nvidia.simulate.machine import Machine, SimulatedGpu
 from gpuhook.vendors.nvidia.simulate.models import MigProfile, Model
-from gpuhook.vendors.nvidia.simulate.options import Failure
+from gpuhook.vendors.nvidia.simulate.options import NVLINKS, Failure
 
 _STATES = {
     Failure.NOT_LOADED: "SIM_FAIL_NOT_LOADED",
     Failure.VERSION_MISMATCH: "SIM_FAIL_VERSION_MISMATCH",
-    Failure.GPU_LOST: "SIM_FAIL_NONE",  # said in the GPU's own entry
 }
 
 
@@ -20,7 +20,7 @@ def generated_header(
     ``only_node`` is the one node of a platform that has no other, and no minors.
     """
     version = machine.driver_version
-    state = "SIM_FAIL_NONE" if failure is None else _STATES[failure]
+    failed = "SIM_FAIL_NONE" if failure is None else _STATES[failure]
     return (
         f"#define SIM_DRIVER_VERSION {_text(version)}\n"
         f"#define SIM_NVML_VERSION {_text(f'{machine.cuda // 1000}.{version}')}\n"
@@ -29,11 +29,14 @@ def generated_header(
         f"#define SIM_LIBRARY_DIR {_text(library_dir)}\n"
         f"#define SIM_MARKER {_text(MARKER)}\n"
         f"#define SIM_INIT_NANOSECONDS {round(machine.init_seconds * 1e9)}LL\n"
-        f"#define SIM_FAILURE {state}\n"
+        f"#define SIM_FAILURE {failed}\n"
         f"#define SIM_GPU_COUNT {len(machine.gpus)}\n"
         f"#define SIM_CONTROL_NODE {_text(only_node or '/dev/nvidiactl')}\n"
         f"#define SIM_UVM_NODE {_text(only_node or '/dev/nvidia-uvm')}\n"
         f"#define SIM_ONE_NODE {int(bool(only_node))}\n"
+        f"#define SIM_NVLINK {NVLINKS.index(machine.nvlink)}\n"
+        f"#define SIM_LOST {_text(state.lost_text(machine.gpus))}\n"
+        f"#define SIM_MIG {_text(state.mig_text(machine.gpus))}\n"
     )
 
 
@@ -45,12 +48,12 @@ def generated_source(machine: Machine) -> str:
     return (
         '#include "tables.h"\n\n'
         f"{profiles}\n"
-        f"const struct sim_gpu sim_gpus[SIM_GPU_COUNT + 1] = {{\n{gpus}}};\n"
+        f"struct sim_gpu sim_gpus[SIM_GPU_COUNT + 1] = {{\n{gpus}}};\n"
     )
 
 
 def _text(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
 
@@ -90,6 +93,7 @@ def _gpu(gpu: SimulatedGpu, at: int) -> str:
             "serial": _text(gpu.serial),
             "board_part": _text(model.board_part),
             "vbios": _text(model.vbios),
+            "slot": gpu.index,
             "minor": gpu.minor,
             "domain": gpu.domain,
             "bus": gpu.bus,
@@ -108,27 +112,12 @@ def _gpu(gpu: SimulatedGpu, at: int) -> str:
             "power_limit": model.power * 1000,
             "pcie_generation": model.pcie_generation,
             "fans": model.fans,
+            "nvlinks": model.nvlinks[0],
+            "nvlink_version": model.nvlinks[1],
+            "numa_node": gpu.numa_node,
             "ecc": int(model.ecc),
             "memory": f"{model.memory}ULL << 20",
-            "lost": int(gpu.lost),
-            "mig_enabled": int(gpu.mig_enabled),
             "profiles": f"profiles_{at}",
             "profile_count": len(model.mig),
-            "mig_count": len(gpu.migs),
-            "migs": "{" + ", ".join(_mig(mig, gpu.model, at) for mig in gpu.migs) + "}",
-        }
-    )
-
-
-def _mig(mig: SimulatedMig, model: Model, at: int) -> str:
-    return _fields(
-        {
-            "uuid": _text(mig.uuid),
-            "profile": f"&profiles_{at}[{model.mig.index(mig.profile)}]",
-            "gi": mig.gi,
-            "ci": mig.ci,
-            "gi_cap": mig.gi_cap,
-            "ci_cap": mig.ci_cap,
-            "start": mig.start,
         }
     )

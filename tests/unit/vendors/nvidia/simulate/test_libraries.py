@@ -15,71 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvml_program import LIBRARY_DIR, environment
 
 from gpuhook.simulate.place import MARKER
-from gpuhook.simulate.tree import Tree
-from gpuhook.vendors.nvidia.simulate import Options, driver, tables
-from gpuhook.vendors.nvidia.simulate.machine import Machine, make_machine
+from gpuhook.vendors.nvidia.simulate import Process, run_process
+from gpuhook.vendors.nvidia.simulate.machine import Machine
 from gpuhook.vendors.nvidia.simulate.options import Failure
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("gcc") is None, reason="the simulated driver is compiled with gcc when it is built"
-)
-
-LIBRARY_DIR = "/usr/lib/test-linux-gnu"
 Root = tuple[Path, Machine]
 MakeRoot = Callable[..., Root]
 
 # Prints everything that NVML says, or how it failed.
 ASK = Path(__file__).parent / "ask_nvml.py"
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Machine, Failure | None], Path]:
-    """Give a function that compiles the driver of a machine, each machine's only once."""
-    done: dict[str, Path] = {}
-
-    def compile_once(machine: Machine, failure: Failure | None) -> Path:
-        header = tables.generated_header(machine, failure, LIBRARY_DIR)
-        source = tables.generated_source(machine)
-        folder = done.get(header + source)
-        if folder is None:
-            folder = done[header + source] = tmp_path_factory.mktemp("compiled")
-            (folder / "generated.h").write_text(header)
-            (folder / "generated.c").write_text(source)
-            driver.compile_driver(str(folder), compat32=False)
-        return folder
-
-    return compile_once
-
-
-@pytest.fixture
-def make_root(tmp_path: Path, compiled: Callable[[Machine, Failure | None], Path]) -> MakeRoot:
-    """Give a function that makes a driver root, with plain files as nodes."""
-
-    def make(**fields: Any) -> Root:
-        machine = make_machine(Options(root=str(tmp_path), **fields))
-        folder = str(compiled(machine, fields.get("failure")))
-        root = tmp_path / "root"
-        tree = Tree(str(root))
-        driver.install_main_libraries(tree, folder, machine.driver_version, LIBRARY_DIR)
-        driver.install_probes(tree, folder)
-        tree.text(MARKER, "")
-        for name in ("nvidiactl", "nvidia-uvm"):
-            tree.text(f"dev/{name}", "")
-        for gpu in machine.gpus:
-            tree.text(f"dev/nvidia{gpu.minor}", "")
-            for mig in gpu.migs:
-                tree.text(f"dev/nvidia-caps/nvidia-cap{mig.gi_cap}", "")
-                tree.text(f"dev/nvidia-caps/nvidia-cap{mig.ci_cap}", "")
-        return root, machine
-
-    return make
-
-
-def environment(root: Path, **more: str) -> dict[str, str]:
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return {"LD_LIBRARY_PATH": f"{root}{LIBRARY_DIR}", "PYTHONPATH": paths, **more}
 
 
 def ask(root: Path) -> dict[str, Any]:
@@ -236,7 +183,7 @@ def test_failures(make_root: MakeRoot, failure: Failure, nvml: str, cuda: str, s
 
 
 def test_lost_gpu(make_root: MakeRoot) -> None:
-    root, machine = make_root(gpus=3, failure=Failure.GPU_LOST, lost_gpu=1)
+    root, machine = make_root(gpus=3, lost=frozenset({1}))
     answer = ask(root)
     assert answer["gpus"][1] == "error 15"
     assert [gpu["index"] for gpu in answer["gpus"] if gpu != "error 15"] == [0, 2]
@@ -397,6 +344,12 @@ def test_nvidia_smi_prints_a_table_and_versions(make_root: MakeRoot) -> None:
     assert "Driver Version: 550.54.14   CUDA Version: 12.4" in table
     assert all(gpu.pci_bus_id in table for gpu in machine.gpus)
     assert "0MiB / 23034MiB" in table
+    assert "No running processes found" in table
+    run_process(str(root), Process("1", 4_000_000, 300 << 20, kind="mps"))
+    lines = run_program(root, "nvidia-smi").stdout.splitlines()
+    assert "300MiB / 23034MiB" in lines[-8]
+    assert lines[-2].split() == ["|", "1", "4000000", "M+C", "[Not", "Found]", "300MiB", "|"]
+    assert {len(line) for line in lines if line} == {68}
     versions = run_program(root, "nvidia-smi", "--version").stdout
     assert "NVML version        : 12.550.54.14\n" in versions
     assert run_program(root, "nvidia-smi", "--frobnicate").returncode == 2

@@ -27,7 +27,7 @@ GOOD: list[dict[str, Any]] = [
     {"init_seconds": 0.006},
     {"gpus": 2, "unplugged": frozenset({1})},
     {"failure": Failure.NOT_LOADED},
-    {"gpus": 2, "failure": Failure.GPU_LOST, "lost_gpu": 1},
+    {"gpus": 2, "lost": frozenset({1})},
     {"driver_files": "/srv/driver"},
     {"imex_channels": 3, "features": frozenset({"gds", "nvswitch"})},
 ]
@@ -51,7 +51,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"features": frozenset({"rdma"})}, "There is no feature 'rdma'"),
     ({"mig": {1: ()}}, "There is no GPU 1 among 1"),
     ({"unplugged": frozenset({4})}, "There is no GPU 4 among 1"),
-    ({"failure": Failure.GPU_LOST, "lost_gpu": 1}, "There is no GPU 1 among 1"),
+    ({"lost": frozenset({1})}, "There is no GPU 1 among 1"),
     ({"driver_files": "/srv/driver", "driver_version": "535.1"}, "decide the driver version"),
     ({"driver_files": "/srv/driver", "library_dir": "/usr/lib64"}, "decide the driver version"),
     ({"driver_files": "/srv/driver", "compat32": True}, "not beside driver files"),
@@ -88,20 +88,18 @@ def test_parse_mig_refuses(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "failure", "gpu"),
+    ("word", "failure"),
     [
-        ("", None, 0),
-        ("not-loaded", Failure.NOT_LOADED, 0),
-        ("version-mismatch", Failure.VERSION_MISMATCH, 0),
-        ("gpu-lost", Failure.GPU_LOST, 0),
-        ("gpu-lost:3", Failure.GPU_LOST, 3),
+        ("", None),
+        ("not-loaded", Failure.NOT_LOADED),
+        ("version-mismatch", Failure.VERSION_MISMATCH),
     ],
 )
-def test_parse_failure(word: str, failure: Failure | None, gpu: int) -> None:
-    assert parse_failure(word) == (failure, gpu)
+def test_parse_failure(word: str, failure: Failure | None) -> None:
+    assert parse_failure(word) == failure
 
 
-@pytest.mark.parametrize("word", ["lost", "not-loaded:1", "gpu-lost:", "gpu-lost:x"])
+@pytest.mark.parametrize("word", ["lost", "not-loaded:1", "gpu-lost:1"])
 def test_parse_failure_refuses(word: str) -> None:
     with pytest.raises(SimulateError, match="is not a failure"):
         parse_failure(word)

@@ -7,6 +7,7 @@
 
 #include "cuda.h"
 #include "reach.h"
+#include "state.h"
 
 static struct sim_cuda_device devices[SIM_MAX_GPUS];
 static int device_count;
@@ -34,9 +35,9 @@ static int first_mig(const struct sim_gpu *gpu, const struct sim_mig **mig)
     unsigned m;
 
     for (m = 0; m < gpu->mig_count; m++) {
-        if (!sim_reach_mig(gpu, &gpu->migs[m]))
+        if (!sim_reach_mig(gpu, gpu->migs[m]))
             continue;
-        *mig = &gpu->migs[m];
+        *mig = gpu->migs[m];
         return 1;
     }
     return 0;
@@ -48,6 +49,7 @@ static void enumerate(void)
 {
     unsigned i;
 
+    sim_refresh(1);
     device_count = 0;
     for (i = 0; i < SIM_GPU_COUNT; i++) {
         const struct sim_gpu *gpu = &sim_gpus[i];

@@ -19,15 +19,22 @@ static int (*nvml_handle)(unsigned index, device *handle);
 static int (*nvml_name)(device handle, char *text, unsigned size);
 static int (*nvml_uuid)(device handle, char *text, unsigned size);
 static int (*nvml_pci)(device handle, void *info);
-static int (*nvml_memory)(device handle, unsigned long long memory[3]);
+static int (*nvml_memory)(device handle, void *memory);
 static int (*nvml_temperature)(device handle, unsigned sensor, unsigned *value);
 static int (*nvml_power)(device handle, unsigned *value);
 static int (*nvml_power_limit)(device handle, unsigned *value);
 static int (*nvml_mig_mode)(device handle, unsigned *current, unsigned *pending);
 static int (*nvml_mig_max)(device handle, unsigned *count);
 static int (*nvml_mig)(device handle, unsigned index, device *mig);
+static int (*nvml_compute)(device handle, unsigned *count, void *list);
+static int (*nvml_graphics)(device handle, unsigned *count, void *list);
+static int (*nvml_mps)(device handle, unsigned *count, void *list);
+static int (*nvml_process_name)(unsigned pid, char *name, unsigned size);
 
-#define NVML_NOT_FOUND 6
+struct memory { /* nvmlMemory_v2_t */
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
 
 static const struct {
     const char *name;
@@ -43,13 +50,17 @@ static const struct {
     {"nvmlDeviceGetName", &nvml_name},
     {"nvmlDeviceGetUUID", &nvml_uuid},
     {"nvmlDeviceGetPciInfo_v3", &nvml_pci},
-    {"nvmlDeviceGetMemoryInfo", &nvml_memory},
+    {"nvmlDeviceGetMemoryInfo_v2", &nvml_memory},
     {"nvmlDeviceGetTemperature", &nvml_temperature},
     {"nvmlDeviceGetPowerUsage", &nvml_power},
     {"nvmlDeviceGetEnforcedPowerLimit", &nvml_power_limit},
     {"nvmlDeviceGetMigMode", &nvml_mig_mode},
     {"nvmlDeviceGetMaxMigDeviceCount", &nvml_mig_max},
     {"nvmlDeviceGetMigDeviceHandleByIndex", &nvml_mig},
+    {"nvmlDeviceGetComputeRunningProcesses_v3", &nvml_compute},
+    {"nvmlDeviceGetGraphicsRunningProcesses_v3", &nvml_graphics},
+    {"nvmlDeviceGetMPSComputeRunningProcesses_v3", &nvml_mps},
+    {"nvmlSystemGetProcessName", &nvml_process_name},
 };
 
 static int load(void)
@@ -143,7 +154,7 @@ static int list(unsigned count)
 
 static int row(unsigned index)
 {
-    unsigned long long memory[3] = {0, 0, 0};
+    struct memory memory = {sizeof memory | 2 << 24, 0, 0, 0, 0};
     unsigned temperature = 0, power = 0, limit = 0;
     char name[128] = "", bus[40] = "", text[64];
     device gpu;
@@ -153,16 +164,59 @@ static int row(unsigned index)
         return handle_failed(index, result);
     nvml_name(gpu, name, sizeof name);
     bus_id(gpu, bus, sizeof bus);
-    nvml_memory(gpu, memory);
+    nvml_memory(gpu, &memory);
     nvml_temperature(gpu, 0, &temperature);
     nvml_power(gpu, &power);
     nvml_power_limit(gpu, &limit);
     printf("| %3u  %-34.34s | %22s |\n", index, name, bus);
     snprintf(text, sizeof text, "%uC  %uW / %uW", temperature, power / 1000, limit / 1000);
     printf("|      %-34s |", text);
-    snprintf(text, sizeof text, "%lluMiB / %lluMiB", memory[2] >> 20, memory[0] >> 20);
+    snprintf(text, sizeof text, "%lluMiB / %lluMiB", memory.used >> 20, memory.total >> 20);
     printf(" %22s |\n" RULE "\n", text);
     return 0;
+}
+
+#define MOST_PROCESSES 4096
+
+/* Prints a GPU's processes of one kind and returns how many there are. */
+static unsigned list_processes(unsigned index, const char *kind,
+                               int (*running)(device handle, unsigned *count, void *list))
+{
+    static struct {
+        unsigned pid;
+        unsigned long long bytes;
+        unsigned gi, ci;
+    } found[MOST_PROCESSES];
+    char name[256], memory[32];
+    unsigned count = MOST_PROCESSES, p;
+    device gpu;
+
+    if (nvml_handle(index, &gpu) || running(gpu, &count, found))
+        return 0;
+    for (p = 0; p < count; p++) {
+        if (nvml_process_name(found[p].pid, name, sizeof name))
+            strcpy(name, "[Not Found]");
+        snprintf(memory, sizeof memory, "%lluMiB", found[p].bytes >> 20);
+        printf("| %3u %8u %6s   %-29.29s %12s |\n", index, found[p].pid, kind, name, memory);
+    }
+    return count;
+}
+
+#define LINE "+------------------------------------------------------------------+"
+
+static void processes(unsigned count)
+{
+    unsigned i, all = 0;
+
+    puts("\n" LINE "\n| GPU      PID   Type   Process name                        Memory |\n" LINE);
+    for (i = 0; i < count; i++) {
+        all += list_processes(i, "C", nvml_compute);
+        all += list_processes(i, "G", nvml_graphics);
+        all += list_processes(i, "M+C", nvml_mps);
+    }
+    if (!all)
+        puts("| No running processes found                                       |");
+    puts(LINE);
 }
 
 static int table(unsigned count)
@@ -175,7 +229,7 @@ static int table(unsigned count)
     nvml_cuda(&cuda);
     snprintf(text, sizeof text, "Driver Version: %s   CUDA Version: %d.%d", driver, cuda / 1000,
              cuda % 1000 / 10);
-    printf("+------------------------------------------------------------------+\n"
+    printf(LINE "\n"
            "| NVIDIA-SMI  %-52s |\n" RULE "\n"
            "| GPU  Name                               |                 Bus-Id |\n"
            "|      Temp Pwr:Usage/Cap                 |           Memory-Usage |\n" RULE "\n",
@@ -184,6 +238,7 @@ static int table(unsigned count)
         result = row(i);
         status = result ? result : status;
     }
+    processes(count);
     return status;
 }
 

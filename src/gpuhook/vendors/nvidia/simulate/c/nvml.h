@@ -24,6 +24,7 @@ enum nvml_return {
     NVML_ERROR_TIMEOUT = 10,
     NVML_ERROR_GPU_IS_LOST = 15,
     NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
+    NVML_ERROR_MEMORY = 20,
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
     NVML_ERROR_UNKNOWN = 999,
 };
@@ -77,7 +78,7 @@ struct nvml_uuid_argument {
     } value;
 };
 
-/* A device handle is the address of the table entry. */
+/* A device handle is the address of the GPU's or the MIG device's table entry. */
 typedef const void *nvml_device;
 
 /* What a handle stands for; `mig` is NULL for a whole GPU. */
@@ -96,11 +97,15 @@ int sim_resolve_gpu(nvml_device handle, const struct sim_gpu **gpu);
 unsigned sim_gpu_count(void);
 const struct sim_gpu *sim_gpu_at(unsigned index);
 
-/* Whether nvmlInit found this MIG device reachable. */
-int sim_mig_is_reachable(const struct sim_mig *mig);
-
 /* NVML_SUCCESS between nvmlInit and nvmlShutdown. */
 int sim_initialized(void);
+
+/* Describes a PCI device whose device and function are 0. */
+void sim_pci_info(struct nvml_pci_info *info, unsigned domain, unsigned bus, unsigned id,
+                  unsigned subsystem);
+
+/* Copies as much as the first two versions of the structure had room for. */
+void sim_old_pci_info(struct nvml_pci_info *old, const struct nvml_pci_info *info);
 
 /* Copies text and its terminator; NVML_ERROR_INSUFFICIENT_SIZE if it doesn't fit. */
 int sim_copy(char *buffer, unsigned size, const char *text);

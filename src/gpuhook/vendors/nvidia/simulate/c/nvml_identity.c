@@ -1,8 +1,9 @@
-/* NVML: what a device is - names, identifiers, PCI address, architecture, memory size. */
+/* NVML: what a device is - names, identifiers, PCI address, architecture, memory. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "activity.h"
 #include "nvml.h"
 
 API int nvmlDeviceGetName(nvml_device handle, char *name, unsigned length)
@@ -95,8 +96,8 @@ static unsigned index_of(struct sim_device device)
     for (i = 0; !device.mig && i < sim_gpu_count(); i++)
         if (sim_gpu_at(i) == device.gpu)
             return i;
-    for (m = 0; &device.gpu->migs[m] != device.mig; m++)
-        seen += (unsigned)sim_mig_is_reachable(&device.gpu->migs[m]);
+    for (m = 0; m < device.gpu->mig_count && device.gpu->migs[m] != device.mig; m++)
+        seen += (unsigned)device.gpu->migs[m]->reachable;
     return seen;
 }
 
@@ -124,9 +125,23 @@ API int nvmlDeviceGetCudaComputeCapability(nvml_device handle, int *major, int *
     return NVML_SUCCESS;
 }
 
-static void write_bus_id(char *text, size_t size, const struct sim_gpu *gpu, int domain_digits)
+void sim_pci_info(struct nvml_pci_info *info, unsigned domain, unsigned bus, unsigned id,
+                  unsigned subsystem)
 {
-    snprintf(text, size, "%0*X:%02X:%02X.0", domain_digits, gpu->domain, gpu->bus, gpu->device);
+    memset(info, 0, sizeof *info);
+    info->domain = domain;
+    info->bus = bus;
+    info->pci_device_id = id;
+    info->pci_subsystem_id = subsystem;
+    snprintf(info->bus_id_legacy, sizeof info->bus_id_legacy, "%04X:%02X:00.0", domain, bus);
+    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:00.0", domain, bus);
+}
+
+/* The first two versions end before bus_id and have four reserved words in its place. */
+void sim_old_pci_info(struct nvml_pci_info *old, const struct nvml_pci_info *info)
+{
+    memcpy(old, info, offsetof(struct nvml_pci_info, bus_id));
+    memset((char *)old + offsetof(struct nvml_pci_info, bus_id), 0, 16);
 }
 
 API int nvmlDeviceGetPciInfo_v3(nvml_device handle, struct nvml_pci_info *info)
@@ -138,18 +153,10 @@ API int nvmlDeviceGetPciInfo_v3(nvml_device handle, struct nvml_pci_info *info)
         return result;
     if (!info)
         return NVML_ERROR_INVALID_ARGUMENT;
-    memset(info, 0, sizeof *info);
-    info->domain = gpu->domain;
-    info->bus = gpu->bus;
-    info->device = gpu->device;
-    info->pci_device_id = gpu->pci_id;
-    info->pci_subsystem_id = gpu->pci_subsystem;
-    write_bus_id(info->bus_id_legacy, sizeof info->bus_id_legacy, gpu, 4);
-    write_bus_id(info->bus_id, sizeof info->bus_id, gpu, 8);
+    sim_pci_info(info, gpu->domain, gpu->bus, gpu->pci_id, gpu->pci_subsystem);
     return NVML_SUCCESS;
 }
 
-/* The first two versions end before bus_id and have four reserved words in its place. */
 API int nvmlDeviceGetPciInfo_v2(nvml_device handle, struct nvml_pci_info *old)
 {
     struct nvml_pci_info info;
@@ -159,8 +166,7 @@ API int nvmlDeviceGetPciInfo_v2(nvml_device handle, struct nvml_pci_info *old)
         return result;
     if (!old)
         return NVML_ERROR_INVALID_ARGUMENT;
-    memset(info.bus_id, 0, 16);
-    memcpy(old, &info, offsetof(struct nvml_pci_info, bus_id) + 16);
+    sim_old_pci_info(old, &info);
     return NVML_SUCCESS;
 }
 
@@ -183,7 +189,8 @@ API int nvmlDeviceGetPciInfoExt(nvml_device handle, struct nvml_pci_info_ext *in
     info->pci_subsystem_id = gpu->pci_subsystem;
     info->base_class = 3; /* display controller */
     info->sub_class = 2;  /* 3D */
-    write_bus_id(info->bus_id, sizeof info->bus_id, gpu, 8);
+    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:%02X.0", gpu->domain, gpu->bus,
+             gpu->device);
     return NVML_SUCCESS;
 }
 
@@ -192,6 +199,21 @@ static u64 memory_of(struct sim_device device)
     return device.mig ? device.mig->profile->memory : device.gpu->memory;
 }
 
+/* What the driver keeps for itself. */
+static u64 reserved_of(struct sim_device device)
+{
+    return memory_of(device) / 256 >> 20 << 20;
+}
+
+/* What processes have, at most what there is. */
+static u64 used_of(struct sim_device device)
+{
+    u64 most = memory_of(device) - reserved_of(device), used = sim_usage(device).bytes;
+
+    return used < most ? used : most;
+}
+
+/* Here what is reserved counts as used; since the second version it is told apart. */
 API int nvmlDeviceGetMemoryInfo(nvml_device handle, struct nvml_memory *memory)
 {
     struct sim_device device;
@@ -201,8 +223,9 @@ API int nvmlDeviceGetMemoryInfo(nvml_device handle, struct nvml_memory *memory)
         return result;
     if (!memory)
         return NVML_ERROR_INVALID_ARGUMENT;
-    memory->total = memory->free = memory_of(device);
-    memory->used = 0;
+    memory->total = memory_of(device);
+    memory->used = reserved_of(device) + used_of(device);
+    memory->free = memory->total - memory->used;
     return NVML_SUCCESS;
 }
 
@@ -217,8 +240,10 @@ API int nvmlDeviceGetMemoryInfo_v2(nvml_device handle, struct nvml_memory_v2 *me
         return NVML_ERROR_INVALID_ARGUMENT;
     if (memory->version != (sizeof *memory | 2 << 24))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    memory->total = memory->free = memory_of(device);
-    memory->used = memory->reserved = 0;
+    memory->total = memory_of(device);
+    memory->reserved = reserved_of(device);
+    memory->used = used_of(device);
+    memory->free = memory->total - memory->reserved - memory->used;
     return NVML_SUCCESS;
 }
 

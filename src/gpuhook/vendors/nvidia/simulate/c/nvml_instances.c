@@ -1,5 +1,5 @@
 /* NVML: the GPU and compute instances that MIG devices are made of. They can be looked at and
- * not be changed, because the tables are compiled in.
+ * not be changed: that is for gpuhook simulate.
  *
  * The handle of a GPU instance and that of its one compute instance are the address of the MIG
  * device's table entry. */
@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "nvml.h"
+#include "state.h"
 
 #define NAME_SIZE 96
 
@@ -174,9 +175,9 @@ static unsigned taken_slices(const struct sim_gpu *gpu)
     unsigned m, taken = 0;
 
     for (m = 0; m < gpu->mig_count; m++) {
-        unsigned size = gpu->migs[m].profile->memory_slices;
+        unsigned size = gpu->migs[m]->profile->memory_slices;
 
-        taken |= ((1u << size) - 1) << gpu->migs[m].start;
+        taken |= ((1u << size) - 1) << gpu->migs[m]->start;
     }
     return taken;
 }
@@ -186,7 +187,7 @@ static unsigned free_compute_slices(const struct sim_gpu *gpu)
     unsigned m, used = 0;
 
     for (m = 0; m < gpu->mig_count; m++)
-        used += gpu->migs[m].profile->slices;
+        used += gpu->migs[m]->profile->slices;
     return 7 - used;
 }
 
@@ -195,7 +196,7 @@ static unsigned same_profile(const struct sim_gpu *gpu, const struct sim_profile
     unsigned m, same = 0;
 
     for (m = 0; m < gpu->mig_count; m++)
-        same += gpu->migs[m].profile == profile;
+        same += gpu->migs[m]->profile == profile;
     return same;
 }
 
@@ -258,8 +259,8 @@ API int nvmlDeviceGetGpuInstances(nvml_device handle, unsigned id, const struct 
         return NVML_ERROR_INVALID_ARGUMENT;
     *count = 0;
     for (m = 0; m < gpu->mig_count; m++)
-        if (gpu->migs[m].profile->id == id && sim_mig_is_reachable(&gpu->migs[m]))
-            instances[(*count)++] = &gpu->migs[m];
+        if (gpu->migs[m]->profile->id == id && gpu->migs[m]->reachable)
+            instances[(*count)++] = gpu->migs[m];
     return NVML_SUCCESS;
 }
 
@@ -275,9 +276,9 @@ API int nvmlDeviceGetGpuInstanceById(nvml_device handle, unsigned id,
     if (!instance)
         return NVML_ERROR_INVALID_ARGUMENT;
     for (m = 0; m < gpu->mig_count; m++) {
-        if (gpu->migs[m].gi != id || !sim_mig_is_reachable(&gpu->migs[m]))
+        if (gpu->migs[m]->gi != id || !gpu->migs[m]->reachable)
             continue;
-        *instance = &gpu->migs[m];
+        *instance = gpu->migs[m];
         return NVML_SUCCESS;
     }
     return NVML_ERROR_NOT_FOUND;
@@ -337,7 +338,7 @@ API int nvmlGpuInstanceGetComputeInstanceProfileInfoV(const struct sim_mig *inst
         return NVML_ERROR_INVALID_ARGUMENT;
     if (info->version != (sizeof *info | 2 << 24))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    if (instance && instance->profile)
+    if (sim_is_mig(instance))
         snprintf(info->name, sizeof info->name, "MIG %s", instance->profile->name);
     return nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, number, engines, &info->info);
 }

@@ -4,28 +4,25 @@
 #include <strings.h>
 
 #include "nvml.h"
+#include "state.h"
 
 int sim_resolve(nvml_device handle, struct sim_device *device)
 {
     const char *address = handle, *start = (const char *)sim_gpus;
-    size_t offset;
 
     if (sim_initialized())
         return NVML_ERROR_UNINITIALIZED;
-    if (!handle || address < start || address >= start + SIM_GPU_COUNT * sizeof *sim_gpus)
+    sim_refresh(0);
+    device->mig = sim_is_mig(handle) ? handle : NULL;
+    if (device->mig)
+        device->gpu = device->mig->gpu;
+    else if (address < start || address >= start + SIM_GPU_COUNT * sizeof *sim_gpus ||
+             (size_t)(address - start) % sizeof *sim_gpus)
         return NVML_ERROR_INVALID_ARGUMENT;
-    device->gpu = &sim_gpus[(size_t)(address - start) / sizeof *sim_gpus];
-    device->mig = NULL;
-    offset = (size_t)(address - (const char *)device->gpu);
-    if (offset) {
-        const char *migs = (const char *)device->gpu->migs;
-        size_t inside = (size_t)(address - migs);
-
-        if (address < migs || inside % sizeof *device->gpu->migs ||
-            inside / sizeof *device->gpu->migs >= device->gpu->mig_count)
-            return NVML_ERROR_INVALID_ARGUMENT;
-        device->mig = handle;
-    }
+    else
+        device->gpu = handle;
+    if (device->mig && !device->mig->present)
+        return NVML_ERROR_INVALID_ARGUMENT; /* destroyed since the handle was had */
     return device->gpu->lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
@@ -42,6 +39,7 @@ int sim_resolve_gpu(nvml_device handle, const struct sim_gpu **gpu)
 
 static int hand_out(const struct sim_gpu *gpu, nvml_device *handle)
 {
+    sim_refresh(0);
     if (gpu->lost)
         return NVML_ERROR_GPU_IS_LOST;
     *handle = gpu;
@@ -65,11 +63,11 @@ static int find_mig(const struct sim_gpu *gpu, const char *uuid, nvml_device *ha
     unsigned m;
 
     for (m = 0; m < gpu->mig_count; m++) {
-        if (strcasecmp(gpu->migs[m].uuid, uuid) != 0 || !sim_mig_is_reachable(&gpu->migs[m]))
+        if (strcasecmp(gpu->migs[m]->uuid, uuid) != 0 || !gpu->migs[m]->reachable)
             continue;
         if (gpu->lost)
             return NVML_ERROR_GPU_IS_LOST;
-        *handle = &gpu->migs[m];
+        *handle = gpu->migs[m];
         return NVML_SUCCESS;
     }
     return NVML_ERROR_NOT_FOUND;
@@ -84,6 +82,7 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, nvml_device *handle)
         return NVML_ERROR_UNINITIALIZED;
     if (!uuid || !handle)
         return NVML_ERROR_INVALID_ARGUMENT;
+    sim_refresh(0);
     for (i = 0; i < sim_gpu_count(); i++) {
         if (strcasecmp(sim_gpu_at(i)->uuid, uuid) == 0)
             return hand_out(sim_gpu_at(i), handle);

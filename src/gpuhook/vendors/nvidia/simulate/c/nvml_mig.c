@@ -44,9 +44,9 @@ API int nvmlDeviceGetMigDeviceHandleByIndex(nvml_device handle, unsigned index, 
     if (!gpu->profile_count)
         return NVML_ERROR_NOT_SUPPORTED;
     for (m = 0; m < gpu->mig_count; m++) {
-        if (!sim_mig_is_reachable(&gpu->migs[m]) || seen++ != index)
+        if (!gpu->migs[m]->reachable || seen++ != index)
             continue;
-        *mig = &gpu->migs[m];
+        *mig = gpu->migs[m];
         return NVML_SUCCESS;
     }
     return NVML_ERROR_NOT_FOUND;

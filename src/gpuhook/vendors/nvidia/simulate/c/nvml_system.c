@@ -7,12 +7,12 @@
 
 #include "nvml.h"
 #include "reach.h"
+#include "state.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users;
 static const struct sim_gpu *reachable[SIM_MAX_GPUS];
 static unsigned reachable_count;
-static unsigned char reachable_migs[SIM_MAX_GPUS][SIM_MAX_MIGS];
 
 int sim_initialized(void)
 {
@@ -61,28 +61,16 @@ static int driver_state(void)
 
 static void find_reachable(void)
 {
-    unsigned i, m;
+    unsigned i;
 
+    sim_refresh(1);
     reachable_count = 0;
     for (i = 0; i < SIM_GPU_COUNT; i++) {
         const struct sim_gpu *gpu = &sim_gpus[i];
 
-        if (!sim_reach_gpu(gpu))
-            continue;
-        reachable[reachable_count++] = gpu;
-        for (m = 0; m < gpu->mig_count; m++)
-            reachable_migs[i][m] = (unsigned char)sim_reach_mig(gpu, &gpu->migs[m]);
+        if (sim_reach_gpu(gpu))
+            reachable[reachable_count++] = gpu;
     }
-}
-
-int sim_mig_is_reachable(const struct sim_mig *mig)
-{
-    unsigned i;
-
-    for (i = 0; i < SIM_GPU_COUNT; i++)
-        if (mig >= sim_gpus[i].migs && mig < sim_gpus[i].migs + SIM_MAX_MIGS)
-            return reachable_migs[i][mig - sim_gpus[i].migs];
-    return 0;
 }
 
 static void sleep_as_asked(void)

@@ -1,11 +1,9 @@
-/* NVML: the state of an idle GPU - utilisation, power, temperature, clocks, processes. */
-#include <stdlib.h>
-#include <time.h>
+/* NVML: the condition of a GPU - utilisation, power, temperature, clocks. */
+#include <stddef.h>
 
-#include "nvml.h"
+#include "activity.h"
 
-#define IDLE_TEMPERATURE 34 /* degrees Celsius */
-#define SLOWDOWN_TEMPERATURE 87
+#define SLOWDOWN_TEMPERATURE 87 /* degrees Celsius */
 #define SHUTDOWN_TEMPERATURE 92
 
 /* Defines a call that returns one number of a GPU which has the feature. */
@@ -27,7 +25,7 @@
 
 #define NUMBER_OF_GPU(function, expression) NUMBER_IF(function, 1, expression)
 
-NUMBER_OF_GPU(nvmlDeviceGetPowerUsage, gpu->power_limit / 10)
+NUMBER_OF_GPU(nvmlDeviceGetPowerUsage, sim_condition(gpu).power)
 NUMBER_OF_GPU(nvmlDeviceGetPowerManagementLimit, gpu->power_limit)
 NUMBER_OF_GPU(nvmlDeviceGetEnforcedPowerLimit, gpu->power_limit)
 NUMBER_OF_GPU(nvmlDeviceGetPowerManagementDefaultLimit, gpu->power_limit)
@@ -67,6 +65,7 @@ API int nvmlDeviceGetPowerManagementLimitConstraints(nvml_device handle, unsigne
 API int nvmlDeviceGetUtilizationRates(nvml_device handle, struct nvml_utilization *rates)
 {
     const struct sim_gpu *gpu;
+    struct sim_usage usage;
     int result = sim_resolve_gpu(handle, &gpu);
 
     if (result)
@@ -75,26 +74,30 @@ API int nvmlDeviceGetUtilizationRates(nvml_device handle, struct nvml_utilizatio
         return NVML_ERROR_INVALID_ARGUMENT;
     if (gpu->mig_enabled)
         return NVML_ERROR_NOT_SUPPORTED; /* a partitioned GPU has no rate of its own */
-    rates->gpu = rates->memory = 0;
+    usage = sim_usage((struct sim_device){gpu, NULL});
+    rates->gpu = usage.sm;
+    rates->memory = usage.memory;
     return NVML_SUCCESS;
 }
 
-API int nvmlDeviceGetEncoderUtilization(nvml_device handle, unsigned *percent, unsigned *period)
-{
-    const struct sim_gpu *gpu;
-    int result = sim_resolve_gpu(handle, &gpu);
+/* Defines a call that returns how busy an engine for video is. */
+#define ENGINE(function, field)                                                        \
+    API int function(nvml_device handle, unsigned *percent, unsigned *period)          \
+    {                                                                                  \
+        const struct sim_gpu *gpu;                                                     \
+        int result = sim_resolve_gpu(handle, &gpu);                                    \
+                                                                                       \
+        if (result)                                                                    \
+            return result;                                                             \
+        if (!percent || !period)                                                       \
+            return NVML_ERROR_INVALID_ARGUMENT;                                        \
+        *percent = sim_usage((struct sim_device){gpu, NULL}).field;                    \
+        *period = 167000; /* microseconds */                                           \
+        return NVML_SUCCESS;                                                           \
+    }
 
-    if (result)
-        return result;
-    if (!percent || !period)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *percent = 0;
-    *period = 167000; /* microseconds */
-    return NVML_SUCCESS;
-}
-
-ALIAS("nvmlDeviceGetEncoderUtilization")
-int nvmlDeviceGetDecoderUtilization(nvml_device handle, unsigned *percent, unsigned *period);
+ENGINE(nvmlDeviceGetEncoderUtilization, encoder)
+ENGINE(nvmlDeviceGetDecoderUtilization, decoder)
 
 API int nvmlDeviceGetTemperature(nvml_device handle, unsigned sensor, unsigned *temperature)
 {
@@ -105,7 +108,7 @@ API int nvmlDeviceGetTemperature(nvml_device handle, unsigned sensor, unsigned *
         return result;
     if (sensor != 0 || !temperature)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *temperature = IDLE_TEMPERATURE;
+    *temperature = sim_condition(gpu).temperature;
     return NVML_SUCCESS;
 }
 
@@ -146,12 +149,17 @@ API int nvmlDeviceGetMaxClockInfo(nvml_device handle, unsigned type, unsigned *c
     return NVML_SUCCESS;
 }
 
+static int is_idle(const struct sim_gpu *gpu)
+{
+    return sim_usage((struct sim_device){gpu, NULL}).sm == 0;
+}
+
 API int nvmlDeviceGetClockInfo(nvml_device handle, unsigned type, unsigned *clock)
 {
     int result = nvmlDeviceGetMaxClockInfo(handle, type, clock);
 
-    if (result == NVML_SUCCESS && type != 2)
-        *clock = *clock / 5 / 15 * 15; /* idle; clocks come in steps of 15 MHz */
+    if (result == NVML_SUCCESS && type != 2 && is_idle(handle))
+        *clock = *clock / 5 / 15 * 15; /* clocks come in steps of 15 MHz */
     return result;
 }
 
@@ -184,16 +192,14 @@ API int nvmlDeviceGetTotalEccErrors(nvml_device handle, unsigned type, unsigned 
 
 API int nvmlDeviceGetTotalEnergyConsumption(nvml_device handle, u64 *millijoules)
 {
-    unsigned milliwatts;
-    int result = nvmlDeviceGetPowerUsage(handle, &milliwatts);
-    struct timespec up;
+    const struct sim_gpu *gpu;
+    int result = sim_resolve_gpu(handle, &gpu);
 
     if (result)
         return result;
     if (!millijoules)
         return NVML_ERROR_INVALID_ARGUMENT;
-    clock_gettime(CLOCK_MONOTONIC, &up);
-    *millijoules = (u64)milliwatts * (u64)up.tv_sec;
+    *millijoules = sim_condition(gpu).energy;
     return NVML_SUCCESS;
 }
 
@@ -206,123 +212,9 @@ API int nvmlDeviceGetCurrentClocksEventReasons(nvml_device handle, u64 *reasons)
         return result;
     if (!reasons)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *reasons = 1; /* idle */
+    *reasons = (u64)is_idle(gpu); /* the first bit: idle */
     return NVML_SUCCESS;
 }
 
 ALIAS("nvmlDeviceGetCurrentClocksEventReasons")
 int nvmlDeviceGetCurrentClocksThrottleReasons(nvml_device handle, u64 *reasons);
-
-/* No process runs on a simulated GPU. */
-API int nvmlDeviceGetComputeRunningProcesses_v3(nvml_device handle, unsigned *count, void *list)
-{
-    struct sim_device device;
-    int result = sim_resolve(handle, &device);
-
-    (void)list;
-    if (result)
-        return result;
-    if (!count)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *count = 0;
-    return NVML_SUCCESS;
-}
-
-#define NO_PROCESSES(function)                             \
-    ALIAS("nvmlDeviceGetComputeRunningProcesses_v3")       \
-    int function(nvml_device handle, unsigned *count, void *list);
-
-NO_PROCESSES(nvmlDeviceGetComputeRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2)
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
-NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
-NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
-
-/* How two GPUs are connected: 0 same GPU, 30 through one host bridge, 50 across the system. */
-API int nvmlDeviceGetTopologyCommonAncestor(nvml_device a, nvml_device b, unsigned *level)
-{
-    const struct sim_gpu *first, *second;
-    int result = sim_resolve_gpu(a, &first);
-
-    if (result == NVML_SUCCESS)
-        result = sim_resolve_gpu(b, &second);
-    if (result)
-        return result;
-    if (!level)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *level = first == second ? 0 : first->domain == second->domain ? 30 : 50;
-    return NVML_SUCCESS;
-}
-
-API int nvmlDeviceOnSameBoard(nvml_device a, nvml_device b, int *same)
-{
-    const struct sim_gpu *first, *second;
-    int result = sim_resolve_gpu(a, &first);
-
-    if (result == NVML_SUCCESS)
-        result = sim_resolve_gpu(b, &second);
-    if (result)
-        return result;
-    if (!same)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *same = first == second;
-    return NVML_SUCCESS;
-}
-
-/* Events: a set can be made and waited on, and nothing ever happens to a simulated GPU. */
-API int nvmlEventSetCreate(void **set)
-{
-    if (sim_initialized())
-        return NVML_ERROR_UNINITIALIZED;
-    if (!set)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *set = malloc(1);
-    return *set ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
-}
-
-API int nvmlEventSetFree(void *set)
-{
-    free(set);
-    return NVML_SUCCESS;
-}
-
-API int nvmlDeviceGetSupportedEventTypes(nvml_device handle, u64 *types)
-{
-    const struct sim_gpu *gpu;
-    int result = sim_resolve_gpu(handle, &gpu);
-
-    if (result)
-        return result;
-    if (!types)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *types = 1 | 2 | 8; /* single-bit and double-bit memory errors, Xid errors */
-    return NVML_SUCCESS;
-}
-
-API int nvmlDeviceRegisterEvents(nvml_device handle, u64 types, void *set)
-{
-    const struct sim_gpu *gpu;
-    int result = sim_resolve_gpu(handle, &gpu);
-
-    (void)types;
-    if (result)
-        return result;
-    return set ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
-}
-
-API int nvmlEventSetWait_v2(void *set, void *event, unsigned milliseconds)
-{
-    struct timespec left = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
-
-    if (sim_initialized())
-        return NVML_ERROR_UNINITIALIZED;
-    if (!set || !event)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    nanosleep(&left, NULL);
-    return NVML_ERROR_TIMEOUT;
-}
-
-ALIAS("nvmlEventSetWait_v2") int nvmlEventSetWait(void *set, void *event, unsigned milliseconds);

@@ -14,8 +14,10 @@
 #include <unistd.h>
 
 #include "reach.h"
+#include "state.h"
 
 static char prefix[PATH_MAX];
+static int in_root;
 
 /* Cuts SIM_LIBRARY_DIR/<file> off the path; 0 if the path doesn't end that way. */
 static int cut_library_dir(char *path)
@@ -58,8 +60,10 @@ static int find_own_object(struct dl_phdr_info *info, size_t size, void *data)
         if (header->p_type != PT_LOAD || address < start || address >= start + header->p_memsz)
             continue;
         if (info->dlpi_name && realpath(info->dlpi_name, real) && cut_library_dir(real) &&
-            is_simulated_root(real))
+            is_simulated_root(real)) {
             strcpy(prefix, real);
+            in_root = 1;
+        }
         return 1;
     }
     return 0;
@@ -72,6 +76,13 @@ __attribute__((constructor)) static void find_prefix(void)
     dl_iterate_phdr(find_own_object, NULL);
     if (strcmp(prefix, "/") == 0)
         prefix[0] = '\0';
+}
+
+int sim_state_path(const char *name, char *path, size_t size)
+{
+    int length = snprintf(path, size, "%s" SIM_STATE_DIR "/%s", prefix, name);
+
+    return in_root && length > 0 && (size_t)length < size;
 }
 
 static int reach(const char *path)

@@ -1,4 +1,4 @@
-/* The machine a simulated driver pretends to run on, as constant tables.
+/* The machine a simulated driver pretends to run on, as tables.
  *
  * The values are in generated.h and generated.c, written when the driver root is built:
  * inside a container only the library file arrives, so everything must be compiled in. */
@@ -7,6 +7,11 @@
 
 #define SIM_MAX_GPUS 64
 #define SIM_MAX_MIGS 7 /* per GPU: the most compute instances any model offers */
+
+/* What the GPUs' NVLinks lead to: nothing, GPU 0 to 1 and 2 to 3 and so on, or switches. */
+#define SIM_NVLINK_NONE 0
+#define SIM_NVLINK_PAIRS 1
+#define SIM_NVLINK_ALL 2
 
 enum sim_failure { SIM_FAIL_NONE, SIM_FAIL_NOT_LOADED, SIM_FAIL_VERSION_MISMATCH };
 
@@ -22,14 +27,21 @@ struct sim_profile {
     unsigned long long memory; /* bytes */
 };
 
+struct sim_gpu;
+
+#define SIM_MIG_UUID 40 /* characters of MIG-8-4-4-4-12 */
+
 /* A MIG device: compute instance `ci` of GPU instance `gi`, which it fills. The caps are
  * minors of /dev/nvidia-caps/nvidia-capN. */
 struct sim_mig {
-    const char *uuid; /* MIG-... */
+    char uuid[SIM_MIG_UUID + 1];
+    const struct sim_gpu *gpu;
     const struct sim_profile *profile;
     unsigned gi, ci;
     unsigned gi_cap, ci_cap;
     unsigned start; /* first memory slice */
+    int present;    /* 0 for one that is no more */
+    int reachable;  /* by this process */
 };
 
 struct sim_gpu {
@@ -38,6 +50,7 @@ struct sim_gpu {
     const char *serial;
     const char *board_part;
     const char *vbios;
+    unsigned slot;                 /* its number among the GPUs asked for, unplugged ones too */
     unsigned minor;                /* the N of /dev/nvidiaN */
     unsigned domain, bus, device;  /* PCI address; the function is always 0 */
     unsigned pci_id, pci_subsystem; /* device id << 16 | vendor id */
@@ -50,23 +63,27 @@ struct sim_gpu {
     unsigned power_limit;          /* milliwatts */
     unsigned pcie_generation;
     unsigned fans;
+    unsigned nvlinks, nvlink_version; /* nvmlNvlinkVersion_t; 0 links: it has none */
+    unsigned numa_node;            /* of the memory near to it */
     int ecc;                       /* the memory has error correction */
     unsigned long long memory;     /* bytes */
-    int lost;                      /* fell off the bus */
-    int mig_enabled;
     const struct sim_profile *profiles;
     unsigned profile_count; /* 0 for a model without MIG */
+    /* What may change at any call: state.c has the rest. */
+    int lost; /* fell off the bus */
+    int mig_enabled;
     unsigned mig_count;
-    struct sim_mig migs[SIM_MAX_MIGS];
+    const struct sim_mig *migs[SIM_MAX_MIGS];
 };
 
 /* generated.h defines SIM_DRIVER_VERSION, SIM_NVML_VERSION, SIM_DRIVER_BRANCH (strings),
  * SIM_CUDA_VERSION (1000 * major + 10 * minor), SIM_LIBRARY_DIR (where the libraries lie below
  * the driver root), SIM_MARKER (a file at the top of every simulated root),
- * SIM_INIT_NANOSECONDS, SIM_FAILURE and SIM_GPU_COUNT. */
+ * SIM_INIT_NANOSECONDS, SIM_FAILURE, SIM_NVLINK and SIM_GPU_COUNT; SIM_LOST and SIM_MIG, the texts that hold
+ * where there is no driver root with files of that name. */
 #include "generated.h"
 
 /* In PCI order; defined in generated.c, with one empty entry more than there are GPUs. */
-extern const struct sim_gpu sim_gpus[];
+extern struct sim_gpu sim_gpus[];
 
 #endif

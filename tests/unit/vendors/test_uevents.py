@@ -4,7 +4,7 @@ import pytest
 import second_vendor
 
 from gpuhook.config import Config, loads
-from gpuhook.start.watch import concerns_us
+from gpuhook.vendors.uevents import concerns_us
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,166 @@
+"""gpuhook device-plugin: hand this machine's devices to a Kubernetes cluster."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from gpuhook.cli._output import config_option, printable, raise_last, table
+from gpuhook.config import Config, load
+from gpuhook.errors import PluginError, RequestError
+from gpuhook.inventory.cache import get_inventory
+from gpuhook.kubernetes import configure, options
+from gpuhook.kubernetes.allocate import Answer, allocate
+from gpuhook.kubernetes.health import policy
+from gpuhook.kubernetes.resources import resources
+from gpuhook.kubernetes.settings import Settings
+from gpuhook.kubernetes.state import Resource, State
+from gpuhook.vendors import seam
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add every option of the plugin's, and those of NVIDIA's that have no effect, hidden."""
+    for old in reversed([*options.INEFFECTIVE]):
+        command = click.option(f"--{old.flag}", hidden=True)(command)
+    for option in reversed(options.OPTIONS):
+        names = [f"--{each}" for each in (option.flag, *option.old)]
+        command = click.option(*names, option.field, **_look(option))(command)
+    return command
+
+
+def _look(option: options.Option) -> dict[str, Any]:
+    """Return how click shows and reads an option; what it means is read elsewhere."""
+    several = option.kind in (options.WORDS, options.NUMBERS, options.XIDS)
+    metavar = "|".join(option.choices) or {
+        options.FLAG: "true|false",
+        options.PATH: "PATH",
+        options.SECONDS: "SECONDS",
+        options.NUMBERS: "N,...",
+        options.XIDS: "N=ACTION",
+    }.get(option.kind, "TEXT")
+    default = getattr(Settings, option.field, None)
+    text = option.help
+    if default is not None and "[default" not in text:
+        text = f"{text}  [default: {_default(option, default)}]"
+    look: dict[str, Any] = {"metavar": metavar, "help": text, "multiple": several}
+    if option.kind == options.FLAG:
+        look.update(is_flag=False, flag_value="true")
+    return look
+
+
+def _default(option: options.Option, value: Any) -> str:
+    if option.field == "kubelet_folder":
+        return f"{value}/kubelet.sock"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
+
+
+@click.command("device-plugin", short_help="Hand the devices to a Kubernetes cluster.")
+@_options
+@click.option(
+    "--config-file", metavar="FILE",
+    help="A file with these options, as NVIDIA's plugin has it (version: v1).",
+)  # fmt: skip
+@click.option(
+    "--dry-run", is_flag=True, help="Print what the kubelet would be told and answered, and end."
+)
+@config_option
+def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
+    """Hand the machine's devices to a Kubernetes cluster, as its device plugin.
+
+    Registers the resources of every vendor with the kubelet, nvidia.com/gpu and others. Each
+    option can also be set by a variable of the environment that is called like it
+    (MIG_STRATEGY), or in a file; flags count before the environment, and that before the file.
+    Runs until it is told to stop (SIGTERM, SIGINT).
+    """
+    config = load(config_path)
+    flags = _flags(given)
+    settings, warnings = configure.read(flags, os.environ, policy)
+    settings = configure.apply(settings, config)
+    for warning in warnings:
+        click.echo(f"gpuhook: {printable(warning)}.", err=True)
+    if dry_run:
+        _show(settings, config)
+        return
+    from gpuhook.kubernetes import service  # noqa: PLC0415 - nothing of it is needed above
+
+    sys.exit(service.run(settings, config))
+
+
+def _flags(given: dict[str, Any]) -> dict[str, str]:
+    """Return the flags that were given, by their names; several words as one list."""
+    by_field = {option.field: option.flag for option in options.OPTIONS}
+    found = {}
+    for key, value in given.items():
+        text = ",".join(value) if isinstance(value, tuple) and value else value
+        if isinstance(text, str):
+            found[by_field.get(key, key.replace("_", "-"))] = text
+    return found
+
+
+# What would be ----------------------------------------------------------------------------------
+
+
+def _show(settings: Settings, config: Config) -> None:
+    """Print the resources, their devices, and what a container with the first device gets."""
+    found, failed = seam.present(config, lambda vendor: (vendor, get_inventory(config, vendor)))
+    state, warnings = resources(found, settings, config)
+    for warning in warnings:
+        click.echo(f"gpuhook: {printable(warning)}.", err=True)
+    if not state.resources:
+        raise PluginError(
+            "There is no device to hand out",
+            "Look at `gpuhook info` and `gpuhook doctor`",
+        )
+    click.echo(_devices(state))
+    for resource in state.resources:
+        click.echo(f"\n{resource.name}: 1 gives a container\n{_first(resource, settings)}")
+    raise_last(failed)
+
+
+def _devices(state: State) -> str:
+    rows = [
+        (
+            resource.name,
+            unit.id,
+            resource.replicas,
+            "-" if unit.numa is None else unit.numa,
+            printable(unit.reason) or "healthy",
+        )
+        for resource in state.resources
+        for unit in resource.units
+    ]
+    return table(("RESOURCE", "DEVICE", "REPLICAS", "NUMA", "HEALTH"), rows)
+
+
+def _first(resource: Resource, settings: Settings) -> str:
+    """Return what the first device that can be given would be answered with, line by line."""
+    ids = [name for name, unit in resource.offers().items() if not unit.reason]
+    try:
+        answer = allocate(resource, ids[:1] or [*resource.offers()][:1], settings)
+    except RequestError as error:
+        return f"  nothing: {error}"
+    return "\n".join(f"  {line}" for line in _lines(answer)) or "  nothing"
+
+
+def _lines(answer: Answer) -> list[str]:
+    mounts = (
+        f"{each.host} at {each.container}{', read-only' if each.read_only else ''}"
+        for each in answer.mounts
+    )
+    nodes = (
+        each.host if each.host == each.container else f"{each.host} as {each.container}"
+        for each in answer.devices
+    )
+    return [
+        *(f"variable    {name}={value}" for name, value in answer.envs.items()),
+        *(f"mount       {each}" for each in mounts),
+        *(f"node        {each}" for each in nodes),
+        *(f"annotation  {key}={value}" for key, value in answer.annotations.items()),
+        *(f"CDI device  {each}" for each in answer.cdi_devices),
+    ]

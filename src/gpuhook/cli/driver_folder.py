@@ -1,0 +1,71 @@
+"""gpuhook driver-folder: the driver in one folder, for runtimes that know no GPUs."""
+
+import sys
+
+import click
+
+from gpuhook.cli._output import config_option
+from gpuhook.config import load
+from gpuhook.driver_folder import content
+from gpuhook.driver_folder import keep as keeping
+from gpuhook.errors import NoDriverError
+from gpuhook.inventory import cache
+from gpuhook.vendors import seam
+from gpuhook.vendors.nvidia.names import NAME
+
+_GONE = "; a driver folder that is there stays as it is"
+
+
+@click.command(name="driver-folder")
+@click.argument("directory", metavar="DIR")
+@click.option(
+    "--capabilities", metavar="LIST", default="all", show_default=True,
+    help="The driver's parts to put there, as in a container's request.",
+)  # fmt: skip
+@click.option("--check", is_flag=True, help="Change nothing; status 1 if a run would.")
+@click.option("--remove", "removing", is_flag=True, help="Take the folder away.")
+@config_option
+def driver_folder(
+    directory: str, capabilities: str, check: bool, removing: bool, config_path: str | None
+) -> None:
+    """Put NVIDIA's driver of this machine into DIR: bin, lib (32-bit) and lib64.
+
+    Mounted read-only at /usr/local/nvidia it gives nvidia-smi, CUDA and the rest to a container
+    of a CUDA image, whatever its runtime. Run it again when the driver has changed: DIR is
+    replaced in one step, containers that run keep what they have, and the next ones get the new
+    one.
+    """
+    if removing:
+        _remove(directory)
+        return
+    config = load(config_path)
+    vendor = seam.load(seam.known(config)[NAME])
+    try:
+        inventory = cache.get_inventory(config, vendor)
+    except NoDriverError as error:
+        raise NoDriverError(error.cause + _GONE, error.remedy) from None
+    words = [word.strip() for word in capabilities.split(",")]
+    wanted = content.of(config, inventory, [word for word in words if word])
+    if check:
+        _check(directory, wanted)
+    elif keeping.update(directory, wanted):
+        click.echo(f"{directory}: driver {wanted.version}, {len(wanted.files)} files")
+    else:
+        click.echo(f"{directory}: unchanged, driver {wanted.version}")
+
+
+def _check(directory: str, wanted: content.Content) -> None:
+    if not keeping.is_current(directory, wanted):
+        click.echo(f"{directory}: not as driver {wanted.version} has it")
+        sys.exit(1)
+    click.echo(f"{directory}: unchanged, driver {wanted.version}")
+
+
+def _remove(directory: str) -> None:
+    stay = keeping.remove(directory)
+    click.echo(f"{directory}: removed")
+    if stay:
+        click.echo(
+            f"Running containers may still use what it held ({stay} of that kind): run this again "
+            "when they have ended, on the machine itself, or after a reboot"
+        )

@@ -1,0 +1,53 @@
+"""gpuhook's device plugin beside a kubelet of the tests', and containers as that starts them."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kubelet import Answers, Kubelet
+
+from harness.commands import daemon
+from harness.cri import Container, Pod
+from harness.installation import Installation
+
+# Looks again often, so that no test waits for it.
+INTERVAL_S = 0.2
+# The tests' own Python has gRPC; the program goes by the name of the installed one.
+_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.cli import main; main()"
+
+
+@contextmanager
+def device_plugin(
+    folder: Path, installation: Installation, config: Path, resource: str, *options: str
+) -> Iterator[Kubelet]:
+    """Run a kubelet and the plugin below a new ``folder``, which has registered ``resource`` then.
+
+    The plugin takes the programs of ``installation`` for its own.
+    """
+    folder.mkdir()
+    argv: list[str | Path] = [sys.executable, "-c", _PROGRAM, installation.command]
+    argv += ["device-plugin", f"--config={config}", f"--interval={INTERVAL_S}"]
+    argv += [f"--kubelet-socket={folder}/k/kubelet.sock", *options]
+
+    with Kubelet(folder / "k") as kubelet:
+        kubelet.start()
+        with daemon(argv, folder / "log", lambda: kubelet.allocatable(resource) > 0):
+            yield kubelet
+
+
+def start(
+    pod: Pod, image: str, answers: Answers, env: tuple[str, ...] = (), attempt: int = 0
+) -> Container:
+    """Start a container as the kubelet does with what a plugin has answered."""
+    return pod.start(
+        image,
+        "sleep",
+        "1000",
+        env=[*env, *(f"{name}={value}" for name, value in answers["envs"].items())],
+        devices=answers["cdi_devices"],
+        annotations=answers["annotations"],
+        mounts=answers["mounts"],
+        nodes=answers["devices"],
+        attempt=attempt,
+    )

@@ -1,0 +1,174 @@
+"""gpuhook device-plugin as it is called, with a simulated driver and a kubelet."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.commands import run, stop, wait_until
+from harness.driver import Driver
+from harness.installation import Installation, write_config
+from kubelet import AdmissionError, Answers, Kubelet, Mount
+
+GPUS = "nvidia.com/gpu"
+VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+FOLDER = "/var/run/nvidia-container-devices"
+# The tests' own Python has gRPC; the name of the program is that of the installed one.
+_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.cli import main; main()"
+
+
+class Node:
+    """A machine with eight simulated GPUs, a kubelet, and the plugin as it is started."""
+
+    def __init__(self, installation: Installation, root: Path, folder: Path) -> None:
+        self.root = root
+        self.folder = folder
+        self.kubelet = Kubelet(folder / "kubelet")
+        self.log = folder / "log"
+        self._installation = installation
+        self._config = write_config(folder / "config", self.root, ["runc"])
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def argv(self, *words: str) -> list[str]:
+        program = [sys.executable, "-c", _PROGRAM, str(self._installation.command)]
+        return [*program, "device-plugin", "--config", str(self._config), *words]
+
+    def start(self, *words: str, **environ: str) -> Kubelet:
+        """Start kubelet and plugin."""
+        self.kubelet.start()
+        socket = f"--kubelet-socket={self.kubelet.folder}/kubelet.sock"
+        env = {**os.environ, **environ}
+        with self.log.open("wb") as log:
+            argv = self.argv(socket, *words)
+            self._process = subprocess.Popen(argv, stdout=log, stderr=log, env=env)
+        return self.kubelet
+
+    def offers(self, resource: str, count: int) -> None:
+        """Wait until the kubelet knows that many healthy devices."""
+        kubelet = self.kubelet
+
+        def met() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, self.log.read_text()
+            return resource in kubelet.resources() and kubelet.allocatable(resource) == count
+
+        try:
+            wait_until(met, f"{count} {resource}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log.read_text()}") from None
+
+    def uuids(self) -> list[str]:
+        return sorted(self.kubelet.devices(GPUS))
+
+    def end(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            stop(self._process)
+        self.kubelet.stop()
+
+
+@pytest.fixture
+def node(workspace: Path, installation: Installation, driver: Driver) -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="node-", dir=workspace) as folder:
+        made = Node(installation, driver.root, Path(folder))
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def admitted(node: Node, count: int = 2) -> Answers:
+    node.offers(GPUS, 8)
+    return node.kubelet.admit("pod", {GPUS: count})
+
+
+def test_by_variable(node: Node) -> None:
+    node.start(DEVICE_LIST_STRATEGY="envvar", GDS_ENABLED="true")
+    answer = admitted(node)
+    assert answer["envs"] == {VARIABLE: ",".join(answer["ids"][GPUS]), "NVIDIA_GDS": "enabled"}
+    assert {*answer["ids"][GPUS]} <= {*node.uuids()}
+    assert (answer["mounts"], answer["devices"], answer["cdi_devices"]) == ([], [], [])
+
+
+def test_by_mounts_that_ask_and_nodes_of_the_host(node: Node) -> None:
+    """As in a pod, where the driver root is seen elsewhere than on the host."""
+    node.start(
+        "--device-list-strategy=volume-mounts", "--pass-device-specs", "--driver-root=/srv/driver",
+        f"--driver-root-ctr-path={node.root}",
+    )  # fmt: skip
+    answer = admitted(node)
+    assert answer["envs"] == {VARIABLE: FOLDER}
+    places = [mount.container for mount in answer["mounts"]]
+    assert places == [f"{FOLDER}/{each}" for each in answer["ids"][GPUS]]
+    hosts = {each.container: each.host for each in answer["devices"]}
+    assert hosts["/dev/nvidiactl"] == "/srv/driver/dev/nvidiactl"
+    assert sum(each.startswith("/dev/nvidia") and each[-1].isdigit() for each in hosts) == 2
+
+
+def test_by_names(node: Node) -> None:
+    cdi = node.folder / "cdi"
+    node.start(
+        "--device-list-strategy", "cdi-cri,cdi-annotations", "--cdi-folder", str(cdi),
+        "--cdi-hook-path=/opt/gpuhook/bin/gpuhook-cdi-hook",
+    )  # fmt: skip
+    answer = admitted(node)
+    names = [f"{GPUS}={each}" for each in answer["ids"][GPUS]]
+    assert answer["cdi_devices"] == names
+    [(key, value)] = answer["annotations"].items()
+    assert key.startswith("cdi.k8s.io/nvidia-device-plugin_")
+    assert value == ",".join(names)
+    [document] = cdi.iterdir()
+    text = document.read_text()
+    assert all(name.partition("=")[2] in text for name in names)
+    assert "path: /opt/gpuhook/bin/gpuhook-cdi-hook" in text
+    assert "every name twice" in node.log.read_text()
+
+
+def test_by_nodes_and_the_drivers_folder(node: Node) -> None:
+    node.start("--device-list-strategy=mounts", "--driver-folder=/srv/folder")
+    answer = admitted(node, 1)
+    assert answer["envs"] == {VARIABLE: "void"}
+    assert answer["mounts"] == [Mount("/usr/local/nvidia", "/srv/folder", read_only=True)]
+    assert "/dev/nvidia-uvm" in {each.container for each in answer["devices"]}
+
+
+def test_shared_by_a_file(node: Node) -> None:
+    file = node.folder / "plugin.yaml"
+    file.write_text(
+        "version: v1\nsharing:\n  timeSlicing:\n    renameByDefault: true\n"
+        "    failRequestsGreaterThanOne: true\n    resources: [{name: gpu, replicas: 3}]\n"
+    )
+    kubelet = node.start(CONFIG_FILE=str(file))
+    shared = f"{GPUS}.shared"
+    node.offers(shared, 24)
+    chosen = [kubelet.admit(f"pod{n}", {shared: 1})["envs"][VARIABLE] for n in range(4)]
+    assert len({*chosen}) == 4, "each on a GPU of its own"
+    with pytest.raises(AdmissionError, match=r"may have one nvidia\.com/gpu\.shared"):
+        kubelet.admit("greedy", {shared: 2})
+
+
+def test_near_ones_go_together(node: Node) -> None:
+    kubelet = node.start()
+    node.offers(GPUS, 8)
+    near = {name: device.numa for name, device in kubelet.devices(GPUS).items()}
+    assert len({*near.values()}) == 2
+    for pod in ("one", "two"):
+        ids = kubelet.admit(pod, {GPUS: 2})["ids"][GPUS]
+        assert len({near[each] for each in ids}) == 1
+
+
+def test_what_a_dry_run_says_is_what_the_kubelet_is_told(node: Node) -> None:
+    node.start()
+    node.offers(GPUS, 8)
+    text = run(node.argv("--dry-run")).ok().stdout
+    rows = [line.split() for line in text.splitlines()[1:9]]
+    assert sorted(row[1] for row in rows) == node.uuids()
+    assert {row[-1] for row in rows} == {"healthy"}
+
+
+def test_a_wrong_option_is_a_sentence(node: Node) -> None:
+    done = run(node.argv("--mig-strategy", "all"))
+    assert done.status == 1
+    assert "must be one of none, single, mixed" in done.stderr

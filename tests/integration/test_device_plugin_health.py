@@ -1,0 +1,121 @@
+"""What becomes of devices at the kubelet: errors, lost GPUs, MIG devices that change."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.installation import Installation
+from harness.node import GPUS, Node, plugin_node
+
+
+@pytest.fixture
+def node(workspace: Path, installation: Installation) -> Iterator[Node]:
+    with plugin_node(installation, workspace) as made:
+        yield made
+
+
+def test_an_xid_is_about_one_gpu(node: Node) -> None:
+    driver = node.simulate("--gpus=4")
+    node.start()
+    node.healthy(4, 4)
+    node.child("gpuhook-events")
+    node.simulate("--xid=13", "--gpu=1")
+    node.simulate("--xid=94", "--gpu=2")
+    node.until(lambda: node.said("XID 94"), "the application's error is said")
+    assert node.unhealthy() == set()
+    node.simulate("--xid=79", "--gpu=3")
+    node.healthy(3, 4)
+    assert node.unhealthy() == {driver.gpus[3].uuid}
+    node.healthy(4, 4)  # quiet for long enough, and it answers
+    assert node.said(f"{driver.gpus[3].uuid} is healthy again")
+    assert node.stop() == 0
+
+
+def test_what_an_administrator_sets_counts(node: Node) -> None:
+    node.simulate("--gpus=2")
+    node.start(xids={79: "ignore", 13: "fatal"}, recovery=0.0)
+    node.healthy(2, 2)
+    node.child("gpuhook-events")
+    node.simulate("--xid=79", "--gpu=0")
+    node.simulate("--xid=13", "--gpu=1")
+    node.healthy(1, 2)
+    assert not node.said("XID 79")
+
+
+def test_an_xid_is_about_one_instance(node: Node) -> None:
+    node.simulate("--gpus=2", "--mig=0:3g.71gb,1g.18gb,1g.18gb")
+    node.start(mig_strategy="mixed", recovery=0.0)
+    small, large = "nvidia.com/mig-1g.18gb", "nvidia.com/mig-3g.71gb"
+    node.healthy(2, 2, small)
+    node.child("gpuhook-events")
+    device = next(iter(node.kubelet.devices(small)))
+    node.simulate("--xid=48", f"--gpu={device}")
+    node.healthy(1, 2, small)
+    assert node.unhealthy(small) == {device}
+    node.healthy(1, 1, large)
+    node.simulate("--xid=48", "--gpu=0")  # of the whole GPU
+    node.healthy(0, 2, small)
+    node.healthy(0, 1, large)
+    node.healthy(1, 1)
+
+
+def test_one_lost_gpu_is_left_out_and_comes_back(node: Node) -> None:
+    driver = node.simulate("--gpus=4")
+    node.start()
+    node.healthy(4, 4)
+    node.child("gpuhook-events")
+    node.simulate("--lost=1")
+    node.healthy(3, 4)
+    assert node.unhealthy() == {driver.gpus[1].uuid}
+    node.simulate("--xid=79", "--gpu=2")  # the others are listened to all the same
+    node.healthy(2, 4)
+    node.healthy(3, 4)
+    answers = node.kubelet.admit("pod", {GPUS: 3})
+    assert driver.gpus[1].uuid not in answers["envs"]["NVIDIA_VISIBLE_DEVICES"]
+    node.simulate("--found=1")
+    node.healthy(4, 4)
+
+
+def test_a_gpu_that_was_lost_before(node: Node) -> None:
+    driver = node.simulate("--gpus=4", "--lost=1")
+    node.start()
+    node.healthy(3, 4)
+    assert node.unhealthy() == {driver.gpus[1].uuid}
+
+
+def test_gpus_that_are_linked_go_together(node: Node) -> None:
+    """Asked once, and a lost GPU spoils nothing of what is known of the others."""
+    driver = node.simulate("--gpus=6", "--nvlink=pairs", "--lost=5")
+    node.start()
+    node.healthy(5, 6)
+    ids = [gpu.uuid for gpu in driver.gpus]
+    available = [ids[4], ids[3], ids[1], ids[2]]
+    assert {*node.kubelet.preferred(GPUS, available, [], 2)} == {ids[2], ids[3]}
+    assert {*node.kubelet.preferred(GPUS, ids[:5], [ids[1]], 2)} == {ids[0], ids[1]}
+
+
+def test_mig_devices_change_while_it_runs(node: Node) -> None:
+    node.simulate("--gpus=2", "--mig=0:3g.71gb,1g.18gb")
+    node.start(mig_strategy="mixed")
+    node.healthy(1, 1, "nvidia.com/mig-3g.71gb")
+    server, pid = node.child("gpuhook-server"), node.pid
+    node.simulate("--mig=0:1g.18gb,1g.18gb")
+    node.healthy(2, 2, "nvidia.com/mig-1g.18gb")
+    node.healthy(0, 0, "nvidia.com/mig-3g.71gb")
+    node.simulate("--mig=0:off")
+    node.healthy(2, 2)
+    node.healthy(0, 0, "nvidia.com/mig-1g.18gb")
+    assert (node.child("gpuhook-server"), node.pid) == (server, pid)
+
+
+def test_many_mig_devices(node: Node) -> None:
+    every = [f"--mig={gpu}:" + ",".join(["1g.18gb"] * 7) for gpu in range(16)]
+    node.simulate("--gpus=16", *every)
+    node.start(mig_strategy="single", recovery=0.0)
+    node.healthy(112, 112)
+    node.child("gpuhook-events")
+    first, *_ = ids = sorted(node.kubelet.devices(GPUS))
+    node.simulate("--xid=48", f"--gpu={first}")
+    node.healthy(111, 112)
+    assert node.unhealthy() == {first}
+    assert ids == sorted(node.kubelet.devices(GPUS))

@@ -1,0 +1,293 @@
+"""gpuhook driver-folder: containers of plain runc that mount it, and what root does with it."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from harness import bundles
+from harness.bundles import Bundle
+from harness.commands import Result, run, wait_until
+from harness.docker import Docker
+from harness.driver import lines_of_nvidia_smi
+from harness.driver_folder import INSIDE, NEW, OLD, SETTINGS, Machine
+from harness.engines import settings
+from harness.images import image
+from harness.installation import Installation
+from harness.loader import probed
+from harness.namespaces import Namespace
+from harness.strangers import folder_of_his
+
+
+@pytest.fixture
+def machine(
+    installation: Installation, workspace: Path, request: pytest.FixtureRequest
+) -> Iterator[Machine]:
+    made = Machine(installation, workspace / f"folder-{abs(hash(request.node.name))}")
+    yield made
+    made.destroy()
+
+
+def gives(machine: Machine, *indices: int) -> Iterator[tuple[Path, int, int]]:
+    """Yield path and numbers of the nodes for some GPUs."""
+    minors = [machine.driver.gpus[index].minor for index in indices]
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{minor}" for minor in minors)):
+        node = machine.root / "dev" / name
+        numbers = node.stat().st_rdev
+        yield Path("/dev", name), os.major(numbers), os.minor(numbers)
+
+
+def mount(bundle: Bundle, machine: Machine, *indices: int) -> None:
+    """Give a container the nodes of some GPUs, and the folder."""
+    spec = bundle.spec()
+    options = ["rbind", "rprivate", "ro"]
+    spec["mounts"].append(
+        {"destination": INSIDE, "type": "bind", "source": str(machine.folder), "options": options}
+    )
+    for path, major, minor in gives(machine, *indices):
+        node = {"type": "c", "major": major, "minor": minor}
+        spec["linux"].setdefault("devices", []).append({"path": str(path), **node})
+        spec["linux"]["resources"]["devices"].append({"allow": True, "access": "rw", **node})
+    bundle.change(lambda found: found.update(spec))
+    bundle.environ(*SETTINGS)
+
+
+@contextmanager
+def running(bundle: Bundle, runtime: str) -> Iterator[None]:
+    """Have the container of a bundle run until the end of the block."""
+    bundle.command("sh", "-c", "echo ready && exec sleep infinity")
+    words = bundle.namespace.enter(runtime, "run", "--bundle", bundle.path, bundle.name)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield
+        finally:
+            bundle.namespace.run(runtime, "kill", bundle.name, "KILL")
+
+
+def inside(bundle: Bundle, runtime: str, script: str) -> Result:
+    return bundle.namespace.run(runtime, "exec", bundle.name, "sh", "-ec", script)
+
+
+PROBE = "nvidia-smi -L; gpuhook-cuda-probe; nvidia-smi | busybox grep -o 'Driver Version: [0-9.]*'"
+
+
+def seen_by(bundle: Bundle, runtime: str) -> list[str]:
+    """Return what a running container sees: GPUs, how many by CUDA, and the driver's version."""
+    lines = inside(bundle, runtime, PROBE).ok().stdout.splitlines()
+    return [line for line in lines if not line.startswith("CUDA device ")]
+
+
+def expected(machine: Machine, version: str, *indices: int) -> list[str]:
+    gpus = lines_of_nvidia_smi(machine.driver.chosen(*indices))
+    return [*gpus, f"CUDA devices: {len(indices)}", f"Driver Version: {version}"]
+
+
+LowLevel = tuple[str, Namespace]
+
+
+@pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
+def test_containers_without_a_runtime_of_ours(
+    bundle: Bundle, low_level: LowLevel, machine: Machine
+) -> None:
+    runtime = low_level[0]
+    machine.keep().ok()
+    mount(bundle, machine, 1)
+    with running(bundle, runtime):
+        assert seen_by(bundle, runtime) == expected(machine, OLD, 1)
+        # The other GPU's node can be made and not opened; nothing can be changed.
+        other = machine.driver.gpus[0].minor
+        made = f"busybox mknod /dev/other c 195 {other}; devopen /dev/other"
+        assert inside(bundle, runtime, made).stdout.split()[-1] == "EPERM"
+        assert "Read-only" in inside(bundle, runtime, f": > {INSIDE}/bin/x").failed().stderr
+
+
+def test_every_library_by_the_names_that_programs_ask_for(
+    bundle: Bundle, low_level: LowLevel, machine: Machine
+) -> None:
+    machine.keep().ok()
+    mount(bundle, machine, 0)
+    folder = machine.driver.library("libcuda.so.1").parent
+    names = [path.name for path in folder.glob("lib*.so.*") if path.is_symlink()] + ["libcuda.so"]
+    assert len(names) > 20
+    bundle.command("dlprobe", *names)
+    found = probed(bundle.run(low_level[0]).ok().stdout.splitlines())
+    kept = machine.folder / "lib64"
+    assert found == {
+        name: f"{status.st_dev}:{status.st_ino}"
+        for name, status in ((name, (kept / name).stat()) for name in names)
+    }
+
+
+def test_docker_with_its_own_runtime(docker: Docker, machine: Machine) -> None:
+    machine.keep().ok()
+    options = [f"--volume={machine.folder}:{INSIDE}:ro", *settings("--env", SETTINGS)]
+    options += [f"--device={machine.root}{path}:{path}" for path, _, _ in gives(machine, 1)]
+    done = docker.run(image("debian"), "nvidia-smi", "-L", options=options, runtime="runc").ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(machine.driver.chosen(1))
+
+
+def test_an_update_while_a_container_runs(
+    bundle: Bundle,
+    low_level: LowLevel,
+    machine: Machine,
+    workspace: Path,
+    roots: dict[str, Path],
+) -> None:
+    runtime, entered = low_level
+    machine.keep().ok()
+    mount(bundle, machine, 0, 1)
+    with running(bundle, runtime):
+        machine.install(NEW)
+        assert f"driver {NEW}" in machine.keep().ok().stdout
+        assert seen_by(bundle, runtime) == expected(machine, OLD, 0, 1)
+        with bundles.bundle(workspace / "bundles", roots["debian"], entered, runtime) as next_one:
+            mount(next_one, machine, 1)  # by the same path
+            with running(next_one, runtime):
+                assert seen_by(next_one, runtime) == expected(machine, NEW, 1)
+        # Not even another run takes it away while a container has it.
+        assert "unchanged" in machine.keep().ok().stdout
+        assert len(machine.older) == 1
+        assert seen_by(bundle, runtime) == expected(machine, OLD, 0, 1)
+
+    def is_gone() -> bool:
+        machine.keep().ok()
+        return machine.older == []
+
+    wait_until(is_gone, "no container has the older folder")
+
+
+def test_files_are_hard_links_where_that_can_be(machine: Machine) -> None:
+    machine.keep().ok()
+    for name, path in (("bin/nvidia-smi", "/usr/bin/nvidia-smi"), ("lib64/libcuda.so.1", None)):
+        source = machine.driver.path(path) if path else machine.driver.library("libcuda.so.1")
+        assert os.path.samefile(machine.folder / name, source)
+
+
+def test_files_are_copies_where_they_are_on_another_filesystem(machine: Machine) -> None:
+    folder = Path("/var/lib") / machine.root.parent.name
+    try:
+        source = machine.driver.library("libcuda.so.1")
+        assert folder.parent.stat().st_dev != source.stat().st_dev
+        machine.keep(folder / "driver").ok()
+        made = folder / "driver/lib64/libcuda.so.1"
+        assert made.read_bytes() == source.read_bytes()
+        status, before = made.stat(), source.stat()
+        assert (status.st_uid, status.st_gid, status.st_nlink) == (0, 0, 1)
+        assert (status.st_mode, status.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+        assert "unchanged" in machine.keep(folder / "driver").ok().stdout
+        machine.keep("--remove", folder / "driver").ok()
+        assert not [*folder.iterdir()]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_rights_that_a_container_may_not_have(machine: Machine) -> None:
+    """Neither set-user-ID nor a file capability, and no file of another user's."""
+    programs = {name: machine.root / "usr/bin" / name for name in (
+        "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced",
+    )}  # fmt: skip
+    programs["nvidia-smi"].chmod(0o4755)
+    one = b"\1\0\0\2" + b"\1\0\0\0" * 4  # struct vfs_cap_data: CAP_CHOWN, permitted and in force
+    os.setxattr(programs["nvidia-debugdump"], "security.capability", one)
+    os.chown(programs["nvidia-persistenced"], 65534, 65534)
+    machine.keep().ok()
+    for name in programs:
+        made = machine.folder / "bin" / name
+        status = made.stat()
+        assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (0o755, 0, 0)
+        assert "security.capability" not in os.listxattr(made)
+
+
+def test_a_driver_that_has_gone(machine: Machine) -> None:
+    machine.keep().ok()
+    before = [*machine.folder.rglob("*")]
+    machine.destroy()
+    machine.root.mkdir()
+    said = machine.keep().failed()
+    assert said.status == 1
+    assert "There is no NVIDIA driver" in said.stderr
+    assert "stays as it is" in said.stderr
+    assert [*machine.folder.rglob("*")] == before
+
+
+def test_check_changes_nothing(machine: Machine) -> None:
+    assert machine.keep("--check").status == 1
+    assert not machine.folder.parent.exists()
+    machine.keep().ok()
+    machine.keep("--check").ok()
+    assert machine.keep("--check", "--capabilities=utility").status == 1
+    machine.install(NEW)
+    assert machine.keep("--check").status == 1
+    assert (machine.folder / f"lib64/libcuda.so.{OLD}").exists()
+
+
+def test_many_at_once(machine: Machine) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        done = [*pool.map(lambda _: machine.keep().ok().stdout, range(8))]
+    assert len([text for text in done if "unchanged" not in text]) == 1
+    assert machine.older == []
+
+
+def test_a_folder_on_which_something_is_mounted(machine: Machine) -> None:
+    machine.folder.mkdir(parents=True)
+    run(["mount", "-t", "tmpfs", "tmpfs", machine.folder]).ok()
+    try:
+        said = machine.keep().failed().stderr
+        assert "mount the folder that it is in" in said
+        assert not [*machine.folder.iterdir()]
+    finally:
+        run(["umount", machine.folder]).ok()
+    machine.keep().ok()
+
+
+def test_where_nothing_can_be_run(machine: Machine) -> None:
+    place = machine.folder.parent
+    place.mkdir()
+    run(["mount", "-t", "tmpfs", "-o", "noexec", "tmpfs", place]).ok()
+    try:
+        assert "noexec" in machine.keep().failed().stderr
+    finally:
+        run(["umount", place]).ok()
+
+
+def test_a_full_filesystem(machine: Machine) -> None:
+    place = machine.folder.parent
+    place.mkdir()
+    run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place]).ok()
+    try:
+        assert "Make room" in machine.keep().failed().stderr
+        assert [*machine.older] == []
+        assert not machine.folder.exists()
+    finally:
+        run(["umount", place]).ok()
+
+
+@pytest.mark.parametrize("name", ["driver", ".driver.gpuhook", "kept"])
+def test_a_strangers_folder(machine: Machine, name: str, tmp_path: Path) -> None:
+    """In his own folder, or one that he was the first to make in a folder such as /tmp."""
+    parent = machine.folder.parent
+    if name == "kept":
+        his = folder_of_his(machine.root.parent, name)
+    else:
+        parent.mkdir()
+        parent.chmod(0o1777)
+        his = folder_of_his(parent, name)
+    (his / "file").touch()
+    assert "user 65534" in machine.keep().failed().stderr
+    assert [path.name for path in his.rglob("*")] == ["file"]
+    machine.keep("--remove").failed()
+    assert [path.name for path in his.rglob("*")] == ["file"]
+
+
+def test_a_strangers_link(machine: Machine, tmp_path: Path) -> None:
+    machine.folder.parent.mkdir()
+    machine.folder.symlink_to(tmp_path)
+    os.chown(machine.folder, 65534, 65534, follow_symlinks=False)
+    assert "user 65534" in machine.keep().failed().stderr
+    assert [*tmp_path.iterdir()] == []

@@ -1,0 +1,181 @@
+"""A simulated machine that changes while programs use it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nvml_program import LIBRARY_DIR, Program
+
+from gpuhook.errors import SimulateError
+from gpuhook.vendors.nvidia.simulate import change, state
+from gpuhook.vendors.nvidia.simulate.machine import Machine, make_machine
+
+MakeRoot = Callable[..., tuple[Path, Machine]]
+
+MIGS = "[n.nvmlDeviceGetUUID(mig) for mig in migs({})]"
+LIST = """
+def migs(index):
+    found = []
+    for at in range(7):
+        try:
+            found.append(n.nvmlDeviceGetMigDeviceHandleByIndex(gpu(index), at))
+        except n.NVMLError:
+            break
+    return found
+"""
+
+
+@pytest.fixture
+def root(make_root: MakeRoot) -> Path:
+    return make_root(gpus=3, mig={1: ("3g.71gb", "1g.18gb")})[0]
+
+
+@pytest.fixture
+def program(root: Path) -> Iterator[Program]:
+    with Program(root) as program:
+        program.ask(LIST)
+        yield program
+
+
+def set_mig(root: Path, mig: dict[int, tuple[str, ...]]) -> Machine:
+    """Give GPUs other MIG devices, with plain files as nodes."""
+    old = state.load(str(root))
+    new = replace(old, options=replace(old.options, mig=mig))
+    machine = make_machine(new.options, new.driver_version)
+    for gpu in machine.gpus:
+        for device in gpu.migs:
+            for cap in (device.gi_cap, device.ci_cap):
+                (root / f"dev/nvidia-caps/nvidia-cap{cap}").touch()
+    state.save(str(root), new, machine)
+    return machine
+
+
+def test_a_running_program_loses_a_gpu_and_finds_it_again(root: Path, program: Program) -> None:
+    program.ask("first, second = gpu(0), gpu(1)")
+    program.ask("mig = n.nvmlDeviceGetMigDeviceHandleByIndex(second, 0)")
+    machine = change(str(root), lost=frozenset({1}))
+    assert [gpu.lost for gpu in machine.gpus] == [False, True, False]
+    assert program.ask("n.nvmlDeviceGetName(second)") == "error 15"
+    assert program.ask("n.nvmlDeviceGetName(mig)") == "error 15"
+    assert program.ask("gpu(1)") == "error 15"
+    assert program.ask("n.nvmlDeviceGetName(first)") == "NVIDIA H200"
+    assert program.ask("n.nvmlDeviceGetCount()") == 3
+    change(str(root), found=frozenset({1}))
+    assert program.ask("n.nvmlDeviceGetName(second)") == "NVIDIA H200"
+
+
+def test_lost_gpus_may_be_written_by_hand(make_root: MakeRoot) -> None:
+    root, machine = make_root(gpus=3, unplugged=frozenset({0}))
+    with Program(root) as program:
+        (root / "simulate/lost").write_text(f"{machine.gpus[0].uuid}\n")
+        assert program.ask("gpu(0)") == "error 15"
+        (root / "simulate/lost").write_text("# none\n\n0\n7\n")
+        assert program.ask("attempt(gpu, 0) is None or 1") == 1
+        (root / "simulate/lost").write_text("2")
+        assert program.ask("gpu(1)") == "error 15"  # the numbers are those of the machine
+
+
+def test_changes_arrive_in_the_library_for_containers(root: Path) -> None:
+    change(str(root), lost=frozenset({2}))
+    (root / "simulate/lost").unlink()  # what was compiled in counts then, as in a container
+    with Program(root) as program:
+        assert program.ask("n.nvmlDeviceGetName(gpu(1))") == "NVIDIA H200"
+        assert program.ask("gpu(2)") == "error 15"
+    for library in (root / LIBRARY_DIR.lstrip("/")).glob("lib*.so.5*"):
+        assert library.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_running_program_sees_another_mig_layout(root: Path, program: Program) -> None:
+    before = program.ask(MIGS.format(1))
+    program.ask("big, small = migs(1)")
+    machine = set_mig(root, {1: ("1g.18gb", "2g.35gb"), 2: ()})
+    expected = [mig.uuid for mig in machine.gpus[1].migs]
+    assert program.ask(MIGS.format(1)) == expected
+    assert expected[0] == before[1]  # the same instance is the same device
+    assert program.ask("n.nvmlDeviceGetUUID(small)") == before[1]
+    assert program.ask("n.nvmlDeviceGetUUID(big)") == "error 2"
+    assert program.ask(f"n.nvmlDeviceGetHandleByUUID({before[0]!r})") == "error 6"
+    assert program.ask("[n.nvmlDeviceGetMigMode(gpu(i))[0] for i in range(3)]") == [0, 1, 1]
+    set_mig(root, {1: ("3g.71gb",)})
+    assert program.ask("n.nvmlDeviceGetUUID(big)") == before[0]
+    assert program.ask("n.nvmlDeviceGetMigMode(gpu(2))[0]") == 0
+
+
+def test_waiting_for_events_goes_on_over_a_mig_change(root: Path, program: Program) -> None:
+    program.ask("events = n.nvmlEventSetCreate()")
+    program.ask("n.nvmlDeviceRegisterEvents(gpu(1), 8, events)")
+    program.begin("wait(events, 60000)")
+    set_mig(root, {1: ("7g.141gb",)})
+    (root / "simulate/events").write_text("1 94 0 0\n")
+    assert program.answer()[1:] == [8, 94, 0, 0]
+
+
+GARBAGE = [
+    "1 MIG-x 1g.18gb 7 0 201 202 0",
+    "1 {uuid} 1g.18gb 7 0 201 202",
+    "1 {uuid} 1g.18gb 7 0 201 202 0 0",
+    "1 {uuid} 1g.18gb 15 0 201 202 0",
+    "1 {uuid} 1g.18gb 7 8 201 202 0",
+    "1 {uuid} 1g.18gb 7 0 201 202 8",
+    "1 {uuid} 7g.141gb 0 0 201 202 1",
+    "1 {uuid} 9g.99gb 0 0 201 202 1",
+    "1 " + "{uuid}" * 40,
+    "9",
+    "\x00",
+]
+
+
+@pytest.mark.parametrize("line", GARBAGE)
+def test_lines_about_mig_that_make_no_sense(root: Path, program: Program, line: str) -> None:
+    uuid = "MIG-12345678-1234-1234-1234-123456789abc"
+    (root / "simulate/mig").write_text(line.format(uuid=uuid) + "\n")
+    assert program.ask(MIGS.format(1)) == []
+    assert program.ask("n.nvmlDeviceGetMigMode(gpu(0))[0]") == 0
+
+
+def test_never_more_devices_than_there_is_room_for(root: Path, program: Program) -> None:
+    """A program provides room for as many instances as a profile says there can be."""
+    line = "1 MIG-12345678-1234-1234-{4}-12345678900{0} {1} {2} 0 201 202 {3}"
+    lines = [line.format(n, "7g.141gb", n, 0, 1111) for n in range(8)]
+    (root / "simulate/mig").write_text("\n".join(lines))
+    assert len(program.ask(MIGS.format(1))) == 1
+    lines = [line.format(n, "1g.18gb+me", n, n, 2222) for n in range(8)]
+    (root / "simulate/mig").write_text("\n".join(lines))
+    assert len(program.ask(MIGS.format(1))) == 1
+    lines = [line.format(n, "1g.18gb", n, n, 3333) for n in range(8)]
+    (root / "simulate/mig").write_text("\n".join(lines))
+    assert len(program.ask(MIGS.format(1))) == 7
+
+
+@pytest.mark.parametrize("fields", [{"lost": frozenset({3})}, {"found": frozenset({9})}])
+def test_there_is_no_such_gpu(root: Path, fields: dict[str, Any]) -> None:
+    with pytest.raises(SimulateError, match="There is no GPU"):
+        change(str(root), **fields)
+    assert state.load(str(root)).options.lost == frozenset()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"options": {"failure": 3}}'])
+def test_what_was_built_is_not_known(root: Path, content: str) -> None:
+    (root / "simulate/built.json").write_text(content)
+    with pytest.raises(SimulateError, match="holds no simulated machine"):
+        change(str(root))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(["1g.18gb", "2g.35gb", "3g.71gb", "1g.18gb+me"]), max_size=4),
+    st.frozensets(st.sampled_from([0, 1, 2])),
+)
+def test_what_is_saved_is_loaded(root: Path, names: list[str], lost: frozenset[int]) -> None:
+    old = state.load(str(root))
+    new = replace(old, options=replace(old.options, mig={0: tuple(names), 2: ()}, lost=lost))
+    try:
+        machine = make_machine(new.options)
+    except SimulateError:
+        return
+    state.save(str(root), new, machine)
+    assert state.load(str(root)) == new
