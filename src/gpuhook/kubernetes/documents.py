@@ -40,6 +40,7 @@ def bring(
     if child == 0:
         status = 1
         try:
+            kernel.die_with_parent()
             kernel.end_after(_PATIENCE)
             status = 0 if _bring(settings, config, found, failing, tell) else 1
         except GpuhookError as error:
