@@ -15,7 +15,8 @@ PACKAGES_BUILD=(gcc=gcc /usr/include/stdio.h=libc6-dev)
 PACKAGES_ENGINES=(
     runc=runc crun=crun dockerd=docker.io docker=docker.io containerd=containerd ctr=containerd
     podman=podman conmon=conmon busybox=busybox-static unshare=util-linux mount=mount
-    debootstrap=debootstrap musl-gcc=musl-tools strace=strace
+    debootstrap=debootstrap musl-gcc=musl-tools strace=strace patchelf=patchelf
+    kubectl=kubernetes-client
 )
 PACKAGES_DEBIAN=(
     lintian=lintian mandoc=mandoc deb-systemd-helper=init-system-helpers systemd-analyze=systemd
@@ -24,6 +25,10 @@ PACKAGES_DEBIAN=(
     /usr/lib/python3/dist-packages/toml=python3-toml
     /usr/lib/python3/dist-packages/tomlkit=python3-tomlkit
     /usr/lib/python3/dist-packages/yaml=python3-yaml
+)
+
+PACKAGES_SLURM=(
+    slurmctld=slurmctld slurmd=slurmd srun=slurm-client munged=munge ip=iproute2 setpriv=util-linux
 )
 
 say() {

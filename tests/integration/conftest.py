@@ -16,6 +16,7 @@ from harness.docker import Docker, dockerd
 from harness.driver import MINORS, Driver, fetch_driver_files, simulate
 from harness.engines import Engine
 from harness.installation import Installation, install, write_config
+from harness.manifests import build_image
 from harness.namespaces import Namespace, namespace
 from harness.podman import Podman, hooks_dir, podman
 from harness.standing import Site
@@ -61,8 +62,12 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
         fetch_driver_files()
     if "releases" in used:
         distributions.fetch()
+    if "node_image" in used:
+        build_image()
     if "engine_roots" in used:
         other_releases.fetch()
+    if "apptainer_root" in used:
+        other_releases.fetch_apptainer()
     namespaces.isolate_session()
     bundles.remove_forgotten_cgroups()
     WORKSPACE.mkdir()
@@ -117,6 +122,18 @@ def releases(workspace: Path) -> dict[str, Path]:
 def engine_roots(workspace: Path) -> dict[str, Path]:
     """The roots of Debian's releases with their engines; they are shared, so change none."""
     return other_releases.fetch()
+
+
+@pytest.fixture(scope="session")
+def apptainer_root(workspace: Path) -> Path:
+    """The root of a Debian with Apptainer; it is shared, so change nothing."""
+    return other_releases.fetch_apptainer()
+
+
+@pytest.fixture(scope="session")
+def node_image(workspace: Path) -> Path:
+    """The image for Kubernetes' nodes, as an OCI archive."""
+    return build_image()
 
 
 @pytest.fixture(scope="session")

@@ -88,13 +88,17 @@ class Endpoint:
     channel: Any
     prefers: bool
     connected: bool = True
+    ended: str = ""  # the status code of the stream
     lists: int = 0
     devices: dict[str, Device] = field(default_factory=dict)
     stream: Any = None
 
     def call(self, method: str, request: bytes, timeout: float = DIAL_S) -> bytes:
-        """Return a plugin's answer, grpc.RpcError if it refuses."""
-        answer: bytes = self.channel.unary_unary(PLUGIN + method)(request, timeout=timeout)
+        """Return a plugin's answer; grpc.RpcError if it refuses."""
+        try:
+            answer: bytes = self.channel.unary_unary(PLUGIN + method)(request, timeout=timeout)
+        except ValueError:  # from gRPC, where the stream has ended meanwhile
+            raise AdmissionError(f"endpoint {self.resource} has been stopped") from None
         return answer
 
 
@@ -123,15 +127,17 @@ class Kubelet:
     """A kubelet with its folder for device plugins, which is the one thing that lasts.
 
     ``refuse`` is what Register answers with instead of doing its work, ``delay`` how many seconds
-    it takes. ``registrations`` are all that came, those that were refused as well; ``messages``
-    counts the lists that came since the beginning, ``calls`` has (method, resource, ids) of each
-    call to a plugin. ``chance`` decides orders. Safe to use from several threads.
+    it takes, ``version`` the one that it knows. ``registrations`` are all that came, those that
+    were refused as well; ``messages`` counts the lists that came since the beginning, ``calls``
+    has (method, resource, ids) of each call to a plugin. ``chance`` decides orders. Safe to use
+    from several threads. Stops with the block, if it is used in one; begins with ``start``.
     """
 
     def __init__(self, folder: Path, seed: int = 1) -> None:
         self.folder = folder
         self.refuse = ""
         self.delay = 0.0
+        self.version = VERSION
         self.registrations: list[Registration] = []
         self.calls: list[tuple[str, str, list[str]]] = []
         self.messages = 0
@@ -139,7 +145,9 @@ class Kubelet:
         self._endpoints: dict[str, Endpoint] = {}
         self._pods: dict[str, Answers] = {}
         self._changed = threading.Condition()
+        self._reads = threading.Lock()
         self._server: Any = None
+        self._life: object = None  # changes with each start
 
     # Its life ------------------------------------------------------------------------------
 
@@ -150,7 +158,12 @@ class Kubelet:
         for path in sockets(self.folder):
             path.unlink(missing_ok=True)
         self._read_checkpoint()
-        handlers = {"Register": grpc.unary_unary_rpc_method_handler(self._register)}
+        self._life = life = object()
+        handlers = {
+            "Register": grpc.unary_unary_rpc_method_handler(
+                lambda request, context: self._register(request, context, life)
+            )
+        }
         service = grpc.method_handlers_generic_handler("v1beta1.Registration", handlers)
         self._server = grpc.server(ThreadPoolExecutor(8))
         self._server.add_generic_rpc_handlers((service,))
@@ -166,9 +179,10 @@ class Kubelet:
         if self._server is None:
             return
         with self._changed:
+            self._life = None
             endpoints, self._endpoints = self._endpoints, {}
         for each in endpoints.values():
-            each.channel.close()
+            each.stream.cancel()  # who listens to it closes the connection, which takes a while
         self._server.stop(0).wait()
         self._server = None
         self._live().unlink(missing_ok=True)
@@ -189,7 +203,7 @@ class Kubelet:
 
     # Registration --------------------------------------------------------------------------
 
-    def _register(self, request: bytes, context: Any) -> bytes:
+    def _register(self, request: bytes, context: Any, life: object) -> bytes:
         options = (wire.messages(request, 4) or [b""])[-1]
         version, endpoint, resource = (wire.string(request, number) for number in (1, 2, 3))
         prefers = bool(wire.integer(options, 2))
@@ -200,17 +214,17 @@ class Kubelet:
         time.sleep(self.delay)
         if self.refuse:
             context.abort(grpc.StatusCode.UNKNOWN, self.refuse)
-        if version != VERSION:
+        if version != self.version:
             context.abort(grpc.StatusCode.UNKNOWN, f'requested API version "{version}" is unknown')
         if not NAME.fullmatch(resource) or "kubernetes.io/" in resource:
             context.abort(grpc.StatusCode.UNKNOWN, f'the ResourceName "{resource}" is invalid')
         try:
-            self._connect(resource, self.folder / endpoint)
+            self._connect(resource, self.folder / endpoint, life)
         except (grpc.FutureTimeoutError, grpc.RpcError) as error:
             context.abort(grpc.StatusCode.UNKNOWN, f"failed to dial device plugin: {error!r}")
         return b""
 
-    def _connect(self, resource: str, path: Path) -> None:
+    def _connect(self, resource: str, path: Path, life: object) -> None:
         channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL)
         try:
             grpc.channel_ready_future(channel).result(DIAL_S)
@@ -222,6 +236,9 @@ class Kubelet:
         new = Endpoint(resource, path, channel, bool(wire.integer(options, 2)))
         new.stream = channel.unary_stream(PLUGIN + "ListAndWatch")(b"")
         with self._changed:
+            if self._life is not life:  # it has ended meanwhile, and another may run
+                channel.close()
+                return
             old = self._endpoints.get(resource)
             self._endpoints[resource] = new
             self._changed.notify_all()
@@ -233,11 +250,13 @@ class Kubelet:
             old.channel.close()
         try:
             for text in endpoint.stream:
-                self._take_in(endpoint, text)
-        except (grpc.RpcError, ValueError):  # the latter where its channel was closed before
-            pass
+                with self._reads:
+                    self._take_in(endpoint, text)
+            ended = "OK"
+        except (grpc.RpcError, ValueError) as error:  # the latter where its channel was closed
+            ended = error.code().name if isinstance(error, grpc.RpcError) else "CLOSED"
         with self._changed:
-            endpoint.connected = False
+            endpoint.connected, endpoint.ended = False, ended
             self._changed.notify_all()
         endpoint.channel.close()
 
@@ -261,6 +280,17 @@ class Kubelet:
         endpoint.stream.cancel()
         with self._changed:
             assert self._changed.wait_for(lambda: not endpoint.connected, PATIENCE_S)
+
+    @contextlib.contextmanager
+    def reading_nothing(self) -> Iterator[None]:
+        """Take in no list for the length of the block, as a kubelet that is busy."""
+        with self._reads:
+            yield
+
+    def endpoint(self, resource: str) -> Endpoint:
+        """Return the plugin that registered a resource last."""
+        with self._changed:
+            return self._endpoints[resource]
 
     # What the node has ----------------------------------------------------------------------
 
@@ -436,6 +466,29 @@ def _merge(merged: Answers, text: bytes) -> None:
             merged["devices"].append(node)
     names = [wire.string(each, 1) for each in wire.messages(text, 5)]
     merged["cdi_devices"] = list(dict.fromkeys([*merged["cdi_devices"], *names]))
+
+
+@contextlib.contextmanager
+def relayed(*ends: socket.socket) -> Iterator[None]:
+    """Hand what comes from one of two connections to the other, during the block."""
+
+    def hand_on(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                target.sendall(piece)
+
+    pairs = (ends, ends[::-1])
+    threads = [threading.Thread(target=hand_on, args=pair, daemon=True) for pair in pairs]
+    for each in threads:
+        each.start()
+    try:
+        yield
+    finally:
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for each in threads:
+            each.join()
 
 
 @contextlib.contextmanager

@@ -14,8 +14,10 @@ from gpuhook.kubernetes.state import Resource, State, Unit
 PATIENCE_S = 60
 _CODE = """
 import sys
-from gpuhook.kubernetes import server, settings
-made = settings.Settings(kubelet_folder=sys.argv[1])
+from gpuhook.kubernetes import folder, server, settings
+if sys.argv[2] == "False":
+    folder._libc.inotify_init1 = lambda flags: -1
+made = settings.Settings(kubelet_folder=sys.argv[1], register=sys.argv[3] == "True")
 sys.exit(server.serve(made, 0, lambda line: print(line, flush=True)))
 """
 
@@ -36,18 +38,21 @@ def units(count: int, lost: frozenset[int] = frozenset(), first: int = 0) -> tup
 
 
 def gpus(
-    count: int = 8, lost: frozenset[int] = frozenset(), name: str = "nvidia.com/gpu"
+    count: int = 8,
+    lost: frozenset[int] = frozenset(),
+    name: str = "nvidia.com/gpu",
+    replicas: int = 1,
 ) -> Resource:
     """Return a resource of so many GPUs."""
     variable, mounts = "NVIDIA_VISIBLE_DEVICES", "/var/run/nvidia-container-devices"
-    return Resource(name, "nvidia", variable, mounts, units(count, lost))
+    return Resource(name, "nvidia", variable, mounts, units(count, lost), replicas)
 
 
 class PluginServer:
     """A server in a process; ``lines`` are what it says. Ends with the block."""
 
-    def __init__(self, folder: Path) -> None:
-        words = [sys.executable, "-c", _CODE, str(folder)]
+    def __init__(self, folder: Path, inotify: bool = True, register: bool = True) -> None:
+        words = [sys.executable, "-c", _CODE, str(folder), str(inotify), str(register)]
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -92,6 +97,11 @@ class PluginServer:
     def descriptors(self) -> int:
         """Return how many files it has open."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def processor_time(self) -> float:
+        """Return the seconds of a processor that its threads have had, those that run."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
     def memory(self) -> int:
         """Return its private memory in KiB."""

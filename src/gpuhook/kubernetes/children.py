@@ -274,10 +274,10 @@ class Listener(_Child):
             self._asking = ""
             if "watched" in line:
                 self._listens = True
-                self._say_unwatched(line["unwatched"])
+                self._say_unwatched(line.get("unwatched"))
             elif "error" in line:
                 self._report(str(line["error"]))
-            elif "beat" not in line:
+            elif _is_event(line):
                 found.append(line)
         return found
 
@@ -294,9 +294,10 @@ class Listener(_Child):
             self._buffer = b""
         return [line for line in map(_decoded, lines) if line]
 
-    def _say_unwatched(self, unwatched: Mapping[str, str]) -> None:
-        for device, why in unwatched.items():
-            self._report(f"{device} isn't watched for errors: {why}")
+    def _say_unwatched(self, unwatched: object) -> None:
+        if isinstance(unwatched, dict) and unwatched:
+            why = "; ".join(f"{device}: {reason}" for device, reason in unwatched.items())
+            self._report(f"These aren't watched for errors: {why}")
 
     def _report(self, problem: str) -> None:
         """Say what is wrong, once."""
@@ -310,10 +311,19 @@ class Listener(_Child):
         self._fd = -1
 
 
+def _is_event(line: Mapping[str, Any]) -> bool:
+    """Tell whether a line is an event as it should be: a driver's own code runs in the child."""
+    if "lost" in line:
+        return isinstance(line["lost"], str) and isinstance(line.get("why"), str)
+    instances = (line.get("gi", 0), line.get("ci", 0))
+    numbers = (line.get("xid"), *instances)
+    return isinstance(line.get("gpu"), str) and all(isinstance(each, int) for each in numbers)
+
+
 def _decoded(line: bytes) -> dict[str, Any]:
     """Return a line's content; nothing of what a child said that was ended in a word."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

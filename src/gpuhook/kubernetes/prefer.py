@@ -33,7 +33,8 @@ def prefer(
     """
     offers = resource.offers()
     must = [each for each in dict.fromkeys(must_include) if each in offers][: max(size, 0)]
-    free = [each for each in offers if each in {*available} and each not in must]
+    wanted = {*available} - {*must}
+    free = [each for each in offers if each in wanted]
     needed = size - len(must)
     usable = [each for each in free if not offers[each].reason]
     if len(usable) < needed:
@@ -125,25 +126,30 @@ def _one_by_one(resource: Resource, free: list[str], needed: int, packed: bool) 
     Equal ones take turns. First the device itself counts, then that which it is a part of.
     """
     offers = resource.offers()
-    order = {each: at for at, each in enumerate(offers)}
-    taken = [each for each in offers if each not in free]
-    used = Counter(key for each in taken for key in _keys(offers[each]))
+    rest: dict[str, list[str]] = {}  # a device -> its ids that are free
+    used: Counter[tuple[str, str]] = Counter()
     picked: Counter[tuple[str, str]] = Counter()
+    is_free = {*free}
+    for each, unit in offers.items():
+        if each in is_free:
+            rest.setdefault(unit.id, []).append(each)
+        else:
+            used.update(_keys(unit))
+    units = [unit for unit in resource.units if unit.id in rest]
     sign = -1 if packed else 1
 
-    def rank(each: str) -> tuple[int, ...]:
-        device, whole = _keys(offers[each])
-        return (
-            sign * used[device], picked[device], sign * used[whole], picked[whole], order[each],
-        )  # fmt: skip
+    def rank(unit: Unit) -> tuple[int, ...]:
+        device, whole = _keys(unit)
+        return sign * used[device], picked[device], sign * used[whole], picked[whole]
 
-    rest, found = [*free], []
+    found = []
     for _ in range(needed):
-        each = min(rest, key=rank)
-        rest.remove(each)
-        found.append(each)
-        used.update(_keys(offers[each]))
-        picked.update(_keys(offers[each]))
+        unit = min(units, key=rank)
+        found.append(rest[unit.id].pop(0))
+        if not rest[unit.id]:
+            units.remove(unit)
+        used.update(_keys(unit))
+        picked.update(_keys(unit))
     return found
 
 

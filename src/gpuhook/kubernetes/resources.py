@@ -85,6 +85,7 @@ class _Vendors:
         self.links = links
         self.cluster = cluster.of(vendor.names)
         self.by_id = {device.id: device for device in inventory.devices}
+        self.wholes = {device.parent for device in inventory.devices}
         self.missing = set(inventory.missing())
         self.warnings: list[str] = []
         self.options = vendor.everything(config)
@@ -107,10 +108,8 @@ class _Vendors:
         strategy = self.settings.mig_strategy
         offers, warnings = self.cluster.offers(self.inventory, root, strategy)
         self.warnings += warnings
-        lost = self.cluster.lost(self.inventory, root)
-        if lost:
-            first = next(iter(offers), self.vendor.names.KIND)
-            offers = {**offers, first: [*offers.get(first, ()), *lost]}
+        for each in self.cluster.lost(self.inventory, root):
+            offers.setdefault(self.cluster.resource(each, root), []).append(each)
         found = []
         for name, devices in offers.items():
             wrong = wrong_name(name)
@@ -198,7 +197,7 @@ class _Vendors:
 
     def _cdi_name(self, device: Device, by_index: bool) -> str:
         """Return the name that our documents have for it, "" where they have none."""
-        if any(each.parent == device.id for each in self.inventory.devices):
+        if device.id in self.wholes:
             return ""
         name = device.label if by_index or not is_device(device.id) else device.id
         return f"{self.vendor.names.KIND}={name}"

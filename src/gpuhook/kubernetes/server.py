@@ -10,8 +10,9 @@ serves and registers again, for ever. One thread, one loop; streams wait without
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -52,6 +53,7 @@ _CHANNEL = (
 )
 
 Tell = Callable[[str], None]
+Method = Callable[[Any, Any], Awaitable[Any]]
 
 
 def serve(settings: Settings, states: int, tell: Tell) -> int:
@@ -69,10 +71,10 @@ def _devices(count: int) -> str:
     return "1 device" if count == 1 else f"{count} devices"
 
 
-def _list_of(resource: Resource | None) -> bytes:
+def _list_of(resource: Resource) -> bytes:
     """Return the complete list of a resource's devices, as ListAndWatch sends it."""
     answer = api.plugin.ListAndWatchResponse()
-    for name, unit in resource.offers().items() if resource else ():
+    for name, unit in resource.offers().items():
         health = api.UNHEALTHY if unit.reason else api.HEALTHY
         device = answer.devices.add(ID=name, health=health)
         if unit.numa is not None:
@@ -108,22 +110,17 @@ class _Offer:
         self.resource = resource
         self.settings = settings
         self.tell = tell
-        self.listing = _list_of(resource)
-        self.news = asyncio.Event()  # set when there is a newer list, and replaced
+        self.news = asyncio.Event()  # set when there is something newer, and replaced
 
     def update(self, resource: Resource) -> None:
         """Take in a newer state."""
-        self.resource = resource
-        self._publish(_list_of(resource))
+        if resource != self.resource:
+            self.resource = resource
+            self.wake()
 
     def withdraw(self) -> None:
         """Have no devices any more."""
-        self._publish(_list_of(None))
-
-    def _publish(self, new: bytes) -> None:
-        if new != self.listing:
-            self.listing = new
-            self.wake()
+        self.update(replace(self.resource, units=()))
 
     def wake(self) -> None:
         """Have streams look whether there is something to do."""
@@ -136,7 +133,8 @@ class _Service:
 
     def __init__(self, offer: _Offer, name: str, changed: Callable[[], None]) -> None:
         self.name = name
-        self.streams = 0
+        self.streams = 0  # that are open
+        self.asked = 0  # how many were opened
         self.identity: Identity | None = None
         self._offer = offer
         self._changed = changed
@@ -153,14 +151,27 @@ class _Service:
         }
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
-                method,
+                self._reporting(method),
                 request_deserializer=request.FromString,
                 response_serializer=lambda answer: answer.SerializeToString(),
             )
             for name, (method, request) in unary.items()
         }
-        methods["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(self._watch)
+        methods["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(self._reporting(self._watch))
         return grpc.method_handlers_generic_handler(api.DEVICE_PLUGIN, methods)
+
+    def _reporting(self, method: Method) -> Method:
+        """Return a method whose faults an operator hears of: gRPC says little."""
+
+        async def reported(request: Any, context: Any) -> Any:
+            try:
+                return await method(request, context)
+            except Exception as error:
+                if not isinstance(error, grpc.aio.AbortError):
+                    self._offer.tell(f"{self._offer.resource.name}: a call failed: {error!r}")
+                raise
+
+        return reported
 
     async def start(self, folder: Folder) -> None:
         """Begin to serve; PluginError if that can't be."""
@@ -184,17 +195,18 @@ class _Service:
     async def _watch(self, _: bytes, context: Any) -> None:
         """ListAndWatch: send the list, at once and whenever there is a newer one.
 
-        Where the kubelet is slow, it gets the newest list only. The loop ends this task when the
+        Where the kubelet is slow, it gets the newest list only. gRPC cancels this task when the
         call ends, whoever ends it.
         """
         sent = None
         self.streams += 1
+        self.asked += 1
         self._changed()
         try:
             while True:
                 news = self._offer.news
-                if sent != self._offer.listing:
-                    sent = self._offer.listing
+                if sent != (newest := _list_of(self._offer.resource)):
+                    sent = newest
                     await context.write(sent)
                 elif self._ending:
                     return
@@ -288,19 +300,38 @@ class _Endpoint:
         self._registry = registry
         try:
             service = await self._serve()
-            await self._register(service)
+            if not self.offer.settings.register:
+                await self._serve_alone(service)
+                return
+            reason = await self._unless_moved(service, self._register(service))
         except PluginError as error:
             self._say(f"{self._name}: {error}")
+            return
+        if reason:
             return
         self._said.clear()
         count = _devices(len(self.offer.resource.offers()))
         self.offer.tell(f"{self._name}: registered with the kubelet, {count}")
         loop = asyncio.get_running_loop()
         began = loop.time()
-        reason = await self._end(service)
+        reason = await self._unless_moved(service, self._until_disconnected(service))
         is_steady = loop.time() - began > _STEADY
         self._pause = _FIRST_PAUSE if is_steady else min(self._pause, _SHORT_PAUSE)
         self._say(f"{self._name}: {reason}; registering again")
+
+    async def _unless_moved(self, service: _Service, work: Coroutine[Any, Any, str]) -> str:
+        """Return what ``work`` does, or which socket has changed before it is done.
+
+        A kubelet that starts while we register may wait for the socket that it has just removed.
+        """
+        tasks = [asyncio.create_task(work), asyncio.create_task(self._until_moved(service))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next(task for task in tasks if task in done).result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _say(self, sentence: str) -> None:
         """Report what is wrong, each thing once until all is well."""
@@ -324,8 +355,8 @@ class _Endpoint:
             await self._service.stop()  # more than once where this is cancelled meanwhile
             self._service = None
 
-    async def _register(self, service: _Service) -> None:
-        """Register with the kubelet and wait until it has asked for the list."""
+    async def _register(self, service: _Service) -> str:
+        """Register with the kubelet and wait until it has asked for the list; return ""."""
         path = f"{self._folder.path}/{api.REGISTRY}"
         request = api.plugin.RegisterRequest(
             version=api.VERSION,
@@ -335,6 +366,7 @@ class _Endpoint:
         )
         if self._registry is None:
             raise PluginError(f"{path} isn't there", "It comes when the kubelet starts")
+        before = service.asked
         async with grpc.aio.insecure_channel(f"unix:{quote(path)}", options=_CHANNEL) as channel:
             try:
                 await channel.unary_unary(api.REGISTER)(
@@ -344,23 +376,35 @@ class _Endpoint:
                 raise _registration_error(error, path) from None
         try:
             async with asyncio.timeout(_STREAM):
-                while not service.streams:
+                while service.asked == before:
                     await self._next()
         except TimeoutError:
             raise PluginError(
                 "The kubelet registered the resource, but didn't ask for its devices",
                 "See the kubelet's log",
             ) from None
+        return ""
+
+    async def _serve_alone(self, service: _Service) -> None:
+        """Serve whoever finds the socket, until it is removed: the kubelet isn't to be told."""
+        self._said.clear()
+        self.offer.tell(f"{self._name}: served at {service.name}, and the kubelet isn't told")
+        while service.identity == self._folder.identity(service.name):
+            await self._next()
 
     async def _next(self) -> None:
         self._moved.clear()
         await self._moved.wait()
 
-    async def _end(self, service: _Service) -> str:
-        """Wait until the kubelet doesn't know of us any more; return how that is seen."""
+    async def _until_disconnected(self, service: _Service) -> str:
+        """Wait until the kubelet has no stream any more; return that in words."""
+        while service.streams:
+            await self._next()
+        return "the kubelet has ended the connection"
+
+    async def _until_moved(self, service: _Service) -> str:
+        """Wait until a socket isn't the one that it was; return which."""
         while True:
-            if not service.streams:
-                return "the kubelet has ended the connection"
             if service.identity != self._folder.identity(service.name):
                 return "its socket was removed"
             if self._folder.identity(api.REGISTRY) not in (None, self._registry):

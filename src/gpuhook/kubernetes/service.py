@@ -224,7 +224,7 @@ class Supervisor:
             self._ask_again()
         for name, listener in self._listeners.items():
             listener.tend(self._inventory(name))
-            for device in listener.silent:
+            for device in listener.silent & self._present:
                 self._fall_ill(device, "the driver hangs when it is asked")
         for chore in self._chores:
             if chore.at is not None and now >= chore.at:
@@ -333,11 +333,12 @@ class Supervisor:
         module, inventory = self._listeners[name].module, self._inventory(name)
         if inventory is None:
             return
+        known = {device.id for device in inventory.devices}
         for event in events:
-            if "lost" in event:
-                self._fall_ill(event["lost"], f"it is lost: {event['why']}")
-            elif "xid" in event:
+            if "lost" not in event:
                 self._hear_xid(module, inventory, event)
+            elif event["lost"] in known:
+                self._fall_ill(event["lost"], f"it is lost: {event['why']}")
 
     def _hear_xid(self, module: Any, inventory: Any, event: Mapping[str, Any]) -> None:
         xid = int(event["xid"])

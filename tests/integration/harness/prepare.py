@@ -3,19 +3,23 @@
 It is called before them, because it takes time and can go on beside other work.
 """
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from harness import distributions, releases
 from harness.driver import fetch_driver_files
 from harness.installation import install
+from harness.manifests import build_image
 
 
 def main() -> None:
     """Make all that is missing, two things at a time."""
     with ThreadPoolExecutor(2) as pool:
-        others = pool.submit(install), pool.submit(fetch_driver_files)
+        others: list[Future[Any]] = [pool.submit(install), pool.submit(fetch_driver_files)]
         list(pool.map(releases.fetch_one, releases.NAMES))
+        releases.fetch_apptainer()
         list(pool.map(distributions.fetch_one, distributions.DEBIANS))
+        others.append(pool.submit(build_image))
         for each in others:
             each.result()
 

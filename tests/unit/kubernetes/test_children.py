@@ -1,12 +1,15 @@
 """The supervisor's children: listeners that hang or end, a server that reads nothing."""
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from gpuhook.config import Config
 from gpuhook.errors import DriverError
@@ -101,7 +104,33 @@ def test_what_is_heard(listener: Listener, events: Events, said: list[str]) -> N
     )
     listener.tend("devices")
     assert heard(listener, 2) == [{"xid": 79, "gpu": "a"}, {"lost": "a", "why": "x"}]
-    assert said == ["ACME: b isn't watched for errors: Not Supported"]
+    assert said == ["ACME: These aren't watched for errors: b: Not Supported"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=3), each),
+)
+NAMES = st.sampled_from(["asking", "watched", "unwatched", "xid", "gpu", "gi", "ci", "lost", "why"])
+
+
+@hypothesis.given(st.lists(st.dictionaries(NAMES, JSON) | JSON, max_size=6))
+def test_a_child_may_say_anything(lines: list[Any]) -> None:
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    said: list[str] = []
+    try:
+        os.write(writer, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        listener = Listener(Events(), "ACME", Config(), said.append, Clock())
+        listener._fd = reader
+        for event in listener.read():
+            if "lost" in event:
+                assert isinstance(event["lost"] + event["why"], str)
+            else:
+                assert isinstance(event["gpu"], str)
+                assert isinstance(event["xid"] + event.get("gi", 0) + event.get("ci", 0), int)
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def test_nobody_listens_to_nothing(listener: Listener, events: Events) -> None:

@@ -138,6 +138,14 @@ def test_equal_ones_take_turns() -> None:
     assert [each.partition("::")[0] for each in found] == ["g0", "g1", "g0"]
 
 
+def test_many_replicas_take_no_long_time() -> None:
+    resource = replace(mig(*(7,) * 16), replicas=100)
+    free = list(resource.offers())
+    begin = time.process_time()
+    assert len(prefer(resource, free, [], 8, policy("distributed"))) == 8
+    assert time.process_time() - begin < 2, "the kubelet waits"
+
+
 def test_equal_parts_take_turns() -> None:
     resource = replace(mig(2), replicas=3)
     free = [each for each in resource.offers() if each != "g0m1::0"]

@@ -1,0 +1,479 @@
+"""install-node: put gpuhook on a Kubernetes node, and take it away again.
+
+The installer of the container image. In a pod of the node's own it sees the folders of the node
+that it changes at their own paths. Below FOLDER it keeps
+
+    versions/NAME   gpuhook with an interpreter and C library of its own, as the image has it
+    bin/PROGRAM     a link to the program of the version that counts
+    lock            held while something is changed
+    restart         is there from before an engine's files change until it was restarted
+
+A version's folder gets its name when it is complete, and each link changes by a rename: a start
+finds the old version or the new one, whole. Whatever was interrupted is made good by the next run.
+"""
+
+import ctypes
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import click
+
+from gpuhook import names
+from gpuhook.engines.lock import Lock
+from gpuhook.errors import EngineError, GpuhookError
+from gpuhook.host import files as host_files
+
+SOURCE = "/usr/lib/gpuhook-node"
+FOLDER = "/opt/gpuhook"
+NO_ENGINE = "none"
+ENGINES = ("containerd", "crio", NO_ENGINE)
+NONE, SIGNAL, SYSTEMD = RESTARTS = ("none", "signal", "systemd")
+# How many bytes bin/python3 has for each of its two paths: scripts/lib/interpreter.
+PATH_LENGTH = 200
+# A container start or a process that stands ready may still be using a version that was replaced.
+KEPT_SECONDS = 3600.0
+LOCK_SECONDS = 300.0
+RESTART_SECONDS = 90.0
+POLL_SECONDS = 0.5
+REPORT_SECONDS = 60.0
+# Where a shim of containerd's notes the runtime that made its container.
+SHIMS = "/run/containerd/io.containerd.runtime.v2.task/*/*/runtime"
+_ENDS = {signal.SIGTERM, signal.SIGINT}
+_CLONE_NEWNS = 0x00020000  # linux/sched.h
+
+
+@dataclass(frozen=True)
+class Node:
+    """What is to be on the node.
+
+    ``config`` is the engine's configuration file, "" for its usual one; ``unit`` is the systemd
+    unit to restart.
+    """
+
+    folder: str
+    engine: str
+    config: str
+    restart: str
+    unit: str
+    set_default: bool
+
+    @property
+    def programs(self) -> str:
+        """The folder of the links."""
+        return f"{self.folder}/bin"
+
+    @property
+    def versions(self) -> str:
+        """The folder of the versions."""
+        return f"{self.folder}/versions"
+
+    @property
+    def marker(self) -> str:
+        """The file that says that the engine hasn't been restarted yet."""
+        return f"{self.folder}/restart"
+
+    def locked(self) -> Lock:
+        """Return what keeps other installers of this node waiting."""
+        return Lock(f"{self.folder}/lock", "installing gpuhook", LOCK_SECONDS, EngineError)
+
+
+def say(text: str) -> None:
+    """Print a line to the pod's log."""
+    click.echo(f"install-node: {text}")
+
+
+# The files -------------------------------------------------------------------------------------
+
+
+def put_version(node: Node) -> str:
+    """Return the folder of this image's version on the node, made unless it is there whole."""
+    host_files.check_way(node.versions)
+    os.makedirs(node.versions, exist_ok=True)
+    for unfinished in glob.glob(f"{glob.escape(node.versions)}/.*"):
+        shutil.rmtree(unfinished)
+    for target in _names(node):
+        if not os.path.lexists(target):
+            break
+        if is_whole(target):
+            return target
+        say(f"{target} was damaged; another copy takes its place")
+    unfinished = f"{node.versions}/.{os.path.basename(target)}"
+    shutil.copytree(SOURCE, unfinished, symlinks=True)
+    for path in _programs(unfinished):
+        _replace(path, moved(_read(path), target))
+    os.sync()  # a name that is there must have its content, whatever happens to the node
+    os.rename(unfinished, target)
+    say(f"copied gpuhook to {target}")
+    return target
+
+
+def _names(node: Node) -> Iterator[str]:
+    """Yield the folders that this version may have: its own, and others if that one is damaged."""
+    name = _read(f"{SOURCE}/version").decode().strip()
+    yield f"{node.versions}/{name}"
+    number = 1
+    while True:
+        number += 1
+        yield f"{node.versions}/{name}.{number}"
+
+
+def _programs(tree: str) -> list[str]:
+    return sorted(entry.path for entry in os.scandir(f"{tree}/bin"))
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _replace(path: str, data: bytes) -> None:
+    """Write a file that nobody uses yet, its mode kept and its time too."""
+    status = os.stat(path)
+    with open(path, "wb") as file:
+        file.write(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def moved(data: bytes, target: str) -> bytes:
+    """Return a program of the image's as it has to be below ``target``."""
+    if not data.startswith(b"\x7fELF"):
+        return data.replace(os.fsencode(SOURCE), os.fsencode(target))
+    for name in ("", *_loaders()):
+        old, new = (os.fsencode(f"{folder}/lib{name}") for folder in (SOURCE, target))
+        if len(new) >= PATH_LENGTH:
+            raise EngineError(
+                f"{target} is too long a path for the interpreter", "Choose a shorter --folder"
+            )
+        data = data.replace(old.ljust(PATH_LENGTH, b"\0"), new.ljust(PATH_LENGTH, b"\0"))
+    return data
+
+
+def _loaders() -> list[str]:
+    return [f"/{name}" for name in os.listdir(f"{SOURCE}/lib") if name.startswith("ld-")]
+
+
+def is_whole(target: str) -> bool:
+    """Tell whether a version on the node has everything that the image has, unchanged."""
+    for folder, _, files in os.walk(SOURCE):
+        for name in files:
+            path = os.path.join(folder, name)
+            copy = target + path.removeprefix(SOURCE)
+            try:
+                data = _read(copy)
+                same_mode = os.stat(copy).st_mode == os.stat(path).st_mode
+            except OSError:
+                return False
+            expected = moved(_read(path), target) if folder == f"{SOURCE}/bin" else _read(path)
+            if data != expected or not same_mode:
+                return False
+    return True
+
+
+def link_programs(node: Node, version: str) -> None:
+    """Make this version the one that counts, the runtime's link last."""
+    os.makedirs(node.programs, exist_ok=True)
+    programs = [os.path.basename(path) for path in _programs(version)]
+    programs.remove("python3")
+    for name in os.listdir(node.programs):
+        if name not in programs:
+            os.unlink(f"{node.programs}/{name}")
+    for name in sorted(programs, key=lambda name: name == names.RUNTIME):
+        link, program = f"{node.programs}/{name}", f"{version}/bin/{name}"
+        if os.path.islink(link):
+            before = os.readlink(link)
+            if before == program:
+                continue
+            _note_end(before)
+        os.utime(program)  # what the launcher has saved must be younger than the launcher
+        os.symlink(program, f"{link}.new")
+        os.rename(f"{link}.new", link)
+        say(f"{link} is {program}")
+
+
+def _note_end(program: str) -> None:
+    """Have a version's folder say when it was replaced."""
+    folder = os.path.dirname(os.path.dirname(program))
+    if os.path.isdir(folder):
+        os.utime(folder)
+
+
+def remove_old(node: Node, version: str) -> None:
+    """Remove the versions that were replaced long ago."""
+    for entry in os.scandir(node.versions):
+        if entry.path != version and entry.stat().st_mtime < time.time() - KEPT_SECONDS:
+            shutil.rmtree(entry.path)
+            say(f"removed {entry.path}")
+
+
+# The engine ------------------------------------------------------------------------------------
+
+
+def tell_engine(node: Node) -> None:
+    """Have the engine know gpu-py, and restart it if that is new to it."""
+    words = [f"{node.programs}/gpuhook", "install", f"--engine={node.engine}"]
+    words += [f"--runtime-path={node.programs}/{names.RUNTIME}"]
+    words += ["--set-default"] if node.set_default else []
+    words += [f"--config={node.config}"] if node.config else []
+    if _run([*words, "--dry-run"]):
+        _mark(node)
+        sys.stdout.write(_run(words))
+    restart_if_marked(node)
+
+
+def forget_engine(node: Node) -> None:
+    """Take everything out of the engine's files again, and restart it."""
+    words = [f"{SOURCE}/bin/gpuhook", "uninstall", f"--engine={node.engine}"]
+    words += [f"--config={node.config}"] if node.config else []
+    if _run([*words, "--dry-run"]).startswith("--- "):
+        _mark(node)
+    sys.stdout.write(_run(words))
+    restart_if_marked(node)
+
+
+def _run(words: list[str]) -> str:
+    """Run our command; return what it printed."""
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise EngineError(
+            f"{' '.join(words)} failed", "Correct what it says above; it is tried again then"
+        )
+    return done.stdout
+
+
+def _mark(node: Node) -> None:
+    with open(node.marker, "wb") as file:
+        os.fsync(file)
+
+
+def restart_if_marked(node: Node) -> None:
+    """Restart the engine where its files changed since it was."""
+    if not os.path.exists(node.marker):
+        return
+    if node.restart == SYSTEMD:
+        restart_unit(node.unit)
+    elif node.restart == SIGNAL:
+        restart_by_signal(node.engine)
+    else:
+        say(f"restart {node.engine} on this node: it reads its files only at its start")
+    os.unlink(node.marker)
+
+
+def restart_unit(unit: str, init: int = 1) -> None:
+    """Have the node's systemd restart a unit; systemctl runs among the node's own files."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter() -> None:
+        with open(f"/proc/{init}/ns/mnt", "rb") as namespace:
+            if libc.setns(namespace.fileno(), _CLONE_NEWNS) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+        os.chdir("/")
+
+    environment = {"PATH": names.SYSTEM_PATH}
+    words = ["systemctl", "restart", unit]
+    try:
+        subprocess.run(words, preexec_fn=enter, env=environment, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EngineError(
+            f"{unit} wasn't restarted: {error}",
+            "Give the installer hostPID and the capabilities SYS_ADMIN, SYS_CHROOT and "
+            "SYS_PTRACE, or restart it yourself and choose --restart=none",
+        ) from None
+    say(f"restarted {unit}")
+
+
+def restart_by_signal(engine: str) -> None:
+    """End the node's engine, and wait until its service manager has started it again."""
+    before = engines_running(engine)
+    if not before:
+        raise EngineError(
+            f"No {engine} was found that runs as a service of this node",
+            "Give the installer hostPID, or restart it yourself and choose --restart=none",
+        )
+    for pid in before:
+        descriptor = os.pidfd_open(pid)
+        try:
+            if pid in engines_running(engine):  # still: the number is nobody else's
+                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        finally:
+            os.close(descriptor)
+    _wait(
+        lambda: bool(set(engines_running(engine)) - set(before)),
+        EngineError(
+            f"{engine} was ended to be restarted and didn't come back within "
+            f"{RESTART_SECONDS:.0f} seconds",
+            f"Start it: systemctl start {engine}; its unit needs Restart=always for this, or "
+            "choose --restart=none",
+        ),
+    )
+    say(f"{engine} was restarted")
+
+
+def _wait(condition: Callable[[], bool], error: GpuhookError) -> None:
+    end = time.monotonic() + RESTART_SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            raise error
+        time.sleep(POLL_SECONDS)
+
+
+def engines_running(engine: str, proc: str = "/proc") -> list[int]:
+    """Return the processes of the node's engine.
+
+    Those are root's, have that name, are in our own PID namespace, which must be the node's, and in
+    a service's cgroup: one in a pod isn't, whatever it is called.
+    """
+    return [
+        int(name)
+        for name in os.listdir(proc)
+        if name.isdecimal() and _is_engine(f"{proc}/{name}", engine)
+    ]
+
+
+def _is_engine(process: str, engine: str) -> bool:
+    try:
+        if _read(f"{process}/comm").decode(errors="replace").strip() != engine:
+            return False
+        lines = _read(f"{process}/status").decode(errors="replace").splitlines()
+        cgroups = _read(f"{process}/cgroup").decode(errors="replace")
+    except OSError:
+        return False
+    status = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+    is_roots = set(status["Uid"]) == {"0"} and len(status["NSpid"]) == 1
+    folders = cgroups.replace("\n", "/").split("/")
+    is_service = any(folder.endswith(".service") for folder in folders)
+    is_pods = any(folder.startswith("kubepods") for folder in folders)
+    return is_roots and is_service and not is_pods and status["State"][0] != "Z"
+
+
+# What is in use -----------------------------------------------------------------------------------
+
+
+def users(node: Node, proc: str = "/proc") -> list[str]:
+    """Return the containers that can't be stopped or deleted without our programs.
+
+    containerd's shims and CRI-O's conmons know by which runtime theirs was made.
+    """
+    ours = os.fsencode(node.folder) + b"/"
+    shims = [path for path in sorted(glob.glob(SHIMS)) if _try_read(path).startswith(ours)]
+    conmons = [
+        int(name)
+        for name in os.listdir(proc)
+        if name.isdecimal() and _try_read(f"{proc}/{name}/comm") == b"conmon\n"
+    ]
+    found = [f"container {path.split('/')[-2]}" for path in shims]
+    for pid in conmons:
+        words = _try_read(f"{proc}/{pid}/cmdline").split(b"\0")
+        if any(word.startswith(ours) for word in words):
+            found.append(f"the container of process {pid}")
+    return found
+
+
+def _try_read(path: str) -> bytes:
+    """Return what a file holds, nothing where it is gone meanwhile."""
+    try:
+        return _read(path)
+    except OSError:
+        return b""
+
+
+# What is done -------------------------------------------------------------------------------------
+
+
+def install(node: Node) -> None:
+    """Put this version on the node, and tell its engine."""
+    with node.locked().held():
+        version = put_version(node)
+        link_programs(node, version)
+        if node.engine != NO_ENGINE:
+            tell_engine(node)
+        remove_old(node, version)
+    say("done")
+
+
+def remove(node: Node, *, patient: bool) -> None:
+    """Take everything away, the files once nobody uses them.
+
+    Where that isn't ``patient`` and somebody does, they stay.
+    """
+    with node.locked().held():
+        if node.engine != NO_ENGINE:
+            forget_engine(node)
+    reported = -REPORT_SECONDS
+    while found := users(node):
+        if not patient:
+            say(f"{node.folder} stays for now: {', '.join(found)} still need it")
+            return
+        if time.monotonic() - reported >= REPORT_SECONDS:
+            reported = time.monotonic()
+            say(f"waiting until these have ended: {', '.join(found)}")
+        time.sleep(POLL_SECONDS)
+    with node.locked().held():
+        for path in (node.programs, node.versions):
+            shutil.rmtree(path, ignore_errors=not os.path.lexists(path))
+    say(f"removed gpuhook from {node.folder}")
+
+
+def wait_for_end() -> None:
+    """Return when the pod is to end."""
+    signal.sigwait(_ENDS)
+
+
+@click.command(context_settings={"auto_envvar_prefix": "INSTALL_NODE"})
+@click.argument("action", type=click.Choice(["install", "stay", "remove", "wait"]))
+@click.option("--folder", default=FOLDER, show_default=True, help="Where gpuhook is to be.")
+@click.option("--engine", type=click.Choice(ENGINES), default=ENGINES[0], show_default=True)
+@click.option("--config", default="", help="The engine's configuration file.")
+@click.option("--set-default", is_flag=True, help="Make gpu-py the engine's default runtime.")
+@click.option("--restart", type=click.Choice(RESTARTS), default=SIGNAL, show_default=True)
+@click.option("--unit", default="", help="The unit for --restart=systemd.  [default: the engine]")
+@click.option("--remove-at-end", is_flag=True, help="stay: remove it when the pod ends.")
+def cli(
+    action: str,
+    folder: str,
+    engine: str,
+    config: str,
+    set_default: bool,
+    restart: str,
+    unit: str,
+    remove_at_end: bool,
+) -> None:
+    """Put gpuhook on this node, or take it away again.
+
+    install puts it there and ends, stay waits then until the pod ends, remove takes it away,
+    wait does nothing until the pod ends. An option is also a variable: INSTALL_NODE_ENGINE.
+    """
+    if action in ("stay", "wait"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    node = Node(os.path.abspath(folder), engine, config, restart, unit or engine, set_default)
+    actions: dict[str, Callable[[], None]] = {
+        "install": partial(install, node),
+        "stay": partial(install, node),
+        "remove": partial(remove, node, patient=True),
+        "wait": lambda: None,
+    }
+    actions[action]()
+    if action in ("stay", "wait"):
+        wait_for_end()
+    if action == "stay" and remove_at_end:
+        remove(node, patient=False)
+
+
+def main() -> None:
+    """Run the command; errors become exit status 1."""
+    try:
+        cli(prog_name="install-node")
+    except GpuhookError as error:
+        click.echo(f"install-node: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""packaging/kubernetes as kubectl renders it, and podman's options that mean what a pod's do."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.commands import run
+from harness.images import REPOSITORY
+
+MANIFESTS = REPOSITORY / "packaging/kubernetes"
+VARIANTS = ("base", "overlays/mounts", "overlays/cdi", "overlays/remove")
+IMAGE = "localhost/gpuhook:test"  # scripts/lib/image
+
+Document = dict[str, Any]
+
+
+def build_image() -> Path:
+    """Build the image, or find the archive of it that is still fresh."""
+    return Path(run([REPOSITORY / "scripts/lib/image"], timeout=600.0).ok().stdout.strip())
+
+
+def render(variant: str) -> list[Document]:
+    """Return what kubectl makes of a folder; it warns of words that kubectl 1.20 needs."""
+    text = run(["kubectl", "kustomize", MANIFESTS / variant]).ok().stdout
+    documents: list[Document] = list(yaml.safe_load_all(text))
+    return documents
+
+
+def daemon_set(variant: str) -> Document:
+    """Return the one DaemonSet of a variant."""
+    [found] = [each for each in render(variant) if each["kind"] == "DaemonSet"]
+    return found
+
+
+def pod_of(document: Document) -> Document:
+    """Return the pod's specification in a DaemonSet."""
+    pod: Document = document["spec"]["template"]["spec"]
+    return pod
+
+
+def containers(pod: Document) -> dict[str, Document]:
+    """Return all containers of a pod by name, those that come first among them."""
+    return {each["name"]: each for each in [*pod.get("initContainers", []), *pod["containers"]]}
+
+
+def podman_options(pod: Document, container: Document, host: Mapping[str, str]) -> list[str]:
+    """Return podman's options for a container as the kubelet would have it run.
+
+    ``host`` has folders that stand for others of the node's.
+    """
+    words = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
+    words += ["--pids-limit=-1", f"--entrypoint={json.dumps(container['command'])}"]
+    words += ["--pid=host"] if pod.get("hostPID") else []
+    words += _security(pod["securityContext"]) + _security(container["securityContext"])
+    words += [f"--env={each['name']}={each['value']}" for each in container.get("env", [])]
+    limits = container["resources"]["limits"]
+    words += [f"--memory={limits['memory'].replace('Mi', 'm')}"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    for mount in container.get("volumeMounts", []):
+        words += _mount(mount, volumes[mount["name"]], host)
+    return words
+
+
+def _security(context: Document) -> list[str]:
+    """Return the options of a security context; KeyError for a field that isn't known here."""
+    return [word for key, value in context.items() for word in _SECURITY[key](value)]
+
+
+# A field of a security context -> what it is to podman.
+_SECURITY: dict[str, Callable[[Any], list[str]]] = {
+    "runAsUser": lambda user: [f"--user={user}"],
+    "seccompProfile": lambda profile: {"RuntimeDefault": []}[profile["type"]],  # as podman has it
+    "privileged": lambda yes: ["--privileged"] if yes else [],
+    "readOnlyRootFilesystem": lambda yes: ["--read-only", "--read-only-tmpfs=false"] if yes else [],
+    "allowPrivilegeEscalation": lambda yes: [] if yes else ["--security-opt=no-new-privileges"],
+    "capabilities": lambda sets: [
+        f"--cap-{what}={name}" for what in ("drop", "add") for name in sets.get(what, [])
+    ],
+}
+
+
+def _mount(mount: Document, volume: Document, host: Mapping[str, str]) -> list[str]:
+    target = mount["mountPath"]
+    if "emptyDir" in volume:
+        return [f"--tmpfs={target}:rw"]
+    path = volume["hostPath"]["path"]
+    options = ["ro" if mount.get("readOnly") else "rw", "dev"]  # podman's own default is nodev
+    options += {None: [], "HostToContainer": ["rslave"]}[mount.get("mountPropagation")]
+    source = Path(host.get(path, path))
+    return [f"--volume={source}:{target}:{','.join(options)}"]
+
+
+def folders_made(pod: Document) -> list[str]:
+    """Return the folders of the node that the kubelet makes where they are missing."""
+    places = [volume["hostPath"] for volume in pod["volumes"] if "hostPath" in volume]
+    return [place["path"] for place in places if place["type"] == "DirectoryOrCreate"]

@@ -1,0 +1,130 @@
+"""A node of a cluster: processes and folders of its own, where podman runs a pod's containers.
+
+Its PID namespace holds the engine that an installer restarts, and no other of this machine's.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.bundles import CGROUP_PARENT
+from harness.commands import Result, run, wait_until
+from harness.manifests import IMAGE, Document, containers, folders_made, pod_of, podman_options
+from harness.namespaces import Namespace, host_cgroups
+from harness.podman import Podman
+
+# What a pod of ours changes on the node.
+FOLDERS = (Path("/opt"), Path("/etc/containerd"), Path("/var/lib/gpuhook"))
+CONFIG = Path("/etc/containerd/config.toml")
+_HOLD = "mount --make-rshared / && echo ready && { sleep infinity & wait; }"
+
+
+@dataclass(frozen=True)
+class Processes(Namespace):
+    """A mount namespace that is entered together with its PID namespace."""
+
+    def enter(self, *argv: str | Path, cwd: Path | None = None) -> list[str]:
+        """Return the command line that runs ``argv`` in both."""
+        words = super().enter(*argv, cwd=cwd)
+        return [*words[:3], "-p", *words[3:]]
+
+
+class Node:
+    """A node; ``podman`` has the image, and ``space`` runs commands on it."""
+
+    def __init__(self, space: Namespace, podman: Podman) -> None:
+        self.space = space
+        self.podman = podman
+
+    def path(self, path: str | Path) -> Path:
+        """Return where a path of the node is for this process."""
+        return Path(f"/proc/{self.space.pid}/root/{str(path).lstrip('/')}")
+
+    def pod(
+        self,
+        document: Document,
+        name: str,
+        *words: str,
+        host: Mapping[str, str] | None = None,
+        image: str = IMAGE,
+        options: tuple[str, ...] = (),
+    ) -> Result:
+        """Run one container of a DaemonSet's pod; ``words`` are instead of its arguments."""
+        pod = pod_of(document)
+        container = containers(pod)[name]
+        for folder in folders_made(pod):
+            self.path(folder).mkdir(parents=True, exist_ok=True)
+        given = podman_options(pod, container, host or {})
+        parent = f"--cgroup-parent={CGROUP_PARENT}"
+        return self.podman.call(
+            "run", *options, parent, *given, image, *(words or container.get("args", []))
+        )
+
+    def begin(
+        self, document: Document, name: str, *words: str, host: Mapping[str, str] | None = None
+    ) -> str:
+        """Start a container as ``pod`` does and don't wait for it; return its id."""
+        done = self.pod(document, name, *words, host=host, options=("--detach",))
+        return done.ok().stdout.strip()
+
+    def end(self, container: str) -> Result:
+        """Wait until a container has ended, and remove it; return its status and its log."""
+        status = int(self.podman.call("wait", container).ok().stdout)
+        log = self.podman.call("logs", container).ok()
+        self.podman.call("rm", container).ok()
+        return replace(log, status=status)
+
+    @contextmanager
+    def service(self, program: str, env: Mapping[str, str]) -> Iterator[None]:
+        """Keep a program running as a service manager does that has Restart=always."""
+        cgroups = Path("/sys/fs/cgroup") / ("" if host_cgroups() == "v2" else "pids")
+        folder = cgroups / CGROUP_PARENT.strip("/") / f"{program}.service"
+        again = f"while :; do {program}; sleep 0.2; done"
+        script = f"mkdir -p {folder} && echo $$ >{folder}/cgroup.procs && {again}"
+        with Path(f"{self.podman.folder}/{program}.log").open("wb") as log:
+            manager = subprocess.Popen(
+                self.space.enter("setpriv", "--pdeathsig", "KILL", "sh", "-c", script),
+                env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            yield
+        finally:
+            manager.kill()
+            manager.wait()
+            self.space.run("pkill", "-KILL", "-x", program)  # in the node's PID namespace
+
+    def pids(self, program: str) -> set[str]:
+        """Return the node's processes of a program."""
+        return set(self.space.run("pgrep", "-x", program).stdout.split())
+
+
+@contextmanager
+def node(folder: Path, archive: Path) -> Iterator[Node]:
+    """Give a node whose podman has the image of ``archive``; ``folder`` is new."""
+    folder.mkdir()
+    mounts = [f"mkdir -p {each} && mount -t tmpfs tmpfs {each}" for each in FOLDERS]
+    script = " && ".join([*mounts, _HOLD])
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    holder = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "TERM", *words, "sh", "-c", script], stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"ready\n"
+        first = int(Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text())
+        space = Processes(host_cgroups(), first, Path("/"))
+        runc = Path(run(["sh", "-c", "command -v runc"]).ok().stdout.strip())
+        podman = Podman(folder, space, runc, None)
+        podman.call("load", "--input", archive).ok()
+        yield Node(space, podman)
+        podman.call("rm", "--all", "--force")
+        podman.call("system", "reset", "--force")
+    finally:
+        holder.kill()  # and with it, all that runs on the node
+        holder.wait()
+        holder.stdout.close() if holder.stdout else None
+        wait_until(lambda: not os.path.exists(f"/proc/{first}"), "the node's processes have ended")

@@ -1,0 +1,119 @@
+"""packaging/kubernetes: what kubectl renders, and that nothing in it is there without a reason."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from harness.commands import run
+from harness.manifests import MANIFESTS, VARIANTS, Document, containers, daemon_set, pod_of, render
+
+from gpuhook import __version__
+
+IMAGE = f"localhost/gpuhook:{__version__}"
+FILES = sorted(MANIFESTS.rglob("*.yaml"))
+# What says that a pod may do more than others may.
+PRIVILEGE = re.compile(
+    r"^\s*(privileged: true|hostPID: true|hostNetwork|hostIPC|add:|runAsUser: 0)"
+)
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def test_kinds(variant: str) -> None:
+    kinds = [document["kind"] for document in render(variant)]
+    runtime = ["RuntimeClass"] if variant in ("base", "overlays/remove") else []
+    assert sorted(kinds) == ["DaemonSet", "Namespace", *runtime, "ServiceAccount"]
+
+
+def test_who_may_do_what(variant: str) -> None:
+    pod = pod_of(daemon_set(variant))
+    assert not {"hostNetwork", "hostIPC"} & pod.keys()
+    assert pod.get("hostPID", False) == (variant in ("base", "overlays/remove"))
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for name, container in containers(pod).items():
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        if name == "device-plugin" and variant != "overlays/remove":
+            assert security["privileged"] is True
+        else:
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert "privileged" not in security
+
+
+def test_limits_and_image(variant: str) -> None:
+    pod = pod_of(daemon_set(variant))
+    assert pod["priorityClassName"] == "system-node-critical"
+    for container in containers(pod).values():
+        assert container["image"] == IMAGE
+        assert container["resources"].keys() == {"limits", "requests"}
+        for amounts in container["resources"].values():
+            assert amounts.keys() == {"cpu", "memory"}
+
+
+def test_every_volume_is_used_and_every_mount_has_one(variant: str) -> None:
+    pod = pod_of(daemon_set(variant))
+    named = [volume["name"] for volume in pod["volumes"]]
+    used = {
+        mount["name"]
+        for container in containers(pod).values()
+        for mount in container.get("volumeMounts", [])
+    }
+    assert len(named) == len(set(named))
+    assert set(named) == used
+
+
+def test_one_place_names_the_image() -> None:
+    places = [path for path in FILES if "newName" in path.read_text()]
+    assert places == [MANIFESTS / "common/kustomization.yaml"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(MANIFESTS)))
+def test_every_privilege_and_every_folder_of_the_node_has_its_reason(path: Path) -> None:
+    """A comment above it or beside it says why; hostPath has the comment above its name."""
+    lines = path.read_text().splitlines()
+    for at, line in enumerate(lines):
+        above = at - 2 if "hostPath:" in line else at - 1
+        if PRIVILEGE.match(line) or "hostPath:" in line:
+            assert " # " in line or lines[above].lstrip().startswith("#"), f"{path}:{at + 1}"
+
+
+def test_fields_are_what_kubectl_knows(variant: str, tmp_path: Path) -> None:
+    """A field that the API doesn't have is lost where kubectl reads the object and writes it."""
+    document = daemon_set(variant)
+    assert missing(document, through_kubectl(document, tmp_path / "sent.yaml")) == []
+
+
+def test_an_unknown_field_is_noticed(tmp_path: Path) -> None:
+    document = daemon_set("base")
+    pod_of(document)["hostPid"] = True
+    lost = missing(document, through_kubectl(document, tmp_path / "sent.yaml"))
+    assert lost == ["spec.template.spec.hostPid"]
+
+
+def through_kubectl(document: Document, path: Path) -> Document:
+    """Have kubectl read a DaemonSet into its own types, without a server, and write it."""
+    [name] = [each["name"] for each in pod_of(document)["containers"]]
+    path.write_text(yaml.safe_dump(document))
+    words = ["kubectl", "set", "image", "--local", f"--filename={path}", f"{name}=other:1"]
+    written: Document = yaml.safe_load(run([*words, "--output=yaml"]).ok().stdout)
+    return written
+
+
+def missing(sent: Any, came: Any, at: str = "") -> list[str]:
+    """Return the places of what was sent and didn't come back; the image was changed."""
+    if isinstance(sent, dict) and isinstance(came, dict):
+        parts = [(f"{at}.{key}".lstrip("."), sent[key], came.get(key)) for key in sent]
+    elif isinstance(sent, list) and isinstance(came, list) and len(sent) == len(came):
+        parts = [(f"{at}[{n}]", *pair) for n, pair in enumerate(zip(sent, came, strict=True))]
+    else:
+        same = sent == came or (sent == [] and came is None)
+        return [] if same or at.endswith(".image") else [at]
+    return [place for part in parts for place in missing(part[1], part[2], part[0])]

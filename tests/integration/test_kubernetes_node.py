@@ -1,0 +1,274 @@
+"""The image's installer, run by podman as the DaemonSet would, on a node with a containerd."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from harness import images
+from harness.commands import Result, stop, wait_until
+from harness.cri import Cri, CriError
+from harness.driver import Driver, lines_of_nvidia_smi
+from harness.manifests import IMAGE, containers, daemon_set, pod_of
+from harness.podman_node import CONFIG, FOLDERS, Node, node
+from harness.snapshot import contents
+
+DEBIAN = images.image("debian")
+PAUSE = images.image("pause")
+GPU_PY = "/opt/gpuhook/bin/gpu-py"
+# As a node's admin has it; the state is where the installer looks for containers.
+CONTAINERD = """\
+# the admin's
+version = 2
+root = "{folder}/containerd"
+state = "/run/containerd"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{folder}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+"""
+
+
+@pytest.fixture(scope="module")
+def kept(workspace: Path, node_image: Path) -> Iterator[Node]:
+    with node(workspace / "node", node_image) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pause_archive(workspace: Path, roots: dict[str, Path]) -> Path:
+    """The image of the process that holds a pod's namespaces."""
+    command = ("sleep", "infinity")
+    return images.save({"pause": roots["busybox"]}, workspace / "node-pause.tar", command)
+
+
+@pytest.fixture
+def fresh(kept: Node) -> Node:
+    """The node, with nothing of ours on it."""
+    for folder in FOLDERS:
+        kept.space.run("find", folder, "-mindepth", "1", "-delete").ok()
+    kept.path(CONFIG).write_text(CONTAINERD.format(folder=kept.podman.folder, pause=PAUSE))
+    return kept
+
+
+def install(node: Node, *words: str, image: str = IMAGE) -> Result:
+    """Run the installer to its end."""
+    return node.pod(daemon_set("base"), "installer", *words, image=image, options=("--rm",))
+
+
+def snapshot(node: Node) -> dict[str, bytes | None]:
+    """Return the node's files below the folders that may change."""
+    found: dict[str, bytes | None] = {}
+    for folder in FOLDERS:
+        found |= contents(node.path(folder))
+    return found
+
+
+def current(node: Node) -> Path:
+    """Return the folder of the version that counts, as the node has it."""
+    return Path(os.readlink(node.path(GPU_PY))).parents[1]
+
+
+def versions(node: Node) -> set[str]:
+    return {each.name for each in node.path("/opt/gpuhook/versions").iterdir()}
+
+
+def check(node: Node) -> None:
+    """Fail unless gpuhook is on the node, whole, and nothing half made."""
+    version = current(node)
+    for link in node.path("/opt/gpuhook/bin").iterdir():
+        assert os.readlink(link) == f"{version}/bin/{link.name}"
+    assert version.name in versions(node)
+    assert not [name for name in versions(node) if name.startswith(".")]
+    assert {each.name for each in node.path("/opt/gpuhook").iterdir()} == {"bin", "versions"}
+    assert "gpuhook, version" in node.space.run("/opt/gpuhook/bin/gpuhook", "--version").ok().stdout
+    done = node.space.run("/opt/gpuhook/bin/gpuhook-container-cli", "--version").ok()
+    assert "version" in done.stdout
+
+
+def test_another_c_library_and_no_python(fresh: Node, releases: dict[str, Path]) -> None:
+    """With CDI a node gets programs alone; they need nothing of its distribution's."""
+    fresh.pod(daemon_set("overlays/cdi"), "installer", options=("--rm",)).ok()
+    assert not fresh.path("/etc/containerd/conf.d").exists()
+    root = releases["bullseye"]
+    assert not [*root.glob("usr/bin/python3*")]
+    script = (
+        f"mount --bind {root} /mnt && mount -t tmpfs tmpfs /mnt/opt && mkdir /mnt/opt/gpuhook"
+        ' && mount --bind /opt/gpuhook /mnt/opt/gpuhook && exec chroot /mnt "$@"'
+    )
+    for words in ("gpuhook --version", "gpuhook-container-cli --version"):
+        program, option = words.split()
+        command = ["unshare", "--mount", "sh", "-c", script, "sh"]
+        fresh.space.run(*command, f"/opt/gpuhook/bin/{program}", option).ok()
+
+
+def test_again_and_by_two_at_once(fresh: Node) -> None:
+    before = snapshot(fresh)
+    assert "restart containerd" in install(fresh, "install", "--restart=none").ok().stdout
+    check(fresh)
+    installed = snapshot(fresh)
+    assert "restart containerd" not in install(fresh, "install", "--restart=none").ok().stdout
+    assert snapshot(fresh) == installed
+
+    install(fresh, "remove", "--restart=none").ok()
+    assert {path: data for path, data in snapshot(fresh).items() if data} == {
+        path: data for path, data in before.items() if data
+    }
+    words = (daemon_set("base"), "installer", "install", "--restart=none")
+    both = [fresh.begin(*words), fresh.begin(*words)]
+    assert [fresh.end(each).ok().status for each in both] == [0, 0]
+    check(fresh)
+    assert snapshot(fresh) == installed
+
+
+def test_killed_at_any_moment(fresh: Node) -> None:
+    for hundredths in range(0, 120, 15):
+        container = fresh.begin(daemon_set("base"), "installer", "install", "--restart=none")
+        time.sleep(hundredths / 100)
+        fresh.podman.call("kill", "--signal=KILL", container)  # unless it has ended
+        fresh.end(container)
+    install(fresh, "install", "--restart=none").ok()
+    check(fresh)
+
+
+def test_what_was_damaged_is_replaced(fresh: Node) -> None:
+    install(fresh, "install", "--engine=none").ok()
+    first = current(fresh)
+    fresh.path(first / "lib/libc.so.6").write_bytes(b"")
+    install(fresh, "install", "--engine=none").ok()
+    assert current(fresh) != first
+    check(fresh)
+
+
+@pytest.fixture(scope="module")
+def newer(kept: Node) -> str:
+    """The name of an image with another version of gpuhook."""
+    call, name = kept.podman.call, "localhost/gpuhook:newer"
+    container = call("create", IMAGE).ok().stdout.strip()
+    version = kept.podman.folder / "version"
+    version.write_text("9.9.9-newer\n")
+    call("cp", version, f"{container}:/usr/lib/gpuhook-node/version").ok()
+    call("commit", "--quiet", container, name).ok()
+    call("rm", container).ok()
+    return name
+
+
+def test_a_newer_version_and_back(fresh: Node, newer: str) -> None:
+    install(fresh, "install", "--restart=none").ok()
+    first, files = current(fresh), snapshot(fresh)
+    done = install(fresh, "install", "--restart=none", image=newer).ok()
+    assert "restart containerd" not in done.stdout  # the engine's files name a link
+    assert current(fresh).name == "9.9.9-newer"
+    assert versions(fresh) == {first.name, "9.9.9-newer"}  # a start may still be using it
+    check(fresh)
+
+    install(fresh, "install", "--restart=none").ok()
+    assert current(fresh) == first
+    os.utime(fresh.path("/opt/gpuhook/versions/9.9.9-newer"), (0, 0))
+    install(fresh, "install", "--restart=none").ok()
+    assert snapshot(fresh) == files
+    check(fresh)
+
+
+@contextmanager
+def containerd(node: Node, config: Path, *archives: Path) -> Iterator[Cri]:
+    """Run the node's containerd as a service."""
+    cri = Cri(Path("/run/containerd/containerd.sock"))
+    try:
+        with node.service("containerd", {"GPUHOOK_CONFIG": str(config)}):
+            wait_until(cri.is_ready, "containerd answers")
+            for archive in archives:
+                node.space.run("ctr", "-n", "k8s.io", "images", "import", archive).ok()
+            yield cri
+    finally:
+        cri.close()
+
+
+def test_a_pod_after_it_and_none_after_its_removal(
+    fresh: Node, driver: Driver, configs: dict[str, Path], archive: Path, pause_archive: Path
+) -> None:
+    before = snapshot(fresh)
+    with containerd(fresh, configs["runc"], archive, pause_archive) as cri:
+        pids = fresh.pids("containerd")
+        assert "containerd was restarted" in install(fresh).ok().stdout
+        assert not pids & fresh.pids("containerd")
+        wait_until(cri.is_ready, "containerd answers again")
+        assert "restarted" not in install(fresh).ok().stdout
+        with cri.pod("gpu-py") as pod:
+            container = pod.start(DEBIAN, "sleep", "1000", env=["NVIDIA_VISIBLE_DEVICES=0,2"])
+            done = container.exec("nvidia-smi", "-L").ok()
+            assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
+
+            removal = fresh.begin(daemon_set("overlays/remove"), "installer")
+            wait_until(lambda: "waiting until" in log(fresh, removal), "it waits for the pod")
+            assert pod.name in log(fresh, removal)
+            check(fresh)
+        assert "containerd was restarted" in fresh.end(removal).ok().stdout
+        wait_until(cri.is_ready, "containerd answers again")
+        with pytest.raises(CriError, match="no runtime for"), cri.pod("gpu-py"):
+            pass
+    after = snapshot(fresh)
+    new = set(after) - set(before)
+    assert {path: after[path] for path in before} == before
+    assert {Path(path).relative_to(fresh.path("/")) for path in new} <= {Path("opt/gpuhook")}
+
+
+def log(node: Node, container: str) -> str:
+    return node.podman.call("logs", container).ok().stdout
+
+
+def test_with_the_pod(fresh: Node) -> None:
+    """stay --remove-at-end takes everything away when the pod is ended."""
+    before = snapshot(fresh)
+    options = ("stay", "--remove-at-end", "--restart=none")
+    container = fresh.begin(daemon_set("base"), "installer", *options)
+    wait_until(lambda: "install-node: done" in log(fresh, container), "it is done")
+    check(fresh)
+    fresh.podman.call("kill", "--signal=TERM", container).ok()
+    fresh.end(container).ok()
+    assert snapshot(fresh).keys() - before.keys() <= {str(fresh.path("/opt/gpuhook"))}
+
+
+def test_restart_by_systemd(fresh: Node) -> None:
+    """systemctl runs among the node's files; without the privileges for that, it says so."""
+    said = fresh.path("/opt/said")
+    fake = fresh.path("/opt/systemctl")
+    fake.write_text('#!/bin/sh\necho "$@" >>/opt/said\n')
+    fake.chmod(0o755)
+    systemctl = fresh.space.run("sh", "-c", "command -v systemctl").ok().stdout.strip()
+    fresh.space.run("mount", "--bind", "/opt/systemctl", systemctl).ok()
+    try:
+        words = ("install", "--restart=systemd", "--unit=k3s")
+        refused = install(fresh, *words).failed()
+        assert "SYS_ADMIN" in refused.stderr
+        assert not said.exists()
+        document = daemon_set("base")
+        security = containers(pod_of(document))["installer"]["securityContext"]
+        security["capabilities"]["add"] = ["SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE"]
+        fresh.pod(document, "installer", *words, options=("--rm",)).ok()
+        assert said.read_text() == "restart k3s\n"
+    finally:
+        fresh.space.run("umount", systemctl).ok()
+
+
+def test_no_engine_to_restart(fresh: Node) -> None:
+    """A process that is no service of the node isn't its engine, whatever it is called."""
+    fresh.space.run("cp", "/bin/sleep", "/opt/containerd").ok()
+    other = subprocess.Popen(fresh.space.enter("/opt/containerd", "1000"))
+    try:
+        wait_until(lambda: bool(fresh.pids("containerd")), "it runs")
+        refused = install(fresh).failed()
+        assert "No containerd was found" in refused.stderr
+        assert fresh.pids("containerd")
+    finally:
+        stop(other)
+    assert fresh.path("/opt/gpuhook/restart").exists()  # the next run tries it again

@@ -1,0 +1,115 @@
+"""The image's device plugin, run by podman as the DaemonSet would, with a kubelet of the tests."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from harness.commands import wait_until
+from harness.driver import Driver
+from harness.manifests import daemon_set
+from harness.podman_node import Node, node
+from kubelet import Kubelet, Mount
+
+GPUS = "nvidia.com/gpu"
+HOOK = "/opt/gpuhook/bin/gpuhook-cdi-hook"
+
+
+@pytest.fixture(scope="module")
+def kept(workspace: Path, node_image: Path) -> Iterator[Node]:
+    with node(workspace / "plugin-node", node_image) as made:
+        yield made
+
+
+@pytest.fixture
+def kubelet(workspace: Path) -> Iterator[Kubelet]:
+    with tempfile.TemporaryDirectory(prefix="kubelet-", dir=workspace) as folder:
+        made = Kubelet(Path(folder) / "plugins")
+        made.start()
+        yield made
+        made.stop()
+
+
+@contextmanager
+def plugin(kept: Node, variant: str, kubelet: Kubelet, host: Mapping[str, str]) -> Iterator[str]:
+    """Run a variant's plugin, with the kubelet's folder, until the end of the block."""
+    places = {"/var/lib/kubelet/device-plugins": str(kubelet.folder), **host}
+    document = daemon_set(variant)
+    container = kept.begin(document, "device-plugin", host=places)
+    try:
+        yield container
+        kept.podman.call("kill", "--signal=TERM", container).ok()
+        kept.end(container).ok()
+    finally:
+        kept.podman.call("rm", "--force", container)
+
+
+def offered(kept: Node, container: str, kubelet: Kubelet, count: int) -> None:
+    """Wait until the kubelet knows that many healthy GPUs."""
+    try:
+        wait_until(
+            lambda: GPUS in kubelet.resources() and kubelet.allocatable(GPUS) == count,
+            f"{count} GPUs are offered",
+        )
+    except AssertionError as error:
+        log = kept.podman.call("logs", container)
+        raise AssertionError(f"{error}\n{log}") from None
+
+
+def test_the_base(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
+    with plugin(kept, "base", kubelet, {"/": str(driver.root)}) as container:
+        offered(kept, container, kubelet, len(driver.gpus))
+        assert set(kubelet.devices(GPUS)) == {gpu.uuid for gpu in driver.gpus}
+        answers = kubelet.admit("pod", {GPUS: 2})
+        asked = answers["envs"]["NVIDIA_VISIBLE_DEVICES"].split(",")
+        assert len(asked) == 2
+        assert set(asked) <= {gpu.uuid for gpu in driver.gpus}
+        kubelet.restart()
+        offered(kept, container, kubelet, len(driver.gpus))
+
+
+def test_a_node_without_a_driver(kept: Node, kubelet: Kubelet, tmp_path: Path) -> None:
+    """It waits, and serves the driver that comes."""
+    with plugin(kept, "base", kubelet, {"/": str(tmp_path)}) as container:
+        wait_until(lambda: "driver" in kept.podman.call("logs", container).stderr, "it says so")
+        assert kubelet.resources() == []
+
+
+def test_mounts(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
+    """Answers have paths of the node, not those that the plugin sees."""
+    with plugin(kept, "overlays/mounts", kubelet, {"/": str(driver.root)}) as container:
+        offered(kept, container, kubelet, len(driver.gpus))
+        answers = kubelet.admit("pod", {GPUS: 1})
+        assert Mount("/usr/local/nvidia", "/var/lib/gpuhook/driver", True) in answers["mounts"]
+        library = kept.path("/var/lib/gpuhook/driver/lib64/libcuda.so.1")
+        wait_until(library.exists, "the folder on the node holds the driver")
+        assert "/dev/nvidiactl" in {each.host for each in answers["devices"]}
+        assert all(each.host == each.container for each in answers["devices"])
+
+
+def test_cdi(kept: Node, kubelet: Kubelet, driver: Driver, tmp_path: Path) -> None:
+    """The document names the hook and the files as the node has them."""
+    host = {"/": str(driver.root), "/var/run/cdi": str(tmp_path)}
+    with plugin(kept, "overlays/cdi", kubelet, host) as container:
+        offered(kept, container, kubelet, len(driver.gpus))
+        wait_until(lambda: bool(os.listdir(tmp_path)), "there is a document")
+        document = yaml.safe_load((tmp_path / "nvidia.com-gpu.yaml").read_text())
+        names = {f"{GPUS}={device['name']}" for device in document["devices"]}
+        assert set(kubelet.admit("pod", {GPUS: 2})["cdi_devices"]) <= names
+        edits = [
+            document["containerEdits"],
+            *(each["containerEdits"] for each in document["devices"]),
+        ]
+        hooks = {hook["path"] for each in edits for hook in each.get("hooks", [])}
+        assert hooks == {HOOK}
+        sources = [mount["hostPath"] for each in edits for mount in each.get("mounts", [])]
+        nodes = [
+            node.get("hostPath", node["path"])
+            for each in edits
+            for node in each.get("deviceNodes", [])
+        ]
+        assert nodes
+        assert not [path for path in [*sources, *nodes] if path.startswith("/driver-root")]
