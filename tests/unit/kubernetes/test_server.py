@@ -232,6 +232,19 @@ def test_only_our_socket_is_removed(registered: Kubelet, folder: Path) -> None:
     assert (folder / SOCKET).is_socket()
 
 
+def test_our_socket_is_removed_while_it_registers(
+    kubelet: Kubelet, server: PluginServer, folder: Path
+) -> None:
+    """A kubelet would wait ten seconds for what it has removed itself."""
+    kubelet.delay = 1.0
+    kubelet.start()
+    server.report(gpus())
+    kubelet.wait_until(lambda: bool(kubelet.registrations), "it registers")
+    (folder / SOCKET).unlink()
+    kubelet.wait_until(lambda: len(kubelet.registrations) == 2, "registered again", seconds=8)
+    kubelet.wait_for(GPU, healthy=8)
+
+
 def test_only_the_kubelets_socket_is_a_new_one(registered: Kubelet, folder: Path) -> None:
     live = folder.with_name(f"{folder.name}.live")
     (folder / nodes.REGISTRY).unlink()
