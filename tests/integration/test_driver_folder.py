@@ -291,3 +291,15 @@ def test_a_strangers_link(machine: Machine, tmp_path: Path) -> None:
     os.chown(machine.folder, 65534, 65534, follow_symlinks=False)
     assert "user 65534" in machine.keep().failed().stderr
     assert [*tmp_path.iterdir()] == []
+
+
+def test_labels_of_selinux_are_those_of_the_driver(machine: Machine) -> None:
+    """Labels alone: nothing here enforces them."""
+    labels = {"/usr": b"system_u:object_r:usr_t:s0\0", "/usr/bin/nvidia-smi": b"u:r:bin_t:s0\0"}
+    program = machine.driver.path("/usr/bin/nvidia-smi")
+    program.chmod(0o4755)  # so that it is copied
+    for path, label in labels.items():
+        os.setxattr(machine.driver.path(path), "security.selinux", label)
+    machine.keep().ok()
+    for made, path in ((".", "/usr"), ("lib64", "/usr"), ("bin/nvidia-smi", "/usr/bin/nvidia-smi")):
+        assert os.getxattr(machine.folder / made, "security.selinux") == labels[path]
