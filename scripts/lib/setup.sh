@@ -27,6 +27,10 @@ PACKAGES_DEBIAN=(
     /usr/lib/python3/dist-packages/yaml=python3-yaml
 )
 
+PACKAGES_SLURM=(
+    slurmctld=slurmctld slurmd=slurmd srun=slurm-client munged=munge ip=iproute2 setpriv=util-linux
+)
+
 say() {
     printf '\n== %s\n' "$*"
 }

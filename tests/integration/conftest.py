@@ -66,6 +66,8 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
         build_image()
     if "engine_roots" in used:
         other_releases.fetch()
+    if "apptainer_root" in used:
+        other_releases.fetch_apptainer()
     namespaces.isolate_session()
     bundles.remove_forgotten_cgroups()
     WORKSPACE.mkdir()
@@ -120,6 +122,12 @@ def releases(workspace: Path) -> dict[str, Path]:
 def engine_roots(workspace: Path) -> dict[str, Path]:
     """The roots of Debian's releases with their engines; they are shared, so change none."""
     return other_releases.fetch()
+
+
+@pytest.fixture(scope="session")
+def apptainer_root(workspace: Path) -> Path:
+    """The root of a Debian with Apptainer; it is shared, so change nothing."""
+    return other_releases.fetch_apptainer()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness.commands import run, stop, wait_until
-from harness.driver import simulate
+from harness.driver import Driver
 from harness.installation import Installation, write_config
 from kubelet import AdmissionError, Answers, Kubelet, Mount
 
@@ -21,10 +21,10 @@ _PROGRAM = "import sys; del sys.argv[0]; from gpuhook.cli import main; main()"
 
 
 class Node:
-    """A machine with four simulated GPUs, a kubelet, and the plugin as it is started."""
+    """A machine with eight simulated GPUs, a kubelet, and the plugin as it is started."""
 
-    def __init__(self, installation: Installation, folder: Path) -> None:
-        self.root = folder / "driver"
+    def __init__(self, installation: Installation, root: Path, folder: Path) -> None:
+        self.root = root
         self.folder = folder
         self.kubelet = Kubelet(folder / "kubelet")
         self.log = folder / "log"
@@ -70,19 +70,17 @@ class Node:
 
 
 @pytest.fixture
-def node(workspace: Path, installation: Installation) -> Iterator[Node]:
+def node(workspace: Path, installation: Installation, driver: Driver) -> Iterator[Node]:
     with tempfile.TemporaryDirectory(prefix="node-", dir=workspace) as folder:
-        made = Node(installation, Path(folder))
-        simulate(installation, made.root, "--gpus", "4")
+        made = Node(installation, driver.root, Path(folder))
         try:
             yield made
         finally:
             made.end()
-            run(["rm", "-rf", made.root]).ok()
 
 
 def admitted(node: Node, count: int = 2) -> Answers:
-    node.offers(GPUS, 4)
+    node.offers(GPUS, 8)
     return node.kubelet.admit("pod", {GPUS: count})
 
 
@@ -144,7 +142,7 @@ def test_shared_by_a_file(node: Node) -> None:
     )
     kubelet = node.start(CONFIG_FILE=str(file))
     shared = f"{GPUS}.shared"
-    node.offers(shared, 12)
+    node.offers(shared, 24)
     chosen = [kubelet.admit(f"pod{n}", {shared: 1})["envs"][VARIABLE] for n in range(4)]
     assert len({*chosen}) == 4, "each on a GPU of its own"
     with pytest.raises(AdmissionError, match=r"may have one nvidia\.com/gpu\.shared"):
@@ -153,7 +151,7 @@ def test_shared_by_a_file(node: Node) -> None:
 
 def test_near_ones_go_together(node: Node) -> None:
     kubelet = node.start()
-    node.offers(GPUS, 4)
+    node.offers(GPUS, 8)
     near = {name: device.numa for name, device in kubelet.devices(GPUS).items()}
     assert len({*near.values()}) == 2
     for pod in ("one", "two"):
@@ -163,9 +161,9 @@ def test_near_ones_go_together(node: Node) -> None:
 
 def test_what_a_dry_run_says_is_what_the_kubelet_is_told(node: Node) -> None:
     node.start()
-    node.offers(GPUS, 4)
+    node.offers(GPUS, 8)
     text = run(node.argv("--dry-run")).ok().stdout
-    rows = [line.split() for line in text.splitlines()[1:5]]
+    rows = [line.split() for line in text.splitlines()[1:9]]
     assert sorted(row[1] for row in rows) == node.uuids()
     assert {row[-1] for row in rows} == {"healthy"}
 

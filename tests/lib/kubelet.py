@@ -94,8 +94,11 @@ class Endpoint:
     stream: Any = None
 
     def call(self, method: str, request: bytes, timeout: float = DIAL_S) -> bytes:
-        """Return a plugin's answer, grpc.RpcError if it refuses."""
-        answer: bytes = self.channel.unary_unary(PLUGIN + method)(request, timeout=timeout)
+        """Return a plugin's answer; grpc.RpcError if it refuses."""
+        try:
+            answer: bytes = self.channel.unary_unary(PLUGIN + method)(request, timeout=timeout)
+        except ValueError:  # from gRPC, where the stream has ended meanwhile
+            raise AdmissionError(f"endpoint {self.resource} has been stopped") from None
         return answer
 
 
@@ -144,6 +147,7 @@ class Kubelet:
         self._changed = threading.Condition()
         self._reads = threading.Lock()
         self._server: Any = None
+        self._life: object = None  # changes with each start
 
     # Its life ------------------------------------------------------------------------------
 
@@ -154,7 +158,12 @@ class Kubelet:
         for path in sockets(self.folder):
             path.unlink(missing_ok=True)
         self._read_checkpoint()
-        handlers = {"Register": grpc.unary_unary_rpc_method_handler(self._register)}
+        self._life = life = object()
+        handlers = {
+            "Register": grpc.unary_unary_rpc_method_handler(
+                lambda request, context: self._register(request, context, life)
+            )
+        }
         service = grpc.method_handlers_generic_handler("v1beta1.Registration", handlers)
         self._server = grpc.server(ThreadPoolExecutor(8))
         self._server.add_generic_rpc_handlers((service,))
@@ -170,9 +179,10 @@ class Kubelet:
         if self._server is None:
             return
         with self._changed:
+            self._life = None
             endpoints, self._endpoints = self._endpoints, {}
         for each in endpoints.values():
-            each.channel.close()
+            each.stream.cancel()  # who listens to it closes the connection, which takes a while
         self._server.stop(0).wait()
         self._server = None
         self._live().unlink(missing_ok=True)
@@ -193,7 +203,7 @@ class Kubelet:
 
     # Registration --------------------------------------------------------------------------
 
-    def _register(self, request: bytes, context: Any) -> bytes:
+    def _register(self, request: bytes, context: Any, life: object) -> bytes:
         options = (wire.messages(request, 4) or [b""])[-1]
         version, endpoint, resource = (wire.string(request, number) for number in (1, 2, 3))
         prefers = bool(wire.integer(options, 2))
@@ -209,12 +219,12 @@ class Kubelet:
         if not NAME.fullmatch(resource) or "kubernetes.io/" in resource:
             context.abort(grpc.StatusCode.UNKNOWN, f'the ResourceName "{resource}" is invalid')
         try:
-            self._connect(resource, self.folder / endpoint)
+            self._connect(resource, self.folder / endpoint, life)
         except (grpc.FutureTimeoutError, grpc.RpcError) as error:
             context.abort(grpc.StatusCode.UNKNOWN, f"failed to dial device plugin: {error!r}")
         return b""
 
-    def _connect(self, resource: str, path: Path) -> None:
+    def _connect(self, resource: str, path: Path, life: object) -> None:
         channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL)
         try:
             grpc.channel_ready_future(channel).result(DIAL_S)
@@ -226,6 +236,9 @@ class Kubelet:
         new = Endpoint(resource, path, channel, bool(wire.integer(options, 2)))
         new.stream = channel.unary_stream(PLUGIN + "ListAndWatch")(b"")
         with self._changed:
+            if self._life is not life:  # it has ended meanwhile, and another may run
+                channel.close()
+                return
             old = self._endpoints.get(resource)
             self._endpoints[resource] = new
             self._changed.notify_all()

@@ -17,7 +17,7 @@ import sys
 from gpuhook.kubernetes import folder, server, settings
 if sys.argv[2] == "False":
     folder._libc.inotify_init1 = lambda flags: -1
-made = settings.Settings(kubelet_folder=sys.argv[1])
+made = settings.Settings(kubelet_folder=sys.argv[1], register=sys.argv[3] == "True")
 sys.exit(server.serve(made, 0, lambda line: print(line, flush=True)))
 """
 
@@ -51,8 +51,8 @@ def gpus(
 class PluginServer:
     """A server in a process; ``lines`` are what it says. Ends with the block."""
 
-    def __init__(self, folder: Path, inotify: bool = True) -> None:
-        words = [sys.executable, "-c", _CODE, str(folder), str(inotify)]
+    def __init__(self, folder: Path, inotify: bool = True, register: bool = True) -> None:
+        words = [sys.executable, "-c", _CODE, str(folder), str(inotify), str(register)]
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -1,10 +1,15 @@
 """What the documents name exists: commands and their options, and files that they link to."""
 
+import json
 import re
+import textwrap
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from gpuhook.cli import cli
 
@@ -19,6 +24,12 @@ DOCUMENTS = [
 # In code: gpuhook, a command, and what follows on the line or up to the closing backtick.
 USE = re.compile(r"(?:^|[`(] ?|\$ |&& )gpuhook ([a-z][a-z-]*)([^`\n|#&;]*)", re.MULTILINE)
 FENCED = re.compile(r"^ *```.*?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+LANGUAGE = re.compile(r"^( *)```(json|toml|yaml)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+PARSERS: dict[str, Callable[[str], object]] = {
+    "json": json.loads,
+    "toml": tomllib.loads,
+    "yaml": lambda text: list(yaml.safe_load_all(text)),
+}
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -47,6 +58,12 @@ def test_commands_and_options_exist(path: Path) -> None:
         assert command is not None, name
         used = set(re.findall(r"(?<=\s)(--?[a-z][a-z.-]*)", rest))
         assert used <= _options(command), (name, used - _options(command))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_what_is_to_be_written_into_files_can_be_read(path: Path) -> None:
+    for _, language, block in LANGUAGE.findall(path.read_text()):
+        PARSERS[language](textwrap.dedent(block))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))

@@ -42,7 +42,7 @@ LINES = (
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
-        "kubernetes",
+        "kubernetes", "slurm",
         "vendors.nvidia.doctor",
         "vendors.amd.doctor",
         "vendors.neuron.doctor",
@@ -144,6 +144,7 @@ LAYERS: Mapping[str, set[str]] = {
         "request", "start", "vendors",
     },
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
+    "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
     "doctor": {
         "cdi",
@@ -152,7 +153,8 @@ LAYERS: Mapping[str, set[str]] = {
     "cli": {
         "cdi", "cgroup", "config", "container", "doctor", "driver_folder", "engines", "host",
         "inject", "inventory", "kubernetes", "nvidia_cli", "oci", "plan", "request", "resolve",
-        "running", "simulate", "start", "vendors", "vendors.nvidia", "vendors.nvidia.simulate",
+        "running", "simulate", "slurm", "start", "vendors", "vendors.nvidia",
+        "vendors.nvidia.simulate",
     },
 }  # fmt: skip
 

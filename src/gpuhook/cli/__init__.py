@@ -29,6 +29,7 @@ _COMMANDS = {
     "uninstall": ("gpuhook.cli.uninstall", "Take back what install did."),
     "runtime": ("gpuhook.cli.runtime", "Hold configure, as nvidia-ctk does."),
     "simulate": ("gpuhook.cli.simulate", "Build a simulated driver with GPUs that don't exist."),
+    "slurm": ("gpuhook.cli.slurm", "Write Slurm's gres.conf, and ask for a job's devices."),
     "watch": ("gpuhook.cli.watch", "Keep the saved inventory fresh, as a service."),
 }
 

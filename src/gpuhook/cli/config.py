@@ -8,7 +8,7 @@ import click
 
 from gpuhook.config import DEFAULT_PATH, load
 from gpuhook.config.edit import parse_assignment, set_value
-from gpuhook.config.loader import PATH_VARIABLE, examine
+from gpuhook.config.loader import PATH_VARIABLE, examine, loads
 from gpuhook.config.locate import line_of
 from gpuhook.config.render import as_toml
 from gpuhook.config.source import read_text
@@ -110,6 +110,7 @@ def set_(
     for assignment in assignments:
         key, value = parse_assignment(assignment, list_separator)
         text = set_value(text, key, value)
+    seam.known(loads(text))  # what a setting says of vendors, only they know
     if dry_run:
         click.echo(text, nl=False)
         return

@@ -12,6 +12,8 @@ from gpuhook.cdi import versions
 from gpuhook.cdi.kept import Kept, kept
 from gpuhook.cli import _documents as documents
 from gpuhook.cli import _engines as shared
+from gpuhook.cli import _swarm as swarm
+from gpuhook.config import load
 from gpuhook.config.loader import PATH_VARIABLE
 from gpuhook.engines import ENGINES, Answer, Ask, Store, installer
 from gpuhook.errors import EngineError
@@ -122,8 +124,11 @@ def _tell_answer(name: str, answer: Answer, ask: Ask, job: Job) -> None:
     if job.dry_run:
         return
     reloaded = job.reload and shared.reload(name, answer.targets[0].config)
-    if not reloaded or (ask.cdi and ask.cdi_setting):  # CDI is what no reload switches on
+    if not reloaded or answer.restart:
         for line in answer.afterwards:
+            click.echo(f"{name}: {line}")
+    if name == "docker" and ask.swarm:
+        for line in swarm.advice(answer.targets[0], ask.swarm, load()):
             click.echo(f"{name}: {line}")
     if name == "docker" and job.links is not None:
         click.echo(
@@ -140,6 +145,9 @@ def _tell_answer(name: str, answer: Answer, ask: Ask, job: Job) -> None:
 @click.option("--set-default", is_flag=True, help="Make gpu-py the default runtime.")
 @click.option("--nvidia-names", is_flag=True, help="Serve NVIDIA's program names too.")
 @click.option("--cdi", is_flag=True, help="Keep CDI documents for it, and switch CDI on.")
+@click.option(
+    "--swarm", "for_swarm", is_flag=True, help="Have Docker offer the devices to a swarm."
+)
 @click.option(
     "--hook", type=click.Choice(["prestart", "precreate"]),
     help="Have podman call the hook for all containers, whatever their runtime.",
@@ -158,6 +166,7 @@ def install(
     set_default: bool,
     nvidia_names: bool,
     cdi: bool,
+    for_swarm: bool,
     hook: str | None,
     config: str | None,
     drop_in_config: str | None,
@@ -172,7 +181,9 @@ def install(
     """Tell container engines about gpu-py.
 
     Everything that is changed is remembered, and ``gpuhook uninstall`` takes it back. With --cdi
-    documents are written and kept up to date, by which engines give GPUs without gpu-py.
+    documents are written and kept up to date, by which engines give GPUs without gpu-py. With
+    --swarm each device becomes a resource of this node, which services ask for, and gpu-py the
+    default runtime, because a service can't choose one.
     """
     if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
@@ -183,6 +194,7 @@ def install(
         also=((_NVIDIAS_NAME, program),) if nvidia_names else (),
         set_default=set_default,
         cdi=cdi,
+        swarm=swarm.resources(load()) if for_swarm else (),
         config=shared.absolute(config),
         drop_in=shared.absolute(drop_in_config),
         prefix=prefix and os.path.abspath(prefix),
@@ -195,4 +207,6 @@ def install(
     links = os.path.abspath(bin_dir or ask.system(folder)) if nvidia_names else None
     state = shared.state_folder(state_dir, ask.prefix)
     chosen = chosen_engines(engines, ask)
+    if for_swarm and "docker" not in chosen:
+        raise click.UsageError("--swarm is Docker's: it needs --engine docker.")
     carry_out(Job(chosen, ask, state, links, reload, dry_run, documents=cdi))

@@ -91,6 +91,25 @@ def examine(text: str, path: str | None = None) -> tuple[Config, list[ConfigErro
     return reading.config, reading.errors
 
 
+def wrong_setting(config: Config, key: str, problem: str) -> ConfigError:
+    """Return the error of a value that can't be, as is found out after the file was read."""
+    try:
+        text = read_text(config.path) if config.path else ""
+    except (FileNotFoundError, ConfigError):  # it has changed since
+        text = ""
+    return _wrong(config.path, text, key, problem, key)
+
+
+def _wrong(path: str | None, text: str, key: str, problem: str, at: str) -> ConfigError:
+    from gpuhook.config.locate import line_of  # noqa: PLC0415
+
+    line = line_of(text, at)
+    place = (path or "The configuration") + (f", line {line}" if line else "")
+    return ConfigError(
+        f"{place}: {key} {problem}", "Correct it; `gpuhook config validate` checks it again"
+    )
+
+
 def default_user(os_release: str = _OS_RELEASE) -> str:
     """Return the user:group that the driver's nodes need on this distribution, mostly ""."""
     try:
@@ -117,16 +136,7 @@ class _Reading:
 
     def wrong(self, key: str, problem: str, at: str = "") -> None:
         """Note an error, with the line that the key, or what ``at`` says, is on."""
-        from gpuhook.config.locate import line_of  # noqa: PLC0415
-
-        line = line_of(self.text, at or key)
-        place = (self.config.path or "The configuration") + (f", line {line}" if line else "")
-        self.errors.append(
-            ConfigError(
-                f"{place}: {key} {problem}",
-                "Correct it; `gpuhook config validate` checks it again",
-            )
-        )
+        self.errors.append(_wrong(self.config.path, self.text, key, problem, at or key))
 
     def ignore(self, key: str, reason: str) -> None:
         self.ignored.append((key, reason))

@@ -78,6 +78,11 @@ class Container(Rootfs):
             os.close(self.process)
         super().close()
 
+    def adopt(self, tables: "list[bytes]") -> None:
+        """Count what the root is mounted on as the container's own (``Boundary.adopt``)."""
+        if self._boundary is not None:
+            self._boundary.adopt(self._fd, tables)
+
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return self._boundary is not None and self._boundary.is_mounted_on()

@@ -65,6 +65,23 @@ class Boundary:
         os.close(self._host)
         os.close(self._container)
 
+    def adopt(self, root: int, tables: "list[bytes]") -> None:
+        """Judge as inside, and count the filesystem that the root is mounted on as its own.
+
+        Some engines mount a filesystem for each container first and the root in it, and then
+        folders of the former in the latter. ``tables`` are mount tables of the host's. Nothing
+        changes without any, where one of them has that filesystem or the root's mount, or where
+        the root is no mount of its own.
+        """
+        table = _read(self._container)
+        fields = {line.split(b" ", 1)[0]: line.split(b" ", 3) for line in table.splitlines()}
+        parent = fields[self._root][1] if self._root in fields else b""
+        if parent not in fields or not tables or not is_mount(root):
+            return
+        device = b" " + fields[parent][2] + b" "
+        if not any(device in each or _has(each, self._root) for each in tables):
+            self._host_table = without(outside(table, self._root), device)
+
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return len(below(_read(self._container), self._root)) > 1
@@ -106,6 +123,20 @@ class Boundary:
         return fields, b" " + groups[0] + b" " if groups else b""
 
 
+def is_mount(folder: int) -> bool:
+    """Tell whether a folder is the root of its mount, by what is above it."""
+    above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return mount_id(above) != mount_id(folder)
+    finally:
+        os.close(above)
+
+
+def _has(table: bytes, mount: bytes) -> bool:
+    """Tell whether a table has a mount: a mount is in one namespace alone."""
+    return (b"\n" + table).find(b"\n" + mount + b" ") >= 0
+
+
 def below(table: bytes, root: bytes) -> set[bytes]:
     """Return the ids of a mount and of all that are on it, on those, and so on."""
     pairs = [line.split(b" ", 2)[:2] for line in table.splitlines()]
@@ -126,6 +157,12 @@ def outside(table: bytes, root: bytes) -> bytes:
     lines = table.splitlines(keepends=True)
     others = b"".join(line for line in lines if line.partition(b" ")[0] not in inside)
     return others.replace(b" master:", b" shared:")
+
+
+def without(table: bytes, device: bytes) -> bytes:
+    """Return a mount table without the mounts of one filesystem; ``device`` is blank-padded."""
+    lines = table.splitlines(keepends=True)
+    return b"".join(line for line in lines if device not in line.partition(b" - ")[0])
 
 
 def _read(fd: int) -> bytes:

@@ -12,6 +12,7 @@ from gpuhook.doctor.machine import Machine
 from gpuhook.engines import docker_api
 from gpuhook.engines.docker_api import DockerInfo
 from gpuhook.errors import ConfigError
+from gpuhook.vendors import seam
 
 
 class Case:
@@ -37,6 +38,7 @@ class Case:
         error = ""
         try:
             config = load(config_path)
+            seam.known(config)  # what it says of vendors, only they know
         except ConfigError as problem:
             config, error = Config(config_path), str(problem)
         return cls(Machine(), config, bin_folder(program), error)

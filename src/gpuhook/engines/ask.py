@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gpuhook.engines.files import Change
 from gpuhook.engines.store import Target
+from gpuhook.engines.swarm import Resource
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Ask:
     ``prefix`` a folder that stands for / . ``cdi`` has the engine take devices by CDI,
     ``cdi_setting`` says whether this version of it needs a setting for that. ``hook`` is the
     stage (prestart, precreate) at which podman is to call ``hook_path``, None for not at all.
+    ``swarm`` are the devices that Docker is to offer to a swarm; none: nothing about it changes.
     """
 
     runtimes: tuple[tuple[str, str], ...]
@@ -26,6 +28,7 @@ class Ask:
     set_default: bool = False
     cdi: bool = False
     cdi_setting: bool = True
+    swarm: tuple[Resource, ...] = ()
     config: str | None = None
     drop_in: str | None = None
     prefix: str = ""
@@ -56,11 +59,15 @@ class Ask:
 
 @dataclass(frozen=True)
 class Answer:
-    """The files an engine wants, what to do afterwards, and what the admin should know."""
+    """The files an engine wants, what to do afterwards, and what the admin should know.
+
+    ``restart`` says that there is something new among it that no reload switches on.
+    """
 
     targets: tuple[Target, ...]
     afterwards: tuple[str, ...] = ()
     warnings: tuple[str, ...] = field(default=())
+    restart: bool = False
 
 
 class Engine(Protocol):

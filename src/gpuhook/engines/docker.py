@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 
-from gpuhook.engines import docker_api, json_text
+from gpuhook.engines import docker_api, json_text, swarm
 from gpuhook.engines.ask import Answer, Ask
 from gpuhook.engines.docker_api import DEFAULT_CONFIG
 from gpuhook.engines.files import Change, decode, read_json, read_text, remove_folders
@@ -40,20 +40,20 @@ class Docker:
         wanted = wanted_document(document, ask, path)
         owned: tuple[Path, ...] = tuple(("runtimes", name) for name in ask.names)
         target = Target(self.name, path, "json", json_text.edited(text, wanted, path), path, owned)
-        changed = wanted.get("features") != document.get("features")
-        restart = ask.cdi and (ask.cdi_setting or changed)
-        return Answer((target,), (self._advice(path, restart=restart),))
+        new = {key for key in ("features", swarm.KEY) if wanted.get(key) != document.get(key)}
+        if ask.cdi and ask.cdi_setting:
+            new.add("features")  # it may have been there, and dockerd be older than it
+        return Answer((target,), (self._advice(path, sorted(new)),), restart=bool(new))
 
     def _config(self, ask: Ask) -> str:
         if ask.config:
             return ask.config
         return ask.user("docker/daemon.json") if ask.rootless else ask.system(DEFAULT_CONFIG)
 
-    def _advice(self, path: str, *, restart: bool) -> str:
-        if restart:
-            return (
-                "Restart Docker, which reads features only at its start: systemctl restart docker"
-            )
+    def _advice(self, path: str, at_start: list[str]) -> str:
+        if at_start:
+            what = " and ".join(at_start)
+            return f"Restart Docker, which reads {what} only at its start: systemctl restart docker"
         daemons = _daemons(path)
         if daemons:
             pids = " ".join(str(daemon.pid) for daemon in daemons)
@@ -127,13 +127,26 @@ def wanted_document(document: Document, ask: Ask, path: str) -> Document:
         if not isinstance(entry, dict) or entry.get("path") != program:
             runtimes[name] = {"path": program}
     wanted = {**document, "runtimes": runtimes}
-    if ask.set_default:
+    if ask.swarm:
+        wanted[swarm.KEY] = swarm.Node(node_resources(document, path), ask.swarm).merged()
+    if ask.set_default or ask.swarm:  # a service can't choose a runtime
         wanted["default-runtime"] = ask.names[0]
     if ask.cdi:
         features = _table(document, "features", path)
         if ask.cdi_setting or "cdi" in features:  # a false, too: --cdi is said later
             wanted["features"] = {**features, "cdi": True}
     return wanted
+
+
+def node_resources(document: Document, path: str) -> list[str]:
+    """Return the node-generic-resources of a daemon.json."""
+    value = document.get(swarm.KEY, [])
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise EngineError(
+            f'"{swarm.KEY}" in {path} is no list of strings',
+            "Correct it and run this again; the file was left as it is",
+        )
+    return value
 
 
 def _foreign(document: Document, ask: Ask, path: str) -> set[str]:

@@ -5,7 +5,6 @@ What has no effect here is said, with its line; what would change what pods get 
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gpuhook.cdi import tree
@@ -13,6 +12,7 @@ from gpuhook.errors import ConfigError, shown
 from gpuhook.host import files
 from gpuhook.kubernetes import options
 from gpuhook.kubernetes.names import full_name
+from gpuhook.kubernetes.options import Content
 from gpuhook.kubernetes.settings import Sharing
 
 VERSION = "v1"
@@ -34,16 +34,6 @@ class Replicated(NamedTuple):
     replicas: int
     rename: str | None
     devices: str | int | list[str]
-
-
-@dataclass
-class Content:
-    """What a file says: ``values`` by the options' fields; ``sharing`` by resource."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    sharing: dict[str, Sharing] = field(default_factory=dict)
-    single_requests: bool = False
-    warnings: list[str] = field(default_factory=list)
 
 
 def read(path: str) -> Content:

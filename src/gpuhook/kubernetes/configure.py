@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from gpuhook.config import Config
 from gpuhook.errors import ConfigError
-from gpuhook.kubernetes import config_file, options
-from gpuhook.kubernetes.options import INEFFECTIVE, OPTIONS, Option
+from gpuhook.kubernetes import options
+from gpuhook.kubernetes.options import INEFFECTIVE, OPTIONS, Content, Option
 from gpuhook.kubernetes.settings import (
     CDI_ANNOTATIONS,
     CDI_CRI,
@@ -29,7 +29,7 @@ def read(
     wrong. ``policy`` reads the variables about health (``health.policy``).
     """
     path = flags.get(FILE) or environ.get(_variable(FILE), "")
-    content = config_file.read(path) if path else config_file.Content()
+    content = _content(path) if path else Content()
     watched, xids = policy(environ) if policy else (True, {})
     values = {**content.values}
     for option in OPTIONS:
@@ -67,6 +67,12 @@ def apply(settings: Settings, config: Config) -> Settings:
     if settings.driver_root:
         config.root = settings.driver_root
     return settings
+
+
+def _content(path: str) -> Content:
+    from gpuhook.kubernetes import config_file  # noqa: PLC0415 - YAML's memory is for who has a file
+
+    return config_file.read(path)
 
 
 def _variable(flag: str) -> str:

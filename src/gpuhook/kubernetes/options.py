@@ -5,11 +5,12 @@ the flag is, in capitals and with _ for each -; our own begin with GPUHOOK_.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpuhook.errors import listed, shown
 from gpuhook.kubernetes import settings as choices
+from gpuhook.kubernetes.settings import Sharing
 
 FLAG, TEXT, CHOICE, WORDS = "true or false", "a text", "one of", "one or several of"
 NUMBERS, PATH, SECONDS, XIDS = "numbers", "an absolute path", "seconds", "NUMBER=ACTION"
@@ -177,6 +178,16 @@ INEFFECTIVE = (
 )
 # Of NVIDIA's other program that reads the same file.
 OF_OTHERS = (("flags", "gfd"), ("flags", "useNodeFeatureAPI"))
+
+
+@dataclass
+class Content:
+    """What a file says: ``values`` by the options' fields; ``sharing`` by resource."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sharing: dict[str, Sharing] = field(default_factory=dict)
+    single_requests: bool = False
+    warnings: list[str] = field(default_factory=list)
 
 
 # Values -----------------------------------------------------------------------------------------

@@ -108,10 +108,8 @@ class _Vendors:
         strategy = self.settings.mig_strategy
         offers, warnings = self.cluster.offers(self.inventory, root, strategy)
         self.warnings += warnings
-        lost = self.cluster.lost(self.inventory, root)
-        if lost:
-            first = next(iter(offers), self.vendor.names.KIND)
-            offers = {**offers, first: [*offers.get(first, ()), *lost]}
+        for each in self.cluster.lost(self.inventory, root):
+            offers.setdefault(self.cluster.resource(each, root), []).append(each)
         found = []
         for name, devices in offers.items():
             wrong = wrong_name(name)

@@ -10,7 +10,7 @@ serves and registers again, for ever. One thread, one loop; streams wait without
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -300,19 +300,38 @@ class _Endpoint:
         self._registry = registry
         try:
             service = await self._serve()
-            await self._register(service)
+            if not self.offer.settings.register:
+                await self._serve_alone(service)
+                return
+            reason = await self._unless_moved(service, self._register(service))
         except PluginError as error:
             self._say(f"{self._name}: {error}")
+            return
+        if reason:
             return
         self._said.clear()
         count = _devices(len(self.offer.resource.offers()))
         self.offer.tell(f"{self._name}: registered with the kubelet, {count}")
         loop = asyncio.get_running_loop()
         began = loop.time()
-        reason = await self._end(service)
+        reason = await self._unless_moved(service, self._until_disconnected(service))
         is_steady = loop.time() - began > _STEADY
         self._pause = _FIRST_PAUSE if is_steady else min(self._pause, _SHORT_PAUSE)
         self._say(f"{self._name}: {reason}; registering again")
+
+    async def _unless_moved(self, service: _Service, work: Coroutine[Any, Any, str]) -> str:
+        """Return what ``work`` does, or which socket has changed before it is done.
+
+        A kubelet that starts while we register may wait for the socket that it has just removed.
+        """
+        tasks = [asyncio.create_task(work), asyncio.create_task(self._until_moved(service))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next(task for task in tasks if task in done).result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _say(self, sentence: str) -> None:
         """Report what is wrong, each thing once until all is well."""
@@ -336,8 +355,8 @@ class _Endpoint:
             await self._service.stop()  # more than once where this is cancelled meanwhile
             self._service = None
 
-    async def _register(self, service: _Service) -> None:
-        """Register with the kubelet and wait until it has asked for the list."""
+    async def _register(self, service: _Service) -> str:
+        """Register with the kubelet and wait until it has asked for the list; return ""."""
         path = f"{self._folder.path}/{api.REGISTRY}"
         request = api.plugin.RegisterRequest(
             version=api.VERSION,
@@ -364,16 +383,28 @@ class _Endpoint:
                 "The kubelet registered the resource, but didn't ask for its devices",
                 "See the kubelet's log",
             ) from None
+        return ""
+
+    async def _serve_alone(self, service: _Service) -> None:
+        """Serve whoever finds the socket, until it is removed: the kubelet isn't to be told."""
+        self._said.clear()
+        self.offer.tell(f"{self._name}: served at {service.name}, and the kubelet isn't told")
+        while service.identity == self._folder.identity(service.name):
+            await self._next()
 
     async def _next(self) -> None:
         self._moved.clear()
         await self._moved.wait()
 
-    async def _end(self, service: _Service) -> str:
-        """Wait until the kubelet doesn't know of us any more; return how that is seen."""
+    async def _until_disconnected(self, service: _Service) -> str:
+        """Wait until the kubelet has no stream any more; return that in words."""
+        while service.streams:
+            await self._next()
+        return "the kubelet has ended the connection"
+
+    async def _until_moved(self, service: _Service) -> str:
+        """Wait until a socket isn't the one that it was; return which."""
         while True:
-            if not service.streams:
-                return "the kubelet has ended the connection"
             if service.identity != self._folder.identity(service.name):
                 return "its socket was removed"
             if self._folder.identity(api.REGISTRY) not in (None, self._registry):

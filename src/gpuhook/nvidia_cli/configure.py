@@ -3,10 +3,9 @@
 The same request, plan and injection as everywhere; only the way to ask is another.
 """
 
-import os
-
 from gpuhook import inject
 from gpuhook.config import Config
+from gpuhook.nvidia_cli import callers
 from gpuhook.nvidia_cli.errors import CliError
 from gpuhook.oci.spec import State
 from gpuhook.plan import image
@@ -38,8 +37,10 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
     """Inject what was granted; GpuhookError, and nothing left behind, if that fails."""
     completeness.check(grant)
     requirements.check(grant)
-    pid = target.pid or os.getppid()
+    pid = target.pid or callers.parent()
     with inject.open_container(pid, target.root) as container:
+        if target.pid is None:
+            container.adopt(callers.mount_tables())
         found = image.look(container, config, {NAME: grant.vendor.look})
         plan = make_plan([grant], found)
         record = records.describe(State("", pid, "", None), None, [grant])

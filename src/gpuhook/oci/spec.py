@@ -53,14 +53,18 @@ class Spec:
     @property
     def has_mount_namespace(self) -> bool:
         """Whether the container gets a mount namespace of its own, not one that exists."""
+        return any(not item.get("path") for item in self._namespaces("mount"))
+
+    @property
+    def has_user_namespace(self) -> bool:
+        """Whether the container is in a user namespace, its own or one that exists."""
+        return bool(self._namespaces("user"))
+
+    def _namespaces(self, kind: str) -> "list[dict[str, Any]]":
         linux = self.data.get("linux")
-        namespaces = linux.get("namespaces") if isinstance(linux, dict) else None
-        if not isinstance(namespaces, list):
-            return False
-        return any(
-            isinstance(item, dict) and item.get("type") == "mount" and not item.get("path")
-            for item in namespaces
-        )
+        found = linux.get("namespaces") if isinstance(linux, dict) else None
+        every = found if isinstance(found, list) else []
+        return [item for item in every if isinstance(item, dict) and item.get("type") == kind]
 
     def require_mount_namespace(self) -> None:
         """Raise SpecError where what is mounted for the container would stay on the host."""
@@ -204,9 +208,21 @@ def _write_new(path: str, data: bytes, like: os.stat_result) -> None:
             view = view[os.write(fd, view) :]
         os.fchmod(fd, like.st_mode & 0o7777)
         if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
-            os.fchown(fd, like.st_uid, like.st_gid)
+            _keep_owner(fd, like)
     finally:
         os.close(fd)
+
+
+def _keep_owner(fd: int, like: os.stat_result) -> None:
+    """Give a file its owner; where only root could, it stays the user's whose folder it is in.
+
+    Slurm writes root's config.json into a folder of the user's, who runs the container.
+    """
+    try:
+        os.fchown(fd, like.st_uid, like.st_gid)
+    except PermissionError:
+        if os.geteuid() == 0:
+            raise
 
 
 def _remove(path: str) -> None:

@@ -7,7 +7,14 @@ their SONAMEs in a folder that the loader searches by itself), no file is writte
 
 import os
 
-from gpuhook.plan.operations import AllowDevice, BindDevice, BindFile, Operation, Symlink
+from gpuhook.plan.operations import (
+    DEVICE_OPTIONS,
+    AllowDevice,
+    BindDevice,
+    BindFile,
+    Operation,
+    Symlink,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,8 +82,14 @@ def undone(plan: "Plan") -> list[Operation]:
 def apply(spec: "Spec", plan: "Plan") -> "Spec":
     """Return the spec with the plan's device nodes and mounts; the rest is added elsewhere."""
     done = steps(plan)
-    devices = [_node(op) for op in done if isinstance(op, MakeNode)]
-    mounts = [_mount(op) for op in done if isinstance(op, BindFile)]
+    nodes = [op for op in done if isinstance(op, MakeNode)]
+    # In a user namespace no node can be made, and runtimes mount the host's of the same name.
+    elsewhere = [op for op in nodes if op.source != op.destination and spec.has_user_namespace]
+    devices = [_node(op) for op in nodes if op not in elsewhere]
+    mounts = [_mount(op.source, op.destination, DEVICE_OPTIONS) for op in elsewhere]
+    mounts += [
+        _mount(op.source, op.destination, op.options) for op in done if isinstance(op, BindFile)
+    ]
     # A bundle that is started again holds them already, perhaps as they were then.
     linux = spec.data.get("linux")
     found = linux.get("devices") if isinstance(linux, dict) else None
@@ -112,12 +125,12 @@ def _node(op: MakeNode) -> "dict[str, Any]":
     }
 
 
-def _mount(op: BindFile) -> "dict[str, Any]":
+def _mount(source: str, destination: str, options: "tuple[str, ...]") -> "dict[str, Any]":
     return {
-        "destination": op.destination,
+        "destination": destination,
         "type": "bind",
-        "source": op.source,
-        "options": ["bind", "rprivate", *op.options],
+        "source": source,
+        "options": ["bind", "rprivate", *options],
     }
 
 

@@ -8,8 +8,9 @@ that a configuration declares. ``load`` returns the vendor itself,
 docs/add-a-vendor.md goes through it step by step.
 """
 
-from gpuhook.errors import ConfigError, DriverError, NoDriverError, listed
+from gpuhook.errors import ConfigError, DriverError, NoDriverError, listed, shown
 from gpuhook.inventory.model import Inventory
+from gpuhook.request.sources import swarm_variables
 from gpuhook.vendors.amd import names as amd
 from gpuhook.vendors.ascend import names as ascend
 from gpuhook.vendors.gaudi import names as gaudi
@@ -51,10 +52,16 @@ def known(config: "Config") -> "Mapping[str, ModuleType]":
     """Return the names of every vendor, by name: KNOWN, and those that config.toml declares.
 
     One of KNOWN whose variable a declared one has isn't asked by it any more. ConfigError where
-    a declared one has the name or the kind of one of KNOWN.
+    a declared one has the name or the kind of one of KNOWN, and where swarm-resource names a
+    vendor that there isn't.
     """
-    if not config.vendors:
-        return KNOWN
+    found = _with_declared(config) if config.vendors else KNOWN
+    if "=" in config.swarm_resource:
+        _check_swarm(config, found)
+    return found
+
+
+def _with_declared(config: "Config") -> "Mapping[str, ModuleType]":
     from gpuhook.vendors.declared.names import names_of, without  # noqa: PLC0415 - few declare any
 
     given_away = [table.variable for table in config.vendors]
@@ -69,6 +76,16 @@ def known(config: "Config") -> "Mapping[str, ModuleType]":
                 )
         found[table.name] = names_of(table)
     return found
+
+
+def _check_swarm(config: "Config", found: "Mapping[str, ModuleType]") -> None:
+    """Refuse a variable that swarm-resource gives to no vendor: it would mean nothing."""
+    for vendor, _ in swarm_variables(config.swarm_resource):
+        if vendor and vendor not in found:
+            from gpuhook.config.loader import wrong_setting  # noqa: PLC0415 - only of errors
+
+            problem = f"names the vendor {shown(vendor)}, which is none of {', '.join(found)}"
+            raise wrong_setting(config, "swarm-resource", problem)
 
 
 def package(names: "ModuleType") -> str:

@@ -66,7 +66,7 @@ def dockerd(
     registered = {name: {"path": str(path)} for name, path in runtimes.items()}
     config.write_text(json.dumps({"runtimes": registered, **(more or {})}))
     client = Docker(folder, None, namespace)
-    argv = namespace.enter("dockerd", *_options(folder, config))
+    argv = namespace.enter("dockerd", *options(folder, config))
     with daemon(argv, folder / "log", lambda: client.call("info").status == 0, env):
         pid = int((folder / "pid").read_text())
         client.call("load", "--input", images).ok()
@@ -74,7 +74,8 @@ def dockerd(
         _remove_containers(client)
 
 
-def _options(folder: Path, config: Path) -> list[str]:
+def options(folder: Path, config: Path) -> list[str]:
+    """Return the options of a dockerd that has all it has below ``folder``."""
     return [
         f"--config-file={config}",
         f"--data-root={folder}/data",

@@ -17,6 +17,7 @@ def main() -> None:
     with ThreadPoolExecutor(2) as pool:
         others: list[Future[Any]] = [pool.submit(install), pool.submit(fetch_driver_files)]
         list(pool.map(releases.fetch_one, releases.NAMES))
+        releases.fetch_apptainer()
         list(pool.map(distributions.fetch_one, distributions.DEBIANS))
         others.append(pool.submit(build_image))
         for each in others:

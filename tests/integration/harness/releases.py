@@ -46,10 +46,15 @@ class Release:
         return self.namespace.run("sh", "-c", f"command -v {program}").ok().stdout.strip()
 
 
-def fetch_one(name: str) -> Path:
-    """Return the root of a release with its engines, made the first time."""
+def fetch_apptainer() -> Path:
+    """Return the root of a release with Apptainer alone, which Debian 12 and 13 don't have."""
+    return fetch_one("sid", "apptainer")
+
+
+def fetch_one(name: str, *package: str) -> Path:
+    """Return the root of a release with its engines, or one package, made the first time."""
     command = REPOSITORY / "scripts/lib/engine-root"
-    printed = run([command, name], timeout=1200.0).ok().stdout
+    printed = run([command, name, *package], timeout=1200.0).ok().stdout
     return Path(printed.splitlines()[-1])
 
 

@@ -75,6 +75,51 @@ def test_mounts_made_meanwhile_are_seen(boundary: mounts.Boundary, tmp_path: Pat
     boundary.close()
 
 
+APPTAINER = """\
+24 1 8:1 / / rw,relatime master:1 - ext4 /dev/sda1 rw
+25 24 0:66 / /srv/job rw,relatime master:3 - tmpfs tmpfs rw
+200 24 0:57 / /session rw,nosuid master:80 - tmpfs tmpfs rw
+190 200 0:58 / /session/final rw,nodev - overlay overlay rw
+191 190 0:57 /dev /session/final/dev rw,nosuid master:80 - tmpfs tmpfs rw
+192 190 8:1 /srv /session/final/data rw,nosuid master:1 - ext4 /dev/sda1 rw
+193 190 0:66 / /session/final/job rw,nosuid master:3 - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("tables", "mount", "own"),
+    [
+        ([HOST], True, {190, 191}),
+        ([HOST, "9 1 0:57 / /session rw - tmpfs tmpfs rw\n"], True, {190}),  # the host has it
+        ([HOST, APPTAINER], True, {190}),  # this is the host's namespace
+        ([HOST], False, {190}),  # the root is a folder among the host's
+        ([], True, {190}),  # nothing is known of the host
+    ],
+)
+def test_filesystem_that_the_root_is_mounted_on(
+    boundary: mounts.Boundary,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tables: list[str],
+    mount: bool,
+    own: set[int],
+) -> None:
+    for name in ("mountinfo", "host"):
+        (tmp_path / name).write_text(APPTAINER)
+    boundary._inside = False
+    monkeypatch.setattr(mounts, "is_mount", lambda folder: mount)
+    boundary.adopt(190, [table.encode() for table in tables])
+    assert {each for each in (190, 191, 192, 193) if boundary.verdict(each).own} == own
+    boundary.close()
+
+
+def test_root_of_a_mount() -> None:
+    for path, expected in (("/proc", True), ("/proc/self", False), ("/", False)):
+        folder = os.open(path, os.O_PATH)
+        assert mounts.is_mount(folder) == expected
+        os.close(folder)
+
+
 def test_what_is_below_a_mount() -> None:
     """In whatever order: newer kernels sort a table by other numbers."""
     lines = CONTAINER.encode().splitlines(keepends=True)

@@ -113,13 +113,22 @@ def test_a_configuration_that_others_may_change(tree: Tree) -> None:
     assert said(install.configuration(tree.case))["configuration-owner"][0] == "failure"
 
 
-def test_an_invalid_configuration(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("disable-require = 3\n", "disable-require must be true or false"),
+        ('swarm-resource = "nvida=X"\n', "swarm-resource names the vendor"),
+    ],
+)
+def test_an_invalid_configuration(
+    tmp_path_factory: pytest.TempPathFactory, text: str, problem: str
+) -> None:
     path = tmp_path_factory.mktemp("config") / "config.toml"
-    path.write_text("disable-require = 3\n")
+    path.write_text(text)
     case = Case.of_this_machine(str(path), "/nonexistent/gpuhook")
     status, message = said(install.configuration(case))["configuration"]
     assert status == "failure"
-    assert "disable-require must be true or false" in message
+    assert problem in message
 
 
 def test_a_rootless_dockerd_is_told(tree: Tree) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gpuhook.cdi import tree
 from gpuhook.errors import ConfigError
-from gpuhook.kubernetes.config_file import Content, Reader, read, reference_kind
+from gpuhook.kubernetes.config_file import Reader, read, reference_kind
+from gpuhook.kubernetes.options import Content
 from gpuhook.kubernetes.settings import Sharing
 
 GPU = "nvidia.com/gpu"

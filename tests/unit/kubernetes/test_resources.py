@@ -231,6 +231,14 @@ def test_a_lost_gpu_has_the_uuid_that_the_kernel_module_has_of_it(tmp_path: Path
     assert reasons(one) == ["", "", "GPU 1: it has fallen off the bus"]
 
 
+def test_a_lost_gpu_is_no_mig_device(tmp_path: Path) -> None:
+    found = machine(tmp_path, gpu(0, 0, (part(0, 1, "1g.18gb"),)), lost=(1,))
+    assert ids(offered(found, mig_strategy="mixed")[0]) == {
+        "nvidia.com/mig-1g.18gb": ["MIG-1-0"],
+        GPU: ["lost-1"],
+    }
+
+
 def test_a_vendor_with_trouble_costs_no_other(tmp_path: Path) -> None:
     found = machine(tmp_path / "gone", gpu(0, 0))
     shutil.rmtree(tmp_path / "gone")

@@ -22,6 +22,7 @@ from plugin_server import PluginServer, gpus, units
 
 GPU, AMD = "nvidia.com/gpu", "amd.com/gpu"
 SOCKET = "gpuhook-nvidia.com_gpu.sock"
+LOCAL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 
 
 @pytest.fixture
@@ -135,6 +136,22 @@ def test_kubelet_that_listens_later_on_the_same_socket(
         behind.connect(str(kubelet.folder.with_name(f"{folder.name}.live")))
         with front, nodes.relayed(front, behind):
             kubelet.wait_for(GPU, healthy=8)
+
+
+def test_without_registration_whoever_finds_the_socket_is_served(
+    kubelet: Kubelet, folder: Path
+) -> None:
+    """As with an empty --kubelet-socket, for tests."""
+    kubelet.start()
+    with PluginServer(folder, register=False) as server:
+        server.report(gpus())
+        for times in (1, 2):
+            server.wait_for_line(GPU, "the kubelet isn't told", times=times)
+            with grpc.insecure_channel(f"unix:{folder}/{SOCKET}", options=LOCAL) as channel:
+                method = channel.unary_unary("/v1beta1.DevicePlugin/GetDevicePluginOptions")
+                assert wire.fields(method(b"", timeout=10)) == {2: 1}
+            (folder / SOCKET).unlink()
+    assert kubelet.registrations == []
 
 
 def test_refusals_are_said_once_and_asked_again(kubelet: Kubelet, server: PluginServer) -> None:

@@ -118,6 +118,36 @@ def test_mount_namespace() -> None:
     assert not Spec("/b/c", '{"linux": {"namespaces": [{"type": "pid"}]}}').has_mount_namespace
 
 
+def test_a_file_of_roots_in_a_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm makes it so: the user can't give the new file to root, and needn't."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    path = write(tmp_path, json.dumps(CONFIG))
+    monkeypatch.setattr(os, "fchown", refused)
+    changed = read_spec(path).append(("process", "env"), ["B=2"])
+    # Where another user is, the file's owner isn't.
+    real, own = os.stat, os.geteuid()
+    like = os.stat_result((*real(path)[:4], own + 1, *real(path)[5:10]))
+    monkeypatch.setattr(
+        os, "stat", lambda name, **more: like if name == path else real(name, **more)
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: own or 1000)
+    changed.write()
+    assert "B=2" in read_spec(path).data["process"]["env"]
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(SpecError, match="can't be written"):
+        changed.write()
+
+
+def test_user_namespace() -> None:
+    assert not Spec("/b/c", json.dumps(CONFIG)).has_user_namespace
+    for more in ("", ', "path": "/proc/7/ns/user"'):
+        text = f'{{"linux": {{"namespaces": [{{"type": "user"{more}}}]}}}}'
+        assert Spec("/b/c", text).has_user_namespace
+
+
 @pytest.mark.parametrize("pid", ['"pid": 1,', '"pid": 0,', "", '"pid": "x",'])
 def test_state_of_a_hook_in_the_container(pid: str) -> None:
     """What its process is called in there, or nothing, depending on the runtime."""

@@ -36,6 +36,23 @@ def test_nodes_and_mounts_are_appended() -> None:
     }  # fmt: skip
 
 
+def test_nodes_below_a_driver_root_are_mounted_in_a_user_namespace() -> None:
+    """No node can be made there, and runtimes mount the host's node of the same name."""
+    below = machine(gpu(0, 3))
+    below.root = "/run/driver"
+    request = read_request({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}, Config())
+    user = json.dumps({"linux": {"namespaces": [{"type": "user"}]}})
+    spec = applied(planned(request, below), user)
+    assert "devices" not in spec["linux"]
+    mounts = {mount["destination"]: mount for mount in spec["mounts"]}
+    assert mounts["/dev/nvidia3"]["source"] == "/run/driver/dev/nvidia3"
+    assert "nodev" not in mounts["/dev/nvidia3"]["options"]
+    assert len(applied(planned(request, below))["linux"]["devices"]) == 4
+    here = applied(plan(), user)
+    assert len(here["linux"]["devices"]) == 4
+    assert not any(mount["destination"].startswith("/dev/") for mount in here["mounts"])
+
+
 def test_links_become_mounts_of_what_they_lead_to() -> None:
     mounts = {mount["destination"]: mount for mount in applied(plan())["mounts"]}
     file = f"{LIBS}/libcuda.so.{VERSION}"

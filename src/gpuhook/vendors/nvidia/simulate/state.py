@@ -115,7 +115,8 @@ def load_machine(root: str) -> Machine:
 def append(root: str, name: str, line: str) -> None:
     """Add a line to a file of the state folder, in one write."""
     path = os.path.join(root, FOLDER, name)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK  # not in a fifo
+    fd = os.open(path, flags, 0o644)
     try:
         os.write(fd, line.encode())
     finally:
@@ -124,7 +125,7 @@ def append(root: str, name: str, line: str) -> None:
 
 @contextlib.contextmanager
 def locked(root: str) -> Iterator[None]:
-    """Keep other changes of this machine away."""
+    """Keep other changes of this machine away; SimulateError where a change can't be written."""
     try:
         fd = os.open(os.path.join(root, FOLDER), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -133,5 +134,10 @@ def locked(root: str) -> Iterator[None]:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
+    except OSError as error:
+        raise SimulateError(
+            f"The simulated machine can't be changed ({error})",
+            "Run the command as root, and check that the file system has room",
+        ) from error
     finally:
         os.close(fd)

@@ -222,3 +222,10 @@ def test_xids_that_make_no_sense(root: Path, xid: int, device: str, words: str) 
 def test_no_simulated_machine(tmp_path: Path) -> None:
     with pytest.raises(SimulateError, match="holds no simulated machine"):
         report_xid(str(tmp_path), 79, "0")
+
+
+def test_a_file_that_can_not_be_written(root: Path) -> None:
+    (root / "simulate/events").unlink()
+    (root / "simulate/events").mkdir()
+    with pytest.raises(SimulateError, match="can't be changed"):
+        report_xid(str(root), 79, "0")

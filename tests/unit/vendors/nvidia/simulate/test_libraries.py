@@ -22,10 +22,6 @@ from gpuhook.vendors.nvidia.simulate import Process, run_process
 from gpuhook.vendors.nvidia.simulate.machine import Machine
 from gpuhook.vendors.nvidia.simulate.options import Failure
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("gcc") is None, reason="the simulated driver is compiled with gcc when it is built"
-)
-
 Root = tuple[Path, Machine]
 MakeRoot = Callable[..., Root]
 

@@ -1,0 +1,140 @@
+"""Apptainer's two ways to have NVIDIA's GPUs in a container, on a machine with a simulated driver.
+
+``--nv`` is Apptainer's own work; ``--nvccli`` calls nvidia-container-cli, which is ours.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.commands import Result
+from harness.driver import Driver, lines_of_nvidia_smi
+from harness.inside import look, seen
+from harness.installation import Installation
+from harness.releases import Release, release
+
+HOME = "/home/joe"
+USER = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "env", f"HOME={HOME}")
+# This machine's root may lack a capability, and Apptainer gives a container all of them or none.
+AS_ROOT = ("exec", "--no-privs")
+SMI = ("nvidia-smi", "-L")
+
+# What a machine with the driver has: its nodes, its files, and what /proc shows already.
+SET_UP = """
+set -e
+rm -f /etc/localtime && echo UTC >/etc/localtime
+mount -t tmpfs -o mode=755 tmpfs /dev
+while read -r name major minor; do
+    mknod -m 666 "/dev/$name" c "$major" "$minor"
+done <<NODES
+null 1 3
+zero 1 5
+random 1 8
+urandom 1 9
+tty 5 0
+NODES
+mkdir /dev/pts /dev/shm
+mount -t devpts devpts /dev/pts
+ln -s /proc/self/fd /dev/fd
+ln -s fd/0 /dev/stdin
+ln -s fd/1 /dev/stdout
+ln -s fd/2 /dev/stderr
+cp -a DRIVER/dev/. /dev/
+cp -a DRIVER/usr/. /usr/
+ldconfig
+chmod 1777 /tmp
+useradd --create-home --uid 1000 joe
+echo joe:100000:65536 | tee /etc/subuid >/etc/subgid
+apptainer build --sandbox /srv/box IMAGE
+apptainer build /srv/box.sif /srv/box
+cp -a /srv/box HOME/box
+chown -R joe:joe HOME/box
+chmod -R u+w HOME/box
+ln -s CLI /usr/local/bin/nvidia-container-cli
+mkdir -p /etc/gpuhook
+printf '[nvidia-container-cli]\\nload-kmods = false\\n' >/etc/gpuhook/config.toml
+"""
+
+
+@pytest.fixture(scope="module")
+def host(
+    apptainer_root: Path,
+    workspace: Path,
+    installation: Installation,
+    driver: Driver,
+    roots: dict[str, Path],
+) -> Iterator[Release]:
+    """A machine with Apptainer and NVIDIA's driver, and an image as a folder and as a file."""
+    folder = workspace / "apptainer"
+    with release("apptainer", apptainer_root, folder, installation, driver) as made:
+        words = {
+            "DRIVER": driver.root,
+            "IMAGE": roots["debian"],
+            "HOME": HOME,
+            "CLI": made.installation.bin / "gpuhook-container-cli",
+        }
+        script = SET_UP
+        for word, path in words.items():
+            script = script.replace(word, str(path))
+        made.namespace.run("sh", "-c", script).ok()
+        yield made
+
+
+def apptainer(
+    host: Release, *words: str, visible: str | None = "0,2", user: tuple[str, ...] = ()
+) -> Result:
+    """Run Apptainer where NVIDIA_VISIBLE_DEVICES is set as it is to be in the container."""
+    env = {} if visible is None else {"NVIDIA_VISIBLE_DEVICES": visible}
+    return host.namespace.run(*user, "apptainer", *words, env=env)
+
+
+@pytest.mark.parametrize("user", [(), USER], ids=["root", "user"])
+def test_nv_gives_all(host: Release, driver: Driver, user: tuple[str, ...]) -> None:
+    """No gpuhook is in it, and no choice: Apptainer finds libraries and nodes by itself."""
+    words = ("--nv", "--contain", "/srv/box")
+    done = apptainer(host, *(("exec",) if user else AS_ROOT), *words, *SMI, user=user).ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
+
+
+@pytest.mark.parametrize("options", [(), ("--pid",), ("--ipc",)], ids=["", "pid", "ipc"])
+@pytest.mark.parametrize("image", ["/srv/box", "/srv/box.sif"], ids=["folder", "sif"])
+def test_nvccli_gives_those_that_are_named(
+    host: Release, driver: Driver, image: str, options: tuple[str, ...]
+) -> None:
+    words = (*AS_ROOT, "--nvccli", "--contain", *options, image)
+    done = apptainer(host, *words, *SMI).ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
+    inside = seen(apptainer(host, *words, *look(libraries=["libcuda.so.1"])))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
+    assert inside.libraries["libcuda.so.1"][0].endswith(driver.version)
+    uuid = driver.gpus[5].uuid
+    done = apptainer(host, *words, *SMI, visible=uuid).ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi([driver.gpus[5]])
+
+
+@pytest.mark.parametrize("option", ["--userns", "--fakeroot"])
+def test_nvccli_for_a_user(host: Release, driver: Driver, option: str) -> None:
+    """In a user namespace, of an image that is the user's own."""
+    words = ("exec", option, "--nvccli", "--contain", f"{HOME}/box")
+    done = apptainer(host, *words, *SMI, user=USER).ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
+    inside = seen(apptainer(host, *words, *look(), user=USER))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
+
+
+def test_nvccli_without_contain_gives_all(host: Release, driver: Driver) -> None:
+    """The container has the host's /dev then; Apptainer asks for all where nothing is said."""
+    for visible in ("0,2", None):
+        done = apptainer(host, *AS_ROOT, "--nvccli", "/srv/box", *SMI, visible=visible).ok()
+        assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
+    assert "NVIDIA_VISIBLE_DEVICES=all" in done.stderr
+
+
+def test_nothing_is_made_in_a_folder_of_the_hosts(host: Release, driver: Driver) -> None:
+    folder = f"{HOME}/shared"
+    host.namespace.run("mkdir", "-p", folder).ok()
+    bound = f"{folder}:{driver.library('libcuda.so.1').parent.relative_to(driver.root)}"
+    words = (*AS_ROOT, "--nvccli", "--contain", "--bind", bound.replace(":", ":/"), "/srv/box")
+    done = apptainer(host, *words, "true").failed()
+    assert "in a volume" in done.stderr
+    assert host.namespace.run("ls", "-A", folder).ok().stdout == ""

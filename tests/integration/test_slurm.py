@@ -1,0 +1,22 @@
+"""Real Slurm daemons hand out simulated GPUs to containers of an ordinary user's jobs."""
+
+from harness.commands import run
+from harness.images import REPOSITORY
+from harness.installation import Installation
+
+SCRIPT = REPOSITORY / "scripts/test-slurm"
+STEPS = (
+    "the two that Slurm gave it",
+    "their nodes and no other",
+    "each has its own",
+    "the kernel lets it open one",
+    "eight have each its own",
+    "the ninth waits for resources",
+    "it has the GPU of the one that ended",
+)
+
+
+def test_jobs(installation: Installation) -> None:
+    assert installation.command.exists()  # the script finds the same one
+    done = run([SCRIPT], timeout=180.0).ok()
+    assert [step for step in STEPS if f"ok: {step}" not in done.stdout] == []

@@ -1,0 +1,47 @@
+"""What config.toml says of vendors, held against the vendors there are."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpuhook.cli.config import config as command
+from gpuhook.config import load, loads
+from gpuhook.errors import ConfigError
+from gpuhook.vendors import seam
+
+SWARM = 'swarm-resource = "DOCKER_RESOURCE_GPU, {}=DOCKER_RESOURCE_X"\n'
+DECLARED = """\
+[[gpuhook.vendors]]
+name = "maker"
+variable = "MAKER_VISIBLE_DEVICES"
+kind = "a.b/c"
+nodes = ["/dev/maker{n}"]
+"""
+
+
+def test_setting_for_a_vendor_that_there_is() -> None:
+    assert seam.known(loads(SWARM.format("amd"))) is seam.KNOWN
+    assert "maker" in seam.known(loads(SWARM.format("maker") + DECLARED))
+
+
+def test_setting_for_no_vendor_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("# ours\n" + SWARM.format("nvida"))
+    with pytest.raises(
+        ConfigError, match="line 2: swarm-resource names the vendor 'nvida'"
+    ) as caught:
+        seam.known(load(str(file)))
+    assert "nvidia, amd" in str(caught.value)
+    done = CliRunner().invoke(command, ["validate", str(file)])
+    assert (done.exit_code, done.stderr) == (1, f"error: {caught.value}\n")
+
+
+def test_setting_for_no_vendor_is_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    words = ["set", "--config", str(file)]
+    done = CliRunner().invoke(command, [*words, "swarm-resource=nvida=X"])
+    assert isinstance(done.exception, ConfigError)
+    assert not file.exists()
+    done = CliRunner().invoke(command, [*words, "swarm-resource=nvidia=X"], catch_exceptions=False)
+    assert load(str(file)).swarm_resource == "nvidia=X"
