@@ -300,7 +300,8 @@ def test_a_strangers_folder_that_comes_while_we_wait(machine: Machine) -> None:
     machine.folder.parent.chmod(0o1777)
     machine.keep().ok()
     his = machine.root.parent / "his"
-    machine.folder.rename(his)
+    shutil.copytree(machine.folder, his, symlinks=True)
+    shutil.rmtree(machine.folder)
     for path in (his, *his.rglob("*")):
         os.chown(path, 65534, 65534, follow_symlinks=False)
     work = machine.folder.with_name(".driver.gpuhook")
@@ -330,3 +331,15 @@ def waits_for(folder: Path) -> bool:
             if link.parts[2] != own and link.readlink() == folder:
                 return True
     return False
+
+
+def test_labels_of_selinux_are_those_of_the_driver(machine: Machine) -> None:
+    """Labels alone: nothing here enforces them."""
+    labels = {"/usr": b"system_u:object_r:usr_t:s0\0", "/usr/bin/nvidia-smi": b"u:r:bin_t:s0\0"}
+    program = machine.driver.path("/usr/bin/nvidia-smi")
+    program.chmod(0o4755)  # so that it is copied
+    for path, label in labels.items():
+        os.setxattr(machine.driver.path(path), "security.selinux", label)
+    machine.keep().ok()
+    for made, path in ((".", "/usr"), ("lib64", "/usr"), ("bin/nvidia-smi", "/usr/bin/nvidia-smi")):
+        assert os.getxattr(machine.folder / made, "security.selinux") == labels[path]

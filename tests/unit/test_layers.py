@@ -140,8 +140,8 @@ LAYERS: Mapping[str, set[str]] = {
         "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",
     },
     "kubernetes": {
-        "cdi", "cli", "config", "container", "driver_folder", "engines", "host", "inventory",
-        "request", "start", "vendors",
+        "cdi", "config", "container", "driver_folder", "engines", "host", "inventory", "request",
+        "start", "vendors",
     },
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},

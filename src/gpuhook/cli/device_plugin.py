@@ -67,7 +67,7 @@ def _default(option: options.Option, value: Any) -> str:
     help="A file with these options, as NVIDIA's plugin has it (version: v1).",
 )  # fmt: skip
 @click.option(
-    "--dry-run", is_flag=True, help="Print what the kubelet would be told and answered, and end."
+    "--dry-run", is_flag=True, help="Print the devices and what a container would get, and end."
 )
 @config_option
 def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:

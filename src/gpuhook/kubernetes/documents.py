@@ -119,7 +119,7 @@ def _made(settings: Settings, config: Config, found: Found) -> "Generated":
     """Return the document of a vendor's devices, with the paths that they have on the host."""
     from gpuhook.cdi import transform  # noqa: PLC0415 - as above
     from gpuhook.cdi.generate import Generated, Source, generate  # noqa: PLC0415
-    from gpuhook.cli._engines import our_program  # noqa: PLC0415
+    from gpuhook.host.programs import our_program  # noqa: PLC0415
 
     remedy = "Reinstall gpuhook, so that its programs lie together"
     hook = settings.cdi_hook_path or our_program(ours.CDI_HOOK, remedy)

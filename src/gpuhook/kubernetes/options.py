@@ -115,8 +115,8 @@ OPTIONS = (
     ),
     Option(
         "kubelet-socket", "kubelet_folder", TEXT,
-        f"The kubelet's socket, whose name is {_SOCKET}; with an empty text the kubelet is told "
-        "of nothing.",
+        f"The kubelet's socket, whose name is {_SOCKET}; with an empty text nothing is "
+        "registered.",
     ),
     Option(
         "driver-folder", "driver_folder", PATH,

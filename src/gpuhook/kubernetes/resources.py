@@ -129,7 +129,7 @@ class _Vendors:
             vendor=names.NAME,
             variable=next(iter(names.VARIABLES), ""),
             mounts=names.MOUNTS,
-            units=tuple(_told_apart(units)),
+            units=tuple(_unique(units)),
             replicas=shared.replicas if shared else 1,
             single=bool(shared) and self.settings.single_requests,
             environment=self.variables,
@@ -264,7 +264,7 @@ class _Vendors:
         return found
 
 
-def _told_apart(units: list[Unit]) -> list[Unit]:
+def _unique(units: list[Unit]) -> list[Unit]:
     """Return the units without those whose id another has before them."""
     found: dict[str, Unit] = {}
     for unit in units:

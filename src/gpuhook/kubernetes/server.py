@@ -386,9 +386,9 @@ class _Endpoint:
         return ""
 
     async def _serve_alone(self, service: _Service) -> None:
-        """Serve whoever finds the socket, until it is removed: the kubelet isn't to be told."""
+        """Serve whoever finds the socket, until it is removed, without registration."""
         self._said.clear()
-        self.offer.tell(f"{self._name}: served at {service.name}, and the kubelet isn't told")
+        self.offer.tell(f"{self._name}: served at {service.name}, and not registered")
         while service.identity == self._folder.identity(service.name):
             await self._next()
 

@@ -37,7 +37,7 @@ class Settings:
     ``sharing`` is by resource name. ``single_requests`` is the file's failRequestsGreaterThanOne.
     ``driver_root`` is the host's path of what this process sees as ``driver_root_ctr_path``, as a
     pod does; ``dev_root`` is the folder on the host above the nodes' /dev ("": the driver root).
-    ``register`` is False where the kubelet isn't to be told, as for tests.
+    ``register`` is False where nothing is registered with the kubelet, as for tests.
     ``xids`` is what the administrator set of the table of XIDs: number -> fatal, application or
     ignore. ``health_checks`` is False where all are switched off. ``recovery`` is after how many
     seconds without trouble a device that answers counts as healthy again (0: never).

@@ -146,7 +146,7 @@ def test_without_registration_whoever_finds_the_socket_is_served(
     with PluginServer(folder, register=False) as server:
         server.report(gpus())
         for times in (1, 2):
-            server.wait_for_line(GPU, "the kubelet isn't told", times=times)
+            server.wait_for_line(GPU, "not registered", times=times)
             with grpc.insecure_channel(f"unix:{folder}/{SOCKET}", options=LOCAL) as channel:
                 method = channel.unary_unary("/v1beta1.DevicePlugin/GetDevicePluginOptions")
                 assert wire.fields(method(b"", timeout=10)) == {2: 1}
