@@ -25,6 +25,8 @@ from harness.installation import Installation
 
 # What dpkg itself and its triggers write.
 OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
+# What an extra needs alone, as it is imported -> its package.
+OF_EXTRAS = {"grpc": "python3-grpcio", "google": "python3-protobuf"}
 DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
 
 
@@ -132,6 +134,11 @@ def test_lintian_has_nothing_to_say(package: Path) -> None:
     assert run(["lintian", *options, package]).ok().stdout == ""
 
 
+def _python_packages(package: Path, field: str) -> set[str]:
+    named = run(["dpkg-deb", "--field", package, field]).ok().stdout
+    return set(re.findall(r"python3-[a-z0-9-]+", named))
+
+
 def test_every_library_that_is_imported_comes_along(package: Path) -> None:
     imported = set[str]()
     for path in (REPOSITORY / "src").rglob("*.py"):
@@ -141,9 +148,10 @@ def test_every_library_that_is_imported_comes_along(package: Path) -> None:
             elif isinstance(node, ast.ImportFrom):
                 imported.add(str(node.module).partition(".")[0])
     foreign = imported - sys.stdlib_module_names - {"gpuhook", "_imp"}
-    fields = run(["dpkg-deb", "--field", package, "Depends"]).ok().stdout
-    packages = {f"python3-{name}" for name in foreign - {"pynvml"}}
-    assert packages <= set(re.findall(r"python3-[a-z0-9-]+", fields))
+    assert OF_EXTRAS.keys() <= foreign
+    packages = {f"python3-{name}" for name in foreign - {"pynvml"} - OF_EXTRAS.keys()}
+    assert packages <= _python_packages(package, "Depends")
+    assert {*OF_EXTRAS.values()} <= _python_packages(package, "Suggests")
     assert "./usr/lib/gpuhook/pynvml.py" in run(["dpkg-deb", "--contents", package]).ok().stdout
 
 
