@@ -1,4 +1,5 @@
 /* What changes of the machine while programs run: which GPUs are lost, and their MIG devices. */
+#define _GNU_SOURCE /* statx */
 #include "state.h"
 
 #include <ctype.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "reach.h"
@@ -290,17 +292,26 @@ static char *read_text(int fd)
     return text;
 }
 
+/* Whether a path, or with "" a descriptor, is a plain file; says what it is. Containers bring the
+   C library: glibc has no stat(2) by that name before 2.33, and statx(2) since 2.28. */
+static int is_file(int fd, const char *path, struct statx *found)
+{
+    return statx(fd, path, AT_EMPTY_PATH, STATX_BASIC_STATS, found) == 0 &&
+           S_ISREG(found->stx_mode);
+}
+
 static struct version version_of(const char *path)
 {
     struct version version;
-    struct stat found;
+    struct statx found;
 
     memset(&version, 0, sizeof version); /* with the bytes between the fields, for memcmp */
-    if (*path && stat(path, &found) == 0 && S_ISREG(found.st_mode)) {
-        version.device = found.st_dev;
-        version.inode = found.st_ino;
-        version.size = found.st_size;
-        version.changed = found.st_mtim;
+    if (*path && is_file(AT_FDCWD, path, &found)) {
+        version.device = makedev(found.stx_dev_major, found.stx_dev_minor);
+        version.inode = found.stx_ino;
+        version.size = (off_t)found.stx_size;
+        version.changed.tv_sec = found.stx_mtime.tv_sec;
+        version.changed.tv_nsec = found.stx_mtime.tv_nsec;
     }
     return version;
 }
@@ -350,12 +361,13 @@ void sim_refresh(int force)
 int sim_open_log(struct sim_log *log, const char *name, off_t *size, int *again)
 {
     char path[PATH_MAX];
-    struct stat status = {.st_size = 0};
+    struct statx status = {.stx_size = 0};
+    dev_t device;
     int fd = -1;
 
     if (sim_state_path(name, path, sizeof path))
         fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd >= 0 && (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))) {
+    if (fd >= 0 && !is_file(fd, "", &status)) {
         close(fd);
         fd = -1;
     }
@@ -365,11 +377,12 @@ int sim_open_log(struct sim_log *log, const char *name, off_t *size, int *again)
         memset(log, 0, sizeof *log);
         return -1;
     }
-    if (log->inode != status.st_ino || log->device != status.st_dev || status.st_size < log->at) {
-        *log = (struct sim_log){status.st_dev, status.st_ino, 0, 0};
+    device = makedev(status.stx_dev_major, status.stx_dev_minor);
+    *size = (off_t)status.stx_size;
+    if (log->inode != status.stx_ino || log->device != device || *size < log->at) {
+        *log = (struct sim_log){device, status.stx_ino, 0, 0};
         *again = 1;
     }
-    *size = status.st_size;
     return fd;
 }
 
