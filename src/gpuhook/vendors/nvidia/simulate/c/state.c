@@ -1,5 +1,5 @@
 /* What changes of the machine while programs run: which GPUs are lost, and their MIG devices. */
-#define _GNU_SOURCE /* statx */
+#define _GNU_SOURCE /* struct statx, syscall */
 #include "state.h"
 
 #include <ctype.h>
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "reach.h"
@@ -293,11 +293,17 @@ static char *read_text(int fd)
 }
 
 /* Whether a path, or with "" a descriptor, is a plain file; says what it is. Containers bring the
-   C library: glibc has no stat(2) by that name before 2.33, and statx(2) since 2.28. */
+   C library: glibc has no stat(2) by that name before 2.33, nor musl statx(2) before 1.2.5. */
 static int is_file(int fd, const char *path, struct statx *found)
 {
-    return statx(fd, path, AT_EMPTY_PATH, STATX_BASIC_STATS, found) == 0 &&
+    return syscall(SYS_statx, fd, path, AT_EMPTY_PATH, STATX_BASIC_STATS, found) == 0 &&
            S_ISREG(found->stx_mode);
+}
+
+/* The device that a file is on, as a number to compare. */
+static dev_t device_of(const struct statx *found)
+{
+    return (dev_t)found->stx_dev_major << 32 | found->stx_dev_minor;
 }
 
 static struct version version_of(const char *path)
@@ -307,7 +313,7 @@ static struct version version_of(const char *path)
 
     memset(&version, 0, sizeof version); /* with the bytes between the fields, for memcmp */
     if (*path && is_file(AT_FDCWD, path, &found)) {
-        version.device = makedev(found.stx_dev_major, found.stx_dev_minor);
+        version.device = device_of(&found);
         version.inode = found.stx_ino;
         version.size = (off_t)found.stx_size;
         version.changed.tv_sec = found.stx_mtime.tv_sec;
@@ -377,7 +383,7 @@ int sim_open_log(struct sim_log *log, const char *name, off_t *size, int *again)
         memset(log, 0, sizeof *log);
         return -1;
     }
-    device = makedev(status.stx_dev_major, status.stx_dev_minor);
+    device = device_of(&status);
     *size = (off_t)status.stx_size;
     if (log->inode != status.stx_ino || log->device != device || *size < log->at) {
         *log = (struct sim_log){device, status.stx_ino, 0, 0};
