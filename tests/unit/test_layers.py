@@ -42,7 +42,7 @@ LINES = (
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
-        "kubernetes", "slurm",
+        "kubernetes", "metrics", "slurm",
         "vendors.nvidia.doctor",
         "vendors.amd.doctor",
         "vendors.neuron.doctor",
@@ -143,6 +143,7 @@ LAYERS: Mapping[str, set[str]] = {
         "cdi", "cli", "config", "container", "driver_folder", "engines", "host", "inventory",
         "request", "start", "vendors",
     },
+    "metrics": set(),
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
