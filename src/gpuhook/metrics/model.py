@@ -24,6 +24,7 @@ class Device:
     model: str = ""
     parent: str = ""
     mig_profile: str = ""
+    gpu_instance: int | None = None
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     memory_reserved_bytes: int | None = None
