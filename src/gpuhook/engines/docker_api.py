@@ -62,7 +62,12 @@ def ask(path: str) -> dict[str, Any]:
     return answer
 
 
-def containers(patience: float, path: str = _DEFAULT_SOCKET) -> list[dict[str, Any]]:
+def sockets(processes: Iterable[Process]) -> list[str]:
+    """Return where dockerds listen."""
+    return [process.root + _socket_of(process, config_of(process)) for process in processes]
+
+
+def containers(path: str, patience: float) -> list[dict[str, Any]]:
     """Return the running containers within so many seconds; OSError or ValueError as ``ask``."""
     answer = _get(path, "/containers/json", patience)
     return [each for each in answer if isinstance(each, dict)] if isinstance(answer, list) else []

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Collection
 
 from gpuhook.engines import docker_api
-from gpuhook.host import files
+from gpuhook.host import files, processes
 
 _PATIENCE = 1.0  # seconds for Docker's answer
 _PAUSE = 10.0  # seconds between two questions
@@ -28,7 +28,8 @@ class Names:
         now = self._clock()
         if any(engine == "docker" for engine, _, _ in unknown) and now >= self._again["docker"]:
             self._again["docker"] = now + _PAUSE
-            self._known.update(_of_docker())
+            for path in docker_api.sockets(processes.running("dockerd")):
+                self._known.update(_of_docker(path))
         bundles = {bundle for engine, _, bundle in unknown if engine == "podman" and bundle}
         if bundles and now >= self._again["podman"]:
             self._again["podman"] = now + _PAUSE
@@ -40,9 +41,9 @@ class Names:
         return self._known.get(container, ("", ""))
 
 
-def _of_docker() -> dict[str, tuple[str, str]]:
+def _of_docker(path: str) -> dict[str, tuple[str, str]]:
     try:
-        answer = docker_api.containers(_PATIENCE)
+        answer = docker_api.containers(path, _PATIENCE)
     except (OSError, ValueError):
         return {}
     found = {}

@@ -35,11 +35,13 @@ class Processes:
     def place(self, pid: int) -> tuple[str, Owner]:
         """Return a process' cgroup ("" for none of its own) and whose that is.
 
-        Of one that has ended it is what was known before.
+        Of one that has just ended it is what was known before: its use of a moment ago counts.
         """
         before = self._asked.get(pid) or self._known.get(pid)
         began = started(pid)
-        if before is None or (began and before[0] != began):
+        if before is not None and not began:
+            return before[1:]  # and not kept: the next look knows it no more
+        if before is None or before[0] != began:
             text = text_of(f"/proc/{pid}/cgroup")
             group = own_path(text, text_of("/proc/self/cgroup"))
             before = (began, "" if group == "/" else group, owner_of(text))
