@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness.commands import run, stop, wait_until
-from harness.driver import Driver
+from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 from kubelet import AdmissionError, Answers, Kubelet, Mount
 
@@ -166,6 +166,24 @@ def test_what_a_dry_run_says_is_what_the_kubelet_is_told(node: Node) -> None:
     rows = [line.split() for line in text.splitlines()[1:9]]
     assert sorted(row[1] for row in rows) == node.uuids()
     assert {row[-1] for row in rows} == {"healthy"}
+
+
+def test_a_dry_run_asks_the_driver(
+    installation: Installation, workspace: Path, tmp_path: Path
+) -> None:
+    """What another command saved may be of before a GPU was lost."""
+    root = workspace / f"lost-{os.getpid()}"
+    try:
+        built = simulate(installation, root, "--gpus", "2", "--model", "T4")
+        node = Node(installation, root, tmp_path)
+        assert run(node.argv("--dry-run")).ok().stdout.count("  healthy") == 2
+        run([installation.command, "simulate", str(root), "--lost", "1"]).ok()
+        text = run(node.argv("--dry-run")).ok().stdout
+        [row] = [line for line in text.splitlines() if built.gpus[1].uuid in line]
+        assert "unhealthy: " in row
+        assert "fallen off the bus" in row
+    finally:
+        run([installation.command, "simulate", str(root), "--remove"])
 
 
 def test_a_wrong_option_is_a_sentence(node: Node) -> None:

@@ -52,6 +52,7 @@ def test_without_a_driver(node: Node) -> None:
     assert node.said("driver")
     node.run(fail_on_init_error=False)
     node.child("gpuhook-server")
+    assert node.said("Waiting until there is a device")
     node.simulate("--gpus=1")
     node.healthy(1, 1)
 

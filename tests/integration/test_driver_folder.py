@@ -1,11 +1,12 @@
 """gpuhook driver-folder: containers of plain runc that mount it, and what root does with it."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -291,3 +292,54 @@ def test_a_strangers_link(machine: Machine, tmp_path: Path) -> None:
     os.chown(machine.folder, 65534, 65534, follow_symlinks=False)
     assert "user 65534" in machine.keep().failed().stderr
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_strangers_folder_that_comes_while_we_wait(machine: Machine) -> None:
+    """In a folder such as /tmp: it has all that ours would have, and is his to change."""
+    machine.folder.parent.mkdir()
+    machine.folder.parent.chmod(0o1777)
+    machine.keep().ok()
+    his = machine.root.parent / "his"
+    shutil.copytree(machine.folder, his, symlinks=True)
+    shutil.rmtree(machine.folder)
+    for path in (his, *his.rglob("*")):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    work = machine.folder.with_name(".driver.gpuhook")
+    lock = os.open(work, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(1) as pool:
+            kept = pool.submit(machine.keep)
+            try:
+                wait_until(lambda: waits_for(work), "somebody waits for the lock")
+                his.rename(machine.folder)
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+            assert "files" in kept.result().ok().stdout
+    finally:
+        os.close(lock)
+    assert {path.lstat().st_uid for path in (machine.folder, *machine.folder.rglob("*"))} == {0}
+    assert "unchanged" in machine.keep().ok().stdout
+    assert [*machine.older] == []
+
+
+def waits_for(folder: Path) -> bool:
+    """Tell whether another process has a folder open."""
+    own = str(os.getpid())
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if link.parts[2] != own and link.readlink() == folder:
+                return True
+    return False
+
+
+def test_labels_of_selinux_are_those_of_the_driver(machine: Machine) -> None:
+    """Labels alone: nothing here enforces them."""
+    labels = {"/usr": b"system_u:object_r:usr_t:s0\0", "/usr/bin/nvidia-smi": b"u:r:bin_t:s0\0"}
+    program = machine.driver.path("/usr/bin/nvidia-smi")
+    program.chmod(0o4755)  # so that it is copied
+    for path, label in labels.items():
+        os.setxattr(machine.driver.path(path), "security.selinux", label)
+    machine.keep().ok()
+    for made, path in ((".", "/usr"), ("lib64", "/usr"), ("bin/nvidia-smi", "/usr/bin/nvidia-smi")):
+        assert os.getxattr(machine.folder / made, "security.selinux") == labels[path]

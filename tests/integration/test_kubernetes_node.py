@@ -140,6 +140,21 @@ def test_killed_at_any_moment(fresh: Node) -> None:
     check(fresh)
 
 
+@pytest.mark.parametrize("name", ["program", "link"])
+def test_what_others_put_there_stays(fresh: Node, name: str) -> None:
+    """As where --folder names a folder that others use, too."""
+    programs = fresh.path("/opt/gpuhook/bin")
+    programs.mkdir(parents=True)
+    (programs / "program").write_text("theirs")
+    (programs / "link").symlink_to("program")
+    (programs / ("link" if name == "program" else "program")).unlink()
+    before = snapshot(fresh)
+    for action in ("install", "remove"):
+        failed = install(fresh, action, "--restart=none").failed()
+        assert f"/opt/gpuhook/bin/{name} is there" in failed.stderr
+        assert snapshot(fresh) == before
+
+
 def test_what_was_damaged_is_replaced(fresh: Node) -> None:
     install(fresh, "install", "--engine=none").ok()
     first = current(fresh)

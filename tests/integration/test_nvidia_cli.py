@@ -203,6 +203,36 @@ def test_configure_in_our_own_namespace(
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
 
 
+@pytest.mark.parametrize("volume", ["volume", "session/volume"])
+def test_configure_makes_nothing_in_a_volume(
+    cli: Caller, roots: dict[str, Path], driver: Driver, tmp_path: Path, volume: str
+) -> None:
+    """Of the machine's, or of the filesystem that the root is mounted on and the caller has, too.
+
+    The caller is a shell, and what calls us is another program, as an engine is.
+    """
+    session, root = tmp_path / "session", tmp_path / "session/root"
+    layers = f"lowerdir={roots['debian']},upperdir={session}/upper,workdir={session}/work"
+    libraries = f"{root}/usr/lib/{os.uname().machine}-linux-gnu"
+    engine = f"""
+    set -e
+    mount -t overlay -o {layers} overlay {root}
+    mount -o bind {tmp_path / volume} {libraries}
+    {cli.program} --root={driver.root} configure --no-cgroups --device=1 --utility {root}
+    """
+    caller = f"""
+    mkdir {session} {tmp_path}/volume
+    mount -t tmpfs tmpfs {session}
+    mkdir {root} {session}/upper {session}/work {session}/volume
+    unshare --mount busybox sh -c '{engine}'
+    echo "status $?"
+    ls -A {tmp_path / volume}
+    """
+    done = run(["unshare", "--mount", "sh", "-c", caller]).ok()
+    assert "would have to be made in a volume" in done.stderr
+    assert done.stdout == "status 1\n"
+
+
 def test_configure_for_a_process_like_us(cli: Caller, tmp_path: Path) -> None:
     """A process that shares our mount namespace is no container."""
     pid = f"--pid={os.getpid()}"

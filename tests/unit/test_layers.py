@@ -140,8 +140,8 @@ LAYERS: Mapping[str, set[str]] = {
         "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",
     },
     "kubernetes": {
-        "cdi", "cli", "config", "container", "driver_folder", "engines", "host", "inventory",
-        "request", "start", "vendors",
+        "cdi", "config", "container", "driver_folder", "engines", "host", "inventory", "request",
+        "start", "vendors",
     },
     "metrics": {
         "config", "engines", "host", "inventory", "kubernetes", "running", "vendors",

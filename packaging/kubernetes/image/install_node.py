@@ -177,6 +177,22 @@ def is_whole(target: str) -> bool:
     return True
 
 
+def check_programs(node: Node) -> None:
+    """Raise EngineError where the folder of the links holds anything but links of ours.
+
+    What isn't ours is neither replaced nor removed: --folder may name a folder such as /usr/local.
+    """
+    host_files.check_way(node.programs)
+    if not os.path.isdir(node.programs):
+        return
+    for entry in os.scandir(node.programs):
+        if not entry.is_symlink() or not os.readlink(entry.path).startswith(f"{node.versions}/"):
+            raise EngineError(
+                f"{entry.path} is there, and install-node didn't put it there",
+                "Give --folder a folder of gpuhook's own, or move that file away",
+            )
+
+
 def link_programs(node: Node, version: str) -> None:
     """Make this version the one that counts, the runtime's link last."""
     os.makedirs(node.programs, exist_ok=True)
@@ -390,6 +406,7 @@ def _try_read(path: str) -> bytes:
 def install(node: Node) -> None:
     """Put this version on the node, and tell its engine."""
     with node.locked().held():
+        check_programs(node)
         version = put_version(node)
         link_programs(node, version)
         if node.engine != NO_ENGINE:
@@ -404,6 +421,7 @@ def remove(node: Node, *, patient: bool) -> None:
     Where that isn't ``patient`` and somebody does, they stay.
     """
     with node.locked().held():
+        check_programs(node)
         if node.engine != NO_ENGINE:
             forget_engine(node)
     reported = -REPORT_SECONDS
@@ -416,6 +434,7 @@ def remove(node: Node, *, patient: bool) -> None:
             say(f"waiting until these have ended: {', '.join(found)}")
         time.sleep(POLL_SECONDS)
     with node.locked().held():
+        check_programs(node)
         for path in (node.programs, node.versions):
             shutil.rmtree(path, ignore_errors=not os.path.lexists(path))
     say(f"removed gpuhook from {node.folder}")

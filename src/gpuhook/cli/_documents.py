@@ -20,6 +20,7 @@ from gpuhook.engines import installed
 from gpuhook.engines.files import Change, make_folders, remove_folders
 from gpuhook.errors import CdiError, ConfigError
 from gpuhook.host import files as host_files
+from gpuhook.host.programs import our_program
 
 _RUNNING = "/run/systemd/system"  # sd_booted(3)
 _PATIENCE = 60.0  # seconds
@@ -91,7 +92,7 @@ def _hook(site: Site, programs: str) -> str:
     path = os.path.join(programs, names.CDI_HOOK)
     if site.prefix or os.access(path, os.X_OK):
         return path
-    return shared.our_program(names.CDI_HOOK)
+    return our_program(names.CDI_HOOK)
 
 
 def uninstall(site: Site, engines: Iterable[str], before: Kept) -> None:

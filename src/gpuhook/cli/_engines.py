@@ -2,8 +2,6 @@
 
 import os
 import re
-import shutil
-import sys
 
 import click
 
@@ -32,24 +30,6 @@ def state_folder(given: str | None, prefix: str) -> str:
 def absolute(path: str | None) -> str | None:
     """Return a path that was given by the user as an absolute one."""
     return os.path.abspath(path) if path else None
-
-
-def our_program(
-    name: str, remedy: str = "Reinstall gpuhook, or give its place with --runtime-path"
-) -> str:
-    """Return the absolute path of one of our programs: beside gpuhook, else on PATH."""
-    beside = [os.path.dirname(os.path.abspath(word)) for word in (sys.argv[0], sys.executable)]
-    for folder in beside:
-        path = os.path.join(folder, name)
-        if os.access(path, os.X_OK):
-            return path
-    found = shutil.which(name)
-    if found is None:
-        raise EngineError(
-            f"The program {name} was not found beside gpuhook nor on PATH",
-            remedy,
-        )
-    return os.path.abspath(found)
 
 
 def checked_program(path: str, prefix: str) -> str:

@@ -20,6 +20,7 @@ from gpuhook.config import Config, load
 from gpuhook.engines.files import Change
 from gpuhook.errors import CdiError, DriverError, listed, shown
 from gpuhook.host import files as host_files
+from gpuhook.host.programs import our_program
 from gpuhook.vendors import seam
 
 STDIO = "-"
@@ -116,9 +117,7 @@ def _sources(
 
     DriverError where there is nothing.
     """
-    hook = shared.our_program(
-        names.CDI_HOOK, "Reinstall gpuhook, so that its programs lie together"
-    )
+    hook = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs lie together")
 
     def look(vendor: seam.Vendor) -> Source:
         return refreshing.look(vendor, config, hook, save=save)

@@ -12,6 +12,7 @@ from gpuhook.engines import ENGINES, Ask, Store, installer
 from gpuhook.engines.podman import HOOK_KEYS, hook_document
 from gpuhook.engines.store import Target
 from gpuhook.errors import EngineError
+from gpuhook.host.programs import our_program
 
 _HOOK_MODES = ("oci-hook", "hook")
 
@@ -53,11 +54,11 @@ def configure(
         raise EngineError("Docker does not support drop-in configs", "Leave --drop-in-config out")
     state = shared.state_folder(state_dir, "")
     if config_mode in _HOOK_MODES:
-        hook = hook_path or shared.our_program(names.HOOK)
+        hook = hook_path or our_program(names.HOOK)
         _write_hook(oci_hook_path, shared.checked_program(hook, ""), state, dry_run=dry_run)
         return
     shared.check_name(runtime_name)
-    program = shared.checked_program(runtime_path or shared.our_program(names.RUNTIME), "")
+    program = shared.checked_program(runtime_path or our_program(names.RUNTIME), "")
     ask = Ask(
         runtimes=((runtime_name, program),),
         set_default=set_default,

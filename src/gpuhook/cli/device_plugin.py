@@ -10,7 +10,8 @@ import click
 from gpuhook.cli._output import config_option, printable, raise_last, table
 from gpuhook.config import Config, load
 from gpuhook.errors import PluginError, RequestError
-from gpuhook.inventory.cache import get_inventory
+from gpuhook.inventory import cache
+from gpuhook.inventory.model import Inventory
 from gpuhook.kubernetes import configure, options
 from gpuhook.kubernetes.allocate import Answer, allocate
 from gpuhook.kubernetes.health import policy
@@ -75,8 +76,9 @@ def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
 
     Registers the resources of every vendor with the kubelet, nvidia.com/gpu and others. Each
     option can also be set by a variable of the environment that is called like it
-    (MIG_STRATEGY), or in a file; flags count before the environment, and that before the file.
-    Runs until it is told to stop (SIGTERM, SIGINT).
+    (MIG_STRATEGY, and GPUHOOK_INTERVAL for --interval and the others that NVIDIA's plugin
+    doesn't have), or in a file; flags count before the environment, and that before the file.
+    Runs until it is told to stop (SIGTERM, SIGINT). --dry-run needs no kubelet.
     """
     config = load(config_path)
     flags = _flags(given)
@@ -108,7 +110,7 @@ def _flags(given: dict[str, Any]) -> dict[str, str]:
 
 def _show(settings: Settings, config: Config) -> None:
     """Print the resources, their devices, and what a container with the first device gets."""
-    found, failed = seam.present(config, lambda vendor: (vendor, get_inventory(config, vendor)))
+    found, failed = seam.present(config, lambda vendor: (vendor, _asked(config, vendor)))
     state, warnings = resources(found, settings, config)
     for warning in warnings:
         click.echo(f"gpuhook: {printable(warning)}.", err=True)
@@ -123,6 +125,11 @@ def _show(settings: Settings, config: Config) -> None:
     raise_last(failed)
 
 
+def _asked(config: Config, vendor: seam.Vendor) -> Inventory:
+    """Return what a driver says now: a saved inventory may have a GPU that is lost since."""
+    return cache.follow(config, vendor, ask=True).inventory
+
+
 def _devices(state: State) -> str:
     rows = [
         (
@@ -130,7 +137,7 @@ def _devices(state: State) -> str:
             unit.id,
             resource.replicas,
             "-" if unit.numa is None else unit.numa,
-            printable(unit.reason) or "healthy",
+            f"unhealthy: {printable(unit.reason)}" if unit.reason else "healthy",
         )
         for resource in state.resources
         for unit in resource.units

@@ -18,6 +18,7 @@ from gpuhook.config.loader import PATH_VARIABLE
 from gpuhook.engines import ENGINES, Answer, Ask, Store, installer
 from gpuhook.errors import EngineError
 from gpuhook.host import files as host_files
+from gpuhook.host.programs import our_program
 from gpuhook.nvidia_cli import links as aliases
 
 _NVIDIAS_NAME = "nvidia"
@@ -188,7 +189,7 @@ def install(
     if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
     shared.check_name(runtime_name)
-    program = shared.checked_program(runtime_path or shared.our_program(names.RUNTIME), prefix)
+    program = shared.checked_program(runtime_path or our_program(names.RUNTIME), prefix)
     ask = Ask(
         runtimes=((runtime_name, program),),
         also=((_NVIDIAS_NAME, program),) if nvidia_names else (),

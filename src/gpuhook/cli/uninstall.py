@@ -13,6 +13,7 @@ from gpuhook.engines import ENGINES, Ask, Store, in_use, installer
 from gpuhook.engines.installer import Outcome
 from gpuhook.engines.merge import Path
 from gpuhook.engines.store import Record
+from gpuhook.host.programs import our_program
 from gpuhook.nvidia_cli import links as nvidia_names
 
 _NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
@@ -66,7 +67,7 @@ def uninstall(
         before = kept(state)
         ends = _engines_that_end(before, wanted, records, known, config)
         if unless_in_use:
-            program = shared.our_program(names.RUNTIME)
+            program = our_program(names.RUNTIME)
             in_use.check(program, store, records)
             if is_last and (before is None or {*ends} == {*before.engines}):
                 documents.check_unused(site, os.path.dirname(program), before)

@@ -11,6 +11,7 @@ from gpuhook.cli._output import config_option
 from gpuhook.cli.cdi_refresh import sentence
 from gpuhook.config import load
 from gpuhook.errors import GpuhookError, WatchError
+from gpuhook.host.programs import our_program
 from gpuhook.vendors.uevents import concerns_us
 
 
@@ -62,7 +63,7 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     try:
         with Events(lambda event: concerns_us(event, config)) as events:
             documents = _Documents(shared.state_folder(state_dir, ""))
-            launcher = shared.our_program("gpu-py")
+            launcher = our_program("gpu-py")
             Watch(config, launcher, click.echo, documents.refresh).run(events, interval)
     except OSError as error:
         raise WatchError(

@@ -35,9 +35,16 @@ def device_plugin(case: Case) -> Iterator[Finding]:
             "Look at its log; in a pod, mount this folder at the same place",
         )
     elif ours:
-        yield ok(_CHECK, f"gpuhook's device plugin serves {len(ours)} resources")
-    elif not others and not runs:
-        extra = "" if _has_extra() else "pip install 'gpuhook[kubernetes]', and "
+        ending = "" if len(ours) == 1 else "s"
+        yield ok(_CHECK, f"gpuhook's device plugin serves {len(ours)} resource{ending}")
+    elif others and not runs:
+        yield ok(
+            _CHECK,
+            f"NVIDIA's device plugin ({_FOLDER}/{others[0]}) serves this kubelet, and gpu-py gives "
+            "containers what it says",
+        )
+    elif not runs:
+        extra = "" if _has_extra() else "the Python packages grpcio and protobuf, and "
         yield ok(
             _CHECK,
             "A kubelet runs here, and no device plugin of gpuhook's or NVIDIA's",

@@ -126,7 +126,7 @@ def _changed(root: Rootfs, path: str) -> DriverFolderError:
 
 def _holds(place: Place, facts: Facts) -> bool:
     """Tell whether these facts are those of the folder, and its files are there."""
-    if place.marker() != _text(facts):
+    if not place.is_whole() or place.marker() != _text(facts):
         return False
     found = dict(_tree(place.path))
     for name, (_, size, time) in facts["files"].items():

@@ -127,7 +127,8 @@ class Place:
         try:
             if os.path.lexists(self.path):
                 host_files.exchange(made, self.path)
-                _note_superseded(made)
+                if _is_whole(made):
+                    _note_superseded(made)
             else:
                 os.rename(made, self.path)
             host_files.sync_folder(os.path.dirname(self.path))
@@ -167,11 +168,17 @@ def failure(path: str, error: OSError) -> DriverFolderError:
 
 
 def _is_whole(folder: str) -> bool:
+    """Tell whether a folder is whole, and root's or our own: then it can't become another user's.
+
+    In a folder such as /tmp a stranger may make one after ``check_way`` has found none.
+    """
     try:
-        status = os.lstat(os.path.join(folder, MARKER))
+        status, marker = os.lstat(folder), os.lstat(os.path.join(folder, MARKER))
     except OSError:
         return False
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.lstat(folder).st_uid
+    if status.st_uid != os.geteuid() and not host_files.is_roots(status.st_uid):
+        return False
+    return stat.S_ISREG(marker.st_mode) and marker.st_uid == status.st_uid
 
 
 # Older folders -------------------------------------------------------------------------------

@@ -7,3 +7,8 @@ speaks with the kubelet over gRPC and answers from the last state that it read.
 
 Nothing here is imported by the runtime or the hook. It needs ``gpuhook[kubernetes]``.
 """
+
+INSTALL = (
+    "Install both: pip install grpcio protobuf, with the pip beside gpuhook, or the packages "
+    "python3-grpcio and python3-protobuf"
+)

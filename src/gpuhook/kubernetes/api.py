@@ -6,16 +6,19 @@ as tables: what can't be said in a table isn't used there.
 
 from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 from gpuhook.errors import PluginError
+from gpuhook.kubernetes import INSTALL
 
 try:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pb2, descriptor_pool
+    from google.protobuf.internal import builder
 except ImportError as error:
     raise PluginError(
         "The Python package protobuf isn't installed, and without it nothing can be said "
         "to a kubelet",
-        "Install it with pip install 'gpuhook[kubernetes]'",
+        INSTALL,
     ) from error
 
 VERSION = "v1beta1"
@@ -174,12 +177,10 @@ def _classes(package: str, table: Table) -> SimpleNamespace:
                 new.type_name = f".{package}.{kind.removeprefix('*')}"
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    return SimpleNamespace(
-        **{
-            name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
-            for name in table
-        }
-    )
+    classes: dict[str, Any] = {}
+    # As protoc's own code does: message_factory has other functions in older versions.
+    builder.BuildTopDescriptorsAndMessages(pool.FindFileByName(file.name), __name__, classes)
+    return SimpleNamespace(**{name: classes[name] for name in table})
 
 
 plugin = _classes(VERSION, _DEVICE_PLUGIN)

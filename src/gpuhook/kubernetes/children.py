@@ -156,6 +156,7 @@ def _serve(settings: Settings, reader: int, tell: Tell) -> None:
     """Be the server. Only here is gRPC imported: it has threads, and doesn't bear forks."""
     status = 1
     try:
+        kernel.die_with_parent()  # another child may hold the pipe's other end for a while
         start = 3
         os.closerange(start, reader)
         os.closerange(reader + 1, os.sysconf("SC_OPEN_MAX"))

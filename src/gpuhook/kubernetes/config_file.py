@@ -43,7 +43,7 @@ def read(path: str) -> Content:
     except OSError as error:
         raise ConfigError(
             f"The device plugin's file {path} can't be read: {error.strerror or error}",
-            "Correct --config-file, or make the file readable",
+            "Correct --config-file or $CONFIG_FILE, or make the file readable",
         ) from None
     reader = Reader(path)
     try:
@@ -255,7 +255,7 @@ class Reader:
             if name in known:
                 found[name] = value
             else:
-                text = ".".join((*place, shown(name)))
+                text = shown(".".join((*place, name)))
                 self._warn(key.line, f"{text} is unknown, and has no effect")
         return found
 

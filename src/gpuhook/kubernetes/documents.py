@@ -40,6 +40,7 @@ def bring(
     if child == 0:
         status = 1
         try:
+            kernel.die_with_parent()
             kernel.end_after(_PATIENCE)
             status = 0 if _bring(settings, config, found, failing, tell) else 1
         except GpuhookError as error:
@@ -118,7 +119,7 @@ def _made(settings: Settings, config: Config, found: Found) -> "Generated":
     """Return the document of a vendor's devices, with the paths that they have on the host."""
     from gpuhook.cdi import transform  # noqa: PLC0415 - as above
     from gpuhook.cdi.generate import Generated, Source, generate  # noqa: PLC0415
-    from gpuhook.cli._engines import our_program  # noqa: PLC0415
+    from gpuhook.host.programs import our_program  # noqa: PLC0415
 
     remedy = "Reinstall gpuhook, so that its programs lie together"
     hook = settings.cdi_hook_path or our_program(ours.CDI_HOOK, remedy)

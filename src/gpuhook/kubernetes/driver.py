@@ -32,6 +32,7 @@ def keep(
     if child == 0:
         status = 1
         try:
+            kernel.die_with_parent()
             kernel.end_after(_PATIENCE)
             from gpuhook.driver_folder.keep import keep as keep_one  # noqa: PLC0415 - here alone
 

@@ -101,7 +101,8 @@ class Folder:
         if not os.path.isdir(self.path):
             raise PluginError(
                 f"The kubelet's folder {self.path} isn't there",
-                "The kubelet makes it when it starts; where it has another one, name that",
+                "The kubelet makes it when it starts; where it has another one, name that with "
+                "--kubelet-socket",
             )
         try:
             files.check_way(path)

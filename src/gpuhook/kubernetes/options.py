@@ -13,7 +13,7 @@ from gpuhook.kubernetes import settings as choices
 from gpuhook.kubernetes.settings import Sharing
 
 FLAG, TEXT, CHOICE, WORDS = "true or false", "a text", "one of", "one or several of"
-NUMBERS, PATH, SECONDS, XIDS = "numbers", "an absolute path", "seconds", "NUMBER=ACTION"
+NUMBERS, PATH, SECONDS, XIDS = "numbers", "an absolute path", "a number of seconds", "NUMBER=ACTION"
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")  # as Go reads them
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")

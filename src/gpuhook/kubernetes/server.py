@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpuhook.errors import GpuhookError, PluginError, RequestError, listed, shown
-from gpuhook.kubernetes import allocate, api, prefer
+from gpuhook.kubernetes import INSTALL, allocate, api, prefer
 from gpuhook.kubernetes.folder import Folder, Identity
 from gpuhook.kubernetes.settings import Settings
 from gpuhook.kubernetes.state import Resource, State
@@ -30,7 +30,7 @@ try:
 except ImportError as missing:
     raise PluginError(
         "The Python package grpcio isn't installed, and without it no kubelet can be spoken with",
-        "Install it with pip install 'gpuhook[kubernetes]'",
+        INSTALL,
     ) from missing
 
 _LOOK = 2.0  # seconds between two looks at the folder; inotify says most changes at once

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from gpuhook.config import Config
 from gpuhook.errors import PluginError
-from gpuhook.kubernetes import documents, driver, health
+from gpuhook.kubernetes import INSTALL, documents, driver, health
 from gpuhook.kubernetes.children import Listener, Server
 from gpuhook.kubernetes.health import Health
 from gpuhook.kubernetes.machine import Found, Machine
@@ -59,12 +59,12 @@ def check_packages() -> None:
     try:
         missing = [name for name in _NEEDED if find_spec(name) is None]
     except ModuleNotFoundError as error:
-        missing = [str(error.name)]
+        missing = [str(error.name)]  # google, of which google.protobuf is a part
     if missing:
         raise PluginError(
-            f"The device plugin needs the Python package {missing[0]}, and there is none",
-            "Install it: pip install 'gpuhook[kubernetes]', or the packages python3-grpcio and "
-            "python3-protobuf",
+            "The device plugin needs the Python packages grpcio and protobuf, and the module "
+            f"{missing[0]} isn't there",
+            INSTALL,
         )
 
 
@@ -196,6 +196,7 @@ class Supervisor:
             tell(str(problem))
             if self._settings.fail_on_init_error:
                 return 1
+            tell("Waiting until there is a device")
         while True:
             self._tend()
             report_ready()

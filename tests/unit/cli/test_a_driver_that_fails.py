@@ -34,7 +34,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
         monkeypatch.setattr(type(vendor), "discover", look)
     config = tmp_path / "config.toml"
     config.write_text(f'[gpuhook]\nstate-dir = "{tmp_path}/state"\n')
-    monkeypatch.setattr("gpuhook.cli._engines.our_program", lambda *_: "/bin/true")
+    monkeypatch.setattr("gpuhook.cli.cdi_generate.our_program", lambda *_: "/bin/true")
     return lambda *words: CliRunner().invoke(cli, [*words, "--config", str(config)])
 
 

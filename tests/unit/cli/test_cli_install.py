@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuhook.cli import _engines as shared
 from gpuhook.cli import cli
 from gpuhook.errors import CdiError, EngineError
+from gpuhook.host.programs import our_program
 from gpuhook.nvidia_cli import links as nvidia_names
 
 DAEMON = '{\n  "log-driver": "json-file",\n  "features": { "buildkit": true }\n}\n'
@@ -233,7 +233,7 @@ def test_a_hand_written_document_stops_a_removal(system: Path) -> None:
     call(system, "install", "--engine=docker", "--engine=podman", "--cdi")
     folder = system / "etc/cdi"
     folder.mkdir()
-    hook = Path(shared.our_program("gpu-py")).parent / "gpuhook-cdi-hook"
+    hook = Path(our_program("gpu-py")).parent / "gpuhook-cdi-hook"
     document = {
         "cdiVersion": "0.5.0",
         "kind": "a.com/b",

@@ -57,7 +57,7 @@ def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
             raise DriverError("It fails", "Mend it")
         return found
 
-    monkeypatch.setattr("gpuhook.cli.device_plugin.get_inventory", inventory)
+    monkeypatch.setattr("gpuhook.cli.device_plugin._asked", inventory)
     return found
 
 

@@ -14,9 +14,9 @@ OURS, NVIDIAS, REGISTRY = "gpuhook-nvidia.com-gpu.sock", "nvidia-gpu.sock", "kub
     [
         ([], False, {}),
         ([], True, {}),
-        ([REGISTRY, OURS], True, {"ok": "serves 1 resources"}),
+        ([REGISTRY, OURS], True, {"ok": "serves 1 resource"}),
         ([REGISTRY, NVIDIAS, OURS], True, {"warning": "registers last", "ok": "serves 1"}),
-        ([REGISTRY, NVIDIAS], False, {}),
+        ([REGISTRY, NVIDIAS], False, {"ok": "NVIDIA's device plugin"}),
         ([REGISTRY], True, {"warning": "has no socket"}),
         ([REGISTRY], False, {"ok": "no device plugin"}),
     ],
@@ -42,5 +42,5 @@ def test_without_the_packages(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> No
     assert "pip install" not in one.remedy
     monkeypatch.setattr(kubernetes, "find_spec", lambda name: None)
     [one] = kubernetes.device_plugin(tree.case)
-    assert "gpuhook[kubernetes]" in one.remedy
+    assert "grpcio" in one.remedy
     assert said([one])["device-plugin"][0] == "ok"

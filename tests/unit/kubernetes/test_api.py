@@ -1,5 +1,7 @@
 """The kubelet's messages, against bytes that were written by hand."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -159,3 +161,11 @@ def test_messages(name: str) -> None:
 def test_what_a_newer_kubelet_says_besides_is_passed_over() -> None:
     text = wire.message((1, wire.message((1, "a"), (77, "new"))), (99, 5))
     assert list(P.AllocateRequest.FromString(text).container_requests[0].devices_ids) == ["a"]
+
+
+def test_only_what_protocs_code_uses_of_protobuf() -> None:
+    """Debian 12 has a protobuf (4.21) without message_factory.GetMessageClass."""
+    gone = "import google.protobuf.message_factory as m; del m.GetMessageClass; "
+    code = f"{gone}from gpuhook.kubernetes import api; print(api.plugin.Device(ID='GPU-1').ID)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("GPU-1\n", "")

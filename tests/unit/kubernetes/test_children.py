@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -275,3 +276,35 @@ def test_of_states_that_wait_the_last_one_counts(server: tuple[Server, int]) -> 
     made.give(b"c\n")
     assert made._rest.endswith(b"a\n")
     assert (made._state, made._is_new) == (b"c\n", True)
+
+
+def test_the_server_ends_with_its_supervisor_whoever_has_its_pipe() -> None:
+    """A child that makes documents, or a driver's that hangs, has the pipe's other end."""
+    reader, writer = os.pipe()
+    supervisor = os.fork()
+    if supervisor == 0:
+        server = Server(Settings(kubelet_folder="/nowhere"), lambda _: None, time.monotonic)
+        server.tend()
+        holder = os.fork()
+        if holder:
+            os.write(writer, f"{server.pid} {holder}\n".encode())
+        signal.pause()
+    os.close(writer)
+    with open(reader) as words:
+        server_pid, holder = map(int, words.readline().split())
+    try:
+        wait_until(lambda: name_of(server_pid) == "gpuhook-server")
+        os.kill(supervisor, signal.SIGKILL)
+        os.waitpid(supervisor, 0)
+        wait_until(lambda: name_of(server_pid) != "gpuhook-server")
+    finally:
+        os.kill(holder, signal.SIGKILL)
+
+
+def name_of(pid: int) -> str:
+    """Return what a process is called, "" where it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ""
+    return "" if "State:\tZ" in status else status.split()[1]

@@ -1,5 +1,8 @@
 """The driver folder as the device plugin keeps it, by a child."""
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -64,3 +67,25 @@ def test_what_can_not_be_done_is_said(tmp_path: Path, found: Found) -> None:
     assert not kept.well
     assert "is no driver folder" in kept.said
     assert (tmp_path / "driver").read_text() == "a user's"
+
+
+def test_it_ends_with_the_supervisor(tmp_path: Path, found: Found) -> None:
+    """Whatever it is doing: another supervisor may be started at once."""
+    reader, writer = os.pipe()
+    supervisor = os.fork()
+    if supervisor == 0:
+
+        def tell(_: str) -> None:  # in the child
+            os.write(writer, f"{os.getpid()}\n".encode())
+            signal.pause()
+
+        driver.keep(Settings(driver_folder=str(tmp_path / "driver")), Config(), [found], (), tell)
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as words:
+        int(words.readline())
+        os.kill(supervisor, signal.SIGKILL)
+        os.waitpid(supervisor, 0)
+        began = time.monotonic()
+        assert words.read() == ""  # once nobody has the other end
+    assert time.monotonic() - began < 60  # by itself it ends after two minutes

@@ -476,4 +476,4 @@ def test_missing_extra(package: str, name: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = done.stderr.splitlines()[-1]
     assert f"package {name} isn't installed" in last
-    assert "gpuhook[kubernetes]" in last
+    assert "pip install grpcio protobuf" in last

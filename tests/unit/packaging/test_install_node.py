@@ -1,0 +1,75 @@
+"""Which process counts as the node's engine, and how an interpreter is moved to another folder."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpuhook.errors import EngineError
+
+FILE = Path(__file__).parents[3] / "packaging/kubernetes/image/install_node.py"
+SERVICE = "12:pids:/system.slice/containerd.service\n0::/system.slice/containerd.service\n"
+
+
+@pytest.fixture(scope="module")
+def installer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("install_node", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "uids", "numbers", "cgroup", "counts"),
+    [
+        ("containerd", "0\t0\t0\t0", "100", SERVICE, True),
+        # From a cgroup namespace of the pod's own.
+        ("containerd", "0\t0\t0\t0", "100", "0::/../../system.slice/k3s.service\n", True),
+        ("containerd-shim", "0\t0\t0\t0", "100", SERVICE, False),
+        ("containerd", "1000\t1000\t1000\t1000", "100", SERVICE, False),
+        ("containerd", "1000\t0\t0\t0", "100", SERVICE, False),
+        ("containerd", "0\t0\t0\t0", "100\t1", SERVICE, False),
+        ("containerd", "0\t0\t0\t0", "100", "0::/user.slice/session-1.scope\n", False),
+        ("containerd", "0\t0\t0\t0", "100", "0::/kubepods.slice/x.service\n", False),
+    ],
+)
+def test_only_a_service_of_the_node_is_its_engine(
+    installer: ModuleType,
+    tmp_path: Path,
+    name: str,
+    uids: str,
+    numbers: str,
+    cgroup: str,
+    counts: bool,
+) -> None:
+    process = tmp_path / "100"
+    process.mkdir()
+    (tmp_path / "101").mkdir()  # one that has ended meanwhile
+    (tmp_path / "self").mkdir()
+    (process / "comm").write_text(f"{name}\n")
+    status = f"Name:\t{name}\nState:\tS (sleeping)\nUid:\t{uids}\nNSpid:\t{numbers}\n"
+    (process / "status").write_text(status)
+    (process / "cgroup").write_text(cgroup)
+    found = installer.engines_running("containerd", str(tmp_path))
+    assert found == ([100] if counts else [])
+
+
+def test_an_interpreter_is_moved_within_its_room(
+    installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/ld-linux.so.2").touch()
+    monkeypatch.setattr(installer, "SOURCE", str(tmp_path))
+    room = installer.PATH_LENGTH
+    old = [f"{tmp_path}/lib/ld-linux.so.2".encode(), f"{tmp_path}/lib".encode()]
+    new = [b"/opt/x/lib/ld-linux.so.2", b"/opt/x/lib"]
+    before, after = (b"\0".join(each.ljust(room, b"\0") for each in paths) for paths in (old, new))
+    assert installer.moved(b"\x7fELF" + before, "/opt/x") == b"\x7fELF" + after
+    assert installer.moved(b"#!%s/bin/python3" % bytes(tmp_path), "/x") == b"#!/x/bin/python3"
+    with pytest.raises(EngineError, match="too long"):
+        installer.moved(b"\x7fELF" + before, "/" + room * "x")
