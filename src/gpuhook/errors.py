@@ -197,6 +197,12 @@ class PluginError(GpuhookError):
     code = "device-plugin"
 
 
+class MetricsError(GpuhookError):
+    """Metrics can't be shown or served as asked."""
+
+    code = "metrics"
+
+
 # What came from an image or a user, in a message -------------------------------------------
 
 

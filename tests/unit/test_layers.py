@@ -42,7 +42,7 @@ LINES = (
     ("resolve", "start", "inject", "running"),
     (
         "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
-        "kubernetes", "slurm",
+        "kubernetes", "metrics", "slurm",
         "vendors.nvidia.doctor",
         "vendors.amd.doctor",
         "vendors.neuron.doctor",
@@ -143,6 +143,9 @@ LAYERS: Mapping[str, set[str]] = {
         "cdi", "config", "container", "driver_folder", "engines", "host", "inventory", "request",
         "start", "vendors",
     },
+    "metrics": {
+        "config", "engines", "host", "inventory", "kubernetes", "running", "vendors",
+    },
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
@@ -152,8 +155,8 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "cli": {
         "cdi", "cgroup", "config", "container", "doctor", "driver_folder", "engines", "host",
-        "inject", "inventory", "kubernetes", "nvidia_cli", "oci", "plan", "request", "resolve",
-        "running", "simulate", "slurm", "start", "vendors", "vendors.nvidia",
+        "inject", "inventory", "kubernetes", "metrics", "nvidia_cli", "oci", "plan", "request",
+        "resolve", "running", "simulate", "slurm", "start", "vendors", "vendors.nvidia",
         "vendors.nvidia.simulate",
     },
 }  # fmt: skip

@@ -24,6 +24,10 @@ _COMMANDS = {
     "install": ("gpuhook.cli.install", "Tell container engines about gpu-py."),
     "info": ("gpuhook.cli.info", "Show the driver and the GPUs of this machine."),
     "list": ("gpuhook.cli.list", "Show the GPUs and which container has which."),
+    "metrics": (
+        "gpuhook.cli.metrics",
+        "Tell Prometheus which container uses which GPU how much.",
+    ),
     "repair": ("gpuhook.cli.repair", "Give back GPUs to running containers that lost them."),
     "refresh": ("gpuhook.cli.refresh", "Save what the machine has, ahead of container starts."),
     "uninstall": ("gpuhook.cli.uninstall", "Take back what install did."),

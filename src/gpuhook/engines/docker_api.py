@@ -1,4 +1,6 @@
-"""Ask running Docker daemons what they have loaded: GET /info on their unix sockets.
+"""Ask running Docker daemons what they have loaded, and how their containers are called.
+
+That is GET /info and /containers/json on their unix sockets.
 
 Whoever listens there is given a few seconds and some megabytes, and has to be root or us.
 """
@@ -18,7 +20,7 @@ from gpuhook.host.processes import Process
 
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
 _DEFAULT_SOCKET = "/var/run/docker.sock"
-_REQUEST = b"GET /info HTTP/1.0\r\nHost: docker\r\n\r\n"  # 1.0: it ends where the answer does
+_REQUEST = "GET {} HTTP/1.0\r\nHost: docker\r\n\r\n"  # 1.0: it ends where the answer does
 _PATIENCE = 5.0  # seconds for the whole answer
 _LIMIT = 4 << 20  # bytes; a usual answer has 5,000
 _PIECE = 1 << 16
@@ -54,30 +56,46 @@ class DockerInfo:
 
 def ask(path: str) -> dict[str, Any]:
     """Return what GET /info answers on a socket; OSError or ValueError if nothing usable."""
-    head, _, body = _talk(path).partition(b"\r\n\r\n")
+    answer = _get(path, "/info", _PATIENCE)
+    if not isinstance(answer, dict):
+        raise OSError("it answers something else than an object")
+    return answer
+
+
+def sockets(processes: Iterable[Process]) -> list[str]:
+    """Return where dockerds listen."""
+    return [process.root + _socket_of(process, config_of(process)) for process in processes]
+
+
+def containers(path: str, patience: float) -> list[dict[str, Any]]:
+    """Return the running containers within so many seconds; OSError or ValueError as ``ask``."""
+    answer = _get(path, "/containers/json", patience)
+    return [each for each in answer if isinstance(each, dict)] if isinstance(answer, list) else []
+
+
+def _get(path: str, what: str, patience: float) -> object:
+    head, _, body = _talk(path, _REQUEST.format(what).encode(), patience).partition(b"\r\n\r\n")
     words = head.partition(b"\r\n")[0].decode("ascii", "replace").split(" ", 2)
     if not words[0].startswith("HTTP/") or len(words) < 2:
         raise OSError("it doesn't speak HTTP")
     if words[1] != str(int(http.client.OK)):
         raise OSError(f"it answers {' '.join(words[1:])}")
     try:
-        answer = json.loads(body)
+        answer: object = json.loads(body)
     except RecursionError:
         answer = None
-    if not isinstance(answer, dict):
-        raise OSError("it answers something else than an object")
     return answer
 
 
-def _talk(path: str) -> bytes:
+def _talk(path: str, request: bytes, limit: float) -> bytes:
     """Return all that is answered, if that comes in time, isn't too much and is root's or ours."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + limit
     data = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_PATIENCE)
+        connection.settimeout(limit)
         connection.connect(path)
         _check_peer(connection)
-        connection.sendall(_REQUEST)
+        connection.sendall(request)
         while (patience := end - time.monotonic()) > 0:
             connection.settimeout(patience)
             piece = connection.recv(_PIECE)
@@ -86,7 +104,7 @@ def _talk(path: str) -> bytes:
             data += piece
             if len(data) > _LIMIT:
                 raise OSError(f"it answers more than {_LIMIT >> 20} MiB")
-    raise TimeoutError(f"it doesn't finish its answer within {_PATIENCE:.0f} seconds")
+    raise TimeoutError(f"it doesn't finish its answer within {limit:.0f} seconds")
 
 
 def _check_peer(connection: socket.socket) -> None:

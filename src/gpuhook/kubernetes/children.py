@@ -28,7 +28,7 @@ Tell = Callable[[str], None]
 Clock = Callable[[], float]
 
 
-class _Child:
+class Child:
     """A process that is started again when it ends; ``again`` is when, while there is none."""
 
     def __init__(self, clock: Clock) -> None:
@@ -65,7 +65,7 @@ class _Child:
         return status if done else None
 
 
-class Server(_Child):
+class Server(Child):
     """The process that speaks with the kubelet; it reads states from a pipe."""
 
     def __init__(self, settings: Settings, tell: Tell, clock: Clock) -> None:
@@ -172,7 +172,7 @@ def _serve(settings: Settings, reader: int, tell: Tell) -> None:
         os._exit(status)
 
 
-class Listener(_Child):
+class Listener(Child):
     """The process that hears of a vendor's errors; ``module`` is the vendor's ``events``.
 
     ``silent`` are the devices that it hung in: it leaves them alone until ``forgive``.

@@ -86,9 +86,9 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> list[Container]
 
     Processes that may not be looked at (those of others, without root) are left out.
     """
-    recorded = [_of_record(record) for record in records.read_all(state_dir)]
+    recorded = [of_record(record) for record in records.read_all(state_dir)]
     seen = {namespace for each in recorded if (namespace := _mounts_of(str(each.pid)))}
-    groups = [group for each in recorded if (group := _group_of(str(each.pid)))]
+    groups = [group for each in recorded if (group := group_of(str(each.pid)))]
     host = _HostNodes(inventories)
     found: dict[str, Container] = {}
     ours, our_root = _mounts_of("self"), _root_of("self")
@@ -97,7 +97,7 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> list[Container]
         if not namespace or namespace in seen or namespace == ours:
             continue
         try:
-            if _root_of(entry) == our_root or _is_below(_group_of(entry), groups):
+            if _root_of(entry) == our_root or _is_below(group_of(entry), groups):
                 continue
             seen.add(namespace)
             _note(found, entry, host)
@@ -107,14 +107,15 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> list[Container]
     return sorted([*recorded, *others], key=lambda each: each.name)
 
 
-def _of_record(record: dict[str, Any]) -> Container:
+def of_record(record: dict[str, Any]) -> Container:
+    """Return the container that a record is of."""
     nodes = {(major, minor) for given in record["given"] for major, minor in given["devices"]}
     pid = record["pid"]
     names = (record["pod"], record["namespace"], record["container"])
     name, engine = record["id"], record["engine"]
     if not name:  # written by nvidia-container-cli, which isn't told
-        name, engine = identify(_text(f"/proc/{pid}/cgroup"), _text("/proc/self/cgroup"))
-    command = _text(f"/proc/{pid}/comm").strip()
+        name, engine = identify(text_of(f"/proc/{pid}/cgroup"), text_of("/proc/self/cgroup"))
+    command = text_of(f"/proc/{pid}/comm").strip()
     return Container(name, engine, pid, command, nodes, *names, record)
 
 
@@ -135,9 +136,9 @@ def _root_of(entry: str) -> list[str]:
     return roots[-1][2:4] if roots else []
 
 
-def _group_of(entry: str) -> str:
+def group_of(entry: str) -> str:
     """Return the cgroup that tells which container a process belongs to, "" if none does."""
-    found = _own_path(_text(f"/proc/{entry}/cgroup"), _text("/proc/self/cgroup"))
+    found = own_path(text_of(f"/proc/{entry}/cgroup"), text_of("/proc/self/cgroup"))
     return "" if found == "/" else found
 
 
@@ -147,15 +148,15 @@ def _is_below(group: str, groups: list[str]) -> bool:
 
 
 def _note(found: dict[str, Container], entry: str, host: "_HostNodes") -> None:
-    name, engine = identify(_text(f"/proc/{entry}/cgroup"), _text("/proc/self/cgroup"))
+    name, engine = identify(text_of(f"/proc/{entry}/cgroup"), text_of("/proc/self/cgroup"))
     container = found.get(name)
     if container is None:
-        command = _text(f"/proc/{entry}/comm").strip()
+        command = text_of(f"/proc/{entry}/comm").strip()
         container = found[name] = Container(name, engine, int(entry), command)
     container.nodes |= set(_nodes(entry, host))
 
 
-def _text(path: str) -> str:
+def text_of(path: str) -> str:
     """Return a file of /proc, "" where it is gone or isn't for us to read."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -170,7 +171,7 @@ def identify(cgroups: str, ours: str = "") -> tuple[str, str]:
     The id is the 64 hex digits that engines use: the outermost ones, because a container
     can call its own cgroups what it likes. Else it is the last part of the path.
     """
-    path = _own_path(cgroups, ours)
+    path = own_path(cgroups, ours)
     engine = next((name for word, name in _ENGINES if word in path), "")
     ids = _ID.findall(path)
     if ids:
@@ -178,7 +179,7 @@ def identify(cgroups: str, ours: str = "") -> tuple[str, str]:
     return path.rpartition("/")[2].removesuffix(".scope") or "/", engine
 
 
-def _own_path(cgroups: str, ours: str) -> str:
+def own_path(cgroups: str, ours: str) -> str:
     """Return a process' cgroup, where it isn't our own: the devices', the unified one, or any."""
     hosts = _paths(ours)
     own = {key: path for key, path in _paths(cgroups).items() if path != hosts.get(key, "/")}
@@ -226,7 +227,7 @@ class _HostNodes:
 
 
 def _lines(entry: str) -> list[str]:
-    return _text(f"/proc/{entry}/mountinfo").splitlines()
+    return text_of(f"/proc/{entry}/mountinfo").splitlines()
 
 
 def _unescaped(text: str) -> str:

@@ -36,12 +36,14 @@ _LOCK = "lock"  # no record: ``leases`` has it
 _NEW = "."  # before the name of a record that is being written
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-# What engines call a container, its pod and the pod's namespace: annotations of containerd's
-# CRI plugin (internal/cri/annotations) and of CRI-O (internal/annotations).
+# What engines call a container, its image, its pod and the pod's namespace: annotations of
+# containerd's CRI plugin (internal/cri/annotations) and of CRI-O (internal/annotations).
 _NAMES = {
     "container": ("io.kubernetes.cri.container-name", "io.kubernetes.container.name"),
     "pod": ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
     "namespace": ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
+    "uid": ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"),
+    "image": ("io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName"),
 }
 _MANAGER = "io.container.manager"  # written by podman and CRI-O
 _MANAGERS = {"libpod": "podman", "cri-o": "cri-o"}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 BEAT = 10.0  # seconds between two signs of life where nothing happens
 
 _NO_INSTANCE = 0xFFFFFFFF  # nvmlEventData_t in nvml.h: the whole GPU is meant
+_MOST = 1000  # events that are fetched at once
 _PAUSES = (1.0, 30.0)  # seconds; the first and the longest one after a wait that failed
 
 
@@ -97,7 +98,7 @@ def _say_all(start: "Callable[[], Any]", uuids: list[str], say: "Say") -> None:
     try:
         pynvml = start()
         pynvml.nvmlInit()
-        _Ears(pynvml, say).listen(uuids)
+        Ears(pynvml, say).listen(uuids)
     except OSError as error:
         say({"error": f"NVML can't be loaded: {error}"})
     except Exception as error:
@@ -106,13 +107,14 @@ def _say_all(start: "Callable[[], Any]", uuids: list[str], say: "Say") -> None:
         raise
 
 
-class _Ears:
+class Ears:
     """A set of events and the GPUs in it."""
 
     def __init__(self, nvml: "Any", say: "Say") -> None:
         self._nvml = nvml
         self._say = say
         self._handles: dict[str, Any] = {}
+        self._events: Any = None
         self._gone = (nvml.NVML_ERROR_GPU_IS_LOST, getattr(nvml, "NVML_ERROR_RESET_REQUIRED", 16))
 
     def listen(self, uuids: list[str]) -> None:
@@ -135,6 +137,23 @@ class _Ears:
                 events = self._register([uuid for uuid in self._handles if uuid not in lost])
                 continue
             pause = _PAUSES[0]
+            self._hear(data)
+
+    def register(self, uuids: list[str]) -> None:
+        """Begin to hear of these GPUs, for ``poll``."""
+        self._events = self._register(uuids)
+
+    def poll(self) -> None:
+        """Say what has happened since the last time, without waiting."""
+        for _ in range(_MOST):
+            try:
+                data = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+            except self._nvml.NVMLError as error:
+                if error.value != self._nvml.NVML_ERROR_TIMEOUT:
+                    self._nvml.nvmlEventSetFree(self._events)
+                    lost = self._find_lost()
+                    self.register([uuid for uuid in self._handles if uuid not in lost])
+                return
             self._hear(data)
 
     def _register(self, uuids: list[str]) -> "Any":

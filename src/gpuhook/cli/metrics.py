@@ -1,0 +1,55 @@
+"""gpuhook metrics: who uses which device how much, for Prometheus."""
+
+import time
+
+import click
+
+from gpuhook.cli._output import config_option, printable
+from gpuhook.config import load
+from gpuhook.errors import MetricsError
+from gpuhook.metrics.observer import Observer
+
+
+@click.command(short_help="Tell Prometheus which container uses which GPU how much.")
+@click.option(
+    "--listen", default="127.0.0.1:9836", show_default=True, metavar="HOST:PORT",
+    help="Where to serve /metrics.",
+)  # fmt: skip
+@click.option(
+    "--textfile", metavar="FILE",
+    help="Write them to a file for node_exporter instead, once, and end.",
+)  # fmt: skip
+@click.option("--cadvisor", is_flag=True, help="Add cAdvisor's container_accelerator_* series.")
+@click.option("--dcgm", is_flag=True, help="Add the DCGM_FI_DEV_* series that NVML knows.")
+@config_option
+def metrics(
+    listen: str, textfile: str | None, cadvisor: bool, dcgm: bool, config_path: str | None
+) -> None:
+    """Tell Prometheus what the devices do, and which container uses which how much.
+
+    Runs until it is told to stop (SIGTERM, SIGINT). SIGHUP lets go of the drivers for half a
+    minute, so that they can be updated; without requests that happens after two minutes.
+    """
+    from gpuhook.metrics import exporter, serve  # noqa: PLC0415 - they need prometheus_client
+
+    if textfile == "":
+        raise MetricsError("--textfile names no file", "Name one, or leave the option out")
+    options = exporter.Options(cadvisor=cadvisor, dcgm=dcgm)
+    config = load(config_path)
+    if textfile is not None:
+        observer = Observer(config, readings=dcgm)
+        before = time.monotonic()
+        snapshot = observer.take()
+        observer.let_go()
+        exporter.write(snapshot, options, time.monotonic() - before, textfile)
+        for problem in snapshot.problems:
+            _tell(problem)
+        return
+    observer = Observer(config, readings=dcgm, tell=_tell)
+    with serve.listen(listen) as listener:
+        _tell(f"Listening at {listen}")
+        serve.Service(observer, options, _tell).run(listener)
+
+
+def _tell(text: str) -> None:
+    click.echo(f"gpuhook: {printable(text)}.", err=True)

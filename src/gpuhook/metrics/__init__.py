@@ -1,0 +1,1 @@
+"""Who uses which accelerator how much: what `gpuhook metrics` and `gpuhook stats` show."""

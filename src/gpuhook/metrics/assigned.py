@@ -1,0 +1,92 @@
+"""Which containers were given which devices: by our records, else by the nodes that they have."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuhook.inventory.model import Inventory
+from gpuhook.metrics.containers import owner_of
+from gpuhook.running import holders, records
+
+_PAUSE = 15.0  # seconds between two looks at containers without a record, at least
+_SHARE = 100  # of the time, that such looks may take: one part in so many
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A container, its first process' cgroup ("" for none of its own) and its engine's folder."""
+
+    container: holders.Container
+    group: str
+    pod_uid: str
+    image: str
+    bundle: str
+    devices: tuple[str, ...]
+
+
+class Holders:
+    """The running containers that have devices."""
+
+    def __init__(self, state_dir: str, clock: Callable[[], float]) -> None:
+        self._state_dir = state_dir
+        self._clock = clock
+        self._others: list[holders.Container] = []
+        self._again = 0.0
+        self._places: dict[tuple[int, object], tuple[str, str]] = {}
+
+    def look(self, inventories: Iterable[Inventory]) -> list[Holder]:
+        """Return the containers: those with a record as they are now, others as of a while ago."""
+        inventories = list(inventories)
+        now = self._clock()
+        if now >= self._again:
+            found = holders.running(inventories, self._state_dir)
+            self._others = holders.without_record(found)
+            took = self._clock() - now
+            self._again = now + max(_PAUSE, _SHARE * took)
+        recorded = [*map(holders.of_record, records.read_all(self._state_dir))]
+        others = [each for each in self._others if os.path.exists(f"/proc/{each.pid}")]
+        places, self._places = self._places, {}
+        return [self._holder(each, inventories, places) for each in (*recorded, *others)]
+
+    def _holder(
+        self,
+        container: holders.Container,
+        inventories: list[Inventory],
+        places: Mapping[tuple[int, object], tuple[str, str]],
+    ) -> Holder:
+        record = container.record or {}
+        key = (container.pid, record.get("started"))
+        place = places.get(key)
+        if place is None:
+            text = holders.text_of(f"/proc/{container.pid}/cgroup")
+            place = (holders.group_of(str(container.pid)), owner_of(text).pod_uid)
+        self._places[key] = place
+        return Holder(
+            container,
+            place[0],
+            record.get("uid") or place[1],
+            record.get("image", ""),
+            record.get("bundle", ""),
+            tuple(device for each in inventories for device in _devices(container, each)),
+        )
+
+
+def _devices(container: holders.Container, inventory: Inventory) -> list[str]:
+    """Return the ids of the devices that a container was given, as a whole and not just in part."""
+    selected = _selected(container.record or {}, inventory.vendor)
+    if selected:
+        return [device.id for device in inventory.devices if device.id in selected]
+    held = []
+    for device in inventory.devices:
+        nodes = [inventory.node(path) for path in device.nodes]
+        numbers = {node.numbers for node in nodes if node is not None}
+        if nodes and None not in nodes and numbers <= container.nodes:
+            held.append(device)
+    whole = {device.parent for device in held}
+    return [device.id for device in held if device.id not in whole]
+
+
+def _selected(record: Mapping[str, Any], vendor: str) -> set[str]:
+    given = record.get("given", ())
+    return {name for each in given if each["vendor"] == vendor for name in each["selected"]}

@@ -1,0 +1,126 @@
+"""From texts to names: a process' cgroup to its container, a kubelet's device id to a GPU.
+
+Pure. A cgroup may hold several containers, one in another (Docker in a pod): the outer one is who
+was given the device, because what is in a container can call its own cgroups what it likes.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_ID = r"[0-9a-f]{64}"
+# One part of a path -> its engine. First what belongs to a container and isn't it: what podman
+# and CRI-O call conmon watches it from outside.
+_WATCHER = re.compile(rf"(?:libpod|crio)-conmon-{_ID}(?:\.scope)?")
+_PARTS = (
+    (re.compile(rf"libpod-({_ID})(?:\.scope)?"), "podman"),
+    (re.compile(rf"docker-({_ID})(?:\.scope)?"), "docker"),
+    (re.compile(rf"crio-({_ID})(?:\.scope)?"), "cri-o"),
+    (re.compile(rf"(?:.*:)?cri-containerd[-:]({_ID})(?:\.scope)?"), "kubernetes"),
+    (re.compile(rf"(?:nerdctl|containerd)-({_ID})(?:\.scope)?"), "containerd"),
+)
+_BARE = re.compile(_ID)  # the part that cgroupfs has, whose engine the parts before it tell
+_POD = re.compile(r"pod([0-9a-f][0-9a-f_-]{31,})")
+_KUBERNETES = "kubepods"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose a cgroup is: "" for each that it doesn't tell, all for no container's."""
+
+    engine: str = ""
+    id: str = ""
+    pod_uid: str = ""
+
+
+def owner(path: str) -> Owner:
+    """Return whose a cgroup is, by its path in the host's hierarchy."""
+    pod, before = "", ""
+    for part in path.split("/"):
+        if _WATCHER.fullmatch(part):
+            return Owner(pod_uid=pod)
+        pod = pod or _pod(part)
+        engine, found = _container(part, before)
+        if found:
+            return Owner(engine, found, pod)
+        before = f"{before}/{part}"
+    return Owner(pod_uid=pod)
+
+
+def _container(part: str, before: str) -> tuple[str, str]:
+    """Return the engine and id of a part of a path, "" where it is no container's."""
+    for pattern, engine in _PARTS:
+        if match := pattern.fullmatch(part):
+            return engine, match[1]
+    if not _BARE.fullmatch(part):
+        return "", ""
+    if _KUBERNETES in before:
+        return "kubernetes", part
+    engines = (("docker", "docker"), ("libpod", "podman"), ("machine.slice", "podman"))
+    return next((name for word, name in engines if word in before), ""), part
+
+
+def _pod(part: str) -> str:
+    """Return the UID of the pod that a part of a path is called after, "" if none is.
+
+    That of a static pod is a digest. systemd's names have _ for -, which separates there.
+    """
+    name = part.partition(":")[0].removesuffix(".slice")
+    places = [match.start() for match in re.finditer("pod", name)]
+    match = _POD.fullmatch(name, places[-1]) if places else None
+    return match[1].replace("_", "-") if match else ""
+
+
+def pod_uid(path: str) -> str:
+    """Return the UID of the outermost pod that a cgroup is in, "" where it is in none."""
+    return next((uid for part in path.split("/") if (uid := _pod(part))), "")
+
+
+def pod_of(v1: Mapping[str, str], v2: str) -> str:
+    """Return the pod of a process' cgroups: ``v1`` by controller, ``v2`` the unified one."""
+    return next((uid for path in (*v1.values(), v2) if (uid := pod_uid(path))), "")
+
+
+def owner_of(cgroups: str) -> Owner:
+    """Return whose a process is, by its /proc/PID/cgroup (cgroups(7))."""
+    fields = [line.split(":", 2) for line in cgroups.splitlines()]
+    paths = {each[1]: each[2] for each in fields if len(each) == 3}
+    unified = paths.pop("", "")
+    owners = [owner(path) for path in (*paths.values(), unified)]
+    found = next((each for each in owners if each.id), Owner())
+    return Owner(found.engine, found.id, found.pod_uid or pod_of(paths, unified))
+
+
+# Device ids of the kubelet ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """What a device id means: a GPU or MIG device by its name or ``index``.
+
+    ``gi`` and ``ci`` are instances of that GPU, ``replica`` which share of it; None for none.
+    """
+
+    gpu: str = ""
+    index: str = ""
+    gi: str | None = None
+    ci: str | None = None
+    replica: str | None = None
+
+
+_GKE = re.compile(r"(nvidia([0-9]+))(?:/gi([0-9]+))?(?:/vgpu([0-9]+))?")
+_OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/([0-9]+)/([0-9]+)")
+
+
+def assigned(device_id: str) -> Assigned:
+    """Return what a device id of NVIDIA's or GKE's plugin means, or of ours."""
+    name, replicated, number = device_id.partition("::")
+    replica = number if replicated else None
+    if match := _GKE.fullmatch(name):
+        gke, index, gi, share = match.groups()
+        return Assigned("" if gi else gke, index, gi, None, replica or share)
+    if match := _OLD_MIG.fullmatch(name):
+        return Assigned(match[1], "", match[2], match[3], replica)
+    if name.isdecimal() and name.isascii():
+        return Assigned("", name, replica=replica)
+    return Assigned(name, replica=replica)

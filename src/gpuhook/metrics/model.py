@@ -1,0 +1,88 @@
+"""One look at all devices and containers, as plain data; ``observer.Observer.take`` makes it.
+
+Where nobody says a value it is None, "" for a text: never 0 for what isn't known.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Device:
+    """An accelerator, or a part of one (a MIG device), whose ``parent`` is the other's ``id``.
+
+    ``label`` is what a person calls it here (3, 0:1), ``bus_id`` the PCI address as /sys spells
+    it. ``utilization`` is 0 to 1; ``energy_joules`` and ``xids`` (number -> how many) only grow.
+    ``readings`` are others by name, in the driver's own units, where they were asked for.
+    """
+
+    vendor: str
+    id: str
+    label: str
+    minor: int | None = None
+    bus_id: str = ""
+    model: str = ""
+    parent: str = ""
+    mig_profile: str = ""
+    gpu_instance: int | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    utilization: float | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    energy_joules: float | None = None
+    xids: Mapping[int, int] = field(default_factory=dict)
+    readings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Container:
+    """A running container that was given devices, or whose processes use some.
+
+    ``engine`` is docker, podman, kubernetes, ... ("" unknown), ``name`` what its engine calls
+    it; ``pod``, ``namespace``, ``container`` and ``pod_uid`` are Kubernetes' words. ``devices``
+    are the ids of those that it was given, which may be idle.
+    """
+
+    id: str
+    engine: str = ""
+    name: str = ""
+    pod: str = ""
+    namespace: str = ""
+    container: str = ""
+    pod_uid: str = ""
+    image: str = ""
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the processes of one container do on one device, both by their ids.
+
+    ``container`` is "" for all processes that are in no container. ``sm_utilization`` is 0 to 1,
+    the mean since the look before; None where the driver doesn't say it (MIG).
+    """
+
+    container: str
+    device: str
+    memory_bytes: int | None = None
+    sm_utilization: float | None = None
+    processes: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one look found.
+
+    ``drivers`` are versions by vendor. ``errors`` counts by kind what failed since the observer
+    began, ``durations`` are seconds by step; ``problems`` are sentences on what is missing now.
+    """
+
+    devices: tuple[Device, ...] = ()
+    containers: tuple[Container, ...] = ()
+    usages: tuple[Usage, ...] = ()
+    drivers: Mapping[str, str] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    durations: Mapping[str, float] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()

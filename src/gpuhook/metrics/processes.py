@@ -1,0 +1,62 @@
+"""Which container a process is in, read once for each process."""
+
+import os
+from collections.abc import Mapping
+
+from gpuhook.metrics.containers import Owner, owner_of
+from gpuhook.running.holders import own_path, text_of
+
+# The inode of the first pid namespace, PROC_PID_INIT_INO of include/linux/proc_ns.h.
+_FIRST_NAMESPACE = 0xEFFFFFFC
+_START = 19  # field 22 of proc_pid_stat(5), counted from the one after the name
+
+
+def sees_all_processes() -> bool:
+    """Tell whether process ids are the machine's here, as a driver says them."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_NAMESPACE
+    except OSError:
+        return True  # nobody says that it isn't so
+
+
+def started(pid: int) -> str:
+    """Return when a process began, in ticks since the machine did; "" if it is gone."""
+    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[_START] if len(fields) > _START else ""
+
+
+class Processes:
+    """Whose the processes are that were asked for; what isn't asked again is forgotten."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[str, str, Owner]] = {}
+        self._asked: dict[int, tuple[str, str, Owner]] = {}
+
+    def place(self, pid: int) -> tuple[str, Owner]:
+        """Return a process' cgroup ("" for none of its own) and whose that is.
+
+        Of one that has just ended it is what was known before: its use of a moment ago counts.
+        """
+        before = self._asked.get(pid) or self._known.get(pid)
+        began = started(pid)
+        if before is not None and not began:
+            return before[1:]  # and not kept: the next look knows it no more
+        if before is None or before[0] != began:
+            text = text_of(f"/proc/{pid}/cgroup")
+            group = own_path(text, text_of("/proc/self/cgroup"))
+            before = (began, "" if group == "/" else group, owner_of(text))
+        self._asked[pid] = before
+        return before[1:]
+
+    def forget(self) -> None:
+        """Forget those that weren't asked for since the last time."""
+        self._known, self._asked = self._asked, {}
+
+
+def find(group: str, groups: Mapping[str, str]) -> str:
+    """Return the container whose cgroup this one is or is below, "" if none is."""
+    while group:
+        if group in groups:
+            return groups[group]
+        group = group.rpartition("/")[0]
+    return ""

@@ -1,0 +1,156 @@
+"""A look as Prometheus' text: names, labels, escapes, formats."""
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuhook.errors import MetricsError
+from gpuhook.metrics import exporter
+from gpuhook.metrics.exporter import Options
+from gpuhook.metrics.model import Container, Device, Snapshot, Usage
+
+GPU = Device(
+    "nvidia", "GPU-1", "0", 3, "0000:1b:00.0", "NVIDIA H200",
+    memory_total_bytes=100 << 20, memory_used_bytes=30 << 20, memory_reserved_bytes=10 << 20,
+    utilization=0.6, temperature_celsius=40, power_watts=70.5, energy_joules=12.5,
+    xids={79: 2, 13: 1}, readings={"SM_CLOCK": 1980},
+)  # fmt: skip
+PART = Device(
+    "nvidia", "MIG-1", "0:1", 3, "0000:1b:00.0", "NVIDIA H200 MIG 1g.18gb", "GPU-1", "1g.18gb", 7,
+    memory_used_bytes=0,
+)  # fmt: skip
+POD = Container(
+    "c1", "kubernetes", "", "pod", "space", "web", "uid", "image", devices=("GPU-1", "MIG-gone")
+)
+NASTY = 'a"b\\c\nd'
+OTHER = Container("c2", "docker", NASTY)
+LOOK = Snapshot(
+    (GPU, PART),
+    (POD, OTHER),
+    (
+        Usage("c1", "GPU-1", 5, 0.25, 2),
+        Usage("c2", "MIG-1", None, None, 1),
+        Usage("", "GPU-1", 7, 0.0, 1),
+        Usage("c1", "GPU-gone", 1, 1.0, 1),
+    ),
+    {"nvidia": "580.65.06"},
+    {"timeout": 3},
+    {"driver": 0.5},
+)
+PLAIN = "text/plain; version=0.0.4"
+
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+
+def samples(options: Options | None = None, look: Snapshot = LOOK) -> Samples:
+    body, _ = exporter.text(look, options or Options(), 0.25, PLAIN)
+    found: Samples = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for each in family.samples:
+            found.setdefault(each.name, []).append((each.labels, each.value))
+    return found
+
+
+def test_devices() -> None:
+    found = samples()
+    uuid = {"vendor": "nvidia", "uuid": "GPU-1", "index": "0"}
+    part = {"vendor": "nvidia", "uuid": "MIG-1", "index": "0:1"}
+    more = {"minor": "3", "bus_id": "0000:1b:00.0", "driver": "580.65.06"}
+    whole = {**uuid, **more, "model": "NVIDIA H200", "parent": "", "mig_profile": ""}
+    assert (whole, 1.0) in found["gpuhook_gpu_info"]
+    [labels] = [labels for labels, _ in found["gpuhook_gpu_info"] if labels["uuid"] == "MIG-1"]
+    assert (labels["parent"], labels["mig_profile"]) == ("GPU-1", "1g.18gb")
+    used = [(uuid, 30 << 20), (part, 0)]
+    assert found["gpuhook_gpu_memory_used_bytes"] == used
+    assert found["gpuhook_gpu_memory_total_bytes"] == [(uuid, 100 << 20)]
+    assert found["gpuhook_gpu_utilization_ratio"] == [(uuid, 0.6)]
+    assert found["gpuhook_gpu_temperature_celsius"] == [(uuid, 40)]
+    assert found["gpuhook_gpu_power_watts"] == [(uuid, 70.5)]
+    assert found["gpuhook_gpu_energy_joules_total"] == [(uuid, 12.5)]
+    errors = [({**uuid, "xid": "13"}, 1), ({**uuid, "xid": "79"}, 2)]
+    assert found["gpuhook_gpu_xid_errors_total"] == errors
+
+
+def test_containers() -> None:
+    found = samples()
+    labels = {
+        "vendor": "nvidia", "uuid": "GPU-1", "index": "0", "container_id": "c1",
+        "engine": "kubernetes", "name": "", "pod": "pod", "namespace": "space", "container": "web",
+    }  # fmt: skip
+    nobody = {**dict.fromkeys(labels, ""), "vendor": "nvidia", "uuid": "GPU-1", "index": "0"}
+    assert found["gpuhook_container_gpu_assigned"] == [(labels, 1)]
+    memory = [(labels, 5), (nobody, 7)]
+    assert found["gpuhook_container_gpu_memory_used_bytes"] == memory
+    share = [(labels, 0.25), (nobody, 0)]
+    assert found["gpuhook_container_gpu_sm_utilization_ratio"] == share
+    assert [value for _, value in found["gpuhook_container_gpu_processes"]] == [2, 1, 1]
+
+
+def test_quotes_and_newlines_in_labels_are_escaped() -> None:
+    names = [labels["name"] for labels, _ in samples()["gpuhook_container_gpu_processes"]]
+    assert NASTY in names
+    body, _ = exporter.text(LOOK, Options(), 0.0, PLAIN)
+    assert rb'name="a\"b\\c\nd"' in body
+
+
+def test_ourselves() -> None:
+    found = samples()
+    assert found["gpuhook_metrics_errors_total"] == [({"kind": "timeout"}, 3)]
+    assert found["gpuhook_metrics_scrape_duration_seconds"] == [({}, 0.25)]
+    assert found["gpuhook_metrics_step_duration_seconds"] == [({"step": "driver"}, 0.5)]
+    assert found["gpuhook_metrics_complete"] == [({}, 1)]
+    assert samples(look=Snapshot(problems=("?",)))["gpuhook_metrics_complete"] == [({}, 0)]
+
+
+def test_series_of_cadvisor() -> None:
+    assert not [name for name in samples() if not name.startswith("gpuhook_")]
+    found = samples(Options(cadvisor=True))
+    [(labels, value)] = found["container_accelerator_duty_cycle"]
+    assert value == 60
+    assert labels == {
+        "make": "nvidia", "model": "NVIDIA H200", "acc_id": "GPU-1", "id": "c1", "name": "c1",
+        "image": "image", "container": "web", "pod": "pod", "namespace": "space",
+    }  # fmt: skip
+    assert found["container_accelerator_memory_total_bytes"][0][1] == 100 << 20
+    assert found["container_accelerator_memory_used_bytes"][0][1] == 30 << 20
+
+
+def test_series_of_dcgm() -> None:
+    found = samples(Options(dcgm=True))
+    [(labels, value)] = found["DCGM_FI_DEV_GPU_UTIL"]
+    assert value == 60
+    assert labels == {
+        "gpu": "0", "UUID": "GPU-1", "pci_bus_id": "00000000:1B:00.0", "device": "nvidia3",
+        "modelName": "NVIDIA H200", "DCGM_FI_DRIVER_VERSION": "580.65.06", "container": "web",
+        "namespace": "space", "pod": "pod", "pod_uid": "uid",
+    }  # fmt: skip
+    values = {name.removeprefix("DCGM_FI_DEV_"): each[0][1] for name, each in found.items()}
+    assert values["FB_FREE"] == 60
+    assert (values["FB_USED"], values["FB_RESERVED"], values["SM_CLOCK"]) == (30, 10, 1980)
+    assert (values["TOTAL_ENERGY_CONSUMPTION"], values["XID_ERRORS"]) == (12500, 13)
+    [part] = [labels for labels, _ in found["DCGM_FI_DEV_FB_USED"] if "GPU_I_ID" in labels]
+    assert (part["UUID"], part["GPU_I_PROFILE"], part["GPU_I_ID"]) == ("GPU-1", "1g.18gb", "7")
+    assert "pod" not in part
+
+
+@pytest.mark.parametrize("options", [Options(), Options(cadvisor=True, dcgm=True)])
+def test_families_are_whole(options: Options) -> None:
+    body, kind = exporter.text(LOOK, options, 0.0, PLAIN)
+    assert kind.startswith("text/plain; version=0.0.4")
+    assert body.endswith(b"\n")
+    types = re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE)
+    assert len(types) == len({*types})
+
+
+def test_open_metrics() -> None:
+    accept = "application/openmetrics-text; version=1.0.0"
+    body, kind = exporter.text(LOOK, Options(), 0.0, accept)
+    assert kind.startswith("application/openmetrics-text; version=1.0.0")
+    assert body.endswith(b"# EOF\n")
+    assert b"gpuhook_gpu_energy_joules_total{" in body
+
+
+def test_a_file_that_cannot_be_written(tmp_path: object) -> None:
+    with pytest.raises(MetricsError, match="can't be written"):
+        exporter.write(LOOK, Options(), 0.0, f"{tmp_path}/none/metrics.prom")

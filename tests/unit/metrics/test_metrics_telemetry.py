@@ -1,0 +1,159 @@
+"""The child that asks a driver: it answers, hangs, ends and is started again."""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuhook.config import Config, load
+from gpuhook.metrics import telemetry
+from gpuhook.metrics.telemetry import Telemetry
+
+HERE: Any = SimpleNamespace(root="/", version="1", devices=[SimpleNamespace(id="GPU-1")])
+
+
+class Driver:
+    """A vendor's ``telemetry`` whose child runs a function: say(text), and the lines asked."""
+
+    def __init__(self, behave: Callable[[Callable[[str], None], Any], None]) -> None:
+        self.behave = behave
+        self.children: list[int] = []
+        self.silent: list[list[str]] = []
+
+    def can_ask(self, inventory: object) -> bool:
+        return inventory is not None
+
+    def facts(self, inventory: object) -> dict[str, object]:
+        return {}
+
+    def begin(self, config: object, inventory: object, but: Any) -> tuple[int, socket.socket]:
+        self.silent.append([*but])
+        ours, theirs = socket.socketpair()
+        child = os.fork()
+        if child == 0:
+            try:
+                ours.close()
+                asked = theirs.makefile("rb")
+                self.behave(lambda text: theirs.sendall(text.encode() + b"\n"), asked)
+            finally:
+                os._exit(0)
+        theirs.close()
+        ours.setblocking(False)
+        self.children.append(child)
+        return child, ours
+
+
+def answer(say: Callable[[str], None], asked: Any) -> None:
+    say('{"ready": 1}')
+    for line in asked:
+        number = json.loads(line)["ask"]
+        say('{"xid": 79, "gpu": "GPU-1"}')
+        say("nonsense")
+        say(f'{{"answer": {number}, "devices": {{"GPU-1": {{}}}}, "failed": {{"GPU-2": "no"}}}}')
+
+
+def hang(say: Callable[[str], None], asked: Any) -> None:
+    say('{"ready": 1}')
+    say('{"asking": "GPU-1"}')
+    signal.pause()
+
+
+def end(say: Callable[[str], None], asked: Any) -> None:
+    say('{"error": "NVML failed: no"}')
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Telemetry, Driver]]]:
+    monkeypatch.setattr(telemetry, "PATIENCE", 0.3)
+    config: Config = load("/dev/null")
+    every = []
+
+    def make(behave: Any, clock: Any = time.monotonic) -> tuple[Telemetry, Driver]:
+        driver = Driver(behave)
+        every.append(Telemetry(driver, "Acme", config, clock))
+        return every[-1], driver
+
+    yield make
+    for each in every:
+        each.let_go()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_one_child_answers_every_question(made: Any) -> None:
+    asking, driver = made(answer)
+    for _ in range(3):
+        assert asking.ask(HERE)["devices"] == {"GPU-1": {}}
+    assert len(driver.children) == 1
+    assert asking.xids_of("GPU-1") == {79: 3}
+    assert asking.errors == {"device": 3}
+    assert asking.problem == "Acme: no"
+
+
+def test_a_driver_that_hangs_costs_one_wait_and_its_device(made: Any) -> None:
+    now = [1000.0]
+    asking, driver = made(hang, lambda: time.monotonic() + now[0])
+    before = time.monotonic()
+    assert asking.ask(HERE) is None
+    assert time.monotonic() - before < 5
+    assert asking.errors == {"timeout": 1}
+    assert "hangs in GPU-1" in asking.problem
+    assert asking.ask(HERE) is None  # no new child at once
+    assert len(driver.children) == 1
+    now[0] += 2
+    driver.behave = answer
+    assert asking.ask(HERE) is not None
+    assert driver.silent == [[], ["GPU-1"]]
+    now[0] += 400  # it is forgiven
+    assert asking.ask(HERE) is not None
+    assert driver.silent[-1] == []
+
+
+def test_a_child_that_ends(made: Any) -> None:
+    now = [1000.0]
+    asking, driver = made(end, lambda: time.monotonic() + now[0])
+    assert asking.ask(HERE) is None
+    assert asking.errors == {"failed": 1}
+    assert asking.problem == "Acme: NVML failed: no"
+    now[0] += 2
+    driver.behave = answer
+    assert asking.ask(HERE) is not None
+    os.kill(driver.children[-1], signal.SIGKILL)
+    assert asking.ask(HERE) is None
+    assert asking.errors["ended"] == 1
+
+
+def test_letting_go_ends_the_child(made: Any) -> None:
+    now = [1000.0]
+    asking, driver = made(answer, lambda: time.monotonic() + now[0])
+    assert asking.ask(HERE) is not None
+    asking.let_go(30)
+    assert is_gone(driver.children[0])
+    assert asking.ask(HERE) is None
+    now[0] += 31
+    assert asking.ask(HERE) is not None
+    asking.let_go()
+    assert is_gone(driver.children[1])
+    assert asking.ask(HERE) is not None
+
+
+def test_other_devices_get_another_child(made: Any) -> None:
+    asking, driver = made(answer)
+    assert asking.ask(HERE) is not None
+    other: Any = SimpleNamespace(root="/", version="2", devices=[])
+    assert asking.ask(other) is not None
+    assert len(driver.children) == 2
+    assert is_gone(driver.children[0])
+    assert asking.ask(None) is None

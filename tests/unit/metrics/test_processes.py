@@ -1,0 +1,31 @@
+"""Whose processes are, also of those that have just ended."""
+
+import subprocess
+
+from gpuhook.metrics import processes
+from gpuhook.metrics.processes import Processes, find
+
+ID = "0123456789abcdef" * 4
+
+
+def test_a_process_that_has_just_ended_is_known_for_one_more_look() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as running:
+        known = Processes()
+        before = known.place(running.pid)
+        text = processes.started(running.pid)
+        assert text.isdecimal()
+        known.forget()
+        running.kill()
+    assert processes.started(running.pid) == ""
+    assert known.place(running.pid) == known.place(running.pid) == before
+    known.forget()
+    assert running.pid not in known._known
+    assert known.place(running.pid)[1].id == ""
+
+
+def test_a_process_belongs_to_the_group_that_is_nearest() -> None:
+    groups = {"/a": "one", "/a/b": "two"}
+    assert find("/a/b/c", groups) == "two"
+    assert find("/a/bc", groups) == "one"
+    assert find("/ab", groups) == ""
+    assert find("", groups) == ""
