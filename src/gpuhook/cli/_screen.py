@@ -1,0 +1,63 @@
+"""What the commands draw with: rich, kept to what every terminal and every pipe can show.
+
+Only these files of the command line import rich, and only when they draw. Text of others (a
+container's name, a driver's error) never steers the terminal, nor is it read as rich's markup.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import click
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpuhook.cli._output import printable
+
+GOOD, POOR, BAD, FAINT, TITLE = "green", "yellow", "red", "dim", "bold"
+# Of lines that go to a file or a pipe: nothing is wrapped or cut there.
+_ENDLESS = 1 << 16
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return what prints to the terminal as it is now.
+
+    With colours only where a terminal has them and neither NO_COLOR nor TERM=dumb forbids it
+    (https://no-color.org); as wide as the terminal, without an end where there is none.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        file=stream,
+        width=None if stream.isatty() else _ENDLESS,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def text(words: object, style: str = "") -> Text:
+    """Return words as they are to be shown, with whatever could steer a terminal escaped."""
+    return Text(printable(str(words)), style=style)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """Return rows under a header, columns aligned; a cell is a text of ``text`` or any object.
+
+    Where the terminal is too narrow, cells are wrapped and nothing is lost.
+    """
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=TITLE)
+    for title in header:
+        made.add_column(title, overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
+    return made
+
+
+def show(*drawn: RenderableType) -> None:
+    """Print what was drawn, no blanks at the end of its lines: so that it can be copied."""
+    screen = console()
+    with screen.capture() as captured:
+        for each in drawn:
+            screen.print(each)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip(), color=True)

@@ -1,0 +1,51 @@
+"""What is drawn on terminals, and what comes out of a pipe."""
+
+import os
+import pty
+import subprocess
+import sys
+
+DRAW = """
+from gpuhook.cli._screen import BAD, show, table, text
+show(table(("N", "NAME"), [(1, "[red]\\x1b[2J:smile:"), (text("lost", BAD), "y" * 200)]))
+"""
+
+
+def piped(**environment: str) -> str:
+    variables = {**os.environ, **environment}
+    words = [sys.executable, "-c", DRAW]
+    return subprocess.run(words, capture_output=True, text=True, check=True, env=variables).stdout
+
+
+def on_terminal(**environment: str) -> str:
+    ours, theirs = pty.openpty()
+    variables = {"PATH": os.environ["PATH"], "TERM": "xterm", "COLUMNS": "40", **environment}
+    with subprocess.Popen([sys.executable, "-c", DRAW], stdout=theirs, env=variables) as process:
+        os.close(theirs)
+        found = b""
+        try:
+            while piece := os.read(ours, 1 << 16):
+                found += piece
+        except OSError:
+            pass  # a terminal whose other end is closed
+        os.close(ours)
+        assert process.wait() == 0
+    return found.decode()
+
+
+def test_a_pipe_gets_plain_lines_as_long_as_they_are() -> None:
+    expected = "N     NAME\n1     [red]\\x1b[2J:smile:\nlost  " + "y" * 200 + "\n"
+    assert piped() == expected
+    assert piped(COLUMNS="40", TERM="dumb") == expected
+
+
+def test_a_terminal_has_colours_and_loses_nothing() -> None:
+    drawn = on_terminal()
+    assert "\x1b[31mlost\x1b[0m" in drawn
+    assert "\x1b[2J" not in drawn
+    assert drawn.count("y") == 200
+
+
+def test_no_colours_where_they_are_not_wanted() -> None:
+    assert "\x1b[31m" not in on_terminal(NO_COLOR="1")
+    assert "\x1b" not in on_terminal(TERM="dumb")
