@@ -245,6 +245,27 @@ def test_our_socket_is_removed_while_it_registers(
     kubelet.wait_for(GPU, healthy=8)
 
 
+# A kubelet that starts removes the sockets in the moment in which ours has just been made.
+REMOVED_AT_ONCE = """
+import os
+removed = []
+identity = folder.Folder.identity
+def gone(self, name):
+    if name != "kubelet.sock" and not removed and os.path.lexists(f"{self.path}/{name}"):
+        removed.append(name)
+        os.unlink(f"{self.path}/{name}")
+    return identity(self, name)
+folder.Folder.identity = gone
+"""
+
+
+def test_our_socket_is_removed_before_it_is_looked_at(kubelet: Kubelet, folder: Path) -> None:
+    kubelet.start()
+    with PluginServer(folder, first=REMOVED_AT_ONCE) as server:
+        server.report(gpus())
+        kubelet.wait_for(GPU, healthy=8)
+
+
 def test_only_the_kubelets_socket_is_a_new_one(registered: Kubelet, folder: Path) -> None:
     live = folder.with_name(f"{folder.name}.live")
     (folder / nodes.REGISTRY).unlink()
