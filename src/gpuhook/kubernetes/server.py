@@ -187,7 +187,7 @@ class _Service:
         self.identity = folder.identity(self.name)
 
     def is_in(self, folder: Folder) -> bool:
-        """Tell whether its socket is there, which a kubelet that starts may have removed at once."""
+        """Tell whether its socket is there: a kubelet that starts may remove it at once."""
         return self.identity is not None and self.identity == folder.identity(self.name)
 
     async def stop(self) -> None:
