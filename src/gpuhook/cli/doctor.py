@@ -76,12 +76,15 @@ def _print(finding: Finding) -> None:
 
 
 def _print_summary(examination: Examination) -> None:
+    from gpuhook.cli._screen import show, text  # noqa: PLC0415
+
     found = examination.findings
     ok, warnings, failures = (sum(each.status is status for each in found) for status in Status)
     click.echo()
     if examination.skipped:
         checks = _number(len(examination.skipped), "check")
-        click.echo(f"{checks} skipped for that: run the doctor again when it is mended.")
+        again = "run the doctor again when that is mended"
+        show(text(f"{checks} skipped, which would find the same: {again}."))
     click.echo(f"{ok} ok, {_number(warnings, 'warning')}, {_number(failures, 'failure')}")
 
 
