@@ -70,31 +70,7 @@ def test_text_says_the_same(doctor: Doctor) -> None:
     done = run(doctor.argv)
     found = doctor.findings()
     assert done.stdout.count("\n         -> ") == sum(bool(each["remedy"]) for each in found)
-    assert "0 failures" in done.stdout.splitlines()[-1]
-
-
-def test_a_driver_upgraded_under_its_module(installation: Installation, workspace: Path) -> None:
-    doctor, _ = _broken(installation, workspace, "mismatch", "--fail=version-mismatch")
-    found = {each["check"]: each for each in doctor.findings(status=2)}
-    assert found["driver-versions"]["status"] == "failure"
-    assert found["nvml"]["status"] == "failure"
-    assert "reload it or reboot" in found["nvml"]["remedy"]
-
-
-def test_a_driver_that_is_not_loaded(installation: Installation, workspace: Path) -> None:
-    doctor, _ = _broken(installation, workspace, "unloaded", "--fail=not-loaded")
-    found = {each["check"]: each["status"] for each in doctor.findings(status=2)}
-    assert found["driver-loaded"] == found["nvml"] == "failure"
-    assert found["driver-versions"] == "warning"
-
-
-def test_a_lost_gpu(installation: Installation, workspace: Path) -> None:
-    doctor, _ = _broken(installation, workspace, "lost", "--lost=1")
-    [found] = [each for each in doctor.findings(status=2) if each["check"] == "nvml-lost"]
-    assert (found["status"], found["message"]) == (
-        "failure",
-        "GPU 1 has fallen off the bus (lost)",
-    )
+    assert done.stdout.splitlines()[-1].endswith(" 0 failures")
 
 
 def test_a_driver_that_starts_slowly(installation: Installation, workspace: Path) -> None:
@@ -129,7 +105,9 @@ def unconfigured(workspace: Path, host: Namespace, archive: Path) -> Iterator[Do
 def test_a_dockerd_from_ignorant_to_reloaded(
     doctor: Doctor, unconfigured: Docker, installation: Installation
 ) -> None:
-    assert doctor.docker(unconfigured)["docker-registered"] == "warning"
+    found = doctor.docker(unconfigured)
+    assert "docker-unused" in found
+    assert not {"docker-registered", "docker-loaded"} & set(found)
     settings = {"runtimes": {"gpu-py": {"path": str(installation.runtime)}}}
     (unconfigured.folder / "daemon.json").write_text(json.dumps(settings))
     found = doctor.docker(unconfigured)

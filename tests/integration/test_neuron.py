@@ -163,7 +163,7 @@ def test_the_commands_name_its_devices(bundle: Bundle, config: Path, neuron: Dev
     findings = neuron.ask(config, "doctor")["findings"]
     found = [each for each in findings if each["check"] == "neuron-devices"]
     assert [each["status"] for each in found] == ["ok", "warning", "warning"]
-    assert "Neuron device 11 can't be used" in found[1]["message"]
+    assert "Neuron device 11 (neuron11) can't be used" in found[1]["message"]
     assert "/dev/neuron40" in found[2]["message"]
 
 

@@ -53,6 +53,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     return made
 
 
+def beside(head: Text, body: Text, width: int) -> Table:
+    """Return a text of several lines, where it is wrapped, to the right of a head of that width."""
+    made = Table.grid()
+    made.add_column(width=width, no_wrap=True)
+    made.add_column(overflow="fold")
+    made.add_row(head, body)
+    return made
+
+
 def show(*drawn: RenderableType) -> None:
     """Print what was drawn, no blanks at the end of its lines: so that it can be copied."""
     screen = console()

@@ -5,13 +5,20 @@ import sys
 import click
 
 from gpuhook.cli._output import config_option, format_option, print_json
-from gpuhook.doctor import Case, Finding, Status, examine, worst
+from gpuhook.doctor import Case, Examination, Finding, Status, examine, worst
 from gpuhook.doctor.report import write_report
+from gpuhook.engines import ENGINES
 
-_COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILURE: "red"}
+_WIDTH = 9  # of the column with the statuses
 
 
 @click.command()
+@click.option(
+    "--engine",
+    type=click.Choice([*ENGINES]),
+    help="Look at this engine alone, and at what every engine needs.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Print only what is wrong.")
 @click.option(
     "--report",
     "report_path",
@@ -20,34 +27,66 @@ _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILURE: "red"}
 )
 @config_option
 @format_option
-def doctor(report_path: str | None, config_path: str | None, output_format: str) -> None:
+def doctor(
+    engine: str | None,
+    quiet: bool,
+    report_path: str | None,
+    config_path: str | None,
+    output_format: str,
+) -> None:
     """Check the driver, gpuhook and the engines, and say what to do. Changes nothing.
 
-    The exit status is 0 if all is well, 1 with warnings and 2 with failures.
+    The cause of a problem is reported first, and checks that would only report the same again
+    are skipped. The exit status is 0 if all is well, 1 with warnings and 2 with failures.
     """
     case = Case.of_this_machine(config_path, sys.argv[0])
-    findings = []
-    for finding in examine(case):
-        findings.append(finding)
-        if output_format == "text":
+    case.engine = engine or ""
+    examination = examine(case)
+    for finding in examination:
+        if output_format == "text" and _is_wanted(finding, quiet):
             _print(finding)
-    status = worst(findings)
+    status = worst(examination.findings)
     if output_format == "json":
-        print_json({"status": status, "findings": [finding.to_json() for finding in findings]})
-    else:
-        click.echo(_summary(findings))
+        print_json(_to_json(status, examination, quiet))
+    elif not quiet:
+        _print_summary(examination)
     if report_path:
-        write_report(report_path, case, findings)
+        write_report(report_path, case, examination.findings)
     sys.exit(status.exit_status)
 
 
+def _is_wanted(finding: Finding, quiet: bool) -> bool:
+    return not quiet or finding.status is not Status.OK
+
+
+def _to_json(status: Status, examination: Examination, quiet: bool) -> dict[str, object]:
+    wanted = [each.to_json() for each in examination.findings if _is_wanted(each, quiet)]
+    return {"status": status, "findings": wanted, "skipped": examination.skipped}
+
+
 def _print(finding: Finding) -> None:
-    word = click.style(f"{finding.status:8}", fg=_COLOURS[finding.status])
-    click.echo(f"{word} {finding.check}: {finding.message}.")
+    from gpuhook.cli._screen import BAD, GOOD, POOR, beside, show, text  # noqa: PLC0415
+
+    styles = {Status.OK: GOOD, Status.WARNING: POOR, Status.FAILURE: BAD}
+    head = text(finding.status, styles[finding.status])
+    show(beside(head, text(f"{finding.check}: {finding.message}."), _WIDTH))
     if finding.remedy:
-        click.echo(f"         -> {finding.remedy}.")
+        arrow = "->".rjust(_WIDTH + 2)
+        show(beside(text(arrow), text(f"{finding.remedy}."), _WIDTH + 3))
 
 
-def _summary(findings: list[Finding]) -> str:
-    counts = [sum(finding.status == status for finding in findings) for status in Status]
-    return f"\n{counts[0]} ok, {counts[1]} warnings, {counts[2]} failures"
+def _print_summary(examination: Examination) -> None:
+    from gpuhook.cli._screen import show, text  # noqa: PLC0415
+
+    found = examination.findings
+    ok, warnings, failures = (sum(each.status is status for each in found) for status in Status)
+    click.echo()
+    if examination.skipped:
+        checks = _number(len(examination.skipped), "check")
+        again = "run the doctor again when that is mended"
+        show(text(f"{checks} skipped, which would find the same: {again}."))
+    click.echo(f"{ok} ok, {_number(warnings, 'warning')}, {_number(failures, 'failure')}")
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

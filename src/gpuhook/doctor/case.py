@@ -20,7 +20,9 @@ class Case:
 
     ``machine`` is what is looked at, ``bin`` the folder of gpu-py on it, ``config_error``
     what is wrong with the configuration (the defaults hold then). ``vendor`` is whose driver
-    is examined, "" where it is none's.
+    is examined, "" where it is none's. ``engine`` is the only engine to be looked at, "" for all.
+    ``registered`` are the engines that know gpu-py, ``unseen`` the files that can't be read, as far
+    as engines have been looked at.
     """
 
     def __init__(
@@ -31,6 +33,9 @@ class Case:
         self.bin = bin_folder
         self.config_error = config_error
         self.vendor = ""
+        self.engine = ""
+        self.registered: list[str] = []
+        self.unseen: list[str] = []
 
     @classmethod
     def of_this_machine(cls, config_path: str | None, program: str) -> "Case":
@@ -69,6 +74,14 @@ class Case:
     def cdi(self) -> folders.Found:
         """What the folders of CDI documents hold, as gpu-py finds it; see ``path_on``."""
         return folders.look(map(self.machine.path, self.config.cdi_spec_dirs))
+
+    def settings(self, path: str) -> list[str]:
+        """Return where an engine's settings are: in /etc, and an ordinary user's in ~/.config."""
+        files = [f"/etc/{path}"]
+        if os.geteuid() != 0:
+            base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+            files.append(f"{base}/{path}")
+        return files
 
     def path_on(self, path: str) -> str:
         """Return a path of ours as one of the machine."""

@@ -43,6 +43,17 @@ def remake(case: Case, document: str) -> str:
     return "Run gpuhook cdi refresh" if is_kept else REMAKE
 
 
+def is_used(case: Case) -> bool:
+    """Tell whether engines here get devices by documents of ours."""
+    try:
+        if kept.kept(state_folder(case)) is not None:
+            return True
+    except GpuhookError:
+        pass
+    named = (each for paths in host_paths(case).values() for each in paths)
+    return any(os.path.basename(path) == ours.CDI_HOOK for path in named)
+
+
 def state_folder(case: Case) -> str:
     """Return where install --cdi and cdi refresh keep what they know."""
     return case.machine.path(DEFAULT_STATE)
@@ -55,6 +66,10 @@ def files(case: Case) -> Iterator[Finding]:
         broken.setdefault(error.file, error)
     for path, error in broken.items():
         place = case.path_on(path)
+        if case.machine.is_closed(place):
+            text = f"You may not read {place}, nor can engines of users (rootless ones)"
+            yield _if(_has_rootless(case), "cdi-mode", text, f"Run chmod 644 {place} as root")
+            continue
         line = f", line {error.line}" if error.line else ""
         yield warning(
             "cdi-broken",

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuhook.cdi import kept, versions
@@ -28,7 +28,8 @@ _SHOWN = 4
 class Reader:
     """An engine that knows CDI: its version, whether it is switched on, and where it looks.
 
-    ``needed`` says whether somebody is likely to ask it for CDI devices.
+    ``needed`` says whether somebody is likely to ask it for CDI devices: those that ``install
+    --cdi`` was called for, or by themselves.
     """
 
     engine: str
@@ -47,7 +48,11 @@ def readers(case: Case) -> Iterator[Finding]:
     """Ask of each engine whether it gets to see the documents that there are."""
     if not case.cdi.documents:
         return
-    for reader in _readers(case):
+    asked_for = _asked_for(case)
+    for found in _readers(case):
+        if case.engine not in ("", found.engine):
+            continue
+        reader = replace(found, needed=found.engine in asked_for) if asked_for else found
         if not reader.is_on:
             yield _switched_off(case, reader)
             continue
@@ -186,7 +191,7 @@ def _dockers(case: Case) -> Iterator[Reader]:
     if asked:
         return
     version = engines.version_of(case.machine, "dockerd")
-    if not _known("docker", version):
+    if not _known("docker", version) or case.machine.is_closed(DEFAULT_CONFIG):
         return
     settings = _json(case, DEFAULT_CONFIG)
     features = settings.get("features")

@@ -1,5 +1,6 @@
 """Checks of Docker: the runtime registered and loaded, --gpus served, no snap."""
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -14,19 +15,18 @@ from gpuhook.engines.docker_api import DEFAULT_CONFIG, DockerInfo
 
 _HOOK = names.TOOLKIT_HOOKS[0]
 _GPUS_BY_CDI = "29.2.0"
-_REGISTER = "Run gpuhook install --engine docker"
+_REGISTER = "gpuhook install --engine docker"
 
 
 def docker(case: Case) -> Iterator[Finding]:
     """Compare daemon.json with what each running dockerd has loaded."""
     yield from _snap(case)
-    if not case.dockers:
-        if case.machine.which("dockerd", names.SEARCH_PATH):
-            yield from _registered(case.machine, DEFAULT_CONFIG, {})
-            yield ok("docker-loaded", "dockerd is installed and doesn't run")
-        return
+    if not case.dockers and case.machine.which("dockerd", names.SEARCH_PATH):
+        paths = [path for path in case.settings("docker/daemon.json") if case.machine.exists(path)]
+        yield from _registered(case, case.machine, (paths or [DEFAULT_CONFIG])[-1], {})
+        yield ok("docker-loaded", "dockerd is installed and doesn't run")
     for found in case.dockers:
-        yield from _registered(seen_by(found.process), found.config_path, found.runtimes)
+        yield from _registered(case, seen_by(found.process), found.config_path, found.runtimes)
         yield from _loaded(found)
         yield from _gpus_option(found)
 
@@ -51,7 +51,13 @@ def _runtimes(machine: Machine, path: str) -> dict[str, str]:
     }
 
 
-def _registered(machine: Machine, path: str, loaded: dict[str, str]) -> Iterator[Finding]:
+def _registered(
+    case: Case, machine: Machine, path: str, loaded: dict[str, str]
+) -> Iterator[Finding]:
+    if machine.is_closed(path):
+        case.unseen.append(path)
+        yield closed("docker", path)
+        return
     try:
         runtimes = _runtimes(machine, path)
     except ValueError as error:
@@ -59,9 +65,11 @@ def _registered(machine: Machine, path: str, loaded: dict[str, str]) -> Iterator
         yield failure("docker-registered", text, "Correct the file; dockerd --validate checks it")
         return
     ours = {name: path for name, path in runtimes.items() if is_gpu_py(machine, path)}
-    if not ours and not any(is_gpu_py(machine, program) for program in loaded.values()):
+    if ours or any(is_gpu_py(machine, program) for program in loaded.values()):
+        case.registered.append("docker")
+    else:
         text = f"{path} doesn't register the runtime {names.RUNTIME}"
-        yield warning("docker-registered", text, _REGISTER)
+        yield ok("docker-unused", text, f"If Docker is to use it: {_REGISTER}")
     for name, program in ours.items():
         if machine.is_program(program):
             yield ok("docker-registered", f"{path} registers the runtime {name}: {program}")
@@ -69,8 +77,14 @@ def _registered(machine: Machine, path: str, loaded: dict[str, str]) -> Iterator
             yield failure(
                 "docker-registered",
                 f"{path} registers {program} as the runtime {name}, which can't be executed",
-                f"{_REGISTER} again, or gpuhook uninstall --engine docker",
+                f"Run {_REGISTER} again, or gpuhook uninstall --engine docker",
             )
+
+
+def closed(engine: str, path: str) -> Finding:
+    """Return what to say of an engine's file that we may not read."""
+    text = f"You may not read {path}, so whether {engine} knows {names.RUNTIME} isn't known"
+    return ok(f"{engine}-unseen", text, "To have it looked at: run the doctor as root")
 
 
 def is_gpu_py(machine: Machine, program: str) -> bool:
@@ -81,11 +95,12 @@ def is_gpu_py(machine: Machine, program: str) -> bool:
 def _loaded(found: DockerInfo) -> Iterator[Finding]:
     who = f"The running dockerd ({found.socket_path})"
     if found.info is None:
-        yield warning(
-            "docker-loaded",
-            f"{who} couldn't be asked what it has loaded: {found.problem}",
-            "Run the doctor as root",
-        )
+        text = f"{who} couldn't be asked what it has loaded: {found.problem}"
+        if found.problem == os.strerror(errno.EACCES):
+            yield ok("docker-loaded", text, "To have it asked: run the doctor as root")
+        else:
+            remedy = "Look why in dockerd's log (journalctl -u docker)"
+            yield warning("docker-loaded", text, remedy)
         return
     machine = seen_by(found.process)
     ours = [name for name, program in found.runtimes.items() if is_gpu_py(machine, program)]
@@ -114,8 +129,8 @@ def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
     is in no document; before that by the older hook alone.
     """
     if found.process.environment is None:
-        text = f"The PATH of the dockerd {found.process.pid} can't be read"
-        yield warning("docker-gpus-option", text, "Run the doctor as root")
+        text = "Whether docker run --gpus is served isn't known: the PATH of dockerd can't be read"
+        yield ok("docker-gpus-option", text, "To have it looked at: run the doctor as root")
         return
     folders = found.process.environment.get("PATH", names.SEARCH_PATH)
     path = seen_by(found.process).which(_HOOK, folders)

@@ -10,31 +10,76 @@ from typing import Any
 
 from gpuhook import names
 from gpuhook.doctor.case import Case
-from gpuhook.doctor.docker import is_gpu_py
+from gpuhook.doctor.cdi import is_used
+from gpuhook.doctor.docker import closed, is_gpu_py
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.machine import Machine, seen_by
 from gpuhook.host.processes import Process
 
 CONTAINERD_FILE = "/etc/containerd/config.toml"
 _HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
-_PODMAN_FILES = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
 _READ_SINCE_PODMAN_5 = "/etc/containers/oci/hooks.d"
 _PATIENCE = 5.0  # seconds
 _START_PRECISION = 2.0  # seconds: /proc/stat has the boot in whole ones, and clocks are corrected
+ENGINES = ("docker", "containerd", "crio", "podman")
+_PROGRAMS = {engine: engine for engine in ENGINES} | {"docker": "dockerd"}
+_OF_PODS = ("containerd", "crio")
+# What has to be right before it matters that an engine knows nothing of us.
+REGISTERED = ("docker-registered", "containerd-registered", "crio-registered", "podman-hook")
 _PROGRAM_KEYS = ("BinaryName", "runtime_path", "runtime_engine")
 
 
 def engine_found(case: Case) -> Iterator[Finding]:
     """Ask whether there is any engine to put GPUs into containers of."""
-    every = ("dockerd", "containerd", "crio", "podman")
-    found = [
-        name for name in every if case.machine.which(name, names.SEARCH_PATH) or _runs(case, name)
-    ]
+    every = [_PROGRAMS[engine] for engine in ([case.engine] if case.engine else ENGINES)]
+    found = [program for program in every if _is_here(case, program)]
     if found:
         yield ok("engines", f"Found {', '.join(found)}")
+    elif case.engine:
+        yield warning("engines", f"{every[0]} was not found", f"Install {case.engine}")
     else:
         text = f"None of {', '.join(every)} was found"
         yield warning("engines", text, "Install a container engine")
+
+
+def _is_here(case: Case, program: str) -> bool:
+    found = case.machine.which(program, names.SEARCH_PATH) or _runs(case, program)
+    return found is not None
+
+
+def used(case: Case) -> Iterator[Finding]:
+    """Ask whether any engine knows gpu-py; who uses one of several lacks nothing.
+
+    The CDI documents that we make serve engines without gpu-py.
+    """
+    wanted = _wanted(case)
+    if not wanted or {*wanted} & {*case.registered} or is_used(case):
+        return
+    if case.unseen:
+        text = f"Whether an engine here knows {names.RUNTIME} isn't known"
+        why = f"you may not read {', '.join(case.unseen)}"
+        yield warning("engines-registered", f"{text}: {why}", "Run the doctor as root")
+        return
+    # containerd is mostly there for Docker, which says what it is to run.
+    asked = [engine for engine in wanted if engine != "containerd"] or wanted
+    text = f"No engine here knows {names.RUNTIME} ({', '.join(asked)})"
+    remedy = f"Run gpuhook install --engine {asked[0]}"
+    more = f", or with {' or '.join(asked[1:])} if that is what you use" if asked[1:] else ""
+    yield warning("engines-registered", text, remedy + more)
+
+
+def _wanted(case: Case) -> list[str]:
+    """Return the engines here of which one should know gpu-py: with a kubelet, one for pods."""
+    here = [engine for engine in ENGINES if _is_here(case, _PROGRAMS[engine])]
+    if case.engine:
+        return [case.engine] if case.engine in here else []
+    if _has_kubelet(case):
+        return [engine for engine in here if engine in _OF_PODS] or here
+    return here
+
+
+def _has_kubelet(case: Case) -> bool:
+    return _runs(case, "kubelet") is not None or case.machine.exists("/var/lib/kubelet")
 
 
 def _runs(case: Case, name: str) -> Process | None:
@@ -55,16 +100,14 @@ def _containerds(case: Case) -> Iterator[Finding]:
         for process in case.machine.processes("containerd")
         if not any("/docker/containerd/" in path for path in process.option("--config", "-c"))
     ]
-    # Where no kubelet runs, containerd is there for Docker, which tells it what to run.
-    needed = _runs(case, "kubelet") is not None or case.machine.exists("/var/lib/kubelet")
     for process in running:
         path = (process.option("--config", "-c") or [CONTAINERD_FILE])[-1]
         machine = seen_by(process)
         files = [path, *imports(machine, path)]
-        yield from _registered(machine, "containerd", files, process, needed)
+        yield from _registered(case, machine, "containerd", files, process)
     if not running and case.machine.which("containerd", names.SEARCH_PATH):
         files = [CONTAINERD_FILE, *imports(case.machine, CONTAINERD_FILE)]
-        yield from _registered(case.machine, "containerd", files, None, needed)
+        yield from _registered(case, case.machine, "containerd", files, None)
 
 
 def crio(case: Case) -> Iterator[Finding]:
@@ -73,7 +116,7 @@ def crio(case: Case) -> Iterator[Finding]:
     if running or case.machine.which("crio", names.SEARCH_PATH):
         machine = seen_by(running) if running else case.machine
         files = ["/etc/crio/crio.conf", *machine.glob("/etc/crio/crio.conf.d/*")]
-        yield from _registered(machine, "crio", files, running, True)
+        yield from _registered(case, machine, "crio", files, running)
 
 
 def imports(machine: Machine, path: str) -> list[str]:
@@ -115,9 +158,10 @@ def _programs(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _registered(
-    machine: Machine, engine: str, files: list[str], running: Process | None, needed: bool
+    case: Case, machine: Machine, engine: str, files: list[str], running: Process | None
 ) -> Iterator[Finding]:
     check, install = f"{engine}-registered", f"gpuhook install --engine {engine}"
+    unseen = [path for path in files if machine.is_closed(path)]
     for path in files:
         tables, problem = toml(machine, path)
         if problem:
@@ -131,15 +175,16 @@ def _registered(
                 text = f"{path} registers {program} as {name}, which can't be executed"
                 yield failure(check, text, f"Run {install} again")
                 return
+            case.registered.append(engine)
             yield ok(check, f"{path} registers the runtime {name}: {program}")
             yield from _started_after(machine, engine, path, running)
             return
-    if needed:
-        text = f"{engine} doesn't know the runtime {names.RUNTIME} ({files[0]})"
-        yield warning(check, text, f"Run {install}")
+    if unseen:
+        case.unseen.extend(unseen)
+        yield closed(engine, unseen[0])
     else:
-        text = f"{engine} isn't told of {names.RUNTIME}, which only Kubernetes needs ({files[0]})"
-        yield ok(check, text, f"If you want it: {install}")
+        text = f"{engine} doesn't know the runtime {names.RUNTIME} ({files[0]})"
+        yield ok(f"{engine}-unused", text, f"If {engine} is to use it: {install}")
 
 
 def _started_after(
@@ -163,29 +208,27 @@ def podman(case: Case) -> Iterator[Finding]:
     """Look for the runtime and the hook in podman's files, which it reads at every start."""
     if not case.machine.which("podman", names.SEARCH_PATH):
         return
-    hooks = list(_podman_hooks(case))
-    found = [finding for finding in hooks if finding.status == "ok"]
-    yield from hooks
+    found = list(_podman_hooks(case))
+    yield from found
     for path in podman_files(case):
         runtimes = table(table(toml(case.machine, path)[0], "engine"), "runtimes")
         for name, programs in runtimes.items():
             if any(is_gpu_py(case.machine, program) for program in strings(programs)):
                 found.append(ok("podman-runtime", f"{path} registers the runtime {name}"))
                 yield found[-1]
-    if not found and not hooks:
-        yield warning(
-            "podman-registered",
+    if found:
+        case.registered.append("podman")
+    else:
+        yield ok(
+            "podman-unused",
             f"podman knows neither the runtime {names.RUNTIME} nor the hook {names.HOOK}",
-            "Run gpuhook install --engine podman",
+            "If podman is to use them: gpuhook install --engine podman",
         )
 
 
 def podman_files(case: Case) -> list[str]:
     """Return podman's configuration files, the user's own included where we aren't root."""
-    files = list(_PODMAN_FILES)
-    if os.geteuid() != 0:
-        base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-        files.append(f"{base}/containers/containers.conf")
+    files = ["/usr/share/containers/containers.conf", *case.settings("containers/containers.conf")]
     return [name for path in files for name in (path, *case.machine.glob(f"{path}.d/*.conf"))]
 
 
@@ -203,6 +246,10 @@ def _podman_hooks(case: Case) -> Iterator[Finding]:
 
 def _podman_hook(case: Case, path: str, needs_podman_5: bool) -> Iterator[Finding]:
     """Judge one hook file; one that lies where only podman 5 looks may not be read at all."""
+    if case.machine.is_closed(path):
+        case.unseen.append(path)
+        yield closed("podman", path)
+        return
     try:
         described = json.loads(case.machine.text(path) or "")
         program = described.get("hook")

@@ -10,6 +10,7 @@ from gpuhook.doctor.finding import Finding, ok, warning
 from gpuhook.doctor.machine import Machine
 from gpuhook.host import files as host_files
 
+_SELINUX_BOOLEAN = "/sys/fs/selinux/booleans/container_use_devices"  # current and pending value
 _OPENAT2_SINCE = (5, 6)
 
 
@@ -42,6 +43,8 @@ def cgroups(case: Case) -> Iterator[Finding]:
         hybrid = any(words[0] == "cgroup2" for words in kinds.values())
         version = "1, with an empty version 2 tree beside it" if hybrid else "1"
         yield ok("cgroups", f"cgroup version {version}{how}")
+    elif case.config.no_cgroups:
+        yield ok("cgroups", "No cgroup hierarchy limits devices, as no-cgroups = true says")
     else:
         yield warning(
             "cgroups",
@@ -54,7 +57,10 @@ def security_modules(case: Case) -> Iterator[Finding]:
     """Ask whether SELinux or AppArmor keeps containers from the nodes."""
     enforcing = (case.machine.text("/sys/fs/selinux/enforce") or "").strip()
     apparmor = (case.machine.text("/sys/module/apparmor/parameters/enabled") or "").strip()
-    if enforcing == "1":
+    allowed = (case.machine.text(_SELINUX_BOOLEAN) or "").startswith("1")
+    if enforcing == "1" and allowed:
+        yield ok("security-module", "SELinux is enforcing, and containers may use device nodes")
+    elif enforcing == "1":
         yield warning(
             "security-module",
             "SELinux is enforcing and keeps confined containers from device nodes",

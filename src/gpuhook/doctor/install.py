@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 from gpuhook import __version__, log, names
+from gpuhook.config.schema import WITHOUT_EFFECT
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.errors import RuntimeMissingError, shown
@@ -60,18 +61,21 @@ def _writable_by_others(case: Case, path: str) -> bool:
     return bool(status.st_uid not in (0, os.geteuid()) or group or status.st_mode & stat.S_IWOTH)
 
 
-def runtime_works(case: Case) -> Iterator[Finding]:
-    """Start gpu-py, which starts its low-level runtime, and take the time."""
+def low_level_runtime(case: Case) -> Iterator[Finding]:
+    """Look for the runtime that gpu-py hands over to."""
     launcher = f"{case.bin}/{names.RUNTIME}"
     try:
         folders = os.fsencode(os.environ.get("PATH", ""))
         low_level = find_runtime(case.config.runtimes, folders, launcher)
     except RuntimeMissingError as error:
         yield failure("low-level-runtime", error.cause, error.remedy)
-        return
-    yield ok("low-level-runtime", f"gpu-py hands over to {low_level}")
-    if not case.machine.is_program(launcher):
-        return
+    else:
+        yield ok("low-level-runtime", f"gpu-py hands over to {low_level}")
+
+
+def runtime_starts(case: Case) -> Iterator[Finding]:
+    """Start gpu-py, which starts its low-level runtime, and take the time."""
+    launcher = f"{case.bin}/{names.RUNTIME}"
     before = time.monotonic()
     try:
         done = subprocess.run(
@@ -113,9 +117,20 @@ def configuration(case: Case) -> Iterator[Finding]:
             f"Others than root may change {path}",
             f"Run chown root:root {path} and chmod go-w {path}",
         )
+    yield from _keys_without_effect(case)
+
+
+def _keys_without_effect(case: Case) -> Iterator[Finding]:
+    """Warn of keys that nobody knows; NVIDIA's that change nothing here do no harm."""
+    known = [key for key, _ in case.config.ignored if key in WITHOUT_EFFECT]
+    if known:
+        text = f"Keys of NVIDIA's that change nothing here: {', '.join(known)}"
+        yield ok("configuration-unused-keys", text)
     for key, reason in case.config.ignored:
-        text = f"{key} changes nothing: {reason}"
-        yield warning("configuration-keys", text, f"Delete it from {path}")
+        if key not in WITHOUT_EFFECT:
+            text = f"{key} changes nothing: {reason}"
+            remedy = f"Correct or delete it in {case.config.path}"
+            yield warning("configuration-keys", text, remedy)
 
 
 def driver_roots(case: Case) -> Iterator[Finding]:

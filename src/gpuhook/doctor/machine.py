@@ -32,6 +32,16 @@ class Machine:
         except OSError:
             return None
 
+    def is_closed(self, path: str) -> bool:
+        """Tell whether a file is kept from us, so that nothing is known of it."""
+        try:
+            host_files.read_start(self.path(path), 1)
+        except PermissionError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def stat(self, path: str) -> os.stat_result | None:
         """Return a path's status, links followed, or None."""
         try:

@@ -6,7 +6,7 @@ from fabricated import BIN, Tree, said
 
 from gpuhook.cli import cli
 from gpuhook.doctor import docker, engines
-from gpuhook.doctor.vendors import Check
+from gpuhook.doctor.step import Check
 
 GPU_PY = f"{BIN}/gpu-py"
 CHECKS: dict[str, Check] = {
@@ -37,12 +37,13 @@ def test_install_and_uninstall(tree: Tree, engine: str, version: str) -> None:
     tree.program(f"{BIN}/gpuhook-prestart")
     if engine == "containerd":
         tree.write("/etc/containerd/config.toml", f"version = {version}\n")
-    assert "warning" in _statuses(tree, engine).values()
+    assert f"{engine}-unused" in _statuses(tree, engine)
     _gpuhook(tree, "install", engine, "--runtime-path", GPU_PY)
     found = _statuses(tree, engine)
     assert set(found.values()) == {"ok"}, found
+    assert f"{engine}-unused" not in found
     _gpuhook(tree, "uninstall", engine)
-    assert "warning" in _statuses(tree, engine).values()
+    assert f"{engine}-unused" in _statuses(tree, engine)
 
 
 @pytest.mark.parametrize("stage", ["prestart", "precreate"])

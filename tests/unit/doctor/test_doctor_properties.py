@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpuhook.doctor import examine
-from gpuhook.doctor.checks import CHECKS
+from gpuhook.doctor.checks import STEPS
 
 NAMES = st.sampled_from(
     ["runtimes", "gpu-py", "path", "hosts", "engine", "hooks_dir", "imports", "plugins", "options",
@@ -28,7 +28,7 @@ VALUES = st.recursive(
 TABLES = st.dictionaries(NAMES, VALUES, max_size=4)
 # The checks that need no driver and start no program.
 FILES_ALONE = [
-    check for check in CHECKS if check.__module__.endswith(("engines", "docker", "host"))
+    step.check for step in STEPS if step.check.__module__.endswith(("engines", "docker", "host"))
 ]
 
 

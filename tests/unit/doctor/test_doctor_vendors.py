@@ -2,7 +2,7 @@
 
 import io
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from fabricated import Tree
 
 import vendors
 from gpuhook.doctor import Finding, examine
-from gpuhook.doctor.checks import CHECKS
+from gpuhook.doctor.checks import STEPS
 from gpuhook.doctor.report import write_report
 from gpuhook.vendors.seam import KNOWN
 
@@ -48,7 +48,7 @@ def known(tmp_path: Path) -> Known:
     return partial(vendors.known, tmp_path / "packages")
 
 
-def _by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
+def _by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
 
 
@@ -64,7 +64,14 @@ def test_nvidias_checks_come_in_the_order_of_a_person(tree: Tree) -> None:
     tree.driver()
     (tree.root / "run/systemd/system").mkdir(parents=True)
     order = [finding.check for finding in examine(tree.case)]
-    first = ["driver-loaded", "driver-versions", "device-nodes", "nvml", "driver-files", "ld-cache"]
+    first = [
+        "configuration",
+        "driver-loaded",
+        "driver-versions",
+        "device-nodes",
+        "driver-files",
+        "ld-cache",
+    ]
     assert order[: len(first) + 1] == [*first, "dev-char"]
     assert order[len(first) + 1] == "launchers"
 
@@ -107,7 +114,7 @@ def test_a_check_without_a_name(tree: Tree) -> None:
 
 
 def test_the_checks_of_no_vendor_name_none() -> None:
-    assert not [check for check in CHECKS if ".vendors." in check.__module__]
+    assert not [step for step in STEPS if ".vendors." in step.check.__module__]
 
 
 def _reported(tree: Tree, path: Path) -> dict[str, str]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from gpuhook.doctor.case import Case
-from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.doctor.devices import missing_nodes, unusable
+from gpuhook.doctor.finding import Finding, failure, ok
 from gpuhook.errors import DriverError
 from gpuhook.vendors.acme.vendor import VENDOR
 
@@ -16,10 +17,8 @@ def acme_devices(case: Case) -> Iterator[Finding]:
         yield failure("acme-devices", error.cause, error.remedy)
         return
     yield ok("acme-devices", f"ACME's driver {inventory.version} has {len(inventory.devices)}")
-    for device in inventory.devices:
-        if device.state:
-            text = f"NPU {device.label} ({device.id}) can't be used: {device.state}"
-            yield warning("acme-devices", text, VENDOR.names.LOST_REMEDY)
+    yield from missing_nodes("acme-devices", "ACME", inventory.missing())
+    yield from unusable("acme-devices", "NPU", VENDOR.names.LOST_REMEDY, inventory.devices)
 
 
 DRIVER_CHECKS = (acme_devices,)

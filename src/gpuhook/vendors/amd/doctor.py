@@ -1,9 +1,10 @@
 """What the doctor looks at of AMD's driver; ``gpuhook.doctor.vendors`` says how it is used."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.doctor.case import Case
+from gpuhook.doctor.devices import is_on_bus, missing_nodes, unusable
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.errors import DriverError, listed
 from gpuhook.inventory.model import Inventory
@@ -21,43 +22,26 @@ def amd_devices(case: Case) -> Iterator[Finding]:
     try:
         inventory = discover(root)
     except DriverError as error:
-        if _has_gpu(case):
+        if is_on_bus(case.machine, _is_gpu):
             yield failure("amd-driver", error.cause, error.remedy)
         return
     yield ok("amd-driver", f"AMD's driver {inventory.version} is loaded")
-    yield from _nodes(inventory)
+    yield from missing_nodes("amd-nodes", "AMD", inventory.missing())
     yield from _devices(inventory, root)
     if inventory.devices:
         yield from _groups(case, inventory)
 
 
-def _has_gpu(case: Case) -> bool:
-    for path in case.machine.glob("/sys/bus/pci/devices/*/vendor"):
-        if (case.machine.text(path) or "").strip() == f"0x{names.PCI_VENDOR}":
-            sort = case.machine.text(path.removesuffix("vendor") + "class") or ""
-            if sort.startswith(_GPU_CLASSES):
-                return True
-    return False
-
-
-def _nodes(inventory: Inventory) -> Iterator[Finding]:
-    missing = inventory.missing()
-    if missing:
-        yield failure(
-            "amd-nodes",
-            f"AMD's driver has no node {listed(missing)}",
-            "See that udev makes it, or load the driver again",
-        )
+def _is_gpu(fact: Callable[[str], str]) -> bool:
+    return fact("vendor") == f"0x{names.PCI_VENDOR}" and fact("class").startswith(_GPU_CLASSES)
 
 
 def _devices(inventory: Inventory, root: str) -> Iterator[Finding]:
     """Say how many devices there are, and which can't be used."""
     count = len(inventory.devices)
     yield ok("amd-devices", f"Containers can have {count} of AMD's GPUs and partitions")
-    for device in inventory.devices:
-        if device.state:
-            text = f"{names.NOUN} {device.label} ({device.id}) can't be used: {device.state}"
-            yield warning("amd-devices", text, "Delete the node, and have udev make it again")
+    remedy = "Delete the node, and have udev make it again"
+    yield from unusable("amd-devices", names.NOUN, remedy, inventory.devices)
     with Rootfs(root) as below:
         bound = [name for name in below.list_folder(GPUS) if ":" in name]
     unknown = sorted({*bound} - {device.bus_id for device in inventory.devices})

@@ -3,11 +3,14 @@
 A machine without any sign of an NPU is not examined: most have none.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.doctor.case import Case
+from gpuhook.doctor.devices import is_on_bus, missing_nodes, unusable
 from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.doctor.machine import Machine
+from gpuhook.doctor.step import Step
 from gpuhook.errors import DriverError
 from gpuhook.oci import jsontext
 from gpuhook.vendors.ascend import names
@@ -16,7 +19,6 @@ from gpuhook.vendors.ascend.lists import TOPOLOGY
 from gpuhook.vendors.ascend.model import CLASS, LISTS, PCI_DRIVER, VERSION, Inventory
 from gpuhook.vendors.ascend.vendor import VENDOR
 
-_PCI = "/sys/bus/pci/devices"
 _SMALL = 1 << 16
 
 
@@ -31,28 +33,18 @@ def ascend_devices(case: Case) -> Iterator[Finding]:
         return
     text = f"Ascend's driver {inventory.version} has {len(inventory.devices)} NPUs and vNPUs"
     yield ok("ascend-devices", text)
-    nodes = super(Inventory, inventory).missing()
-    if nodes:
-        yield failure(
-            "ascend-nodes",
-            f"Ascend's driver has no node {', '.join(nodes)}",
-            "See that udev makes it, or load the driver again",
-        )
+    missing = super(Inventory, inventory).missing()
+    yield from missing_nodes("ascend-nodes", "Ascend", missing)
     split = {device.parent for device in inventory.devices}
-    for device in inventory.devices:
-        if device.state and device.id not in split:
-            text = f"{device.id} can't be used: {device.state}"
-            yield warning("ascend-devices", text, names.LOST_REMEDY)
+    whole = tuple(device for device in inventory.devices if device.id not in split)
+    yield from unusable("ascend-devices", names.NOUN, names.LOST_REMEDY, whole)
 
 
 def ascend_lists(case: Case) -> Iterator[Finding]:
     """Ask whether the lists of files say what containers can be given."""
     if not _is_of_interest(case):
         return
-    try:
-        inventory = VENDOR.discover(case.config)
-    except DriverError:
-        return  # said above
+    inventory = VENDOR.discover(case.config)
     for each in inventory.lists:
         remedy = f"Correct {LISTS}/{each.name}.list"
         if each.problem:
@@ -85,22 +77,18 @@ def _topology(inventory: Inventory) -> Iterator[Finding]:
 
 def _is_of_interest(case: Case) -> bool:
     """Tell whether the machine has an NPU, or what a driver for one brings."""
-    try:
-        with Rootfs(VENDOR.root(case.config)) as root:
-            if any(map(root.exists, (PCI_DRIVER, CLASS, MANAGER))):
-                return True
-            return any(_is_npu(root, f"{_PCI}/{each}") for each in root.list_folder(_PCI))
-    except OSError:
-        return bool(case.config.own_driver_root(names.NAME))
+    driver = Machine(VENDOR.root(case.config))
+    if any(map(driver.exists, (PCI_DRIVER, CLASS, MANAGER))) or is_on_bus(driver, _is_npu):
+        return True
+    return not driver.exists("/") and bool(case.config.own_driver_root(names.NAME))
 
 
-def _is_npu(root: Rootfs, folder: str) -> bool:
-    facts = [root.read_file(f"{folder}/{name}", _SMALL) for name in ("vendor", "device")]
-    vendor, device = (str(fact or b"", "ascii", "replace").strip()[2:] for fact in facts)
+def _is_npu(fact: Callable[[str], str]) -> bool:
+    vendor, device = (fact(name).removeprefix("0x") for name in ("vendor", "device"))
     return vendor == names.PCI_VENDOR and device in CHIPS
 
 
-DRIVER_CHECKS = (ascend_devices, ascend_lists)
+DRIVER_CHECKS = (ascend_devices, Step(ascend_lists, needs=("ascend-devices",)))
 HOST_CHECKS = ()
 REPORT_FILES = (
     VERSION, f"{LISTS}/*.list", f"{PCI_DRIVER}/*/device", f"{PCI_DRIVER}/*/dev_id",

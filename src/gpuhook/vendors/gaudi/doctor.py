@@ -1,19 +1,18 @@
 """What the doctor looks at of Gaudi's driver; ``gpuhook.doctor.vendors`` says how it is used."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gpuhook.doctor.case import Case
+from gpuhook.doctor.devices import closed_nodes, is_on_bus, missing_nodes, unusable
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.machine import Machine
 from gpuhook.errors import DriverError, listed
-from gpuhook.inventory.model import EVERYBODY
 from gpuhook.vendors.gaudi.discover import MODELS, discover
 from gpuhook.vendors.gaudi.model import DRIVER, Inventory, seats
 from gpuhook.vendors.gaudi.names import PCI_VENDOR
 from gpuhook.vendors.gaudi.vendor import VENDOR
 
 _CHECK = "gaudi-devices"
-_PCI = "/sys/bus/pci/devices"
 _UDEV = "See that udev makes it for everybody, or load the driver again (modprobe habanalabs)"
 
 
@@ -26,7 +25,7 @@ def gaudi_devices(case: Case) -> Iterator[Finding]:
     try:
         inventory = discover(driver.path("/"))
     except DriverError as error:
-        if _on_the_bus(driver) or _on_the_bus(case.machine):
+        if is_on_bus(driver, _is_device) or is_on_bus(case.machine, _is_device):
             yield failure(_CHECK, error.cause, error.remedy)
         return
     if not inventory.devices:
@@ -34,31 +33,14 @@ def gaudi_devices(case: Case) -> Iterator[Finding]:
         return
     count = len(inventory.devices)
     yield ok(_CHECK, f"Intel Gaudi's driver {inventory.version} has {count} devices")
-    for device in inventory.devices:
-        if device.state:
-            text = f"Gaudi {device.label} ({device.id}) can't be used: {device.state}"
-            yield warning(_CHECK, text, VENDOR.names.LOST_REMEDY)
-    yield from _nodes(inventory)
+    yield from unusable(_CHECK, "Gaudi", VENDOR.names.LOST_REMEDY, inventory.devices)
+    yield from missing_nodes(_CHECK, "Intel Gaudi", inventory.missing(), _UDEV)
+    yield from closed_nodes(_CHECK, inventory, _UDEV)
     yield from _programs(inventory)
 
 
-def _on_the_bus(machine: Machine) -> bool:
-    for path in machine.glob(f"{_PCI}/*/vendor"):
-        product = machine.text(f"{path.rpartition('/')[0]}/device") or ""
-        ours = (machine.text(path) or "").strip() == f"0x{PCI_VENDOR}"
-        if ours and product.strip().removeprefix("0x") in MODELS:
-            return True
-    return False
-
-
-def _nodes(inventory: Inventory) -> Iterator[Finding]:
-    missing = inventory.missing()
-    if missing:
-        yield failure(_CHECK, f"There is no device node {listed(missing)}", _UDEV)
-    closed = [node.path for node in inventory.nodes if node.mode & EVERYBODY != EVERYBODY]
-    if closed:
-        text = f"Not everybody may open {listed(closed)}: programs of other users see no device"
-        yield warning(_CHECK, text, _UDEV)
+def _is_device(fact: Callable[[str], str]) -> bool:
+    return fact("vendor") == f"0x{PCI_VENDOR}" and fact("device").removeprefix("0x") in MODELS
 
 
 def _programs(inventory: Inventory) -> Iterator[Finding]:

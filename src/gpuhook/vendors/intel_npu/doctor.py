@@ -6,7 +6,8 @@ A machine whose NPU nobody uses, as many notebooks have one, is not examined.
 from collections.abc import Iterator
 
 from gpuhook.doctor.case import Case
-from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.doctor.devices import missing_nodes, unusable
+from gpuhook.doctor.finding import Finding, failure, ok
 from gpuhook.errors import DriverError
 from gpuhook.vendors import bound
 from gpuhook.vendors.intel_npu import names
@@ -26,13 +27,8 @@ def intel_npus(case: Case) -> Iterator[Finding]:
         return
     if inventory.devices:
         yield ok(_CHECK, f"The driver {DRIVER} has {len(inventory.devices)} NPUs")
-    if missing := inventory.missing():
-        text = f"The driver {DRIVER} has no node {', '.join(missing)}"
-        yield failure(_CHECK, text, "See that udev makes it, or load the driver again")
-    for device in inventory.devices:
-        if device.state:
-            text = f"NPU {device.label} can't be used: {device.state}"
-            yield warning(_CHECK, text, names.LOST_REMEDY)
+    yield from missing_nodes(_CHECK, "Intel", inventory.missing())
+    yield from unusable(_CHECK, "NPU", names.LOST_REMEDY, inventory.devices)
 
 
 DRIVER_CHECKS = (intel_npus,)

@@ -1,13 +1,13 @@
 """What the doctor looks at of Neuron's driver; ``gpuhook.doctor.vendors`` says how it is used."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gpuhook.doctor.case import Case
+from gpuhook.doctor.devices import closed_nodes, is_on_bus, missing_nodes, unusable
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.machine import Machine
 from gpuhook.errors import DriverError, listed
-from gpuhook.inventory.model import EVERYBODY
-from gpuhook.vendors.neuron.discover import PCI, connected, device_numbers, discover, product
+from gpuhook.vendors.neuron.discover import connected, device_numbers, discover, product
 from gpuhook.vendors.neuron.model import CLASS, Inventory
 from gpuhook.vendors.neuron.vendor import VENDOR, between, ranges
 
@@ -25,7 +25,7 @@ def neuron_devices(case: Case) -> Iterator[Finding]:
     try:
         inventory = discover(driver.path("/"))
     except DriverError as error:
-        if _on_the_bus(driver) or _on_the_bus(case.machine):
+        if is_on_bus(driver, _is_device) or is_on_bus(case.machine, _is_device):
             yield failure(_CHECK, error.cause, error.remedy)
         return
     if not inventory.devices:
@@ -33,34 +33,24 @@ def neuron_devices(case: Case) -> Iterator[Finding]:
         return
     count = len(inventory.devices)
     yield ok(_CHECK, f"AWS Neuron's driver {inventory.version} has {count} devices")
-    for device in inventory.devices:
-        if device.state:
-            text = f"Neuron device {device.label} can't be used: {device.state}"
-            yield warning(_CHECK, text, VENDOR.names.LOST_REMEDY)
-    yield from _nodes(driver, inventory)
+    yield from unusable(_CHECK, VENDOR.names.NOUN, _RELOAD, inventory.devices)
+    yield from missing_nodes(_CHECK, "AWS Neuron", inventory.missing(), _UDEV)
+    yield from _stray_nodes(driver, inventory)
+    yield from closed_nodes(_CHECK, inventory, _UDEV)
     yield from _gaps(driver, inventory)
 
 
-def _on_the_bus(machine: Machine) -> bool:
-    folders = [path.rpartition("/")[0] for path in machine.glob(f"{PCI}/*/vendor")]
-    ids = ((machine.text(f"{each}/vendor"), machine.text(f"{each}/device")) for each in folders)
-    return any(product(vendor or "", device or "") for vendor, device in ids)
+def _is_device(fact: Callable[[str], str]) -> bool:
+    return bool(product(fact("vendor"), fact("device")))
 
 
-def _nodes(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
-    missing = inventory.missing()
-    if missing:
-        yield failure(_CHECK, f"There is no device node {listed(missing)}", _UDEV)
+def _stray_nodes(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
     names = [path.rpartition("/")[2] for path in driver.glob("/dev/neuron*")]
     known = {f"neuron{device.label}" for device in inventory.devices}
     stray = [f"/dev/neuron{n}" for n in device_numbers(names) if f"neuron{n}" not in known]
     if stray:
         text = f"The driver has no device of the node {listed(stray)}; no container gets it"
         yield warning(_CHECK, text, "Remove what made the node")
-    closed = [node.path for node in inventory.nodes if node.mode & EVERYBODY != EVERYBODY]
-    if closed:
-        text = f"Not everybody may open {listed(closed)}: programs of other users see no device"
-        yield warning(_CHECK, text, _UDEV)
 
 
 def _gaps(driver: Machine, inventory: Inventory) -> Iterator[Finding]:

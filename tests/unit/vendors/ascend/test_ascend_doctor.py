@@ -7,7 +7,8 @@ import pytest
 from fabricated import Tree
 from node_files import Machine
 
-from gpuhook.doctor.case import Case
+from gpuhook.doctor import Case
+from gpuhook.doctor import examine as examine_case
 from gpuhook.vendors.ascend import doctor
 from gpuhook.vendors.ascend.model import LISTS
 from gpuhook.vendors.ascend.vendor import VENDOR
@@ -25,7 +26,7 @@ def examine(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exam
         case.config.driver_roots = (f"ascend={tmp_path}/ascend",)
         if made is not None:
             monkeypatch.setattr(VENDOR, "discover", lambda _: made.look(), raising=False)
-        findings = [finding for check in doctor.DRIVER_CHECKS for finding in check(case)]
+        findings = examine_case(case, doctor.DRIVER_CHECKS)
         return [(str(each.status), each.check, each.message) for each in findings]
 
     return run
@@ -72,7 +73,7 @@ def test_nodes_that_are_missing_or_wrong(examine: Examine, place: Path) -> None:
     assert ("failure", "ascend-nodes", nodes) in found
     [(status, _, message)] = [each for each in found if "9:9" in each[2]]
     assert status == "warning"
-    assert message.startswith("npu-1 can't be used: /dev/davinci1 has the numbers 9:9")
+    assert message.startswith("NPU 1 (npu-1) can't be used: /dev/davinci1 has the numbers 9:9")
 
 
 def test_lists_that_are_wrong(examine: Examine, place: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_driver_without_devices(examine: Examine) -> None:
     ("settings", "status", "message"),
     [
         ({"reset": "1"}, "warning", "Gaudi 1 (0000:1a:00.0) can't be used: its status is In reset"),
-        ({"no-node": "1"}, "failure", "There is no device node /dev/accel/accel1, "),
+        ({"no-node": "1"}, "failure", "Intel Gaudi's driver has no node /dev/accel/accel1, "),
         ({"no-module": "0,2"}, "warning", "The module id of Gaudi 0, 2 isn't known"),
         ({"net": "0,1"}, "ok", "The network ports of Gaudi 0, 1 are moved into no container"),
     ],

@@ -124,7 +124,7 @@ def test_the_doctor(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(VENDOR, "discover", lambda _: made.look(), raising=False)
     found = findings()
     assert found[0] == ("ok", "The driver intel_vpu has 2 NPUs")
-    assert found[1] == ("failure", "The driver intel_vpu has no node /dev/accel/accel0")
+    assert found[1] == ("failure", "Intel's driver has no node /dev/accel/accel0")
     assert found[2][0] == "warning"
 
 

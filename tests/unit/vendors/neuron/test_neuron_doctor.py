@@ -75,8 +75,11 @@ def test_a_driver_without_devices(examine: Examine) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"half-made": "1"}, ("warning", "Neuron device 1 can't be used: the driver isn't done")),
-        ({"no-node": "1,2"}, ("failure", "There is no device node /dev/neuron1, /dev/neuron2")),
+        ({"half-made": "1"}, ("warning", "Neuron device 1 (neuron1) can't be used: ")),
+        (
+            {"no-node": "1,2"},
+            ("failure", "AWS Neuron's driver has no node /dev/neuron1, /dev/neuron2"),
+        ),
         ({"gap": "1,2"}, ("warning", "There is no Neuron device 1-2: no container gets")),
     ],
 )

@@ -1,20 +1,29 @@
 """What the doctor looks at of NVIDIA's driver; ``gpuhook.doctor.vendors`` says how it is used."""
 
+from gpuhook.doctor.step import Check, Step
 from gpuhook.vendors.nvidia.doctor import driver, nodes, platforms, toolkit
 
-_IN_DETAIL = (
-    driver.driver_versions,
-    nodes.device_nodes,
-    driver.nvml_answers,
-    driver.driver_complete,
-    driver.loader_cache,
-    nodes.dev_char_links,
-)
+# What the later checks need to have been found in order.
+_ROOT = ("driver-root",)
+_LOADED = (*_ROOT, "driver-loaded")
+_MATCHING = (*_LOADED, "driver-versions")
+
+
+def _detail(check: Check, *needs: str) -> Step:
+    return Step(driver.where_nvidia_is(check), needs)
+
+
 DRIVER_CHECKS = (
-    driver.driver_loaded,
-    platforms.wsl_driver,
-    platforms.tegra_lists,
-    *map(driver.where_nvidia_is, _IN_DETAIL),
+    driver.driver_root,
+    Step(driver.driver_loaded, _ROOT),
+    Step(platforms.wsl_driver, _ROOT),
+    Step(platforms.tegra_lists, _ROOT),
+    _detail(driver.driver_versions, *_LOADED),
+    _detail(nodes.device_nodes, *_LOADED),
+    _detail(driver.nvml_answers, *_MATCHING, "device-nodes"),
+    _detail(driver.driver_complete, *_MATCHING),
+    _detail(driver.loader_cache, *_MATCHING, "driver-files"),
+    _detail(nodes.dev_char_links, *_LOADED),
 )
 HOST_CHECKS = (toolkit.cdi_versions, toolkit.foreign_toolkit)
 

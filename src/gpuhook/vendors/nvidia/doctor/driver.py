@@ -8,7 +8,7 @@ from functools import wraps
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
-from gpuhook.doctor.vendors import Check
+from gpuhook.doctor.step import Check
 from gpuhook.errors import DriverError, LdCacheError
 from gpuhook.inventory.selection import fallen_off
 from gpuhook.loader import ldcache
@@ -17,6 +17,7 @@ from gpuhook.vendors.nvidia import completeness, driver_files, names, nvml, vari
 from gpuhook.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 from gpuhook.vendors.nvidia.doctor.platforms import platform_of
 from gpuhook.vendors.nvidia.model import TITLES
+from gpuhook.vendors.nvidia.requirements import parse_version
 
 _SLOW_SECONDS = 1.0
 
@@ -26,6 +27,19 @@ def _driver(case: Case) -> Iterator[tuple[Rootfs, driver_files.LibraryIndex]]:
     with Rootfs(case.driver.path("/")) as root:
         folders = case.config.library_search_paths
         yield root, driver_files.LibraryIndex(root, case.config.ldcache, folders)
+
+
+def driver_root(case: Case) -> Iterator[Finding]:
+    """Ask whether the folder that has the driver can be opened; nothing is said if it can."""
+    try:
+        with Rootfs(case.driver.path("/")):
+            return
+    except OSError as error:
+        yield failure(
+            "driver-root",
+            f"The driver root {case.driver_root} can't be opened: {error.strerror}",
+            "Start the driver container, or correct [nvidia-container-cli] root in config.toml",
+        )
 
 
 def driver_loaded(case: Case) -> Iterator[Finding]:
@@ -50,6 +64,13 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
             "The NVIDIA kernel module isn't loaded, and the PCI bus shows no NVIDIA GPU",
             f"Check that this machine has a GPU (lspci -d {names.PCI_VENDOR}:) that is passed "
             "on to it",
+        )
+    elif not _has_libraries(case):
+        yield failure(
+            "driver-loaded",
+            "There is an NVIDIA GPU and no driver for it: the kernel module isn't loaded, and "
+            "there is no libnvidia-ml.so.1",
+            "Install NVIDIA's driver",
         )
     else:
         yield failure(
@@ -97,36 +118,45 @@ def _has_gpu(case: Case) -> bool:
     return f"0x{names.PCI_VENDOR}" in vendors
 
 
+def _has_libraries(case: Case) -> bool:
+    try:
+        with _driver(case) as (root, index):
+            return bool(driver_files.find_nvml(root, index))
+    except (OSError, DriverError, LdCacheError):
+        return False
+
+
 def driver_versions(case: Case) -> Iterator[Finding]:
     """Compare the version of the libraries with the kernel module's."""
     try:
         with _driver(case) as (root, index):
             library = driver_files.find_nvml(root, index)
-    except OSError as error:
-        yield failure(
-            "driver-versions",
-            f"The driver root {case.driver_root} can't be opened: {error.strerror}",
-            "Start the driver container, or correct [nvidia-container-cli] root in config.toml",
-        )
-        return
     except (DriverError, LdCacheError) as error:
         yield failure("driver-versions", error.cause, error.remedy)
         return
     installed, loaded = library.rpartition(".so.")[2], module_version(case)
-    if loaded is None:
-        yield warning(
-            "driver-versions",
-            f"The driver's libraries are {installed}, and no kernel module to compare is loaded",
-            "Load the kernel module first",
-        )
-    elif installed != loaded:
+    if installed == loaded:
+        yield ok("driver-versions", f"Libraries and kernel module are both {loaded}")
+    elif loaded is not None:
         yield failure(
             "driver-versions",
             f"The driver's libraries are {installed} and the loaded kernel module is {loaded}",
-            "The driver was upgraded under the loaded module: reload the module or reboot",
+            _match(installed, loaded),
         )
-    else:
-        yield ok("driver-versions", f"Libraries and kernel module are both {loaded}")
+
+
+def _match(installed: str, loaded: str) -> str:
+    """Return what makes libraries and module match: mostly the module is the older one."""
+    numbers = parse_version(installed), parse_version(loaded)
+    if numbers[0] and numbers[1] and numbers[0] < numbers[1]:
+        return (
+            f"Install the driver's libraries {loaded}; if {installed} is the whole installed "
+            "driver, reboot"
+        )
+    return (
+        "Reboot, or end what uses the GPUs and reload the module: the driver was upgraded under "
+        "the loaded one. Installing more libraries doesn't help"
+    )
 
 
 def nvml_answers(case: Case) -> Iterator[Finding]:
@@ -137,8 +167,6 @@ def nvml_answers(case: Case) -> Iterator[Finding]:
             before = time.monotonic()
             answer = nvml.ask(root.path, library, case.config.user, case.config.nvml_timeout)
             seconds = time.monotonic() - before
-    except (OSError, LdCacheError):
-        return  # said by driver_versions
     except DriverError as error:
         yield failure("nvml", error.cause, error.remedy)
         return
@@ -176,8 +204,6 @@ def loader_cache(case: Case) -> Iterator[Finding]:
         with Rootfs(case.driver.path("/")) as root:
             data = root.read_file(path, ldcache.MAX_SIZE)
         known = set() if data is None else {entry.key for entry in ldcache.parse(data).entries}
-    except OSError:
-        return  # said by driver_versions
     except LdCacheError as error:
         yield failure("ld-cache", error.cause, remedy)
         return
@@ -198,8 +224,9 @@ def driver_complete(case: Case) -> Iterator[Finding]:
     try:
         with _driver(case) as (root, index):
             files = driver_files.find_all(root, index, version)
-    except (OSError, DriverError, LdCacheError):
-        return  # said by the checks before
+    except DriverError as error:
+        yield failure("driver-files", error.cause, error.remedy)
+        return
     wanted = variables.DEFAULT_CAPABILITIES
     for _, cause, remedy in completeness.missing_libraries(wanted, files, version):
         yield failure("driver-files", cause, remedy)

@@ -31,9 +31,12 @@ def device_nodes(case: Case) -> Iterator[Finding]:
     if not problems:
         yield ok("device-nodes", f"All {len(wrong)} device nodes exist with the right numbers")
         yield from _node_modes(case, list(wrong))
-        return
-    remedy = f"Run nvidia-smi and {MAKE_UVM} as root, and have a boot service do so"
-    yield failure("device-nodes", "; ".join(problems), remedy)
+    elif problems == [f"{UVM} {wrong[UVM]}"]:
+        remedy = f"Run {MAKE_UVM} as root, and have a boot service do so"
+        yield failure("device-uvm", f"{problems[0]}, and so there is no CUDA", remedy)
+    else:
+        remedy = f"Run nvidia-smi and {MAKE_UVM} as root, and have a boot service do so"
+        yield failure("device-nodes", "; ".join(problems), remedy)
 
 
 def _expected(case: Case) -> dict[str, tuple[int, int] | None]:

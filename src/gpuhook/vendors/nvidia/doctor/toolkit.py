@@ -39,9 +39,9 @@ def foreign_toolkit(case: Case) -> Iterator[Finding]:
     for name in _PROGRAMS:
         path = case.machine.which(name, names.SEARCH_PATH)
         if path and not is_ours(case.machine, path):
-            yield warning(
+            yield ok(
                 "foreign-toolkit",
-                f"NVIDIA's container toolkit is installed too: {path}",
+                f"NVIDIA's container toolkit is installed, too: {path}",
                 "Use one of the two for a container; to change over, see docs/migration.md",
             )
             return

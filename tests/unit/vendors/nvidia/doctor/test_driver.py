@@ -6,6 +6,7 @@ import paper
 import pytest
 from fabricated import LIBRARIES, VERSION, Tree, said
 
+from gpuhook.doctor import examine
 from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.doctor import DRIVER_CHECKS, driver
 from gpuhook.vendors.nvidia.model import Gpu
@@ -45,7 +46,7 @@ def neuron(tree: Tree, tmp_path: Path) -> Tree:
 
 
 def test_a_machine_of_another_vendor_lacks_nothing(neuron: Tree) -> None:
-    found = [finding for check in DRIVER_CHECKS for finding in check(neuron.case)]
+    found = list(examine(neuron.case, DRIVER_CHECKS))
     assert [(each.check, str(each.status)) for each in found] == [("driver-loaded", "ok")]
     assert "devices of another vendor" in found[0].message
 
@@ -61,7 +62,7 @@ def test_a_machine_of_another_vendor_lacks_nothing(neuron: Tree) -> None:
 def test_a_machine_with_both_is_looked_at(neuron: Tree, files: dict[str, str]) -> None:
     for path, text in files.items():
         neuron.write(path, text)
-    found = [finding for check in DRIVER_CHECKS for finding in check(neuron.case)]
+    found = list(examine(neuron.case, DRIVER_CHECKS))
     assert "failure" in {str(each.status) for each in found}
 
 
@@ -93,7 +94,7 @@ def test_an_upgrade_under_the_loaded_module(tree: Tree) -> None:
 def test_libraries_without_a_module(tree: Tree) -> None:
     tree.driver()
     (tree.root / "proc/driver/nvidia/version").unlink()
-    assert said(driver.driver_versions(tree.case))["driver-versions"][0] == "warning"
+    assert said(driver.driver_versions(tree.case)) == {}  # driver_loaded says so
 
 
 def test_no_libraries(tree: Tree) -> None:
@@ -105,9 +106,9 @@ def test_no_libraries(tree: Tree) -> None:
 
 def test_a_driver_root_that_does_not_exist(tree: Tree) -> None:
     tree.config.driver_root = "/run/nvidia/driver"
-    status, message = said(driver.driver_versions(tree.case))["driver-versions"]
-    assert status == "failure"
-    assert "/run/nvidia/driver can't be opened" in message
+    [finding] = examine(tree.case, DRIVER_CHECKS)
+    assert (finding.check, str(finding.status)) == ("driver-root", "failure")
+    assert "/run/nvidia/driver can't be opened" in finding.message
 
 
 def test_the_loaders_cache(tree: Tree) -> None:

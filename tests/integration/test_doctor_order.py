@@ -1,0 +1,338 @@
+"""What the doctor says first, how much it says, and what it ends with, on machines out of order.
+
+The command really runs, in a PID namespace of its own: it sees no daemons but those of a test.
+"""
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.commands import Result, run
+from harness.driver import Driver, simulate
+from harness.installation import Installation, write_config
+from harness.strangers import AS_STRANGER, UID
+
+APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+# The session has an /etc of its own; in these folders a test may write what it likes.
+PLACES = ("/etc/docker", "/etc/containerd", "/etc/containers/containers.conf.d")
+PODMAN = "/etc/containers/containers.conf.d/gpu.conf"
+# A root's containerd that has run since before its file was written.
+CONTAINERD = """
+cp /bin/sh "$0/containerd" && mkfifo "$0/never" && exec 3<>"$0/never"
+"$0/containerd" -c 'echo started; read -r _' --config /etc/containerd/config.toml <&3 >"$0/said" &
+until [ -s "$0/said" ]; do sleep 0.02; done
+touch -d '+1 hour' /etc/containerd/config.toml
+"$@"
+"""
+# NVIDIA's own file as its toolkit 1.18 writes it, with the line for the driver's root in use.
+NVIDIAS = """
+#accept-nvidia-visible-devices-as-volume-mounts = false
+#accept-nvidia-visible-devices-envvar-when-unprivileged = true
+disable-require = false
+supported-driver-capabilities = "compat32,compute,display,graphics,ngx,utility,video"
+#swarm-resource = "DOCKER_RESOURCE_GPU"
+
+[nvidia-container-cli]
+#debug = "/var/log/nvidia-container-toolkit.log"
+environment = []
+#ldcache = "/etc/ld.so.cache"
+ldconfig = "@/sbin/ldconfig"
+load-kmods = true
+#no-cgroups = false
+path = "/usr/bin/nvidia-container-cli"
+root = "{root}"
+#user = "root:video"
+
+[nvidia-container-runtime]
+#debug = "/var/log/nvidia-container-runtime.log"
+log-level = "info"
+mode = "auto"
+runtimes = ["runc", "crun"]
+
+[nvidia-container-runtime.modes]
+
+[nvidia-container-runtime.modes.cdi]
+annotation-prefixes = ["cdi.k8s.io/"]
+default-kind = "nvidia.com/gpu"
+spec-dirs = ["/etc/cdi", "/var/run/cdi"]
+
+[nvidia-container-runtime.modes.csv]
+mount-spec-path = "/etc/nvidia-container-runtime/host-files-for-container.d"
+
+[nvidia-container-runtime.modes.legacy]
+cuda-compat-mode = "ldconfig"
+
+[nvidia-container-runtime-hook]
+path = "nvidia-container-runtime-hook"
+skip-mode-detection = false
+
+[nvidia-ctk]
+path = "nvidia-ctk"
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the doctor said: its status, what isn't ok, and everything by its name."""
+
+    status: int
+    wrong: list[str]
+    found: dict[str, dict[str, str]]
+    skipped: list[str]
+
+    @property
+    def verdict(self) -> tuple[int, list[str]]:
+        """The exit status, and the names of what isn't ok."""
+        return self.status, self.wrong
+
+
+@dataclass
+class Machine:
+    """A machine with gpuhook, a configuration and the engines' files that a test writes."""
+
+    bin: Path
+    folder: Path
+    config: Path
+    before: list[str] = field(default_factory=list)
+
+    def words(self, *options: str) -> list[str]:
+        command = [self.bin / "python3", self.bin / "gpuhook"]  # it may be mounted elsewhere
+        argv = [*command, "doctor", "--config", self.config, *options]
+        return [*APART, *self.before, *map(str, argv)]
+
+    def text(self, *options: str, home: Path | None = None) -> Result:
+        return run(self.words(*options), env={"HOME": str(home or self.folder)})
+
+    def doctor(self, *options: str, home: Path | None = None) -> Said:
+        done = self.text(*options, "--format=json", home=home)
+        answer: dict[str, Any] = json.loads(done.stdout)
+        findings = answer["findings"]
+        wrong = [each["check"] for each in findings if each["status"] != "ok"]
+        return Said(
+            done.status, wrong, {each["check"]: each for each in findings}, answer["skipped"]
+        )
+
+    def register_podman(self, path: str | Path = PODMAN) -> None:
+        """Have podman know gpu-py."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(f'[engine.runtimes]\ngpu-py = ["{self.bin}/gpu-py"]\n')
+
+    def register_containerd(self) -> None:
+        text = f'[plugins.cri.containerd.runtimes.gpu-py]\nruntime_engine = "{self.bin}/gpu-py"\n'
+        Path("/etc/containerd/config.toml").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def bin_folder(workspace: Path, installation: Installation) -> Iterator[Path]:
+    """The installation where everybody can get at it, whatever folder it is in."""
+    place = workspace / "doctor-order-programs"
+    place.mkdir()
+    run(["mount", "--bind", installation.bin.parent, place]).ok()
+    yield place / "bin"
+    run(["umount", place]).ok()
+    place.rmdir()
+
+
+@pytest.fixture
+def folder(workspace: Path) -> Iterator[Path]:
+    """A folder that everybody may enter; the engines know nothing of us at first."""
+    made = workspace / "doctor-order"
+    made.mkdir()
+    for place in map(Path, PLACES):
+        place.mkdir(parents=True, exist_ok=True)
+    yield made
+    for place in map(Path, PLACES):
+        shutil.rmtree(place)
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def machine(folder: Path, bin_folder: Path, driver: Driver) -> Machine:
+    """A machine with nothing wrong but that no engine knows gpu-py."""
+    return Machine(bin_folder, folder, write_config(folder / "config", driver.root, ["runc"]))
+
+
+def _with_driver(machine: Machine, installation: Installation, *options: str) -> Driver:
+    """Give the machine a driver of its own."""
+    driver = simulate(installation, machine.folder / "driver", "--gpus=2", *options)
+    machine.config = write_config(machine.folder / "own-config", driver.root, ["runc"])
+    machine.register_podman()
+    return driver
+
+
+def test_nothing_is_wrong(machine: Machine) -> None:
+    machine.register_podman()
+    assert machine.doctor().verdict == (0, [])
+    assert machine.text("--quiet").ok().stdout == ""
+
+
+def test_a_broken_configuration(machine: Machine) -> None:
+    machine.register_podman()
+    machine.config.write_text("x = [\n")
+    said = machine.doctor()
+    assert said.verdict == (2, ["configuration"])
+    assert next(iter(said.found)) == "configuration"
+    assert {"driver-loaded", "nvml-answers", "low-level-runtime"} <= set(said.skipped)
+    text = machine.text().stdout
+    assert text.startswith("failure  configuration: ")
+    assert re.search(r"\n\d+ checks skipped, .*\n\d+ ok, 0 warnings, 1 failure\n$", text)
+
+
+def test_no_driver(machine: Machine) -> None:
+    machine.register_podman()
+    version = machine.folder / "none/proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text("")  # on a machine with a driver, this one counts
+    machine.config = write_config(machine.folder / "none-config", machine.folder / "none", ["runc"])
+    assert machine.doctor().verdict == (2, ["driver-loaded"])
+
+
+def test_a_root_that_is_not_there(machine: Machine) -> None:
+    machine.register_podman()
+    machine.config = write_config(machine.folder / "gone", machine.folder / "x", ["runc"])
+    assert machine.doctor().verdict == (2, ["driver-root"])
+
+
+def test_a_module_and_libraries_of_two_versions(
+    machine: Machine, installation: Installation
+) -> None:
+    _with_driver(machine, installation, "--fail=version-mismatch")
+    said = machine.doctor()
+    assert said.verdict == (2, ["driver-versions"])
+    remedy = said.found["driver-versions"]["remedy"]
+    assert remedy.startswith("Reboot, or end what uses the GPUs and reload the module")
+    assert "libcuda1" not in remedy
+
+
+def test_a_lost_gpu(machine: Machine, installation: Installation) -> None:
+    _with_driver(machine, installation, "--lost=1")
+    said = machine.doctor()
+    assert said.verdict == (2, ["nvml-lost"])
+    assert "GPU 1 has fallen off the bus" in said.found["nvml-lost"]["message"]
+
+
+def test_nodes_that_nobody_has_made(machine: Machine, installation: Installation) -> None:
+    driver = _with_driver(machine, installation)
+    (driver.root / "dev/nvidia-uvm").unlink()
+    assert machine.doctor().verdict == (2, ["device-uvm"])
+    (driver.root / "dev/nvidia0").unlink()
+    said = machine.doctor()
+    assert said.verdict == (2, ["device-nodes"])
+    assert "/dev/nvidia-uvm is missing; /dev/nvidia0 is missing" in str(said.found)
+
+
+def test_an_engine_that_was_not_restarted(machine: Machine) -> None:
+    machine.register_containerd()
+    assert machine.doctor().verdict == (0, [])
+    machine.before = ["sh", "-c", CONTAINERD, str(machine.folder)]
+    said = machine.doctor()
+    assert said.verdict == (2, ["containerd-loaded"])
+    assert said.found["containerd-loaded"]["remedy"] == "Run systemctl restart containerd"
+
+
+def test_nvidias_own_configuration(machine: Machine, driver: Driver) -> None:
+    machine.register_podman()
+    machine.config.write_text(NVIDIAS.format(root=driver.root))
+    said = machine.doctor()
+    assert said.verdict == (0, [])
+    assert "nvidia-ctk.path" in said.found["configuration-unused-keys"]["message"]
+    machine.config.write_text(machine.config.read_text() + 'paht = "nvidia-ctk"\n')
+    said = machine.doctor()
+    assert said.verdict == (1, ["configuration-keys"])
+    assert "nvidia-ctk.paht" in said.found["configuration-keys"]["message"]
+    assert machine.text().stdout.splitlines()[-1].endswith(" ok, 1 warning, 0 failures")
+
+
+def test_two_engines_and_one_used(machine: Machine) -> None:
+    assert machine.doctor().verdict == (1, ["engines-registered"])
+    machine.register_podman()
+    said = machine.doctor()
+    assert said.verdict == (0, [])
+    assert {"docker-unused", "containerd-unused"} <= set(said.found)
+
+
+def test_one_engine_alone(machine: Machine) -> None:
+    machine.register_podman()
+    said = machine.doctor("--engine=docker")
+    assert said.verdict == (1, ["engines-registered"])
+    assert said.found["engines-registered"]["remedy"] == "Run gpuhook install --engine docker"
+    assert not [name for name in said.found if name.startswith(("podman", "containerd", "crio"))]
+    said = machine.doctor("--engine=podman")
+    assert said.verdict == (0, [])
+    assert not [name for name in said.found if name.startswith(("docker", "containerd", "crio"))]
+    assert "nvml" in said.found
+
+
+def test_a_rootless_engine_that_is_set_up(machine: Machine) -> None:
+    machine.before = [*AS_STRANGER]
+    home = machine.folder / "home"
+    machine.register_podman(home / ".config/containers/containers.conf")
+    said = machine.doctor(home=home)
+    assert said.verdict == (0, [])
+    assert str(home) in said.found["podman-runtime"]["message"]
+    daemon_json = home / ".config/docker/daemon.json"
+    daemon_json.parent.mkdir()
+    runtimes = {"gpu-py": {"path": f"{machine.bin}/gpu-py"}}
+    daemon_json.write_text(json.dumps({"runtimes": runtimes}))
+    said = machine.doctor("--engine=docker", home=home)
+    assert said.verdict == (0, [])
+    assert str(daemon_json) in said.found["docker-registered"]["message"]
+
+
+def test_files_that_an_ordinary_user_may_not_read(machine: Machine) -> None:
+    machine.before = [*AS_STRANGER]
+    daemon_json = Path("/etc/docker/daemon.json")
+    daemon_json.write_text("{")
+    daemon_json.chmod(0o600)
+    said = machine.doctor()
+    assert said.verdict == (1, ["engines-registered"])
+    assert said.found["engines-registered"]["message"] == (
+        "Whether an engine here knows gpu-py isn't known: you may not read /etc/docker/daemon.json"
+    )
+    machine.register_podman()
+    said = machine.doctor()
+    assert said.verdict == (0, []), "who uses podman needs no Docker"
+    assert str(daemon_json) in said.found["docker-unseen"]["message"]
+    machine.config.chmod(0o600)
+    os.chown(machine.config, 0, UID)
+    assert machine.doctor().verdict == (2, ["configuration"])
+
+
+def _on_terminal(machine: Machine, **environment: str) -> str:
+    """Return what the doctor writes on a terminal of 60 columns."""
+    ours, theirs = pty.openpty()
+    variables = {"PATH": os.environ["PATH"], "TERM": "xterm", "COLUMNS": "60", **environment}
+    try:
+        with subprocess.Popen(machine.words(), stdout=theirs, env=variables):
+            os.close(theirs)
+            written = b""
+            try:
+                while piece := os.read(ours, 1 << 16):
+                    written += piece
+            except OSError:
+                pass  # a terminal whose other end is closed
+        return written.decode()
+    finally:
+        os.close(ours)
+
+
+def test_on_a_terminal(machine: Machine) -> None:
+    machine.register_podman()
+    machine.config.write_text("x = [\n")
+    drawn = _on_terminal(machine)
+    assert "\x1b[31mfailure" in drawn
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", drawn)
+    assert max(map(len, plain.splitlines())) <= 60
+    head, _, rest = plain.partition("-> ")
+    assert re.fullmatch(r"failure  configuration:.*(\r\n {9}\S.*)+\r\n {9}", head)
+    assert re.match(r"Correct it; .*\r\n {12}\S", rest)
+    for forbidden in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert not re.search(r"\x1b\[3[0-9]m", _on_terminal(machine, **forbidden))

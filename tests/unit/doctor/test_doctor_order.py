@@ -1,0 +1,194 @@
+"""Which checks are made after a failure, and what whole machines made of files are said to lack."""
+
+import json
+from collections.abc import Iterable, Iterator
+
+import pytest
+from fabricated import BIN, BOOT, VERSION, Tree
+
+from gpuhook.doctor import Case, Finding, examine
+from gpuhook.doctor.checks import every_step
+from gpuhook.doctor.finding import failure, ok, warning
+from gpuhook.doctor.machine import Machine
+from gpuhook.doctor.step import DRIVER, Check, Step
+
+GPU_PY = f"{BIN}/gpu-py"
+CONTAINERD = "/etc/containerd/config.toml"
+OLDER, NEWER = "470.1.2", "560.1"
+
+
+def finds(*findings: Finding) -> Check:
+    def check(case: Case) -> Iterator[Finding]:
+        del case
+        yield from findings
+
+    return check
+
+
+def never(case: Case) -> Iterator[Finding]:
+    raise AssertionError(case)
+
+
+def wrong(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+    return [(each.check, str(each.status)) for each in findings if each.status != "ok"]
+
+
+def test_what_needs_a_failure_is_skipped(tree: Tree) -> None:
+    steps = (
+        finds(ok("first", "")),
+        finds(failure("second", "", ""), ok("third", "")),
+        Step(never, needs=("first", "second")),
+        Step(finds(ok("fourth", "")), needs=("first", "third")),
+    )
+    examination = examine(tree.case, steps)
+    assert [each.check for each in examination] == ["first", "second", "third", "fourth"]
+    assert [each.check for each in examination.findings] == ["first", "second", "third", "fourth"]
+    assert examination.skipped == ["never"]
+
+
+def test_a_warning_is_no_cause(tree: Tree) -> None:
+    steps = (finds(warning("first", "", "")), Step(finds(ok("second", "")), needs=("first",)))
+    assert [each.check for each in examine(tree.case, steps)] == ["first", "second"]
+
+
+def test_a_failure_of_any_driver_is_one_of_its_part(tree: Tree) -> None:
+    steps = (Step(finds(failure("x", "", "")), part=DRIVER), Step(never, needs=(DRIVER,)))
+    assert [each.check for each in examine(tree.case, steps)] == ["x"]
+
+
+@pytest.mark.parametrize(("engine", "expected"), [("", "abc"), ("docker", "ab"), ("crio", "ac")])
+def test_the_checks_of_one_engine(tree: Tree, engine: str, expected: str) -> None:
+    case = tree.case
+    case.engine = engine
+    steps = (
+        finds(ok("a", "")),
+        Step(finds(ok("b", "")), engine="docker"),
+        Step(finds(ok("c", "")), engine="crio"),
+    )
+    examination = examine(case, steps)
+    assert "".join(each.check for each in examination) == expected
+    assert examination.skipped == []
+
+
+# Drivers -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tree: Tree) -> Tree:
+    """A machine where gpuhook is in order and podman uses it."""
+    tree.program(GPU_PY)
+    tree.program(f"{BIN}/gpuhook-prestart")
+    tree.config.runtimes = (str(tree.program("/usr/bin/runc")),)
+    tree.config.state_dir = "/run/gpuhook"
+    tree.config.cdi_spec_dirs = ("/etc/cdi",)
+    tree.write("/proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    tree.program("/usr/bin/podman")
+    runtimes = f'[engine.runtimes]\ngpu-py = ["{GPU_PY}"]\n'
+    tree.write("/etc/containers/containers.conf.d/gpu.conf", runtimes)
+    return tree
+
+
+def test_a_broken_configuration_comes_first_and_alone(installed: Tree) -> None:
+    broken = "x.toml is not valid TOML: no. Correct it."
+    case = Case(Machine(str(installed.root), installed.users), installed.config, BIN, broken)
+    findings = list(examine(case))
+    assert (findings[0].check, findings[0].message) == (
+        "configuration",
+        "x.toml is not valid TOML: no",
+    )
+    assert wrong(findings) == [("configuration", "failure")]
+
+
+@pytest.mark.parametrize("files", [{}, {"/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n"}])
+def test_no_driver_is_one_finding(installed: Tree, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        installed.write(path, text)
+    spec = {"path": "/dev/nvidia0", "hostPath": "/dev/nvidia0"}
+    devices = [{"name": "0", "containerEdits": {"deviceNodes": [spec]}}]
+    document = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}
+    installed.write("/etc/cdi/nvidia.json", json.dumps(document))
+    assert wrong(examine(installed.case)) == [("driver-loaded", "failure")]
+
+
+@pytest.mark.parametrize(
+    ("libraries", "words"),
+    [
+        (NEWER, "Reboot, or end what uses the GPUs and reload the module"),
+        (OLDER, f"Install the driver's libraries {VERSION}; if {OLDER} is the whole"),
+    ],
+)
+def test_libraries_of_another_version(installed: Tree, libraries: str, words: str) -> None:
+    installed.driver(installed=libraries, gpus=0)
+    (installed.root / "proc/devices").unlink()
+    findings = [each for each in examine(installed.case) if not each.check.startswith("device-")]
+    assert wrong(findings) == [("driver-versions", "failure")]
+    [found] = [each for each in findings if each.check == "driver-versions"]
+    assert found.remedy.startswith(words)
+
+
+def test_a_loader_cache_that_is_damaged_is_one_finding(installed: Tree) -> None:
+    installed.driver(gpus=0)
+    installed.write("/etc/ld.so.cache", b"nonsense")
+    findings = [each for each in examine(installed.case) if not each.check.startswith("device-")]
+    assert wrong(findings) == [("driver-versions", "failure")]
+
+
+# Engines -------------------------------------------------------------------------------------
+
+
+def without_driver(case: Case) -> list[tuple[str, str]]:
+    steps = every_step(case.config)
+    return wrong(examine(case, [step for step in steps if step.part != DRIVER]))
+
+
+def test_a_machine_in_order(installed: Tree) -> None:
+    assert without_driver(installed.case) == []
+
+
+def test_of_two_engines_one_is_used(installed: Tree) -> None:
+    installed.program("/usr/bin/dockerd")
+    installed.program("/usr/bin/containerd")
+    assert without_driver(installed.case) == []
+    (installed.root / "etc/containers/containers.conf.d/gpu.conf").unlink()
+    assert without_driver(installed.case) == [("engines-registered", "warning")]
+
+
+def test_documents_of_ours_serve_engines_without_gpu_py(installed: Tree) -> None:
+    (installed.root / "etc/containers/containers.conf.d/gpu.conf").unlink()
+    installed.program(f"{BIN}/gpuhook-cdi-hook")
+    hook = {"hookName": "createContainer", "path": f"{BIN}/gpuhook-cdi-hook"}
+    devices = [{"name": "x", "containerEdits": {"hooks": [hook]}}]
+    document = {"cdiVersion": "0.5.0", "kind": "acme.com/npu", "devices": devices}
+    installed.write("/etc/cdi/acme.json", json.dumps(document))
+    assert without_driver(installed.case) == []
+
+
+@pytest.mark.parametrize(("started", "expected"), [(2**31, []), (BOOT, ["containerd-loaded"])])
+def test_an_engine_that_was_not_restarted(
+    installed: Tree, started: int, expected: list[str]
+) -> None:
+    installed.write(CONTAINERD, f'[plugins.x.runtimes.gpu-py.options]\nBinaryName = "{GPU_PY}"\n')
+    installed.process(7, "/usr/bin/containerd", started=started)
+    installed.process(8, "/usr/bin/kubelet")
+    assert [check for check, _ in without_driver(installed.case)] == expected
+
+
+def test_a_broken_file_of_an_engine_is_one_finding(installed: Tree) -> None:
+    installed.program("/usr/bin/crio")
+    installed.write("/etc/crio/crio.conf", "[[[")
+    installed.process(8, "/usr/bin/kubelet")
+    assert without_driver(installed.case) == [("crio-registered", "failure")]
+
+
+def test_what_containers_may_do_under_selinux(installed: Tree) -> None:
+    installed.write("/sys/fs/selinux/enforce", "1")
+    assert without_driver(installed.case) == [("security-module", "warning")]
+    installed.write("/sys/fs/selinux/booleans/container_use_devices", "1 1")
+    assert without_driver(installed.case) == []
+
+
+def test_no_cgroups_on_purpose(installed: Tree) -> None:
+    installed.write("/proc/self/mountinfo", "")
+    assert without_driver(installed.case) == [("cgroups", "warning")]
+    installed.config.no_cgroups = True
+    assert without_driver(installed.case) == []
