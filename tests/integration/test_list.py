@@ -1,8 +1,11 @@
 """gpuhook list finds the running containers that have a GPU, whoever started them."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,17 +171,29 @@ def test_mig_devices(
 def test_a_container_of_docker(
     docker: Docker, installation: Installation, configs: dict[str, Path], driver: Driver
 ) -> None:
+    called = f"list-{uuid.uuid4().hex[:8]}"
     words = ["run", "--detach", "--runtime=gpu-py", "-e", "NVIDIA_VISIBLE_DEVICES=3"]
+    words += ["--name", called]
     name = docker.call(*words, image("debian"), *SLEEP).ok().stdout.strip()
     try:
         answer = listed(installation, configs["runc"])
         assert name in users(answer)[3]
         [container] = [each for each in answer["containers"] if each["name"] == name]
         assert (container["engine"], container["known_from"]) == ("docker", "record")
+        assert container["engine_name"] == called
         argv: list[str | Path] = [installation.command, "list", "--config", configs["runc"]]
-        text = run(argv).ok().stdout.splitlines()
-        [row] = [line for line in text if driver.gpus[3].uuid in line]
-        assert name[:12] in row
+
+        def row() -> str:
+            text = run(argv).ok().stdout.splitlines()
+            return next(line for line in text if driver.gpus[3].uuid in line)
+
+        assert f"docker:{called}" in row()
+        assert docker.pid is not None
+        os.kill(docker.pid, signal.SIGSTOP)
+        try:
+            assert f"docker:{name[:12]}" in row(), "who doesn't answer is not waited for"
+        finally:
+            os.kill(docker.pid, signal.SIGCONT)
     finally:
         docker.call("rm", "--force", name).ok()
     wait_until(
@@ -194,13 +209,25 @@ def test_a_container_of_podman(
     podman: Podman = request.getfixturevalue(which)
     options = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
     words = ["--detach", "--pids-limit=-1", f"--cgroup-parent={CGROUP_PARENT}", *options]
-    asks = ["-e", "NVIDIA_VISIBLE_DEVICES=3"]
+    called = f"list-{uuid.uuid4().hex[:8]}"
+    asks = ["-e", "NVIDIA_VISIBLE_DEVICES=3", "--name", called]
     name = podman.call("run", *words, *asks, image("debian"), *SLEEP).ok().stdout.strip()
     try:
         answer = listed(installation, configs["runc"])
         assert name in users(answer)[3]
         [container] = [each for each in answer["containers"] if each["name"] == name]
         assert (container["engine"], container["known_from"]) == ("podman", "record")
+        assert container["engine_name"] == called
+        # Without a record, as of a device that podman itself gave it, conmon knows the bundle.
+        records = configs["runc"].parent / "state/containers"
+        [record] = [each for each in records.glob("[0-9]*") if name in each.read_text()]
+        record.unlink()
+        [container] = [
+            each
+            for each in listed(installation, configs["runc"])["containers"]
+            if each["name"] == name
+        ]
+        assert (container["engine_name"], container["known_from"]) == (called, "nodes")
     finally:
         podman.call("rm", "--force", "--time=0", name).ok()
 

@@ -44,6 +44,26 @@ def extend(folder: str, devices: "Sequence[tuple[int, int]]") -> int:
     )
 
 
+def instructions(folder: str) -> list[bytes]:
+    """Return those of the device programs of the cgroup ``folder``, as the kernel runs them.
+
+    Empty for a program that the kernel doesn't show. Raises OSError, and CgroupError as
+    ``extend``.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = []
+        for number in bpf.attached_programs(fd, folder)[1]:
+            program = bpf.open_program(number, folder)
+            try:
+                found.append(bpf.describe_program(program, folder).instructions)
+            finally:
+                os.close(program)
+        return found
+    finally:
+        os.close(fd)
+
+
 class _Replacement:
     """An attached program and the one that takes its place."""
 
