@@ -7,6 +7,7 @@ from gpuhook.running.holders import Container
 from gpuhook.running.names import Names
 
 _SHORT = 12  # characters of a container's id, as Docker prints it
+_WHOLE = 64  # characters of an id as engines make them
 _PATIENCE = 0.5  # seconds for an engine's answer: who waits for a list is given ids instead
 
 
@@ -17,15 +18,18 @@ def names_of(containers: Iterable[Container]) -> Names:
     return names
 
 
-def title(container: Container, names: Names) -> str:
-    """Return what to call a container: Kubernetes' names, else the engine's, else its id."""
+def title(container: Container, called: str) -> str:
+    """Return what to call a container: Kubernetes' names, else its engine's, else its id.
+
+    ``called`` is the engine's name for it, "" where that isn't known.
+    """
     if container.pod:
         words = (container.namespace, container.pod, container.container)
         return printable("/".join(word for word in words if word))
-    called = names.of(container.name)[0] or short(container)
-    return printable(f"{container.engine}:{called}" if container.engine else called)
+    name = called or (short(container.name) if container.engine else container.name)
+    return printable(f"{container.engine}:{name}" if container.engine else name)
 
 
-def short(container: Container) -> str:
-    """Return a container's id as its engine prints it, in a printable form."""
-    return printable(container.name[:_SHORT] if container.engine else container.name)
+def short(container: str) -> str:
+    """Return an id as engines print it."""
+    return container[:_SHORT] if len(container) == _WHOLE else container

@@ -15,6 +15,8 @@ from rich.text import Text
 from gpuhook.cli._output import printable
 
 GOOD, POOR, BAD, FAINT, TITLE = "green", "yellow", "red", "dim", "bold"
+TONES = {"": "", "good": GOOD, "poor": POOR, "bad": BAD}
+_TITLE = 16  # characters of the longest title of a fact, with its colon
 # Of lines that go to a file or a pipe: nothing is wrapped or cut there.
 _ENDLESS = 1 << 16
 
@@ -50,6 +52,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
         made.add_column(title, overflow="fold")
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
+    return made
+
+
+def facts(rows: Sequence[tuple[str, str, str]]) -> Table:
+    """Return texts, each after its title and in its tone.
+
+    What is too long for the terminal is wrapped.
+    """
+    made = Table.grid(padding=(0, 1, 0, 0))
+    made.add_column(width=_TITLE, style=TITLE, no_wrap=True)
+    made.add_column(overflow="fold")
+    for title, words, tone in rows:
+        made.add_row(text(f"{title}:"), text(words, TONES[tone]))
     return made
 
 

@@ -50,7 +50,7 @@ def _show(
     names: Names,
 ) -> None:
     """Print each vendor's devices, and what else is known of the containers."""
-    titles = {id(each): _containers.title(each, names) for each in containers}
+    titles = {id(each): _containers.title(each, names.of(each.name)[0]) for each in containers}
     for number, inventory in enumerate(inventories):
         users_of = _users(inventory, containers)
         rows = [

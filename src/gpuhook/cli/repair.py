@@ -53,7 +53,12 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
         _repair_all(running, inventories, called)
         return
     for container in repairs.select(names, running, called):
-        click.echo(_line(title(container, called), repairs.repair(container, inventories)))
+        click.echo(
+            _line(
+                title(container, called.of(container.name)[0]),
+                repairs.repair(container, inventories),
+            )
+        )
 
 
 def _repair_all(running: list[Container], inventories: list[Inventory], called: Names) -> None:
@@ -72,9 +77,9 @@ def _repaired(container: Container, inventories: list[Inventory], called: Names)
     try:
         done = repairs.repair(container, inventories)
     except GpuhookError as error:
-        click.echo(f"{title(container, called)}: {error}", err=True)
+        click.echo(f"{title(container, called.of(container.name)[0])}: {error}", err=True)
         return False
-    click.echo(_line(title(container, called), done))
+    click.echo(_line(title(container, called.of(container.name)[0]), done))
     return True
 
 

@@ -3,13 +3,14 @@
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gpuhook.engines import docker_api
 from gpuhook.host import files, processes
 
 _PATIENCE = 1.0  # seconds for Docker's answer
 _PAUSE = 10.0  # seconds between two questions
+_SHORTEST_ID = 4  # characters of an id that mean it
 _LIMIT = 16 << 20  # bytes of podman's list
 
 Called = dict[str, tuple[str, str]]  # a container's id -> its name and its image, "" if unknown
@@ -38,7 +39,7 @@ class Names:
         bundles = {bundle for engine, _, bundle in unknown if engine == "podman"}
         if bundles and now >= self._again["podman"]:
             self._again["podman"] = now + _PAUSE
-            more = _watched().values() if "" in bundles else ()
+            more = watched().values() if "" in bundles else ()
             self._known.update(_of_podman({*bundles, *more} - {""}))
 
     def of(self, container: str) -> tuple[str, str]:
@@ -63,12 +64,12 @@ def of_docker(patience: float = _PATIENCE) -> Called:
 
 def of_podman() -> Called:
     """Return the running containers of podman and of CRI-O, which start a conmon for each."""
-    watched = _watched()
-    named = _of_podman(watched.values())
-    return {container: named.get(container, ("", "")) for container in watched}
+    found = watched()
+    named = _of_podman(found.values())
+    return {container: named.get(container, ("", "")) for container in found}
 
 
-def _watched() -> dict[str, str]:
+def watched() -> dict[str, str]:
     """Return the bundles of the containers that a conmon watches, by their ids (conmon(8))."""
     found = {}
     for process in processes.running("conmon"):
@@ -91,3 +92,16 @@ def _of_podman(bundles: Iterable[str]) -> Called:
         ):  # fmt: skip
             continue
     return found
+
+
+def meant(word: str, called: Mapping[str, str]) -> list[str]:
+    """Return the ids that a word means; ``called`` are the names by ids, "" for none.
+
+    As Docker has it: an id, else a name, else the beginning of ids.
+    """
+    if not word or word in called:
+        return [word] if word else []
+    named = [container for container, name in called.items() if name == word]
+    if named or len(word) < _SHORTEST_ID:
+        return named
+    return [container for container in called if container.startswith(word)]

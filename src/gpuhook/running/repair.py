@@ -18,9 +18,8 @@ from gpuhook.errors import ContainerError
 from gpuhook.inventory.model import Inventory, Node
 from gpuhook.running import bundles, records
 from gpuhook.running.holders import Container, Numbers, group_of
-from gpuhook.running.names import Names
+from gpuhook.running.names import Names, meant
 
-_SHORTEST_ID = 4
 _SCOPE = ".scope"  # what systemd calls a cgroup that it made for somebody else's processes
 
 
@@ -106,24 +105,29 @@ def given_devices(
 
 def _check_devices(container: Container, inventories: Iterable[Inventory]) -> None:
     """Refuse where a device has other numbers than when the container got it."""
+    found = moved(container, inventories)
+    if found:
+        raise ContainerError(
+            f"{container.name} was given {', '.join(found)}, which this machine has no more, or "
+            "under another number",
+            "Start it again",
+        )
+
+
+def moved(container: Container, inventories: Iterable[Inventory]) -> list[str]:
+    """Return the devices in a container's record that have other numbers now, or are gone."""
     now: dict[tuple[str, str], list[list[int]]] = {}  # by vendor and id
     for inventory in inventories:
         numbers = {node.path: list(node.numbers) for node in inventory.nodes}
         for device in inventory.devices:
             found = [numbers[path] for path in device.nodes if path in numbers]
             now[inventory.vendor, device.id] = found
-    moved = [
+    return [
         name
         for one in (container.record or {})["given"]
         for name, nodes in one["nodes"].items()
         if now.get((one["vendor"], name)) != nodes
     ]
-    if moved:
-        raise ContainerError(
-            f"{container.name} was given {', '.join(moved)}, which this machine has no more, or "
-            "under another number",
-            "Start it again",
-        )
 
 
 def _ended(container: Container) -> ContainerError:
@@ -138,10 +142,9 @@ def select(words: Iterable[str], running: Collection[Container], names: Names) -
     Raises ContainerError for a word that means none of them, or several.
     """
     chosen = []
+    called = {each.name: names.of(each.name)[0] for each in running}
     for name in words:
-        exact = [each for each in running if each.name == name]
-        called = [each for each in running if name and names.of(each.name)[0] == name]
-        found = exact or called or _by_beginning(name, running)
+        found = [each for each in running if each.name in meant(name, called)]
         if len(found) != 1:
             what = "means several containers" if found else "is no running container with a GPU"
             raise ContainerError(
@@ -150,9 +153,3 @@ def select(words: Iterable[str], running: Collection[Container], names: Names) -
             )
         chosen += found
     return chosen
-
-
-def _by_beginning(name: str, running: Collection[Container]) -> list[Container]:
-    if len(name) < _SHORTEST_ID:
-        return []
-    return [each for each in running if each.name.startswith(name)]

@@ -589,7 +589,7 @@ def explain(
 
 def test_explain(explain: Callable[..., str]) -> None:
     words = ("-e", "ACME_VISIBLE_DEVICES=0", "-e", "NVIDIA_VISIBLE_DEVICES=0")
-    text = explain(*words)
+    text = explain(*words, "-v")
     assert "Vendor:          ACME" in text
     assert "Selected:        GPU-00000000-0000-0000-0000-000000000000, A-0000" in text
     assert "set ACME_DEVICES=0\n" in text
@@ -605,7 +605,7 @@ def test_explain(explain: Callable[..., str]) -> None:
 
 def test_explain_the_hook_alone(explain: Callable[..., str]) -> None:
     words = ("-e", "ACME_VISIBLE_DEVICES=0", "--hook-alone")
-    undone = explain(*words).partition("because only the runtime gpu-py can do it:\n")[2]
+    undone = explain(*words, "-v").partition("because only the runtime gpu-py can do it:\n")[2]
     assert undone.splitlines() == [
         f"      put the process in the host's group {GROUP}",
         "      set ACME_DEVICES=0",
