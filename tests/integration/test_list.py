@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.podman import Podman
+
+from gpuhook.running import records
 
 SLEEP = ("sleep", "1000")
 
@@ -44,6 +47,16 @@ if os.fork() == 0:
     os.closerange(0, 3)
     select.select([container], [], [])
 """
+
+
+# 500 processes in one group, which end with the shell; each says its number.
+IDLE = """
+trap 'kill $(jobs -p)' TERM
+for _ in $(seq 500); do sleep 1000 >/dev/null & echo $!; done
+wait
+"""
+NAMES = ("engine", "bundle", "container", "pod", "namespace", "uid", "image")
+RECORD: dict[str, Any] = {"version": records.VERSION, **dict.fromkeys(NAMES, "")}
 
 
 def start(bundle: Bundle, installation: Installation, env: dict[str, str], *command: str) -> None:
@@ -136,6 +149,42 @@ def test_filesystem_that_does_not_answer_makes_nobody_wait(
     argv = {"list": ["list"], "repair": ["repair", "--all"]}[command]
     done = run([installation.command, *argv, "--config", config], timeout=60)
     assert bundle.name[:12] in done.stdout + done.stderr
+
+
+def test_many_containers_and_mig_devices_are_listed_in_a_second(
+    installation: Installation, tmp_path: Path
+) -> None:
+    """Of processor time, because the machine may be busy with more than this."""
+    migs = [f"--mig={gpu}:{','.join(['1g.10gb'] * 7)}" for gpu in range(16)]
+    made = simulate(installation, tmp_path / "driver", "--gpus=16", "--model=H100", *migs)
+    config = write_config(tmp_path / "etc", made.root, ["runc"])
+    before = listed(installation, config)
+    node = made.path(f"/dev/nvidia{before['gpus'][0]['minor']}").stat().st_rdev
+    folder = tmp_path / "etc/state/containers"
+    folder.mkdir(mode=0o700)
+    with subprocess.Popen(["sh", "-c", IDLE], stdout=subprocess.PIPE, text=True) as idle:
+        try:
+            assert idle.stdout is not None
+            for _ in range(500):
+                pid = int(idle.stdout.readline())
+                process = os.open(f"/proc/{pid}", os.O_PATH)
+                record = {**RECORD, "id": f"idle-{pid}", "pid": pid}
+                record["started"] = records.started(process)
+                os.close(process)
+                numbers = [os.major(node), os.minor(node)]
+                record["given"] = [{"vendor": "nvidia", "devices": [numbers]}]
+                (folder / f"{pid}-{record['started']}").write_text(json.dumps(record))
+            times = []
+            for _ in range(3):
+                start = resource.getrusage(resource.RUSAGE_CHILDREN)
+                answer = run([installation.command, "list", "--config", config]).ok().stdout
+                end = resource.getrusage(resource.RUSAGE_CHILDREN)
+                times.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
+            assert answer.count("idle-") == 500
+            assert len(answer.splitlines()) == 1 + 16 + 112
+        finally:
+            idle.terminate()
+    assert min(times) < 1.0
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,13 @@ class Running:
         cgroup = self.bundle.spec()["linux"]["cgroupsPath"]
         self.bundle.call("sh", "-ec", LOSE[layout], "sh", cgroup).ok()
 
+    def explained(self) -> list[str]:
+        """Return which nodes gpuhook explain says that the container has lost."""
+        words = ("explain", "--config", self._config, "--format=json", self.bundle.name)
+        found = json.loads(self.bundle.call(self._command, *words).ok().stdout)
+        missing: list[str] = found["container"]["missing_nodes"]
+        return missing
+
     def repair(self, *words: str) -> Result:
         """Run gpuhook repair."""
         return self.bundle.call(self._command, "repair", "--config", self._config, *words)
@@ -119,6 +126,7 @@ def test_what_was_lost_is_given_back(running: Running, driver: Driver, by: str) 
     assert {running.opens(node) for node in given} == {"ENXIO"}
     running.lose()
     assert {running.opens(node) for node in given} == {"EPERM"}
+    assert {*given} <= {*running.explained()}
     name = running.bundle.name
     words = {"name": name, "beginning": name[:-2], "all": "--all"}
     done = running.repair(words[by])
@@ -131,6 +139,7 @@ def test_what_was_lost_is_given_back(running: Running, driver: Driver, by: str) 
     assert {running.opens(node) for node in given} == {"ENXIO"}
     assert running.opens(foreign) == "EPERM", "a node that the container made counted"
     assert running.repair(name).ok().stdout == f"{name}: nothing was missing\n"
+    assert running.explained() == []
 
 
 def test_nothing_is_missing_where_nothing_was_lost(running: Running) -> None:

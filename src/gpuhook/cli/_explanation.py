@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gpuhook import inject
+from gpuhook.cli._output import printable
 from gpuhook.config import Config, load
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import GpuhookError
@@ -153,7 +154,7 @@ class Explanation:
 
     def to_text(self) -> str:
         """Return every step for people."""
-        lines = [f"{row.title + ':':<16} {row.text}" for row in self.circumstances]
+        lines = [f"{row.title + ':':<16} {printable(row.text)}" for row in self.circumstances]
         lines += _request_lines(self)
         if self.mode is not None:
             lines += ["", _HEADINGS[self.mode]]

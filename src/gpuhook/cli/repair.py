@@ -5,7 +5,7 @@ import os
 import click
 
 from gpuhook.cli._containers import names_of, title
-from gpuhook.cli._output import config_option
+from gpuhook.cli._output import config_option, printable
 from gpuhook.config import load
 from gpuhook.errors import ContainerError, GpuhookError, listed
 from gpuhook.inventory.model import Inventory
@@ -77,7 +77,9 @@ def _repaired(container: Container, inventories: list[Inventory], called: Names)
     try:
         done = repairs.repair(container, inventories)
     except GpuhookError as error:
-        click.echo(f"{title(container, called.of(container.name)[0])}: {error}", err=True)
+        click.echo(
+            f"{title(container, called.of(container.name)[0])}: {printable(str(error))}", err=True
+        )
         return False
     click.echo(_line(title(container, called.of(container.name)[0]), done))
     return True
