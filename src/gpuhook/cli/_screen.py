@@ -42,14 +42,18 @@ def text(words: object, style: str = "") -> Text:
     return Text(printable(str(words)), style=style)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, whole: str = "") -> Table:
     """Return rows under a header, columns aligned; a cell is a text of ``text`` or any object.
 
-    Where the terminal is too narrow, cells are wrapped and nothing is lost.
+    Where the terminal is too narrow, cells are wrapped and nothing is lost: those under the
+    title ``whole`` (UUIDs, to be copied) last, as long as they need half of it at most.
     """
+    at = header.index(whole) if whole else -1
+    longest = max((len(str(row[at])) for row in rows), default=0)
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=TITLE)
     for title in header:
-        made.add_column(title, overflow="fold")
+        kept = title == whole and longest <= console().width // 2
+        made.add_column(title, overflow="fold", no_wrap=kept)
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
     return made

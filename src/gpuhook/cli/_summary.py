@@ -20,11 +20,11 @@ _WAYS = {
     "spec": "gpu-py writes it into config.json (mode spec)",
 }
 _COUNTED = {
-    "symlink": "links",
-    "write": "written files",
-    "environment": "variables",
-    "group": "groups of the process",
-    "allow-device": "device rules",
+    "symlink": "link",
+    "write": "written file",
+    "environment": "variable",
+    "group": "group",
+    "allow-device": "device rule",
 }
 _DRAWN_APART = ("bind", "device", "cdi-device", "ldcache")
 _EVERY_STEP = "-v shows every step, with its reason"
@@ -116,9 +116,13 @@ def _origins(files: list[BindFile]) -> str:
 
 def _others(operations: list[Operation]) -> list[str]:
     counts = Counter(op.kind for op in operations)
-    found = [f"{counts[kind]} {noun}" for kind, noun in _COUNTED.items() if counts[kind]]
+    found = [
+        f"{counts[kind]} {noun}{'' if counts[kind] == 1 else 's'}"
+        for kind, noun in _COUNTED.items()
+        if counts[kind]
+    ]
     caches = [len(op.libraries) for op in operations if isinstance(op, UpdateLdCache)]
-    found += [f"{count} libraries in {LD_CACHE}" for count in caches]
+    found += [f"{count} libraries in {LD_CACHE}" for count in caches if count]
     known = {*_COUNTED, *_DRAWN_APART}
     more = [op.describe() for op in operations if op.kind not in known]
     return found + [text.partition(",")[0] for text in more][:_NAMED]

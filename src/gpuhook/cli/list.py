@@ -64,7 +64,7 @@ def _show(
         ]
         vendor = known[inventory.vendor]
         header = ("INDEX", "NAME", vendor.ID_TITLE, "CONTAINERS")
-        _table(header, rows, f"No {vendor.NOUN}.", blank=number > 0)
+        _table(header, rows, f"No {vendor.NOUN}.", whole=vendor.ID_TITLE, blank=number > 0)
     of_documents = [(name, titles[id(each)]) for each in containers for name in each.cdi_devices]
     if of_documents:
         _table(("CDI DEVICE", "CONTAINER"), sorted(of_documents))
@@ -75,7 +75,12 @@ def _show(
 
 
 def _table(
-    header: Sequence[str], rows: Sequence[Sequence[object]], none: str = "", *, blank: bool = True
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    none: str = "",
+    *,
+    whole: str = "",
+    blank: bool = True,
 ) -> None:
     """Print a table, or ``none`` where it has no rows, after an empty line if ``blank``."""
     from gpuhook.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
@@ -83,7 +88,7 @@ def _table(
     if blank:
         click.echo()
     if rows or not none:
-        _screen.show(_screen.table(header, rows))
+        _screen.show(_screen.table(header, rows, whole=whole))
     else:
         click.echo(none)
 

@@ -53,12 +53,7 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
         _repair_all(running, inventories, called)
         return
     for container in repairs.select(names, running, called):
-        click.echo(
-            _line(
-                title(container, called.of(container.name)[0]),
-                repairs.repair(container, inventories),
-            )
-        )
+        click.echo(_line(_title(container, called), repairs.repair(container, inventories)))
 
 
 def _repair_all(running: list[Container], inventories: list[Inventory], called: Names) -> None:
@@ -74,15 +69,18 @@ def _repair_all(running: list[Container], inventories: list[Inventory], called: 
 
 
 def _repaired(container: Container, inventories: list[Inventory], called: Names) -> bool:
+    name = _title(container, called)
     try:
         done = repairs.repair(container, inventories)
     except GpuhookError as error:
-        click.echo(
-            f"{title(container, called.of(container.name)[0])}: {printable(str(error))}", err=True
-        )
+        click.echo(f"{name}: {printable(str(error))}", err=True)
         return False
-    click.echo(_line(title(container, called.of(container.name)[0]), done))
+    click.echo(_line(name, done))
     return True
+
+
+def _title(container: Container, called: Names) -> str:
+    return title(container, called.of(container.name)[0])
 
 
 def _line(name: str, done: repairs.Repaired) -> str:
