@@ -16,7 +16,7 @@ from gpuhook.cli._output import printable
 
 GOOD, POOR, BAD, FAINT, TITLE = "green", "yellow", "red", "dim", "bold"
 TONES = {"": "", "good": GOOD, "poor": POOR, "bad": BAD}
-_TITLE = 16  # characters of the longest title of a fact, with its colon
+_TITLE = 16  # characters for the title of a fact, with its colon, at least
 # Of lines that go to a file or a pipe: nothing is wrapped or cut there.
 _ENDLESS = 1 << 16
 
@@ -37,38 +37,45 @@ def console(*, stderr: bool = False) -> Console:
     )
 
 
-def text(words: object, style: str = "") -> Text:
-    """Return words as they are to be shown, with whatever could steer a terminal escaped."""
-    return Text(printable(str(words)), style=style)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, whole: str = "") -> Table:
-    """Return rows under a header, columns aligned; a cell is a text of ``text`` or any object.
-
-    Where the terminal is too narrow, cells are wrapped and nothing is lost: those under the
-    title ``whole`` (UUIDs, to be copied) last, as long as they need half of it at most.
-    """
-    at = header.index(whole) if whole else -1
-    longest = max((len(str(row[at])) for row in rows), default=0)
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=TITLE)
-    for title in header:
-        kept = title == whole and longest <= console().width // 2
-        made.add_column(title, overflow="fold", no_wrap=kept)
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
-    return made
-
-
 def facts(rows: Sequence[tuple[str, str, str]]) -> Table:
     """Return texts, each after its title and in its tone.
 
     What is too long for the terminal is wrapped.
     """
     made = Table.grid(padding=(0, 1, 0, 0))
-    made.add_column(width=_TITLE, style=TITLE, no_wrap=True)
+    made.add_column(min_width=_TITLE, style=TITLE, no_wrap=True)
     made.add_column(overflow="fold")
     for title, words, tone in rows:
         made.add_row(text(f"{title}:"), text(words, TONES[tone]))
+    return made
+
+
+def keep_whole(drawn: Table, title: str) -> Table:
+    """Have the cells under a title (UUIDs, to be copied) wrapped last, and return the table.
+
+    Only as long as they need half of the terminal at most: nothing is lost.
+    """
+    column = next(each for each in drawn.columns if each.header == title)
+    longest = max((len(str(cell)) for cell in column.cells), default=0)
+    column.no_wrap = longest <= console().width // 2
+    return drawn
+
+
+def text(words: object, style: str = "") -> Text:
+    """Return words as they are to be shown, with whatever could steer a terminal escaped."""
+    return Text(printable(str(words)), style=style)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """Return rows under a header, columns aligned; a cell is a text of ``text`` or any object.
+
+    Where the terminal is too narrow, cells are wrapped and nothing is lost.
+    """
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=TITLE)
+    for title in header:
+        made.add_column(title, overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
     return made
 
 

@@ -88,7 +88,8 @@ def _table(
     if blank:
         click.echo()
     if rows or not none:
-        _screen.show(_screen.table(header, rows, whole=whole))
+        drawn = _screen.table(header, rows)
+        _screen.show(_screen.keep_whole(drawn, whole) if whole else drawn)
     else:
         click.echo(none)
 

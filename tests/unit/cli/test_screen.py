@@ -12,9 +12,9 @@ show(table(("N", "NAME"), [(1, "[red]\\x1b[2J:smile:"), (text("lost", BAD), "y" 
 
 
 UUIDS = """
-from gpuhook.cli._screen import show, table
+from gpuhook.cli._screen import keep_whole, show, table
 rows = [(n, "NVIDIA H100 80GB HBM3", "GPU-" + "z" * 28, "docker:" + "x" * 30) for n in range(2)]
-show(table(("N", "NAME", "UUID", "CONTAINERS"), rows, whole="UUID"))
+show(keep_whole(table(("N", "NAME", "UUID", "CONTAINERS"), rows), "UUID"))
 """
 
 
