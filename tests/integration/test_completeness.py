@@ -61,7 +61,7 @@ class Machine:
         words: list[str | Path] = [self.installation.command, "explain", "--config", self.config]
         words += ["--bundle", self.bundle.path]
         found: dict[str, Any] = json.loads(run([*words, "--format", "json"]).stdout)
-        text = run(words).stdout
+        text = run([*words, "-v"]).stdout
         assert all(f"Warning:         {each}\n" in text for each in found["warnings"])
         return found
 

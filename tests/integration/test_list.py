@@ -1,8 +1,12 @@
 """gpuhook list finds the running containers that have a GPU, whoever started them."""
 
 import json
+import os
+import resource
+import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,8 @@ from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.podman import Podman
+
+from gpuhook.running import records
 
 SLEEP = ("sleep", "1000")
 
@@ -41,6 +47,16 @@ if os.fork() == 0:
     os.closerange(0, 3)
     select.select([container], [], [])
 """
+
+
+# 500 processes in one group, which end with the shell; each says its number.
+IDLE = """
+trap 'kill $(jobs -p)' TERM
+for _ in $(seq 500); do sleep 1000 >/dev/null & echo $!; done
+wait
+"""
+NAMES = ("engine", "bundle", "container", "pod", "namespace", "uid", "image")
+RECORD: dict[str, Any] = {"version": records.VERSION, **dict.fromkeys(NAMES, "")}
 
 
 def start(bundle: Bundle, installation: Installation, env: dict[str, str], *command: str) -> None:
@@ -135,6 +151,42 @@ def test_filesystem_that_does_not_answer_makes_nobody_wait(
     assert bundle.name[:12] in done.stdout + done.stderr
 
 
+def test_many_containers_and_mig_devices_are_listed_in_a_second(
+    installation: Installation, tmp_path: Path
+) -> None:
+    """Of processor time, because the machine may be busy with more than this."""
+    migs = [f"--mig={gpu}:{','.join(['1g.10gb'] * 7)}" for gpu in range(16)]
+    made = simulate(installation, tmp_path / "driver", "--gpus=16", "--model=H100", *migs)
+    config = write_config(tmp_path / "etc", made.root, ["runc"])
+    before = listed(installation, config)
+    node = made.path(f"/dev/nvidia{before['gpus'][0]['minor']}").stat().st_rdev
+    folder = tmp_path / "etc/state/containers"
+    folder.mkdir(mode=0o700)
+    with subprocess.Popen(["sh", "-c", IDLE], stdout=subprocess.PIPE, text=True) as idle:
+        try:
+            assert idle.stdout is not None
+            for _ in range(500):
+                pid = int(idle.stdout.readline())
+                process = os.open(f"/proc/{pid}", os.O_PATH)
+                record = {**RECORD, "id": f"idle-{pid}", "pid": pid}
+                record["started"] = records.started(process)
+                os.close(process)
+                numbers = [os.major(node), os.minor(node)]
+                record["given"] = [{"vendor": "nvidia", "devices": [numbers]}]
+                (folder / f"{pid}-{record['started']}").write_text(json.dumps(record))
+            times = []
+            for _ in range(3):
+                start = resource.getrusage(resource.RUSAGE_CHILDREN)
+                answer = run([installation.command, "list", "--config", config]).ok().stdout
+                end = resource.getrusage(resource.RUSAGE_CHILDREN)
+                times.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
+            assert answer.count("idle-") == 500
+            assert len(answer.splitlines()) == 1 + 16 + 112
+        finally:
+            idle.terminate()
+    assert min(times) < 1.0
+
+
 @pytest.fixture(scope="module")
 def mig_driver(installation: Installation, workspace: Path) -> Driver:
     options = ("--gpus=2", "--model=H100", "--mig=0:1g.10gb,2g.20gb")
@@ -168,17 +220,29 @@ def test_mig_devices(
 def test_a_container_of_docker(
     docker: Docker, installation: Installation, configs: dict[str, Path], driver: Driver
 ) -> None:
+    called = f"list-{uuid.uuid4().hex[:8]}"
     words = ["run", "--detach", "--runtime=gpu-py", "-e", "NVIDIA_VISIBLE_DEVICES=3"]
+    words += ["--name", called]
     name = docker.call(*words, image("debian"), *SLEEP).ok().stdout.strip()
     try:
         answer = listed(installation, configs["runc"])
         assert name in users(answer)[3]
         [container] = [each for each in answer["containers"] if each["name"] == name]
         assert (container["engine"], container["known_from"]) == ("docker", "record")
+        assert container["engine_name"] == called
         argv: list[str | Path] = [installation.command, "list", "--config", configs["runc"]]
-        text = run(argv).ok().stdout.splitlines()
-        [row] = [line for line in text if driver.gpus[3].uuid in line]
-        assert name[:12] in row
+
+        def row() -> str:
+            text = run(argv).ok().stdout.splitlines()
+            return next(line for line in text if driver.gpus[3].uuid in line)
+
+        assert f"docker:{called}" in row()
+        assert docker.pid is not None
+        os.kill(docker.pid, signal.SIGSTOP)
+        try:
+            assert f"docker:{name[:12]}" in row(), "who doesn't answer is not waited for"
+        finally:
+            os.kill(docker.pid, signal.SIGCONT)
     finally:
         docker.call("rm", "--force", name).ok()
     wait_until(
@@ -194,13 +258,25 @@ def test_a_container_of_podman(
     podman: Podman = request.getfixturevalue(which)
     options = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
     words = ["--detach", "--pids-limit=-1", f"--cgroup-parent={CGROUP_PARENT}", *options]
-    asks = ["-e", "NVIDIA_VISIBLE_DEVICES=3"]
+    called = f"list-{uuid.uuid4().hex[:8]}"
+    asks = ["-e", "NVIDIA_VISIBLE_DEVICES=3", "--name", called]
     name = podman.call("run", *words, *asks, image("debian"), *SLEEP).ok().stdout.strip()
     try:
         answer = listed(installation, configs["runc"])
         assert name in users(answer)[3]
         [container] = [each for each in answer["containers"] if each["name"] == name]
         assert (container["engine"], container["known_from"]) == ("podman", "record")
+        assert container["engine_name"] == called
+        # Without a record, as of a device that podman itself gave it, conmon knows the bundle.
+        records = configs["runc"].parent / "state/containers"
+        [record] = [each for each in records.glob("[0-9]*") if name in each.read_text()]
+        record.unlink()
+        [container] = [
+            each
+            for each in listed(installation, configs["runc"])["containers"]
+            if each["name"] == name
+        ]
+        assert (container["engine_name"], container["known_from"]) == (called, "nodes")
     finally:
         podman.call("rm", "--force", "--time=0", name).ok()
 

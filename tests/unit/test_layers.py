@@ -120,7 +120,10 @@ LAYERS: Mapping[str, set[str]] = {
         "cdi", "config", "container", "host", "inventory", "loader", "plan", "vendors",
         "vendors.nvidia",
     },
-    "running": {"cdi", "cgroup", "config", "container", "inventory", "oci", "resolve", "vendors"},
+    "running": {
+        "cdi", "cgroup", "config", "container", "engines", "host", "inventory", "oci", "resolve",
+        "vendors",
+    },
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},
     "start": {
@@ -143,9 +146,7 @@ LAYERS: Mapping[str, set[str]] = {
         "cdi", "config", "container", "driver_folder", "engines", "host", "inventory", "request",
         "start", "vendors",
     },
-    "metrics": {
-        "config", "engines", "host", "inventory", "kubernetes", "running", "vendors",
-    },
+    "metrics": {"config", "inventory", "kubernetes", "running", "vendors"},
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.

@@ -16,7 +16,7 @@ from machines import gpu, machine, mig
 
 from gpuhook import inject, prestart_hook, runtime_shim
 from gpuhook.cgroup import access
-from gpuhook.cli.explain import Explanation
+from gpuhook.cli._explanation import Explanation
 from gpuhook.config import load
 from gpuhook.container.changes import Container, Journal
 from gpuhook.container.rootfs import PATH_FLAGS

@@ -44,6 +44,35 @@ def extend(folder: str, devices: "Sequence[tuple[int, int]]") -> int:
     )
 
 
+def instructions(folder: str) -> list[bytes]:
+    """Return those of the device programs of the cgroup ``folder``, as the kernel runs them.
+
+    Empty for a program that the kernel doesn't show. Raises OSError; its ENOENT says that the
+    programs keep being replaced.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for attempt in range(ATTEMPTS):
+            try:
+                return [
+                    _instructions(each, folder) for each in bpf.attached_programs(fd, folder)[1]
+                ]
+            except OSError as error:
+                if error.errno != errno.ENOENT or attempt == ATTEMPTS - 1:
+                    raise
+        return []
+    finally:
+        os.close(fd)
+
+
+def _instructions(number: int, folder: str) -> bytes:
+    program = bpf.open_program(number, folder)
+    try:
+        return bpf.describe_program(program, folder).instructions
+    finally:
+        os.close(program)
+
+
 class _Replacement:
     """An attached program and the one that takes its place."""
 

@@ -1,4 +1,4 @@
-"""What the commands share: the --format and --config options, and the tables they print."""
+"""What the commands share: the --format and --config options, and what they print."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -43,16 +43,6 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "replace").decode()
         for char in text
-    )
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows under a header, columns aligned."""
-    lines = [list(header), *[[str(cell) for cell in row] for row in rows]]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
     )
 
 

@@ -15,6 +15,8 @@ from rich.text import Text
 from gpuhook.cli._output import printable
 
 GOOD, POOR, BAD, FAINT, TITLE = "green", "yellow", "red", "dim", "bold"
+TONES = {"": "", "good": GOOD, "poor": POOR, "bad": BAD}
+_TITLE = 16  # characters for the title of a fact, with its colon, at least
 # Of lines that go to a file or a pipe: nothing is wrapped or cut there.
 _ENDLESS = 1 << 16
 
@@ -33,6 +35,30 @@ def console(*, stderr: bool = False) -> Console:
         highlight=False,
         emoji=False,
     )
+
+
+def facts(rows: Sequence[tuple[str, str, str]]) -> Table:
+    """Return texts, each after its title and in its tone.
+
+    What is too long for the terminal is wrapped.
+    """
+    made = Table.grid(padding=(0, 1, 0, 0))
+    made.add_column(min_width=_TITLE, style=TITLE, no_wrap=True)
+    made.add_column(overflow="fold")
+    for title, words, tone in rows:
+        made.add_row(text(f"{title}:"), text(words, TONES[tone]))
+    return made
+
+
+def keep_whole(drawn: Table, title: str) -> Table:
+    """Have the cells under a title (UUIDs, to be copied) wrapped last, and return the table.
+
+    Only as long as they need half of the terminal at most: nothing is lost.
+    """
+    column = next(each for each in drawn.columns if each.header == title)
+    longest = max((len(str(cell)) for cell in column.cells), default=0)
+    column.no_wrap = longest <= console().width // 2
+    return drawn
 
 
 def text(words: object, style: str = "") -> Text:

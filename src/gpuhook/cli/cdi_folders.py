@@ -8,7 +8,7 @@ import click
 from gpuhook.cdi import folders, kept
 from gpuhook.cdi.folders import FileError, Found
 from gpuhook.cli._engines import state_folder
-from gpuhook.cli._output import config_option, format_option, print_json, printable, table
+from gpuhook.cli._output import config_option, format_option, print_json, printable
 from gpuhook.config import load
 from gpuhook.errors import GpuhookError
 
@@ -49,8 +49,10 @@ def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: st
         )
         return
     if devices:
-        rows = [(each.name, printable(each.file)) for each in devices]
-        click.echo(table(("NAME", "FILE"), rows))
+        from gpuhook.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
+
+        rows = [(each.name, each.file) for each in devices]
+        _screen.show(_screen.table(("NAME", "FILE"), rows))
     else:
         click.echo(f"There is no CDI device in {printable(', '.join(chosen))}.")
     _report([*map(str, found.errors), *_conflicts(found)], found)

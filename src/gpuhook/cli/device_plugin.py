@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpuhook.cli._output import config_option, printable, raise_last, table
+from gpuhook.cli._output import config_option, printable, raise_last
 from gpuhook.config import Config, load
 from gpuhook.errors import PluginError, RequestError
 from gpuhook.inventory import cache
@@ -119,7 +119,7 @@ def _show(settings: Settings, config: Config) -> None:
             "There is no device to hand out",
             "Look at `gpuhook info` and `gpuhook doctor`",
         )
-    click.echo(_devices(state))
+    _show_devices(state)
     for resource in state.resources:
         click.echo(f"\n{resource.name}: 1 gives a container\n{_first(resource, settings)}")
     raise_last(failed)
@@ -130,19 +130,21 @@ def _asked(config: Config, vendor: seam.Vendor) -> Inventory:
     return cache.follow(config, vendor, ask=True).inventory
 
 
-def _devices(state: State) -> str:
+def _show_devices(state: State) -> None:
+    from gpuhook.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
+
     rows = [
         (
             resource.name,
             unit.id,
             resource.replicas,
             "-" if unit.numa is None else unit.numa,
-            f"unhealthy: {printable(unit.reason)}" if unit.reason else "healthy",
+            f"unhealthy: {unit.reason}" if unit.reason else "healthy",
         )
         for resource in state.resources
         for unit in resource.units
     ]
-    return table(("RESOURCE", "DEVICE", "REPLICAS", "NUMA", "HEALTH"), rows)
+    _screen.show(_screen.table(("RESOURCE", "DEVICE", "REPLICAS", "NUMA", "HEALTH"), rows))
 
 
 def _first(resource: Resource, settings: Settings) -> str:

@@ -1,281 +1,155 @@
 """gpuhook explain: what a container would get and why, without starting it."""
 
+import itertools
 import os
 import sys
-from collections.abc import Mapping
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from gpuhook import inject
+from gpuhook.cli import _running, _summary
+from gpuhook.cli._explanation import Explanation
 from gpuhook.cli._output import config_option, format_option, print_json
-from gpuhook.config import Config, load
-from gpuhook.container.rootfs import Rootfs
+from gpuhook.engines import images
 from gpuhook.errors import GpuhookError, shown
-from gpuhook.inventory.model import Inventory
-from gpuhook.oci import jsontext, process
+from gpuhook.nvidia_cli import docker_gpus
+from gpuhook.oci import jsontext
 from gpuhook.oci.spec import Spec, read_spec
-from gpuhook.plan import image, spec_edits
-from gpuhook.plan.operations import AddGroup, ApplyDocument, Operation
-from gpuhook.plan.planner import make_plan
-from gpuhook.request import sources as environments
-from gpuhook.request.reader import Request, SpecReader, effective_mode
-from gpuhook.resolve import Progress, Resolved, resolve
-from gpuhook.running import claims
-from gpuhook.vendors import seam
-
-_HEADINGS = {
-    "cdi": "What gpu-py writes into config.json, from CDI documents:",
-    "hook": "What the hook does, in order:",
-    "spec": "What gpu-py writes into config.json (mode spec), in order:",
-}
-
-_UNDONE = "What is left undone, because config.json has no words for it:"
-_UNDONE_ALONE = "What is left undone, because only the runtime gpu-py can do it:"
 
 
-class Explanation:
-    """A container's requests followed through the house, as far as they get.
+class _Given(NamedTuple):
+    """What the command line names: a container that exists, or one that is spelled out."""
 
-    ``mode`` is how the container gets its devices, hook or spec; ``operations`` are what is
-    done then, and ``undone`` is what can't be: what only the other mode does, or only gpu-py.
-    """
+    container: str | None
+    bundle: str | None
+    spec: str | None
+    image: str | None
+    gpus: str | None
+    environment: tuple[str, ...]
+    privileged: bool
 
-    def __init__(self, *, hook_alone: bool = False) -> None:
-        self.progress = Progress()
-        self.resolved: Resolved | None = None
-        self.mode: str | None = None
-        self.operations: list[Operation] = []
-        self.undone: list[Operation] = []
-        self.error: GpuhookError | None = None
-        self.why_nothing = ""
-        self.known: Mapping[str, ModuleType] = seam.KNOWN
-        self._hook_alone = hook_alone
+    def check(self) -> None:
+        """Raise UsageError unless it is one container."""
+        spelled = self.image or self.environment or self.privileged or self.gpus is not None
+        if sum(map(bool, (self.container, self.bundle, self.spec, spelled))) != 1:
+            raise click.UsageError(
+                "Give one of CONTAINER, --bundle, --spec, or what docker run would be given: "
+                "--image, -e, --gpus."
+            )
 
-    def follow(self, spec: Spec, root_path: str | None, config_path: str | None) -> None:
-        """Take the steps that runtime and hook would take, short of changing anything."""
+    def read(self, explanation: Explanation, config_path: str | None) -> Spec | None:
+        """Return the container's spec, None where a running one's isn't found."""
+        if self.container:
+            return _running.look(self.container, explanation, config_path)
+        if self.bundle or self.spec:
+            return read_spec(self.spec or os.path.join(self.bundle or "", "config.json"))
+        return self._spelled_out()
+
+    def _spelled_out(self) -> Spec:
+        """Return the spec that an engine would make of it; EngineError for an unknown image."""
+        changes = [_setting(word) for word in self.environment]
         try:
-            config = load(config_path)
-            self.known = seam.known(config)
-            self.resolved = resolve(spec.data, config, self.progress, save=False)
-            if self.resolved is None:
-                self._explain_nothing(SpecReader(spec.data, config), config)
+            gpus = docker_gpus.variables(self.gpus) if self.gpus is not None else []
+        except ValueError as error:
+            raise click.UsageError(f"{error}.") from None
+        of_image = images.environment(self.image) if self.image else []
+        env = dict(each.partition("=")[::2] for each in of_image)
+        for name, value in changes:
+            if value is None:
+                env.pop(name, None)
             else:
-                spec.require_mount_namespace()
-                self._plan(self.resolved, spec, root_path, config)
-        except GpuhookError as error:
-            self.error = error
-
-    def _explain_nothing(self, reader: SpecReader, config: Config) -> None:
-        if not self.progress.requests:
-            names = next(iter(self.known.values()))
-            self.progress.requests.append(reader.read(names, seam.load(names)))
-        self.why_nothing = _why_nothing(reader.env, config, self.known)
-
-    def _plan(self, resolved: Resolved, spec: Spec, root_path: str | None, config: Config) -> None:
-        documents = _documents(resolved, config)
-        found = _image(root_path, config, resolved)
-        if config.exclusive:
-            claims.check(spec, resolved, config)
-        plan = make_plan(resolved.grants, found, resolved.groups)
-        plan.operations[:0] = documents
-        self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"
-        if self._hook_alone:
-            self.mode = "hook"
-            self.undone = inject.left_to_runtime(plan, spec.data)
-        else:
-            self.undone = [op for op in plan.operations if _is_no_group(op, spec)]
-        self.operations = plan.operations
-        if self.mode == "spec":
-            self.operations = spec_edits.steps(plan)
-            self.undone += spec_edits.undone(plan)
-        self.operations = [op for op in self.operations if op not in self.undone]
-
-    @property
-    def warnings(self) -> list[str]:
-        """What the container would get only in part."""
-        return [] if self.resolved is None else self.resolved.warnings()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON of the command's contract: every key, null where it didn't get.
-
-        ``requests`` and ``inventories`` are those of all vendors; the keys in the singular
-        are the first one's.
-        """
-        requests = [request.to_json() for request in self.progress.requests]
-        inventories = [
-            {**inventory.summary(), "driver_root": inventory.root}
-            for inventory in self.progress.inventories
-        ]
-        return {
-            "request": requests[0] if requests else None,
-            "inventory": inventories[0] if inventories else None,
-            "requests": requests,
-            "inventories": inventories,
-            "selected": list(self.resolved.ids) if self.resolved else [],
-            "warnings": self.warnings,
-            "mode": self.mode,
-            "operations": [op.to_json() for op in self.operations],
-            "undone": [op.to_json() for op in self.undone],
-            "error": {"code": self.error.code, "message": str(self.error)} if self.error else None,
+                env[name] = value
+        bounding = ["CAP_SYS_ADMIN"] if self.privileged else []
+        words = [*(f"{name}={value}" for name, value in env.items()), *gpus]
+        data = {
+            "ociVersion": "1.0.2",
+            "process": {"env": words, "capabilities": {"bounding": bounding}},
+            "linux": {"namespaces": [{"type": "mount"}]},
         }
-
-    def to_text(self) -> str:
-        """Return the same for people."""
-        lines = _request_lines(self)
-        if self.mode is not None:
-            lines += ["", _HEADINGS[self.mode]]
-            for number, operation in enumerate(self.operations, 1):
-                lines.append(f"{number:4}. {operation.describe()}")
-                lines.append(f"      because: {operation.reason}")
-        if self.undone:
-            lines += ["", _UNDONE_ALONE if self._hook_alone else _UNDONE]
-            lines += [f"      {operation.describe()}" for operation in self.undone]
-        if self.error is not None:
-            lines += ["", f"Error ({self.error.code}): {self.error}"]
-        return "\n".join(lines)
+        return Spec("The request", jsontext.dumps(data))
 
 
-def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:
-    """Return what documents give; UnknownDeviceError for a name that is in none."""
-    if not resolved.cdi_devices:
-        return []
-    from gpuhook.cdi import apply, folders  # noqa: PLC0415 - slow: only for documents
-
-    found = folders.look(config.cdi_spec_dirs)
-    apply.resolve(found, resolved.cdi_devices)
-    operations = []
-    seen: set[str] = set()
-    for device in (found.devices[name] for name in resolved.cdi_devices):
-        common = {} if device.file in seen else device.document.get("containerEdits") or {}
-        seen.add(device.file)
-        edits = apply.merge([common, device.edits])
-        operations.append(ApplyDocument(device.name, device.file, edits, "asked for by name"))
-    return operations
-
-
-def _is_no_group(operation: Operation, spec: Spec) -> bool:
-    """Tell whether a step adds a group that the container's user namespace hasn't got."""
-    unknown = isinstance(operation, AddGroup) and process.group_inside(spec.data, operation.gid)
-    return unknown is None
-
-
-def _image(root_path: str | None, config: Config, resolved: Resolved) -> image.Image:
-    """Look at the image, where there is one to look at."""
-    if root_path is None or not os.path.isdir(root_path):
-        return image.unknown()
-    with Rootfs(root_path) as root:
-        return image.look(root, config, resolved.looks())
-
-
-def _request_lines(explanation: Explanation) -> list[str]:
-    requests = explanation.progress.requests
-    lines = [
-        f"Ignored from {source}: {reason}"
-        for request in requests
-        for source, reason in request.ignored
-    ]
-    asking = [request for request in requests if request.devices is not None]
-    if requests and not asking:
-        lines.append("The container asks for no GPU: nothing is done to it.")
-        return [*lines, *([f"Because: {why}"] if (why := explanation.why_nothing) else [])]
-    inventories = {each.vendor: each for each in explanation.progress.inventories}
-    for request in asking:
-        title = explanation.known[request.vendor].TITLE
-        lines += _vendor_lines(request, title, inventories.get(request.vendor))
-    if explanation.resolved is not None:
-        noun = " or ".join(explanation.known[request.vendor].NOUN for request in asking)
-        lines.append(f"Selected:        {', '.join(explanation.resolved.ids) or f'no {noun}'}")
-    return [*lines, *(f"Warning:         {text}" for text in explanation.warnings)]
-
-
-def _vendor_lines(request: Request, title: str, inventory: Inventory | None) -> list[str]:
-    options = request.options.facts() if request.options is not None else []
-    facts = [
-        ("Vendor", title),
-        ("Asked for by", request.source),
-        ("Devices", ", ".join(request.devices or ()) or "none (driver files alone)"),
-        *options,
-    ]
-    if inventory is not None:
-        facts.append(("Driver root", inventory.root))
-        facts.append(("This machine", inventory.sentence()))
-    return [f"{title + ':':<16} {text}" for title, text in facts]
-
-
-def _why_nothing(env: dict[str, str], config: Config, known: Mapping[str, ModuleType]) -> str:
-    """Return why the environment asks for nothing, "" where it names devices."""
-    swarm = environments.swarm_variables(config.swarm_resource)
-    variables = [name for _, name in swarm if name in env]
-    every = [name for names in known.values() for name in names.VARIABLES]
-    variables = variables or [name for name in every if name in env] or every[:1]
-    what = " and ".join(variables)
-    values = [env[name] for name in variables if name in env]
-    names = [name for value in values for name in environments.items(value)]
-    if not values:
-        return f"{what} isn't set"
-    if not names:
-        return f"{what} is empty"
-    return f"void is among the names in {what}" if "void" in map(str.lower, names) else ""
-
-
-def _spelled_out(environment: tuple[str, ...], privileged: bool) -> Spec:
-    bounding = ["CAP_SYS_ADMIN"] if privileged else []
-    data = {
-        "ociVersion": "1.0.2",
-        "process": {"env": list(environment), "capabilities": {"bounding": bounding}},
-        "linux": {"namespaces": [{"type": "mount"}]},
-    }
-    return Spec("The request", jsontext.dumps(data))
+def _setting(word: str) -> tuple[str, str | None]:
+    """Return the name and the value of -e; without one it is ours, None for none, as docker's."""
+    name, equals, value = word.partition("=")
+    if not name:
+        raise click.UsageError(f"-e takes NAME=VALUE or NAME, not {shown(word)}.")
+    return name, value if equals else os.environ.get(name)
 
 
 @click.command()
+@click.argument("container", required=False)
 @click.option("--bundle", metavar="DIR", help="An OCI bundle: a folder with config.json.")
 @click.option("--spec", "spec_path", metavar="FILE", help="An OCI spec (config.json).")
 @click.option(
-    "-e", "--env", "environment", metavar="NAME=VALUE", multiple=True,
-    help="An environment variable of the container; may be repeated.",
+    "--image", metavar="IMAGE",
+    help="An image that Docker or podman has here: what it sets counts as in docker run.",
+)  # fmt: skip
+@click.option(
+    "-e", "--env", "environment", metavar="NAME[=VALUE]", multiple=True,
+    help="An environment variable of the container; may be repeated. NAME alone takes it from "
+    "your own environment.",
+)  # fmt: skip
+@click.option(
+    "--gpus", metavar="GPUS",
+    help="As docker run has it: all, 2, device=0, '\"device=0,1\"', capabilities=video.",
 )  # fmt: skip
 @click.option("--privileged", is_flag=True, help="As if the container were privileged.")
 @click.option(
     "--hook-alone", is_flag=True,
     help="As if podman's --hooks-dir had added the hook, and the runtime weren't gpu-py.",
 )  # fmt: skip
+@click.option("-v", "--verbose", is_flag=True, help="Show every step, with its reason.")
 @config_option
 @format_option
 def explain(
+    container: str | None,
     bundle: str | None,
     spec_path: str | None,
+    image: str | None,
     environment: tuple[str, ...],
+    gpus: str | None,
     privileged: bool,
     hook_alone: bool,
+    verbose: bool,
     config_path: str | None,
     output_format: str,
 ) -> None:
-    """Show what a container would get, and why. Changes nothing, needs no root.
+    """Show what a container would get, and why; or what a running one was given.
 
-    The container is given by its bundle, by its spec, or spelled out with -e. The exit
-    status is 1 if the container could not be started.
+    CONTAINER is a running container's id or name: root sees what it was given when it was
+    started, and what it would be given now. Any other is given by its bundle, by its spec, or
+    spelled out as for docker run: --image, -e and --gpus. Nothing is changed, and without
+    CONTAINER no root is needed. The exit status is 1 if the container could not be started.
     """
-    for word in environment:
-        name, equals, _ = word.partition("=")
-        if not name or not equals:
-            raise click.UsageError(f"-e takes NAME=VALUE, not {shown(word)}.")
-    given = [bool(bundle), bool(spec_path), bool(environment or privileged)]
-    if sum(given) != 1:
-        raise click.UsageError("Give one of --bundle, --spec, or the request with -e.")
+    given = _Given(container, bundle, spec_path, image, gpus, environment, privileged)
+    given.check()
     explanation = Explanation(hook_alone=hook_alone)
     try:
-        if bundle or spec_path:
-            spec = read_spec(spec_path or os.path.join(bundle or "", "config.json"))
-            explanation.follow(spec, spec.root_path, config_path)
-        else:
-            explanation.follow(_spelled_out(environment, privileged), None, config_path)
+        spec = given.read(explanation, config_path)
+        if spec is not None:
+            root = spec.root_path if container or bundle or spec_path else None
+            explanation.follow(spec, root, config_path)
     except GpuhookError as error:
         explanation.error = error
     if output_format == "json":
         print_json(explanation.to_json())
-    else:
+    elif verbose:
         click.echo(explanation.to_text())
+    else:
+        _draw(explanation)
     sys.exit(1 if explanation.error else 0)
+
+
+def _draw(explanation: Explanation) -> None:
+    """Print the summary."""
+    from gpuhook.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
+
+    drawn: list[Any] = []
+    for titled, group in itertools.groupby(_summary.rows(explanation), lambda row: bool(row.title)):
+        rows = [*group]
+        if titled:
+            drawn.append(_screen.facts([row[:3] for row in rows]))
+        else:
+            drawn += [_screen.text(row.text, _screen.TONES[row.tone]) for row in rows]
+    _screen.show(*drawn)

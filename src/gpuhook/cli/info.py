@@ -4,7 +4,7 @@ from collections import Counter
 
 import click
 
-from gpuhook.cli._output import config_option, format_option, print_json, raise_last, table
+from gpuhook.cli._output import config_option, format_option, print_json, raise_last
 from gpuhook.config import load
 from gpuhook.inventory.model import Inventory
 from gpuhook.vendors import seam
@@ -22,11 +22,15 @@ def info(config_path: str | None, output_format: str) -> None:
         print_json({**first, "others": others} if others else first)
     else:
         known = seam.known(config)
-        click.echo("\n\n".join(_text(each, known[each.vendor].NOUN) for each in inventories))
+        for number, each in enumerate(inventories):
+            _show(each, known[each.vendor].NOUN, blank=number > 0)
     raise_last(failed)
 
 
-def _text(inventory: Inventory, noun: str) -> str:
+def _show(inventory: Inventory, noun: str, *, blank: bool) -> None:
+    """Print what there is of one vendor, after an empty line if ``blank``."""
+    from gpuhook.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
+
     kinds = Counter(file.kind for file in inventory.files)
     found = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     facts = (
@@ -37,10 +41,9 @@ def _text(inventory: Inventory, noun: str) -> str:
         *inventory.facts(),
     )
     header, rows = inventory.table()
-    return "\n".join(
-        [
-            *(f"{title + ':':<16} {text}" for title, text in facts),
-            "",
-            table(header, rows) if rows else f"No {noun}.",
-        ]
-    )
+    lines = [f"{title + ':':<16} {text}" for title, text in facts]
+    click.echo("\n".join(["", *lines, ""] if blank else [*lines, ""]))
+    if rows:
+        _screen.show(_screen.table(header, rows))
+    else:
+        click.echo(f"No {noun}.")

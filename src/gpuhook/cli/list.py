@@ -1,27 +1,20 @@
 """gpuhook list: the machine's devices, and the running containers that have them."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import click
 
-from gpuhook.cli._output import (
-    config_option,
-    format_option,
-    print_json,
-    printable,
-    raise_last,
-    table,
-)
+from gpuhook.cli import _containers
+from gpuhook.cli._output import config_option, format_option, print_json, raise_last
 from gpuhook.config import load
 from gpuhook.inventory.cache import get_inventory
 from gpuhook.inventory.model import Device, Inventory
 from gpuhook.running.holders import WITHOUT_ROOT, Container, running, without_record
+from gpuhook.running.names import Names
 from gpuhook.vendors import seam
-
-_SHORT = 12  # characters of a container's id, as Docker prints it
 
 
 @click.command("list", short_help="Show the devices and which container has which.")
@@ -38,34 +31,80 @@ def list_(files: bool, config_path: str | None, output_format: str) -> None:
     containers = running(inventories, config.state_dir)
     if os.geteuid() != 0:
         click.echo(WITHOUT_ROOT, err=True)
+    names = _containers.names_of(containers)
     if output_format == "json":
-        print_json(_as_json(inventories, containers))
-        raise_last(failed)
-        return
-    known = seam.known(config)
-    shown = [_devices(each, known[each.vendor], containers) for each in inventories]
-    click.echo("\n\n".join(shown))
-    of_documents = [(name, _name(each)) for each in containers for name in each.cdi_devices]
-    if of_documents:
-        click.echo("\n" + table(("CDI DEVICE", "CONTAINER"), sorted(of_documents)))
-    looked_at = [_name(each) for each in without_record(containers)]
-    if looked_at:
-        click.echo(
-            f"\nWithout a record, so told by the nodes that they have: {', '.join(looked_at)}"
-        )
-    if files:
-        every = [file for inventory in inventories for file in inventory.files]
-        rows = [(file.kind, file.capability or "-", file.path) for file in every]
-        click.echo("\n" + table(("KIND", "CAPABILITY", "PATH"), rows))
+        print_json(_as_json(inventories, containers, names))
+    else:
+        _show(inventories, seam.known(config), containers, names)
+        if files:
+            every = [file for inventory in inventories for file in inventory.files]
+            rows = [(file.kind, file.capability or "-", file.path) for file in every]
+            _table(("KIND", "CAPABILITY", "PATH"), rows)
     raise_last(failed)
 
 
-def users(inventory: Inventory, device: Device, containers: list[Container]) -> list[Container]:
-    """Return the containers that have a device as a whole, not just a part of it."""
-    found = _holders(inventory, device, containers)
-    parts = [part for part in inventory.devices if part.parent == device.id]
-    of_parts = [user for part in parts for user in _holders(inventory, part, containers)]
-    return [user for user in found if user not in of_parts]
+def _show(
+    inventories: list[Inventory],
+    known: Mapping[str, ModuleType],
+    containers: list[Container],
+    names: Names,
+) -> None:
+    """Print each vendor's devices, and what else is known of the containers."""
+    titles = {id(each): _containers.title(each, names.of(each.name)[0]) for each in containers}
+    for number, inventory in enumerate(inventories):
+        users_of = _users(inventory, containers)
+        rows = [
+            (
+                device.label,
+                device.model,
+                device.id,
+                ", ".join(titles[id(each)] for each in users_of[device.id]) or "-",
+            )
+            for device in inventory.devices
+        ]
+        vendor = known[inventory.vendor]
+        header = ("INDEX", "NAME", vendor.ID_TITLE, "CONTAINERS")
+        _table(header, rows, f"No {vendor.NOUN}.", whole=vendor.ID_TITLE, blank=number > 0)
+    of_documents = [(name, titles[id(each)]) for each in containers for name in each.cdi_devices]
+    if of_documents:
+        _table(("CDI DEVICE", "CONTAINER"), sorted(of_documents))
+    looked_at = [titles[id(each)] for each in without_record(containers)]
+    if looked_at:
+        text = f"Without a record, so told by the nodes that they have: {', '.join(looked_at)}"
+        click.echo(f"\n{text}")
+
+
+def _table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    none: str = "",
+    *,
+    whole: str = "",
+    blank: bool = True,
+) -> None:
+    """Print a table, or ``none`` where it has no rows, after an empty line if ``blank``."""
+    from gpuhook.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
+
+    if blank:
+        click.echo()
+    if rows or not none:
+        drawn = _screen.table(header, rows)
+        _screen.show(_screen.keep_whole(drawn, whole) if whole else drawn)
+    else:
+        click.echo(none)
+
+
+def _users(inventory: Inventory, containers: list[Container]) -> dict[str, list[Container]]:
+    """Return by device the containers that have it as a whole, not just a part of it."""
+    holders = {device.id: _holders(inventory, device, containers) for device in inventory.devices}
+    of_parts: dict[str, set[int]] = {}
+    for device in inventory.devices:
+        if device.parent:
+            of_parts.setdefault(device.parent, set()).update(map(id, holders[device.id]))
+    return {
+        device: [each for each in found if id(each) not in of_parts.get(device, ())]
+        for device, found in holders.items()
+    }
 
 
 def _holders(
@@ -79,41 +118,21 @@ def _holders(
     return [each for each in containers if wanted <= each.nodes]
 
 
-def _devices(inventory: Inventory, names: ModuleType, containers: list[Container]) -> str:
-    rows = [
-        (device.label, device.model, device.id, _names(users(inventory, device, containers)))
-        for device in inventory.devices
-    ]
-    header = ("INDEX", "NAME", names.ID_TITLE, "CONTAINERS")
-    return table(header, rows) if rows else f"No {names.NOUN}."
-
-
-def _names(containers: list[Container]) -> str:
-    return ", ".join(map(_name, containers)) or "-"
-
-
-def _name(container: Container) -> str:
-    """Return what to call a container: by Kubernetes' names where it has any, else by its id."""
-    if container.pod:
-        words = (container.namespace, container.pod, container.container)
-        return printable("/".join(word for word in words if word))
-    short = container.name[:_SHORT] if container.engine else container.name
-    return printable(f"{container.engine}:{short}" if container.engine else short)
-
-
-def _as_json(inventories: list[Inventory], containers: list[Container]) -> dict[str, Any]:
-    """Return what each vendor has, the names of its devices' containers added, and all those."""
+def _as_json(
+    inventories: list[Inventory], containers: list[Container], names: Names
+) -> dict[str, Any]:
+    """Return what each vendor has, the ids of its devices' containers added, and all those."""
     found: dict[str, Any] = {}
     for inventory in inventories:
-        by_id = {
-            device.id: [each.name for each in users(inventory, device, containers)]
-            for device in inventory.devices
-        }
+        users_of = _users(inventory, containers)
+        by_id = {device: [each.name for each in users] for device, users in users_of.items()}
         for key, devices in inventory.listing(by_id).items():
             found[key] = [*found.get(key, ()), *devices]
     return {
         "gpus": [],
         **found,
         "files": [file.to_json() for inventory in inventories for file in inventory.files],
-        "containers": [each.to_json() for each in containers],
+        "containers": [
+            {**each.to_json(), "engine_name": names.of(each.name)[0]} for each in containers
+        ],
     }

@@ -4,13 +4,27 @@ import os
 
 import click
 
-from gpuhook.cli._output import config_option
+from gpuhook.cli._containers import names_of, title
+from gpuhook.cli._output import config_option, printable
 from gpuhook.config import load
-from gpuhook.errors import ContainerError, GpuhookError
+from gpuhook.errors import ContainerError, GpuhookError, listed
 from gpuhook.inventory.model import Inventory
 from gpuhook.running import holders
+from gpuhook.running import repair as repairs
 from gpuhook.running.holders import Container
+from gpuhook.running.names import Names
 from gpuhook.vendors import seam
+
+_SHOWN = 16  # nodes of a container that are named
+
+# Why a cgroup takes nothing away: the reasons of cgroup.access.allow.
+_NOTHING_TO_DO = {
+    "no-devices": ": it was given no device",
+    "no-cgroups": ": this machine has no device cgroups",
+    "shared": ": it has no cgroup of its own",
+    "no-program": ": its cgroup restricts no devices",
+    "rootless": ": what a user's engine starts is restricted by permissions alone",
+}
 
 
 @click.command(short_help="Give back GPUs to running containers that lost them.")
@@ -22,11 +36,10 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
 
     For "Failed to initialize NVML: Unknown Error" in a container that worked before: systemctl
     daemon-reload or docker update has taken its device rules away. The container goes on
-    running. It gets what was written down when it was started, never more. CONTAINER is an id
-    (or its beginning) or the engine's name for it.
+    running. It gets what was written down when it was started, never more, and what was missing
+    is named. CONTAINER is an id (or its beginning) or the engine's name for it.
     """
     from gpuhook.inventory.cache import get_inventory  # noqa: PLC0415
-    from gpuhook.running import repair as repairs  # noqa: PLC0415 - only when the command runs
 
     if bool(names) == everything:
         raise click.UsageError("name the containers, or give --all")
@@ -35,18 +48,19 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
     running = holders.running(inventories, config.state_dir)
     if os.geteuid() != 0:
         click.echo(holders.WITHOUT_ROOT, err=True)
+    called = names_of(running)
     if everything:
-        _repair_all(running, inventories)
+        _repair_all(running, inventories, called)
         return
-    for container in repairs.select(names, running):
-        click.echo(_line(container, *repairs.repair(container, inventories)))
+    for container in repairs.select(names, running, called):
+        click.echo(_line(_title(container, called), repairs.repair(container, inventories)))
 
 
-def _repair_all(running: list[Container], inventories: list[Inventory]) -> None:
+def _repair_all(running: list[Container], inventories: list[Inventory], called: Names) -> None:
     """Repair the containers that have a record; name those that haven't and can't be."""
     if not running:
         click.echo("No running container with a GPU was found.")
-    failed = [each for each in running if not _repaired(each, inventories)]
+    failed = [each for each in running if not _repaired(each, inventories, called)]
     if any(each.record is not None for each in failed):
         raise ContainerError(
             f"{len(failed)} of the containers could not be repaired",
@@ -54,17 +68,29 @@ def _repair_all(running: list[Container], inventories: list[Inventory]) -> None:
         )
 
 
-def _repaired(container: Container, inventories: list[Inventory]) -> bool:
-    from gpuhook.running import repair as repairs  # noqa: PLC0415 - as above
-
+def _repaired(container: Container, inventories: list[Inventory], called: Names) -> bool:
+    name = _title(container, called)
     try:
-        how, count = repairs.repair(container, inventories)
+        done = repairs.repair(container, inventories)
     except GpuhookError as error:
-        click.echo(f"{container.name[:12]}: {error}", err=True)
+        click.echo(f"{name}: {printable(str(error))}", err=True)
         return False
-    click.echo(_line(container, how, count))
+    click.echo(_line(name, done))
     return True
 
 
-def _line(container: Container, how: str, count: int) -> str:
-    return f"{container.name[:12]}: {count} devices allowed ({how})"
+def _title(container: Container, called: Names) -> str:
+    return title(container, called.of(container.name)[0])
+
+
+def _line(name: str, done: repairs.Repaired) -> str:
+    """Return what was missing, and what is given back."""
+    found = []
+    if done.nodes:
+        paths = listed([node.path for node in done.nodes], _SHOWN)
+        found.append(f"access to {paths} was missing and is given back")
+    if done.links:
+        links = listed([f"/dev/char/{link}" for link in done.links], _SHOWN)
+        found.append(f"without {links}, made now, systemd would take the access away again")
+    why = _NOTHING_TO_DO.get(done.how.partition(":")[2], "")
+    return f"{name}: {'; '.join(found) or f'nothing was missing{why}'}"

@@ -1,6 +1,6 @@
-"""Ask running Docker daemons what they have loaded, and how their containers are called.
+"""Ask running Docker daemons what they have loaded, and of their containers and images.
 
-That is GET /info and /containers/json on their unix sockets.
+That is GET /info, /containers/json and /images/NAME/json on their unix sockets.
 
 Whoever listens there is given a few seconds and some megabytes, and has to be root or us.
 """
@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import time
+import urllib.parse
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,11 @@ def containers(path: str, patience: float) -> list[dict[str, Any]]:
     """Return the running containers within so many seconds; OSError or ValueError as ``ask``."""
     answer = _get(path, "/containers/json", patience)
     return [each for each in answer if isinstance(each, dict)] if isinstance(answer, list) else []
+
+
+def image(path: str, name: str, patience: float) -> object:
+    """Return what describes an image; OSError or ValueError as ``ask``, and without that image."""
+    return _get(path, f"/images/{urllib.parse.quote(name, safe='/:@')}/json", patience)
 
 
 def _get(path: str, what: str, patience: float) -> object:

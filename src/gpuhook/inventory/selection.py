@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 INDEX, MODULE, UUID, BUS_ID = "index", "module", "uuid", "bus_id"
 
+# Engines put a message into one line: so many characters of it, and so many of what there is.
+_MOST = 450
+_MOST_NAMES = 4
 _DIGITS = 9  # more digits than any index has
 _HEX = frozenset("0123456789abcdef")
 
@@ -84,23 +87,34 @@ class _Search:
         lost = self._lost_among(wanted)
         if lost:
             raise LostDeviceError(fallen_off(lost, self.names), self.names.LOST_REMEDY)
-        raise UnknownDeviceError(
-            f"This machine has no {self.names.ANY_NOUN} {shown(selector)}: "
-            f"{self._wrong_in_range(wanted)}{self._what_exists()}"
-            f"{self._may_be_lost(wanted)}",
-            "Ask for one that exists, or for all; `gpuhook info` lists them",
-        )
+        raise self._unknown(selector, wanted)
 
-    def _what_exists(self) -> str:
+    def _unknown(self, selector: str, wanted: str) -> UnknownDeviceError:
+        """Return the error for a name that fits nothing, with as many examples as have room."""
+        there = self._what_exists()
+        remedy = "Ask for one that exists, or for all; `gpuhook info` lists them"
+        head = f"This machine has no {self.names.ANY_NOUN} {shown(selector)}: "
+        tail = self._may_be_lost(wanted)
+        for count in range(_MOST_NAMES, 0, -1):
+            what = f"it has {listed(there, count)}" if there else self._has_none()
+            cause = f"{head}{self._wrong_in_range(wanted)}{what}{tail}"
+            if len(cause) + len(remedy) + len(". .") <= _MOST:
+                break
+        else:
+            cause = f"This machine has no {self.names.ANY_NOUN} of the name that is asked for"
+        return UnknownDeviceError(cause, remedy)
+
+    def _has_none(self) -> str:
+        return "it has none that answers" if self.inventory.lost else "it has none at all"
+
+    def _what_exists(self) -> list[str]:
         """Return what there is to ask for: whole devices, then the parts of devices.
 
         Where only names count that devices have in common, or numbers of seats, those names.
         """
         devices = sorted(self.inventory.devices, key=lambda device: bool(device.parent))
-        if not devices:
-            return "it has none that answers" if self.inventory.lost else "it has none at all"
         if self.spaces == (MODULE,):
-            return f"it has {listed([str(number) for number in sorted(self.indices)])}"
+            return [str(number) for number in sorted(self.indices)]
         count = [
             text
             for device in devices
@@ -109,12 +123,11 @@ class _Search:
             if self._counts(space)
         ]
         if not {text for device in devices for text in (device.label, device.id)} & {*count}:
-            return f"it has {listed(list(dict.fromkeys(count)))}"
-        names = [
+            return list(dict.fromkeys(count))
+        return [
             device.label if device.label == device.id else f"{device.label} ({device.id})"
             for device in devices
         ]
-        return f"it has {listed(names)}"
 
     def _usable(self, found: "list[Device]") -> "list[Device]":
         for device in found:
@@ -209,7 +222,8 @@ class _Search:
         uuids = list(dict.fromkeys(text for _, text in found))
         if len(uuids) > 1:
             raise UnknownDeviceError(
-                f"{shown(wanted)} is the beginning of {len(uuids)} UUIDs: {listed(uuids)}",
+                f"{shown(wanted)} is the beginning of {len(uuids)} UUIDs: "
+                f"{listed(uuids, _MOST_NAMES)}",
                 "Write as much of the UUID as tells them apart",
             )
         return [device for device, _ in found]

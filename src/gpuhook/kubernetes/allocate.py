@@ -81,7 +81,7 @@ def chosen(resource: Resource, ids: Sequence[str]) -> list[Unit]:
     unknown = [each for each in ids if each not in offers]
     if unknown:
         raise UnknownDeviceError(
-            f"{resource.name} has no device {listed([shown(each) for each in unknown])}",
+            f"{resource.name} has no device {listed([shown(each) for each in unknown], 4)}",
             "Start the pod again; the kubelet may have an old list of this machine's devices",
         )
     if resource.single and len(ids) > 1:

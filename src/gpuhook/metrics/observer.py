@@ -12,10 +12,10 @@ from gpuhook.inventory.model import Inventory
 from gpuhook.kubernetes.machine import Machine
 from gpuhook.metrics.assigned import Holder, Holders
 from gpuhook.metrics.model import Container, Device, Snapshot, Usage
-from gpuhook.metrics.names import Names
 from gpuhook.metrics.processes import Processes, find, sees_all_processes
 from gpuhook.metrics.telemetry import Telemetry
 from gpuhook.running.holders import WITHOUT_ROOT
+from gpuhook.running.names import Names
 from gpuhook.vendors.parts import part
 
 _OTHER_NAMESPACE = (

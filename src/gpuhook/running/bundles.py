@@ -5,6 +5,7 @@ process, when that began, and its bundle. Sources: runc's libcontainer/container
 (state.json), crun's src/libcrun/status.c (status).
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -14,7 +15,9 @@ from typing import Any
 
 from gpuhook.cgroup import access
 from gpuhook.errors import SpecError
+from gpuhook.host import processes
 from gpuhook.oci.spec import read_spec
+from gpuhook.running import names
 
 _STATE_FILES = (
     "/run/runc/*/state.json",
@@ -22,6 +25,7 @@ _STATE_FILES = (
     "/run/docker/runtime-*/*/*/state.json",
     "/run/crun/*/status",
 )
+_SHIM = "containerd-shim-runc-v2"
 _LIMIT = 16 << 20  # bytes of a state file, which holds all of a config.json
 
 
@@ -39,6 +43,29 @@ def allowed_devices(
             continue
         return sorted(pair for pair in devices if access.spec_allows(rules, *pair))
     return None
+
+
+def find(container: str) -> str:
+    """Return the bundle of a running container by its id, "" where it isn't found.
+
+    containerd starts its shims in the bundle of the first container that they look after; those
+    of the others are beside it. A conmon is told the bundle.
+    """
+    for process in processes.running(_SHIM):
+        with contextlib.suppress(OSError):
+            beside = os.path.dirname(os.readlink(f"/proc/{process.pid}/cwd"))
+            if _is_bundle(found := f"{process.root}{beside}/{container}"):
+                return found
+    if _is_bundle(found := names.watched().get(container, "")):
+        return found
+    states = [path for each in _STATE_FILES for path in glob.glob(each)]
+    ours = [path for path in states if path.split("/")[-2] == container]
+    candidates = [bundle for path in ours for bundle in _bundle_of(_load(path))]
+    return next((each for each in candidates if _is_bundle(each)), "")
+
+
+def _is_bundle(path: str) -> bool:
+    return bool(path) and os.path.isfile(f"{path}/config.json")
 
 
 def _bundles(pid: int, started: int) -> Iterator[str]:

@@ -61,6 +61,11 @@ class Container:
     record: dict[str, Any] | None = None
 
     @property
+    def bundle(self) -> str:
+        """The folder with its config.json, "" where that isn't known."""
+        return str((self.record or {}).get("bundle", ""))
+
+    @property
     def cdi_devices(self) -> list[str]:
         """The devices that it holds and that documents alone describe."""
         return list((self.record or {}).get("documents", ()))

@@ -8,35 +8,71 @@ root's own config.json says (``bundles``). Its /dev and its mounts are never ask
 container with CAP_MKNOD makes what nodes it likes, and mounts them in a user namespace.
 """
 
+import contextlib
 import os
-import subprocess
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
-from gpuhook.cgroup import access
+from gpuhook.cgroup import access, dev_char
 from gpuhook.errors import ContainerError
-from gpuhook.inventory.model import Inventory
+from gpuhook.inventory.model import Inventory, Node
 from gpuhook.running import bundles, records
-from gpuhook.running.holders import Container, Numbers
+from gpuhook.running.holders import Container, Numbers, group_of
+from gpuhook.running.names import Names, meant
 
-_ENGINES = ("docker", "podman")
-_SHORTEST_ID = 4
-_TIMEOUT_S = 20
+_SCOPE = ".scope"  # what systemd calls a cgroup that it made for somebody else's processes
 
 
-def repair(container: Container, inventories: Collection[Inventory]) -> tuple[str, int]:
-    """Allow a container the devices that it was given; return how, and how many.
+class Repaired(NamedTuple):
+    """What was missing of a container's devices, and is given back.
+
+    ``how`` as ``access.allow`` returns it. ``nodes`` are those that its cgroup didn't let it
+    open, ``links`` the names in /dev/char that systemd didn't find them by.
+    """
+
+    how: str
+    nodes: tuple[Node, ...]
+    links: tuple[str, ...]
+
+
+def repair(container: Container, inventories: Collection[Inventory]) -> Repaired:
+    """Allow a container the devices that it was given; return what was missing.
 
     Raises CgroupError, and ContainerError where nothing says what it was given.
     """
+    with _first_process(container) as process:
+        given = given_devices(container, process, inventories)
+        missing = _nodes(access.missing(process, given), inventories)
+        how = access.allow(process, given)
+    of_systemd = any(part.endswith(_SCOPE) for part in group_of(str(container.pid)).split("/"))
+    links = dev_char.make_links(_nodes(given, inventories)) if of_systemd else ()
+    return Repaired(how, missing, tuple(links))
+
+
+def missing(container: Container, inventories: Collection[Inventory]) -> tuple[Node, ...]:
+    """Return the nodes that ``repair`` would give back; it raises the same."""
+    with _first_process(container) as process:
+        given = given_devices(container, process, inventories)
+        return _nodes(access.missing(process, given), inventories)
+
+
+@contextlib.contextmanager
+def _first_process(container: Container) -> Iterator[int]:
+    """Hold a descriptor of /proc/PID of a container's first process."""
     try:
         process = os.open(f"/proc/{container.pid}", os.O_PATH | os.O_CLOEXEC)
     except OSError:
         raise _ended(container) from None
     try:
-        given = given_devices(container, process, inventories)
-        return access.allow(process, given), len(given)
+        yield process
     finally:
         os.close(process)
+
+
+def _nodes(wanted: Iterable[Numbers], inventories: Iterable[Inventory]) -> tuple[Node, ...]:
+    numbers = {*wanted}
+    every = {node.numbers: node for inventory in inventories for node in inventory.nodes}
+    return tuple(node for pair, node in every.items() if pair in numbers)
 
 
 def given_devices(
@@ -69,24 +105,29 @@ def given_devices(
 
 def _check_devices(container: Container, inventories: Iterable[Inventory]) -> None:
     """Refuse where a device has other numbers than when the container got it."""
+    found = moved(container, inventories)
+    if found:
+        raise ContainerError(
+            f"{container.name} was given {', '.join(found)}, which this machine has no more, or "
+            "under another number",
+            "Start it again",
+        )
+
+
+def moved(container: Container, inventories: Iterable[Inventory]) -> list[str]:
+    """Return the devices in a container's record that have other numbers now, or are gone."""
     now: dict[tuple[str, str], list[list[int]]] = {}  # by vendor and id
     for inventory in inventories:
         numbers = {node.path: list(node.numbers) for node in inventory.nodes}
         for device in inventory.devices:
             found = [numbers[path] for path in device.nodes if path in numbers]
             now[inventory.vendor, device.id] = found
-    moved = [
+    return [
         name
         for one in (container.record or {})["given"]
         for name, nodes in one["nodes"].items()
         if now.get((one["vendor"], name)) != nodes
     ]
-    if moved:
-        raise ContainerError(
-            f"{container.name} was given {', '.join(moved)}, which this machine has no more, or "
-            "under another number",
-            "Start it again",
-        )
 
 
 def _ended(container: Container) -> ContainerError:
@@ -95,14 +136,15 @@ def _ended(container: Container) -> ContainerError:
     )
 
 
-def select(names: Iterable[str], running: Collection[Container]) -> list[Container]:
-    """Return the containers that the names (ids, their beginnings, engines' names) mean.
+def select(words: Iterable[str], running: Collection[Container], names: Names) -> list[Container]:
+    """Return the containers that the words (ids, their beginnings, engines' names) mean.
 
-    Raises ContainerError for a name that means none of them, or several.
+    Raises ContainerError for a word that means none of them, or several.
     """
     chosen = []
-    for name in names:
-        found = _by_id(name, running) or _by_id(_ask_engines(name), running)
+    called = {each.name: names.of(each.name)[0] for each in running}
+    for name in words:
+        found = [each for each in running if each.name in meant(name, called)]
         if len(found) != 1:
             what = "means several containers" if found else "is no running container with a GPU"
             raise ContainerError(
@@ -111,24 +153,3 @@ def select(names: Iterable[str], running: Collection[Container]) -> list[Contain
             )
         chosen += found
     return chosen
-
-
-def _by_id(name: str, running: Collection[Container]) -> list[Container]:
-    exact = [each for each in running if each.name == name]
-    if exact or len(name) < _SHORTEST_ID:
-        return exact
-    return [each for each in running if each.name.startswith(name)]
-
-
-def _ask_engines(name: str) -> str:
-    """Return the id of the container that an engine calls by that name, "" if none does."""
-    for engine in _ENGINES:
-        argv = [engine, "container", "inspect", "--format", "{{.Id}}", "--", name]
-        try:
-            done = subprocess.run(
-                argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
-            )
-        except (OSError, subprocess.SubprocessError):
-            continue
-        return done.stdout.strip()
-    return ""

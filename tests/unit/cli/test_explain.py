@@ -1,16 +1,20 @@
 """gpuhook explain: why nothing is done, what is there in part, and words that say nothing."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from machines import asked, gpu, granted, machine
+from machines import asked, gpu, granted, machine, mig
 
 from gpuhook.cli import cli
-from gpuhook.cli.explain import Explanation
+from gpuhook.cli._explanation import Explanation, Row
+from gpuhook.cli._summary import rows
 from gpuhook.config import Config
+from gpuhook.errors import GpuhookError
 from gpuhook.resolve import Resolved
+from gpuhook.vendors.nvidia.model import Inventory
 
 
 def explain(folder: Path, *words: str, config: str = "") -> Result:
@@ -35,22 +39,136 @@ def test_why_nothing_is_done(tmp_path: Path, word: str, reason: str) -> None:
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
         "The container asks for no GPU: nothing is done to it.",
-        f"Because: {reason}",
+        f"Because:         {reason}",
     ]
+    done = explain(tmp_path, "-e", word, "-v", config='swarm-resource = "SWARM"\n')
+    assert done.stdout.splitlines()[-1] == f"Because: {reason}"
 
 
 def test_names_that_do_not_count_have_their_own_reason(tmp_path: Path) -> None:
     config = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
     done = explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=0", config=config)
-    assert "Ignored from environment: the container is not privileged" in done.stdout
+    assert "Ignored:         from environment: the container is not privileged" in done.stdout
     assert "Because" not in done.stdout
 
 
-@pytest.mark.parametrize("word", ["0,2", "=0", "", "NVIDIA_VISIBLE_DEVICES"])
-def test_a_word_without_name_and_value(tmp_path: Path, word: str) -> None:
+@pytest.mark.parametrize("word", ["=0", ""])
+def test_a_word_without_a_name(tmp_path: Path, word: str) -> None:
     done = explain(tmp_path, "-e", word)
     assert done.exit_code == 2
-    assert f"-e takes NAME=VALUE, not {word!r}" in done.stderr
+    assert f"-e takes NAME=VALUE or NAME, not {word!r}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("web", "--privileged"), ("web", "-e", "A=1"), ("--bundle=.", "--gpus=all"),
+     ("--spec=x", "--bundle=."), ("--image=x", "web")],
+)  # fmt: skip
+def test_one_container_and_not_two(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = explain(tmp_path, *words)
+    assert done.exit_code == 2
+    assert "Give one of CONTAINER" in done.stderr
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[Inventory], None]:
+    """Have a machine found."""
+    return lambda what: monkeypatch.setattr(
+        "gpuhook.inventory.cache.get_inventory", lambda *_, **__: what
+    )
+
+
+def devices(folder: Path, *words: str) -> list[str]:
+    report = json.loads(explain(folder, *words, "--format", "json").stdout)
+    asked_for: list[str] = report["request"]["devices"]
+    return asked_for
+
+
+def test_a_name_alone_is_taken_from_our_environment(
+    tmp_path: Path, found: Callable[[Inventory], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found(machine(gpu(0, 0), gpu(1, 1)))
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "1")
+    assert devices(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES") == ["1"]
+    assert devices(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES", "-e", "NVIDIA_VISIBLE_DEVICES=0") == [
+        "0"
+    ]
+    monkeypatch.delenv("NVIDIA_VISIBLE_DEVICES")
+    done = explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=0", "-e", "NVIDIA_VISIBLE_DEVICES")
+    assert "NVIDIA_VISIBLE_DEVICES isn't set" in done.stdout
+
+
+def test_gpus_count_more_than_the_environment(
+    tmp_path: Path, found: Callable[[Inventory], None]
+) -> None:
+    found(machine(*(gpu(n, n) for n in range(4))))
+    assert devices(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=0", "--gpus", "2") == ["0", "1"]
+    assert devices(tmp_path, "--gpus", '"device=1,3"') == ["1", "3"]
+    text = explain(tmp_path, "--gpus", "all,capabilities=video").stdout
+    assert "Warning:         video lacks libnvcuvid" in text
+    refused = explain(tmp_path, "--gpus", "many")
+    assert (refused.exit_code, "takes all or a number" in refused.stderr) == (2, True)
+
+
+def lines_of(text: str, title: str) -> list[str]:
+    lines = [line.partition(":") for line in text.splitlines()]
+    return [rest.strip() for before, _, rest in lines if before == title]
+
+
+def test_what_is_summed_up(tmp_path: Path, found: Callable[[Inventory], None]) -> None:
+    found(machine(gpu(0, 3), gpu(1, 2)))
+    text = explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=1").stdout
+    assert lines_of(text, "Asked for") == ["1 of NVIDIA, by its environment"]
+    assert lines_of(text, "Gets") == [
+        "GPU 1 (GPU-00000001-0000-0000-0000-000000000000); NVIDIA H200"
+    ]
+    [nodes] = lines_of(text, "Nodes")
+    assert nodes == "4: /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools, /dev/nvidia2"
+    [files] = lines_of(text, "Files")
+    assert files.startswith("8, from /usr/lib/x86_64-linux-gnu (4), /usr/bin (2)")
+    assert text.endswith("-v shows every step, with its reason\n")
+    for reason in ("in order:", "because:"):
+        assert reason not in text
+        assert reason in explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=1", "-v").stdout
+
+
+def test_lost_gpus_are_shown_whatever_is_asked_for(
+    tmp_path: Path, found: Callable[[Inventory], None]
+) -> None:
+    there = machine(gpu(0, 3))
+    there.lost = (1, 2)
+    found(there)
+    for word in ("0", "all"):
+        for verbose in ((), ("-v",)):
+            text = explain(tmp_path, "-e", f"NVIDIA_VISIBLE_DEVICES={word}", *verbose).stdout
+            assert lines_of(text, "Lost") == ["GPUs 1, 2 have fallen off the bus (lost)"]
+            assert text.count("fallen off") == 1 or verbose
+
+
+@pytest.mark.parametrize("asks", ["all", "0:0,99", "0-15"])
+def test_a_summary_has_thirty_lines_at_most(
+    tmp_path: Path, found: Callable[[Inventory], None], asks: str
+) -> None:
+    """112 MIG devices, asked of every vendor at once, on a terminal of 80 columns."""
+    migs = tuple(mig(n, n, 12 + n, 21 + n) for n in range(7))
+    there = machine(*(gpu(n, n, migs) for n in range(16)))
+    there.lost = tuple(range(16, 60))
+    found(there)
+    text = explain(tmp_path, "-e", f"NVIDIA_VISIBLE_DEVICES={asks}").stdout
+    assert 0 < len(text.splitlines()) <= 30
+    assert sum(1 + (len(line) - 17) // 63 for line in text.splitlines()) <= 30
+
+
+def test_thirty_lines_whatever_there_is_to_say() -> None:
+    explanation = Explanation()
+    explanation.error = GpuhookError("All is wrong", "Do something")
+    explanation.progress.requests = [asked(str(n), capabilities=("video",)) for n in range(20)]
+    explanation.circumstances = [Row("Was given", str(n)) for n in range(20)]
+    found = rows(explanation)
+    assert len(found) == 30
+    assert found[-1].text == "Error (error): All is wrong. Do something."
+    assert found[0].text == "0"
+    assert "lines more, with -v" in found[-2].text
 
 
 def test_warnings_are_in_the_text_and_in_the_json() -> None:
@@ -62,6 +180,7 @@ def test_warnings_are_in_the_text_and_in_the_json() -> None:
     explanation.resolved = Resolved([grant], Config())
     assert explanation.to_json()["warnings"] == ["video lacks libnvcuvid"]
     assert "Warning:         video lacks libnvcuvid" in explanation.to_text().splitlines()
+    assert Row("Warning", "video lacks libnvcuvid", "poor") in rows(explanation)
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
@@ -72,7 +191,7 @@ def test_what_is_printed_is_what_is_done_in_the_mode(
     monkeypatch.setattr("gpuhook.inventory.cache.get_inventory", lambda *_, **__: found)
     config = f'nvidia-container-runtime.mode = "{mode}"\n'
     words = ("-e", "NVIDIA_VISIBLE_DEVICES=0")
-    text = explain(tmp_path, *words, config=config).stdout
+    text = explain(tmp_path, *words, "-v", config=config).stdout
     report = json.loads(explain(tmp_path, *words, "--format", "json", config=config).stdout)
     assert report["mode"] == mode
     undone = {op["kind"] for op in report["undone"]}

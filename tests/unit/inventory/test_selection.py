@@ -3,6 +3,8 @@
 import pytest
 
 from gpuhook.errors import LostDeviceError, UnknownDeviceError
+from gpuhook.inventory import model
+from gpuhook.inventory.model import Device
 from gpuhook.inventory.selection import select
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection, selection
@@ -150,8 +152,41 @@ def test_unknown_device_is_named_with_what_exists(selector: str) -> None:
         selected("0", selector)
     assert ascii(selector)[:10] in str(caught.value)
     assert A in str(caught.value)
-    assert M1 in str(caught.value)
+    assert M0 in str(caught.value)
+    assert "and 1 more. " in str(caught.value)
     assert caught.value.code == "unknown-device"
+
+
+@pytest.mark.parametrize("lost", [(), tuple(range(16, 40))])
+@pytest.mark.parametrize("selector", ["99:9", "MIG-9", "0-99", "x" * 10**5, "\U0001f600" * 40])
+def test_the_message_is_short_on_any_machine(selector: str, lost: tuple[int, ...]) -> None:
+    """112 MIG devices, of names as long as an old driver makes them."""
+    gpus = [
+        gpu(
+            n,
+            f"GPU-{n:08}-0000-4000-8000-00000000000a",
+            f"00000000:{n:X}:00.0",
+            tuple(Mig(m, f"MIG-GPU-{n:032}/{m}/0", m, 0, "1g.18gb", 12, 13) for m in range(7)),
+        )
+        for n in range(16)
+    ]
+    with pytest.raises(UnknownDeviceError) as caught:
+        selected(selector, inventory=machine(*gpus, lost=lost))
+    assert len(str(caught.value)) <= 450
+    assert str(caught.value).count("GPU-0") <= 4
+    assert "`gpuhook info` lists them" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("length", "count"), [(8, 4), (60, 4), (110, 2), (250, 1), (500, 0)])
+def test_names_as_long_as_they_are_leave_fewer_of_them(length: int, count: int) -> None:
+    """As a vendor may have them that config.toml declares."""
+    texts = [f"N{n:0{length}}" for n in range(9)]
+    devices = tuple(Device(text, text, {"name": (text,)}) for text in texts)
+    there = model.Inventory("declared", "/", "1", devices, ())
+    with pytest.raises(UnknownDeviceError) as caught:
+        select(["nothing"], there, names)
+    assert len(str(caught.value)) <= 450
+    assert str(caught.value).count("N0") == count
 
 
 @pytest.mark.parametrize(
@@ -284,7 +319,7 @@ def test_index_is_the_enumeration_order_and_not_the_minor() -> None:
 
 def test_many_gpus_are_not_all_listed() -> None:
     many = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in range(64)))
-    with pytest.raises(UnknownDeviceError, match="and 56 more"):
+    with pytest.raises(UnknownDeviceError, match="and 60 more"):
         selected("64", inventory=many)
 
 

@@ -1,3 +1,4 @@
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from gpuhook.inventory import model
 from gpuhook.inventory.model import Device, Node
 from gpuhook.running import records, repair
 from gpuhook.running.holders import Container
+from gpuhook.running.names import Names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 
 ONE = Container("0123456789ab" + "0" * 52, "docker", 10, "python3")
@@ -17,39 +19,31 @@ POD = Container("pod", "", 30, "pause")
 
 
 @pytest.fixture
-def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of engines' command lines, the only one in PATH."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
-def engine(folder: Path, name: str, script: str) -> None:
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
+def names(tmp_path: Path) -> Names:
+    """What podman's store calls the containers, of which one has another's id for a name."""
+    stored = [{"id": TWO.name, "names": ["web"]}, {"id": ONE.name, "names": [TWO.name]}]
+    (tmp_path / "containers.json").write_text(json.dumps([*stored, {"id": POD.name}]))
+    found = Names()
+    found.look([("podman", each.name, f"{tmp_path}/ID/userdata") for each in (ONE, TWO, POD)])
+    return found
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [(ONE.name, ONE), (ONE.name[:12], ONE), ("0123456f", TWO), ("pod", POD)],
-)
-def test_by_id(engines: Path, name: str, expected: Container) -> None:
-    assert repair.select([name], [ONE, TWO, POD]) == [expected]
-
-
-def test_by_the_engines_name(engines: Path) -> None:
-    engine(engines, "docker", "exit 1")
-    engine(engines, "podman", f'[ "$6" = web ] && echo {TWO.name}')
-    assert repair.select(["web", "pod"], [ONE, TWO, POD]) == [TWO, POD]
+    [(ONE.name, ONE), (ONE.name[:12], ONE), ("0123456f", TWO), ("pod", POD), ("web", TWO),
+     (TWO.name, TWO)],
+)  # fmt: skip
+def test_by_id_and_by_the_engines_name(names: Names, name: str, expected: Container) -> None:
+    assert repair.select([name], [ONE, TWO, POD], names) == [expected]
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [("0123456", "several"), ("po", "no running"), ("", "no running"), ("--all", "no running")],
 )
-def test_names_that_mean_none_or_several(engines: Path, name: str, words: str) -> None:
+def test_names_that_mean_none_or_several(names: Names, name: str, words: str) -> None:
     with pytest.raises(ContainerError, match=rf"{words}.*as `gpuhook list` or the engine shows it"):
-        repair.select([name], [ONE, TWO, POD])
+        repair.select([name], [ONE, TWO, POD], names)
 
 
 MINE = (195, 3)

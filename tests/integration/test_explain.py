@@ -1,0 +1,168 @@
+"""gpuhook explain says of real containers and images what they were given, and would be."""
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.bundles import CGROUP_PARENT
+from harness.commands import Result, run
+from harness.docker import Docker
+from harness.driver import Driver, simulate
+from harness.images import image
+from harness.installation import Installation, write_config
+from harness.podman import Podman
+
+SLEEP = ("sleep", "1000")
+FOR_PODMAN = (
+    "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--pids-limit=-1",
+    f"--cgroup-parent={CGROUP_PARENT}",
+)  # fmt: skip
+
+Explain = Callable[..., Result]
+
+
+@pytest.fixture
+def explain(installation: Installation, configs: dict[str, Path]) -> Explain:
+    """Run gpuhook explain."""
+
+    def explain(*words: str, **environment: str) -> Result:
+        argv: list[str | Path] = [
+            installation.command,
+            "explain",
+            "--config",
+            configs["runc"],
+            *words,
+        ]
+        return run(argv, env=environment)
+
+    return explain
+
+
+def report(done: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done.ok().stdout)
+    return found
+
+
+def facts(done: Result, title: str) -> list[str]:
+    """Return what stands after a title."""
+    lines = [line.partition(":") for line in done.ok().stdout.splitlines()]
+    return [text.strip() for before, _, text in lines if before == title]
+
+
+@contextmanager
+def running(engine: Docker | Podman, *options: str) -> Iterator[tuple[str, str]]:
+    """Start a container; give its name and its id."""
+    name = f"explain-{uuid.uuid4().hex[:8]}"
+    more = () if isinstance(engine, Docker) else FOR_PODMAN
+    words = ("run", "--detach", "--name", name, *more, *options, image("debian"), *SLEEP)
+    try:
+        yield name, engine.call(*words).ok().stdout.strip()
+    finally:
+        engine.call("rm", "--force", name)
+
+
+@pytest.mark.parametrize("title", ["docker", "podman"])
+def test_a_running_container(
+    title: str, request: pytest.FixtureRequest, explain: Explain, driver: Driver
+) -> None:
+    engine = request.getfixturevalue({"docker": "docker", "podman": "podman_runtime"}[title])
+    options = ["--runtime=gpu-py"] if title == "docker" else []
+    gpu = driver.gpus[3].uuid
+    with running(engine, *options, "-e", "NVIDIA_VISIBLE_DEVICES=3") as (name, container):
+        done = explain(name)
+        [who] = facts(done, "Container")
+        assert who.startswith(f"{title}:{name}, id {container[:12]}, process ")
+        assert facts(done, "Was given") == [f"3 ({gpu}) of nvidia.com/gpu: its environment said 3"]
+        [gets] = facts(done, "Gets")
+        assert f"GPU 3 ({gpu})" in gets
+        assert len(done.stdout.splitlines()) <= 30
+        assert "in order:" in explain(name, "-v").ok().stdout
+        for word in (container, container[:12]):
+            found = report(explain(word, "--format=json"))
+            assert found["container"]["engine_name"] == name
+            assert [each["selected"] for each in found["container"]["given"]] == [[gpu]]
+            assert (found["selected"], found["container"]["missing_nodes"]) == ([gpu], [])
+
+
+def test_a_running_container_without_gpus(docker: Docker, explain: Explain) -> None:
+    """Why it has none is in the config.json that its shim was started beside."""
+    with running(docker, "--runtime=gpu-py") as (name, _):
+        done = explain(name)
+        assert facts(done, "Was given") == ["nothing"]
+        assert facts(done, "Because") == ["NVIDIA_VISIBLE_DEVICES isn't set"]
+
+
+def test_a_container_that_does_not_run(docker: Docker, explain: Explain) -> None:
+    with running(docker) as (name, _):
+        docker.call("kill", name).ok()
+        docker.call("wait", name).ok()
+        done = explain(name)
+    assert done.status == 1
+    assert f"Error (container): '{name}' is no running container" in done.stdout
+
+
+SETS = "NVIDIA_VISIBLE_DEVICES=2"
+
+
+def test_an_image_of_docker(docker: Docker, explain: Explain, driver: Driver) -> None:
+    name = f"explain-{uuid.uuid4().hex[:8]}:1"
+    with running(docker) as (container, _):
+        docker.call("commit", "--change", f"ENV {SETS}", container, name).ok()
+    try:
+        of_image = report(explain("--image", name, "--format=json"))
+        assert of_image["selected"] == [driver.gpus[2].uuid]
+        changed = explain("--image", name, "-e", "NVIDIA_VISIBLE_DEVICES=5", "--format=json")
+        assert report(changed)["selected"] == [driver.gpus[5].uuid]
+        without = explain("--image", name, "-e", "NVIDIA_VISIBLE_DEVICES", "--format=json")
+        assert report(without)["selected"] == []
+        gpus = explain("--image", name, "--gpus", "1", "--format=json")
+        assert report(gpus)["selected"] == [driver.gpus[0].uuid]
+    finally:
+        docker.call("rmi", name)
+
+
+def test_an_image_of_podman(
+    podman_runtime: Podman, explain: Explain, driver: Driver, tmp_path: Path
+) -> None:
+    """Of the store that podman's own settings name."""
+    folder = podman_runtime.folder
+    info = json.loads(podman_runtime.call("info", "--format=json").ok().stdout)
+    settings = tmp_path / "storage.conf"
+    settings.write_text(
+        f'[storage]\ndriver = "{info["store"]["graphDriverName"]}"\n'
+        f'graphroot = "{folder}/root"\nrunroot = "{folder}/run"\n'
+    )
+    name = f"localhost/explain-{uuid.uuid4().hex[:8]}:1"
+    with running(podman_runtime) as (container, _):
+        podman_runtime.call("commit", "--change", f"ENV {SETS}", container, name).ok()
+    try:
+        words = ("--image", name, "--format=json")
+        done = explain(*words, CONTAINERS_STORAGE_CONF=str(settings))
+        assert report(done)["selected"] == [driver.gpus[2].uuid]
+    finally:
+        podman_runtime.call("rmi", "--force", name)
+
+
+def test_an_image_that_nobody_has(explain: Explain) -> None:
+    done = explain("--image", "example.com/no/such:1")
+    assert done.status == 1
+    assert "Neither Docker nor podman has the image" in done.stdout
+
+
+def test_lost_gpus_and_a_missing_library(installation: Installation, tmp_path: Path) -> None:
+    made = simulate(installation, tmp_path / "driver", "--gpus=4", "--lost=1,2")
+    for library in made.root.rglob("libnvidia-encode.so*"):
+        library.unlink()
+    run(["ldconfig", "-r", made.root]).ok()
+    config = write_config(tmp_path / "etc", made.root, ["runc"])
+    words: list[str | Path] = [installation.command, "explain", "--config", config, "--gpus"]
+    done = run([*words, '"device=0","capabilities=video"'])
+    assert facts(done, "Lost") == ["GPUs 1, 2 have fallen off the bus (lost)"]
+    assert facts(done, "Warning") == ["video lacks libnvidia-encode"]
+    refused = run([*words, "device=1"])
+    assert refused.status == 1
+    assert "Error (lost-device): GPU 1 has fallen off the bus (lost)" in refused.stdout
