@@ -136,6 +136,11 @@ def test_live(driver: Driver, configs: dict[str, Path], container: Bundle) -> No
         seen.resize(2, 3)
         seen.resize(40, 130)
         seen.wait(lambda text: "PROCESSES" in text, "there is room again")
+        os.write(seen.fd, b"\x1a")
+        wait_until(lambda: _state(seen.process.pid) == "T", "Ctrl-Z stops it", PATIENCE)
+        assert seen.read().endswith(RESTORED)
+        seen.process.send_signal(signal.SIGCONT)
+        seen.wait(lambda text: "PROCESSES" in text, "it goes on")
         os.write(seen.fd, b"\x03")
         assert seen.process.wait(PATIENCE) == 0
         assert seen.read().endswith(RESTORED)
@@ -170,6 +175,10 @@ def test_a_driver_that_hangs_leaves_the_view_alive(
         seen.wait(lambda text: "140 GiB" in text, "another child answers")
         os.write(seen.fd, b"\x03")
         assert seen.process.wait(PATIENCE) == 0
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _children(pid: int) -> list[int]:

@@ -21,12 +21,14 @@ _FIXED = 5  # lines: the heading, the headers of both tables, one between, what 
 
 @dataclass(frozen=True)
 class _Use:
-    """What one container does on one device."""
+    """What one container does on one device; None for each value that nobody knows."""
 
     container: Container
     device: Device
-    usage: Usage
     assigned: bool
+    memory: int | None = None
+    share: float | None = None
+    processes: int | None = None
 
 
 def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
@@ -67,9 +69,9 @@ def _use_json(use: _Use) -> dict[str, Any]:
         "id": use.device.id,
         "index": use.device.label,
         "assigned": use.assigned,
-        "memory_used_bytes": use.usage.memory_bytes,
-        "sm_utilization": use.usage.sm_utilization,
-        "processes": use.usage.processes,
+        "memory_used_bytes": use.memory,
+        "sm_utilization": use.share,
+        "processes": use.processes,
     }
 
 
@@ -83,9 +85,15 @@ def _uses(look: Snapshot) -> list[_Use]:
             assigned = device.id in container.devices
             usage = used.get((container.id, device.id))
             if assigned or (usage is not None and usage.processes):
-                unknown = Usage(container.id, device.id)
-                found.append(_Use(container, device, usage or unknown, assigned))
+                found.append(_use(container, device, usage, assigned=assigned))
     return found
+
+
+def _use(container: Container, device: Device, usage: Usage | None, *, assigned: bool) -> _Use:
+    if usage is None:
+        return _Use(container, device, assigned)
+    values = (usage.memory_bytes, usage.sm_utilization, usage.processes)
+    return _Use(container, device, assigned, *values)
 
 
 def _title(container: Container) -> str:
@@ -198,15 +206,15 @@ def _device_row(device: Device) -> list[RenderableType]:
 
 
 def _use_row(use: _Use) -> list[RenderableType]:
-    used, total = use.usage.memory_bytes, use.device.memory_total_bytes
+    used, total = use.memory, use.device.memory_total_bytes
     return [
         _screen.text(_title(use.container), "" if use.container.id else _screen.FAINT),
         _screen.text(use.device.label),
-        _percent(use.usage.sm_utilization),
-        _bar(use.usage.sm_utilization),
+        _percent(use.share),
+        _bar(use.share),
         _memory(used, None),
         _bar(_share(used, total)),
-        _screen.text(use.usage.processes),
+        _screen.text(_ABSENT if use.processes is None else use.processes),
     ]
 
 

@@ -1,6 +1,7 @@
 """gpuhook stats: which container uses which device how much, live in a terminal."""
 
 import json
+import os
 import signal
 import sys
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
+from rich.live import Live
 
 from gpuhook.cli import _screen, _stats_view
 from gpuhook.cli._output import config_option, format_option, print_json, printable
@@ -18,14 +20,14 @@ from gpuhook.metrics.observer import Observer
 from gpuhook.vendors import seam
 
 _INTERVAL = 2.0  # seconds between two looks
-_SHORTEST = 0.2
+_SHORTEST, _LONGEST = 0.2, 86400.0
 
 
 @click.command(short_help="Show live which container uses which GPU how much.")
 @click.option("--no-stream", is_flag=True, help="Take one look and end.")
 @click.option(
-    "--interval", type=click.FloatRange(min=_SHORTEST), default=_INTERVAL, show_default=True,
-    metavar="SECONDS", help="The time between two looks.",
+    "--interval", type=click.FloatRange(_SHORTEST, _LONGEST), default=_INTERVAL,
+    show_default=True, metavar="SECONDS", help="The time between two looks.",
 )  # fmt: skip
 @config_option
 @format_option
@@ -36,10 +38,11 @@ def stats(no_stream: bool, interval: float, config_path: str | None, output_form
     redraw (TERM=dumb), each look is printed below the one before; with --format json it is one
     line. The SM column is the mean since the look before, of the first look that of two seconds.
 
-    Run it as root: other users don't see which container a process is in.
+    Run it as root: other users see their own containers alone.
     """
     config = load(config_path)
     observer = Observer(config)
+    interval = max(_SHORTEST, interval)  # also where it is nan, which click lets through
     as_json = output_format == "json"
     with _ended_by_signals():
         try:
@@ -125,14 +128,25 @@ def _stream(
 
 def _live(observer: Observer, look: Snapshot, interval: float) -> None:
     """Draw looks on the whole terminal, again where its size changes."""
-    # A signal that is blocked and waited for interrupts nothing else.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
+    # Signals that are blocked and waited for interrupt nothing else.
+    waited = {signal.SIGWINCH, signal.SIGTSTP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     with _screen.live() as drawn:
         while True:
             heading = f"{time.strftime('%H:%M:%S')}, every {interval:g} s; Ctrl-C ends this"
             drawn.update(_stats_view.View(look, heading), refresh=True)
             end = time.monotonic() + interval
             while (patience := end - time.monotonic()) > 0:
-                if signal.sigtimedwait({signal.SIGWINCH}, patience):
+                came = signal.sigtimedwait(waited, patience)
+                if came and came.si_signo == signal.SIGTSTP:
+                    _pause(drawn)
+                elif came:
                     drawn.refresh()
             look = observer.take()
+
+
+def _pause(drawn: Live) -> None:
+    """Do what Ctrl-Z asks for: give the terminal back until somebody says to go on."""
+    drawn.stop()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    drawn.start(refresh=True)

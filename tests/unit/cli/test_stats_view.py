@@ -62,7 +62,7 @@ def test_who_uses_what() -> None:
     assert lines[5:] == [
         ["podman:eeeeeeeeeeee", "0", "5%", "1.00", "GiB", "1"],
         ["team/train/main", "0", "50%", "25.00", "GiB", "2"],
-        ["web\\x1b[2J", "1:0", "-", "-", "0"],
+        ["web\\x1b[2J", "1:0", "-", "-", "-"],
         ["(in", "no", "container)", "0", "0%", "2.00", "GiB", "1"],
     ]
 
@@ -118,4 +118,4 @@ def test_json() -> None:
     ]  # fmt: skip
     [unused] = found["containers"][2]["devices"]
     assert unused["assigned"]
-    assert unused["memory_used_bytes"] is None
+    assert unused["memory_used_bytes"] is unused["processes"] is None
