@@ -45,11 +45,6 @@ def text(words: object, style: str = "") -> Text:
     return Text(printable(str(words)), style=style)
 
 
-def bar(share: float, style: str) -> ProgressBar:
-    """Return a bar of which a share, 0 to 1, is filled."""
-    return ProgressBar(1.0, share, width=_BAR, complete_style=style, finished_style=style)
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, cut: str = "") -> Table:
     """Return rows under a header, columns aligned.
 
@@ -66,6 +61,21 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, cut: str =
         cells = [cell if isinstance(cell, Text | ProgressBar) else text(cell) for cell in row]
         made.add_row(*map(one_line, cells) if cut else cells)
     return made
+
+
+def show(*drawn: RenderableType) -> None:
+    """Print what was drawn, no blanks at the end of its lines: so that it can be copied."""
+    screen = console()
+    with screen.capture() as captured:
+        for each in drawn:
+            screen.print(each)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip(), color=True)
+
+
+def bar(share: float, style: str) -> ProgressBar:
+    """Return a bar of which a share, 0 to 1, is filled."""
+    return ProgressBar(1.0, share, width=_BAR, complete_style=style, finished_style=style)
 
 
 def one_line(cell: RenderableType) -> RenderableType:
@@ -99,13 +109,3 @@ def live() -> Iterator[Live]:
         redirect_stderr=False,
     ) as drawn:
         yield drawn
-
-
-def show(*drawn: RenderableType) -> None:
-    """Print what was drawn, no blanks at the end of its lines: so that it can be copied."""
-    screen = console()
-    with screen.capture() as captured:
-        for each in drawn:
-            screen.print(each)
-    for line in captured.get().splitlines():
-        click.echo(line.rstrip(), color=True)

@@ -19,6 +19,9 @@ _WIDE, _MIDDLE, _NARROW = 110, 72, 44
 _FIXED = 5  # lines: the heading, the headers of both tables, one between, what doesn't fit
 
 
+_NOBODY = Container("")  # stands for processes that are in no container
+
+
 @dataclass(frozen=True)
 class _Use:
     """What one container does on one device; None for each value that nobody knows."""
@@ -33,8 +36,9 @@ class _Use:
 
 def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
     """Return a look as docs/metrics.md describes it; ``seconds`` is when it was, since 1970."""
-    uses = _uses(look)
-    containers = {each.container.id: each.container for each in uses}
+    of: dict[Container, list[_Use]] = {}
+    for use in _uses(look):
+        of.setdefault(use.container, []).append(use)
     return {
         "time": round(seconds, 3),
         "devices": [_device_json(each) for each in look.devices],
@@ -46,9 +50,9 @@ def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
                 "pod": container.pod,
                 "namespace": container.namespace,
                 "container": container.container,
-                "devices": [_use_json(use) for use in uses if use.container.id == container.id],
+                "devices": [_use_json(use) for use in uses],
             }
-            for container in containers.values()
+            for container, uses in of.items()
         ],
         "problems": [*look.problems],
     }
@@ -78,12 +82,13 @@ def _use_json(use: _Use) -> dict[str, Any]:
 def _uses(look: Snapshot) -> list[_Use]:
     """Return who was given or uses what, by the containers' titles; those in none come last."""
     used = {(each.container, each.device): each for each in look.usages}
-    nobody = Container("")
     found = []
-    for container in [*sorted(look.containers, key=_title), nobody]:
+    for container in [*sorted(look.containers, key=_title), _NOBODY]:
         for device in look.devices:
             assigned = device.id in container.devices
-            usage = used.get((container.id, device.id))
+            # Without an id, processes are known of no container at all.
+            is_known = container.id or container is _NOBODY
+            usage = used.get((container.id, device.id)) if is_known else None
             if assigned or (usage is not None and usage.processes):
                 found.append(_use(container, device, usage, assigned=assigned))
     return found
@@ -101,7 +106,7 @@ def _title(container: Container) -> str:
     if container.pod:
         words = (container.namespace, container.pod, container.container)
         return "/".join(word for word in words if word)
-    if not container.id:
+    if container is _NOBODY:
         return "(in no container)"
     short = container.id[:_SHORT] if container.engine else container.id
     return container.name or (f"{container.engine}:{short}" if container.engine else short)
@@ -208,7 +213,7 @@ def _device_row(device: Device) -> list[RenderableType]:
 def _use_row(use: _Use) -> list[RenderableType]:
     used, total = use.memory, use.device.memory_total_bytes
     return [
-        _screen.text(_title(use.container), "" if use.container.id else _screen.FAINT),
+        _screen.text(_title(use.container), _screen.FAINT if use.container is _NOBODY else ""),
         _screen.text(use.device.label),
         _percent(use.share),
         _bar(use.share),

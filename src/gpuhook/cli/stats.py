@@ -48,7 +48,8 @@ def stats(no_stream: bool, interval: float, config_path: str | None, output_form
         try:
             look = observer.take()
             if not look.devices and (no_stream or not look.problems):
-                seam.present(config, lambda vendor: get_inventory(config, vendor))  # says why
+                seam.present(config, lambda vendor: get_inventory(config, vendor))  # or says why
+                look = observer.take()
             if no_stream:
                 _show_once(_opened(observer, look), as_json=as_json)
             elif as_json:

@@ -67,6 +67,19 @@ def test_who_uses_what() -> None:
     ]
 
 
+def test_a_pod_that_the_kubelet_alone_knows() -> None:
+    pod = Container("", "kubernetes", pod="p", namespace="n", container="c", devices=("GPU-1",))
+    look = replace(LOOK, containers=(pod, POD))
+    words = [line[:3] for line in printed(look)[4:]]
+    assert words[1:] == [
+        ["n/p/c", "0", "-"],
+        ["team/train/main", "0", "50%"],
+        ["(in", "no", "container)"],
+    ]
+    names = [(each["id"], each["pod"]) for each in as_json(look, 0.0)["containers"]]
+    assert names == [("", "p"), ("c1", "train"), ("", "")]
+
+
 def test_nothing_there() -> None:
     assert printed(Snapshot()) == [["No", "devices."]]
     assert len(printed(Snapshot((GPU,)))) == 2

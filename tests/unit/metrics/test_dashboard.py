@@ -7,7 +7,7 @@ import dashboard
 import pytest
 
 from gpuhook.kubernetes.health import FATAL, XIDS
-from gpuhook.metrics.exporter import Collector, Options
+from gpuhook.metrics import exporter
 from gpuhook.metrics.model import Snapshot
 
 PAGE = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
@@ -18,8 +18,9 @@ PREFIXES = ("container_accelerator", "DCGM_FI_DEV_")
 
 def series() -> set[str]:
     """Return the names of all series of the exporter."""
-    families = Collector(Snapshot(), Options(cadvisor=True, dcgm=True), 0.0).collect()
-    return {f"{each.name}_total" if each.type == "counter" else each.name for each in families}
+    every = exporter.Options(cadvisor=True, dcgm=True)
+    body, _ = exporter.text(Snapshot(), every, 0.0, "text/plain; version=0.0.4")
+    return set(re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE))
 
 
 @pytest.mark.parametrize("path", [dashboard.DASHBOARD, dashboard.RULES], ids=lambda path: path.name)
