@@ -19,7 +19,6 @@ from rich.text import Text
 from gpuhook.cli._output import printable
 
 GOOD, POOR, BAD, FAINT, TITLE = "green", "yellow", "red", "dim", "bold"
-_BAR = 12  # columns
 # Of lines that go to a file or a pipe: nothing is wrapped or cut there.
 _ENDLESS = 1 << 16
 
@@ -73,9 +72,9 @@ def show(*drawn: RenderableType) -> None:
         click.echo(line.rstrip(), color=True)
 
 
-def bar(share: float, style: str) -> ProgressBar:
-    """Return a bar of which a share, 0 to 1, is filled."""
-    return ProgressBar(1.0, share, width=_BAR, complete_style=style, finished_style=style)
+def bar(share: float, style: str, width: int = 12) -> ProgressBar:
+    """Return a bar of that many columns, of which a share, 0 to 1, is filled."""
+    return ProgressBar(1.0, share, width=width, complete_style=style, finished_style=style)
 
 
 def one_line(cell: RenderableType) -> RenderableType:
