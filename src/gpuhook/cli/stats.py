@@ -47,7 +47,7 @@ def stats(no_stream: bool, interval: float, config_path: str | None, output_form
     with _ended_by_signals():
         try:
             look = observer.take()
-            if not look.devices and (no_stream or not look.problems):
+            if not look.devices and (no_stream or not look.errors.get("inventory")):
                 seam.present(config, lambda vendor: get_inventory(config, vendor))  # or says why
                 look = observer.take()
             if no_stream:
