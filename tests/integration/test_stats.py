@@ -169,7 +169,7 @@ def test_a_driver_that_hangs_leaves_the_view_alive(
 ) -> None:
     with terminal(configs["runc"], "--interval=0.2") as seen:
         seen.wait(lambda text: "140 GiB" in text, "the driver answers")
-        [child] = _children(seen.process.pid)
+        [child] = _asking(seen.process.pid)
         os.kill(child, signal.SIGSTOP)
         seen.wait(lambda text: "the driver hangs" in text, "it is said that it hangs")
         seen.wait(lambda text: "140 GiB" in text, "another child answers")
@@ -181,8 +181,11 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def _children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def _asking(pid: int) -> list[int]:
+    """Return the children of a process that ask NVML."""
+    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    named = {each: Path(f"/proc/{each}/comm").read_text().strip() for each in children}
+    return [each for each, name in named.items() if name == "gpuhook-nvml"]
 
 
 def test_terminals_that_cannot_do_much(driver: Driver, configs: dict[str, Path]) -> None:
