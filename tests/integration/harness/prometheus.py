@@ -23,7 +23,7 @@ scrape_configs:
   - job_name: gpuhook
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
-_LISTENS = re.compile(r'msg="Listening on" address=127\.0\.0\.1:(\d+)')
+_LISTENS = re.compile(r'msg="Listening on".* address=127\.0\.0\.1:(\d+)')
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
