@@ -220,6 +220,8 @@ QUIET = [
     series("gpuhook_gpu_xid_errors_total", "2x500", xid="79", instance="a"),
     series("gpuhook_container_gpu_assigned", "1x500", container_id="c", instance="a"),
     series("gpuhook_container_gpu_processes", "1x300 0x200", container_id="c", instance="a"),
+    # A pod that the kubelet alone knows: nobody can say which processes are its.
+    series("gpuhook_container_gpu_assigned", "1x500", pod="p", uuid="G", instance="a"),
 ]
 
 
