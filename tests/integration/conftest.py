@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import bundles, distributions, images, namespaces
+from harness import bundles, distributions, images, namespaces, prometheus
 from harness import releases as other_releases
 from harness.bundles import Bundle
 from harness.commands import run
@@ -68,11 +68,24 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
         other_releases.fetch()
     if "apptainer_root" in used:
         other_releases.fetch_apptainer()
+    if "prometheus_programs" in used:
+        prometheus.fetch()
     namespaces.isolate_session()
     bundles.remove_forgotten_cgroups()
     WORKSPACE.mkdir()
     yield WORKSPACE
     bundles.remove_cgroups()
+
+
+@pytest.fixture
+def reachable(workspace: Path, installation: Installation) -> Iterator[Path]:
+    """The installation where nobody can get at it, whatever folder it is in."""
+    place = workspace / "reachable"
+    place.mkdir()
+    run(["mount", "--bind", installation.bin.parent, place]).ok()
+    yield place / "bin"
+    run(["umount", place]).ok()
+    place.rmdir()
 
 
 @pytest.fixture(scope="session")
@@ -128,6 +141,12 @@ def engine_roots(workspace: Path) -> dict[str, Path]:
 def apptainer_root(workspace: Path) -> Path:
     """The root of a Debian with Apptainer; it is shared, so change nothing."""
     return other_releases.fetch_apptainer()
+
+
+@pytest.fixture(scope="session")
+def prometheus_programs(workspace: Path) -> Path:
+    """The folder of the programs prometheus and promtool."""
+    return prometheus.fetch()
 
 
 @pytest.fixture(scope="session")

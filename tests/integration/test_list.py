@@ -290,17 +290,6 @@ def test_files_are_listed_on_request(
     assert "libcuda" not in run([word for word in argv if word != "--files"]).ok().stdout
 
 
-@pytest.fixture
-def reachable(workspace: Path, installation: Installation) -> Iterator[Path]:
-    """The installation where nobody can get at it, whatever folder it is in."""
-    place = workspace / "reachable"
-    place.mkdir()
-    run(["mount", "--bind", installation.bin.parent, place]).ok()
-    yield place / "bin"
-    run(["umount", place]).ok()
-    place.rmdir()
-
-
 @pytest.mark.parametrize("words", [["list"], ["list", "--format=json"], ["repair", "--all"]])
 def test_without_root_it_is_said_that_others_are_not_seen(
     reachable: Path, configs: dict[str, Path], words: list[str]

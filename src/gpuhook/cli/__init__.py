@@ -34,6 +34,7 @@ _COMMANDS = {
     "runtime": ("gpuhook.cli.runtime", "Hold configure, as nvidia-ctk does."),
     "simulate": ("gpuhook.cli.simulate", "Build a simulated driver with GPUs that don't exist."),
     "slurm": ("gpuhook.cli.slurm", "Write Slurm's gres.conf, and ask for a job's devices."),
+    "stats": ("gpuhook.cli.stats", "Show live which container uses which GPU how much."),
     "watch": ("gpuhook.cli.watch", "Keep the saved inventory fresh, as a service."),
 }
 

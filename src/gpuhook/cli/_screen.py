@@ -4,11 +4,15 @@ Only these files of the command line import rich, and only when they draw. Text 
 container's name, a driver's error) never steers the terminal, nor is it read as rich's markup.
 """
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console, OverflowMethod, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -66,16 +70,21 @@ def text(words: object, style: str = "") -> Text:
     return Text(printable(str(words)), style=style)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """Return rows under a header, columns aligned; a cell is a text of ``text`` or any object.
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, cut: str = "") -> Table:
+    """Return rows under a header, columns aligned.
 
-    Where the terminal is too narrow, cells are wrapped and nothing is lost.
+    A cell is a text of ``text``, a bar or any object. Where the terminal is too narrow, cells are
+    wrapped and nothing is lost. With ``cut`` each row stays one line, and it is the column of
+    that title that is cut first.
     """
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=TITLE)
     for title in header:
-        made.add_column(title, overflow="fold")
+        made.add_column(
+            title, overflow=_shortened() if cut else "fold", no_wrap=bool(cut) and title != cut
+        )
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
+        cells = [cell if isinstance(cell, Text | ProgressBar) else text(cell) for cell in row]
+        made.add_row(*map(one_line, cells) if cut else cells)
     return made
 
 
@@ -96,3 +105,41 @@ def show(*drawn: RenderableType) -> None:
             screen.print(each)
     for line in captured.get().splitlines():
         click.echo(line.rstrip(), color=True)
+
+
+def bar(share: float, style: str, width: int = 12) -> ProgressBar:
+    """Return a bar of that many columns, of which a share, 0 to 1, is filled."""
+    return ProgressBar(1.0, share, width=width, complete_style=style, finished_style=style)
+
+
+def one_line(cell: RenderableType) -> RenderableType:
+    """Return a text that is cut where there is no room for it, others as they are."""
+    if isinstance(cell, Text):
+        cell.no_wrap, cell.overflow = True, _shortened()
+    return cell
+
+
+def _shortened() -> OverflowMethod:
+    return "ellipsis" if sys.stdout.encoding.lower().startswith("utf") else "crop"
+
+
+def can_redraw() -> bool:
+    """Tell whether standard output is a terminal that can draw again what it shows."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+
+
+@contextmanager
+def live() -> Iterator[Live]:
+    """Give what draws on the whole terminal (``update`` with refresh=True, ``refresh``).
+
+    Nothing else may be printed meanwhile; at the end the terminal is as it was before. There is
+    no thread, so the caller may fork.
+    """
+    with Live(
+        console=console(),
+        screen=True,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as drawn:
+        yield drawn

@@ -1,0 +1,34 @@
+"""The pictures in the documents show what the commands print today."""
+
+import re
+from pathlib import Path
+
+from harness.commands import run
+from harness.images import REPOSITORY
+from harness.installation import Installation
+
+PICTURES = REPOSITORY / "docs/images"
+# The doctor's names what is installed on the machine that it was drawn on.
+SAME_EVERYWHERE = ("stats", "list", "explain")
+
+
+def words(picture: Path) -> list[str]:
+    """Return the texts of a picture: how rich draws around them depends on its version."""
+    return re.findall(r"<text [^>]*>([^<]*)</text>", picture.read_text())
+
+
+def test_pictures_show_what_is_printed(installation: Installation, tmp_path: Path) -> None:
+    names = [name for name in SAME_EVERYWHERE if (PICTURES / f"{name}.svg").exists()]
+    assert {"stats", "list"} <= {*names}
+    run([REPOSITORY / "scripts/screenshots", "--output", tmp_path, *names]).ok()
+    for name in names:
+        drawn = words(tmp_path / f"{name}.svg")
+        assert len(drawn) > 10
+        assert drawn == words(PICTURES / f"{name}.svg"), "run scripts/screenshots"
+
+
+def test_pictures_fetch_nothing_and_name_no_place_of_this_machine() -> None:
+    for picture in PICTURES.glob("*.svg"):
+        text = picture.read_text()
+        assert not re.search(r"url\(.http|@import|<script|<image", text)
+        assert str(REPOSITORY) not in text

@@ -1,0 +1,134 @@
+"""A look as gpuhook stats draws it, on terminals of all sizes, and as JSON."""
+
+import io
+import json
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from rich.console import Console
+
+from gpuhook.cli._stats_view import View, as_json, tables
+from gpuhook.metrics.model import Container, Device, Snapshot, Usage
+
+GIB = 1 << 30
+GPU = Device(
+    "nvidia", "GPU-1", "0", 3, model="NVIDIA H200", memory_total_bytes=100 * GIB,
+    memory_used_bytes=75 * GIB, utilization=0.6, temperature_celsius=40, power_watts=70.4,
+    xids={13: 1, 79: 2},
+)  # fmt: skip
+PART = Device("nvidia", "MIG-1", "1:0", model="NVIDIA H200 MIG 1g.18gb", parent="GPU-2")
+POD = Container("c1", "kubernetes", pod="train", namespace="team", container="main",
+                devices=("GPU-1",))  # fmt: skip
+NAMED = Container("f" * 64, "docker", "web\x1b[2J", devices=("MIG-1",))
+LOOK = Snapshot(
+    (GPU, PART),
+    (NAMED, POD, Container("e" * 64, "podman")),
+    (
+        Usage("c1", "GPU-1", 25 * GIB, 0.5, 2),
+        Usage("e" * 64, "GPU-1", GIB, 0.05, 1),
+        Usage("", "GPU-1", 2 * GIB, 0.0, 1),
+        Usage("", "MIG-1", 0, None, 0),
+    ),
+)
+MANY = replace(LOOK, devices=tuple(replace(GPU, id=f"GPU-{n}", label=str(n)) for n in range(40)))
+
+
+def drawn(look: Snapshot, width: int, height: int = 30, *, colours: bool = False) -> list[str]:
+    """Return the lines of a live view."""
+    file = io.StringIO()
+    system: Literal["standard"] | None = "standard" if colours else None
+    console = Console(
+        file=file, width=width, height=height, force_terminal=colours, color_system=system,
+        _environ={},
+    )  # fmt: skip
+    console.print(View(look, "12:00:00, every 2 s"))
+    return file.getvalue().splitlines()
+
+
+def printed(look: Snapshot, width: int = 200) -> list[list[str]]:
+    """Return the words of the lines that a pipe gets."""
+    file = io.StringIO()
+    Console(file=file, width=width, _environ={}).print(*tables(look, width, bars=False), sep="\n")
+    return [line.split() for line in file.getvalue().splitlines()]
+
+
+def test_who_uses_what() -> None:
+    lines = printed(LOOK)
+    assert lines[0] == ["GPU", "MODEL", "UTIL", "MEMORY", "TEMP", "POWER", "XIDS"]
+    words = "0 NVIDIA H200 60% 75.00 / 100 GiB 40 C 70 W 13, 79 (2 times)"
+    assert lines[1] == words.split()
+    assert lines[2] == ["1:0", "NVIDIA", "H200", "MIG", "1g.18gb", "-", "-", "-", "-"]
+    assert lines[5:] == [
+        ["podman:eeeeeeeeeeee", "0", "5%", "1.00", "GiB", "1"],
+        ["team/train/main", "0", "50%", "25.00", "GiB", "2"],
+        ["web\\x1b[2J", "1:0", "-", "-", "-"],
+        ["(in", "no", "container)", "0", "0%", "2.00", "GiB", "1"],
+    ]
+
+
+def test_a_pod_that_the_kubelet_alone_knows() -> None:
+    pod = Container("", "kubernetes", pod="p", namespace="n", container="c", devices=("GPU-1",))
+    look = replace(LOOK, containers=(pod, POD))
+    words = [line[:3] for line in printed(look)[4:]]
+    assert words[1:] == [
+        ["n/p/c", "0", "-"],
+        ["team/train/main", "0", "50%"],
+        ["(in", "no", "container)"],
+    ]
+    names = [(each["id"], each["pod"]) for each in as_json(look, 0.0)["containers"]]
+    assert names == [("", "p"), ("c1", "train"), ("", "")]
+
+
+def test_nothing_there() -> None:
+    assert printed(Snapshot()) == [["No", "devices."]]
+    assert len(printed(Snapshot((GPU,)))) == 2
+
+
+def test_bars_are_as_full_as_the_device() -> None:
+    lines = [line for line in drawn(LOOK, 130, colours=True) if "NVIDIA H200  " in line]
+    assert "\x1b[32m━━━━━━━" in lines[0]  # 60 % used
+    assert "\x1b[33m━━━━━━━━━" in lines[0]  # 75 % full
+    assert "\x1b[" not in "".join(drawn(LOOK, 130))
+
+
+@pytest.mark.parametrize("width", [1, 7, 20, 44, 72, 110, 300])
+@pytest.mark.parametrize("height", [1, 12, 60])
+def test_every_size_holds_it(width: int, height: int) -> None:
+    for look in (LOOK, MANY, replace(LOOK, problems=("The driver hangs",))):
+        lines = drawn(look, width, height)
+        assert max(map(len, lines)) <= width
+        assert len(lines) <= height or min(width, height) < 12
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    lines = drawn(MANY, 120, 20)
+    shown = [line for line in lines if "NVIDIA" in line]
+    assert lines[-1] == f"{40 - len(shown)} more: gpuhook stats --no-stream shows all"
+    assert any("podman:" in line for line in lines)
+    assert "more:" not in "".join(drawn(LOOK, 120, 20))
+
+
+def test_what_is_missing_is_said_below() -> None:
+    look = replace(LOOK, problems=("NVIDIA: the driver hangs in GPU-1",))
+    assert drawn(look, 80)[-1] == "NVIDIA: the driver hangs in GPU-1."
+    assert "hangs" not in str(printed(look))
+
+
+def test_json() -> None:
+    found = json.loads(json.dumps(as_json(replace(LOOK, problems=("?",)), 1.23456)))
+    assert (found["time"], found["problems"]) == (1.235, ["?"])
+    gpu, part = found["devices"]
+    assert (gpu["index"], gpu["utilization"], gpu["xids"]) == ("0", 0.6, {"13": 1, "79": 2})
+    assert (part["parent"], part["utilization"]) == ("GPU-2", None)
+    names = [each["name"] or each["pod"] or each["engine"] for each in found["containers"]]
+    assert names == ["podman", "train", "web\x1b[2J", ""]
+    assert found["containers"][1]["devices"] == [
+        {
+            "id": "GPU-1", "index": "0", "assigned": True, "memory_used_bytes": 25 * GIB,
+            "sm_utilization": 0.5, "processes": 2,
+        }
+    ]  # fmt: skip
+    [unused] = found["containers"][2]["devices"]
+    assert unused["assigned"]
+    assert unused["memory_used_bytes"] is unused["processes"] is None

@@ -1,0 +1,79 @@
+"""The dashboard, the alerts and the page on metrics name what the exporter has."""
+
+import re
+from pathlib import Path
+
+import dashboard
+import pytest
+
+from gpuhook.kubernetes.health import FATAL, XIDS
+from gpuhook.metrics import exporter
+from gpuhook.metrics.model import Snapshot
+
+PAGE = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
+NAMES = re.compile(r"\b(?:gpuhook|container_accelerator|DCGM_FI_DEV)_\w+")
+# What a page may leave out of a name, because it stands beside it.
+PREFIXES = ("container_accelerator", "DCGM_FI_DEV_")
+
+
+def series() -> set[str]:
+    """Return the names of all series of the exporter."""
+    every = exporter.Options(cadvisor=True, dcgm=True)
+    body, _ = exporter.text(Snapshot(), every, 0.0, "text/plain; version=0.0.4")
+    return set(re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", [dashboard.DASHBOARD, dashboard.RULES], ids=lambda path: path.name)
+def test_each_series_is_the_exporters(path: Path) -> None:
+    named = set(NAMES.findall(path.read_text()))
+    assert len(named) >= 7
+    assert named <= series()
+
+
+def test_the_page_lists_each_series() -> None:
+    words = set(re.findall(r"\w+", PAGE))
+    missing = [
+        name
+        for name in series()
+        if not {name, *(name.removeprefix(prefix) for prefix in PREFIXES)} & words
+    ]
+    assert missing == []
+
+
+def test_the_page_names_no_series_that_there_is_not() -> None:
+    named = {name for name in NAMES.findall(PAGE) if not name.endswith("_")}
+    assert named <= series()
+
+
+def test_the_page_names_each_alert() -> None:
+    assert [rule["alert"] for rule in dashboard.rules() if f"`{rule['alert']}`" not in PAGE] == []
+
+
+def test_panels_are_where_grafana_can_draw_them() -> None:
+    every = dashboard.load()["panels"]
+    assert len({each["id"] for each in every}) == len(every)
+    taken: set[tuple[int, int]] = set()
+    for panel in every:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"])
+                 for y in range(place["h"])}  # fmt: skip
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_each_query_is_of_the_chosen_source_and_variables() -> None:
+    known = {each["name"] for each in dashboard.load()["templating"]["list"]}
+    assert known == {"datasource", "job", "instance", "gpu", "container"}
+    for title, expression in dashboard.queries():
+        used = set(re.findall(r"\$(\w+)", expression)) - {"1", "__rate_interval", "__range"}
+        assert used <= known, title
+    for panel in dashboard.panels():
+        sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
+        assert {each["uid"] for each in sources} == {"${datasource}"}
+
+
+def test_xids_that_alarm_nobody_are_those_that_do_a_gpu_no_harm() -> None:
+    harmless = [str(xid) for xid, (action, _) in sorted(XIDS.items()) if action != FATAL]
+    found = re.findall(r'xid!~"([^"]*)"', dashboard.RULES.read_text())
+    assert found == ["|".join(harmless)] * 2
