@@ -6,11 +6,14 @@ from importlib import resources
 
 import click
 
+from gpuhook.cli import _completion as completing
+from gpuhook.cli._help import group
 from gpuhook.config import DEFAULT_PATH, load
-from gpuhook.config.edit import parse_assignment, set_value
+from gpuhook.config.edit import parse_assignment, set_value, similar_keys
 from gpuhook.config.loader import PATH_VARIABLE, examine, loads
 from gpuhook.config.locate import line_of
 from gpuhook.config.render import as_toml
+from gpuhook.config.schema import WITHOUT_EFFECT
 from gpuhook.config.source import read_text
 from gpuhook.errors import ConfigError
 from gpuhook.host import files as host_files
@@ -33,12 +36,16 @@ def _chosen(path: str | None) -> str:
     return path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
 
 
-@click.group()
+@group()
 def config() -> None:
     """Show, check and change the configuration."""
 
 
-@config.command()
+@config.command(
+    examples={
+        "gpuhook config show": "Print every setting in force, and the file it comes from",
+    },
+)
 @_FILE
 def show(path: str | None) -> None:
     """Print the settings in force, as TOML."""
@@ -47,13 +54,22 @@ def show(path: str | None) -> None:
     click.echo(as_toml(settings), nl=False)
 
 
-@config.command()
+@config.command(
+    examples={
+        "gpuhook config default > /etc/gpuhook/config.toml": "Start with every default",
+    },
+)
 def default() -> None:
     """Print a config.toml with every key, its meaning and its default."""
     click.echo(default_text(), nl=False)
 
 
-@config.command()
+@config.command(
+    examples={
+        "gpuhook config validate": "Check the file that is in force",
+        "gpuhook config validate ./config.toml": "Check a file before it goes there",
+    },
+)
 @click.argument("file", required=False)
 @_FILE
 def validate(file: str | None, path: str | None) -> None:
@@ -73,7 +89,11 @@ def validate(file: str | None, path: str | None) -> None:
     for key, reason in settings.ignored:
         line = line_of(text, key)
         place = f"{chosen}, line {line}" if line else chosen
-        click.echo(f"warning: {place}: {key} changes nothing: {reason}", err=True)
+        question = "" if key in WITHOUT_EFFECT else similar_keys(key)
+        full_stop = "." if question else ""
+        click.echo(
+            f"warning: {place}: {key} changes nothing: {reason}{full_stop}{question}", err=True
+        )
     for error in errors:
         click.echo(f"error: {error}", err=True)
     try:
@@ -86,10 +106,25 @@ def validate(file: str | None, path: str | None) -> None:
     click.echo(f"{chosen} is valid")
 
 
-@config.command("set")
-@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@config.command(
+    "set",
+    examples={
+        "gpuhook config set nvidia-container-runtime.mode=spec": "Choose another mode",
+        "gpuhook config set nvidia-container-runtime.runtimes=crun:runc": "Try crun first",
+        "gpuhook config set gpuhook.accept-annotations --dry-run": "Print the changed file",
+    },
+)
+@click.argument(
+    "assignments",
+    metavar="KEY=VALUE...",
+    nargs=-1,
+    required=True,
+    shell_complete=completing.settings,
+)
 @_FILE
-@click.option("--list-separator", default=":", help="Between a list's elements.  [default: :]")
+@click.option(
+    "--list-separator", default=":", help="What stands between a list's elements.  [default: :]"
+)
 @click.option("--dry-run", is_flag=True, help="Print the changed file and write nothing.")
 def set_(
     assignments: tuple[str, ...], path: str | None, list_separator: str, dry_run: bool

@@ -6,6 +6,7 @@ import click
 
 from gpuhook import names
 from gpuhook.cli import _engines as shared
+from gpuhook.cli._help import command
 from gpuhook.cli.install import Job, carry_out
 from gpuhook.config.loader import PATH_VARIABLE
 from gpuhook.engines import ENGINES, Ask, Store, installer
@@ -17,17 +18,56 @@ from gpuhook.host.programs import our_program
 _HOOK_MODES = ("oci-hook", "hook")
 
 
-@click.command()
-@click.option("--runtime", "engine", default="docker", show_default=True, help="The engine.")
+@command(
+    examples={
+        "gpuhook configure --runtime docker --set-as-default": "Use gpu-py where nothing is said",
+        "gpuhook configure --runtime containerd --dry-run": "Show the change to containerd's files",
+    },
+)
+@click.option(
+    "--runtime", "engine", default="docker", show_default=True, help="The engine to tell."
+)
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
 @click.option("--drop-in-config", metavar="FILE", help="The file for containerd, CRI-O, podman.")
-@click.option("--config-mode", default="", help="config-file, or oci-hook for a hook file.")
+@click.option(
+    "--config-mode", default="", help="What to write: config-file, or oci-hook for a hook file."
+)
 @click.option("--oci-hook-path", metavar="FILE", help="The hook file to write.")
-@click.option("--nvidia-runtime-name", "runtime_name", default=names.RUNTIME, show_default=True)
-@click.option("--nvidia-runtime-path", "--runtime-path", "runtime_path", metavar="PATH")
-@click.option("--nvidia-runtime-hook-path", "hook_path", metavar="PATH")
-@click.option("--nvidia-set-as-default", "--set-as-default", "set_default", is_flag=True)
-@click.option("--cdi.enabled", "--cdi.enable", "--enable-cdi", "cdi", is_flag=True)
+@click.option(
+    "--nvidia-runtime-name",
+    "runtime_name",
+    default=names.RUNTIME,
+    show_default=True,
+    help="What the engine calls it.",
+)
+@click.option(
+    "--nvidia-runtime-path",
+    "--runtime-path",
+    "runtime_path",
+    metavar="PATH",
+    help="Where gpu-py is.  [default: beside gpuhook]",
+)
+@click.option(
+    "--nvidia-runtime-hook-path",
+    "hook_path",
+    metavar="PATH",
+    help="Where gpuhook-prestart is, for oci-hook.  [default: beside gpuhook]",
+)
+@click.option(
+    "--nvidia-set-as-default",
+    "--set-as-default",
+    "set_default",
+    is_flag=True,
+    help="Make it the default runtime.",
+)
+@click.option(
+    "--cdi.enabled",
+    "--cdi.enable",
+    "--enable-cdi",
+    "cdi",
+    is_flag=True,
+    help="Switch CDI on in the engine.",
+)
 @click.option("--state-dir", metavar="DIR", help="Where to remember what was changed.")
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
 def configure(

@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.doctor import Case, Finding, Status, examine, worst
 from gpuhook.doctor.report import write_report
@@ -11,7 +12,12 @@ from gpuhook.doctor.report import write_report
 _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILURE: "red"}
 
 
-@click.command()
+@command(
+    examples={
+        "gpuhook doctor": "Check this machine",
+        "gpuhook doctor --report gpuhook-report.tar.gz": "Pack what a bug report needs",
+    },
+)
 @click.option(
     "--report",
     "report_path",

@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 from gpuhook import inject
+from gpuhook.cli import _completion as completing
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.config import Config, load
 from gpuhook.container.rootfs import Rootfs
@@ -30,6 +32,8 @@ _HEADINGS = {
     "hook": "What the hook does, in order:",
     "spec": "What gpu-py writes into config.json (mode spec), in order:",
 }
+
+_VARIABLE = next(iter(seam.KNOWN["nvidia"].VARIABLES))
 
 _UNDONE = "What is left undone, because config.json has no words for it:"
 _UNDONE_ALONE = "What is left undone, because only the runtime gpu-py can do it:"
@@ -230,11 +234,17 @@ def _spelled_out(environment: tuple[str, ...], privileged: bool) -> Spec:
     return Spec("The request", jsontext.dumps(data))
 
 
-@click.command()
+@command(
+    examples={
+        f"gpuhook explain -e {_VARIABLE}=0,2": "Ask for two GPUs",
+        "gpuhook explain --spec config.json": "Ask as a container with this spec does",
+    },
+)
 @click.option("--bundle", metavar="DIR", help="An OCI bundle: a folder with config.json.")
 @click.option("--spec", "spec_path", metavar="FILE", help="An OCI spec (config.json).")
 @click.option(
     "-e", "--env", "environment", metavar="NAME=VALUE", multiple=True,
+    shell_complete=completing.variables,
     help="An environment variable of the container; may be repeated.",
 )  # fmt: skip
 @click.option("--privileged", is_flag=True, help="As if the container were privileged.")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gpuhook.cli._help import command
 from gpuhook.cli._output import (
     config_option,
     format_option,
@@ -24,7 +25,13 @@ from gpuhook.vendors import seam
 _SHORT = 12  # characters of a container's id, as Docker prints it
 
 
-@click.command("list", short_help="Show the devices and which container has which.")
+@command(
+    "list",
+    examples={
+        "gpuhook list": "Show the devices, and which container has which",
+        "gpuhook list --format json": "The same for programs",
+    },
+)
 @click.option("--files", is_flag=True, help="Also list the driver's files.")
 @config_option
 @format_option
