@@ -32,7 +32,8 @@ def default_text() -> str:
     return (resources.files("gpuhook") / "config" / "config.toml").read_text("utf-8")
 
 
-def _chosen(path: str | None) -> str:
+def chosen_file(path: str | None) -> str:
+    """Return the file to use where ``path`` may have been given."""
     return path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
 
 
@@ -77,7 +78,7 @@ def validate(file: str | None, path: str | None) -> None:
 
     Keys that change nothing are listed as warnings.
     """
-    chosen = _chosen(file or path)
+    chosen = chosen_file(file or path)
     try:
         text = read_text(chosen)
     except FileNotFoundError:
@@ -137,7 +138,7 @@ def set_(
     """
     if not list_separator:
         raise click.BadParameter("it can't be empty", param_hint="--list-separator")
-    chosen = _chosen(path)
+    chosen = chosen_file(path)
     try:
         text = read_text(chosen)
     except FileNotFoundError:
@@ -149,10 +150,11 @@ def set_(
     if dry_run:
         click.echo(text, nl=False)
         return
-    _save(chosen, text)
+    save(chosen, text)
 
 
-def _save(path: str, text: str) -> None:
+def save(path: str, text: str) -> None:
+    """Write a configuration; ConfigError where that can't be done."""
     host_files.check_way(path)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
