@@ -68,9 +68,17 @@ def settings(_: click.Context, typed: str) -> Iterator[str]:
 
 
 @_never_failing
+def engines(*_: object) -> Iterable[str]:
+    """Complete the name of a container engine."""
+    from gpuhook.engines import ENGINES  # noqa: PLC0415 - here and below: only who asks for it waits
+
+    return ENGINES
+
+
+@_never_failing
 def vendors(ctx: click.Context, _: str) -> Iterable[str]:
     """Complete the name of a vendor, one that config.toml declares among them."""
-    from gpuhook.vendors import seam  # noqa: PLC0415 - here and below: only who asks for it waits
+    from gpuhook.vendors import seam  # noqa: PLC0415
 
     return seam.known(_config(ctx))
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from gpuhook import names
+from gpuhook.cli import _completion as completing
 from gpuhook.cli import _engines as shared
 from gpuhook.cli._help import command
 from gpuhook.cli.install import Job, carry_out
@@ -35,7 +36,8 @@ def options(runtime_name: str) -> Callable[[Function], Function]:
     """Return what adds the options of nvidia-ctk runtime configure to a command."""
     every: tuple[Callable[[Any], Any], ...] = (
         click.option(
-            "--runtime", "engine", default="docker", show_default=True, help="The engine to tell."
+            "--runtime", "engine", default="docker", show_default=True, metavar="NAME",
+            shell_complete=completing.engines, help="The engine to tell.",
         ),
         click.option("--config", metavar="FILE", help="The engine's configuration file."),
         click.option(
