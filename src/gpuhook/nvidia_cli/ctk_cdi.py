@@ -99,7 +99,7 @@ def _ineffective(function: Any) -> Any:
 )  # fmt: skip
 @click.option(
     "--device-id", "--device-ids", "--device", "--devices", "devices", multiple=True,
-    metavar="ID", envvar=f"{_ENV}DEVICE_IDS", help="Which devices: all of them, or none together.",
+    metavar="ID", envvar=f"{_ENV}DEVICE_IDS", help="Has to be all, or none to leave out all.",
 )  # fmt: skip
 @switch("--no-all-device", envvar=f"{_ENV}NO_ALL_DEVICE", help="Leave out the device all.")
 @click.option(

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gpuhook import names
 from gpuhook.cli._help import Group
 from gpuhook.cli.configure import switch
 from gpuhook.errors import DriverError
@@ -15,6 +16,7 @@ from gpuhook.nvidia_cli import dev_nodes
 from gpuhook.nvidia_cli.ctk_words import PROGRAM, say
 
 _MODPROBE_SECONDS = 60
+_ENVIRONMENT = {"PATH": names.SEARCH_PATH}
 _DRY_RUN = switch("--dry-run", envvar="DRY_RUN", help="Say what would be done, and do nothing.")
 
 
@@ -117,7 +119,9 @@ def _load_modules(root: str, *, dry_run: bool) -> None:
             say(f"would run {shlex.join(words)}")
             continue
         try:
-            subprocess.run(words, check=True, capture_output=True, timeout=_MODPROBE_SECONDS)
+            subprocess.run(
+                words, check=True, capture_output=True, timeout=_MODPROBE_SECONDS, env=_ENVIRONMENT
+            )
         except (OSError, subprocess.SubprocessError) as error:
             output: Any = getattr(error, "stderr", b"") or b""
             detail = output.decode(errors="replace").strip() or str(error)
