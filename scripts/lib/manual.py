@@ -18,6 +18,7 @@ from importlib import resources
 import click
 
 from gpuhook.cli import cli
+from gpuhook.cli._help import Command
 
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
 _WIDTH = 78
@@ -97,6 +98,7 @@ def _command(command: click.Command, name: str, parent: click.Context) -> Iterat
                 yield ".Pp"
             yield from text(paragraph)
         yield from _options(command, context)
+        yield from _examples(command)
 
 
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:
@@ -110,6 +112,14 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
         yield f".It Li {_argument(spelled)}"
         yield from text(meaning or "")
     yield ".El"
+
+
+def _examples(command: click.Command) -> Iterator[str]:
+    examples = command.examples if isinstance(command, Command) else {}
+    for line, meaning in examples.items():
+        yield ".Pp"
+        yield from text(f"{meaning}:")
+        yield f".Dl {_argument(line)}"
 
 
 def _command_tail() -> Iterator[str]:

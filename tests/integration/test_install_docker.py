@@ -89,6 +89,21 @@ def site(daemon: Docker, installation: Installation, tmp_path: Path) -> Site:
     return Site(daemon, config, installation.command, tmp_path / "state")
 
 
+def test_nvidia_ctk_tells_docker(site: Site, names: Path, driver: Driver) -> None:
+    words = [f"--config={site.config}", f"--state-dir={site.state}", "--runtime=docker"]
+    shown = run([names / "nvidia-ctk", "runtime", "configure", *words, "--dry-run"]).ok()
+    assert "nvidia" in json.loads(shown.stdout)["runtimes"]
+    assert site.config.read_text() == ODD_FILE
+    assert run([names / "nvidia-ctk", "runtime", "configure", *words]).ok().stdout == ""
+    assert site.docker.pid is not None
+    os.kill(site.docker.pid, signal.SIGHUP)
+    wait_until(lambda: "nvidia" in site.runtimes(), "Docker knows nvidia")
+    inside = seen(site.docker.run(DEBIAN, *look(driver.minors), env=TWO, runtime="nvidia"))
+    assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
+    site.gpuhook("uninstall", "--reload").ok()
+    assert site.config.read_text() == ODD_FILE
+
+
 def test_install_run_uninstall(site: Site, driver: Driver) -> None:
     shown = site.gpuhook("install", "--dry-run").ok().stdout
     assert site.config.read_text() == ODD_FILE
@@ -357,6 +372,7 @@ def test_an_old_entry_that_names_nvidia_s_runtime(site: Site, names: Path, drive
     path = str(names / "nvidia-container-runtime")
     old = {"runtimes": {"nvidia": {"path": path, "runtimeArgs": []}}}
     site.config.write_text(json.dumps(old))
+    assert site.docker.pid is not None
     assert site.docker.pid is not None
     os.kill(site.docker.pid, signal.SIGHUP)
     wait_until(lambda: "nvidia" in site.runtimes(), "Docker knows nvidia")

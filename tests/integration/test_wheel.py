@@ -102,7 +102,7 @@ def test_the_launchers_are_programs(wheel: zipfile.ZipFile) -> None:
 def test_the_commands(wheel: zipfile.ZipFile) -> None:
     text = wheel.read(members(wheel, ".dist-info/")["entry_points.txt"]).decode()
     commands = {line.partition(" = ")[0] for line in text.splitlines() if " = " in line}
-    assert commands == {"gpuhook", "gpu-docker"}
+    assert commands == {"gpuhook", "gpu-docker", "gpuhook-ctk"}
 
 
 def test_what_pip_is_told(wheel: zipfile.ZipFile) -> None:

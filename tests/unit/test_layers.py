@@ -136,8 +136,8 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "prestart_hook": {"config", "inject", "log", "oci", "resolve", "running", "runtime_shim"},
     "nvidia_cli": {
-        "config", "host", "inject", "inventory", "log", "oci", "plan", "request", "running",
-        "vendors", "vendors.nvidia",
+        "cdi", "cli", "config", "engines", "host", "inject", "inventory", "log", "oci", "plan",
+        "request", "running", "vendors", "vendors.nvidia",
     },
     "cdi_hook": {
         "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",

@@ -12,7 +12,7 @@ WHOLE = [
     "cuda_compat", "application_profile", "cdi", "cdi_annotations", "cdi_apply", "cdi_cache",
     "cdi_generate", "cdi_names", "cdi_transform", "cdi_validate", "cdi_versions", "vendor_amd",
     "vendor_habana", "vendor_neuron", "plugin_health", "plugin_allocate", "plugin_config",
-    "metrics_cgroup",
+    "metrics_cgroup", "system",
 ]  # fmt: skip
 # What gpuhook has nothing of.
 WITHOUT = {

@@ -1,18 +1,26 @@
 """The gpuhook command line: one click command per file, imported only when it is called."""
 
 import importlib
+import os
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
 from gpuhook import __version__
+from gpuhook.cli import _completion
+from gpuhook.cli._help import Group
 from gpuhook.errors import GpuhookError
 
+_COMPLETE = "_GPUHOOK_COMPLETE"  # what the shells' scripts set
 # name -> (module, one line for --help); the module holds a click command of that name.
 _COMMANDS = {
     "cdi": ("gpuhook.cli.cdi", "Make and check the CDI documents that engines read."),
     "completion": ("gpuhook.cli.completion", "Print the script for a shell's completion."),
-    "configure": ("gpuhook.cli.configure", "Tell one engine, with the options of nvidia-ctk."),
+    "configure": (
+        "gpuhook.cli.configure",
+        "Tell one engine about gpu-py, by nvidia-ctk's options.",
+    ),
     "config": ("gpuhook.cli.config", "Show, check and change the configuration."),
     "device-plugin": ("gpuhook.cli.device_plugin", "Hand the devices to a Kubernetes cluster."),
     "doctor": ("gpuhook.cli.doctor", "Check everything and say what to do about it."),
@@ -21,6 +29,7 @@ _COMMANDS = {
         "Put the driver into one folder, for runtimes that know no GPUs.",
     ),
     "explain": ("gpuhook.cli.explain", "Show what a container would get, and why."),
+    "help": ("gpuhook.cli.help", "Show what a command does."),
     "install": ("gpuhook.cli.install", "Tell container engines about gpu-py."),
     "info": ("gpuhook.cli.info", "Show the driver and the GPUs of this machine."),
     "list": ("gpuhook.cli.list", "Show the GPUs and which container has which."),
@@ -31,7 +40,7 @@ _COMMANDS = {
     "repair": ("gpuhook.cli.repair", "Give back GPUs to running containers that lost them."),
     "refresh": ("gpuhook.cli.refresh", "Save what the machine has, ahead of container starts."),
     "uninstall": ("gpuhook.cli.uninstall", "Take back what install did."),
-    "runtime": ("gpuhook.cli.runtime", "Hold configure, as nvidia-ctk does."),
+    "runtime": ("gpuhook.cli.runtime", "Have configure where nvidia-ctk has it."),
     "simulate": ("gpuhook.cli.simulate", "Build a simulated driver with GPUs that don't exist."),
     "slurm": ("gpuhook.cli.slurm", "Write Slurm's gres.conf, and ask for a job's devices."),
     "stats": ("gpuhook.cli.stats", "Show live which container uses which GPU how much."),
@@ -39,8 +48,8 @@ _COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
-    """A group that imports a command's module when the command is used or listed."""
+class _LazyGroup(Group):
+    """A group that imports a command's module when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -56,8 +65,28 @@ class _LazyGroup(click.Group):
         command: click.Command = getattr(module, name, None) or getattr(module, f"{name}_")
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write which commands there are, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name, without importing any."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=_COMMANDS[name][1]) for name in names]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    examples={
+        "gpuhook doctor": "Say what is wrong with this machine, and what to do",
+        "gpuhook list": "Show the devices, and which container has which",
+        "gpuhook install --engine docker --dry-run": "Show what an installation would change",
+        "gpuhook help install": "Show what a command does, with its options and examples",
+    },
+)
 @click.version_option(__version__, prog_name="gpuhook")
 def cli() -> None:
     """Put GPUs into containers."""
@@ -65,6 +94,8 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; the one place where errors become exit status 1."""
+    if _COMPLETE in os.environ:
+        _completion.register()
     try:
         cli(prog_name="gpuhook")
     except GpuhookError as error:

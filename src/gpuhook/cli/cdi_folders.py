@@ -8,6 +8,7 @@ import click
 from gpuhook.cdi import folders, kept
 from gpuhook.cdi.folders import FileError, Found
 from gpuhook.cli._engines import state_folder
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, format_option, print_json, printable
 from gpuhook.config import load
 from gpuhook.errors import GpuhookError
@@ -23,7 +24,13 @@ def _folders_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
-@click.command("list", short_help="Show the devices that CDI documents name.")
+@command(
+    "list",
+    examples={
+        "gpuhook cdi list": "Show the names that podman and docker run --device take",
+        "gpuhook cdi list --spec-dir /etc/cdi --format json": "The same of one folder, as JSON",
+    },
+)
 @_folders_option
 @config_option
 @format_option
@@ -70,7 +77,12 @@ def _report_refresh() -> None:
         click.echo(f"last refresh: {printable(each)}", err=True)
 
 
-@click.command()
+@command(
+    examples={
+        "gpuhook cdi validate": "Check the documents in the folders that engines read",
+        "gpuhook cdi validate ./nvidia.yaml": "Check one file before it goes there",
+    },
+)
 @click.argument("files", metavar="[FILE]...", nargs=-1)
 @_folders_option
 @config_option

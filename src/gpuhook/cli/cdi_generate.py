@@ -14,7 +14,9 @@ from gpuhook.cdi import write as writing
 from gpuhook.cdi.generate import DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
 from gpuhook.cdi.generate import generate as generate_document
 from gpuhook.cdi.reading import MOST_BYTES
+from gpuhook.cli import _completion as completing
 from gpuhook.cli import _engines as shared
+from gpuhook.cli._help import command, group
 from gpuhook.cli._output import config_option, raise_last
 from gpuhook.config import Config, load
 from gpuhook.engines.files import Change
@@ -53,7 +55,13 @@ def _form_of(path: str) -> str | None:
     return next((form for form in writing.FORMATS if path.endswith(f".{form}")), None)
 
 
-@click.command()
+@command(
+    examples={
+        "gpuhook cdi generate": "Print a document of the devices of this machine",
+        "gpuhook cdi generate --output /etc/cdi/": "Write one for each vendor there",
+        "gpuhook cdi generate --kind nvidia.com/gpu --output gpus.yaml": "Write one kind to a file",
+    },
+)
 @config_option
 @click.option(
     "--output", metavar="FILE", default=STDIO, show_default=True,
@@ -66,15 +74,15 @@ def _form_of(path: str) -> str | None:
 @click.option(
     "--device-name-strategy", "strategies", type=click.Choice([*STRATEGIES]), multiple=True,
     default=DEFAULT_STRATEGIES, show_default=True,
-    help="What devices are called: 0, 1:0; GPU-...; or gpu0, mig1:0. May be repeated.",
+    help="What devices are called: 0 and 1:0, GPU-..., or gpu0 and mig1:0; may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--kind", "kinds", metavar="KIND", multiple=True,
+    "--kind", "kinds", metavar="KIND", multiple=True, shell_complete=completing.kinds,
     help="Devices of this kind alone, such as nvidia.com/gpu.  [default: all there are]",
 )  # fmt: skip
 @click.option(
     "--mode", type=click.Choice(["auto", "nvml"]), default="auto", show_default=True,
-    help="How devices are found; for nvidia-ctk's users, because there is one way.",
+    help="How devices are found: there is one way, and nvidia-ctk's users name it.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the change as a diff and make none.")
 def generate(
@@ -164,20 +172,37 @@ def _deliver(made: Generated, place: Place, *, dry_run: bool) -> None:
         shared.warn(warning)
 
 
-@click.group()
+@group()
 def transform() -> None:
-    """Change a CDI document, as nvidia-ctk does."""
+    """Change a CDI document as nvidia-ctk cdi transform does."""
 
 
-@transform.command()
+@transform.command(
+    examples={
+        "gpuhook cdi transform root --from /driver --to / --input in.yaml": "Move the driver root",
+    },
+)
 @click.option("--from", "old", metavar="DIR", required=True, help="The root that is in its paths.")
 @click.option("--to", "new", metavar="DIR", required=True, help="The root to be there instead.")
 @click.option(
     "--relative-to", type=click.Choice([transforming.HOST, transforming.CONTAINER]),
     default=transforming.HOST, show_default=True, help="Whose paths are changed.",
 )  # fmt: skip
-@click.option("--input", "source", metavar="FILE", default=STDIO, show_default=True)
-@click.option("--output", metavar="FILE", default=STDIO, show_default=True)
+@click.option(
+    "--input",
+    "source",
+    metavar="FILE",
+    default=STDIO,
+    show_default=True,
+    help="The document; - reads standard input.",
+)
+@click.option(
+    "--output",
+    metavar="FILE",
+    default=STDIO,
+    show_default=True,
+    help="The file to write; - prints it.",
+)
 def root(old: str, new: str, relative_to: str, source: str, output: str) -> None:
     """Move a root in the paths of a CDI document.
 

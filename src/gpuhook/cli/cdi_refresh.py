@@ -8,6 +8,7 @@ import click
 from gpuhook.cdi import refresh as refreshing
 from gpuhook.cdi.kept import Failure
 from gpuhook.cli import _engines as shared
+from gpuhook.cli._help import command
 
 _NOTHING = (
     "gpuhook install --cdi keeps no documents here: there is nothing to refresh; "
@@ -15,7 +16,11 @@ _NOTHING = (
 )
 
 
-@click.command(short_help="Bring the documents that install --cdi keeps up to date.")
+@command(
+    examples={
+        "gpuhook cdi refresh": "Write the documents again after MIG devices were made or removed",
+    },
+)
 @click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
 @click.option("--state-dir", metavar="DIR", help="Where install has remembered what to keep.")
 def refresh(prefix: str, state_dir: str | None) -> None:

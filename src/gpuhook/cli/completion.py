@@ -3,17 +3,27 @@
 import click
 from click.shell_completion import get_completion_class
 
+from gpuhook.cli._completion import register
+from gpuhook.cli._help import command
+
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command()
+@command(
+    examples={
+        "gpuhook completion bash > /etc/bash_completion.d/gpuhook": "Install it for every user",
+        "gpuhook completion fish > ~/.config/fish/completions/gpuhook.fish": "For yourself",
+    },
+)
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes gpuhook's words in a shell.
+    """Print the script by which a shell completes commands, options and their values.
 
-    For bash: gpuhook completion bash > /etc/bash_completion.d/gpuhook
+    It also completes keys of config.toml, devices and containers. Begin a new shell, or read the
+    file with source, for it to count.
     """
+    register()
     kind = get_completion_class(shell)
     if kind is None:
         raise click.ClickException(f"This click has no completion for {shell}.")

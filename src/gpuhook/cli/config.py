@@ -6,11 +6,14 @@ from importlib import resources
 
 import click
 
+from gpuhook.cli import _completion as completing
+from gpuhook.cli._help import group
 from gpuhook.config import DEFAULT_PATH, load
-from gpuhook.config.edit import parse_assignment, set_value
+from gpuhook.config.edit import parse_assignment, set_value, similar_keys
 from gpuhook.config.loader import PATH_VARIABLE, examine, loads
 from gpuhook.config.locate import line_of
 from gpuhook.config.render import as_toml
+from gpuhook.config.schema import WITHOUT_EFFECT
 from gpuhook.config.source import read_text
 from gpuhook.errors import ConfigError
 from gpuhook.host import files as host_files
@@ -29,16 +32,21 @@ def default_text() -> str:
     return (resources.files("gpuhook") / "config" / "config.toml").read_text("utf-8")
 
 
-def _chosen(path: str | None) -> str:
+def chosen_file(path: str | None) -> str:
+    """Return the file to use where ``path`` may have been given."""
     return path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
 
 
-@click.group()
+@group()
 def config() -> None:
     """Show, check and change the configuration."""
 
 
-@config.command()
+@config.command(
+    examples={
+        "gpuhook config show": "Print every setting in force, and the file it comes from",
+    },
+)
 @_FILE
 def show(path: str | None) -> None:
     """Print the settings in force, as TOML."""
@@ -47,13 +55,22 @@ def show(path: str | None) -> None:
     click.echo(as_toml(settings), nl=False)
 
 
-@config.command()
+@config.command(
+    examples={
+        "gpuhook config default > /etc/gpuhook/config.toml": "Start with every default",
+    },
+)
 def default() -> None:
     """Print a config.toml with every key, its meaning and its default."""
     click.echo(default_text(), nl=False)
 
 
-@config.command()
+@config.command(
+    examples={
+        "gpuhook config validate": "Check the file that is in force",
+        "gpuhook config validate ./config.toml": "Check a file before it goes there",
+    },
+)
 @click.argument("file", required=False)
 @_FILE
 def validate(file: str | None, path: str | None) -> None:
@@ -61,7 +78,7 @@ def validate(file: str | None, path: str | None) -> None:
 
     Keys that change nothing are listed as warnings.
     """
-    chosen = _chosen(file or path)
+    chosen = chosen_file(file or path)
     try:
         text = read_text(chosen)
     except FileNotFoundError:
@@ -73,7 +90,11 @@ def validate(file: str | None, path: str | None) -> None:
     for key, reason in settings.ignored:
         line = line_of(text, key)
         place = f"{chosen}, line {line}" if line else chosen
-        click.echo(f"warning: {place}: {key} changes nothing: {reason}", err=True)
+        question = "" if key in WITHOUT_EFFECT else similar_keys(key)
+        full_stop = "." if question else ""
+        click.echo(
+            f"warning: {place}: {key} changes nothing: {reason}{full_stop}{question}", err=True
+        )
     for error in errors:
         click.echo(f"error: {error}", err=True)
     try:
@@ -86,10 +107,25 @@ def validate(file: str | None, path: str | None) -> None:
     click.echo(f"{chosen} is valid")
 
 
-@config.command("set")
-@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@config.command(
+    "set",
+    examples={
+        "gpuhook config set nvidia-container-runtime.mode=spec": "Choose another mode",
+        "gpuhook config set nvidia-container-runtime.runtimes=crun:runc": "Try crun first",
+        "gpuhook config set gpuhook.accept-annotations --dry-run": "Print the changed file",
+    },
+)
+@click.argument(
+    "assignments",
+    metavar="KEY=VALUE...",
+    nargs=-1,
+    required=True,
+    shell_complete=completing.settings,
+)
 @_FILE
-@click.option("--list-separator", default=":", help="Between a list's elements.  [default: :]")
+@click.option(
+    "--list-separator", default=":", help="What stands between a list's elements.  [default: :]"
+)
 @click.option("--dry-run", is_flag=True, help="Print the changed file and write nothing.")
 def set_(
     assignments: tuple[str, ...], path: str | None, list_separator: str, dry_run: bool
@@ -102,7 +138,7 @@ def set_(
     """
     if not list_separator:
         raise click.BadParameter("it can't be empty", param_hint="--list-separator")
-    chosen = _chosen(path)
+    chosen = chosen_file(path)
     try:
         text = read_text(chosen)
     except FileNotFoundError:
@@ -114,10 +150,11 @@ def set_(
     if dry_run:
         click.echo(text, nl=False)
         return
-    _save(chosen, text)
+    save(chosen, text)
 
 
-def _save(path: str, text: str) -> None:
+def save(path: str, text: str) -> None:
+    """Write a configuration; ConfigError where that can't be done."""
     host_files.check_way(path)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, printable, raise_last
 from gpuhook.config import Config, load
 from gpuhook.errors import PluginError, RequestError
@@ -61,7 +62,13 @@ def _default(option: options.Option, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
-@click.command("device-plugin", short_help="Hand the devices to a Kubernetes cluster.")
+@command(
+    "device-plugin",
+    examples={
+        "gpuhook device-plugin --dry-run": "Print the resources, and what a container would get",
+        "gpuhook device-plugin --mig-strategy single": "Serve MIG devices of one size as GPUs",
+    },
+)
 @_options
 @click.option(
     "--config-file", metavar="FILE",

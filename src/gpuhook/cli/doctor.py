@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.doctor import Case, Examination, Finding, Status, examine, worst
 from gpuhook.doctor.report import write_report
@@ -12,7 +13,12 @@ from gpuhook.engines import ENGINES
 _WIDTH = 9  # of the column with the statuses
 
 
-@click.command()
+@command(
+    examples={
+        "gpuhook doctor": "Check this machine",
+        "gpuhook doctor --report gpuhook-report.tar.gz": "Pack what a bug report needs",
+    },
+)
 @click.option(
     "--engine",
     type=click.Choice([*ENGINES]),

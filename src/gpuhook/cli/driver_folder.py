@@ -4,6 +4,8 @@ import sys
 
 import click
 
+from gpuhook.cli import _completion as completing
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option
 from gpuhook.config import load
 from gpuhook.driver_folder import content
@@ -16,13 +18,20 @@ from gpuhook.vendors.nvidia.names import NAME
 _GONE = "; a driver folder that is there stays as it is"
 
 
-@click.command(name="driver-folder")
+@command(
+    "driver-folder",
+    examples={
+        "gpuhook driver-folder /srv/nvidia": "Put the driver there, or bring it up to date",
+        "gpuhook driver-folder --remove /srv/nvidia": "Take it away",
+    },
+)
 @click.argument("directory", metavar="DIR")
 @click.option(
     "--capabilities", metavar="LIST", default="all", show_default=True,
+    shell_complete=completing.capabilities,
     help="The driver's parts to put there, as in a container's request.",
 )  # fmt: skip
-@click.option("--check", is_flag=True, help="Change nothing; status 1 if a run would.")
+@click.option("--check", is_flag=True, help="Change nothing; exit with status 1 if a run would.")
 @click.option("--remove", "removing", is_flag=True, help="Take the folder away.")
 @config_option
 def driver_folder(

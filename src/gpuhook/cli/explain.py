@@ -7,14 +7,19 @@ from typing import Any, NamedTuple
 
 import click
 
+from gpuhook.cli import _completion as completing
 from gpuhook.cli import _running, _summary
 from gpuhook.cli._explanation import Explanation
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.engines import images
 from gpuhook.errors import GpuhookError, shown
 from gpuhook.nvidia_cli import docker_gpus
 from gpuhook.oci import jsontext
 from gpuhook.oci.spec import Spec, read_spec
+from gpuhook.vendors import seam
+
+_VARIABLE = next(iter(seam.KNOWN["nvidia"].VARIABLES))
 
 
 class _Given(NamedTuple):
@@ -77,8 +82,15 @@ def _setting(word: str) -> tuple[str, str | None]:
     return name, value if equals else os.environ.get(name)
 
 
-@click.command()
-@click.argument("container", required=False)
+@command(
+    examples={
+        "gpuhook explain training": "Show what a running container was given",
+        f"gpuhook explain -e {_VARIABLE}=0,2": "Ask for two GPUs",
+        "gpuhook explain --gpus 2": "Ask as docker run --gpus does",
+        "gpuhook explain --spec config.json -v": "Every step for a container with this spec",
+    },
+)
+@click.argument("container", required=False, shell_complete=completing.containers)
 @click.option("--bundle", metavar="DIR", help="An OCI bundle: a folder with config.json.")
 @click.option("--spec", "spec_path", metavar="FILE", help="An OCI spec (config.json).")
 @click.option(
@@ -87,6 +99,7 @@ def _setting(word: str) -> tuple[str, str | None]:
 )  # fmt: skip
 @click.option(
     "-e", "--env", "environment", metavar="NAME[=VALUE]", multiple=True,
+    shell_complete=completing.variables,
     help="An environment variable of the container; may be repeated. NAME alone takes it from "
     "your own environment.",
 )  # fmt: skip

@@ -4,13 +4,19 @@ from collections import Counter
 
 import click
 
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, format_option, print_json, raise_last
 from gpuhook.config import load
 from gpuhook.inventory.model import Inventory
 from gpuhook.vendors import seam
 
 
-@click.command()
+@command(
+    examples={
+        "gpuhook info": "Show each driver and its devices",
+        "gpuhook info --format json": "The same for programs",
+    },
+)
 @config_option
 @format_option
 def info(config_path: str | None, output_format: str) -> None:

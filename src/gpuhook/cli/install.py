@@ -13,6 +13,7 @@ from gpuhook.cdi.kept import Kept, kept
 from gpuhook.cli import _documents as documents
 from gpuhook.cli import _engines as shared
 from gpuhook.cli import _swarm as swarm
+from gpuhook.cli._help import command
 from gpuhook.config import load
 from gpuhook.config.loader import PATH_VARIABLE
 from gpuhook.engines import ENGINES, Answer, Ask, Store, installer
@@ -138,14 +139,25 @@ def _tell_answer(name: str, answer: Answer, ask: Ask, job: Job) -> None:
         )
 
 
-@click.command()
+@command(
+    examples={
+        "gpuhook install --engine docker --dry-run": "Show what would change",
+        "gpuhook install --engine docker --nvidia-names": "Serve --gpus and compose, too",
+        "gpuhook install --engine podman --hook precreate": "Serve every runtime of podman",
+        "gpuhook install --cdi": "Have engines give devices themselves, by CDI",
+    },
+)
 @click.option(
     "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
-    default=[shared.ALL], show_default=True, help="The engine; may be repeated.",
+    default=[shared.ALL], show_default=True, help="A container engine to tell; may be repeated.",
 )  # fmt: skip
 @click.option("--set-default", is_flag=True, help="Make gpu-py the default runtime.")
-@click.option("--nvidia-names", is_flag=True, help="Serve NVIDIA's program names too.")
-@click.option("--cdi", is_flag=True, help="Keep CDI documents for it, and switch CDI on.")
+@click.option(
+    "--nvidia-names",
+    is_flag=True,
+    help="Serve NVIDIA's program names too, which --gpus of docker and ctr, and compose, need.",
+)
+@click.option("--cdi", is_flag=True, help="Keep CDI documents for the engine, and switch CDI on.")
 @click.option(
     "--swarm", "for_swarm", is_flag=True, help="Have Docker offer the devices to a swarm."
 )
@@ -155,9 +167,13 @@ def _tell_answer(name: str, answer: Answer, ask: Ask, job: Job) -> None:
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
 @click.option("--drop-in-config", metavar="FILE", help="The file for containerd, CRI-O, podman.")
-@click.option("--runtime-name", default=names.RUNTIME, show_default=True)
+@click.option(
+    "--runtime-name", default=names.RUNTIME, show_default=True, help="What the engine calls it."
+)
 @click.option("--runtime-path", metavar="PATH", help="Where gpu-py is.  [default: beside gpuhook]")
-@click.option("--bin-dir", metavar="DIR", help="For NVIDIA's names.  [default: /usr/local/bin]")
+@click.option(
+    "--bin-dir", metavar="DIR", help="The folder for NVIDIA's names.  [default: /usr/local/bin]"
+)
 @click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
 @click.option("--state-dir", metavar="DIR", help="Where to remember what was changed.")
 @click.option("--reload", is_flag=True, help="Have the running Docker read its configuration.")
@@ -181,10 +197,13 @@ def install(
 ) -> None:
     """Tell container engines about gpu-py.
 
-    Everything that is changed is remembered, and ``gpuhook uninstall`` takes it back. With --cdi
-    documents are written and kept up to date, by which engines give GPUs without gpu-py. With
-    --swarm each device becomes a resource of this node, which services ask for, and gpu-py the
-    default runtime, because a service can't choose one.
+    Everything that is changed is remembered, and ``gpuhook uninstall`` takes it back.
+
+    With --nvidia-names also docker run --gpus, devices in a compose file, ctr run --gpus and
+    whoever else calls NVIDIA's programs are served. With --cdi documents are written and kept up
+    to date, by which engines give GPUs without gpu-py. With --swarm each device becomes a resource
+    of this node, for which services ask, and gpu-py becomes the default runtime, because a
+    service can't choose one.
     """
     if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
         raise click.UsageError("--config and --drop-in-config need one --engine.")

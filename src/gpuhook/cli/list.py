@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gpuhook.cli import _containers
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, format_option, print_json, raise_last
 from gpuhook.config import load
 from gpuhook.inventory.cache import get_inventory
@@ -17,7 +18,13 @@ from gpuhook.running.names import Names
 from gpuhook.vendors import seam
 
 
-@click.command("list", short_help="Show the devices and which container has which.")
+@command(
+    "list",
+    examples={
+        "gpuhook list": "Show the devices, and which container has which",
+        "gpuhook list --format json": "The same for programs",
+    },
+)
 @click.option("--files", is_flag=True, help="Also list the driver's files.")
 @config_option
 @format_option

@@ -4,13 +4,19 @@ import time
 
 import click
 
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, printable
 from gpuhook.config import load
 from gpuhook.errors import MetricsError
 from gpuhook.metrics.observer import Observer
 
 
-@click.command(short_help="Tell Prometheus which container uses which GPU how much.")
+@command(
+    examples={
+        "gpuhook metrics --listen 0.0.0.0:9836": "Serve metrics to a Prometheus on another machine",
+        "gpuhook metrics --textfile /srv/metrics/gpus.prom": "Write them once, for node_exporter",
+    },
+)
 @click.option(
     "--listen", default="127.0.0.1:9836", show_default=True, metavar="HOST:PORT",
     help="Where to serve /metrics.",

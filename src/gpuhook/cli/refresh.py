@@ -3,6 +3,7 @@
 import click
 
 from gpuhook.cgroup import dev_char
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, raise_last
 from gpuhook.config import load
 from gpuhook.errors import DriverError
@@ -12,7 +13,12 @@ from gpuhook.start import launcher_files
 from gpuhook.vendors import seam
 
 
-@click.command()
+@command(
+    examples={
+        "gpuhook refresh": "Look at the machine again after a change",
+        "gpuhook refresh --if-stale": "Do so where the saved inventory is wrong, from a timer",
+    },
+)
 @config_option
 @click.option("--if-stale", is_flag=True, help="Do nothing while the saved inventory is right.")
 def refresh(config_path: str | None, if_stale: bool) -> None:
@@ -20,8 +26,8 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
 
     Also saves what gpu-py's launcher must know of the configuration, and makes the links in
     /dev/char that systemd needs for a container to keep its GPUs across systemctl
-    daemon-reload. Needs root. Without it, the next container after a change would ask it
-    itself, at the cost of the time that starting it takes.
+    daemon-reload. Needs root. Where nobody runs this, the first container after a change
+    starts more slowly, because it asks the driver itself.
     """
     config = load(config_path)
     launcher_files.save(config.path)

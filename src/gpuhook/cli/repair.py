@@ -4,7 +4,9 @@ import os
 
 import click
 
+from gpuhook.cli import _completion as completing
 from gpuhook.cli._containers import names_of, title
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, printable
 from gpuhook.config import load
 from gpuhook.errors import ContainerError, GpuhookError, listed
@@ -27,8 +29,13 @@ _NOTHING_TO_DO = {
 }
 
 
-@click.command(short_help="Give back GPUs to running containers that lost them.")
-@click.argument("names", metavar="[CONTAINER]...", nargs=-1)
+@command(
+    examples={
+        "gpuhook repair training": "Give the container called training its GPUs back",
+        "gpuhook repair --all": "The same for all containers",
+    },
+)
+@click.argument("names", metavar="[CONTAINER]...", nargs=-1, shell_complete=completing.containers)
 @click.option("--all", "everything", is_flag=True, help="Repair every container that has a GPU.")
 @config_option
 def repair(names: tuple[str, ...], everything: bool, config_path: str | None) -> None:

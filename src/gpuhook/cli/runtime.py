@@ -1,13 +1,12 @@
 """``gpuhook runtime configure``: where hands that know nvidia-ctk look for ``configure``."""
 
-import click
-
+from gpuhook.cli._help import group
 from gpuhook.cli.configure import configure
 
 
-@click.group()
+@group()
 def runtime() -> None:
-    """Hold ``configure``, as nvidia-ctk does."""
+    """Have ``configure`` where nvidia-ctk has it."""
 
 
 runtime.add_command(configure)

@@ -6,6 +6,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from gpuhook.cli import _completion as completing
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option
 from gpuhook.config import Config, load
 from gpuhook.errors import SimulateError, shown
@@ -46,10 +48,22 @@ _BUILD_OR_CHANGE = frozenset({"mig", "lost"})
 _ANY = frozenset({"directory", "style", "config_path"})
 
 
-@click.command()
+@command(
+    examples={
+        "gpuhook simulate /srv/gpus --gpus 8 --model H100": "Build a machine with eight H100",
+        "gpuhook simulate /srv/gpus --mig 0:1g.10gb,2g.20gb": "Divide GPU 0 of that machine",
+        "gpuhook simulate /srv/gpus --xid 79 --gpu 3": "Let an error happen to GPU 3 of it",
+        "gpuhook simulate /srv/amd --vendor amd --gpus 2": "Build one with two of AMD's",
+    },
+)
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option(
-    "--vendor", default=nvidia.NAME, metavar="NAME", show_default=True, help="Whose GPUs."
+    "--vendor",
+    shell_complete=completing.vendors,
+    default=nvidia.NAME,
+    metavar="NAME",
+    show_default=True,
+    help="Whose devices to simulate.",
 )
 @click.option("--gpus", default=1, show_default=True, help="Number of GPUs.")
 @click.option(
@@ -65,12 +79,15 @@ _ANY = frozenset({"directory", "style", "config_path"})
 )
 @click.option(
     "--model",
+    shell_complete=completing.models,
     default="H200",
     show_default=True,
-    help=f"{', '.join(MODELS)}; one for all GPUs, or one for each, separated by commas.",
+    help=f"One for all GPUs, or one for each, with commas: {', '.join(MODELS)}.",
 )
-@click.option("--driver-version", default="", help=f"Driver version.  [default: {DEFAULT_DRIVER}]")
-@click.option("--cuda-version", default="", help="CUDA version.  [default: the driver's]")
+@click.option(
+    "--driver-version", default="", help=f"The driver's version.  [default: {DEFAULT_DRIVER}]"
+)
+@click.option("--cuda-version", default="", help="The version of CUDA.  [default: the driver's]")
 @click.option("--minors", default="", help="The minor number of each GPU's node, like 3,1,0,2.")
 @click.option(
     "--mig", multiple=True, metavar="GPU:PROFILE,...",
@@ -87,7 +104,14 @@ _ANY = frozenset({"directory", "style", "config_path"})
     "--process", "running", multiple=True, metavar="GPU,PID,BYTES,...",
     help="Let this process run; SM, memory, encoder and decoder percent and a kind may follow.",
 )  # fmt: skip
-@click.option("--end", "ended", multiple=True, type=int, metavar="PID", help="Let it end.")
+@click.option(
+    "--end",
+    "ended",
+    multiple=True,
+    type=int,
+    metavar="PID",
+    help="Let the process with this number end.",
+)
 @click.option(
     "--nvlink",
     type=click.Choice(NVLINKS),
@@ -97,22 +121,34 @@ _ANY = frozenset({"directory", "style", "config_path"})
 )
 @click.option("--unplug", default="", metavar="GPU,...", help="GPUs that have gone away.")
 @click.option("--init-seconds", default=0.0, help="How long starting NVML takes.")
-@click.option("--fail", default="", metavar="HOW", help="not-loaded or version-mismatch.")
+@click.option(
+    "--fail",
+    default="",
+    metavar="HOW",
+    help="How the driver fails: not-loaded or version-mismatch.",
+)
 @click.option(
     "--driver-files",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
     help="Extracted driver packages to use, all but libcuda and libnvidia-ml.",
 )
-@click.option("--drm/--no-drm", default=True, help="With or without /dev/dri.  [default: with]")
-@click.option("--compat32", is_flag=True, help="With 32-bit libraries.")
+@click.option("--drm/--no-drm", default=True, help="Have /dev/dri, or not.  [default: --drm]")
+@click.option("--compat32", is_flag=True, help="Add 32-bit libraries.")
 @click.option("--imex-channels", default=0, help="Number of IMEX channels.")
 @click.option("--features", default="", help=f"Devices beyond GPUs: some of {','.join(FEATURES)}.")
 @click.option("--libdir", default="", help="Library folder below DIR.  [default: multiarch]")
 @click.option("--seed", default="gpuhook", help="Another seed gives other UUIDs.")
 @click.option("--remove", "removing", is_flag=True, help="Delete the simulated root DIR.")
 @config_option
-@click.option("--format", "style", type=click.Choice(["text", "json"]), default="text")
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How to print the answer.",
+)
 def simulate(
     directory: str,
     vendor: str,
@@ -134,8 +170,8 @@ def simulate(
     For another vendor than nvidia there are --gpus and --set alone; the configuration may
     declare it.
 
-    With none but --mig, --lost, --found, --process, --end, and --xid with --gpu, the machine that
-    DIR holds is changed, and programs that use it see the change.
+    Where nothing is given but --mig, --lost, --found, --process, --end, and --xid with --gpu, the
+    machine that DIR holds is changed, and programs that use it see the change.
     """
     if removing:
         remove(directory)

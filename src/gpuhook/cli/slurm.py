@@ -6,6 +6,7 @@ import click
 
 from gpuhook.cdi import write as writing
 from gpuhook.cli import _engines as shared
+from gpuhook.cli._help import group
 from gpuhook.cli._output import config_option, printable, raise_last
 from gpuhook.config import load
 from gpuhook.slurm import devices, gres, job
@@ -14,22 +15,29 @@ from gpuhook.slurm.cores import Cores
 STDIO = "-"
 
 
-@click.group(short_help="Write Slurm's gres.conf, and ask for a job's devices.")
+@group()
 def slurm() -> None:
     """Hand out this machine's devices with Slurm.
 
+    gres writes what slurmd has to know, on each node as root. request runs in a job, by a line
+    of oci.conf:
+
     \b
-    gpuhook slurm gres --output /etc/slurm/gres.conf      on each node, as root
     RunTimeRun="gpuhook slurm request %b && gpu-py run -b %b %n.%u.%j.%s.%t"
-                                                          in oci.conf
-    """  # noqa: D301 - \b keeps click from filling the lines
+    """  # noqa: D301 - \b keeps click from filling the line
 
 
-@slurm.command("gres")
+@slurm.command(
+    "gres",
+    examples={
+        "gpuhook slurm gres --output /etc/slurm/gres.conf": "Write the lines of this node, as root",
+        "gpuhook slurm gres --node gpu7": "Print those of a node with another name in slurm.conf",
+    },
+)
 @config_option
 @click.option(
     "--node", metavar="NAME",
-    help="The NodeName in slurm.conf; several alike as node[0-7].  [default: the host's name]",
+    help="The NodeName in slurm.conf, or of several alike: node[0-7].  [default: the host's name]",
 )  # fmt: skip
 @click.option(
     "--output", metavar="FILE", default=STDIO, show_default=True,
@@ -40,10 +48,7 @@ def gres_(config_path: str | None, node: str | None, output: str) -> None:
 
     They stand in the order in which Slurm numbers them; what slurm.conf needs is a comment.
     Run it where all devices can be opened: not in a job.
-
-    \b
-    For example: gpuhook slurm gres --node gpu7 --output /etc/slurm/gres.conf
-    """  # noqa: D301
+    """
     config = load(config_path)
     machine = devices.look(config)
     links, unknown = devices.links(machine.devices, config)
@@ -69,7 +74,11 @@ def _entry(owned: devices.Owned, cores: Cores, links: devices.Links) -> gres.Ent
     return gres.Entry(vendor, word, files, near, device.id, links.get(device.id, {}))
 
 
-@slurm.command()
+@slurm.command(
+    examples={
+        "gpuhook slurm request /run/user/1000/job/bundle": "Give a bundle what the job has",
+    },
+)
 @config_option
 @click.option(
     "--cgroup-conf", metavar="FILE", default=job.CGROUP_CONF, show_default=True,
@@ -77,9 +86,9 @@ def _entry(owned: devices.Owned, cores: Cores, links: devices.Links) -> gres.Ent
 )  # fmt: skip
 @click.argument("bundle", metavar="BUNDLE")
 def request(config_path: str | None, cgroup_conf: str, bundle: str) -> None:
-    """Let the container of a bundle ask for the devices that Slurm gave to this job.
+    """Let the container of BUNDLE ask for the devices that Slurm gave to this job.
 
-    Runs in the job, before gpu-py, by a pattern of oci.conf, where %b is the bundle. The devices
+    Runs in the job, before gpu-py, by a pattern of oci.conf, in which %b is the bundle. The devices
     are those that the kernel lets this process open; no variable of the user's adds one.
     """
     job.write_request(bundle, load(config_path), cgroup_conf)

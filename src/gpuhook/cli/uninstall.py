@@ -9,6 +9,7 @@ from gpuhook import names
 from gpuhook.cdi.kept import Kept, kept
 from gpuhook.cli import _documents as documents
 from gpuhook.cli import _engines as shared
+from gpuhook.cli._help import command
 from gpuhook.engines import ENGINES, Ask, Store, in_use, installer
 from gpuhook.engines.installer import Outcome
 from gpuhook.engines.merge import Path
@@ -19,10 +20,15 @@ from gpuhook.nvidia_cli import links as nvidia_names
 _NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
 
 
-@click.command()
+@command(
+    examples={
+        "gpuhook uninstall --dry-run": "Show what would be taken back",
+        "gpuhook uninstall --engine docker --reload": "Have the running Docker forget gpu-py",
+    },
+)
 @click.option(
     "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
-    default=[shared.ALL], show_default=True, help="The engine; may be repeated.",
+    default=[shared.ALL], show_default=True, help="A container engine; may be repeated.",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="Only what belongs to this configuration file.")
 @click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")

@@ -7,6 +7,7 @@ import click
 
 from gpuhook.cdi import refresh as refreshing
 from gpuhook.cli import _engines as shared
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option
 from gpuhook.cli.cdi_refresh import sentence
 from gpuhook.config import load
@@ -37,7 +38,11 @@ class _Documents:
         return not failed
 
 
-@click.command(short_help="Keep container starts fast, as a service.")
+@command(
+    examples={
+        "gpuhook watch --interval 10": "Look every ten seconds, where the kernel reports no event",
+    },
+)
 @click.option(
     "--interval",
     default=60.0,
@@ -53,7 +58,7 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     The inventory is made again whenever GPUs, MIG devices or the driver change, and a line is
     printed; so are the CDI documents that ``gpuhook install --cdi`` keeps. Runs until it is told
     to stop (SIGTERM, SIGINT). The Debian package runs it as gpuhook-watch.service; where it
-    doesn't run, the first container after a pause pays.
+    doesn't run, the first container after a pause starts more slowly.
     """
     from gpuhook.start.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
 

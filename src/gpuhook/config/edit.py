@@ -8,9 +8,18 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from gpuhook.config.loader import loads
-from gpuhook.config.schema import BOOL, FEATURE_PREFIX, FEATURES, KEYS, LIST, PAUSE, SECONDS
+from gpuhook.config.schema import (
+    BOOL,
+    FEATURE_PREFIX,
+    FEATURES,
+    KEYS,
+    LIST,
+    PAUSE,
+    SECONDS,
+    WITHOUT_EFFECT,
+)
 from gpuhook.config.source import flatten, parse
-from gpuhook.errors import ConfigError, shown
+from gpuhook.errors import ConfigError, did_you_mean, shown, similar
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
@@ -43,10 +52,29 @@ def _kind(key: str) -> str:
         return KEYS[key][1]
     if key.startswith(FEATURE_PREFIX) and key.removeprefix(FEATURE_PREFIX) in FEATURES:
         return BOOL
+    if key in WITHOUT_EFFECT:
+        raise ConfigError(f"{key} would change nothing: {WITHOUT_EFFECT[key]}", "Leave it out")
+    question = similar_keys(key).lstrip()
     raise ConfigError(
         f"{shown(key)} is not a configuration key that gpuhook uses",
-        "Take one from `gpuhook config default`, with its section before a dot",
+        f"{question} All keys are in `gpuhook config default`; their section stands before a dot"
+        if question
+        else "Take one from `gpuhook config default`, with its section before a dot",
     )
+
+
+def similar_keys(key: str) -> str:
+    """Return a question that names keys like one that nobody knows, "" if there are none.
+
+    The same name in another section, or without any, is the likeliest.
+    """
+    known = [*KEYS, *(FEATURE_PREFIX + name for name in FEATURES)]
+    names = {each: each.rpartition(".")[2] for each in known}
+    name = key.rpartition(".")[2]
+    same = [each for each in known if names[each] == name]
+    near = similar(name, names.values())
+    like = [each for each in known if names[each] in near]
+    return did_you_mean(same or like or similar(key, known))
 
 
 def _boolean(key: str, text: str) -> bool | None:

@@ -3,7 +3,7 @@
 Docker's --gpus wants a nvidia-container-runtime-hook on dockerd's PATH, old daemon.json
 entries call nvidia-container-runtime, and ctr --gpus, Apptainer, enroot and gVisor call
 nvidia-container-cli. Docker 29.2 and newer serve --gpus from CDI documents if dockerd finds a
-nvidia-cdi-hook. A program of NVIDIA's own is never replaced nor hidden.
+nvidia-cdi-hook. Scripts call nvidia-ctk. A program of NVIDIA's own is never replaced nor hidden.
 """
 
 import json
@@ -19,6 +19,7 @@ LINKS = {
     "nvidia-container-runtime-hook": names.HOOK,
     "nvidia-container-cli": "gpuhook-container-cli",
     names.TOOLKIT_CDI_HOOK: names.CDI_HOOK,
+    "nvidia-ctk": "gpuhook-ctk",
 }
 DEFAULT_FOLDER = "/usr/local/bin"
 # What daemons started by systemd search; NVIDIA's packages install to one of these.

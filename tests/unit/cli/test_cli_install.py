@@ -127,6 +127,7 @@ def test_names_of_nvidia_are_never_replaced(system: Path) -> None:
         "nvidia-cdi-hook",
         "nvidia-container-runtime",
         "nvidia-container-runtime-hook",
+        "nvidia-ctk",
     ]
     (folder / "nvidia-container-runtime").unlink()
     (folder / "nvidia-container-runtime").write_text("theirs, installed later")

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from gpuhook.cli import cli
+from gpuhook.cli._help import Command
 from gpuhook.config.schema import KEYS
 
 SCRIPT = Path(__file__).parents[3] / "scripts/lib/manual.py"
@@ -40,6 +41,9 @@ def test_every_command_and_option_is_described() -> None:
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
                 assert any(option in text for option in parameter.opts), (name, parameter.opts)
+        assert isinstance(command, Command)
+        for line in command.examples:
+            assert f'.Dl "{line}"' in text
 
 
 def test_every_key_is_described() -> None:

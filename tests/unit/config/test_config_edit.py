@@ -128,6 +128,29 @@ def test_refused_assignments(assignment: str) -> None:
 # --- the text ---
 
 
+@pytest.mark.parametrize(
+    ("key", "answer"),
+    [
+        ("mode", "Did you mean nvidia-container-runtime.mode?"),
+        ("gpuhook.mode", "Did you mean nvidia-container-runtime.mode?"),
+        ("root", "Did you mean nvidia-container-cli.root or gpuhook.root?"),
+        ("nvidia-container-runtime.moed", "Did you mean nvidia-container-runtime.mode?"),
+        ("log_level", "Did you mean nvidia-container-runtime.log-level?"),
+        (
+            "features.no-additional-gid",
+            "Did you mean features.no-additional-gids-for-device-nodes?",
+        ),
+        ("swarm-resorce", "Did you mean swarm-resource?"),
+        ("quux", "Take one from"),
+        ("nvidia-ctk.path", "nvidia-ctk.path would change nothing: "),
+    ],
+)
+def test_misspelt_keys_are_answered(key: str, answer: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_assignment(f"{key}=x")
+    assert answer in str(caught.value)
+
+
 @pytest.mark.parametrize("key", ALL_KEYS)
 @pytest.mark.parametrize("text", ["", DEFAULT, LIVE], ids=["empty", "default", "live"])
 def test_one_key_changes_and_nothing_else(text: str, key: str) -> None:
@@ -294,6 +317,17 @@ def test_validate(by_argument: bool, tmp_path: Path) -> None:
     assert [line.split(": ")[0] for line in errors] == ["warning", "warning", "error", "error"]
     for number, key in ((2, "foo"), (5, "cli.path"), (1, "disable-require"), (4, "cli.root")):
         assert any(f"line {number}: " in line and key in line for line in errors)
+
+
+def test_validate_answers_misspelt_keys(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("moed = 1\nquux = 1\n[nvidia-container-cli]\npath = 'x'\n")
+    done = CliRunner().invoke(cli, ["config", "validate", str(file)])
+    assert done.exit_code == 0
+    lines = {line.partition(", ")[2].split()[2]: line for line in done.stderr.splitlines()}
+    assert lines["moed"].endswith("no such key. Did you mean nvidia-container-runtime.mode?")
+    assert lines["quux"].endswith("gpuhook knows no such key")
+    assert "Did you mean" not in lines["nvidia-container-cli.path"]
 
 
 def test_validate_of_a_file_that_is_no_configuration(tmp_path: Path) -> None:

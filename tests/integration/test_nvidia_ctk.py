@@ -1,0 +1,163 @@
+"""nvidia-ctk as scripts call it: documents, their list, and nodes and links in /dev.
+
+How it tells Docker is in test_install_docker.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from harness.cdi import generate
+from harness.commands import Result, run
+from harness.driver import Driver, simulate
+from harness.installation import Installation, write_config
+
+from gpuhook.cdi import folders
+
+PROGRAM = "nvidia-ctk"
+CONTROL = {"nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"}
+# A kernel with the driver shows its own: a namespace in which the simulated one is the kernel's.
+_KERNEL = (
+    'for path in dev proc/devices proc/driver sys/bus/pci; do mount --rbind "$1/$path" "/$path" '
+    '|| exit; done; shift; exec "$@"'
+)
+
+
+@pytest.fixture(scope="module")
+def machine(workspace: Path, installation: Installation) -> Driver:
+    """A driver whose folders are changed here."""
+    words = ["--gpus=2", "--model=H100", "--mig=0:1g.10gb"]
+    return simulate(installation, workspace / "ctk-driver", *words)
+
+
+@pytest.fixture(scope="module")
+def config(workspace: Path, machine: Driver) -> Path:
+    return write_config(workspace / "ctk-config", machine.root, ["runc"])
+
+
+@pytest.fixture(scope="module")
+def program(workspace: Path, installation: Installation) -> Path:
+    """The name, as gpuhook install --nvidia-names makes it."""
+    link = workspace / "ctk-names" / PROGRAM
+    link.parent.mkdir()
+    link.symlink_to(installation.bin / "gpuhook-ctk")
+    return link
+
+
+class Caller:
+    """Calls the program with our configuration; ``in_kernel`` has the driver be the kernel's."""
+
+    def __init__(self, program: Path, config: Path, root: Path) -> None:
+        self._program = program
+        self._env = {"GPUHOOK_CONFIG": str(config)}
+        self._root = root
+
+    def __call__(self, *words: str, **environment: str) -> Result:
+        return run([self._program, *words], env={**self._env, **environment})
+
+    def in_kernel(self, *words: str) -> Result:
+        unshared = ["unshare", "--mount", "--propagation=private", "sh", "-c", _KERNEL, "sh"]
+        return run([*unshared, self._root, self._program, *words], env=self._env)
+
+
+@pytest.fixture
+def ctk(program: Path, config: Path, machine: Driver) -> Caller:
+    return Caller(program, config, machine.root)
+
+
+def test_documents_are_those_of_gpuhook(
+    ctk: Caller, installation: Installation, config: Path, tmp_path: Path
+) -> None:
+    document = generate(installation, config, tmp_path / "ours", "--kind=nvidia.com/gpu")
+    assert ctk("cdi", "generate").ok().stdout == document.read_text()
+    done = ctk("cdi", "generate", f"--output={tmp_path}/nvidia").ok()
+    assert done.stdout == ""
+    assert "Generated CDI spec" in done.stderr
+    assert (tmp_path / "nvidia.yaml").read_text() == document.read_text()
+    path = str(tmp_path / "by-variable.json")
+    ctk("cdi", "generate", NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=path).ok()
+    assert json.loads(Path(path).read_text())["kind"] == "nvidia.com/gpu"
+
+
+def test_documents_with_the_options_of_scripts(
+    ctk: Caller, installation: Installation, machine: Driver, tmp_path: Path
+) -> None:
+    hook = tmp_path / "nvidia-cdi-hook"
+    hook.symlink_to(installation.bin / "gpuhook-cdi-hook")
+    done = ctk(
+        "--debug", "cdi", "generate", f"--output={tmp_path}/x.yaml", "--mode=NVML",
+        f"--driver-root={machine.root}", f"--dev-root={machine.root}/",
+        "--device-name-strategy=index,type-index", "--device-id=all", "--no-all-device",
+        f"--nvidia-ctk-path={hook}", "--ldconfig-path=/sbin/ldconfig", "--cdi-vendor=example.com",
+        "--cdi-class=accelerator", "--disable-hook=all", "--feature-flags=x",
+    ).ok()  # fmt: skip
+    assert done.stderr.count("has no effect") == 3
+    found = folders.look([str(tmp_path)])
+    names = {name.partition("=")[2] for name in found.devices}
+    assert {name.partition("=")[0] for name in found.devices} == {"example.com/accelerator"}
+    assert names == {"0:0", "1", "mig0:0", "gpu1"}
+    assert str(hook) in (tmp_path / "x.yaml").read_text()
+    listed = ctk("--quiet", "cdi", "list", f"--spec-dir={tmp_path}").ok()
+    assert listed.stdout.splitlines() == sorted(found.devices)
+    assert listed.stderr == ""
+
+
+def test_another_hook_is_not_called(ctk: Caller, installation: Installation) -> None:
+    done = ctk("cdi", "generate", "--nvidia-cdi-hook-path=/usr/bin/true").ok()
+    assert "warning: /usr/bin/true is no link to gpuhook-cdi-hook" in done.stderr
+    assert f"{installation.bin}/gpuhook-cdi-hook" in done.stdout
+
+
+def test_links_to_the_nodes_that_are_there(ctk: Caller, tmp_path: Path) -> None:
+    words = ["system", "create-dev-char-symlinks", f"--dev-char-path={tmp_path}/char"]
+    done = ctk.in_kernel(*words, "--dry-run").ok()
+    assert "would link" in done.stderr
+    assert not (tmp_path / "char").exists()
+    done = ctk.in_kernel(*words, "--load-kernel-modules").ok()
+    assert "with --create-all alone" in done.stderr
+    links = {os.path.basename(os.readlink(path)) for path in (tmp_path / "char").iterdir()}
+    assert CONTROL | {"nvidia0", "nvidia1"} < links
+    assert any(name.startswith("nvidia-cap") for name in links)
+    again = ctk.in_kernel(*words).ok()
+    assert again.stderr == ""
+
+
+def test_links_lead_to_their_numbers(ctk: Caller, machine: Driver) -> None:
+    """In /dev/char itself, as systemd looks for them."""
+    ctk.in_kernel("system", "create-dev-char-symlinks").ok()
+    folder = machine.root / "dev/char"
+    for link in folder.iterdir():
+        node = machine.root / os.readlink(link).lstrip("/")
+        device = node.stat().st_rdev
+        assert link.name == f"{os.major(device)}:{os.minor(device)}"
+
+
+def test_links_for_all_that_there_can_be(ctk: Caller, machine: Driver, tmp_path: Path) -> None:
+    words = [f"--dev-char-path={tmp_path}", "--create-all", "--create-device-nodes"]
+    ctk.in_kernel("system", "create-dev-char-symlinks", *words).ok()
+    links = {os.path.basename(os.readlink(path)) for path in tmp_path.iterdir()}
+    assert CONTROL | {"nvidia0", "nvidia1", "nvidia-cap1", "nvidia-cap2"} <= links
+    caps = {name for name in links if name.startswith("nvidia-cap")}
+    assert len(caps) > len([*(machine.root / "dev/nvidia-caps").iterdir()])
+
+
+def test_control_nodes(ctk: Caller, machine: Driver, tmp_path: Path) -> None:
+    words = ["system", "create-device-nodes", f"--dev-root={tmp_path}", "--control-devices"]
+    ctk.in_kernel(*words, "--dry-run").ok()
+    assert not (tmp_path / "dev").exists()
+    ctk.in_kernel(*words).ok()
+    nodes = {path.name: path.stat() for path in (tmp_path / "dev").iterdir()}
+    assert set(nodes) == CONTROL
+    for name, status in nodes.items():
+        assert stat.S_IMODE(status.st_mode) == 0o666
+        assert status.st_rdev == (machine.root / "dev" / name).stat().st_rdev
+    assert ctk.in_kernel(*words).ok().stderr == ""
+
+
+def test_modules_that_can_not_be_loaded(ctk: Caller) -> None:
+    words = ["system", "create-device-nodes", "--load-kernel-modules", "--root=/nonexistent"]
+    done = ctk(*words).failed()
+    assert done.status == 1
+    assert "chroot /nonexistent /sbin/modprobe nvidia failed" in done.stderr

@@ -1,0 +1,148 @@
+"""Help that says whole sentences, has an example for every command, and answers misspelt words."""
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gpuhook.cli import _COMMANDS, cli
+from gpuhook.cli._help import Command
+
+_WIDTH = 78
+_OPTION_HELP = re.compile(r"[A-Z].*[.](  \[[^]]*\])?")
+
+
+def commands(
+    command: click.Command = cli, context: click.Context | None = None
+) -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Yield every command and group: how it is called, itself, and its context."""
+    context = context or click.Context(cli, info_name="gpuhook", terminal_width=_WIDTH)
+    yield context.command_path, command, context
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from commands(inner, click.Context(inner, info_name=name, parent=context))
+
+
+EVERY = {path: (command, context) for path, command, context in commands()}
+EXAMPLES = [
+    (path, line)
+    for path, (command, _) in EVERY.items()
+    if path not in ("gpuhook", "gpuhook runtime configure") and isinstance(command, Command)
+    for line in command.examples
+]
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(cli, words, prog_name="gpuhook", terminal_width=_WIDTH)
+    return done.output
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_help_is_whole_sentences(path: str) -> None:
+    command, context = EVERY[path]
+    assert isinstance(command, Command), "gpuhook.cli._help makes every command"
+    text = command.get_help(context)
+    assert "`" not in text
+    assert "..." not in command.get_short_help_str()
+    first, *_ = (command.help or "").split("\n\n")
+    assert re.fullmatch(r"[A-Z].*[.:]", " ".join(first.split()))
+    assert command.get_short_help_str().endswith(".")
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_every_option_is_explained(path: str) -> None:
+    command, context = EVERY[path]
+    for parameter in command.get_params(context):
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            text = parameter.help or ""
+            assert _OPTION_HELP.fullmatch(" ".join(text.split(" "))), (parameter.opts, text)
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_every_command_has_an_example(path: str) -> None:
+    command, context = EVERY[path]
+    assert isinstance(command, Command)
+    assert command.examples or isinstance(command, click.Group)
+    lines = command.get_help(context).splitlines()
+    for line, meaning in command.examples.items():
+        assert [f"  # {meaning}", f"  {line}"] in [list(pair) for pair in itertools.pairwise(lines)]
+        assert re.fullmatch(r"[A-Z].*[^.]", meaning)
+        assert len(meaning) < _WIDTH
+
+
+@pytest.mark.parametrize(("path", "line"), EXAMPLES)
+def test_examples_are_command_lines(path: str, line: str) -> None:
+    words = shlex.split(line.partition(" > ")[0])
+    assert words[: len(path.split())] == path.split()
+    command, context = EVERY[path]
+    with command.make_context(words[-1], words[len(path.split()) :], parent=context.parent) as made:
+        assert made.command is command
+
+
+def test_the_examples_of_the_whole_are_command_lines() -> None:
+    assert isinstance(cli, Command)
+    for line in cli.examples:
+        program, name, *words = shlex.split(line)
+        command, context = EVERY[f"{program} {name}"]
+        command.make_context(name, words, parent=context.parent).close()
+
+
+def test_the_list_of_commands_has_a_sentence_for_each() -> None:
+    text = run("--help")
+    for name, (_, sentence) in _COMMANDS.items():
+        assert sentence.endswith(".")
+        assert re.search(rf"^  {name} +{sentence.split()[0]}", text, re.MULTILINE)
+        assert sentence in " ".join(text.split())
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_help_before_the_command(path: str) -> None:
+    words = path.split()[1:]
+    assert run("help", *words) == run(*words, "--help").replace("-h, --help", "-h, --help")
+
+
+def test_help_for_what_there_is_not() -> None:
+    assert "No such command 'instal'. Did you mean install" in run("help", "instal")
+    assert "No such command 'lst'. Did you mean list?" in run("help", "cdi", "lst")
+    assert "gpuhook list has no commands of its own." in run("help", "list", "all")
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("lst", "No such command 'lst'. Did you mean list?"),
+        ("cdi generat", "No such command 'generat'. Did you mean generate?"),
+        ("cdi transform rot", "No such command 'rot'. Did you mean root?"),
+        ("install --set-defualt", "No such option --set-defualt. Did you mean --set-default?"),
+        ("list --formt=json", "No such option --formt. Did you mean --format?"),
+        ("--versoin", "No such option --versoin. Did you mean --version?"),
+        ("quux", "No such command 'quux'.\n"),
+        ("list --quux", "No such option --quux.\n"),
+        ("install -q", "No such option -q.\n"),
+        ("device-plugin --mig-stratgy", "Did you mean --mig-strategy?"),
+    ],
+)
+def test_misspelt_words_are_answered(line: str, answer: str) -> None:
+    done = CliRunner().invoke(cli, line.split(), prog_name="gpuhook", terminal_width=_WIDTH)
+    assert done.exit_code == 2
+    assert answer in done.output
+
+
+def test_hidden_options_are_not_offered() -> None:
+    hidden = [each for each in EVERY["gpuhook device-plugin"][0].params if
+              isinstance(each, click.Option) and each.hidden]  # fmt: skip
+    assert hidden
+    for option in hidden:
+        done = run("device-plugin", f"{option.opts[0]}x")
+        assert not re.search(rf"Did you mean .*{option.opts[0]}\b", done)
+
+
+def test_nvidia_names_say_who_needs_them() -> None:
+    text = " ".join(run("install", "--help").split())
+    assert re.search(r"--nvidia-names .*--gpus of docker and ctr, and compose", text)

@@ -1,0 +1,244 @@
+"""nvidia-ctk's command line: as NVIDIA's documentation has it, carried out by gpuhook."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuhook import __version__
+from gpuhook.cli._help import Command
+from gpuhook.config import load
+from gpuhook.nvidia_cli.ctk import ctk, main
+from gpuhook.nvidia_cli.links import LINKS
+
+Case = dict[str, Any]
+
+
+def run(*words: str, **environment: str) -> Result:
+    env = {"PATH": "/usr/bin:/bin", **environment}
+    return CliRunner().invoke(ctk, words, prog_name="nvidia-ctk", env=env)
+
+
+def commands(
+    command: click.Command = ctk, context: click.Context | None = None
+) -> Iterator[tuple[str, Command, click.Context]]:
+    context = context or click.Context(ctk, info_name="nvidia-ctk", terminal_width=78)
+    assert isinstance(command, Command)
+    yield context.command_path, command, context
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from commands(inner, click.Context(inner, info_name=name, parent=context))
+
+
+EVERY = {path: (command, context) for path, command, context in commands()}
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_help(path: str) -> None:
+    command, context = EVERY[path]
+    text = command.get_help(context)
+    assert "`" not in text
+    assert command.examples or isinstance(command, click.Group) or command.hidden
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            assert re.fullmatch(r"[A-Z].*[.](  \[.*\])?", option.help or ""), option.opts
+    for line in command.examples:
+        words = shlex.split(line)
+        begin = path.split() if path in line else []
+        if begin and not isinstance(command, click.Group):
+            command.make_context("x", words[len(begin) :], parent=context.parent).close()
+
+
+def test_the_program_has_its_name_where_nvidias_names_are() -> None:
+    assert LINKS["nvidia-ctk"] == "gpuhook-ctk"
+
+
+def test_version() -> None:
+    for option in ("--version", "-v"):
+        done = run(option)
+        assert done.exit_code == 0
+        assert done.stdout.startswith(f"NVIDIA Container Toolkit CLI version {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["runtme", "cdi generate --mod=x", "cdi generate --mode=gds", "cdi generate --mode=x",
+     "cdi generate --device-id=0", "hook create-symlinks --link a::b", "config --set nope=1",
+     "cdi generate --vendor=/", "cdi generate --device-name-strategy=name",
+     "runtime configure --runtime=invalid", "runtime configure --config-source=x",
+     "runtime configure --nvidia-runtime-path=no-such-program",
+     "cdi generate --driver-root=/elsewhere", "cdi generate --dev-root=/elsewhere",
+     "cdi generate --library-search-path=/elsewhere"],
+)  # fmt: skip
+def test_what_can_not_be_done_is_one_sentence_and_status_1(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(line.split())
+    assert caught.value.code == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    last = said.err.splitlines()[-1]
+    assert re.fullmatch(r"(nvidia-ctk|Error): .*[.?]", last)
+
+
+def test_the_program() -> None:
+    words = [sys.executable, "-m", "gpuhook.nvidia_cli.ctk"]
+    done = subprocess.run([*words, "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([*words, "x"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+# runtime configure ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> list[str]:
+    return [f"--config={tmp_path}/daemon.json", f"--state-dir={tmp_path}/state",
+            "--nvidia-runtime-path=/bin/true"]  # fmt: skip
+
+
+@pytest.mark.vectors("runtime_configure", "runtime_configure")
+def test_configure_vectors(case: Case, tmp_path: Path) -> None:
+    given, expected = case["input"], case["expected"]
+    config, drop_in = tmp_path / "config", tmp_path / "conf.d" / "99-nvidia.toml"
+    text = given.get("config")
+    if text is not None:
+        config.write_text(text if isinstance(text, str) else json.dumps(text))
+    words = [*given["args"], f"--config={config}", f"--state-dir={tmp_path}/state"]
+    words += ["--runtime-path=/bin/true"]
+    if given["args"][1] != "docker":
+        words.append(f"--drop-in-config={drop_in}")
+    done = run("runtime", "configure", *words)
+    if "error_contains" in expected:
+        assert expected["error_contains"].lower() in str(done.exception).lower()
+        return
+    assert done.exit_code == 0, done.output
+    assert done.stdout == ""
+    assert config.exists() is expected.get("main_config_exists", True)
+    if "top_level" in expected:
+        top = expected["top_level"].replace("/etc/containerd/conf.d", str(drop_in.parent))
+        assert tomllib.loads(config.read_text()) == tomllib.loads(top)
+    for line in expected.get("dropin_contains", []):
+        assert line.replace("/usr/bin/nvidia-container-runtime", "/bin/true") in drop_in.read_text()
+    document = json.loads(config.read_text()) if given["args"][1] == "docker" else {}
+    assert [*document.get("runtimes", {})] == expected.get("runtimes", [*document["runtimes"]]
+                                                           if document else [])  # fmt: skip
+    if "default-runtime" in expected:
+        assert expected.items() <= document.items()
+
+
+def test_configure_writes_the_name_nvidia(site: list[str], tmp_path: Path) -> None:
+    done = run("runtime", "configure", "--runtime=docker", *site, "--set-as-default=true",
+               "--cdi.enabled", "--config-source=command", "--executable-path=/x")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert done.stdout == ""
+    assert json.loads((tmp_path / "daemon.json").read_text()) == {
+        "runtimes": {"nvidia": {"path": "/bin/true"}},
+        "default-runtime": "nvidia",
+        "features": {"cdi": True},
+    }
+    assert done.stderr.count("has no effect") == 2
+    assert "restart" in done.stderr or "reload" in done.stderr
+
+
+def test_configure_is_quiet(site: list[str]) -> None:
+    done = run("--quiet", "runtime", "configure", *site)
+    assert (done.exit_code, done.output) == (0, "")
+
+
+def test_configure_dry_run_prints_the_files(site: list[str], tmp_path: Path) -> None:
+    done = run("runtime", "configure", *site, "--dry-run")
+    assert json.loads(done.stdout) == {"runtimes": {"nvidia": {"path": "/bin/true"}}}
+    assert not (tmp_path / "daemon.json").exists()
+    assert not (tmp_path / "state").exists()
+
+
+def test_configure_takes_a_program_by_its_name(tmp_path: Path) -> None:
+    words = [f"--config={tmp_path}/x", f"--state-dir={tmp_path}/s", "--runtime-path=true"]
+    done = run("runtime", "configure", *words, "--dry-run=1")
+    assert json.loads(done.stdout)["runtimes"]["nvidia"]["path"].endswith("/bin/true")
+
+
+# config --------------------------------------------------------------------------------------
+
+
+def test_config_is_printed_with_what_is_set(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("# mine\nswarm-resource = 'x'\n")
+    done = run("config", f"--config-file={file}", "--set", "disable-require",
+               "--set=nvidia-container-cli.environment=first=1,second=2")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "# mine" in done.stdout
+    assert tomllib.loads(done.stdout) == {
+        "swarm-resource": "x",
+        "disable-require": True,
+        "nvidia-container-cli": {"environment": ["first=1", "second=2"]},
+    }
+    assert file.read_text() == "# mine\nswarm-resource = 'x'\n"
+
+
+def test_config_in_place(tmp_path: Path) -> None:
+    file, other = tmp_path / "config.toml", tmp_path / "other.toml"
+    done = run("--quiet", "config", f"--config-file={file}", "--in-place")
+    assert (done.exit_code, done.output) == (0, "")
+    assert load(str(file)).mode == "hook"
+    done = run("config", f"-c{file}", "-i", f"-o{other}",
+               "--set=nvidia-container-runtime.mode=cdi,disable-require=true")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert not other.exists()
+    assert (load(str(file)).mode, load(str(file)).disable_require) == ("cdi", True)
+    run("config", f"-c{file}", f"--output={other}")
+    assert other.read_text() == file.read_text()
+
+
+def test_config_leaves_out_what_changes_nothing(tmp_path: Path) -> None:
+    words = ["--set=nvidia-container-runtime-hook.skip-mode-detection=true"]
+    done = run("config", f"--config-file={tmp_path}/x", *words)
+    assert done.exit_code == 0
+    assert "warning: nvidia-container-runtime-hook.skip-mode-detection is left out" in done.stderr
+    assert "skip-mode" not in done.stdout
+
+
+def test_config_that_is_wrong_is_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    done = run("config", f"-c{file}", "-i", "--set=nvidia-container-runtime.mode=nope")
+    assert "must be one of" in str(done.exception)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("name", ["default", "create-default", "generate-default"])
+def test_config_default(name: str) -> None:
+    done = run("config", name)
+    assert done.exit_code == 0, done.output
+    assert "#mode = " in done.stdout
+
+
+# cdi list ------------------------------------------------------------------------------------
+
+
+def test_cdi_list(tmp_path: Path) -> None:
+    one = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu",
+           "devices": [{"name": name, "containerEdits": {"env": ["A=B"]}} for name in "10"],
+           }  # fmt: skip
+    (tmp_path / "one.json").write_text(json.dumps(one))
+    (tmp_path / "broken.json").write_text("{")
+    done = run("cdi", "list", f"--spec-dir={tmp_path}")
+    assert done.exit_code == 0
+    assert done.stdout == "nvidia.com/gpu=0\nnvidia.com/gpu=1\n"
+    assert "Found 2 CDI devices" in done.stderr
+    assert "broken.json" in done.stderr
+    done = run("--quiet", "cdi", "list", NVIDIA_CTK_CDI_SPEC_DIRS=str(tmp_path))
+    assert done.output == "nvidia.com/gpu=0\nnvidia.com/gpu=1\n"
