@@ -186,6 +186,7 @@ ALLOWED_TO_COMMANDS = {
     ("cli/_engines", "state_folder", "os.path.expanduser"): "only where we aren't root",
     ("cli/config", "default_text", f"{OWN_CONFIG}.read_text"): "a file of our own package",
     ("cli/install", "install", "os.path.expanduser"): "only where we aren't root",
+    ("cli/stats", "_pause", "os.kill"): "to itself",
     ("doctor/case", "settings", "os.path.expanduser"): "only where we aren't root",
     ("doctor/report", "write_report", "tarfile.open"): "a descriptor of host_files.create_private",
     ("engines/ask", "user", "os.path.expanduser"): "only where we aren't root",

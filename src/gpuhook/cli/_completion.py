@@ -25,7 +25,6 @@ from gpuhook.config.schema import (
 )
 
 _PATIENCE = 0.5  # seconds for one Docker's answer
-_SHORT = 12  # characters of a container's id, as Docker prints it
 _KINDS = {"FILE": "file", "[FILE]...": "file", "PATH": "file", "DIR": "dir", "FOLDER": "dir"}
 _WORDS = {
     "nvidia-container-runtime.mode": tuple(MODES),
@@ -150,26 +149,18 @@ def _devices(config: Config, vendor: str) -> list[str]:
 
 @_never_failing
 def containers(ctx: click.Context, _: str) -> list[str]:
-    """Complete a running container with a device: by Docker's name for it, else by its id."""
+    """Complete a running container with a device: by its engine's name for it, else by its id."""
+    from gpuhook.cli import _containers  # noqa: PLC0415
     from gpuhook.running import records  # noqa: PLC0415
+    from gpuhook.running.names import Names  # noqa: PLC0415
 
-    ids = [str(record["id"]) for record in records.read_all(_config(ctx).state_dir)]
-    called = _called_by_docker() if ids else {}
-    return [called.get(each, each[:_SHORT]) for each in ids if each]
-
-
-def _called_by_docker() -> dict[str, str]:
-    from gpuhook.engines import docker_api  # noqa: PLC0415
-    from gpuhook.host import processes  # noqa: PLC0415
-
-    found: dict[str, str] = {}
-    for path in docker_api.sockets(processes.running("dockerd")):
-        try:
-            answer = docker_api.containers(path, _PATIENCE)
-            found |= {each["Id"]: str(each["Names"][0]).removeprefix("/") for each in answer}
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
-            continue
-    return found
+    found = records.read_all(_config(ctx).state_dir)
+    ids = [str(each["id"]) for each in found if each["id"]]
+    names = Names(patience=_PATIENCE)
+    names.look(
+        [(str(each.get("engine", "")), each["id"], each.get("bundle", "")) for each in found]
+    )
+    return [names.of(each)[0] or _containers.short(each) for each in ids]
 
 
 class _Path(click.types.StringParamType):

@@ -12,6 +12,7 @@ import click
 from rich.live import Live
 
 from gpuhook.cli import _screen, _stats_view
+from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, format_option, print_json, printable
 from gpuhook.config import load
 from gpuhook.inventory.cache import get_inventory
@@ -23,7 +24,13 @@ _INTERVAL = 2.0  # seconds between two looks
 _SHORTEST, _LONGEST = 0.2, 86400.0
 
 
-@click.command(short_help="Show live which container uses which GPU how much.")
+@command(
+    examples={
+        "gpuhook stats": "Watch the GPUs and the containers",
+        "gpuhook stats --no-stream": "Look once",
+        "gpuhook stats --format json --interval 10": "A line of JSON each ten seconds",
+    },
+)
 @click.option("--no-stream", is_flag=True, help="Take one look and end.")
 @click.option(
     "--interval", type=click.FloatRange(_SHORTEST, _LONGEST), default=_INTERVAL,
