@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from harness.bundles import CGROUP_PARENT, Bundle
-from harness.commands import stop, wait_until
+from harness.commands import run, stop, wait_until
 from harness.docker import Docker
-from harness.driver import Driver
+from harness.driver import Driver, simulate
 from harness.images import image
-from harness.installation import Installation
+from harness.installation import Installation, write_config
 from harness.podman import Podman
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -191,6 +191,27 @@ def test_a_driver_that_hangs_makes_no_scrape_wait(driver: Driver, configs: dict[
             lambda: any(name == "gpuhook_gpu_memory_total_bytes" for name, _, _ in scrape(port)),
             "another child answers",
         )
+
+
+def test_a_driver_that_hangs_when_asked_for_its_devices(
+    installation: Installation, workspace: Path
+) -> None:
+    folder = workspace / f"hangs-{uuid.uuid4().hex[:8]}"
+    here = simulate(installation, folder / "driver", "--gpus=2")
+    config = write_config(folder / "config", here.root, ["runc"])
+    text = config.read_text().replace("[gpuhook]\n", "[gpuhook]\nnvml-timeout = 3600\n")
+    config.write_text(text)
+    with exporter(config) as port:
+        assert {*devices(scrape(port))} == {gpu.uuid for gpu in here.gpus}
+        simulate(installation, here.root, "--gpus=2", "--init-seconds=3600")
+        found = scrape(port)
+        assert {*devices(found)} == {gpu.uuid for gpu in here.gpus}
+        assert ("gpuhook_metrics_complete", {}, 0.0) in found
+    run([installation.command, "simulate", "--remove", here.root]).ok()
+
+
+def devices(samples: Samples) -> list[str]:
+    return [labels["uuid"] for name, labels, _ in samples if name == "gpuhook_gpu_info"]
 
 
 def test_a_port_that_is_taken_and_a_client_that_says_nothing(configs: dict[str, Path]) -> None:

@@ -144,7 +144,7 @@ LAYERS: Mapping[str, set[str]] = {
         "start", "vendors",
     },
     "metrics": {
-        "config", "engines", "host", "inventory", "kubernetes", "running", "vendors",
+        "config", "container", "engines", "host", "inventory", "kubernetes", "running", "vendors",
     },
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},

@@ -8,6 +8,7 @@ from gpuhook.cli._output import config_option, printable
 from gpuhook.config import load
 from gpuhook.errors import MetricsError
 from gpuhook.metrics.observer import Observer
+from gpuhook.metrics.telemetry import PATIENCE
 
 
 @click.command(short_help="Tell Prometheus which container uses which GPU how much.")
@@ -37,7 +38,8 @@ def metrics(
     options = exporter.Options(cadvisor=cadvisor, dcgm=dcgm)
     config = load(config_path)
     if textfile is not None:
-        observer = Observer(config, readings=dcgm)
+        patience = max(PATIENCE, 2 * config.nvml_timeout)  # there is no other look
+        observer = Observer(config, readings=dcgm, patience=patience)
         before = time.monotonic()
         snapshot = observer.take()
         observer.let_go()
@@ -45,7 +47,7 @@ def metrics(
         for problem in snapshot.problems:
             _tell(problem)
         return
-    observer = Observer(config, readings=dcgm, tell=_tell)
+    observer = Observer(config, readings=dcgm, prepared=True, tell=_tell)
     with serve.listen(listen) as listener:
         _tell(f"Listening at {listen}")
         serve.Service(observer, options, _tell).run(listener)

@@ -11,10 +11,11 @@ from gpuhook.config import Config
 from gpuhook.inventory.model import Inventory
 from gpuhook.kubernetes.machine import Machine
 from gpuhook.metrics.assigned import Holder, Holders
+from gpuhook.metrics.inventories import Inventories
 from gpuhook.metrics.model import Container, Device, Snapshot, Usage
 from gpuhook.metrics.names import Names
 from gpuhook.metrics.processes import Processes, find, sees_all_processes
-from gpuhook.metrics.telemetry import Telemetry
+from gpuhook.metrics.telemetry import PATIENCE, Telemetry
 from gpuhook.running.holders import WITHOUT_ROOT
 from gpuhook.vendors.parts import part
 
@@ -30,7 +31,9 @@ Clock = Callable[[], float]
 class Observer:
     """Takes looks, one after the other; it must be the only thread, because it forks.
 
-    ``readings`` asks drivers for further values. ``tell`` gets a sentence for what changes.
+    ``readings`` asks drivers for further values. With ``prepared`` somebody calls ``prepare``
+    between two looks. ``patience`` is how many seconds a driver may take to answer, and half as
+    many to say what there is. ``tell`` gets a sentence for what changes.
     Between two looks a child may hold a driver open, until ``let_go``.
     """
 
@@ -39,13 +42,18 @@ class Observer:
         config: Config,
         *,
         readings: bool = False,
+        prepared: bool = False,
+        patience: float = PATIENCE,
         tell: Callable[[str], None] = lambda _: None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._config = config
         self._readings = readings
+        self._prepared = prepared
         self._clock = clock
-        self._machine = Machine(config, tell, clock)
+        self._patience = patience
+        self._inventories = Inventories(clock)
+        self._machine = Machine(config, tell, clock, follow=self._inventories.follow, linked=False)
         self._telemetry: dict[str, Telemetry | None] = {}
         self._holders = Holders(config.state_dir, clock)
         self._processes = Processes()
@@ -58,8 +66,9 @@ class Observer:
         problems = [] if sees_all_processes() else [_OTHER_NAMESPACE]
         problems += [WITHOUT_ROOT.rstrip(".")] if os.geteuid() else []
         with self._timed("inventory"):
-            self._machine.look()
+            self._look(self._patience / 2)
             found = self._machine.found
+            problems += self._inventories.problems()
             failures = self._machine.failures()
             for failure in failures.values():
                 problems.append(str(failure))
@@ -67,7 +76,8 @@ class Observer:
         with self._timed("driver"):
             answers = [self._ask(*each, problems) for each in found]
         with self._timed("containers"):
-            holders = self._holders.look(inventory for _, inventory in found)
+            inventories = [inventory for _, inventory in found]
+            holders = self._holders.look(inventories, around=not self._prepared)
             values = {key: value for answer in answers for key, value in answer.items()}
             containers, usages = self._assemble(holders, values)
         devices = [device for each in found for device in self._devices(*each, values)]
@@ -81,8 +91,20 @@ class Observer:
             tuple(problems),
         )
 
+    def prepare(self, patience: float = 0.0) -> None:
+        """Do what a look would wait for, if it is due; with ``prepared`` the caller's to call."""
+        self._look(patience)
+        if self._machine.found:
+            self._holders.look_around(inventory for _, inventory in self._machine.found)
+
+    def _look(self, patience: float) -> None:
+        self._inventories.wait_for(patience)
+        if self._machine.look():
+            self._holders.forget()  # others may have devices now
+
     def let_go(self, seconds: float = 0.0) -> None:
         """Let go of all drivers, for so long at least; a later look opens them again."""
+        self._inventories.let_go(seconds)
         for each in self._telemetry.values():
             if each is not None:
                 each.let_go(seconds)
@@ -110,7 +132,9 @@ class Observer:
         if names.NAME not in self._telemetry:
             module = part(names, "telemetry")
             self._telemetry[names.NAME] = (
-                Telemetry(module, names.TITLE, self._config, self._clock) if module else None
+                Telemetry(module, names.TITLE, self._config, self._clock, self._patience)
+                if module
+                else None
             )
         telemetry = self._telemetry[names.NAME]
         if telemetry is None:

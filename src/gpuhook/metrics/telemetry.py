@@ -12,7 +12,7 @@ from gpuhook.config import Config
 from gpuhook.errors import GpuhookError
 from gpuhook.kubernetes.children import Child
 
-PATIENCE = 4.0  # seconds that one question waits; Prometheus waits for ten
+PATIENCE = 4.0  # seconds; Prometheus waits for ten
 _SILENCE = 300.0  # seconds that a device is left alone in which the driver hung
 _REAP = 0.5  # seconds that a killed child may take to end
 _PAUSE = 0.005
@@ -24,12 +24,22 @@ Clock = Callable[[], float]
 class Telemetry(Child):
     """The child of one vendor; ``module`` is the vendor's ``telemetry``.
 
+    A question waits for ``patience`` seconds.
+
     ``errors`` counts what went wrong, by kind; ``problem`` is the last one, "" if all is well.
     ``xids`` counts errors of devices: (GPU, number) -> how many, the latest number last.
     """
 
-    def __init__(self, module: Any, title: str, config: Config, clock: Clock) -> None:
+    def __init__(
+        self,
+        module: Any,
+        title: str,
+        config: Config,
+        clock: Clock,
+        patience: float = PATIENCE,
+    ) -> None:
         super().__init__(clock)
+        self._patience = patience
         self._module = module
         self._title = title
         self._config = config
@@ -64,7 +74,7 @@ class Telemetry(Child):
             return None
         except OSError:
             pass  # it has ended, which is seen below
-        return self._wait(self._clock() + PATIENCE)
+        return self._wait(self._clock() + self._patience)
 
     def facts(self, inventory: Any) -> dict[str, dict[str, Any]]:
         """Return what only the vendor knows of each device, by fields of ``Device``."""
