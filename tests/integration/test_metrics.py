@@ -1,93 +1,34 @@
 """gpuhook metrics says of real containers what the simulated driver says of their processes."""
 
-import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
-import urllib.request
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness.bundles import CGROUP_PARENT, Bundle
-from harness.commands import run, stop, wait_until
+from harness.commands import run, wait_until
 from harness.docker import Docker
 from harness.driver import Driver, simulate
 from harness.images import image
 from harness.installation import Installation, write_config
+from harness.metrics import (
+    COMMAND,
+    GIB,
+    children,
+    devices,
+    exporter,
+    labels_of,
+    listening,
+    of_container,
+    pid_of,
+    scrape,
+    state,
+    using,
+)
 from harness.podman import Podman
-from prometheus_client.parser import text_string_to_metric_families
-
-from gpuhook.vendors.nvidia.simulate import Process, end_process, run_process
-
-GIB = 1 << 30
-COMMAND = (sys.executable, "-c", "from gpuhook.cli import main; main()", "metrics")
-
-Samples = list[tuple[str, dict[str, str], float]]
-
-
-@contextlib.contextmanager
-def exporter(config: Path, *options: str) -> Iterator[int]:
-    """Serve on a free port; give the port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    argv = [*COMMAND, "--listen", f"127.0.0.1:{port}", "--config", str(config), *options]
-    process = subprocess.Popen(argv, stderr=subprocess.PIPE)
-    try:
-        assert process.stderr is not None
-        assert b"Listening at" in process.stderr.readline()
-        yield port
-    finally:
-        stop(process)
-        if process.stderr is not None:
-            process.stderr.close()
-    assert process.returncode == 0
-
-
-def scrape(port: int) -> Samples:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-        body = answer.read().decode()
-    return [
-        (sample.name, sample.labels, sample.value)
-        for family in text_string_to_metric_families(body)
-        for sample in family.samples
-    ]
-
-
-def of_container(samples: Samples, container: str) -> dict[tuple[str, str], float]:
-    """Return (series, device) -> value of a container, without the series' common prefix."""
-    prefix = "gpuhook_container_gpu_"
-    return {
-        (name.removeprefix(prefix), labels["uuid"]): value
-        for name, labels, value in samples
-        if name.startswith(prefix) and labels["container_id"] == container
-    }
-
-
-def pid_of(config: Path, container: str) -> int:
-    """Return a container's first process, which its record says."""
-    files = (config.parent / "state/containers").glob("[0-9]*")
-    records = [json.loads(file.read_text()) for file in files]
-    return next(int(record["pid"]) for record in records if record["id"] == container)
-
-
-def labels_of(samples: Samples, container: str) -> dict[str, str]:
-    return next(labels for _, labels, _ in samples if labels.get("container_id") == container)
-
-
-@contextlib.contextmanager
-def using(driver: Driver, device: str, pid: int, memory: int, sm: int) -> Iterator[None]:
-    root = str(driver.root)
-    run_process(root, Process(device, pid, memory, sm))
-    try:
-        yield
-    finally:
-        end_process(root, pid)
 
 
 def test_a_container_of_a_low_level_runtime(
@@ -163,30 +104,30 @@ def test_the_driver_is_let_go_on_sighup_and_held_by_one_child(
     driver: Driver, configs: dict[str, Path]
 ) -> None:
     with exporter(configs["runc"]) as port:
-        [pid] = _listening(port)
+        [pid] = listening(port)
         scrape(port)
-        [child] = _children(pid)
+        [child] = children(pid)
         scrape(port)
-        assert _children(pid) == [child]
+        assert children(pid) == [child]
         os.kill(pid, signal.SIGHUP)
-        wait_until(lambda: _children(pid) == [], "the driver is let go")
+        wait_until(lambda: children(pid) == [], "the driver is let go")
         names = {name for name, _, _ in scrape(port)}
         assert "gpuhook_gpu_info" in names
         assert "gpuhook_gpu_memory_total_bytes" not in names
-        assert _children(pid) == []
+        assert children(pid) == []
 
 
 def test_a_driver_that_hangs_makes_no_scrape_wait(driver: Driver, configs: dict[str, Path]) -> None:
     with exporter(configs["runc"]) as port:
-        [pid] = _listening(port)
+        [pid] = listening(port)
         scrape(port)
-        [child] = _children(pid)
+        [child] = children(pid)
         os.kill(child, signal.SIGSTOP)
         found = scrape(port)
         errors = {labels["kind"]: value for name, labels, value in found
                   if name == "gpuhook_metrics_errors_total"}  # fmt: skip
         assert errors["timeout"] == 1
-        assert not Path(f"/proc/{child}").exists() or _state(child) == "Z"
+        assert not Path(f"/proc/{child}").exists() or state(child) == "Z"
         wait_until(
             lambda: any(name == "gpuhook_gpu_memory_total_bytes" for name, _, _ in scrape(port)),
             "another child answers",
@@ -210,10 +151,6 @@ def test_a_driver_that_hangs_when_asked_for_its_devices(
     run([installation.command, "simulate", "--remove", here.root]).ok()
 
 
-def devices(samples: Samples) -> list[str]:
-    return [labels["uuid"] for name, labels, _ in samples if name == "gpuhook_gpu_info"]
-
-
 def test_a_port_that_is_taken_and_a_client_that_says_nothing(configs: dict[str, Path]) -> None:
     with exporter(configs["runc"]) as port:
         argv = [*COMMAND, "--listen", f"127.0.0.1:{port}", "--config", str(configs["runc"])]
@@ -230,19 +167,3 @@ def test_a_file_for_node_exporter(driver: Driver, configs: dict[str, Path], tmp_
     subprocess.run(argv, check=True)
     assert file.read_text().count("\ngpuhook_gpu_memory_total_bytes{") == len(driver.gpus)
     assert [*tmp_path.iterdir()] == [file]
-
-
-def _listening(port: int) -> list[int]:
-    """Return the child of ours that serves on a port."""
-    word = f"127.0.0.1:{port}"
-    return [pid for pid in _children(os.getpid())
-            if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]  # fmt: skip
-
-
-def _children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [child for child in map(int, text.split()) if _state(child) != "Z"]
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -170,7 +170,7 @@ def _of_containers(snapshot: Snapshot) -> Iterator[Family]:
 
 def _usages(snapshot: Snapshot) -> Iterator[tuple[Usage, list[str]]]:
     devices = {device.id: device for device in snapshot.devices}
-    containers = {each.id: each for each in snapshot.containers}
+    containers = {each.id: each for each in snapshot.containers if each.id}
     for usage in snapshot.usages:
         device = devices.get(usage.device)
         if device is not None:

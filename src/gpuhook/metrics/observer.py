@@ -10,6 +10,7 @@ from typing import Any
 from gpuhook.config import Config
 from gpuhook.inventory.model import Inventory
 from gpuhook.kubernetes.machine import Machine
+from gpuhook.metrics import kubelet, pods
 from gpuhook.metrics.assigned import Holder, Holders
 from gpuhook.metrics.inventories import Inventories
 from gpuhook.metrics.model import Container, Device, Snapshot, Usage
@@ -33,7 +34,8 @@ class Observer:
 
     ``readings`` asks drivers for further values. With ``prepared`` somebody calls ``prepare``
     between two looks. ``patience`` is how many seconds a driver may take to answer, and half as
-    many to say what there is. ``tell`` gets a sentence for what changes.
+    many to say what there is; a kubelet has a quarter. ``pod_resources`` is the kubelet's socket.
+    ``tell`` gets a sentence for what changes.
     Between two looks a child may hold a driver open, until ``let_go``.
     """
 
@@ -44,6 +46,7 @@ class Observer:
         readings: bool = False,
         prepared: bool = False,
         patience: float = PATIENCE,
+        pod_resources: str = kubelet.SOCKET,
         tell: Callable[[str], None] = lambda _: None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -55,6 +58,8 @@ class Observer:
         self._inventories = Inventories(clock)
         self._machine = Machine(config, tell, clock, follow=self._inventories.follow, linked=False)
         self._telemetry: dict[str, Telemetry | None] = {}
+        self._place = kubelet.Place(pod_resources)
+        self._kubelet = Telemetry(kubelet, "Kubernetes", config, clock, patience / 4, "kubelet")
         self._holders = Holders(config.state_dir, clock)
         self._processes = Processes()
         self._names = Names(clock)
@@ -80,6 +85,8 @@ class Observer:
             holders = self._holders.look(inventories, around=not self._prepared)
             values = {key: value for answer in answers for key, value in answer.items()}
             containers, usages = self._assemble(holders, values)
+        with self._timed("kubelet"):
+            containers = self._name_pods(containers, found, values, problems)
         devices = [device for each in found for device in self._devices(*each, values)]
         return Snapshot(
             tuple(devices),
@@ -94,6 +101,8 @@ class Observer:
     def prepare(self, patience: float = 0.0) -> None:
         """Do what a look would wait for, if it is due; with ``prepared`` the caller's to call."""
         self._look(patience)
+        if patience:
+            self._kubelet.ask(self._place)  # to have started what asks it
         if self._machine.found:
             self._holders.look_around(inventory for _, inventory in self._machine.found)
 
@@ -105,6 +114,7 @@ class Observer:
     def let_go(self, seconds: float = 0.0) -> None:
         """Let go of all drivers, for so long at least; a later look opens them again."""
         self._inventories.let_go(seconds)
+        self._kubelet.let_go()
         for each in self._telemetry.values():
             if each is not None:
                 each.let_go(seconds)
@@ -122,6 +132,7 @@ class Observer:
         for each in self._telemetry.values():
             if each is not None:
                 found.update(each.errors)
+        found["kubelet"] = self._kubelet.errors.total()
         return dict(found)
 
     # Devices --------------------------------------------------------------------------------
@@ -232,6 +243,22 @@ class Observer:
             devices=holder.devices,
             **words,
         )
+
+    def _name_pods(
+        self,
+        containers: list[Container],
+        found: list[Any],
+        values: Values,
+        problems: list[str],
+    ) -> list[Container]:
+        """Return the containers with the names of pods that the kubelet has and we haven't."""
+        answer = self._kubelet.ask(self._place)
+        if self._kubelet.problem and any(each.pod_uid and not each.pod for each in containers):
+            problems.append(self._kubelet.problem)
+        if not answer or not answer.get("pods"):
+            return containers
+        known = [(vendor.names.KIND, inventory, values) for vendor, inventory in found]
+        return pods.name(containers, pods.read(answer["pods"], known))
 
     def _ask_names(self, holders: list[Holder], known: Mapping[str, Container]) -> None:
         bundles = {each.container.name: each.bundle for each in holders}
