@@ -75,6 +75,17 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
     bundles.remove_cgroups()
 
 
+@pytest.fixture
+def reachable(workspace: Path, installation: Installation) -> Iterator[Path]:
+    """The installation where nobody can get at it, whatever folder it is in."""
+    place = workspace / "reachable"
+    place.mkdir()
+    run(["mount", "--bind", installation.bin.parent, place]).ok()
+    yield place / "bin"
+    run(["umount", place]).ok()
+    place.rmdir()
+
+
 @pytest.fixture(scope="session")
 def driver(workspace: Path, installation: Installation) -> Driver:
     minors = ",".join(str(minor) for minor in MINORS)

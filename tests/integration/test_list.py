@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -212,17 +211,6 @@ def test_files_are_listed_on_request(
     text = run(argv).ok().stdout
     assert f"libcuda.so.{driver.version}" in text
     assert "libcuda" not in run([word for word in argv if word != "--files"]).ok().stdout
-
-
-@pytest.fixture
-def reachable(workspace: Path, installation: Installation) -> Iterator[Path]:
-    """The installation where nobody can get at it, whatever folder it is in."""
-    place = workspace / "reachable"
-    place.mkdir()
-    run(["mount", "--bind", installation.bin.parent, place]).ok()
-    yield place / "bin"
-    run(["umount", place]).ok()
-    place.rmdir()
 
 
 @pytest.mark.parametrize("words", [["list"], ["list", "--format=json"], ["repair", "--all"]])

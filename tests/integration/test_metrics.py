@@ -1,12 +1,14 @@
 """gpuhook metrics says of real containers what the simulated driver says of their processes."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import uuid
 from pathlib import Path
 
+import prometheus_client
 import pytest
 from harness.bundles import CGROUP_PARENT, Bundle
 from harness.commands import run, wait_until
@@ -17,6 +19,7 @@ from harness.installation import Installation, write_config
 from harness.metrics import (
     COMMAND,
     GIB,
+    Samples,
     children,
     devices,
     exporter,
@@ -29,6 +32,8 @@ from harness.metrics import (
     using,
 )
 from harness.podman import Podman
+
+from gpuhook.vendors.nvidia.simulate import report_xid
 
 
 def test_a_container_of_a_low_level_runtime(
@@ -91,6 +96,9 @@ def test_containers_of_docker_and_podman(
                 assert of_container(samples, "")["memory_used_bytes", second] == 3 * GIB
                 engine.call("rm", "--force", name).ok()
                 _wait_until_gone(port, container)
+                kinds = {labels["kind"]: value for each, labels, value in scrape(port)
+                         if each == "gpuhook_metrics_errors_total"}  # fmt: skip
+                assert kinds["failed"] == kinds["device"] == kinds["ended"] == 0
         finally:
             engine.call("rm", "--force", name)
 
@@ -115,6 +123,26 @@ def test_the_driver_is_let_go_on_sighup_and_held_by_one_child(
         assert "gpuhook_gpu_info" in names
         assert "gpuhook_gpu_memory_total_bytes" not in names
         assert children(pid) == []
+
+
+def test_errors_of_a_device_are_counted(driver: Driver, configs: dict[str, Path]) -> None:
+    def counted(port: int) -> dict[tuple[str, str], float]:
+        name = "gpuhook_gpu_xid_errors_total"
+        return {(labels["uuid"], labels["xid"]): value
+                for each, labels, value in scrape(port) if each == name}  # fmt: skip
+
+    first, second = driver.gpus[4].uuid, driver.gpus[5].uuid
+    with exporter(configs["runc"]) as port:
+        wait_until(lambda: "gpuhook_gpu_power_watts" in names(scrape(port)), "it listens")
+        assert counted(port) == {}
+        for xid, gpu in ((31, first), (31, first), (13, second)):
+            report_xid(str(driver.root), xid, gpu)
+        expected = {(first, "31"): 2.0, (second, "13"): 1.0}
+        wait_until(lambda: counted(port) == expected, "the errors are counted")
+
+
+def names(samples: Samples) -> set[str]:
+    return {name for name, _, _ in samples}
 
 
 def test_a_driver_that_hangs_makes_no_scrape_wait(driver: Driver, configs: dict[str, Path]) -> None:
@@ -167,3 +195,25 @@ def test_a_file_for_node_exporter(driver: Driver, configs: dict[str, Path], tmp_
     subprocess.run(argv, check=True)
     assert file.read_text().count("\ngpuhook_gpu_memory_total_bytes{") == len(driver.gpus)
     assert [*tmp_path.iterdir()] == [file]
+
+
+def test_without_root(
+    driver: Driver, configs: dict[str, Path], reachable: Path, workspace: Path
+) -> None:
+    """It says what it can't see, and the rest; root writes nothing where somebody else may."""
+    folder = workspace / f"nobody-{uuid.uuid4().hex[:8]}"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    file = folder / "gpuhook.prom"
+    library = workspace / f"library-{folder.name}"  # which the installation hasn't got
+    shutil.copytree(Path(prometheus_client.__file__).parent, library / "prometheus_client")
+    env = {"PYTHONPATH": str(library)}
+    words: list[str | Path] = [reachable / "python3", reachable / "gpuhook", "metrics"]
+    words += ["--textfile", file, "--config", configs["runc"]]
+    done = run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *words], env).ok()
+    plain = "Without root only your own containers are seen; run this as root for all"
+    assert f"gpuhook: {plain}." in done.stderr.splitlines()
+    text = file.read_text()
+    assert text.count("\ngpuhook_gpu_memory_total_bytes{") == len(driver.gpus)
+    assert "\ngpuhook_metrics_complete 0.0\n" in text
+    assert "could lead root elsewhere" in run(words, env).failed().stderr
