@@ -140,8 +140,10 @@ class Observer:
     def _ask(self, vendor: Any, inventory: Any, problems: list[str]) -> dict[str, Any]:
         """Return what a vendor's driver says of each device now."""
         names = vendor.names
+        module = part(names, "telemetry")
+        if hasattr(module, "read"):  # of files that nobody waits for
+            return dict(module.read(inventory))
         if names.NAME not in self._telemetry:
-            module = part(names, "telemetry")
             self._telemetry[names.NAME] = (
                 Telemetry(module, names.TITLE, self._config, self._clock, self._patience)
                 if module
