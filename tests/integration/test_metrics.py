@@ -1,93 +1,39 @@
 """gpuhook metrics says of real containers what the simulated driver says of their processes."""
 
-import contextlib
-import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
-import sys
-import urllib.request
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
+import prometheus_client
 import pytest
 from harness.bundles import CGROUP_PARENT, Bundle
-from harness.commands import stop, wait_until
+from harness.commands import run, wait_until
 from harness.docker import Docker
-from harness.driver import Driver
+from harness.driver import Driver, simulate
 from harness.images import image
-from harness.installation import Installation
+from harness.installation import Installation, write_config
+from harness.metrics import (
+    COMMAND,
+    GIB,
+    Samples,
+    children,
+    devices,
+    exporter,
+    labels_of,
+    listening,
+    of_container,
+    pid_of,
+    scrape,
+    state,
+    using,
+)
 from harness.podman import Podman
-from prometheus_client.parser import text_string_to_metric_families
 
-from gpuhook.vendors.nvidia.simulate import Process, end_process, run_process
-
-GIB = 1 << 30
-COMMAND = (sys.executable, "-c", "from gpuhook.cli import main; main()", "metrics")
-
-Samples = list[tuple[str, dict[str, str], float]]
-
-
-@contextlib.contextmanager
-def exporter(config: Path, *options: str) -> Iterator[int]:
-    """Serve on a free port; give the port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    argv = [*COMMAND, "--listen", f"127.0.0.1:{port}", "--config", str(config), *options]
-    process = subprocess.Popen(argv, stderr=subprocess.PIPE)
-    try:
-        assert process.stderr is not None
-        assert b"Listening at" in process.stderr.readline()
-        yield port
-    finally:
-        stop(process)
-        if process.stderr is not None:
-            process.stderr.close()
-    assert process.returncode == 0
-
-
-def scrape(port: int) -> Samples:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-        body = answer.read().decode()
-    return [
-        (sample.name, sample.labels, sample.value)
-        for family in text_string_to_metric_families(body)
-        for sample in family.samples
-    ]
-
-
-def of_container(samples: Samples, container: str) -> dict[tuple[str, str], float]:
-    """Return (series, device) -> value of a container, without the series' common prefix."""
-    prefix = "gpuhook_container_gpu_"
-    return {
-        (name.removeprefix(prefix), labels["uuid"]): value
-        for name, labels, value in samples
-        if name.startswith(prefix) and labels["container_id"] == container
-    }
-
-
-def pid_of(config: Path, container: str) -> int:
-    """Return a container's first process, which its record says."""
-    files = (config.parent / "state/containers").glob("[0-9]*")
-    records = [json.loads(file.read_text()) for file in files]
-    return next(int(record["pid"]) for record in records if record["id"] == container)
-
-
-def labels_of(samples: Samples, container: str) -> dict[str, str]:
-    return next(labels for _, labels, _ in samples if labels.get("container_id") == container)
-
-
-@contextlib.contextmanager
-def using(driver: Driver, device: str, pid: int, memory: int, sm: int) -> Iterator[None]:
-    root = str(driver.root)
-    run_process(root, Process(device, pid, memory, sm))
-    try:
-        yield
-    finally:
-        end_process(root, pid)
+from gpuhook.vendors.nvidia.simulate import report_xid
 
 
 def test_a_container_of_a_low_level_runtime(
@@ -150,6 +96,9 @@ def test_containers_of_docker_and_podman(
                 assert of_container(samples, "")["memory_used_bytes", second] == 3 * GIB
                 engine.call("rm", "--force", name).ok()
                 _wait_until_gone(port, container)
+                kinds = {labels["kind"]: value for each, labels, value in scrape(port)
+                         if each == "gpuhook_metrics_errors_total"}  # fmt: skip
+                assert kinds["failed"] == kinds["device"] == kinds["ended"] == 0
         finally:
             engine.call("rm", "--force", name)
 
@@ -163,34 +112,71 @@ def test_the_driver_is_let_go_on_sighup_and_held_by_one_child(
     driver: Driver, configs: dict[str, Path]
 ) -> None:
     with exporter(configs["runc"]) as port:
-        [pid] = _listening(port)
+        [pid] = listening(port)
         scrape(port)
-        [child] = _children(pid)
+        [child] = children(pid)
         scrape(port)
-        assert _children(pid) == [child]
+        assert children(pid) == [child]
         os.kill(pid, signal.SIGHUP)
-        wait_until(lambda: _children(pid) == [], "the driver is let go")
+        wait_until(lambda: children(pid) == [], "the driver is let go")
         names = {name for name, _, _ in scrape(port)}
         assert "gpuhook_gpu_info" in names
         assert "gpuhook_gpu_memory_total_bytes" not in names
-        assert _children(pid) == []
+        assert children(pid) == []
+
+
+def test_errors_of_a_device_are_counted(driver: Driver, configs: dict[str, Path]) -> None:
+    def counted(port: int) -> dict[tuple[str, str], float]:
+        name = "gpuhook_gpu_xid_errors_total"
+        return {(labels["uuid"], labels["xid"]): value
+                for each, labels, value in scrape(port) if each == name}  # fmt: skip
+
+    first, second = driver.gpus[4].uuid, driver.gpus[5].uuid
+    with exporter(configs["runc"]) as port:
+        wait_until(lambda: "gpuhook_gpu_power_watts" in names(scrape(port)), "it listens")
+        assert counted(port) == {}
+        for xid, gpu in ((31, first), (31, first), (13, second)):
+            report_xid(str(driver.root), xid, gpu)
+        expected = {(first, "31"): 2.0, (second, "13"): 1.0}
+        wait_until(lambda: counted(port) == expected, "the errors are counted")
+
+
+def names(samples: Samples) -> set[str]:
+    return {name for name, _, _ in samples}
 
 
 def test_a_driver_that_hangs_makes_no_scrape_wait(driver: Driver, configs: dict[str, Path]) -> None:
     with exporter(configs["runc"]) as port:
-        [pid] = _listening(port)
+        [pid] = listening(port)
         scrape(port)
-        [child] = _children(pid)
+        [child] = children(pid)
         os.kill(child, signal.SIGSTOP)
         found = scrape(port)
         errors = {labels["kind"]: value for name, labels, value in found
                   if name == "gpuhook_metrics_errors_total"}  # fmt: skip
         assert errors["timeout"] == 1
-        assert not Path(f"/proc/{child}").exists() or _state(child) == "Z"
+        assert not Path(f"/proc/{child}").exists() or state(child) == "Z"
         wait_until(
             lambda: any(name == "gpuhook_gpu_memory_total_bytes" for name, _, _ in scrape(port)),
             "another child answers",
         )
+
+
+def test_a_driver_that_hangs_when_asked_for_its_devices(
+    installation: Installation, workspace: Path
+) -> None:
+    folder = workspace / f"hangs-{uuid.uuid4().hex[:8]}"
+    here = simulate(installation, folder / "driver", "--gpus=2")
+    config = write_config(folder / "config", here.root, ["runc"])
+    text = config.read_text().replace("[gpuhook]\n", "[gpuhook]\nnvml-timeout = 3600\n")
+    config.write_text(text)
+    with exporter(config) as port:
+        assert {*devices(scrape(port))} == {gpu.uuid for gpu in here.gpus}
+        simulate(installation, here.root, "--gpus=2", "--init-seconds=3600")
+        found = scrape(port)
+        assert {*devices(found)} == {gpu.uuid for gpu in here.gpus}
+        assert ("gpuhook_metrics_complete", {}, 0.0) in found
+    run([installation.command, "simulate", "--remove", here.root]).ok()
 
 
 def test_a_port_that_is_taken_and_a_client_that_says_nothing(configs: dict[str, Path]) -> None:
@@ -211,17 +197,23 @@ def test_a_file_for_node_exporter(driver: Driver, configs: dict[str, Path], tmp_
     assert [*tmp_path.iterdir()] == [file]
 
 
-def _listening(port: int) -> list[int]:
-    """Return the child of ours that serves on a port."""
-    word = f"127.0.0.1:{port}"
-    return [pid for pid in _children(os.getpid())
-            if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]  # fmt: skip
-
-
-def _children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [child for child in map(int, text.split()) if _state(child) != "Z"]
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def test_without_root(
+    driver: Driver, configs: dict[str, Path], reachable: Path, workspace: Path
+) -> None:
+    """It says what it can't see, and the rest; root writes nothing where somebody else may."""
+    folder = workspace / f"nobody-{uuid.uuid4().hex[:8]}"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    file = folder / "gpuhook.prom"
+    library = workspace / f"library-{folder.name}"  # which the installation hasn't got
+    shutil.copytree(Path(prometheus_client.__file__).parent, library / "prometheus_client")
+    env = {"PYTHONPATH": str(library)}
+    words: list[str | Path] = [reachable / "python3", reachable / "gpuhook", "metrics"]
+    words += ["--textfile", file, "--config", configs["runc"]]
+    done = run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *words], env).ok()
+    plain = "Without root only your own containers are seen; run this as root for all"
+    assert f"gpuhook: {plain}." in done.stderr.splitlines()
+    text = file.read_text()
+    assert text.count("\ngpuhook_gpu_memory_total_bytes{") == len(driver.gpus)
+    assert "\ngpuhook_metrics_complete 0.0\n" in text
+    assert "could lead root elsewhere" in run(words, env).failed().stderr

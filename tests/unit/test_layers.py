@@ -146,7 +146,9 @@ LAYERS: Mapping[str, set[str]] = {
         "cdi", "config", "container", "driver_folder", "engines", "host", "inventory", "request",
         "start", "vendors",
     },
-    "metrics": {"config", "inventory", "kubernetes", "running", "vendors"},
+    "metrics": {
+        "config", "container", "host", "inventory", "kubernetes", "running", "vendors",
+    },
     "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
     "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},
     # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.

@@ -8,7 +8,9 @@ from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, printable
 from gpuhook.config import load
 from gpuhook.errors import MetricsError
+from gpuhook.metrics.kubelet import SOCKET
 from gpuhook.metrics.observer import Observer
+from gpuhook.metrics.telemetry import PATIENCE
 
 
 @command(
@@ -27,9 +29,18 @@ from gpuhook.metrics.observer import Observer
 )  # fmt: skip
 @click.option("--cadvisor", is_flag=True, help="Add cAdvisor's container_accelerator_* series.")
 @click.option("--dcgm", is_flag=True, help="Add the DCGM_FI_DEV_* series that NVML knows.")
+@click.option(
+    "--pod-resources", default=SOCKET, show_default=True, metavar="SOCKET",
+    help="Where to ask the kubelet for pods' devices.",
+)  # fmt: skip
 @config_option
 def metrics(
-    listen: str, textfile: str | None, cadvisor: bool, dcgm: bool, config_path: str | None
+    listen: str,
+    textfile: str | None,
+    cadvisor: bool,
+    dcgm: bool,
+    pod_resources: str,
+    config_path: str | None,
 ) -> None:
     """Tell Prometheus what the devices do, and which container uses which how much.
 
@@ -43,7 +54,8 @@ def metrics(
     options = exporter.Options(cadvisor=cadvisor, dcgm=dcgm)
     config = load(config_path)
     if textfile is not None:
-        observer = Observer(config, readings=dcgm)
+        patience = max(PATIENCE, 2 * config.nvml_timeout)  # there is no other look
+        observer = Observer(config, readings=dcgm, patience=patience, pod_resources=pod_resources)
         before = time.monotonic()
         snapshot = observer.take()
         observer.let_go()
@@ -51,7 +63,9 @@ def metrics(
         for problem in snapshot.problems:
             _tell(problem)
         return
-    observer = Observer(config, readings=dcgm, tell=_tell)
+    observer = Observer(
+        config, readings=dcgm, prepared=True, pod_resources=pod_resources, tell=_tell
+    )
     with serve.listen(listen) as listener:
         _tell(f"Listening at {listen}")
         serve.Service(observer, options, _tell).run(listener)

@@ -23,6 +23,10 @@ Links = dict[str, Mapping[str, int]]
 _PAUSES = (30.0, 600.0)  # seconds until a driver that fails is asked again: the first, the longest
 
 
+class NotYet(Exception):  # noqa: N818 - no error: what was found before stays
+    """Raised by what follows a vendor's inventory for us, where nobody can say just now."""
+
+
 @dataclass
 class _Seen:
     """What the last look at one vendor found, and when the next one is worth it.
@@ -51,14 +55,26 @@ class _Seen:
 
 
 class Machine:
-    """The vendors that this machine has something of; ``tell`` gets a sentence for what changes."""
+    """The vendors that this machine has something of; ``tell`` gets a sentence for what changes.
+
+    ``follow`` does what ``inventory.cache.follow`` does, and may raise NotYet. Without ``linked``
+    nobody is asked how near devices are.
+    """
 
     def __init__(
-        self, config: Config, tell: Callable[[str], None], clock: Callable[[], float]
+        self,
+        config: Config,
+        tell: Callable[[str], None],
+        clock: Callable[[], float],
+        *,
+        follow: Callable[[Config, Any, cache.Loaded | None], cache.Loaded] = cache.follow,
+        linked: bool = True,
     ) -> None:
         self._config = config
         self._tell = tell
         self._clock = clock
+        self._follow = follow
+        self._linked = linked
         self._seen = {name: _Seen(seam.load(names)) for name, names in seam.known(config).items()}
 
     @property
@@ -135,7 +151,9 @@ class Machine:
         if not self._is_worth_it(seen, eager=eager):
             return False
         try:
-            loaded = cache.follow(self._config, seen.vendor, seen.loaded)
+            loaded = self._follow(self._config, seen.vendor, seen.loaded)
+        except NotYet:
+            return False
         except DriverError as error:
             self._fail(seen, error)
             return (seen.inventory, str(seen.failure), seen.lost) != before
@@ -152,7 +170,8 @@ class Machine:
         seen.lost = [each.id for each in every if not each.parent and each.id not in here]
         if seen.inventory != before[0]:
             self._tell(f"{seen.vendor.names.TITLE}: {seen.inventory.sentence()}")
-            self._ask_links(seen)
+            if self._linked:
+                self._ask_links(seen)
         return (seen.inventory, str(seen.failure), seen.lost) != before
 
     def _is_worth_it(self, seen: _Seen, *, eager: bool) -> bool:

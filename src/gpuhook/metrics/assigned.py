@@ -1,12 +1,12 @@
 """Which containers were given which devices: by our records, else by the nodes that they have."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpuhook.inventory.model import Inventory
 from gpuhook.metrics.containers import owner_of
+from gpuhook.metrics.processes import started
 from gpuhook.running import holders, records
 
 _PAUSE = 15.0  # seconds between two looks at containers without a record, at least
@@ -31,32 +31,49 @@ class Holders:
     def __init__(self, state_dir: str, clock: Callable[[], float]) -> None:
         self._state_dir = state_dir
         self._clock = clock
-        self._others: list[holders.Container] = []
+        self._others: list[tuple[holders.Container, str]] = []  # with when its process began
         self._again = 0.0
-        self._places: dict[tuple[int, object], tuple[str, str]] = {}
+        self._places: dict[tuple[int, str], tuple[str, str]] = {}
 
-    def look(self, inventories: Iterable[Inventory]) -> list[Holder]:
-        """Return the containers: those with a record as they are now, others as of a while ago."""
+    def look_around(self, inventories: Iterable[Inventory]) -> None:
+        """Look for containers without a record, unless that was just done: it takes a while."""
+        before = self._clock()
+        if before < self._again:
+            return
+        found = holders.without_record(holders.running(inventories, self._state_dir))
+        self._others = [(each, started(each.pid)) for each in found]
+        took = self._clock() - before
+        self._again = before + max(_PAUSE, _SHARE * took)
+
+    def forget(self) -> None:
+        """Look around again the next time."""
+        self._again = 0.0
+
+    def look(self, inventories: Iterable[Inventory], *, around: bool) -> list[Holder]:
+        """Return the containers: those with a record as they are now, others as of a while ago.
+
+        With ``around`` it looks for those first, where it is time; it does so the first time.
+        """
         inventories = list(inventories)
-        now = self._clock()
-        if now >= self._again:
-            found = holders.running(inventories, self._state_dir)
-            self._others = holders.without_record(found)
-            took = self._clock() - now
-            self._again = now + max(_PAUSE, _SHARE * took)
-        recorded = [*map(holders.of_record, records.read_all(self._state_dir))]
-        others = [each for each in self._others if os.path.exists(f"/proc/{each.pid}")]
+        if around or not self._again:
+            self.look_around(inventories)
+        recorded = [
+            (holders.of_record(each), str(each["started"]))
+            for each in records.read_all(self._state_dir)
+        ]
+        others = [(each, began) for each, began in self._others if began == started(each.pid) != ""]
         places, self._places = self._places, {}
-        return [self._holder(each, inventories, places) for each in (*recorded, *others)]
+        return [self._holder(*each, inventories, places) for each in (*recorded, *others)]
 
     def _holder(
         self,
         container: holders.Container,
+        began: str,
         inventories: list[Inventory],
-        places: Mapping[tuple[int, object], tuple[str, str]],
+        places: Mapping[tuple[int, str], tuple[str, str]],
     ) -> Holder:
         record = container.record or {}
-        key = (container.pid, record.get("started"))
+        key = (container.pid, began)
         place = places.get(key)
         if place is None:
             text = holders.text_of(f"/proc/{container.pid}/cgroup")

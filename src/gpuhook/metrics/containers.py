@@ -86,7 +86,7 @@ def owner_of(cgroups: str) -> Owner:
     fields = [line.split(":", 2) for line in cgroups.splitlines()]
     paths = {each[1]: each[2] for each in fields if len(each) == 3}
     unified = paths.pop("", "")
-    owners = [owner(path) for path in (*paths.values(), unified)]
+    owners = [owner(path) for path in dict.fromkeys((*paths.values(), unified))]
     found = next((each for each in owners if each.id), Owner())
     return Owner(found.engine, found.id, found.pod_uid or pod_of(paths, unified))
 

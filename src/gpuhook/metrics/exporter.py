@@ -1,25 +1,27 @@
-"""A look as Prometheus' series: pure but for prometheus_client, which writes the text.
+"""A look as the families of Prometheus' series, of prometheus_client's classes.
 
 No series is there for a value that isn't known. Process ids are no labels; a container's id is.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from gpuhook.errors import MetricsError, shown
+from gpuhook.host import files
 from gpuhook.metrics.model import Container, Device, Snapshot, Usage
 
 try:
-    from prometheus_client import CollectorRegistry, exposition
+    from prometheus_client import exposition
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+    from gpuhook.metrics.text import Family, encode
 except ImportError as error:
     raise MetricsError(
         "The Python package prometheus_client isn't installed, and without it there are no metrics",
         "Install it with pip install 'gpuhook[metrics]'",
     ) from error
 
-Family = Any  # of prometheus_client, which has no types for it
+_MODE = 0o644  # node_exporter is another user
 _MIB = 1 << 20
 _PERCENT = 100
 _DEVICE = ("vendor", "uuid", "index")
@@ -49,40 +51,29 @@ class Options:
     dcgm: bool = False
 
 
-class Collector:
-    """Gives the series of a look, and how long it took, when prometheus_client asks."""
-
-    def __init__(self, snapshot: Snapshot, options: Options, seconds: float) -> None:
-        self._snapshot = snapshot
-        self._options = options
-        self._seconds = seconds
-
-    def collect(self) -> Iterator[Family]:
-        """Yield all families."""
-        snapshot = self._snapshot
-        yield from _of_devices(snapshot)
-        yield from _of_containers(snapshot)
-        if self._options.cadvisor:
-            yield from _of_cadvisor(snapshot)
-        if self._options.dcgm:
-            yield from _of_dcgm(snapshot)
-        yield from _of_ourselves(snapshot, self._seconds)
+def families(snapshot: Snapshot, options: Options, seconds: float) -> Iterator[Family]:
+    """Yield the families of a look that took so many seconds."""
+    yield from _of_devices(snapshot)
+    yield from _of_containers(snapshot)
+    if options.cadvisor:
+        yield from _of_cadvisor(snapshot)
+    if options.dcgm:
+        yield from _of_dcgm(snapshot)
+    yield from _of_ourselves(snapshot, seconds)
 
 
 def text(snapshot: Snapshot, options: Options, seconds: float, accept: str) -> tuple[bytes, str]:
     """Return the series in the format that the Accept header asks for, and its type."""
-    encode, content_type = exposition.choose_encoder(accept)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collector(snapshot, options, seconds))
-    return encode(registry), content_type
+    content_type: str = exposition.choose_encoder(accept)[1]
+    openmetrics = content_type.startswith("application/openmetrics-text")
+    return encode(families(snapshot, options, seconds), openmetrics=openmetrics), content_type
 
 
 def write(snapshot: Snapshot, options: Options, seconds: float, path: str) -> None:
     """Write the series into a file for node_exporter, in one step; MetricsError if that fails."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collector(snapshot, options, seconds))
+    data = encode(families(snapshot, options, seconds), openmetrics=False)
     try:
-        exposition.write_to_textfile(path, registry)
+        files.replace(path, data, _MODE)
     except OSError as error:
         raise MetricsError(
             f"{shown(path)} can't be written: {error.strerror or error}",
@@ -179,7 +170,7 @@ def _of_containers(snapshot: Snapshot) -> Iterator[Family]:
 
 def _usages(snapshot: Snapshot) -> Iterator[tuple[Usage, list[str]]]:
     devices = {device.id: device for device in snapshot.devices}
-    containers = {each.id: each for each in snapshot.containers}
+    containers = {each.id: each for each in snapshot.containers if each.id}
     for usage in snapshot.usages:
         device = devices.get(usage.device)
         if device is not None:

@@ -42,7 +42,8 @@ class Container:
 
     ``engine`` is docker, podman, kubernetes, ... ("" unknown), ``name`` what its engine calls
     it; ``pod``, ``namespace``, ``container`` and ``pod_uid`` are Kubernetes' words. ``devices``
-    are the ids of those that it was given, which may be idle.
+    are the ids of those that it was given, which may be idle. ``id`` is "" for one that is known
+    to the kubelet alone.
     """
 
     id: str

@@ -10,10 +10,12 @@ from typing import Any
 from gpuhook.config import Config
 from gpuhook.inventory.model import Inventory
 from gpuhook.kubernetes.machine import Machine
+from gpuhook.metrics import kubelet, pods
 from gpuhook.metrics.assigned import Holder, Holders
+from gpuhook.metrics.inventories import Inventories
 from gpuhook.metrics.model import Container, Device, Snapshot, Usage
 from gpuhook.metrics.processes import Processes, find, sees_all_processes
-from gpuhook.metrics.telemetry import Telemetry
+from gpuhook.metrics.telemetry import PATIENCE, Telemetry
 from gpuhook.running.holders import WITHOUT_ROOT
 from gpuhook.running.names import Names
 from gpuhook.vendors.parts import part
@@ -30,7 +32,10 @@ Clock = Callable[[], float]
 class Observer:
     """Takes looks, one after the other; it must be the only thread, because it forks.
 
-    ``readings`` asks drivers for further values. ``tell`` gets a sentence for what changes.
+    ``readings`` asks drivers for further values. With ``prepared`` somebody calls ``prepare``
+    between two looks. ``patience`` is how many seconds a driver may take to answer, and half as
+    many to say what there is; a kubelet has a quarter. ``pod_resources`` is the kubelet's socket.
+    ``tell`` gets a sentence for what changes.
     Between two looks a child may hold a driver open, until ``let_go``.
     """
 
@@ -39,14 +44,22 @@ class Observer:
         config: Config,
         *,
         readings: bool = False,
+        prepared: bool = False,
+        patience: float = PATIENCE,
+        pod_resources: str = kubelet.SOCKET,
         tell: Callable[[str], None] = lambda _: None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._config = config
         self._readings = readings
+        self._prepared = prepared
         self._clock = clock
-        self._machine = Machine(config, tell, clock)
+        self._patience = patience
+        self._inventories = Inventories(clock)
+        self._machine = Machine(config, tell, clock, follow=self._inventories.follow, linked=False)
         self._telemetry: dict[str, Telemetry | None] = {}
+        self._place = kubelet.Place(pod_resources)
+        self._kubelet = Telemetry(kubelet, "Kubernetes", config, clock, patience / 4, "kubelet")
         self._holders = Holders(config.state_dir, clock)
         self._processes = Processes()
         self._names = Names(clock)
@@ -58,8 +71,9 @@ class Observer:
         problems = [] if sees_all_processes() else [_OTHER_NAMESPACE]
         problems += [WITHOUT_ROOT.rstrip(".")] if os.geteuid() else []
         with self._timed("inventory"):
-            self._machine.look()
+            self._look(self._patience / 2)
             found = self._machine.found
+            problems += self._inventories.problems()
             failures = self._machine.failures()
             for failure in failures.values():
                 problems.append(str(failure))
@@ -67,9 +81,12 @@ class Observer:
         with self._timed("driver"):
             answers = [self._ask(*each, problems) for each in found]
         with self._timed("containers"):
-            holders = self._holders.look(inventory for _, inventory in found)
+            inventories = [inventory for _, inventory in found]
+            holders = self._holders.look(inventories, around=not self._prepared)
             values = {key: value for answer in answers for key, value in answer.items()}
             containers, usages = self._assemble(holders, values)
+        with self._timed("kubelet"):
+            containers = self._name_pods(containers, found, values, problems)
         devices = [device for each in found for device in self._devices(*each, values)]
         return Snapshot(
             tuple(devices),
@@ -81,8 +98,23 @@ class Observer:
             tuple(problems),
         )
 
+    def prepare(self, patience: float = 0.0) -> None:
+        """Do what a look would wait for, if it is due; with ``prepared`` the caller's to call."""
+        self._look(patience)
+        if patience:
+            self._kubelet.ask(self._place)  # to have started what asks it
+        if self._machine.found:
+            self._holders.look_around(inventory for _, inventory in self._machine.found)
+
+    def _look(self, patience: float) -> None:
+        self._inventories.wait_for(patience)
+        if self._machine.look():
+            self._holders.forget()  # others may have devices now
+
     def let_go(self, seconds: float = 0.0) -> None:
         """Let go of all drivers, for so long at least; a later look opens them again."""
+        self._inventories.let_go(seconds)
+        self._kubelet.let_go()
         for each in self._telemetry.values():
             if each is not None:
                 each.let_go(seconds)
@@ -100,6 +132,7 @@ class Observer:
         for each in self._telemetry.values():
             if each is not None:
                 found.update(each.errors)
+        found["kubelet"] = self._kubelet.errors.total()
         return dict(found)
 
     # Devices --------------------------------------------------------------------------------
@@ -107,10 +140,14 @@ class Observer:
     def _ask(self, vendor: Any, inventory: Any, problems: list[str]) -> dict[str, Any]:
         """Return what a vendor's driver says of each device now."""
         names = vendor.names
+        module = part(names, "telemetry")
+        if hasattr(module, "read"):  # of files that nobody waits for
+            return dict(module.read(inventory))
         if names.NAME not in self._telemetry:
-            module = part(names, "telemetry")
             self._telemetry[names.NAME] = (
-                Telemetry(module, names.TITLE, self._config, self._clock) if module else None
+                Telemetry(module, names.TITLE, self._config, self._clock, self._patience)
+                if module
+                else None
             )
         telemetry = self._telemetry[names.NAME]
         if telemetry is None:
@@ -208,6 +245,22 @@ class Observer:
             devices=holder.devices,
             **words,
         )
+
+    def _name_pods(
+        self,
+        containers: list[Container],
+        found: list[Any],
+        values: Values,
+        problems: list[str],
+    ) -> list[Container]:
+        """Return the containers with the names of pods that the kubelet has and we haven't."""
+        answer = self._kubelet.ask(self._place)
+        if self._kubelet.problem and any(each.pod_uid and not each.pod for each in containers):
+            problems.append(self._kubelet.problem)
+        if not answer or not answer.get("pods"):
+            return containers
+        known = [(vendor.names.KIND, inventory, values) for vendor, inventory in found]
+        return pods.name(containers, pods.read(answer["pods"], known))
 
     def _ask_names(self, holders: list[Holder], known: Mapping[str, Container]) -> None:
         bundles = {each.container.name: each.bundle for each in holders}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from gpuhook.errors import MetricsError, shown
 from gpuhook.metrics import exporter
 from gpuhook.metrics.observer import Observer
+from gpuhook.metrics.telemetry import PATIENCE
 
 IDLE = 120.0  # seconds without a request after which the drivers are let go
 AWAY = 30.0  # seconds for which they are let go on SIGHUP
@@ -60,6 +61,7 @@ class Service:
         """Serve until SIGTERM or SIGINT comes."""
         with _signals(self._note) as woken:
             last: float | None = None
+            self._observer.prepare(PATIENCE)
             while not self._ends:
                 patience = None if last is None else max(0.0, last + IDLE - time.monotonic())
                 ready = select.select([listener.fileno(), woken], [], [], patience)[0]
@@ -75,6 +77,7 @@ class Service:
                 if listener.fileno() in ready:
                     with contextlib.suppress(OSError):
                         self._serve(listener.accept()[0])
+                    self._observer.prepare()  # nobody waits for that
                     last = time.monotonic()
             self._observer.let_go()
 

@@ -12,7 +12,7 @@ from gpuhook.config import Config
 from gpuhook.errors import GpuhookError
 from gpuhook.kubernetes.children import Child
 
-PATIENCE = 4.0  # seconds that one question waits; Prometheus waits for ten
+PATIENCE = 4.0  # seconds; Prometheus waits for ten
 _SILENCE = 300.0  # seconds that a device is left alone in which the driver hung
 _REAP = 0.5  # seconds that a killed child may take to end
 _PAUSE = 0.005
@@ -24,12 +24,24 @@ Clock = Callable[[], float]
 class Telemetry(Child):
     """The child of one vendor; ``module`` is the vendor's ``telemetry``.
 
+    A question waits for ``patience`` seconds. ``who`` is asked, in the sentences on it.
+
     ``errors`` counts what went wrong, by kind; ``problem`` is the last one, "" if all is well.
     ``xids`` counts errors of devices: (GPU, number) -> how many, the latest number last.
     """
 
-    def __init__(self, module: Any, title: str, config: Config, clock: Clock) -> None:
+    def __init__(
+        self,
+        module: Any,
+        title: str,
+        config: Config,
+        clock: Clock,
+        patience: float = PATIENCE,
+        who: str = "driver",
+    ) -> None:
         super().__init__(clock)
+        self._who = who
+        self._patience = patience
         self._module = module
         self._title = title
         self._config = config
@@ -52,7 +64,7 @@ class Telemetry(Child):
         self.problem = ""
         self._tend(inventory)
         if not self.pid:
-            self.problem = self.problem or f"{self._title}: the driver isn't asked just now"
+            self.problem = self.problem or f"{self._title}: the {self._who} isn't asked just now"
             return None
         self._number += 1
         question = json.dumps({"ask": self._number, "more": more}).encode() + b"\n"
@@ -64,7 +76,7 @@ class Telemetry(Child):
             return None
         except OSError:
             pass  # it has ended, which is seen below
-        return self._wait(self._clock() + PATIENCE)
+        return self._wait(self._clock() + self._patience)
 
     def facts(self, inventory: Any) -> dict[str, dict[str, Any]]:
         """Return what only the vendor knows of each device, by fields of ``Device``."""
@@ -112,7 +124,7 @@ class Telemetry(Child):
                 break
             select.select([self._socket], [], [], patience)
         if not self._ready and self._clock() < self._began + self._config.nvml_timeout:
-            self.problem = f"{self._title}: the driver is being opened, which takes long"
+            self.problem = f"{self._title}: the {self._who} isn't ready to answer yet"
             self.errors["starting"] += 1
         else:
             self._give_up()
@@ -161,14 +173,14 @@ class Telemetry(Child):
     def _note_loss(self) -> None:
         """Note that the child has ended by itself."""
         if not self.problem:
-            self._fail("ended", f"{self._title}: the process that asks the driver has ended")
+            self._fail("ended", f"{self._title}: the process that asks the {self._who} has ended")
         self._close()
         self._note_end()
 
     def _give_up(self) -> None:
         """Leave a child that hangs to itself, and the device alone that it hangs in."""
         where = f" in {self._asking}" if self._asking else ""
-        self._fail("timeout", f"{self._title}: the driver hangs{where}")
+        self._fail("timeout", f"{self._title}: the {self._who} hangs{where}")
         if self._asking:
             self._silent[self._asking] = self._clock() + _SILENCE
         self._kill()

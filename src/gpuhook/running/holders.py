@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ _ENGINES = (
 _NODES_LIMIT = 1 << 14  # entries of a container's /dev that are looked at
 _UNESCAPE = re.compile(r"\\([0-7]{3})")  # proc_pid_mountinfo(5) writes blanks so
 _TEXT_LIMIT = 4 << 20  # bytes of a file in /proc; a mount table has some KiB
+_PIECE = 1 << 16  # bytes that are read at once
 # Filesystems of the kernel's own, whose answers wait for nobody else.
 _LOCAL = frozenset(
     {"overlay", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "devtmpfs", "squashfs", "erofs"}
@@ -93,7 +94,8 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> list[Container]
     """
     recorded = [of_record(record) for record in records.read_all(state_dir)]
     seen = {namespace for each in recorded if (namespace := _mounts_of(str(each.pid)))}
-    groups = [group for each in recorded if (group := group_of(str(each.pid)))]
+    our_groups = text_of("/proc/self/cgroup")
+    groups = {_group(text_of(f"/proc/{each.pid}/cgroup"), our_groups) for each in recorded} - {""}
     host = _HostNodes(inventories)
     found: dict[str, Container] = {}
     ours, our_root = _mounts_of("self"), _root_of("self")
@@ -102,10 +104,11 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> list[Container]
         if not namespace or namespace in seen or namespace == ours:
             continue
         try:
-            if _root_of(entry) == our_root or _is_below(group_of(entry), groups):
+            cgroups = text_of(f"/proc/{entry}/cgroup")
+            if _is_below(_group(cgroups, our_groups), groups) or _root_of(entry) == our_root:
                 continue
             seen.add(namespace)
-            _note(found, entry, host)
+            _note(found, entry, identify(cgroups, our_groups), host)
         except (OSError, IndexError):
             continue  # it has ended, or it isn't for us to see
     others = [each for each in found.values() if each.nodes]
@@ -143,17 +146,25 @@ def _root_of(entry: str) -> list[str]:
 
 def group_of(entry: str) -> str:
     """Return the cgroup that tells which container a process belongs to, "" if none does."""
-    found = own_path(text_of(f"/proc/{entry}/cgroup"), text_of("/proc/self/cgroup"))
+    return _group(text_of(f"/proc/{entry}/cgroup"), text_of("/proc/self/cgroup"))
+
+
+def _group(cgroups: str, ours: str) -> str:
+    found = own_path(cgroups, ours)
     return "" if found == "/" else found
 
 
-def _is_below(group: str, groups: list[str]) -> bool:
+def _is_below(group: str, groups: Collection[str]) -> bool:
     """Tell whether a cgroup is one of some others, or below one."""
-    return any(group == each or group.startswith(f"{each}/") for each in groups)
+    while group and group not in groups:
+        group = group.rpartition("/")[0]
+    return bool(group)
 
 
-def _note(found: dict[str, Container], entry: str, host: "_HostNodes") -> None:
-    name, engine = identify(text_of(f"/proc/{entry}/cgroup"), text_of("/proc/self/cgroup"))
+def _note(
+    found: dict[str, Container], entry: str, identity: tuple[str, str], host: "_HostNodes"
+) -> None:
+    name, engine = identity
     container = found.get(name)
     if container is None:
         command = text_of(f"/proc/{entry}/comm").strip()
@@ -163,11 +174,20 @@ def _note(found: dict[str, Container], entry: str, host: "_HostNodes") -> None:
 
 def text_of(path: str) -> str:
     """Return a file of /proc, "" where it is gone or isn't for us to read."""
+    # Not by a file object, which takes three times as long: there may be thousands.
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read(_TEXT_LIMIT)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    data = b""
+    try:
+        while len(data) < _TEXT_LIMIT and (piece := os.read(fd, _PIECE)):
+            data += piece
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return data.decode("utf-8", "surrogateescape")
 
 
 def identify(cgroups: str, ours: str = "") -> tuple[str, str]:

@@ -67,9 +67,12 @@ class Cri:
         return True
 
     @contextmanager
-    def pod(self, handler: str, title: str = "pod") -> Iterator["Pod"]:
-        """Run a pod with a RuntimeClass' handler until the end of the block."""
-        sandbox = _sandbox(title)
+    def pod(self, handler: str, title: str = "pod", group: str = "") -> Iterator["Pod"]:
+        """Run a pod with a RuntimeClass' handler until the end of the block.
+
+        ``group`` is its cgroup below the session's, such as /kubepods/podUID.
+        """
+        sandbox = _sandbox(title, CGROUP_PARENT + group)
         answer = fields(self.call("RunPodSandbox", (1, sandbox), (2, handler)))
         name = answer[1]
         assert isinstance(name, bytes)
@@ -138,8 +141,8 @@ class Pod:
         return Container(self.cri, container.decode())
 
 
-def _sandbox(title: str) -> bytes:
+def _sandbox(title: str, group: str) -> bytes:
     """Return the configuration of a pod."""
     metadata = message((1, title), (2, f"uid-{title}"), (3, "default"))
     security = message((1, message((1, NODE))))
-    return message((1, metadata), (8, message((1, CGROUP_PARENT), (2, security))))
+    return message((1, metadata), (8, message((1, group), (2, security))))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from gpuhook.config import Config, load
-from gpuhook.metrics import telemetry
 from gpuhook.metrics.telemetry import Telemetry
 
 HERE: Any = SimpleNamespace(root="/", version="1", devices=[SimpleNamespace(id="GPU-1")])
@@ -69,14 +68,13 @@ def end(say: Callable[[str], None], asked: Any) -> None:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Telemetry, Driver]]]:
-    monkeypatch.setattr(telemetry, "PATIENCE", 0.3)
+def made() -> Iterator[Callable[..., tuple[Telemetry, Driver]]]:
     config: Config = load("/dev/null")
     every = []
 
     def make(behave: Any, clock: Any = time.monotonic) -> tuple[Telemetry, Driver]:
         driver = Driver(behave)
-        every.append(Telemetry(driver, "Acme", config, clock))
+        every.append(Telemetry(driver, "Acme", config, clock, 0.3))
         return every[-1], driver
 
     yield make

@@ -1,0 +1,102 @@
+"""gpuhook metrics while it serves, and what it says of containers."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuhook.vendors.nvidia.simulate import Process, end_process, run_process
+from harness.commands import stop
+from harness.driver import Driver
+
+GIB = 1 << 30
+COMMAND = (sys.executable, "-c", "from gpuhook.cli import main; main()", "metrics")
+
+Samples = list[tuple[str, dict[str, str], float]]
+
+
+@contextlib.contextmanager
+def exporter(config: Path, *options: str) -> Iterator[int]:
+    """Serve on a free port; give the port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    argv = [*COMMAND, "--listen", f"127.0.0.1:{port}", "--config", str(config), *options]
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        assert b"Listening at" in process.stderr.readline()
+        yield port
+    finally:
+        stop(process)
+        if process.stderr is not None:
+            process.stderr.close()
+    assert process.returncode == 0
+
+
+def scrape(port: int) -> Samples:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        body = answer.read().decode()
+    return [
+        (sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(body)
+        for sample in family.samples
+    ]
+
+
+def of_container(samples: Samples, container: str) -> dict[tuple[str, str], float]:
+    """Return (series, device) -> value of a container, without the series' common prefix."""
+    prefix = "gpuhook_container_gpu_"
+    return {
+        (name.removeprefix(prefix), labels["uuid"]): value
+        for name, labels, value in samples
+        if name.startswith(prefix) and labels["container_id"] == container
+    }
+
+
+def pid_of(config: Path, container: str) -> int:
+    """Return a container's first process, which its record says."""
+    files = (config.parent / "state/containers").glob("[0-9]*")
+    records = [json.loads(file.read_text()) for file in files]
+    return next(int(record["pid"]) for record in records if record["id"] == container)
+
+
+def labels_of(samples: Samples, container: str) -> dict[str, str]:
+    return next(labels for _, labels, _ in samples if labels.get("container_id") == container)
+
+
+@contextlib.contextmanager
+def using(driver: Driver, device: str, pid: int, memory: int, sm: int) -> Iterator[None]:
+    root = str(driver.root)
+    run_process(root, Process(device, pid, memory, sm))
+    try:
+        yield
+    finally:
+        end_process(root, pid)
+
+
+def devices(samples: Samples) -> list[str]:
+    return [labels["uuid"] for name, labels, _ in samples if name == "gpuhook_gpu_info"]
+
+
+def listening(port: int) -> list[int]:
+    """Return the child of ours that serves on a port."""
+    word = f"127.0.0.1:{port}"
+    return [pid for pid in children(os.getpid())
+            if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]  # fmt: skip
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [child for child in map(int, text.split()) if state(child) != "Z"]
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

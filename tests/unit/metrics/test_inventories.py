@@ -1,0 +1,162 @@
+"""Looks for devices by a child: a driver that hangs keeps nobody waiting."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vendors
+from gpuhook.config import Config
+from gpuhook.kubernetes.machine import Machine
+from gpuhook.metrics.inventories import Inventories
+from gpuhook.vendors import seam
+
+PATIENCE_S = 60.0  # of a test, on a busy machine
+VENDOR = """
+import json
+import os
+import signal
+from pathlib import Path
+
+from gpuhook.errors import DriverError, NoDriverError
+from gpuhook.inventory.model import Device, Inventory
+from gpuhook.vendors.seam import Vendor
+from hanging import names
+
+
+class Hanging(Vendor):
+    names = names
+    inventory = Inventory
+
+    def surroundings(self, config):
+        return [json.loads(Path({path!r}).read_text()).get("around", 0)]
+
+    def discover(self, config):
+        said = json.loads(Path({path!r}).read_text())
+        if "hangs" in said:
+            signal.pause()
+        if "ends" in said:
+            os._exit(3)
+        if "absent" in said:
+            raise NoDriverError(said["absent"], "Load it")
+        if "fails" in said:
+            raise DriverError(said["fails"], "Mend it")
+        devices = tuple(Device(each, each[-1], {{"uuid": (each,)}}) for each in said["devices"])
+        return Inventory("hanging", "/", "1", devices, ())
+
+
+VENDOR = Hanging()
+"""
+
+
+class Made:
+    """The machine, what it says, and what looks at it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "driver.json"
+        self.late = 0.0
+        config = Config()
+        config.state_dir = str(folder / "state")
+        config.nvml_timeout = 30.0
+        self.inventories = Inventories(self.clock)
+        follow = self.inventories.follow
+        self.machine = Machine(config, lambda _: None, self.clock, follow=follow, linked=False)
+
+    def clock(self) -> float:
+        return time.monotonic() + self.late
+
+    def drive(self, **words: Any) -> None:
+        self.path.write_text(json.dumps(words))
+
+    def look(self, patience: float = PATIENCE_S) -> list[str]:
+        """Look; return the devices' ids."""
+        self.inventories.wait_for(patience)
+        self.machine.look()
+        return [device.id for _, found in self.machine.found for device in found.devices]
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    monkeypatch.setattr(seam, "KNOWN", {})
+    machine_path = tmp_path / "driver.json"
+    text = VENDOR.format(path=str(machine_path))
+    with vendors.known(tmp_path / "packages", "hanging", vendor=text):
+        found = Made(tmp_path)
+        yield found
+        found.inventories.let_go(0)
+
+
+def children() -> list[int]:
+    text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+@pytest.mark.parametrize("can_save", [True, False])
+def test_what_there_is(made: Made, can_save: bool, tmp_path: Path) -> None:
+    if not can_save:
+        (tmp_path / "state").write_text("a file in the way")
+    made.drive(devices=["a0", "a1"])
+    assert made.look() == ["a0", "a1"]
+    assert made.look(0.0) == ["a0", "a1"]  # fresh: nobody is asked
+    made.drive(devices=["a0"], around=1)
+    assert made.look() == ["a0"]
+    assert made.inventories.problems() == []
+
+
+def test_a_driver_that_hangs_keeps_nobody_waiting(made: Made) -> None:
+    made.drive(devices=["a0"])
+    assert made.look() == ["a0"]
+    before = children()
+    made.drive(hangs=True, around=1)
+    for _ in range(3):
+        assert made.look(0.01) == ["a0"]
+    [problem] = made.inventories.problems()
+    assert "takes long" in problem
+    [child] = {*children()} - {*before}
+    made.late += 60.0  # longer than nvml-timeout and what others may take
+    assert made.look(0.01) == ["a0"]
+    assert "didn't end well" in str(made.machine.failures()["hanging"])
+    assert child not in children()
+    made.drive(devices=["a0", "a1"], around=2)
+    assert made.look() == ["a0", "a1"]
+    assert not made.machine.failures()
+
+
+def test_what_a_child_found_counts_at_a_later_look(made: Made) -> None:
+    made.drive(devices=["a0"])
+    assert made.look(0.0) == []
+    end = time.monotonic() + PATIENCE_S
+    while not made.look(0.0) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert made.look(0.0) == ["a0"]
+
+
+def test_drivers_that_fail(made: Made) -> None:
+    made.drive(absent="There is none")
+    assert made.look() == []
+    assert not made.machine.failures()
+    assert str(made.machine.why_nothing()) == "There is none. Load it."
+    made.drive(fails="It is broken", around=1)
+    made.look()
+    assert str(made.machine.failures()["hanging"]) == "It is broken. Mend it."
+    made.drive(ends=True, around=2)
+    made.look()
+    assert "didn't end well" in str(made.machine.failures()["hanging"])
+
+
+def test_letting_go_ends_the_child_and_starts_none_for_a_while(made: Made) -> None:
+    before = children()
+    made.drive(hangs=True)
+    made.look(0.01)
+    assert len(children()) == len(before) + 1
+    made.inventories.let_go(30.0)
+    assert children() == before
+    made.look(0.01)
+    assert children() == before
+    made.late += 31.0
+    made.look(0.01)
+    assert len(children()) == len(before) + 1

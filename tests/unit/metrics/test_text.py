@@ -1,0 +1,73 @@
+"""Text as prometheus_client writes it, to the byte, and as its parsers read it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import exposition
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics_exposition
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuhook.metrics.text import encode
+
+Families = list[Any]
+
+_words = st.text(alphabet=st.sampled_from('a"\\\n\r\t {},=\u2028é\N{WHITE SQUARE}'), max_size=8)
+_numbers = st.floats(width=64) | st.integers(min_value=-(1 << 70), max_value=1 << 70)
+
+_openmetrics: Callable[[Any], bytes] = openmetrics_exposition.generate_latest  # without types
+
+
+class _Registry:
+    """What prometheus_client's own functions ask for families."""
+
+    def __init__(self, families: Families) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Any]:
+        yield from self._families
+
+
+@st.composite
+def _families(draw: Callable[[Any], Any]) -> Families:
+    found: Families = []
+    for number, kind in enumerate(draw(st.lists(st.sampled_from("gcu"), max_size=4))):
+        name, about = f"family_{number}", draw(_words)
+        if kind == "u":
+            family = Metric(name, about, "unknown")
+            family.add_sample(name, {"z": draw(_words), "a": draw(_words)}, draw(_numbers))
+        else:
+            made = {"g": GaugeMetricFamily, "c": CounterMetricFamily}[kind]
+            family = made(name, about, labels=["one", "Two", "_3"])
+            for values in draw(st.lists(st.tuples(_words, _words, _words), max_size=3)):
+                family.add_metric(values, draw(_numbers))
+        found.append(family)
+    return found
+
+
+@given(_families())
+def test_the_same_as_prometheus_client_writes(families: Families) -> None:
+    registry: Any = _Registry(families)
+    assert encode(families, openmetrics=False) == exposition.generate_latest(registry)
+    assert encode(families, openmetrics=True) == _openmetrics(registry)
+
+
+@given(st.lists(_words, min_size=1, max_size=4, unique=True))
+def test_what_is_written_is_read_back(words: list[str]) -> None:
+    family = GaugeMetricFamily("family", "About \\ and \n.", labels=["label"])
+    for number, word in enumerate(words):
+        family.add_metric([word], number)
+    text = encode([family], openmetrics=False).decode()
+    [found] = text_string_to_metric_families(text)
+    assert {each.labels["label"]: each.value for each in found.samples} == {
+        word: number for number, word in enumerate(words)
+    }
+
+
+def test_no_labels_and_no_samples() -> None:
+    families = [GaugeMetricFamily("one", "1.", value=1.5), GaugeMetricFamily("none", "0.")]
+    text = b"# HELP one 1.\n# TYPE one gauge\none 1.5\n# HELP none 0.\n# TYPE none gauge\n"
+    assert encode(families, openmetrics=False) == text
+    assert encode(families, openmetrics=True) == text + b"# EOF\n"
