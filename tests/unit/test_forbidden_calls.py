@@ -185,7 +185,7 @@ OF_OTHERS_METHODS = (".read_text", ".read_bytes", ".open", ".expanduser", ".Pope
 ALLOWED_TO_COMMANDS = {
     ("cli/_engines", "state_folder", "os.path.expanduser"): "only where we aren't root",
     ("cli/config", "default_text", f"{OWN_CONFIG}.read_text"): "a file of our own package",
-    ("cli/install", "install", "os.path.expanduser"): "only where we aren't root",
+    ("cli/install", "_links_folder", "os.path.expanduser"): "only where we aren't root",
     ("doctor/engines", "podman_files", "os.path.expanduser"): "only where we aren't root",
     ("doctor/report", "write_report", "tarfile.open"): "a descriptor of host_files.create_private",
     ("engines/ask", "user", "os.path.expanduser"): "only where we aren't root",

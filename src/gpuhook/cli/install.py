@@ -182,7 +182,7 @@ def _make_links(job: Job) -> list[str]:
 
 def _take_links_back(job: Job, records: list[Record]) -> list[str]:
     """Remove NVIDIA's names where they are to be taken back; return their paths."""
-    if options.NVIDIA_NAMES not in job.ask.without:
+    if options.ALIASES not in job.ask.without:
         return []
     others = {record.engine for record in records} - set(job.engines)
     record = aliases.LinkRecord(job.state)
@@ -317,7 +317,7 @@ def _taken_back(
     """Return the options of earlier installations that are to be taken back."""
     said = {
         options.SET_DEFAULT: set_default is False,
-        options.NVIDIA_NAMES: nvidia_names is False,
+        options.ALIASES: nvidia_names is False,
         options.CDI: cdi is False,
         options.SWARM: for_swarm is False,
         options.HOOK: hook == _NO_HOOK,

@@ -14,10 +14,8 @@ from gpuhook.engines.store import Target
 from gpuhook.engines.swarm import Resource
 
 # Options that can be taken back one by one.
-SET_DEFAULT, NVIDIA_NAMES, CDI, SWARM, HOOK = (
-    "set-default", "nvidia-names", "cdi", "swarm", "hook",
-)  # fmt: skip
-NVIDIAS_NAME = "nvidia"  # the runtime that is registered with NVIDIA_NAMES
+SET_DEFAULT, ALIASES, CDI, SWARM, HOOK = "set-default", "nvidia-names", "cdi", "swarm", "hook"
+NVIDIAS_NAME = "nvidia"  # the runtime that is registered with ALIASES
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Ask:
     @property
     def dropped(self) -> tuple[str, ...]:
         """The names of runtimes that are to be taken back."""
-        return (NVIDIAS_NAME,) if NVIDIA_NAMES in self.without else ()
+        return (NVIDIAS_NAME,) if ALIASES in self.without else ()
 
     def moved(self, earlier: Mapping[str, str]) -> dict[str, str]:
         """Return the programs that our names led to before, each with the one it is now.

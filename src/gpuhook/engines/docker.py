@@ -125,14 +125,11 @@ class Docker:
         return bool(shutil.which("dockerd")) or os.path.exists(self._config(ask))
 
     def is_users(self, ask: Ask) -> bool:
-        """Tell whether the user runs a Docker of his own, or has run one.
+        """Tell whether the user runs a Docker of his own, or has set one up.
 
-        Source: dockerd-rootless-setuptool.sh, "rootless mode" in Docker's manual.
+        Source: dockerd-rootless-setuptool.sh, which writes a unit of the user's.
         """
-        data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-        signs = (
-            self._config(ask), ask.user("systemd/user/docker.service"), f"{data}/docker",
-        )  # fmt: skip
+        signs = (self._config(ask), ask.user("systemd/user/docker.service"))
         return any(map(os.path.exists, signs)) or bool(host_processes.running("dockerd"))
 
 
