@@ -28,6 +28,7 @@ from gpuhook.host.programs import our_program
 from gpuhook.nvidia_cli import links as aliases
 
 _NO_HOOK = "none"
+_ROOTS = {"docker": "no Docker of yours was found; for the system's, "}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
         for name, answer in answers.items()
     ]
     for name in job.roots:
-        click.echo(f"{name}: only root can tell it: gpuhook install --engine {name}, as root")
+        click.echo(f"{name}: {_ROOTS.get(name, '')}run gpuhook install --engine {name} as root")
     changed = any(each["changed"] for each in told) or bool(links) or kept_now.changed
     report = {"changed": changed, "engines": told, "links": links, "needs_root": [*job.roots]}
     return kept_now.is_whole, report
