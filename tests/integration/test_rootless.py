@@ -123,6 +123,21 @@ def test_gpus(installed: User, driver: Driver, runtime: str) -> None:
     assert expected in nodes.ok().stdout.splitlines()
 
 
+def test_without_cgroups(user: User, driver: Driver, installation: Installation) -> None:
+    """podman refuses it to runtimes that aren't in a list of its own."""
+    options, env = ("--cgroups=disabled",), ("NVIDIA_VISIBLE_DEVICES=0,2",)
+    user.call(installation.command, "install", "--engine=podman").ok()
+    try:
+        for runtime in ("gpu-py", "crun"):
+            words = ("nvidia-smi", "-L") if runtime == "gpu-py" else ("true",)
+            done = user.podman(runtime, *words, env=env, options=options).ok()
+            gpus = driver.chosen(0, 2) if runtime == "gpu-py" else []
+            assert done.stdout.splitlines() == lines_of_nvidia_smi(gpus)
+    finally:
+        user.call(installation.command, "uninstall").ok()
+    user.podman(str(installation.runtime), "true", options=options).failed()
+
+
 def test_whatever_needs_no_root_is_installed(user: User, installation: Installation) -> None:
     command, home = installation.command, user.home
     done = user.call(command, "install").ok()

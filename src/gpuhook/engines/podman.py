@@ -21,8 +21,11 @@ from gpuhook.engines.store import DROP_IN_HEADER, Target
 _DROP_IN = "containers/containers.conf.d/99-gpuhook.conf"
 _HOOK = "containers/oci/hooks.d/gpuhook.json"
 # Lists with podman's default, which a setting replaces: the runtimes that are asked for
-# errors as JSON, and where hooks are looked for (from 5.0 also where ours is).
+# errors as JSON, those that may have --cgroups=disabled (the manual has another name for the
+# key, which no podman from 4.3 to 5.8 reads), and where hooks are looked for (from 5.0 also
+# where ours is).
 _JSON_RUNTIMES = ("runtime_supports_json", ["crun", "runc", "kata", "runsc", "youki", "krun"])
+_NO_CGROUPS = ("runtime_supports_nocgroup", ["crun", "krun"])
 _HOOK_FOLDERS = ("hooks_dir", ["/usr/share/containers/oci/hooks.d"])
 _LIST_S = 20
 # All of a hook file is ours: half of one would stop every container.
@@ -47,7 +50,8 @@ class Podman:
         if ask.default:
             engine["runtime"] = ask.default
         sources = _sources(path, ask)
-        engine["runtime_supports_json"] = _extended(sources, _JSON_RUNTIMES, ask.names)
+        for setting in (_JSON_RUNTIMES, _NO_CGROUPS):
+            engine[setting[0]] = _extended(sources, setting, ask.names)
         engine["runtimes"] = {name: [program] for name, program in ask.runtimes}
         hook = _hook_target(ask, path, moved)
         if hook is not None and not hook.gone:
