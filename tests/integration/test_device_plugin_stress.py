@@ -127,6 +127,7 @@ def test_idle(kubelet: Kubelet, server: PluginServer) -> None:
     kubelet.wait_for(f"{GPU}3", healthy=8)
     time.sleep(1)
     before = server.processor_time()
-    time.sleep(10)
-    assert server.processor_time() - before < 0.020  # seconds; 0.2 % of a core
+    time.sleep(5)
+    # Seconds. 0.2 % of a core would be 10 ms, on a machine that is quiet; a busy loop 5 s.
+    assert server.processor_time() - before < 0.1
     assert server.memory() < 32 << 10  # KiB

@@ -227,6 +227,7 @@ def test_a_pod_after_it_and_none_after_its_removal(
             wait_until(lambda: "waiting until" in log(fresh, removal), "it waits for the pod")
             assert pod.name in log(fresh, removal)
             check(fresh)
+            assert "containerd was restarted" in install(fresh).ok().stdout  # and is undone, too
             wait_until(cri.is_ready, "containerd, which was restarted, can end the pod")
         assert "containerd was restarted" in fresh.end(removal).ok().stdout
         wait_until(cri.is_ready, "containerd answers again")

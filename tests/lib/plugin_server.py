@@ -17,6 +17,7 @@ import sys
 from gpuhook.kubernetes import folder, server, settings
 if sys.argv[2] == "False":
     folder._libc.inotify_init1 = lambda flags: -1
+exec(sys.argv[4])
 made = settings.Settings(kubelet_folder=sys.argv[1], register=sys.argv[3] == "True")
 sys.exit(server.serve(made, 0, lambda line: print(line, flush=True)))
 """
@@ -49,10 +50,15 @@ def gpus(
 
 
 class PluginServer:
-    """A server in a process; ``lines`` are what it says. Ends with the block."""
+    """A server in a process; ``lines`` are what it says. Ends with the block.
 
-    def __init__(self, folder: Path, inotify: bool = True, register: bool = True) -> None:
-        words = [sys.executable, "-c", _CODE, str(folder), str(inotify), str(register)]
+    ``first`` is Python that the process runs before it serves.
+    """
+
+    def __init__(
+        self, folder: Path, inotify: bool = True, register: bool = True, first: str = ""
+    ) -> None:
+        words = [sys.executable, "-c", _CODE, str(folder), str(inotify), str(register), first]
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

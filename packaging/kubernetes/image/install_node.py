@@ -45,10 +45,12 @@ LOCK_SECONDS = 300.0
 RESTART_SECONDS = 90.0
 POLL_SECONDS = 0.5
 REPORT_SECONDS = 60.0
-# Where a shim of containerd's notes the runtime that made its container.
-SHIMS = "/run/containerd/io.containerd.runtime.v2.task/*/*/runtime"
+# Below it, in NAMESPACE/CONTAINER/runtime, a shim of containerd's notes what made its container.
+SHIMS = "/run/containerd/io.containerd.runtime.v2.task"
 _ENDS = {signal.SIGTERM, signal.SIGINT}
 _CLONE_NEWNS = 0x00020000  # linux/sched.h
+# What is said of a file that isn't there, or a process that ends while it is looked at.
+_GONE = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
 
 
 @dataclass(frozen=True)
@@ -376,16 +378,22 @@ def _is_engine(process: str, engine: str) -> bool:
 def users(node: Node, proc: str = "/proc") -> list[str]:
     """Return the containers that can't be stopped or deleted without our programs.
 
-    containerd's shims and CRI-O's conmons know by which runtime theirs was made.
+    containerd's shims and CRI-O's conmons know by which runtime theirs was made. What can't be read
+    is an error: it may be in use.
     """
     ours = os.fsencode(node.folder) + b"/"
-    shims = [path for path in sorted(glob.glob(SHIMS)) if _try_read(path).startswith(ours)]
+    shims = [
+        container
+        for namespace in _entries(SHIMS)
+        for container in _entries(namespace)
+        if _try_read(f"{container}/runtime").startswith(ours)
+    ]
     conmons = [
         int(name)
         for name in os.listdir(proc)
         if name.isdecimal() and _try_read(f"{proc}/{name}/comm") == b"conmon\n"
     ]
-    found = [f"container {path.split('/')[-2]}" for path in shims]
+    found = [f"container {os.path.basename(container)}" for container in shims]
     for pid in conmons:
         words = _try_read(f"{proc}/{pid}/cmdline").split(b"\0")
         if any(word.startswith(ours) for word in words):
@@ -393,11 +401,19 @@ def users(node: Node, proc: str = "/proc") -> list[str]:
     return found
 
 
+def _entries(folder: str) -> list[str]:
+    """Return the paths in a folder, none where it is gone meanwhile."""
+    try:
+        return [f"{folder}/{name}" for name in sorted(os.listdir(folder))]
+    except _GONE:
+        return []
+
+
 def _try_read(path: str) -> bytes:
     """Return what a file holds, nothing where it is gone meanwhile."""
     try:
         return _read(path)
-    except OSError:
+    except _GONE:
         return b""
 
 
@@ -419,26 +435,34 @@ def install(node: Node) -> None:
 def remove(node: Node, *, patient: bool) -> None:
     """Take everything away, the files once nobody uses them.
 
-    Where that isn't ``patient`` and somebody does, they stay.
+    Where that isn't ``patient`` and somebody does, they stay. Whoever installs meanwhile is
+    not disturbed: its engine is made to forget gpu-py again, and its containers are waited for.
     """
-    with node.locked().held():
-        check_programs(node)
-        if node.engine != NO_ENGINE:
-            forget_engine(node)
-    reported = -REPORT_SECONDS
-    while found := users(node):
+    while True:
+        with node.locked().held():
+            check_programs(node)
+            if node.engine != NO_ENGINE:
+                forget_engine(node)
+            found = users(node)
+            if not found:
+                for path in (node.programs, node.versions):
+                    shutil.rmtree(path, ignore_errors=not os.path.lexists(path))
+                break
         if not patient:
             say(f"{node.folder} stays for now: {', '.join(found)} still need it")
             return
+        wait_for_users(node)
+    say(f"removed gpuhook from {node.folder}")
+
+
+def wait_for_users(node: Node) -> None:
+    """Return when nobody uses our programs, and say now and then who does."""
+    reported = -REPORT_SECONDS
+    while found := users(node):
         if time.monotonic() - reported >= REPORT_SECONDS:
             reported = time.monotonic()
             say(f"waiting until these have ended: {', '.join(found)}")
         time.sleep(POLL_SECONDS)
-    with node.locked().held():
-        check_programs(node)
-        for path in (node.programs, node.versions):
-            shutil.rmtree(path, ignore_errors=not os.path.lexists(path))
-    say(f"removed gpuhook from {node.folder}")
 
 
 def wait_for_end() -> None:

@@ -6,8 +6,10 @@ For every file there is one folder below the state folder, named after the file'
     original      the file before the first change (absent: there was no file)
     written       the file as we last wrote it
 
-The record is written before the file, so that a crash between the two loses nothing. Nobody
-else may look into that folder (``lock``): the files of engines may hold passwords.
+The record is written before the engine's file and goes after that is as it was, so that a crash
+loses nothing; record.json is the last of it to be written and the first to go, so a folder without
+one is what a crash let lie, and says nothing. Nobody else may look into that folder (``lock``): the
+files of engines may hold passwords.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ import json
 import os
 import shutil
 import urllib.parse
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
@@ -29,6 +32,7 @@ from gpuhook.host import files as host_files
 DEFAULT_STATE = "/var/lib/gpuhook"
 # The first line of a file of its own, with which it is known as ours without a record too.
 DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
+_RECORD = "record.json"
 _VERSION = "version"
 _PATIENCE = 20.0  # seconds; an installation takes less than one
 
@@ -87,12 +91,18 @@ class Store:
     def __init__(self, folder: str) -> None:
         self.folder = os.path.join(folder, "engines")
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
         """Keep others from changing the engines' files meanwhile.
 
         EngineError if somebody else does so for longer than a few seconds.
         """
-        return Lock(self.folder, "changing the engines' files", _PATIENCE, EngineError).held()
+        with Lock(self.folder, "changing the engines' files", _PATIENCE, EngineError).held():
+            for name in os.listdir(self.folder):
+                place = os.path.join(self.folder, name)
+                if os.path.isdir(place) and not _is_whole(place):
+                    shutil.rmtree(place)
+            yield
 
     def records(self) -> list[Record]:
         """Return all records, by path."""
@@ -106,11 +116,11 @@ class Store:
                 "Run this as root, or name another folder with --state-dir",
             ) from None
         host_files.check_way(self.folder)
-        names = [name for name in names if name != lock.NAME]
-        return [self._load(os.path.join(self.folder, name)) for name in names]
+        places = [os.path.join(self.folder, name) for name in names if name != lock.NAME]
+        return [self._load(place) for place in places if _is_whole(place)]
 
     def _load(self, folder: str) -> Record:
-        path = os.path.join(folder, "record.json")
+        path = os.path.join(folder, _RECORD)
         try:
             record = Record(**json.loads(host_files.read(path)))
         except (OSError, RecursionError, ValueError, TypeError) as error:
@@ -129,14 +139,14 @@ class Store:
         host_files.check_way(target.path)
         old = read(target.path)
         change = Change(target.path, old, self._wanted(target, old))
-        if target.ours and change.old is not None and not os.path.isdir(self._place(target.path)):
+        if target.ours and change.old is not None and not _is_whole(self._place(target.path)):
             _check_ours(target, change)
         return change
 
     def _wanted(self, target: Target, current: bytes | None) -> bytes | None:
         """Return a file's wanted content; None where it is to go."""
         place = self._place(target.path)
-        known = os.path.isdir(place)
+        known = _is_whole(place)
         if not target.gone and not (target.released and known):
             return target.text.encode("utf-8")
         before = self._rebased(self._load(place), current) if known else None
@@ -151,7 +161,7 @@ class Store:
         """Bring a file into the wanted state and remember how it was."""
         change = self.plan(target)
         place = self._place(target.path)
-        known = os.path.isdir(place)
+        known = _is_whole(place)
         if target.gone:
             return self._remove(change, place)
         if not change and not known and not target.ours:
@@ -184,7 +194,7 @@ class Store:
             else:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{place}/{name}")
-        host_files.replace(f"{place}/record.json", json.dumps(asdict(record), indent=2).encode())
+        host_files.replace(f"{place}/{_RECORD}", json.dumps(asdict(record), indent=2).encode())
 
     def plan_removal(self, record: Record) -> Change:
         """Return what ``take_back`` would change."""
@@ -198,7 +208,7 @@ class Store:
         return _SYNTAXES[record.syntax].parse(decode(data or b"", record.path), record.path)
 
     def _remove(self, change: Change, place: str) -> Change:
-        if os.path.isdir(place):
+        if _is_whole(place):
             return self.take_back(self._load(place))
         if change:
             change.commit()
@@ -210,8 +220,15 @@ class Store:
         if change:
             change.commit()
         remove_folders(record.folders)
-        shutil.rmtree(self._place(record.path))
+        place = self._place(record.path)
+        os.unlink(f"{place}/{_RECORD}")
+        shutil.rmtree(place)
         return change
+
+
+def _is_whole(place: str) -> bool:
+    """Tell whether a folder has a record, and not just parts of one."""
+    return os.path.lexists(f"{place}/{_RECORD}")
 
 
 def _check_ours(target: Target, change: Change) -> None:

@@ -186,6 +186,10 @@ class _Service:
         await self._server.start()
         self.identity = folder.identity(self.name)
 
+    def is_in(self, folder: Folder) -> bool:
+        """Tell whether its socket is there: a kubelet that starts may remove it at once."""
+        return self.identity is not None and self.identity == folder.identity(self.name)
+
     async def stop(self) -> None:
         """End the streams after their newest list, then the server, and remove the socket."""
         self._ending = True
@@ -342,7 +346,7 @@ class _Endpoint:
     async def _serve(self) -> _Service:
         """Return a server on a socket in the folder, whose streams have all ended."""
         now = self._service
-        if now and not now.streams and now.identity == self._folder.identity(now.name):
+        if now and not now.streams and now.is_in(self._folder):
             return now
         await self._close()
         new = _Service(self.offer, self._folder.prepare(self._name), self.notice)
@@ -389,7 +393,7 @@ class _Endpoint:
         """Serve whoever finds the socket, until it is removed, without registration."""
         self._said.clear()
         self.offer.tell(f"{self._name}: served at {service.name}, and not registered")
-        while service.identity == self._folder.identity(service.name):
+        while service.is_in(self._folder):
             await self._next()
 
     async def _next(self) -> None:
@@ -405,7 +409,7 @@ class _Endpoint:
     async def _until_moved(self, service: _Service) -> str:
         """Wait until a socket isn't the one that it was; return which."""
         while True:
-            if service.identity != self._folder.identity(service.name):
+            if not service.is_in(self._folder):
                 return "its socket was removed"
             if self._folder.identity(api.REGISTRY) not in (None, self._registry):
                 return "the kubelet's socket is a new one"

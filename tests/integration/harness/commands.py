@@ -61,7 +61,7 @@ def run(
 
 
 def wait_until(
-    condition: Callable[[], bool], what: str, timeout: float = 30.0, interval: float = 0.02
+    condition: Callable[[], bool], what: str, timeout: float = 60.0, interval: float = 0.02
 ) -> None:
     """Return once ``condition`` holds; AssertionError naming ``what`` if it never does."""
     end = time.monotonic() + timeout

@@ -5,7 +5,7 @@ k8s.io/cri-api, pkg/apis/runtime/v1/api.proto.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,9 +75,15 @@ class Cri:
         assert isinstance(name, bytes)
         try:
             yield Pod(self, name.decode(), sandbox)
-        finally:
-            self.call("StopPodSandbox", (1, name))
-            self.call("RemovePodSandbox", (1, name))
+        except BaseException:
+            with suppress(CriError):  # why the block ended says more
+                self._end(name)
+            raise
+        self._end(name)
+
+    def _end(self, name: bytes) -> None:
+        self.call("StopPodSandbox", (1, name))
+        self.call("RemovePodSandbox", (1, name))
 
     def close(self) -> None:
         """Hang up."""

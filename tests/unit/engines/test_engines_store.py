@@ -3,7 +3,10 @@
 import fcntl
 import json
 import os
+import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -259,6 +262,55 @@ def test_damaged_records_are_named(store: Store, tmp_path: Path) -> None:
     record.write_text(json.dumps({"engine": "docker"}))
     with pytest.raises(EngineError, match=r"record\.json is damaged"):
         store.records()
+
+
+CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+
+
+def killed_before(change: int, work: Callable[[], None]) -> bool:
+    """Do ``work`` in a process that ends before a change of files; tell whether it came to that."""
+    child = os.fork()
+    if not child:
+        seen = 0
+
+        def count(event: str, _: object) -> None:
+            nonlocal seen
+            seen += event in CHANGES
+            if seen > change:
+                os._exit(1)
+
+        sys.addaudithook(count)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+@pytest.mark.parametrize("before", [OLD, None])
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_a_process_that_is_killed_loses_nothing(
+    tmp_path: Path, is_installed: bool, before: str | None
+) -> None:
+    change, is_killed = 0, True
+    while is_killed:
+        path = tmp_path / str(change) / "daemon.json"
+        path.parent.mkdir()
+        if before is not None:
+            path.write_text(before)
+        store, wanted = Store(str(path.parent / "state")), target(path)
+        if is_installed:
+            put(store, wanted)
+            is_killed = killed_before(change, partial(take, store))
+        else:
+            is_killed = killed_before(change, partial(put, store, wanted))
+        put(store, wanted)
+        assert path.read_text() == NEW
+        take(store)
+        assert (path.read_text() if path.exists() else None) == before
+        assert not Path(store.folder).exists()
+        change += 1
+    assert change > 10
 
 
 def test_the_difference_is_shown(store: Store, tmp_path: Path) -> None:

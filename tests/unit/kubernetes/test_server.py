@@ -233,16 +233,39 @@ def test_only_our_socket_is_removed(registered: Kubelet, folder: Path) -> None:
 
 
 def test_our_socket_is_removed_while_it_registers(
-    kubelet: Kubelet, server: PluginServer, folder: Path
+    kubelet: Kubelet, server: PluginServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kubelet would wait ten seconds for what it has removed itself."""
+    """A kubelet waits for what it has removed itself: here, for longer than the test does."""
+    monkeypatch.setattr(nodes, "DIAL_S", 2 * nodes.PATIENCE_S)
     kubelet.delay = 1.0
     kubelet.start()
     server.report(gpus())
     kubelet.wait_until(lambda: bool(kubelet.registrations), "it registers")
     (folder / SOCKET).unlink()
-    kubelet.wait_until(lambda: len(kubelet.registrations) == 2, "registered again", seconds=8)
+    # Whatever a kubelet does, the call itself ends after fifteen seconds.
+    kubelet.wait_until(lambda: len(kubelet.registrations) == 2, "registered again", seconds=13)
     kubelet.wait_for(GPU, healthy=8)
+
+
+# A kubelet that starts removes the sockets in the moment in which ours has just been made.
+REMOVED_AT_ONCE = """
+import os
+removed = []
+identity = folder.Folder.identity
+def gone(self, name):
+    if name != "kubelet.sock" and not removed and os.path.lexists(f"{self.path}/{name}"):
+        removed.append(name)
+        os.unlink(f"{self.path}/{name}")
+    return identity(self, name)
+folder.Folder.identity = gone
+"""
+
+
+def test_our_socket_is_removed_before_it_is_looked_at(kubelet: Kubelet, folder: Path) -> None:
+    kubelet.start()
+    with PluginServer(folder, first=REMOVED_AT_ONCE) as server:
+        server.report(gpus())
+        kubelet.wait_for(GPU, healthy=8)
 
 
 def test_only_the_kubelets_socket_is_a_new_one(registered: Kubelet, folder: Path) -> None:
