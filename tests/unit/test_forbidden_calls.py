@@ -186,7 +186,7 @@ ALLOWED_TO_COMMANDS = {
     ("cli/_engines", "state_folder", "os.path.expanduser"): "only where we aren't root",
     ("cli/config", "default_text", f"{OWN_CONFIG}.read_text"): "a file of our own package",
     ("cli/install", "_links_folder", "os.path.expanduser"): "only where we aren't root",
-    ("doctor/case", "own_configuration", "os.path.expanduser"): "only where we aren't root",
+    ("doctor/engines", "podman_files", "os.path.expanduser"): "only where we aren't root",
     ("doctor/report", "write_report", "tarfile.open"): "a descriptor of host_files.create_private",
     ("engines/ask", "user", "os.path.expanduser"): "only where we aren't root",
     ("engines/docker_api", "_talk", "socket.socket"): "bound in time and size, its peer checked",

@@ -251,7 +251,7 @@ def forget_engine(node: Node) -> None:
     """Take everything out of the engine's files again, and restart it."""
     words = [f"{SOURCE}/bin/gpuhook", "uninstall", f"--engine={node.engine}"]
     words += [f"--config={node.config}"] if node.config else []
-    if _run([*words, "--dry-run"]).startswith("--- "):
+    if "\n--- " in "\n" + _run([*words, "--dry-run"]):
         _mark(node)
     sys.stdout.write(_run(words))
     restart_if_marked(node)

@@ -88,13 +88,6 @@ class Case:
         return self.driver.glob(pattern) or self.machine.glob(pattern)
 
 
-def own_configuration() -> str | None:
-    """Return the folder of this user's own configuration files, None for root."""
-    if os.geteuid() == 0:
-        return None
-    return os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-
-
 def bin_folder(program: str) -> str:
     """Return the folder that gpu-py lies in: beside our own program, or where pip put it."""
     beside = os.path.dirname(os.path.abspath(program))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuhook import names
 from gpuhook.cdi import versions
-from gpuhook.doctor.case import Case, own_configuration
+from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.host import is_ours
 from gpuhook.doctor.machine import Machine, seen_by
@@ -20,24 +20,15 @@ _REGISTER = "Run gpuhook install --engine docker"
 def docker(case: Case) -> Iterator[Finding]:
     """Compare daemon.json with what each running dockerd has loaded."""
     yield from _snap(case)
-    own = _own_config(case)
     if not case.dockers:
         if case.machine.which("dockerd", names.SEARCH_PATH):
-            yield from _registered(case.machine, own or DEFAULT_CONFIG, {})
+            yield from _registered(case.machine, DEFAULT_CONFIG, {})
             yield ok("docker-loaded", "dockerd is installed and doesn't run")
         return
     for found in case.dockers:
-        if own and found.process.uid != os.geteuid():
-            continue  # who has a Docker of his own needs nothing of root's
         yield from _registered(seen_by(found.process), found.config_path, found.runtimes)
         yield from _loaded(found)
         yield from _gpus_option(found)
-
-
-def _own_config(case: Case) -> str | None:
-    """Return the daemon.json of this user's rootless Docker, None where none is set up."""
-    path = f"{own_configuration()}/docker/daemon.json"
-    return path if own_configuration() and case.machine.exists(path) else None
 
 
 def _snap(case: Case) -> Iterator[Finding]:
@@ -70,8 +61,7 @@ def _registered(machine: Machine, path: str, loaded: dict[str, str]) -> Iterator
     ours = {name: path for name, path in runtimes.items() if is_gpu_py(machine, path)}
     if not ours and not any(is_gpu_py(machine, program) for program in loaded.values()):
         text = f"{path} doesn't register the runtime {names.RUNTIME}"
-        as_root = " as root" if path == DEFAULT_CONFIG and os.geteuid() != 0 else ""
-        yield warning("docker-registered", text, _REGISTER + as_root)
+        yield warning("docker-registered", text, _REGISTER)
     for name, program in ours.items():
         if machine.is_program(program):
             yield ok("docker-registered", f"{path} registers the runtime {name}: {program}")

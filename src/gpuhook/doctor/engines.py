@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpuhook import names
-from gpuhook.doctor.case import Case, own_configuration
+from gpuhook.doctor.case import Case
 from gpuhook.doctor.docker import is_gpu_py
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.machine import Machine, seen_by
@@ -183,9 +183,9 @@ def podman(case: Case) -> Iterator[Finding]:
 def podman_files(case: Case) -> list[str]:
     """Return podman's configuration files, the user's own included where we aren't root."""
     files = list(_PODMAN_FILES)
-    own = own_configuration()
-    if own:
-        files.append(f"{own}/containers/containers.conf")
+    if os.geteuid() != 0:
+        base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        files.append(f"{base}/containers/containers.conf")
     return [name for path in files for name in (path, *case.machine.glob(f"{path}.d/*.conf"))]
 
 
