@@ -163,18 +163,25 @@ def _keep_documents(job: Job, before: Kept | None) -> documents.Result:
 
 
 def _make_links(job: Job) -> list[str]:
-    """Make NVIDIA's names where they are asked for; return the paths of the new ones."""
-    if job.links is None:
+    """Make NVIDIA's names where they are asked for; return the paths of the new ones.
+
+    Those of an earlier installation are made again where they lead nowhere any more.
+    """
+    record = aliases.LinkRecord(job.state)
+    folder = job.links
+    if folder is None and options.ALIASES not in job.ask.without:
+        folder = record.folder_of_dead()
+    if folder is None:
         return []
     programs = os.path.dirname(job.ask.runtimes[0][1])
-    links, reasons = aliases.plan(job.links, programs, job.ask.prefix)
+    links, reasons = aliases.plan(folder, programs, job.ask.prefix, record.links())
     for reason in reasons:
         shared.warn(reason)
     if job.dry_run:
         missing = [link for link in links if not link.is_there]
         word = "would link"
     else:
-        missing = aliases.LinkRecord(job.state).make(links)
+        missing = record.make(links)
         word = "linked"
     for link in missing:
         click.echo(f"{word} {link.path} to {link.program}")

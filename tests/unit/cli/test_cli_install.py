@@ -476,6 +476,20 @@ def test_gpuhook_that_has_moved_takes_its_names_along(system: Path, engine: str)
         assert "/opt/new/gpuhook-prestart" in found
 
 
+@pytest.mark.parametrize("more", [[], ["--nvidia-names"]])
+def test_nvidias_names_follow_a_gpuhook_that_has_moved(system: Path, more: list[str]) -> None:
+    call(system, "install", "--engine=docker", "--nvidia-names")
+    shutil.move(system / "opt/bin", system / "opt/new")
+    path = f"--runtime-path={system}/opt/new/gpu-py"
+    words = ["install", f"--prefix={system}", "--engine=docker", path, *more]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert "is installed already" not in done.output
+    for name, program in nvidia_names.LINKS.items():
+        assert os.readlink(system / "usr/local/bin" / name) == f"{system}/opt/new/{program}"
+    call(system, "uninstall")
+    assert os.listdir(system / "usr/local/bin") == []
+
+
 def test_the_result_as_json(system: Path) -> None:
     words = ("install", "--engine=docker", "--engine=podman", "--format=json")
     path = str(system / "etc/docker/daemon.json")
