@@ -192,6 +192,7 @@ def test_as_default_runtime(
 ) -> None:
     """A pod that names no RuntimeClass gets GPUs too, and one that wants none gets none."""
     site.gpuhook("install", "--set-default").ok()
+    assert "containerd: unchanged" in site.gpuhook("install").ok().stdout  # and it stays
     with running(site, configs["runc"], archive, pause_archive) as cri, cri.pod("") as pod:
         container = pod.start(DEBIAN, "sleep", "1000", env=["NVIDIA_VISIBLE_DEVICES=1"])
         done = container.exec("nvidia-smi", "-L").ok()

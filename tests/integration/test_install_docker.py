@@ -136,6 +136,20 @@ def test_as_default_runtime(site: Site, driver: Driver) -> None:
     assert site.config.read_text() == ODD_FILE
 
 
+def test_installing_again_loses_nothing(site: Site) -> None:
+    site.gpuhook("install", "--set-default", "--reload").ok()
+    wait_until(lambda: site.default_runtime() == "gpu-py", "gpu-py is Docker's default")
+    installed = site.config.read_bytes()
+    done = site.gpuhook("install").ok()
+    assert done.stdout == f"docker: unchanged {site.config}\n"
+    assert site.config.read_bytes() == installed
+    site.gpuhook("install", "--no-set-default", "--reload").ok()
+    wait_until(lambda: site.default_runtime() == "runc", "runc is Docker's default again")
+    assert "gpu-py" in site.runtimes()
+    site.gpuhook("uninstall", "--reload").ok()
+    assert site.config.read_text() == ODD_FILE
+
+
 @pytest.mark.parametrize("text", [None, "{}", '{"log-level":  "warn"}\n'])
 def test_a_running_docker_forgets_what_its_file_no_longer_says(
     site: Site, text: str | None

@@ -129,6 +129,27 @@ def test_as_default_runtime(gpuhook: Installer, storage: Podman, driver: Driver)
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
 
 
+def test_installing_again_loses_nothing(
+    gpuhook: Installer, storage: Podman, driver: Driver
+) -> None:
+    """podman before 5.0 reads our hook file only because the drop-in names its folder."""
+    gpuhook("install", "--set-default", "--hook=precreate").ok()
+    installed = contents(CONTAINERS)
+    done = gpuhook("install").ok()
+    assert contents(CONTAINERS) == installed
+    assert "podman: unchanged /etc/containers/containers.conf.d/99-gpuhook.conf" in done.stdout
+    gpus = lines_of_nvidia_smi(driver.chosen(0, 2))
+    default = dataclasses.replace(storage, runtime=None)
+    for engine in (default, storage):  # by the runtime, and by the hook alone
+        assert engine.run(DEBIAN, "nvidia-smi", "-L", env=TWO).ok().stdout.splitlines() == gpus
+    gpuhook("install", "--hook=none").ok()
+    assert seen(storage.run(DEBIAN, *look(), env=TWO)).nodes == {}
+    assert default.run(DEBIAN, "nvidia-smi", "-L", env=TWO).ok().stdout.splitlines() == gpus
+    gpuhook("install", "--no-set-default").ok()
+    named = dataclasses.replace(storage, runtime=Path("gpu-py"))
+    assert named.run(DEBIAN, "nvidia-smi", "-L", env=TWO).ok().stdout.splitlines() == gpus
+
+
 @pytest.mark.parametrize("stage", ["prestart", "precreate"])
 def test_hook_without_a_runtime(
     gpuhook: Installer, engine: Podman, driver: Driver, stage: str

@@ -123,6 +123,61 @@ def test_gpus(installed: User, driver: Driver, runtime: str) -> None:
     assert expected in nodes.ok().stdout.splitlines()
 
 
+def test_without_cgroups(user: User, driver: Driver, installation: Installation) -> None:
+    """podman refuses it to runtimes that aren't in a list of its own."""
+    options, env = ("--cgroups=disabled",), ("NVIDIA_VISIBLE_DEVICES=0,2",)
+    user.call(installation.command, "install", "--engine=podman").ok()
+    try:
+        for runtime in ("gpu-py", "crun"):
+            words = ("nvidia-smi", "-L") if runtime == "gpu-py" else ("true",)
+            done = user.podman(runtime, *words, env=env, options=options).ok()
+            gpus = driver.chosen(0, 2) if runtime == "gpu-py" else []
+            assert done.stdout.splitlines() == lines_of_nvidia_smi(gpus)
+    finally:
+        user.call(installation.command, "uninstall").ok()
+    user.podman(str(installation.runtime), "true", options=options).failed()
+
+
+def test_whatever_needs_no_root_is_installed(user: User, installation: Installation) -> None:
+    command, home = installation.command, user.home
+    done = user.call(command, "install").ok()
+    assert f"podman: wrote {home}/.config/containers/containers.conf.d/" in done.stdout
+    for engine in ("docker", "containerd"):
+        [line] = [each for each in done.stdout.splitlines() if each.startswith(engine)]
+        assert f"run gpuhook install --engine {engine} as root" in line
+    refused = user.call(command, "install", "--engine=containerd").failed()
+    assert "Run this as root: gpuhook install --engine containerd" in refused.stderr
+    settings = home / ".config/docker/daemon.json"
+    settings.parent.mkdir()
+    settings.write_text("{}")
+    own = f"{UID}:{UID}"
+    try:
+        user.namespace.run("chown", "-R", own, str(settings.parent)).ok()
+        assert f"docker: changed {settings}" in user.call(command, "install").ok().stdout
+        found = json.loads(user.call(command, "doctor", "--format=json").stdout)["findings"]
+        said = {each["check"]: each for each in found if each["status"] != "ok"}
+        for each in said.values():
+            assert "gpuhook install" not in each["remedy"], each
+        registered = [each["message"] for each in found if each["check"] == "docker-registered"]
+        assert len(registered) == 1
+        assert str(settings) in registered[0]
+        user.call(command, "uninstall").ok()
+        assert settings.read_text() == "{}"
+    finally:
+        shutil.rmtree(settings.parent)
+
+
+def test_what_is_not_saved_is_not_called_so(user: User, installation: Installation) -> None:
+    """Where root has saved it, the folder is there, and nobody else may write to it."""
+    command = installation.command
+    user.namespace.run(command, "refresh", "--config", user.config).ok()
+    done = user.call(command, "refresh").failed()
+    assert "nothing was saved" in done.stderr
+    assert "Run this as root" in done.stderr
+    assert done.stdout == ""
+    user.call(command, "refresh", "--if-stale").ok()
+
+
 def test_no_gpu(installed: User) -> None:
     assert "nvidia" not in installed.podman("gpu-py", "busybox", "ls", "/dev").ok().stdout
 

@@ -33,8 +33,6 @@ def acme(installation: Installation, workspace: Path) -> Iterator[Installation]:
     """A copy of the installation that knows ACME: its folder, an import and an entry more."""
     old, copy = installation.bin.parent, workspace / "acme-installed"
     shutil.copytree(old, copy, symlinks=True)
-    script = copy / "bin/gpuhook"
-    script.write_text(script.read_text().replace(str(old), str(copy)))
     [folder] = copy.glob("lib/python3*/site-packages/gpuhook/vendors")
     unneeded = shutil.ignore_patterns("__pycache__")
     shutil.copytree(second_vendor.FOLDER / "acme", folder / "acme", ignore=unneeded)

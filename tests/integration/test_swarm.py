@@ -199,6 +199,10 @@ def test_daemon_json_is_undone(
         *(f"NVIDIA-GPU={gpu.uuid}" for gpu in driver.gpus),
         *(f"AMD-GPU={each['id']}" for each in listed(amd, config)),
     ]
-    assert "is as it should be" in installer.call("install", "--swarm").ok().stdout
+    for words in (["--swarm"], []):
+        assert "docker: unchanged" in installer.call("install", *words).ok().stdout
+        assert installer.document() == document
+    installer.call("install", "--no-swarm").ok()
+    assert installer.document()["node-generic-resources"] == ["SSD=fast"]
     installer.call("uninstall").ok()
     assert installer.daemon.read_text() == before

@@ -1,5 +1,7 @@
 """What wheel and sdist contain: all of the package, the programs, and nothing else."""
 
+import json
+import shutil
 import stat
 import sys
 import tarfile
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from harness.commands import run
 from harness.images import REPOSITORY
+from harness.installation import Installation
 
 SOURCES = REPOSITORY / "src"
 DEFAULT = REPOSITORY / "config/config.toml"
@@ -94,7 +97,7 @@ def test_the_launchers_are_programs(wheel: zipfile.ZipFile) -> None:
     scripts = members(wheel, ".data/scripts/")
     launchers = {path.name: path.read_bytes() for path in (REPOSITORY / "launchers").iterdir()}
     assert {name: wheel.read(member) for name, member in scripts.items()} == launchers
-    assert {"gpu-py", "gpuhook-prestart", "gpuhook-cdi-hook"} <= set(scripts)
+    assert {"gpu-py", "gpuhook", "gpuhook-prestart", "gpuhook-cdi-hook"} <= set(scripts)
     for member in scripts.values():
         assert stat.S_IMODE(member.external_attr >> 16) & 0o111 == 0o111
 
@@ -102,7 +105,22 @@ def test_the_launchers_are_programs(wheel: zipfile.ZipFile) -> None:
 def test_the_commands(wheel: zipfile.ZipFile) -> None:
     text = wheel.read(members(wheel, ".dist-info/")["entry_points.txt"]).decode()
     commands = {line.partition(" = ")[0] for line in text.splitlines() if " = " in line}
-    assert commands == {"gpuhook", "gpu-docker", "gpuhook-ctk"}
+    assert commands == {"gpu-docker", "gpuhook-ctk"}
+
+
+def test_a_virtual_environment_that_was_moved(installation: Installation, tmp_path: Path) -> None:
+    """By its own path and by a link; PYTHONPATH leads neither elsewhere."""
+    moved, link = tmp_path / "moved to here", tmp_path / "gpuhook"
+    shutil.copytree(installation.bin.parent, moved, symlinks=True)
+    link.symlink_to(moved / "bin/gpuhook")
+    (tmp_path / "click.py").write_text("broken\n")
+    for command in (moved / "bin/gpuhook", link):
+        env = {"PYTHONPATH": str(tmp_path)}
+        done = run([command, "doctor", "--format=json"], env=env, cwd=tmp_path)
+        said = {each["check"]: each["message"] for each in json.loads(done.stdout)["findings"]}
+        assert f"from {moved}/bin/python" in said["python"]
+        assert f"are in {moved}/bin" in said["launchers"]
+        assert run([command, "no-such-command"]).status == 2
 
 
 def test_what_pip_is_told(wheel: zipfile.ZipFile) -> None:

@@ -14,6 +14,7 @@ finds the old version or the new one, whole. Whatever was interrupted is made go
 
 import ctypes
 import glob
+import json
 import os
 import shutil
 import signal
@@ -238,9 +239,9 @@ def tell_engine(node: Node) -> None:
     """Have the engine know gpu-py, and restart it if that is new to it."""
     words = [f"{node.programs}/gpuhook", "install", f"--engine={node.engine}"]
     words += [f"--runtime-path={node.programs}/{names.RUNTIME}"]
-    words += ["--set-default"] if node.set_default else []
+    words += ["--set-default" if node.set_default else "--no-set-default"]
     words += [f"--config={node.config}"] if node.config else []
-    if _run([*words, "--dry-run"]):
+    if json.loads(_run([*words, "--dry-run", "--format=json"]))["changed"]:
         _mark(node)
         sys.stdout.write(_run(words))
     restart_if_marked(node)
@@ -250,7 +251,7 @@ def forget_engine(node: Node) -> None:
     """Take everything out of the engine's files again, and restart it."""
     words = [f"{SOURCE}/bin/gpuhook", "uninstall", f"--engine={node.engine}"]
     words += [f"--config={node.config}"] if node.config else []
-    if _run([*words, "--dry-run"]).startswith("--- "):
+    if "\n--- " in "\n" + _run([*words, "--dry-run"]):
         _mark(node)
     sys.stdout.write(_run(words))
     restart_if_marked(node)

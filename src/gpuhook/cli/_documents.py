@@ -52,13 +52,21 @@ def check_folders(prefix: str) -> None:
         host_files.check_way(below(prefix, folder))
 
 
+@dataclass(frozen=True)
+class Result:
+    """What was done, or would be: whether anything changed, and whether no document failed."""
+
+    changed: bool = False
+    is_whole: bool = True
+
+
 def install(
     site: Site, programs: str, config: str | None, engines: Iterable[str], before: Kept | None
-) -> bool:
+) -> Result:
     """Have documents kept for engines, and write those that there can be now.
 
     ``programs`` is the folder of our programs, ``config`` the configuration file to make
-    documents with, ``before`` what has been kept. Returns whether no document failed.
+    documents with, ``before`` what has been kept.
     """
     every = tuple(dict.fromkeys([*(before.engines if before else ()), *engines]))
     found = versions_of(every, site.prefix)
@@ -75,7 +83,7 @@ def install(
         more, report = refreshing.preview(kept.below(site.prefix))
         _show([*changes, *more])
         tell(report)
-        return True
+        return Result(any([*changes, *more]))
     with refreshing.locked(site.state):
         kept = _put(site, kept, changes)
         report = refreshing.refresh_kept(kept.below(site.prefix), site.state)
@@ -84,7 +92,7 @@ def install(
     for warning in _too_new(found, report):
         shared.warn(warning)
     _enable(site, kept.units)
-    return not report.failures
+    return Result(any(changes) or bool(report.done), not report.failures)
 
 
 def _hook(site: Site, programs: str) -> str:
@@ -95,18 +103,18 @@ def _hook(site: Site, programs: str) -> str:
     return our_program(names.CDI_HOOK)
 
 
-def uninstall(site: Site, engines: Iterable[str], before: Kept) -> None:
+def uninstall(site: Site, engines: Iterable[str], before: Kept) -> Result:
     """Keep no documents for these engines; the last of them takes all documents with it."""
     rest = tuple(engine for engine in before.engines if engine not in set(engines))
     if rest:
         if not site.dry_run:
             save(site.state, replace(before, engines=rest))
         click.echo(f"kept for {', '.join(rest)}: the CDI documents in {before.folder}")
-        return
+        return Result(rest != before.engines)
     files = units.removals(before.units, site.prefix)
     if site.dry_run:
         _show([*refreshing.removable(before.below(site.prefix)), *files])
-        return
+        return Result(changed=True)
     if files:
         _systemctl(site, "disable", "--now", *units.ENABLED)
     with refreshing.locked(site.state):
@@ -120,6 +128,7 @@ def uninstall(site: Site, engines: Iterable[str], before: Kept) -> None:
     if files:
         _systemctl(site, "daemon-reload")
     _tell_changes([*documents, *files])
+    return Result(changed=True)
 
 
 def check_unused(site: Site, programs: str, before: Kept | None) -> None:

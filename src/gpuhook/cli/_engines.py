@@ -2,12 +2,15 @@
 
 import os
 import re
+from collections.abc import Iterable
 
 import click
 
 from gpuhook.engines import DEFAULT_STATE, ENGINES
 from gpuhook.engines.installer import Outcome
+from gpuhook.engines.merge import Path
 from gpuhook.errors import EngineError, shown
+from gpuhook.nvidia_cli.links import LinkRecord
 
 ALL = "all"
 
@@ -66,15 +69,41 @@ def tell(outcomes: list[Outcome], *, dry_run: bool) -> None:
     """Print what was done to the files, or as a diff what would be."""
     for outcome in outcomes:
         change = outcome.change
-        if dry_run:
+        if not change:
+            click.echo(f"{outcome.engine}: unchanged {change.path}")
+        elif dry_run:
             click.echo(change.diff(), nl=False)
-        elif not change:
-            click.echo(f"{outcome.engine}: {change.path} is as it should be")
         elif change.new is None:
             click.echo(f"{outcome.engine}: removed {change.path}")
         else:
             word = "wrote" if change.old is None else "changed"
             click.echo(f"{outcome.engine}: {word} {change.path}")
+
+
+def runtimes_in(owned: Iterable[Path]) -> tuple[str, ...]:
+    """Return the runtimes' names: what we own in an engine's table of runtimes."""
+    return tuple(dict.fromkeys(path[-1] for path in owned if path[-2:-1] == ("runtimes",)))
+
+
+def take_links_back(record: LinkRecord, *, is_last: bool, dry_run: bool) -> list[str]:
+    """Remove NVIDIA's names with the last configuration; until then say that they stay.
+
+    Returns the paths that were removed, or would be.
+    """
+    there = [link for link in record.links() if link.is_there]
+    if not is_last:
+        if there:
+            paths = ", ".join(link.path for link in there)
+            click.echo(
+                f"kept for what else is installed: {paths}; "
+                "gpuhook uninstall without --engine and --config removes them too"
+            )
+        return []
+    word = "would remove" if dry_run else "removed"
+    gone = there if dry_run else record.remove()
+    for link in gone:
+        click.echo(f"{word} {link.path}")
+    return [link.path for link in gone]
 
 
 def warn(text: str) -> None:

@@ -12,7 +12,6 @@ from gpuhook.cli import _engines as shared
 from gpuhook.cli._help import command
 from gpuhook.engines import ENGINES, Ask, Store, in_use, installer
 from gpuhook.engines.installer import Outcome
-from gpuhook.engines.merge import Path
 from gpuhook.engines.store import Record
 from gpuhook.host.programs import our_program
 from gpuhook.nvidia_cli import links as nvidia_names
@@ -87,7 +86,7 @@ def uninstall(
                 _have_forgotten(records, outcomes)
             outcomes = installer.uninstall(store, records)
         shared.tell(outcomes, dry_run=dry_run)
-        _take_links_back(links, is_last=is_last, dry_run=dry_run)
+        shared.take_links_back(links, is_last=is_last, dry_run=dry_run)
         if before and ends:
             documents.uninstall(site, ends, before)
     if not dry_run:
@@ -107,22 +106,6 @@ def _engines_that_end(
     return [each for each in (before.engines if before else ()) if each in gone - stay]
 
 
-def _take_links_back(links: nvidia_names.LinkRecord, *, is_last: bool, dry_run: bool) -> None:
-    """Remove NVIDIA's names with the last configuration; until then say that they stay."""
-    there = [link for link in links.links() if link.is_there]
-    if not is_last:
-        if there:
-            paths = ", ".join(link.path for link in there)
-            click.echo(
-                f"kept for what else is installed: {paths}; "
-                "gpuhook uninstall without --engine and --config removes them too"
-            )
-        return
-    word = "would remove" if dry_run else "removed"
-    for link in there if dry_run else links.remove():
-        click.echo(f"{word} {link.path}")
-
-
 def _is(path: str, given: str) -> bool:
     return os.path.abspath(path) == os.path.abspath(given)
 
@@ -136,7 +119,7 @@ def _warn_of_bound(records: list[Record], prefix: str) -> None:
             if (record.engine, record.config) == (engine, config)
             for path in record.owned
         ]
-        names = _names(owned)
+        names = shared.runtimes_in(owned)
         ask = Ask(
             runtimes=tuple((name, name) for name in names),
             config=config,
@@ -151,15 +134,10 @@ def _warn_of_bound(records: list[Record], prefix: str) -> None:
             )
 
 
-def _names(owned: list[Path]) -> tuple[str, ...]:
-    """Return the runtimes' names: what we own in an engine's table of runtimes."""
-    return tuple(dict.fromkeys(path[-1] for path in owned if path[-2:-1] == ("runtimes",)))
-
-
 def _have_forgotten(records: list[Record], outcomes: list[Outcome]) -> None:
     """Have running engines forget what is about to be taken out of their files."""
     for record, outcome in zip(records, outcomes, strict=True):
-        pids = ENGINES[record.engine].forget(outcome.change, _names(record.owned))
+        pids = ENGINES[record.engine].forget(outcome.change, shared.runtimes_in(record.owned))
         if pids:
             click.echo(f"{record.engine}: reloaded {' '.join(str(pid) for pid in pids)}")
 

@@ -1,13 +1,21 @@
-"""What an installation is asked to do, and what an engine answers."""
+"""What an installation is asked to do, and what an engine answers.
+
+An installation adds to what stands in an engine's files: each engine reads there what earlier
+ones have registered. What is to be taken back is named in ``Ask.without``.
+"""
 
 import os
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpuhook.engines.files import Change
 from gpuhook.engines.store import Target
 from gpuhook.engines.swarm import Resource
+
+# Options that can be taken back one by one.
+SET_DEFAULT, ALIASES, CDI, SWARM, HOOK = "set-default", "nvidia-names", "cdi", "swarm", "hook"
+NVIDIAS_NAME = "nvidia"  # the runtime that is registered with ALIASES
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,9 @@ class Ask:
     ``cdi_setting`` says whether this version of it needs a setting for that. ``hook`` is the
     stage (prestart, precreate) at which podman is to call ``hook_path``, None for not at all.
     ``swarm`` are the devices that Docker is to offer to a swarm; none: nothing about it changes.
+    ``without`` are the options of earlier installations that are to be taken back, ``known``
+    the names of runtimes that are remembered as registered by them. ``default`` is found by
+    ``following``: which of our runtimes is the default one.
     """
 
     runtimes: tuple[tuple[str, str], ...]
@@ -36,6 +47,9 @@ class Ask:
     hook_path: str = ""
     gpuhook_config: str | None = None
     rootless: bool = False
+    without: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
+    default: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -46,6 +60,42 @@ class Ask:
         """Return the same with those of ``also`` among the runtimes that don't exist."""
         more = tuple(pair for pair in self.also if pair[0] not in existing)
         return replace(self, runtimes=self.runtimes + more, also=())
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The names of runtimes that are to be taken back."""
+        return (NVIDIAS_NAME,) if ALIASES in self.without else ()
+
+    def moved(self, earlier: Mapping[str, str]) -> dict[str, str]:
+        """Return the programs that our names led to before, each with the one it is now.
+
+        ``earlier`` are the programs of registered runtimes by name.
+        """
+        return {
+            earlier[name]: program
+            for name, program in self.runtimes
+            if earlier.get(name, program) != program
+        }
+
+    def following(self, earlier: Mapping[str, str], default: str | None) -> "Ask":
+        """Return the same with what earlier installations have registered.
+
+        ``earlier`` are their runtimes' programs by name, ``default`` is the default runtime
+        that they have set. Runtimes that led to a program of ours that is elsewhere now move
+        with it.
+        """
+        moved = self.moved(earlier)
+        runtimes = {
+            name: moved.get(program, program)
+            for name, program in earlier.items()
+            if name not in self.dropped
+        }
+        runtimes.update(self.runtimes)
+        if self.set_default:
+            default = self.names[0]
+        elif SET_DEFAULT in self.without or default not in runtimes:
+            default = None
+        return replace(self, runtimes=tuple(runtimes.items()), default=default)
 
     def system(self, path: str) -> str:
         """Return a path of the system below the prefix."""
@@ -99,3 +149,6 @@ class Engine(Protocol):
 
     def is_present(self, ask: Ask) -> bool:
         """Tell whether the engine seems to be on this machine."""
+
+    def is_users(self, ask: Ask) -> bool:
+        """Tell whether a user who isn't root has, or can have, an engine of this kind."""

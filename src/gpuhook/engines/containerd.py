@@ -9,10 +9,11 @@ import glob
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gpuhook import names as our_names
 from gpuhook.engines import installed, toml_text
-from gpuhook.engines.ask import Answer, Ask
+from gpuhook.engines.ask import CDI, SET_DEFAULT, Answer, Ask
 from gpuhook.engines.files import Change, read_text
 from gpuhook.engines.merge import Document, Path, get
 from gpuhook.engines.store import DROP_IN_HEADER, Target
@@ -108,6 +109,11 @@ class Containerd:
         found = bool(shutil.which("containerd")) or os.path.exists(_config(ask))
         return found and not _disables_cri(self._document(ask))
 
+    def is_users(self, ask: Ask) -> bool:
+        """Return False: containerd is root's, and so are its files."""
+        del ask
+        return False
+
 
 def containerd_version() -> tuple[int, int] | None:
     """Return the installed containerd's version, None if it can't be told."""
@@ -140,31 +146,72 @@ def read_source(path: str, program: tuple[int, int] | None) -> Source:
 def answer(ask: Ask, program: tuple[int, int] | None) -> Answer:
     """Return the files for a containerd of that version (None: not known)."""
     source = read_source(_config(ask), program)
-    ask = ask.beside(_foreign(source, ask))
+    drop_in = ask.drop_in or _usual_drop_in(source)
+    merges = program is not None and program >= _MERGES_TABLES
+    effective = _effective_cri(source, ask, drop_in, merges=merges)
+    ask = _following(source, ask, drop_in, effective)
     warnings = _warnings(source, ask, program)
     if source.version == 1:
         targets: tuple[Target, ...] = (_whole_file(source, ask),)
     else:
-        drop_in = ask.drop_in or _usual_drop_in(source)
-        settings = _drop_in_settings(source, ask, drop_in, program)
+        settings = _drop_in_settings(source, ask, effective, merges=merges)
         targets = (
             _drop_in_target(source, ask, drop_in, settings),
             _importing_target(source, ask, drop_in),
         )
-    return Answer(targets, (Containerd().afterwards(),), tuple(warnings))
+    return Answer(targets, (Containerd().afterwards(),), tuple(warnings), restart=True)
+
+
+def _following(source: Source, ask: Ask, drop_in: str, effective: Document) -> Ask:
+    """Return what is asked, with what earlier installations have written.
+
+    That stands in the main file in version 1, else in our drop-in, where there may be copies
+    from other files, too. ``effective`` are the CRI settings without ours.
+    """
+    others: Document = {}
+    if source.version == 1:
+        cri = effective
+    else:
+        document = toml_text.parse(read_text(drop_in) or "", drop_in)
+        found = [get(document, path) for path in _CRI.values()]
+        cri = next((each for each in found if isinstance(each, dict)), {})
+        others = get(effective, ("containerd", "runtimes")) or {}
+    programs = _programs(cri)
+    earlier = {
+        name: program
+        for name, program in programs.items()
+        if name not in others
+        and (name in ask.known or os.path.basename(program) == our_names.RUNTIME)
+    }
+    ask = ask.beside(_foreign(source, ask, earlier))
+    ask = ask.following(earlier, get(cri, ("containerd", "default_runtime_name")))
+    if CDI not in ask.without and cri.get("enable_cdi") and not effective.get("enable_cdi"):
+        return replace(ask, cdi=True, cdi_setting=True)
+    return ask
+
+
+def _programs(cri: Document) -> dict[str, str]:
+    """Return the programs of CRI settings' runtimes by name, of those that name one."""
+    runtimes = get(cri, ("containerd", "runtimes"))
+    table = runtimes if isinstance(runtimes, dict) else {}
+    found = {name: get(entry, ("options", "BinaryName")) for name, entry in table.items()}
+    return {name: program for name, program in found.items() if isinstance(program, str)}
 
 
 def _usual_drop_in(source: Source) -> str:
     return os.path.join(os.path.dirname(source.path), _DROP_IN)
 
 
-def _foreign(source: Source, ask: Ask) -> set[str]:
-    """Return the names of the runtimes in the main file that don't lead to us."""
+def _foreign(source: Source, ask: Ask, earlier: Document) -> set[str]:
+    """Return the names of the runtimes in the main file that don't lead to us.
+
+    ``earlier`` are those that earlier installations have registered.
+    """
     ours = {program for _, program in ask.runtimes}
     table = get(source.document, (*source.cri, "containerd", "runtimes"))
     runtimes = table if isinstance(table, dict) else {}
-    binary = ("options", "BinaryName")
-    return {name for name, entry in runtimes.items() if get(entry, binary) not in ours}
+    programs = _programs(get(source.document, source.cri) or {})
+    return {name for name in runtimes if programs.get(name) not in ours and name not in earlier}
 
 
 def _disables_cri(document: Document) -> bool:
@@ -196,18 +243,21 @@ def _whole_file(source: Source, ask: Ask) -> Target:
     cri = _table(wanted, source.cri)
     _add_runtimes(cri, source, ask, old=True)
     text = toml_text.edited(source.text, wanted, source.path)
-    return Target("containerd", source.path, "toml", text, source.path, _owned(source, ask))
+    base = (*source.cri, "containerd")
+    released: list[Path] = [(*base, "runtimes", name) for name in ask.dropped]
+    if SET_DEFAULT in ask.without and not ask.default:
+        released.append((*base, "default_runtime_name"))
+    return Target(
+        "containerd", source.path, "toml", text, source.path, _owned(source, ask),
+        released=tuple(path for path in released if get(wanted, path) is not None),
+    )  # fmt: skip
 
 
-def _drop_in_settings(
-    source: Source, ask: Ask, drop_in: str, program: tuple[int, int] | None
-) -> Document:
+def _drop_in_settings(source: Source, ask: Ask, effective: Document, *, merges: bool) -> Document:
     """Return the CRI settings that the drop-in has to hold."""
-    merges = program is not None and program >= _MERGES_TABLES
-    effective = _effective_cri(source, ask, drop_in, merges=merges)
     settings = copy.deepcopy(effective)
     default = get(settings, ("containerd", "default_runtime_name"))
-    if default in ask.names and not ask.set_default:
+    if default in ask.names and not ask.default:
         del settings["containerd"]["default_runtime_name"]
     _add_runtimes(settings, source, ask, old=False)
     if not merges:
@@ -216,8 +266,8 @@ def _drop_in_settings(
     runtimes = settings["containerd"]["runtimes"]
     added = [name for name in runtimes if name in ask.names or name not in known]
     ours: Document = {"containerd": {"runtimes": {name: runtimes[name] for name in added}}}
-    if ask.set_default:
-        ours["containerd"]["default_runtime_name"] = ask.names[0]
+    if ask.default:
+        ours["containerd"]["default_runtime_name"] = ask.default
     if _sets_cdi(effective, ask):
         ours["enable_cdi"] = True
     return ours
@@ -279,8 +329,8 @@ def _add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None
         runtimes[name] = entry
     if set(runtimes) <= set(ask.names):
         runtimes.update(copy.deepcopy(_BUILT_IN) if "runc" not in runtimes else {})
-    if ask.set_default:
-        containerd["default_runtime_name"] = ask.names[0]
+    if ask.default:
+        containerd["default_runtime_name"] = ask.default
     if source.version > 1 and _sets_cdi(cri, ask):
         cri["enable_cdi"] = True
 
@@ -298,7 +348,8 @@ def _template(containerd: Document, ask: Ask) -> Document:
         candidates.insert(0, str(default))
     for name in candidates:
         entry = get(containerd, ("runtimes", name))
-        if isinstance(entry, dict):
+        # What was written beside ours, and says nothing, gives the same as no entry.
+        if isinstance(entry, dict) and entry != _BUILT_IN.get(name):
             return copy.deepcopy(entry)
     return copy.deepcopy(_PLAIN_RUNTIME)
 

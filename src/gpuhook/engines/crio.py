@@ -28,22 +28,25 @@ class Crio:
     name = "crio"
 
     def install(self, ask: Ask) -> Answer:
-        """Write the drop-in with the options that the present default has."""
+        """Write the drop-in with the options that the present default has.
+
+        Runtimes and the default of earlier installations stay in it.
+        """
         config = _config(ask)
         usual = os.path.join(os.path.dirname(config), _DROP_IN)
         path = ask.drop_in or usual
         default, known = _known(_sources(config, path))
-        ask = ask.beside(known)
+        ask = ask.beside(known).following(*_registered(path))
         entry = _template(default, known, ask)
         entry["runtime_type"] = "oci"
         runtimes = {name: {**entry, "runtime_path": program} for name, program in ask.runtimes}
         runtime: Document = {"runtimes": runtimes}
-        if ask.set_default:
-            runtime["default_runtime"] = ask.names[0]
+        if ask.default:
+            runtime["default_runtime"] = ask.default
         text = toml_text.render({"crio": {"runtime": runtime}}, DROP_IN_HEADER)
         owned = tuple((*_RUNTIMES, name) for name in ask.names)
         target = Target(self.name, path, "toml", text, config, owned, ours=True, usual=usual)
-        return Answer((target,), (self.afterwards(),))
+        return Answer((target,), (self.afterwards(),), restart=True)
 
     def afterwards(self) -> str:
         """Return what makes CRI-O read its configuration."""
@@ -75,6 +78,11 @@ class Crio:
         """Tell whether CRI-O or its configuration is here."""
         return bool(shutil.which("crio")) or os.path.isdir(os.path.dirname(_config(ask)))
 
+    def is_users(self, ask: Ask) -> bool:
+        """Return False: CRI-O is root's, and so are its files."""
+        del ask
+        return False
+
 
 def _config(ask: Ask) -> str:
     return ask.config or ask.system(_CONFIG)
@@ -96,6 +104,13 @@ def _known(sources: list[Document]) -> tuple[str | None, Document]:
         table = get(document, _RUNTIMES)
         runtimes.update(table if isinstance(table, dict) else {})
     return default, runtimes
+
+
+def _registered(drop_in: str) -> tuple[dict[str, str], str | None]:
+    """Return our runtimes' programs by name, and the default runtime, as our file has them."""
+    default, runtimes = _known([toml_text.parse(read_text(drop_in) or "", drop_in)])
+    programs = {name: get(entry, ("runtime_path",)) for name, entry in runtimes.items()}
+    return {name: path for name, path in programs.items() if isinstance(path, str)}, default
 
 
 def _template(default: str | None, runtimes: Document, ask: Ask) -> Document:

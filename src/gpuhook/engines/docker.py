@@ -10,10 +10,10 @@ import signal
 import time
 
 from gpuhook.engines import docker_api, json_text, swarm
-from gpuhook.engines.ask import Answer, Ask
+from gpuhook.engines.ask import CDI, SET_DEFAULT, SWARM, Answer, Ask
 from gpuhook.engines.docker_api import DEFAULT_CONFIG
 from gpuhook.engines.files import Change, decode, read_json, read_text, remove_folders
-from gpuhook.engines.merge import Document, Path
+from gpuhook.engines.merge import Document, Path, get
 from gpuhook.engines.store import Target
 from gpuhook.errors import EngineError
 from gpuhook.host import processes as host_processes
@@ -22,6 +22,10 @@ from gpuhook.host.processes import Process
 _DATA = "/var/lib/docker"
 # What a reload doesn't change unless the file says it, and dockerd's own values for it.
 _BUILT_IN: Document = {"runtimes": {}, "default-runtime": "runc"}
+_KEEPS_DEFAULT = (
+    "Restart Docker, which keeps a default runtime that its file no longer names: "
+    "systemctl restart docker"
+)
 _RELOAD_S = 15.0  # for a dockerd to read its file again; it takes a fraction of a second
 _POLL = 0.05
 
@@ -39,11 +43,17 @@ class Docker:
         ask = ask.beside(_foreign(document, ask, path))
         wanted = wanted_document(document, ask, path)
         owned: tuple[Path, ...] = tuple(("runtimes", name) for name in ask.names)
-        target = Target(self.name, path, "json", json_text.edited(text, wanted, path), path, owned)
+        released = _released(document, ask)
+        edited = json_text.edited(text, wanted, path)
+        target = Target(self.name, path, "json", edited, path, owned, released=released)
         new = {key for key in ("features", swarm.KEY) if wanted.get(key) != document.get(key)}
+        new |= {key for key, *_ in released if key in ("features", swarm.KEY)}
         if ask.cdi and ask.cdi_setting:
             new.add("features")  # it may have been there, and dockerd be older than it
-        return Answer((target,), (self._advice(path, sorted(new)),), restart=bool(new))
+        advice = [self._advice(path, sorted(new))]
+        if ("default-runtime",) in released:
+            advice = [_KEEPS_DEFAULT, *(advice if new else ())]
+        return Answer((target,), tuple(advice), restart=bool(new) or _KEEPS_DEFAULT in advice)
 
     def _config(self, ask: Ask) -> str:
         if ask.config:
@@ -114,10 +124,22 @@ class Docker:
         """Tell whether dockerd or its configuration is here."""
         return bool(shutil.which("dockerd")) or os.path.exists(self._config(ask))
 
+    def is_users(self, ask: Ask) -> bool:
+        """Tell whether the user runs a Docker of his own, or has set one up.
+
+        Source: dockerd-rootless-setuptool.sh, which writes a unit of the user's.
+        """
+        signs = (self._config(ask), ask.user("systemd/user/docker.service"))
+        return any(map(os.path.exists, signs)) or bool(host_processes.running("dockerd"))
+
 
 def wanted_document(document: Document, ask: Ask, path: str) -> Document:
     """Return daemon.json as it is to be."""
     runtimes = dict(_table(document, "runtimes", path))
+    moved = ask.moved(_programs(runtimes))
+    for name, program in _programs(runtimes).items():
+        if program in moved and name not in ask.names:
+            runtimes[name] = {**runtimes[name], "path": moved[program]}
     for name, program in ask.runtimes:
         if name == "runc":
             raise EngineError(
@@ -138,6 +160,31 @@ def wanted_document(document: Document, ask: Ask, path: str) -> Document:
     return wanted
 
 
+def _programs(runtimes: Document) -> dict[str, str]:
+    """Return the programs of a table of runtimes by name."""
+    found = {name: get(entry, ("path",)) for name, entry in runtimes.items()}
+    return {name: path for name, path in found.items() if isinstance(path, str)}
+
+
+def _released(document: Document, ask: Ask) -> tuple[Path, ...]:
+    """Return the settings that are to be taken back: what they were before is remembered."""
+    paths: list[Path] = [("runtimes", name) for name in ask.dropped]
+    if SET_DEFAULT in ask.without and document.get("default-runtime") in _ours(document, ask):
+        paths.append(("default-runtime",))
+    paths += [(swarm.KEY,)] if SWARM in ask.without else []
+    paths += [("features", "cdi")] if CDI in ask.without else []
+    return tuple(path for path in paths if get(document, path) is not None)
+
+
+def _ours(document: Document, ask: Ask) -> set[str]:
+    """Return the names of the runtimes that lead to us, or led there before we moved."""
+    runtimes = document.get("runtimes", {})
+    programs = _programs(runtimes if isinstance(runtimes, dict) else {})
+    moved = ask.moved(programs)
+    ours = {program for _, program in ask.runtimes} | set(moved)
+    return {name for name, program in programs.items() if program in ours}
+
+
 def node_resources(document: Document, path: str) -> list[str]:
     """Return the node-generic-resources of a daemon.json."""
     value = document.get(swarm.KEY, [])
@@ -151,12 +198,7 @@ def node_resources(document: Document, path: str) -> list[str]:
 
 def _foreign(document: Document, ask: Ask, path: str) -> set[str]:
     """Return the names of the runtimes that don't lead to us."""
-    ours = {program for _, program in ask.runtimes}
-    return {
-        name
-        for name, entry in _table(document, "runtimes", path).items()
-        if not isinstance(entry, dict) or entry.get("path") not in ours
-    }
+    return set(_table(document, "runtimes", path)) - _ours(document, ask)
 
 
 def _table(document: Document, key: str, path: str) -> Document:

@@ -58,7 +58,13 @@ def without_ours(
     """
     result = copy.deepcopy(current)
     _take_back(result, original, written)
-    for path in owned:
+    return restored(result, original, owned)
+
+
+def restored(document: Document, original: Document, paths: Iterable[Path]) -> Document:
+    """Return a document with everything at the paths as it was in ``original``."""
+    result = copy.deepcopy(document)
+    for path in paths:
         _restore(result, original, path)
     return result
 

@@ -8,20 +8,24 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 from gpuhook import names
 from gpuhook.engines import json_text, toml_text
-from gpuhook.engines.ask import Answer, Ask
-from gpuhook.engines.files import Change, read_text
-from gpuhook.engines.merge import Document
+from gpuhook.engines.ask import HOOK, Answer, Ask
+from gpuhook.engines.files import Change, read_json, read_text
+from gpuhook.engines.merge import Document, get
 from gpuhook.engines.store import DROP_IN_HEADER, Target
 
 _DROP_IN = "containers/containers.conf.d/99-gpuhook.conf"
 _HOOK = "containers/oci/hooks.d/gpuhook.json"
 # Lists with podman's default, which a setting replaces: the runtimes that are asked for
-# errors as JSON, and where hooks are looked for (from 5.0 also where ours is).
+# errors as JSON, those that may have --cgroups=disabled (the manual has another name for the
+# key, which no podman from 4.3 to 5.8 reads), and where hooks are looked for (from 5.0 also
+# where ours is).
 _JSON_RUNTIMES = ("runtime_supports_json", ["crun", "runc", "kata", "runsc", "youki", "krun"])
+_NO_CGROUPS = ("runtime_supports_nocgroup", ["crun", "krun"])
 _HOOK_FOLDERS = ("hooks_dir", ["/usr/share/containers/oci/hooks.d"])
 _LIST_S = 20
 # All of a hook file is ours: half of one would stop every container.
@@ -34,27 +38,30 @@ class Podman:
     name = "podman"
 
     def install(self, ask: Ask) -> Answer:
-        """Register the runtimes, and where asked the hook for all containers."""
+        """Register the runtimes, and where asked the hook for all containers.
+
+        What earlier installations have written stays: runtimes, the default, the hook.
+        """
         path = _drop_in(ask)
-        ask = ask.beside(())
+        earlier, default = _registered(path)
+        moved = ask.moved(earlier)
+        ask = ask.beside(()).following(earlier, default)
         engine: Document = {}
-        if ask.set_default:
-            engine["runtime"] = ask.names[0]
+        if ask.default:
+            engine["runtime"] = ask.default
         sources = _sources(path, ask)
-        engine["runtime_supports_json"] = _extended(sources, _JSON_RUNTIMES, ask.names)
+        for setting in (_JSON_RUNTIMES, _NO_CGROUPS):
+            engine[setting[0]] = _extended(sources, setting, ask.names)
         engine["runtimes"] = {name: [program] for name, program in ask.runtimes}
-        hook = _configured(_HOOK, ask)
-        if ask.hook:
-            folder = os.path.dirname(hook).removeprefix(ask.prefix.rstrip("/"))
+        hook = _hook_target(ask, path, moved)
+        if hook is not None and not hook.gone:
+            folder = os.path.dirname(hook.path).removeprefix(ask.prefix.rstrip("/"))
             engine["hooks_dir"] = _extended(sources, _HOOK_FOLDERS, (folder,))
         text = toml_text.render({"engine": engine}, DROP_IN_HEADER)
         owned = tuple(("engine", "runtimes", name) for name in ask.names)
         usual = _configured(_DROP_IN, ask)
-        targets = [Target(self.name, path, "toml", text, path, owned, ours=True, usual=usual)]
-        if ask.hook:
-            text = hook_document(ask.hook_path, ask.hook, ask.gpuhook_config)
-            targets.append(Target(self.name, hook, "json", text, path, HOOK_KEYS, ours=True))
-        return Answer(tuple(targets))
+        drop_in = Target(self.name, path, "toml", text, path, owned, ours=True, usual=usual)
+        return Answer((drop_in, hook) if hook else (drop_in,))
 
     def afterwards(self) -> str:
         """Return nothing: podman reads its files every time."""
@@ -85,6 +92,11 @@ class Podman:
         del ask
         return bool(shutil.which("podman"))
 
+    def is_users(self, ask: Ask) -> bool:
+        """Return True: every user may start podman."""
+        del ask
+        return True
+
 
 def _podman_json(podman: str, *words: str) -> list[Any]:
     try:
@@ -102,6 +114,54 @@ def _configured(path: str, ask: Ask) -> str:
 
 def _drop_in(ask: Ask) -> str:
     return ask.config or ask.drop_in or _configured(_DROP_IN, ask)
+
+
+def _registered(drop_in: str) -> tuple[dict[str, str], str | None]:
+    """Return our runtimes' programs by name, and the default runtime, as our file has them."""
+    engine = toml_text.parse(read_text(drop_in) or "", drop_in).get("engine")
+    engine = engine if isinstance(engine, dict) else {}
+    runtimes = engine.get("runtimes")
+    programs = {
+        name: str(paths[0])
+        for name, paths in (runtimes.items() if isinstance(runtimes, dict) else ())
+        if isinstance(paths, list) and paths
+    }
+    default = engine.get("runtime")
+    return programs, default if isinstance(default, str) else None
+
+
+def _hook_target(ask: Ask, config: str, moved: Mapping[str, str]) -> Target | None:
+    """Return the hook file as asked, or as an earlier installation wrote it; None for neither.
+
+    ``moved`` are programs of ours and where they are now: the hook beside one moved with it.
+    """
+    path = _configured(_HOOK, ask)
+    program, stage, configuration = _read_hook(path)
+    if ask.hook:
+        program, stage = ask.hook_path, ask.hook
+    if not stage:
+        return None
+    folders = {os.path.dirname(old): os.path.dirname(new) for old, new in moved.items()}
+    folder, name = os.path.split(program)
+    program = os.path.join(folders.get(folder, folder), name)
+    text = hook_document(program, stage, ask.gpuhook_config or configuration)
+    gone = HOOK in ask.without
+    return Target("podman", path, "json", text, config, HOOK_KEYS, ours=True, gone=gone)
+
+
+def _read_hook(path: str) -> tuple[str, str, str | None]:
+    """Return program, stage and configuration file of our hook file; no stage where there is none.
+
+    It has the words that ``hook_document`` gives it.
+    """
+    document = read_json(path)
+    program = get(document, ("hook", "path"))
+    words = get(document, ("hook", "args"))
+    if os.path.basename(str(program)) != names.HOOK or not isinstance(words, list) or not words:
+        return "", "", None
+    options = [str(word) for word in words]
+    at = options.index("--config") + 1 if "--config" in options else 0
+    return str(program), options[-1], options[at] if 0 < at < len(options) else None
 
 
 def _sources(drop_in: str, ask: Ask) -> list[Document]:

@@ -25,7 +25,7 @@ from gpuhook import names
 from gpuhook.engines import json_text, lock, toml_text
 from gpuhook.engines.files import Change, decode, read, remove_folders
 from gpuhook.engines.lock import Lock
-from gpuhook.engines.merge import Document, Path, without_ours
+from gpuhook.engines.merge import Document, Path, restored, without_ours
 from gpuhook.errors import EngineError
 from gpuhook.host import files as host_files
 
@@ -54,10 +54,11 @@ _SYNTAXES: dict[str, Syntax] = {"json": json_text, "toml": toml_text}
 class Target:
     """A file as an engine wants it.
 
-    ``syntax`` is json or toml. ``owned`` are the paths in the document that are ours
-    whatever stands there. ``ours`` is true for a file that holds nothing but what we write
-    and goes with it; ``usual`` is where such a file of that engine usually is. ``config`` is
-    the engine's main configuration file.
+    ``syntax`` is json or toml. ``owned`` are the paths in the document that are ours whatever
+    stands there, ``released`` those that were and become what they are without us. ``ours`` is
+    true for a file that holds nothing but what we write and goes with it; ``usual`` is where
+    such a file of that engine usually is. ``config`` is the engine's main configuration file.
+    ``gone`` is true for a file that is to be as it is without us, whatever its ``text``.
     """
 
     engine: str
@@ -68,6 +69,8 @@ class Target:
     owned: tuple[Path, ...] = ()
     ours: bool = False
     usual: str = ""
+    released: tuple[Path, ...] = ()
+    gone: bool = False
 
 
 @dataclass
@@ -134,16 +137,33 @@ class Store:
     def plan(self, target: Target) -> Change:
         """Return what ``apply`` would change; EngineError if it would replace another's file."""
         host_files.check_way(target.path)
-        change = Change(target.path, read(target.path), target.text.encode("utf-8"))
+        old = read(target.path)
+        change = Change(target.path, old, self._wanted(target, old))
         if target.ours and change.old is not None and not _is_whole(self._place(target.path)):
             _check_ours(target, change)
         return change
+
+    def _wanted(self, target: Target, current: bytes | None) -> bytes | None:
+        """Return a file's wanted content; None where it is to go."""
+        place = self._place(target.path)
+        known = _is_whole(place)
+        if not target.gone and not (target.released and known):
+            return target.text.encode("utf-8")
+        before = self._rebased(self._load(place), current) if known else None
+        if target.gone:
+            return before
+        text, syntax, path = target.text, _SYNTAXES[target.syntax], target.path
+        original = syntax.parse(decode(before or b"", path), path)
+        wanted = restored(syntax.parse(text, path), original, target.released)
+        return syntax.edited(text, wanted, path).encode("utf-8")
 
     def apply(self, target: Target) -> Change:
         """Bring a file into the wanted state and remember how it was."""
         change = self.plan(target)
         place = self._place(target.path)
         known = _is_whole(place)
+        if target.gone:
+            return self._remove(change, place)
         if not change and not known and not target.ours:
             return change
         if known:
@@ -186,6 +206,13 @@ class Store:
         """Return a file's document as we last wrote it."""
         data = read(f"{self._place(record.path)}/written")
         return _SYNTAXES[record.syntax].parse(decode(data or b"", record.path), record.path)
+
+    def _remove(self, change: Change, place: str) -> Change:
+        if _is_whole(place):
+            return self.take_back(self._load(place))
+        if change:
+            change.commit()
+        return change
 
     def take_back(self, record: Record) -> Change:
         """Undo everything that was done to a file, and forget it."""

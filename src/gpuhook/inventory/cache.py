@@ -77,7 +77,10 @@ def follow(
 
 
 def refresh(config: "Config", vendor: "Source") -> "Inventory":
-    """Make a vendor's inventory again, whether the saved one is fresh or not, and save it."""
+    """Make a vendor's inventory again, whether the saved one is fresh or not, and save it.
+
+    DriverError where there is no working driver, or it can't be saved.
+    """
     folder = make_folder(config.state_dir)
     if folder is None:
         raise DriverError(
@@ -86,9 +89,16 @@ def refresh(config: "Config", vendor: "Source") -> "Inventory":
         )
     try:
         with _Lock(folder, config, vendor) as lock:
-            return _make(folder, config, vendor, lock).inventory
+            made = _make(folder, config, vendor, lock)
     finally:
         os.close(folder)
+    if not made.is_saved:
+        raise DriverError(
+            f"{made.inventory.sentence()}: nothing was saved, as {config.state_dir} can't be "
+            "written to",
+            "Run this as root, and see that its disk isn't full",
+        )
+    return made.inventory
 
 
 def saved(config: "Config", vendor: "Source") -> "Inventory | None":
@@ -127,7 +137,7 @@ def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Lo
         lock.note_failure(error)
         raise
     if lock.held:
-        _save(folder, _file_name(config, vendor), content)
+        content.is_saved = _save(folder, _file_name(config, vendor), content)
     return content
 
 
@@ -251,7 +261,8 @@ def _is_ours(status: os.stat_result) -> bool:
 class Loaded:
     """An inventory, and what tells whether it still is this machine's.
 
-    ``around`` is what it was made in, ``missing`` the paths that didn't exist then.
+    ``around`` is what it was made in, ``missing`` the paths that didn't exist then;
+    ``is_saved`` says whether it was saved when it was made.
     """
 
     def __init__(
@@ -261,6 +272,7 @@ class Loaded:
         self.around = around
         self.missing = missing
         self._vendor = vendor
+        self.is_saved = False
         self._file: tuple[int, ...] = ()
         self._saved_at = time.time()
 
@@ -359,15 +371,16 @@ def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
         os.close(fd)
 
 
-def _save(folder: int, name: str, content: Loaded) -> None:
+def _save(folder: int, name: str, content: Loaded) -> bool:
     parts = [content.around, content.missing, content.inventory.to_json()]
-    write_whole(folder, name, jsontext.dumps(parts).encode())
+    return write_whole(folder, name, jsontext.dumps(parts).encode())
 
 
-def write_whole(folder: int, name: str, body: bytes, mode: int = 0o644) -> None:
+def write_whole(folder: int, name: str, body: bytes, mode: int = 0o644) -> bool:
     """Write the file whole or not at all; failing to costs time later and nothing else.
 
-    Where two write at once, what is damaged by that is found by ``read_whole``.
+    Where two write at once, what is damaged by that is found by ``read_whole``. Returns
+    whether it was written.
     """
     temporary = f".{name}.new"
     try:
@@ -376,6 +389,8 @@ def write_whole(folder: int, name: str, body: bytes, mode: int = 0o644) -> None:
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
         _remove(folder, temporary)
+        return False
+    return True
 
 
 def _remove(folder: int, name: str) -> None:

@@ -42,15 +42,19 @@ class Link:
         return os.path.islink(self.path) and os.readlink(self.path) == self.program
 
 
-def plan(folder: str, programs: str, prefix: str = "") -> tuple[list[Link], list[str]]:
+def plan(
+    folder: str, programs: str, prefix: str = "", ours: "list[Link] | None" = None
+) -> tuple[list[Link], list[str]]:
     """Return the links to make in ``folder``, and why each of the others isn't to be.
 
-    ``programs`` is the folder of our programs.
+    ``programs`` is the folder of our programs, ``ours`` are links that were made before: they
+    may lead to where the programs were then.
     """
+    before = {link.path for link in ours or () if link.is_there}
     links, reasons = [], []
     for name, program in LINKS.items():
         link = Link(os.path.join(folder, name), os.path.join(programs, program))
-        found = _installed(name, folder, prefix, link)
+        found = None if link.path in before else _installed(name, folder, prefix, link)
         if found:
             reasons.append(f"{found} is installed already, so {link.path} is not made")
         else:
@@ -87,17 +91,25 @@ class LinkRecord:
                 "Remove NVIDIA's names that are links to gpuhook by hand, and this file",
             ) from None
 
+    def folder_of_dead(self) -> str | None:
+        """Return where a link of ours leads nowhere, because gpuhook has moved; None if none."""
+        dead = [link for link in self.links() if link.is_there and not os.path.exists(link.program)]
+        return os.path.dirname(dead[0].path) if dead else None
+
     def make(self, links: list[Link]) -> list[Link]:
         """Make the links that aren't there; return them."""
         for link in links:
             host_files.check_way(os.path.dirname(link.path))
         missing = [link for link in links if not link.is_there]
+        before = {link.path for link in self.links() if link.is_there}
         known = {link.path: link.program for link in [*self.links(), *links]}
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             host_files.replace(self._path, json.dumps(known, indent=2).encode())
             for link in missing:
                 os.makedirs(os.path.dirname(link.path), exist_ok=True)
+                if link.path in before:
+                    os.unlink(link.path)
                 os.symlink(link.program, link.path)
         except OSError as error:
             raise EngineError(

@@ -56,11 +56,11 @@ def test_everything_is_taken_back(system: Path) -> None:
     before = tree(system)
     engines = [f"--engine={name}" for name in ("docker", "containerd", "crio", "podman")]
     options = ["--set-default", "--cdi", "--nvidia-names", "--hook=precreate"]
-    for _ in range(2):
+    for advice in (True, False):
         done = call(system, "install", *engines, *options)
         assert done.exit_code == 0, done.output
         assert tree(system) != before
-    assert "restart Docker" in done.output
+        assert ("restart Docker" in done.output) is advice
     done = call(system, "uninstall")
     assert done.exit_code == 0, done.output
     after = tree(system)
@@ -372,3 +372,142 @@ def test_what_we_wrote_is_ours_without_a_record_too(system: Path, engine: str) -
     assert call(system, *words, "--set-default").exit_code == 0
     call(system, "uninstall")
     assert not list((system / "etc").rglob("*gpuhook*"))
+
+
+# An installation is a state -----------------------------------------------------------------
+
+ENGINES = ("docker", "containerd", "crio", "podman")
+# By the option that adds something, the one that takes it back.
+OPTIONS = {
+    ("--set-default",): "--no-set-default",
+    ("--nvidia-names",): "--no-nvidia-names",
+    ("--cdi",): "--no-cdi",
+    ("--hook=precreate",): "--hook=none",
+}
+
+
+def files(system: Path) -> dict[str, str]:
+    """Return what is below the system's folders but gpuhook's state; what TOML files say."""
+    return {
+        path: str(tomllib.loads(text)) if path.endswith(".toml") else text
+        for path, text in tree(system).items()
+        if "/var/" not in path
+    }
+
+
+@pytest.mark.parametrize("version", ["", "version = 2\n", "version = 3\n"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_installing_again_loses_nothing(system: Path, engine: str, version: str) -> None:
+    (system / "etc/containerd/config.toml").write_text(version + '[debug]\nlevel = "info"\n')
+    words = ("install", f"--engine={engine}")
+    call(system, *words, *(word for option in OPTIONS for word in option), "--runtime-name=first")
+    call(system, *words)
+    before = tree(system)
+    done = call(system, *words)
+    assert tree(system) == before
+    done = call(system, *words, "--set-default", "--runtime-name=first")
+    assert tree(system) == before
+    assert f"{engine}: unchanged {system}/etc" in done.stdout
+    assert f"{engine}: changed" not in done.stdout
+    assert "estart" not in done.output
+    found = "".join(files(system).values())
+    for word in ("first", "gpu-py", "nvidia"):
+        assert word in found
+    if engine == "podman":
+        assert '"precreate"' in found
+        assert "hooks_dir" in found
+    call(system, "uninstall")
+    assert not any("gpu-py" in text for text in files(system).values() if text[:5] != "link ")
+
+
+@pytest.mark.parametrize("version", ["", "version = 2\n", "version = 3\n"])
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_option_is_taken_back(
+    system: Path, engine: str, option: tuple[str], version: str
+) -> None:
+    theirs = version + '[debug]\nlevel = "info"\n'
+    (system / "etc/containerd/config.toml").write_text(theirs)
+    words = ("install", f"--engine={engine}")
+    call(system, *words)
+    before = files(system)
+    call(system, *words, *option)
+    shown = call(system, *words, OPTIONS[option], "--dry-run").stdout
+    assert ("--- " in shown or "would remove" in shown) is (files(system) != before)
+    call(system, *words, OPTIONS[option])
+    after = files(system)
+    for folder in ("usr", "usr/local", "usr/local/bin"):
+        after.pop(str(system / folder), None)
+    assert after == before
+    assert f"{engine}: changed" not in call(system, *words, OPTIONS[option]).stdout
+    call(system, "uninstall")
+    assert (system / "etc/containerd/config.toml").read_text() == theirs
+    assert (system / "etc/docker/daemon.json").read_text() == DAEMON
+
+
+def test_a_default_of_somebody_else_comes_back(system: Path) -> None:
+    path = system / "etc/docker/daemon.json"
+    path.write_text('{"default-runtime": "crun"}\n')
+    call(system, "install", "--engine=docker", "--set-default")
+    done = call(system, "install", "--engine=docker", "--no-set-default")
+    assert "Restart Docker, which keeps a default runtime" in done.stdout
+    assert json.loads(path.read_text())["default-runtime"] == "crun"
+    path.write_text(path.read_text().replace("crun", "runc"))
+    call(system, "install", "--engine=docker", "--no-set-default")
+    assert json.loads(path.read_text())["default-runtime"] == "runc"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gpuhook_that_has_moved_takes_its_names_along(system: Path, engine: str) -> None:
+    """Another gpuhook, which has a name of its own, stays where it is."""
+    for folder in ("opt/other", "opt/new"):
+        shutil.copytree(system / "opt/bin", system / folder)
+    words = ["install", f"--engine={engine}", f"--prefix={system}"]
+    for more in (
+        ["--runtime-path=/opt/bin/gpu-py", "--nvidia-names", "--hook=prestart"],
+        ["--runtime-path=/opt/other/gpu-py", "--runtime-name=other"],
+        ["--runtime-path=/opt/new/gpu-py"],
+    ):
+        assert CliRunner().invoke(cli, [*words, *more], catch_exceptions=False).exit_code == 0
+    found = "".join(text for text in files(system).values() if text[:5] != "link ")
+    assert found.count("/opt/new/gpu-py") == 2
+    assert found.count("/opt/other/gpu-py") == 1
+    assert "/opt/bin" not in found
+    if engine == "podman":
+        assert "/opt/new/gpuhook-prestart" in found
+
+
+@pytest.mark.parametrize("more", [[], ["--nvidia-names"]])
+def test_nvidias_names_follow_a_gpuhook_that_has_moved(system: Path, more: list[str]) -> None:
+    call(system, "install", "--engine=docker", "--nvidia-names")
+    shutil.move(system / "opt/bin", system / "opt/new")
+    path = f"--runtime-path={system}/opt/new/gpu-py"
+    words = ["install", f"--prefix={system}", "--engine=docker", path, *more]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert "is installed already" not in done.output
+    for name, program in nvidia_names.LINKS.items():
+        assert os.readlink(system / "usr/local/bin" / name) == f"{system}/opt/new/{program}"
+    call(system, "uninstall")
+    assert os.listdir(system / "usr/local/bin") == []
+
+
+def test_the_result_as_json(system: Path) -> None:
+    words = ("install", "--engine=docker", "--engine=podman", "--format=json")
+    path = str(system / "etc/docker/daemon.json")
+
+    def result(*more: str) -> Any:
+        found = json.loads(call(system, *words, *more).stdout)
+        docker, podman = found["engines"]
+        assert (docker["engine"], podman["engine"]) == ("docker", "podman")
+        assert podman["restart"] is False
+        return found["changed"], docker["files"], docker["restart"], podman["changed"]
+
+    assert result("--dry-run") == (True, [path], False, True)
+    assert result() == (True, [path], False, True)
+    for again in ((), ("--dry-run",), ("--no-cdi",)):
+        assert result(*again) == (False, [], False, False)
+    assert result("--hook=prestart") == (True, [], False, True)
+    assert result("--nvidia-names") == (True, [path], True, True)
+    assert result("--nvidia-names") == (False, [], False, False)
+    assert result("--cdi")[0] is True
+    assert result("--cdi")[0] is False

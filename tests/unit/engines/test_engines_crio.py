@@ -2,12 +2,13 @@
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuhook.engines.ask import Ask
+from gpuhook.engines.ask import SET_DEFAULT, Ask
 from gpuhook.engines.crio import Crio
 from gpuhook.engines.toml_text import render
 
@@ -53,9 +54,12 @@ def test_drop_ins_count_in_their_order_and_ours_not(tmp_path: Path) -> None:
     ours = {"default_runtime": "gpu-py", "runtimes.gpu-py": {"runtime_root": "/old"}}
     (folder / "99-gpuhook.conf").write_text(render(document_of(ours), ""))
     ask = Ask((("gpu-py", "/x"),), config=str(tmp_path / "crio.conf"))
-    [target] = Crio().install(ask).targets
     expected = {"runtime_path": "/x", "runtime_type": "oci", "monitor_cgroup": "pod"}
-    assert tomllib.loads(target.text) == document_of({"runtimes.gpu-py": expected})
+    short = {"runtimes.gpu-py": expected}
+    [target] = Crio().install(ask).targets
+    assert tomllib.loads(target.text) == document_of({**short, "default_runtime": "gpu-py"})
+    [target] = Crio().install(replace(ask, without=frozenset([SET_DEFAULT]))).targets
+    assert tomllib.loads(target.text) == document_of(short)
 
 
 def test_containers_of_a_handler_are_found(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def test_the_runtime_is_registered_and_gets_the_log_option(tmp_path: Path) -> No
     assert engine["runtimes"] == {"gpu-py": ["/opt/gpu-py"]}
     assert engine["runtime_supports_json"][-1] == "gpu-py"
     assert {"crun", "runc"} < set(engine["runtime_supports_json"])
+    assert engine["runtime_supports_nocgroup"] == ["crun", "krun", "gpu-py"]
 
 
 def test_the_admin_s_list_is_extended(tmp_path: Path) -> None:
