@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,12 @@ from harness.installation import Installation
 # What dpkg itself and its triggers write.
 OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
 # What an extra needs alone, as it is imported -> its package.
-OF_EXTRAS = {"grpc": "python3-grpcio", "google": "python3-protobuf"}
+OF_EXTRAS = {
+    "google": "python3-protobuf",
+    "grpc": "python3-grpcio",
+    "prometheus_client": "python3-prometheus-client",
+}
+MAINTAINER, ADDRESS = "Ada Lovelace", "ada@engine.example.org"
 DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
 
 
@@ -55,9 +61,10 @@ class Debian:
         return found
 
 
-def build(folder: Path) -> Path:
+def build(source: Path, folder: Path) -> Path:
     """Build the package in a new folder; return its path."""
-    command, env = REPOSITORY / "scripts/build-deb", {"SOURCE_DATE_EPOCH": "1700000000"}
+    command = source / "scripts/build-deb"
+    env = {"SOURCE_DATE_EPOCH": "1700000000", "DEBFULLNAME": MAINTAINER, "DEBEMAIL": ADDRESS}
     built = run([command, folder], env=env, timeout=600.0).ok().stdout.split()
     assert [Path(path).suffix for path in built[-2:]] == [".deb", ".whl"]
     return Path(built[-2])
@@ -83,8 +90,16 @@ def layer(folder: Path, *below: Path) -> Iterator[Debian]:
 
 
 @pytest.fixture(scope="session")
-def package(workspace: Path) -> Path:
-    return build(workspace / "deb-dist")
+def clone(workspace: Path) -> Path:
+    """The sources as somebody has them who has run nothing yet."""
+    made = ".git", ".venv", ".work", "dist", "__pycache__"
+    folder = workspace / "deb-clone"
+    return Path(shutil.copytree(REPOSITORY, folder, True, shutil.ignore_patterns(*made)))
+
+
+@pytest.fixture(scope="session")
+def package(clone: Path, workspace: Path) -> Path:
+    return build(clone, workspace / "deb-dist")
 
 
 @pytest.fixture(scope="session")
@@ -166,7 +181,16 @@ def test_the_default_configuration_is_the_one_of_the_repository(
 
 
 def test_two_builds_are_the_same(package: Path, workspace: Path) -> None:
-    assert build(workspace / "deb-again").read_bytes() == package.read_bytes()
+    assert build(REPOSITORY, workspace / "deb-again").read_bytes() == package.read_bytes()
+
+
+def test_no_test_tools_are_needed(package: Path, clone: Path) -> None:
+    assert not (clone / ".venv").exists()
+
+
+def test_who_builds_it_is_its_maintainer(package: Path) -> None:
+    found = run(["dpkg-deb", "--field", package, "Maintainer"]).ok().stdout
+    assert found == f"{MAINTAINER} <{ADDRESS}>\n"
 
 
 def test_the_installed_programs_run(debian: Debian) -> None:
