@@ -227,16 +227,25 @@ def test_nothing_is_left_after_a_purge(bare: Debian) -> None:
     assert not (bare.root / "run/gpuhook").exists()
 
 
-def test_the_units_are_enabled_and_well_formed(debian: Debian) -> None:
-    units = sorted((REPOSITORY / "packaging/systemd").iterdir())
-    refreshing = ["gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service"]
-    assert [unit.name for unit in units] == [*refreshing, "gpuhook-watch.service"]
-    for unit in units:
-        link = debian.root / "etc/systemd/system/multi-user.target.wants" / unit.name
+def test_the_units_are_well_formed_and_enabled_where_that_is_safe(debian: Debian) -> None:
+    names = sorted(unit.name for unit in (REPOSITORY / "packaging/systemd").iterdir())
+    enabled = debian.root / "etc/systemd/system/multi-user.target.wants"
+    expected = ["gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service", "gpuhook-watch.service"]
+    assert sorted(path.name for path in enabled.glob("gpuhook-*")) == expected
+    for name in names:
         # Debian 12's tool says /lib, Debian 13's /usr/lib.
-        assert str(link.readlink()).removeprefix("/usr") == f"/lib/systemd/system/{unit.name}"
-        verified = debian.call("systemd-analyze", "verify", "--man=no", unit.name)
+        place = str((enabled / name).readlink()) if name in expected else ""
+        assert place.removeprefix("/usr") in ("", f"/lib/systemd/system/{name}")
+        verified = debian.call("systemd-analyze", "verify", "--man=no", name)
         assert verified.stderr == ""
+
+
+def test_the_files_that_come_along_are_the_packages_alone(debian: Debian) -> None:
+    before = debian.changed()
+    said = debian.call("gpuhook", "install", "--files")
+    assert "a package has these already" in said.stderr
+    assert "gpuhook-watch.service" in said.stderr
+    assert debian.changed() == before
 
 
 def test_a_changed_configuration_is_kept(debian: Debian) -> None:

@@ -14,9 +14,14 @@ def completion(ctx: click.Context, shell: str) -> None:
 
     For bash: gpuhook completion bash > /etc/bash_completion.d/gpuhook
     """
+    click.echo(script(shell, ctx.find_root().command))
+
+
+def script(shell: str, command: click.Command) -> str:
+    """Return the script that completes the words of gpuhook's command line in a shell."""
     kind = get_completion_class(shell)
     if kind is None:
         raise click.ClickException(f"This click has no completion for {shell}.")
-    script = kind(ctx.find_root().command, {}, "gpuhook", "_GPUHOOK_COMPLETE")
+    made = kind(command, {}, "gpuhook", "_GPUHOOK_COMPLETE")
     # The template alone: source() would look for a bash to ask for its version.
-    click.echo(script.source_template % script.source_vars())
+    return made.source_template % made.source_vars()

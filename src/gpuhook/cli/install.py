@@ -12,6 +12,7 @@ from gpuhook.cdi import versions
 from gpuhook.cdi.kept import Kept, kept
 from gpuhook.cli import _documents as documents
 from gpuhook.cli import _engines as shared
+from gpuhook.cli import _files as place
 from gpuhook.cli import _swarm as swarm
 from gpuhook.config import load
 from gpuhook.config.loader import PATH_VARIABLE
@@ -153,6 +154,10 @@ def _tell_answer(name: str, answer: Answer, ask: Ask, job: Job) -> None:
     "--hook", type=click.Choice(["prestart", "precreate"]),
     help="Have podman call the hook for all containers, whatever their runtime.",
 )  # fmt: skip
+@click.option(
+    "--files", is_flag=True,
+    help="Place the manual pages, completion and systemd units, and tell no engine.",
+)  # fmt: skip
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
 @click.option("--drop-in-config", metavar="FILE", help="The file for containerd, CRI-O, podman.")
 @click.option("--runtime-name", default=names.RUNTIME, show_default=True)
@@ -169,6 +174,7 @@ def install(
     cdi: bool,
     for_swarm: bool,
     hook: str | None,
+    files: bool,
     config: str | None,
     drop_in_config: str | None,
     runtime_name: str,
@@ -186,6 +192,9 @@ def install(
     --swarm each device becomes a resource of this node, which services ask for, and gpu-py the
     default runtime, because a service can't choose one.
     """
+    if files:
+        place.install(place.site(prefix, state_dir, dry_run=dry_run))
+        return
     if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
     shared.check_name(runtime_name)
