@@ -180,10 +180,6 @@ def test_the_default_configuration_is_the_one_of_the_repository(
     assert (tmp_path / "etc/gpuhook/config.toml").read_bytes() == shipped.read_bytes() == default
 
 
-def test_two_builds_are_the_same(package: Path, workspace: Path) -> None:
-    assert build(REPOSITORY, workspace / "deb-again").read_bytes() == package.read_bytes()
-
-
 def test_no_test_tools_are_needed(package: Path, clone: Path) -> None:
     assert not (clone / ".venv").exists()
 
