@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,12 @@ from harness.installation import Installation
 # What dpkg itself and its triggers write.
 OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
 # What an extra needs alone, as it is imported -> its package.
-OF_EXTRAS = {"grpc": "python3-grpcio", "google": "python3-protobuf"}
+OF_EXTRAS = {
+    "google": "python3-protobuf",
+    "grpc": "python3-grpcio",
+    "prometheus_client": "python3-prometheus-client",
+}
+MAINTAINER, ADDRESS = "Ada Lovelace", "ada@engine.example.org"
 DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
 
 
@@ -55,9 +61,10 @@ class Debian:
         return found
 
 
-def build(folder: Path) -> Path:
+def build(source: Path, folder: Path) -> Path:
     """Build the package in a new folder; return its path."""
-    command, env = REPOSITORY / "scripts/build-deb", {"SOURCE_DATE_EPOCH": "1700000000"}
+    command = source / "scripts/build-deb"
+    env = {"SOURCE_DATE_EPOCH": "1700000000", "DEBFULLNAME": MAINTAINER, "DEBEMAIL": ADDRESS}
     built = run([command, folder], env=env, timeout=600.0).ok().stdout.split()
     assert [Path(path).suffix for path in built[-2:]] == [".deb", ".whl"]
     return Path(built[-2])
@@ -83,8 +90,16 @@ def layer(folder: Path, *below: Path) -> Iterator[Debian]:
 
 
 @pytest.fixture(scope="session")
-def package(workspace: Path) -> Path:
-    return build(workspace / "deb-dist")
+def clone(workspace: Path) -> Path:
+    """The sources as somebody has them who has run nothing yet."""
+    made = ".git", ".venv", ".work", "dist", "__pycache__"
+    folder = workspace / "deb-clone"
+    return Path(shutil.copytree(REPOSITORY, folder, True, shutil.ignore_patterns(*made)))
+
+
+@pytest.fixture(scope="session")
+def package(clone: Path, workspace: Path) -> Path:
+    return build(clone, workspace / "deb-dist")
 
 
 @pytest.fixture(scope="session")
@@ -165,8 +180,13 @@ def test_the_default_configuration_is_the_one_of_the_repository(
     assert (tmp_path / "etc/gpuhook/config.toml").read_bytes() == shipped.read_bytes() == default
 
 
-def test_two_builds_are_the_same(package: Path, workspace: Path) -> None:
-    assert build(workspace / "deb-again").read_bytes() == package.read_bytes()
+def test_no_test_tools_are_needed(package: Path, clone: Path) -> None:
+    assert not (clone / ".venv").exists()
+
+
+def test_who_builds_it_is_its_maintainer(package: Path) -> None:
+    found = run(["dpkg-deb", "--field", package, "Maintainer"]).ok().stdout
+    assert found == f"{MAINTAINER} <{ADDRESS}>\n"
 
 
 def test_the_installed_programs_run(debian: Debian) -> None:
@@ -203,21 +223,25 @@ def test_nothing_is_left_after_a_purge(bare: Debian) -> None:
     assert not (bare.root / "run/gpuhook").exists()
 
 
-def test_the_units_are_enabled_and_well_formed(debian: Debian) -> None:
-    units = sorted((REPOSITORY / "packaging/systemd").iterdir())
-    refreshing = ["gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service"]
-    named = [*refreshing, "gpuhook-metrics.service", "gpuhook-watch.service"]
-    assert [unit.name for unit in units] == named
-    for unit in units:
-        link = debian.root / "etc/systemd/system/multi-user.target.wants" / unit.name
-        if unit.name == "gpuhook-metrics.service":
-            assert not link.is_symlink()
-            assert debian.call("systemd-analyze", "verify", "--man=no", unit.name).stderr == ""
-            continue
+def test_the_units_are_well_formed_and_enabled_where_that_is_safe(debian: Debian) -> None:
+    names = sorted(unit.name for unit in (REPOSITORY / "packaging/systemd").iterdir())
+    enabled = debian.root / "etc/systemd/system/multi-user.target.wants"
+    expected = ["gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service", "gpuhook-watch.service"]
+    assert sorted(path.name for path in enabled.glob("gpuhook-*")) == expected
+    for name in names:
         # Debian 12's tool says /lib, Debian 13's /usr/lib.
-        assert str(link.readlink()).removeprefix("/usr") == f"/lib/systemd/system/{unit.name}"
-        verified = debian.call("systemd-analyze", "verify", "--man=no", unit.name)
+        place = str((enabled / name).readlink()) if name in expected else ""
+        assert place.removeprefix("/usr") in ("", f"/lib/systemd/system/{name}")
+        verified = debian.call("systemd-analyze", "verify", "--man=no", name)
         assert verified.stderr == ""
+
+
+def test_the_files_that_come_along_are_the_packages_alone(debian: Debian) -> None:
+    before = debian.changed()
+    said = debian.call("gpuhook", "install", "--files")
+    assert "a package has these already" in said.stderr
+    assert "gpuhook-watch.service" in said.stderr
+    assert debian.changed() == before
 
 
 def test_a_changed_configuration_is_kept(debian: Debian) -> None:

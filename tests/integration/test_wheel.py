@@ -5,7 +5,6 @@ import shutil
 import stat
 import sys
 import tarfile
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -37,11 +36,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    pip("install", "--target", folder / "backend", *project["build-system"]["requires"])
-    env = {"PYTHONPATH": str(folder / "backend")}
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist"]
-    run([*build, "--directory", folder], env=env, cwd=REPOSITORY, timeout=600.0).ok()
+    python = run([REPOSITORY / "scripts/lib/builder"], timeout=600.0).ok().stdout.strip()
+    build = [python, "-m", "hatchling", "build", "--target", "sdist"]
+    run([*build, "--directory", folder], cwd=REPOSITORY, timeout=600.0).ok()
     [path] = folder.glob("*.tar.gz")
     return path
 
@@ -69,7 +66,8 @@ def test_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFile) -> None:
     sources = "vendors/nvidia/simulate/c"
     for name in (
         "py.typed", "config/config.toml", f"{sources}/nvml.h", "cli/doctor.py",
-        "cdi/units/gpuhook-cdi-refresh.service",
+        "cdi/units/gpuhook-cdi-refresh.service", "cli/man/gpu-py.8",
+        "cli/units/gpuhook-watch.service",
     ):  # fmt: skip
         assert f"gpuhook/{name}" in names
     assert any(name.endswith(".c") for name in names)

@@ -184,6 +184,9 @@ OF_OTHERS_METHODS = (".read_text", ".read_bytes", ".open", ".expanduser", ".Pope
 # (module, function, call) -> why another user has no hand in it.
 ALLOWED_TO_COMMANDS = {
     ("cli/_engines", "state_folder", "os.path.expanduser"): "only where we aren't root",
+    ("cli/_manual", "config_page", f"{OWN_CONFIG}.read_text"): "a file of our own package",
+    ("cli/_shipped", "_texts", "entry.read_text"): "a file of our own package",
+    ("cli/_shipped", "of_user", "os.path.expanduser"): "only where we aren't root",
     ("cli/config", "default_text", f"{OWN_CONFIG}.read_text"): "a file of our own package",
     ("cli/install", "_links_folder", "os.path.expanduser"): "only where we aren't root",
     ("cli/stats", "_pause", "os.kill"): "to itself",

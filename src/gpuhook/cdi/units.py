@@ -54,16 +54,25 @@ def removals(paths: tuple[str, ...], prefix: str) -> list[Change]:
     return found
 
 
-def _text(name: str, command: str, state: str) -> str:
+def shipped(name: str) -> str:
+    """Return the text of one of FILES as the Debian package has it."""
     text: str = (resources.files("gpuhook") / "cdi/units" / name).read_text("utf-8")
-    words = _word(command)
+    return text
+
+
+def for_command(text: str, command: str) -> str:
+    """Return a unit that runs the gpuhook at ``command`` in place of the Debian package's."""
+    return text.replace(f"{_COMMAND} ", f"{_word(command)} ")
+
+
+def _text(name: str, command: str, state: str) -> str:
+    text = shipped(name)
     if state != DEFAULT_STATE:
         text = text.replace(f"{DEFAULT_STATE}/", _escaped(f"{state}/"))
         text = text.replace(
             f"{_COMMAND} cdi refresh", f"{_COMMAND} cdi refresh --state-dir @STATE@"
         )
-    text = text.replace(f"{_COMMAND} ", f"{words} ")
-    return text.replace("@STATE@", _word(state))
+    return for_command(text, command).replace("@STATE@", _word(state))
 
 
 def _is_ours(data: bytes) -> bool:

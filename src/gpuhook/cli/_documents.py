@@ -2,8 +2,6 @@
 
 import os
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -14,6 +12,7 @@ from gpuhook.cdi import refresh as refreshing
 from gpuhook.cdi import units, versions
 from gpuhook.cdi.kept import Kept, below, forget, save
 from gpuhook.cli import _engines as shared
+from gpuhook.cli import _systemd as systemd
 from gpuhook.cli.cdi_refresh import tell
 from gpuhook.config import load
 from gpuhook.engines import installed
@@ -22,8 +21,6 @@ from gpuhook.errors import CdiError, ConfigError
 from gpuhook.host import files as host_files
 from gpuhook.host.programs import our_program
 
-_RUNNING = "/run/systemd/system"  # sd_booted(3)
-_PATIENCE = 60.0  # seconds
 _FORMAT = "yaml"
 
 
@@ -248,13 +245,4 @@ def _joined() -> str:
 
 def _systemctl(site: Site, *words: str) -> bool:
     """Have a running systemd do something; tell whether it did."""
-    program = shutil.which("systemctl")
-    if site.prefix or program is None or not os.path.isdir(_RUNNING):
-        return False
-    try:
-        done = subprocess.run(
-            [program, "--quiet", *words], stdin=subprocess.DEVNULL, timeout=_PATIENCE, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0
+    return not site.prefix and systemd.call(*words)

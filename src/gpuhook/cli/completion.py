@@ -23,10 +23,15 @@ def completion(ctx: click.Context, shell: str) -> None:
     It also completes keys of config.toml, devices and containers. Begin a new shell, or read the
     file with source, for it to count.
     """
+    click.echo(script(shell, ctx.find_root().command))
+
+
+def script(shell: str, command: click.Command) -> str:
+    """Return the script that completes the words of gpuhook's command line in a shell."""
     register()
     kind = get_completion_class(shell)
     if kind is None:
         raise click.ClickException(f"This click has no completion for {shell}.")
-    script = kind(ctx.find_root().command, {}, "gpuhook", "_GPUHOOK_COMPLETE")
+    made = kind(command, {}, "gpuhook", "_GPUHOOK_COMPLETE")
     # The template alone: source() would look for a bash to ask for its version.
-    click.echo(script.source_template % script.source_vars())
+    return made.source_template % made.source_vars()

@@ -14,6 +14,7 @@ from gpuhook.cdi import versions
 from gpuhook.cdi.kept import Kept, kept
 from gpuhook.cli import _documents as documents
 from gpuhook.cli import _engines as shared
+from gpuhook.cli import _files as place
 from gpuhook.cli import _swarm as swarm
 from gpuhook.cli._help import command
 from gpuhook.cli._output import format_option, print_json
@@ -262,6 +263,10 @@ def _tell_answer(
     "--hook", type=click.Choice(["prestart", "precreate", _NO_HOOK]),
     help="Have podman call the hook for all containers, whatever their runtime.",
 )  # fmt: skip
+@click.option(
+    "--files", is_flag=True,
+    help="Place the manual pages, completion and systemd units, and tell no engine.",
+)  # fmt: skip
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
 @click.option("--drop-in-config", metavar="FILE", help="The file for containerd, CRI-O, podman.")
 @click.option(
@@ -283,6 +288,7 @@ def install(
     cdi: bool | None,
     for_swarm: bool | None,
     hook: str | None,
+    files: bool,
     config: str | None,
     drop_in_config: str | None,
     runtime_name: str,
@@ -306,6 +312,9 @@ def install(
     of this node, for which services ask, and gpu-py becomes the default runtime, because a
     service can't choose one.
     """
+    if files:
+        place.install(place.site(prefix, state_dir, dry_run=dry_run))
+        return
     if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
     shared.check_name(runtime_name)

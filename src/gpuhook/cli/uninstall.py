@@ -10,6 +10,7 @@ from gpuhook.cdi.kept import Kept, kept
 from gpuhook.cli import _documents as documents
 from gpuhook.cli import _engines as shared
 from gpuhook.cli._help import command
+from gpuhook.cli import _files as place
 from gpuhook.engines import ENGINES, Ask, Store, in_use, installer
 from gpuhook.engines.installer import Outcome
 from gpuhook.engines.store import Record
@@ -29,6 +30,10 @@ _NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
     "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
     default=[shared.ALL], show_default=True, help="A container engine; may be repeated.",
 )  # fmt: skip
+@click.option(
+    "--files", is_flag=True,
+    help="Remove the files that install --files placed, and tell no engine.",
+)  # fmt: skip
 @click.option("--config", metavar="FILE", help="Only what belongs to this configuration file.")
 @click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
 @click.option("--state-dir", metavar="DIR", help="Where it was remembered what was changed.")
@@ -41,6 +46,7 @@ _NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
 def uninstall(
     engines: tuple[str, ...],
+    files: bool,
     config: str | None,
     prefix: str,
     state_dir: str | None,
@@ -54,6 +60,9 @@ def uninstall(
     our settings are taken out. CDI documents that ``--cdi`` kept go with the last engine.
     Containers that still need the runtime are listed.
     """
+    if files:
+        place.uninstall(place.site(prefix, state_dir, dry_run=dry_run))
+        return
     prefix = prefix and os.path.abspath(prefix)
     state = shared.state_folder(state_dir, prefix)
     wanted = set(ENGINES) if shared.ALL in engines else set(engines)

@@ -1,26 +1,19 @@
 """The manual pages that are made from the command line and from config.toml are complete."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import pytest
 
 from gpuhook.cli import cli
 from gpuhook.cli._help import Command
+from gpuhook.cli._manual import page
 from gpuhook.config.schema import KEYS
 
-SCRIPT = Path(__file__).parents[3] / "scripts/lib/manual.py"
 
-
-def page(name: str) -> str:
-    env = {"SOURCE_DATE_EPOCH": "86400"}
-    done = subprocess.run(
-        [sys.executable, SCRIPT, name], capture_output=True, text=True, check=True, env=env
-    )
-    return done.stdout
+@pytest.fixture(autouse=True)
+def _on_the_second_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
 
 
 def _commands(group: click.Group, path: str = "gpuhook") -> Iterator[tuple[str, click.Command]]:
@@ -79,9 +72,3 @@ def test_no_text_is_taken_for_a_macro(name: str) -> None:
     ]
     assert {line.split()[0] for line in lines if line.startswith(".")} <= set(known)
     assert not [line for line in lines if line.startswith("'") or not line]
-
-
-def test_an_unknown_page_is_refused() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "other.1"], capture_output=True, check=False)
-    assert done.returncode == 1
-    assert b"usage:" in done.stderr

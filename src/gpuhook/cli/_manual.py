@@ -1,15 +1,12 @@
-#!/usr/bin/env python3
-"""Write the manual pages gpuhook.1 and gpuhook.toml.5 from what they describe.
-
-usage: scripts/lib/manual.py gpuhook.1|gpuhook.toml.5
+"""The manual pages gpuhook.1 and gpuhook.toml.5, made from what they describe.
 
 The first comes from the command line's own help, the second from the commented config.toml,
-so that neither can fall behind. Both are printed in mdoc(7). The date is SOURCE_DATE_EPOCH's.
+so that neither can fall behind. Both are in mdoc(7). The date is SOURCE_DATE_EPOCH's, or that of
+the installation, so that a page stays the same for as long as what it describes does.
 """
 
 import os
 import re
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -25,16 +22,13 @@ _WIDTH = 78
 _KEY = re.compile(r"#([a-z][a-z0-9-]*) = (.*)")
 
 
-def main() -> None:
-    """Print the page that the first argument names."""
-    pages = {"gpuhook.1": command_page, "gpuhook.toml.5": config_page}
-    if sys.argv[1:] not in [[name] for name in pages]:
-        sys.exit(__doc__)
-    sys.stdout.write("\n".join(pages[sys.argv[1]]()) + "\n")
+def page(name: str) -> str:
+    """Return the text of one of PAGES."""
+    return "\n".join(PAGES[name]()) + "\n"
 
 
 def _date() -> str:
-    seconds = time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())))
+    seconds = time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", os.stat(__file__).st_mtime)))
     return f"{time.strftime('%B', seconds)} {seconds.tm_mday}, {seconds.tm_year}"
 
 
@@ -184,5 +178,4 @@ def _comment(lines: list[str]) -> Iterator[str]:
             running = []
 
 
-if __name__ == "__main__":
-    main()
+PAGES = {"gpuhook.1": command_page, "gpuhook.toml.5": config_page}

@@ -1,0 +1,59 @@
+"""The list of the files that come with the programs has all of them, in each kind of place."""
+
+from pathlib import Path
+
+import pytest
+
+from gpuhook.cli import _shipped as shipped
+
+REPOSITORY = Path(__file__).parents[3]
+COMMAND = "/opt/my gpus/bin/gpuhook"
+CDI = "gpuhook-cdi-refresh"
+
+
+def paths(folders: dict[str, str]) -> set[str]:
+    return {path for file in shipped.files(COMMAND) if (path := file.path(folders))}
+
+
+def test_every_page_and_unit_of_the_repository_is_in_it() -> None:
+    sources = [*(REPOSITORY / "man").iterdir()]
+    for folder in ("systemd", "udev"):
+        sources += (REPOSITORY / "packaging" / folder).iterdir()
+    listed = {file.name for file in shipped.files(COMMAND)}
+    assert {path.name for path in sources} <= listed
+    assert {"gpuhook.1", "gpuhook.toml.5", "gpuhook", "_gpuhook", "gpuhook.fish"} <= listed
+
+
+def test_the_package_has_all_and_pip_all_but_those_of_cdi() -> None:
+    package = paths({**shipped.OF_PACKAGE})
+    assert len(package) == len([*shipped.files(COMMAND)])
+    assert "/usr/share/man/man5/gpuhook.toml.5" in package
+    assert f"/usr/lib/udev/rules.d/70-{CDI}.rules" in package
+    placed = paths({**shipped.OF_ADMINISTRATOR})
+    missing = {Path(each).name for each in package} - {Path(each).name for each in placed}
+    assert missing == {f"{CDI}.service", f"{CDI}.path", f"70-{CDI}.rules"}
+    assert "/etc/systemd/system/gpuhook-watch.service" in placed
+
+
+def test_a_user_has_no_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    found = paths({**shipped.of_user()})
+    assert "/data/man/man8/gpu-py.8" in found
+    assert "/data/bash-completion/completions/gpuhook" in found
+    assert "/home/ada/.config/fish/completions/gpuhook.fish" in found
+    assert not [path for path in found if path.endswith((".service", ".path"))]
+
+
+def test_only_what_is_safe_everywhere_is_enabled() -> None:
+    units = {path.name for path in (REPOSITORY / "packaging/systemd").iterdir()}
+    assert set(shipped.ENABLED) <= units
+    assert not [unit for unit in shipped.ENABLED if "metrics" in unit]
+
+
+def test_units_run_the_command_that_is_there() -> None:
+    for file in shipped.files(COMMAND):
+        lines = [line for line in file.text.splitlines() if line.startswith("ExecStart=")]
+        assert all(line.startswith(f'ExecStart="{COMMAND}" ') for line in lines), file.name
+        assert not (lines and "/usr/bin/gpuhook" in file.text)
