@@ -76,7 +76,7 @@ def test_the_page_on_vendors_shows_what_is_there() -> None:
     """Its code is that of the tests' vendor, letter by letter."""
     folder = REPOSITORY / "tests/vendors/acme"
     sources = "\n".join(path.read_text() for path in sorted(folder.glob("*.py")))
-    blocks = FENCED.findall((REPOSITORY / "docs/add-a-vendor.md").read_text())
+    blocks = FENCED.findall((REPOSITORY / "docs/engineering/add-a-vendor.md").read_text())
     assert len(blocks) >= 5
     assert [block for block in blocks if f"\n{block}" not in sources] == []
 

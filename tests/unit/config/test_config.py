@@ -21,7 +21,7 @@ from gpuhook.errors import ConfigError
 
 Case = dict[str, Any]
 
-# What gpuhook has in place of NVIDIA's default; docs/differences.md says why.
+# What gpuhook has in place of NVIDIA's default; docs/engineering/differences.md says why.
 OWN_DEFAULTS = {"nvidia-container-runtime.mode": "hook"}
 # NVIDIA's keys that mean nothing here.
 NOT_READ = {"nvidia-container-runtime-hook.path", "nvidia-ctk.path"}
