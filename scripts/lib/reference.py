@@ -77,6 +77,7 @@ def _command(command: click.Command, name: str, parent: click.Context, mark: str
         for text in (command.help, command.epilog):
             yield from _paragraphs(inspect.cleandoc(text or ""))
         yield from _table("| option | meaning |", [*_options(command, context)])
+        yield from _examples(getattr(command, "examples", {}))
         if isinstance(command, click.Group):
             for each in command.list_commands(context):
                 inner = command.get_command(context, each)
@@ -99,6 +100,12 @@ def _options(command: click.Command, context: click.Context) -> Iterator[tuple[s
         record = option.get_help_record(context) if isinstance(option, click.Option) else None
         if record is not None and "--help" not in record[0]:
             yield _code(record[0]), escaped(record[1] or "")
+
+
+def _examples(examples: dict[str, str]) -> Iterator[str]:
+    """Yield a block of command lines, each below what it does."""
+    if examples:
+        yield from ("```sh", *(f"# {what}\n{line}" for line, what in examples.items()), "```", "")
 
 
 # Settings -------------------------------------------------------------------------------------

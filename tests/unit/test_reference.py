@@ -31,6 +31,8 @@ def test_every_command_and_option_is_there() -> None:
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
                 assert any(option in section for option in parameter.opts), (name, parameter.opts)
+        for line in getattr(command, "examples", {}):
+            assert line in section, (name, line)
 
 
 def test_every_setting_is_there_with_its_default() -> None:
