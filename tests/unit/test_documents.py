@@ -7,6 +7,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import click
 import pytest
@@ -23,6 +24,7 @@ DOCUMENTS = [
         for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
     ),
 ]
+PICTURES = sorted((REPOSITORY / "docs/images").glob("*.svg"))
 # In code: gpuhook, a command, and what follows on the line or up to the closing backtick.
 USE = re.compile(r"(?:^|[`(] ?|\$ |&& )gpuhook ([a-z][a-z-]*)([^`\n|#&;]*)", re.MULTILINE)
 FENCED = re.compile(r"^ *```.*?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -84,6 +86,23 @@ def test_the_page_on_vendors_shows_what_is_there() -> None:
     blocks = FENCED.findall((REPOSITORY / "docs/engineering/add-a-vendor.md").read_text())
     assert len(blocks) >= 5
     assert [block for block in blocks if f"\n{block}" not in sources] == []
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
+def test_a_picture_can_be_shown_and_loads_nothing(path: Path) -> None:
+    for element in ET.parse(path).iter():  # noqa: S314 - ours
+        addresses = [value for name, value in element.items() if name.endswith("href")]
+        assert [each for each in addresses if not each.startswith("#")] == []
+        assert not re.search(r"@import|url\([^#]", element.text or "")
+
+
+@pytest.mark.parametrize("name", ["overview.svg", "start.svg"])
+def test_a_drawing_can_be_read_on_a_dark_page_and_aloud(name: str) -> None:
+    root = ET.parse(REPOSITORY / "docs/images" / name).getroot()  # noqa: S314
+    texts = {element.tag.rpartition("}")[2]: element.text or "" for element in root}
+    assert texts["title"]
+    assert texts["desc"]
+    assert "prefers-color-scheme: dark" in texts["style"]
 
 
 def test_tests_that_the_documents_name_exist() -> None:
