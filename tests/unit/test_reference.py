@@ -26,7 +26,7 @@ def _commands(group: click.Group, path: str = "gpuhook") -> Iterator[tuple[str, 
 def test_every_command_and_option_is_there() -> None:
     page = reference.commands()
     for name, command in _commands(cli):
-        section = page.partition(f"# {name}\n")[2].partition("\n#")[0]
+        section = page.partition(f"# {name}\n")[2].partition("\n##")[0]
         assert section, name
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
