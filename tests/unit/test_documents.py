@@ -116,6 +116,14 @@ def test_tests_that_the_documents_name_exist() -> None:
         assert named <= known, (path.name, named - known)
 
 
+def test_versions_that_are_supported_were_tested() -> None:
+    docs = REPOSITORY / "docs"
+    version = re.compile(r"\b\d+\.\d+\.\d+\b")
+    pages = ("engines/tested.md", "schedulers/slurm.md")
+    tested = {word for page in pages for word in version.findall((docs / page).read_text())}
+    assert set(version.findall((docs / "support.md").read_text())) <= tested
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_no_line_is_too_long_to_read(path: Path) -> None:
     """Code and tables have the lines that they need."""
