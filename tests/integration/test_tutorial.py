@@ -15,11 +15,8 @@ PAGE = REPOSITORY / "docs/tutorial/simulated.md"
 # A block of commands, and what is printed where the page shows it.
 BLOCK = re.compile(r"^```sh\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 FIRST = "## 2. Eight GPUs"  # before it stands how to install, as the fixture has done
-EXIT = {  # commands that are to fail, by what stands in them
-    "VISIBLE_DEVICES=99": 125,
-    "VISIBLE_DEVICES=2 ": 125,
-    "gpuhook doctor": 2,
-}
+# Commands that are to fail: Docker's of a container that isn't started, the doctor's of a lost GPU.
+FAILING = ("VISIBLE_DEVICES=99", "VISIBLE_DEVICES=2 ", "gpuhook doctor")
 
 
 @pytest.fixture
@@ -64,8 +61,7 @@ def test_each_step_does_what_the_page_says(machine: dict[str, str]) -> None:
     done = 0
     for command, printed in steps():
         result = perform(command, machine)
-        status = next((code for words, code in EXIT.items() if words in command), 0)
-        assert result.status == status, str(result)
+        assert (result.status != 0) == any(each in command for each in FAILING), str(result)
         pattern = ".*".join(re.escape(part) for part in printed.strip().split("..."))
         assert re.search(pattern, result.stdout + result.stderr, re.DOTALL), str(result)
         done += 1
