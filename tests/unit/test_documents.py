@@ -1,14 +1,17 @@
 """What the documents name exists: commands and their options, and files that they link to."""
 
 import json
+import os
 import re
 import textwrap
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import click
 import pytest
+import reference
 import yaml
 
 from gpuhook.cli import cli
@@ -21,6 +24,7 @@ DOCUMENTS = [
         for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
     ),
 ]
+PICTURES = sorted((REPOSITORY / "docs/images").glob("*.svg"))
 # In code: gpuhook, a command, and what follows on the line or up to the closing backtick.
 USE = re.compile(r"(?:^|[`(] ?|\$ |&& )gpuhook ([a-z][a-z-]*)([^`\n|#&;]*)", re.MULTILINE)
 FENCED = re.compile(r"^ *```.*?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -68,17 +72,37 @@ def test_what_is_to_be_written_into_files_can_be_read(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_links_lead_somewhere(path: Path) -> None:
-    targets = LINK.findall(path.read_text())
-    assert [target for target in targets if not (path.parent / target).exists()] == []
+    targets = {
+        Path(os.path.normpath(path.parent / each)) for each in LINK.findall(path.read_text())
+    }
+    made = {REPOSITORY / "docs" / name for name in reference.PAGES}  # when the site is built
+    assert [target for target in targets - made if not target.exists()] == []
 
 
 def test_the_page_on_vendors_shows_what_is_there() -> None:
     """Its code is that of the tests' vendor, letter by letter."""
     folder = REPOSITORY / "tests/vendors/acme"
     sources = "\n".join(path.read_text() for path in sorted(folder.glob("*.py")))
-    blocks = FENCED.findall((REPOSITORY / "docs/add-a-vendor.md").read_text())
+    blocks = FENCED.findall((REPOSITORY / "docs/engineering/add-a-vendor.md").read_text())
     assert len(blocks) >= 5
     assert [block for block in blocks if f"\n{block}" not in sources] == []
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
+def test_a_picture_can_be_shown_and_loads_nothing(path: Path) -> None:
+    for element in ET.parse(path).iter():  # noqa: S314 - ours
+        addresses = [value for name, value in element.items() if name.endswith("href")]
+        assert [each for each in addresses if not each.startswith("#")] == []
+        assert not re.search(r"@import|url\([^#]", element.text or "")
+
+
+@pytest.mark.parametrize("name", ["image.svg", "overview.svg", "start.svg"])
+def test_a_drawing_can_be_read_on_a_dark_page_and_aloud(name: str) -> None:
+    root = ET.parse(REPOSITORY / "docs/images" / name).getroot()  # noqa: S314
+    texts = {element.tag.rpartition("}")[2]: element.text or "" for element in root}
+    assert texts["title"]
+    assert texts["desc"]
+    assert "prefers-color-scheme: dark" in texts["style"]
 
 
 def test_tests_that_the_documents_name_exist() -> None:
@@ -92,6 +116,17 @@ def test_tests_that_the_documents_name_exist() -> None:
         assert named <= known, (path.name, named - known)
 
 
-def test_no_line_of_the_security_page_is_too_long_to_read() -> None:
-    lines = (REPOSITORY / "docs/security.md").read_text().splitlines()
-    assert max(map(len, lines)) <= 120
+def test_versions_that_are_supported_were_tested() -> None:
+    docs = REPOSITORY / "docs"
+    version = re.compile(r"\b\d+\.\d+\.\d+\b")
+    pages = ("engines/tested.md", "schedulers/slurm.md")
+    tested = {word for page in pages for word in version.findall((docs / page).read_text())}
+    assert set(version.findall((docs / "support.md").read_text())) <= tested
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_no_line_is_too_long_to_read(path: Path) -> None:
+    """Code and tables have the lines that they need."""
+    text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("|")]
+    assert [line for line in lines if len(line) > 120] == []

@@ -24,7 +24,7 @@ PACKAGE = SOURCES / "gpuhook"
 # What every room may import.
 FOR_ALL = {"gpuhook", "errors", "names"}
 
-# The lines of docs/architecture.md, from the bottom up: nobody imports a line above its own.
+# The lines of docs/engineering/architecture.md, from the bottom up: none imports one above its own.
 LINES = (
     ("gpuhook", "names", "errors"),
     ("container", "oci", "host", "engines", "simulate"),

@@ -9,8 +9,8 @@ from gpuhook import names
 from gpuhook.cdi.kept import Kept, kept
 from gpuhook.cli import _documents as documents
 from gpuhook.cli import _engines as shared
-from gpuhook.cli._help import command
 from gpuhook.cli import _files as place
+from gpuhook.cli._help import command
 from gpuhook.engines import ENGINES, Ask, Store, in_use, installer
 from gpuhook.engines.installer import Outcome
 from gpuhook.engines.store import Record

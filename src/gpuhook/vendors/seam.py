@@ -5,7 +5,7 @@ start imports no more of a vendor that it doesn't ask for. ``known`` returns tho
 that a configuration declares. ``load`` returns the vendor itself,
 ``Vendor`` is what it has to be, and a ``Grant`` is what one vendor gives to one container.
 
-docs/add-a-vendor.md goes through it step by step.
+docs/engineering/add-a-vendor.md goes through it step by step.
 """
 
 from gpuhook.errors import ConfigError, DriverError, NoDriverError, listed, shown

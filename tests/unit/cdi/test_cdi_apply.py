@@ -18,7 +18,7 @@ from gpuhook.oci.spec import Spec
 Case = dict[str, Any]
 Node = tuple[str, int, int, int]
 
-# name of the case -> what gpuhook makes of config.json; docs/differences.md says why.
+# name of the case -> what gpuhook makes of config.json; docs/engineering/differences.md says why.
 DIFFERENCES: dict[str, dict[str, Any]] = {
     "permissions none": {
         "linux": {"devices": [{"path": "/dev/nil", "type": "c", "major": 1, "minor": 3}]}

@@ -18,7 +18,7 @@ def test_lists_of_xids(case: Case) -> None:
     assert sorted(health.read_xids(case["input"]["value"])) == case["expected"]["xids"]
 
 
-# A context switch timeout needs a reset (docs/differences.md); NVIDIA's plugin ignores it.
+# A context switch timeout needs a reset; NVIDIA's plugin ignores it. See differences.md.
 OURS = {109: FATAL}
 
 

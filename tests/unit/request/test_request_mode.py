@@ -14,7 +14,7 @@ from gpuhook.oci.spec import Spec
 
 Case = dict[str, Any]
 
-# What stands for NVIDIA's result; docs/differences.md says why.
+# What stands for NVIDIA's result; docs/engineering/differences.md says why.
 NEAREST = {"legacy": "hook", "jit-cdi": "hook", "csv": "hook", "cdi": "CDI devices"}
 
 

@@ -12,7 +12,7 @@ from gpuhook.vendors.nvidia import names
 
 MOUNT_ROOT = "/var/run/nvidia-container-devices/"
 
-# name of the case -> what gpuhook answers instead; docs/differences.md says why.
+# name of the case -> what gpuhook answers instead; docs/engineering/differences.md says why.
 DIFFERENCES: dict[str, list[str] | None] = {
     "duplicate ids quirk": ["0"],
     "prefix without boundary quirk": None,

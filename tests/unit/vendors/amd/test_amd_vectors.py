@@ -35,7 +35,7 @@ from gpuhook.vendors.amd.discover import (
 from gpuhook.vendors.amd.vendor import VENDOR
 
 REFUSED = None
-# name of the case -> what gpuhook gives instead; docs/differences.md says why.
+# name of the case -> what gpuhook gives instead; docs/engineering/differences.md says why.
 DIFFERENCES: dict[str, list[int] | None] = {
     # What doesn't exist is refused, in part as well.
     "unknown id gives nothing": REFUSED,

@@ -136,7 +136,7 @@ def test_virtual_split(case: Case) -> None:
 
 @pytest.mark.vectors("vendor_ascend", "ascend.engine_sockets")
 def test_engine_sockets(case: Case) -> None:
-    """gpuhook gives none, whatever is asked (docs/differences.md)."""
+    """gpuhook gives none, whatever is asked (docs/engineering/differences.md)."""
     env = case["input"].get("env", ["MOUNT_BY_RUNTIME_FOR_DP=1"])
     request = read(f"{ASK}=0", *env)
     asked = any(entry.startswith("MOUNT_BY_RUNTIME_FOR_DP") for entry in env)

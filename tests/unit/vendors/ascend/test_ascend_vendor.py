@@ -232,7 +232,7 @@ def test_a_cdi_document(npus: Inventory) -> None:
 # The vendor's cases --------------------------------------------------------------------------
 
 MANY = 132  # NPUs; the cases ask for numbers up to 129
-# Cases in which gpuhook gives devices and the vendor's program fails: docs/differences.md.
+# Cases in which gpuhook gives devices and the vendor's program fails: differences.md.
 GIVEN: dict[str, list[int] | None] = {
     "right bound beyond it": [126, 127, 128, 129],
     "all is not a word here": list(range(MANY)),
