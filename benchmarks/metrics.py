@@ -33,7 +33,8 @@ from gpuhook.vendors.nvidia.simulate import Options, build
 COMMAND = Path(sys.executable).with_name("gpuhook")
 PORT = 19836
 MIGS = 7
-PAUSE_S = 0.2  # between two scrapes
+SCRAPES = 20
+PAUSE_S = 0.2  # between two of them
 HIERARCHIES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # whose names are looked at: v1's, v2's
 
 
@@ -172,19 +173,20 @@ def family_of(pid: int) -> list[int]:
 
 
 def print_scrapes(config: Path, *options: str) -> None:
-    """Print what scrapes take, and of that what the driver takes."""
-    with exporter(config, *options):
+    """Print what scrapes take, beside the driver; processor time counts on a busy machine, too."""
+    with exporter(config, *options) as pid:
         first, _, _ = scrape()
-        rows = []
-        for _ in range(20):
+        rows, before = [], spent(pid)
+        for _ in range(SCRAPES):
             time.sleep(PAUSE_S)
             rows.append(scrape())
+        processor = (spent(pid) - before) / SCRAPES
     own = [took - steps["driver"] for took, steps, _ in rows]
     steps = {name: statistics.median(row[1][name] for row in rows) * 1000 for name in rows[0][1]}
     print(
         f"scrape {' '.join(options) or 'plain':16} {rows[0][2]} samples: "
         f"beside NVML {statistics.median(own) * 1000:.0f} ms (most {max(own) * 1000:.0f}, "
-        f"first {first * 1000:.0f} with all); "
+        f"first {first * 1000:.0f} with all), {processor:.0f} ms of processor time; "
         + ", ".join(f"{name} {value:.0f}" for name, value in steps.items())
     )
 
