@@ -10,7 +10,7 @@ import pytest
 from harness.commands import run, wait_until
 from harness.docker import Docker, dockerd
 from harness.driver import Driver, lines_of_nvidia_smi
-from harness.images import PATH, image
+from harness.images import image
 from harness.installation import Installation
 from harness.namespaces import Namespace
 from harness.podman import Podman
@@ -96,30 +96,4 @@ def test_dockers_classic_builder(by_default: Docker, context: Path, driver: Driv
     env = {"DOCKER_BUILDKIT": "0", "DOCKER_CONFIG": str(by_default.folder / "client")}
     run([*server, "build", "--network=none", f"--tag={BUILT}", str(context)], env=env).ok()
     done = by_default.run(BUILT, "sh", "-c", LOOK).ok()
-    assert_built_with_gpus(done.stdout, driver)
-
-
-@pytest.fixture
-def by_path(
-    workspace: Path,
-    host: Namespace,
-    installation: Installation,
-    archive: Path,
-    configs: dict[str, Path],
-) -> Iterator[Docker]:
-    """A dockerd that finds gpu-py where it looks for runc."""
-    folder = workspace / "build-path"
-    folder.mkdir()
-    (folder / "runc").symlink_to(installation.runtime)
-    env = {"GPUHOOK_CONFIG": str(configs["runc"]), "PATH": f"{folder}:{PATH}"}
-    with dockerd(workspace / "build-docker-path", host, {}, archive, env) as engine:
-        yield engine
-
-
-def test_buildkit_that_finds_gpu_py_as_runc(by_path: Docker, context: Path, driver: Driver) -> None:
-    """Before Docker 25 that is the one way: DOCKER_BUILDKIT_RUNC_COMMAND is newer."""
-    server = ["docker", "-H", f"unix://{by_path.folder}/docker.sock"]
-    env = {"DOCKER_BUILDKIT": "1", "DOCKER_CONFIG": str(by_path.folder / "client")}
-    run([*server, "build", "--network=none", f"--tag={BUILT}", str(context)], env=env).ok()
-    done = by_path.run(BUILT, "sh", "-c", LOOK, runtime="runc").ok()
     assert_built_with_gpus(done.stdout, driver)
