@@ -31,7 +31,8 @@ def look(word: str, explanation: Explanation, config_path: str | None) -> Spec |
     gone, lost = _lost(holder, inventories) if holder is not None and holder.record else ([], "")
     missing = [] if lost or holder is None or not holder.record else _missing(holder, inventories)
     explanation.container = _to_json(found, missing, gone)
-    rows = [Row("Container", _who(found))]
+    rows = explanation.circumstances
+    rows.append(Row("Container", _who(found)))
     rows += _given(holder, inventories) if holder is not None else [Row("Was given", "nothing")]
     if lost:
         rows.append(Row("Lost", lost, "bad"))
@@ -43,7 +44,6 @@ def look(word: str, explanation: Explanation, config_path: str | None) -> Spec |
         rows.append(Row("Given now", "isn't known: its config.json isn't found", "poor"))
     else:
         rows.append(Row("Given now", f"what follows, by {found.bundle}/config.json"))
-    explanation.circumstances = rows
     return spec
 
 

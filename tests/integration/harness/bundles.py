@@ -194,7 +194,9 @@ def bundle(parent: Path, lower: Path, namespace: Namespace, runtime: str) -> Ite
 
 def remove_cgroups() -> None:
     """Remove what our containers left in every cgroup hierarchy, killing what still runs."""
-    for folder in Path("/sys/fs/cgroup").glob(f"**/{CGROUP_PARENT.strip('/')}"):
+    # Not glob, which fails where another session removes its own meanwhile.
+    every = [Path(path) for path, _, _ in os.walk("/sys/fs/cgroup")]
+    for folder in (path for path in every if path.name == CGROUP_PARENT.strip("/")):
         below = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
         for each in [*below, folder]:
             for pid in (each / "cgroup.procs").read_text().split():
