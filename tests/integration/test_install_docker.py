@@ -104,6 +104,21 @@ def test_nvidia_ctk_tells_docker(site: Site, names: Path, driver: Driver) -> Non
     assert site.config.read_text() == ODD_FILE
 
 
+def test_a_running_container_is_completed_by_its_name(site: Site, configs: dict[str, Path]) -> None:
+    site.gpuhook("install", "--reload").ok()
+    wait_until(lambda: "gpu-py" in site.runtimes(), "Docker knows gpu-py")
+    name = "gpuhook-completed"
+    words = ["--runtime=gpu-py", f"--name={name}", "-e", *TWO]
+    try:
+        site.docker.call("run", "--detach", *words, DEBIAN, "sleep", "infinity").ok()
+        line = {"COMP_WORDS": "gpuhook repair gpuhook-", "COMP_CWORD": "2"}
+        env = {"GPUHOOK_CONFIG": str(configs["runc"]), "_GPUHOOK_COMPLETE": "zsh_complete"}
+        assert name in run([site.command], env={**env, **line}).ok().stdout.splitlines()
+    finally:
+        site.docker.call("rm", "--force", name)
+        site.gpuhook("uninstall", "--reload")
+
+
 def test_install_run_uninstall(site: Site, driver: Driver) -> None:
     shown = site.gpuhook("install", "--dry-run").ok().stdout
     assert site.config.read_text() == ODD_FILE
