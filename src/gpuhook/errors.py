@@ -2,7 +2,6 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
 _SHOWN = 48  # characters of a foreign value that a message shows
@@ -223,15 +222,3 @@ def listed(values: "tuple[str, ...] | list[str]", limit: int = 8) -> str:
     head = ", ".join(values[:limit])
     more = len(values) - limit
     return f"{head} and {more} more" if more > 0 else head
-
-
-def similar(word: str, known: "Iterable[str]") -> list[str]:
-    """Return at most three that a misspelt word may have meant, the likeliest first."""
-    from difflib import get_close_matches  # noqa: PLC0415 - slow, and only for who misspells
-
-    return get_close_matches(word, sorted(set(known)), cutoff=0.7)
-
-
-def did_you_mean(words: list[str]) -> str:
-    """Return a question with a blank before it, "" for no words."""
-    return f" Did you mean {' or '.join(words)}?" if words else ""

@@ -191,7 +191,6 @@ ALLOWED_TO_COMMANDS = {
     ("cli/install", "_links_folder", "os.path.expanduser"): "only where we aren't root",
     ("cli/stats", "_pause", "os.kill"): "to itself",
     ("doctor/case", "settings", "os.path.expanduser"): "only where we aren't root",
-    ("doctor/engines", "podman_files", "os.path.expanduser"): "only where we aren't root",
     ("doctor/report", "write_report", "tarfile.open"): "a descriptor of host_files.create_private",
     ("engines/ask", "user", "os.path.expanduser"): "only where we aren't root",
     ("engines/docker_api", "_talk", "socket.socket"): "bound in time and size, its peer checked",

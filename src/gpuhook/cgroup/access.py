@@ -69,7 +69,7 @@ def allow(process: int, devices: "Sequence[tuple[int, int]]", *, proc: str = "/p
     """
     if not devices:
         return "none-needed:no-devices"
-    version, folder = _cgroup_of(process, proc)
+    version, folder = cgroup_of(process, proc)
     if not version:
         return f"none-needed:{folder}"
     try:
@@ -87,38 +87,7 @@ def allow(process: int, devices: "Sequence[tuple[int, int]]", *, proc: str = "/p
         ) from error
 
 
-def missing(
-    process: int, devices: "Iterable[tuple[int, int]]", *, proc: str = "/proc"
-) -> list[tuple[int, int]]:
-    """Return which devices (major, minor) the cgroup of a process doesn't let it read and write.
-
-    Arguments as for ``allow``; where that has nothing to do, none is missing. So is one of which
-    a device program doesn't show what it decides. Raises CgroupError.
-    """
-    from gpuhook.cgroup import v2, verdict  # noqa: PLC0415 - no container's start asks
-
-    version, folder = _cgroup_of(process, proc)
-    try:
-        if version == 1:
-            with open(f"{folder}/devices.list", encoding="utf-8") as file:
-                listed = file.read().splitlines()
-            return [pair for pair in devices if not verdict.list_allows(listed, *pair)]
-        places = _with_policies(folder) if version else []
-        programs = [each for place in places for each in v2.instructions(place)]
-    except OSError as error:
-        if error.errno in DENIED and not in_first_user_namespace(proc):
-            return []
-        raise CgroupError(
-            f"the container's cgroup can't be looked at: {error}", "Run this as root"
-        ) from error
-    return [
-        pair
-        for pair in devices
-        if not all(verdict.program_allows(each, *pair) for each in programs)
-    ]
-
-
-def _cgroup_of(process: int, proc: str) -> tuple[int, str]:
+def cgroup_of(process: int, proc: str) -> tuple[int, str]:
     """Return the version and the folder of a process' cgroup; 0 and why where it has none."""
     paths = _paths(_read("cgroup", process))
     if not paths:
@@ -247,10 +216,10 @@ def _allow_v2(folder: str, devices: "Sequence[tuple[int, int]]") -> int:
     """Extend the device programs of the container's cgroup; return how many there were."""
     from gpuhook.cgroup import v2  # noqa: PLC0415 - only v2 pays for ctypes
 
-    return sum(v2.extend(path, devices) for path in _with_policies(folder))
+    return sum(v2.extend(path, devices) for path in with_policies(folder))
 
 
-def _with_policies(folder: str) -> list[str]:
+def with_policies(folder: str) -> list[str]:
     """Return the v2 cgroups whose device programs are about a container: crun has two."""
     parent, _, name = folder.rpartition("/")
     return [folder, parent] if name == CRUN_SUBGROUP and parent.endswith(".scope") else [folder]

@@ -9,7 +9,9 @@ import struct
 import sys
 from collections.abc import Callable, Iterable
 
+from gpuhook.cgroup import access, v2
 from gpuhook.cgroup import device_program as code
+from gpuhook.errors import CgroupError
 
 _STEPS = 1 << 16  # instructions; the kernel's verifier lets no program without maps run longer
 _WIDE = (1 << 64) - 1
@@ -42,6 +44,31 @@ _COMPARE: dict[int, Callable[[int, int], bool]] = {
     0xB0: lambda a, b: a <= b,
 }
 _EXIT = 0x90
+
+
+def missing(
+    process: int, devices: Iterable[tuple[int, int]], *, proc: str = "/proc"
+) -> list[tuple[int, int]]:
+    """Return which devices (major, minor) the cgroup of a process doesn't let it read and write.
+
+    Arguments as for ``access.allow``; where that has nothing to do, none is missing. A device of
+    which a program doesn't show what it decides is. Raises CgroupError.
+    """
+    version, folder = access.cgroup_of(process, proc)
+    try:
+        if version == 1:
+            with open(f"{folder}/devices.list", encoding="utf-8") as file:
+                listed = file.read().splitlines()
+            return [pair for pair in devices if not list_allows(listed, *pair)]
+        places = access.with_policies(folder) if version else []
+        programs = [each for place in places for each in v2.instructions(place)]
+    except OSError as error:
+        if error.errno in access.DENIED and not access.in_first_user_namespace(proc):
+            return []
+        raise CgroupError(
+            f"the container's cgroup can't be looked at: {error}", "Run this as root"
+        ) from error
+    return [pair for pair in devices if not all(program_allows(each, *pair) for each in programs)]
 
 
 def program_allows(instructions: bytes, major: int, minor: int) -> bool | None:

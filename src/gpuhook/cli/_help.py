@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from gpuhook.cli import _completion
-from gpuhook.errors import did_you_mean, shown, similar
+from gpuhook.config.misspelt import did_you_mean, similar
+from gpuhook.errors import shown
 
 _SENTENCE = re.compile(r".*?[.](?=\s|$)", re.DOTALL)
 

@@ -8,6 +8,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from gpuhook.config.loader import loads
+from gpuhook.config.misspelt import did_you_mean, similar
 from gpuhook.config.schema import (
     BOOL,
     FEATURE_PREFIX,
@@ -19,7 +20,7 @@ from gpuhook.config.schema import (
     WITHOUT_EFFECT,
 )
 from gpuhook.config.source import flatten, parse
-from gpuhook.errors import ConfigError, did_you_mean, shown, similar
+from gpuhook.errors import ConfigError, shown
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")

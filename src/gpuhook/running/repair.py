@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from gpuhook.cgroup import access, dev_char
+from gpuhook.cgroup import access, dev_char, verdict
 from gpuhook.errors import ContainerError
 from gpuhook.inventory.model import Inventory, Node
 from gpuhook.running import bundles, records
@@ -42,7 +42,7 @@ def repair(container: Container, inventories: Collection[Inventory]) -> Repaired
     """
     with _first_process(container) as process:
         given = given_devices(container, process, inventories)
-        missing = _nodes(access.missing(process, given), inventories)
+        missing = _nodes(verdict.missing(process, given), inventories)
         how = access.allow(process, given)
     of_systemd = any(part.endswith(_SCOPE) for part in group_of(str(container.pid)).split("/"))
     links = dev_char.make_links(_nodes(given, inventories)) if of_systemd else ()
@@ -53,7 +53,7 @@ def missing(container: Container, inventories: Collection[Inventory]) -> tuple[N
     """Return the nodes that ``repair`` would give back; it raises the same."""
     with _first_process(container) as process:
         given = given_devices(container, process, inventories)
-        return _nodes(access.missing(process, given), inventories)
+        return _nodes(verdict.missing(process, given), inventories)
 
 
 @contextlib.contextmanager

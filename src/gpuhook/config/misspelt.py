@@ -1,0 +1,14 @@
+"""What a misspelt word may have meant."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def similar(word: str, known: Iterable[str]) -> list[str]:
+    """Return at most three that a misspelt word may have meant, the likeliest first."""
+    return get_close_matches(word, sorted(set(known)), cutoff=0.7)
+
+
+def did_you_mean(words: list[str]) -> str:
+    """Return a question with a blank before it, "" for no words."""
+    return f" Did you mean {' or '.join(words)}?" if words else ""
