@@ -104,7 +104,7 @@ class Machine:
     before: list[str] = field(default_factory=list)
 
     def words(self, *options: str) -> list[str]:
-        command = [self.bin / "python3", self.bin / "gpuhook"]  # it may be mounted elsewhere
+        command = [self.bin / "gpuhook"]
         argv = [*command, "doctor", "--config", self.config, *options]
         return [*APART, *self.before, *map(str, argv)]
 

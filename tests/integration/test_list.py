@@ -294,7 +294,7 @@ def test_without_root_it_is_said_that_others_are_not_seen(
     reachable: Path, configs: dict[str, Path], words: list[str]
 ) -> None:
     """Without capabilities and as nobody, whose containers can't be there."""
-    command: list[str | Path] = [reachable / "python3", reachable / "gpuhook"]
+    command: list[str | Path] = [reachable / "gpuhook"]
     argv = [*command, *words, "--config", configs["runc"]]
     plain = "Without root only your own containers are seen; run this as root for all.\n"
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]

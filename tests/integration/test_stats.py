@@ -252,7 +252,7 @@ def test_no_driver(configs: dict[str, Path], tmp_path: Path) -> None:
 def test_an_ordinary_user_is_told_what_is_missing(
     reachable: Path, driver: Driver, configs: dict[str, Path]
 ) -> None:
-    command: list[str | Path] = [*AS_STRANGER, reachable / "python3", reachable / "gpuhook"]
+    command: list[str | Path] = [*AS_STRANGER, reachable / "gpuhook"]
     done = run([*command, "stats", "--no-stream", "--config", configs["runc"]]).ok()
     assert "Without root only your own containers are seen; run this as root" in done.stderr
     assert done.stdout.count("NVIDIA H200") == len(driver.gpus)
