@@ -268,9 +268,11 @@ def _tell_answer(
     help="Place the manual pages, completion and systemd units, and tell no engine.",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
-@click.option("--drop-in-config", metavar="FILE", help="The file for containerd, CRI-O, podman.")
 @click.option(
-    "--runtime-name", default=names.RUNTIME, show_default=True, help="What the engine calls it."
+    "--drop-in-config", metavar="FILE", help="The drop-in file of containerd, CRI-O, podman."
+)
+@click.option(
+    "--runtime-name", default=names.RUNTIME, show_default=True, help="What the engine calls gpu-py."
 )
 @click.option("--runtime-path", metavar="PATH", help="Where gpu-py is.  [default: beside gpuhook]")
 @click.option(
