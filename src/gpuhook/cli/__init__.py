@@ -35,15 +35,15 @@ _COMMANDS = {
     "list": ("gpuhook.cli.list", "Show the GPUs and which container has which."),
     "metrics": (
         "gpuhook.cli.metrics",
-        "Tell Prometheus which container uses which GPU how much.",
+        "Tell Prometheus how much of each GPU every container uses.",
     ),
     "repair": ("gpuhook.cli.repair", "Give back GPUs to running containers that lost them."),
     "refresh": ("gpuhook.cli.refresh", "Save what the machine has, ahead of container starts."),
     "uninstall": ("gpuhook.cli.uninstall", "Take back what install did."),
-    "runtime": ("gpuhook.cli.runtime", "Have configure where nvidia-ctk has it."),
+    "runtime": ("gpuhook.cli.runtime", "Do what configure does, by the name it has in nvidia-ctk."),
     "simulate": ("gpuhook.cli.simulate", "Build a simulated driver with GPUs that don't exist."),
     "slurm": ("gpuhook.cli.slurm", "Write Slurm's gres.conf, and ask for a job's devices."),
-    "stats": ("gpuhook.cli.stats", "Show live which container uses which GPU how much."),
+    "stats": ("gpuhook.cli.stats", "Show live how much of each GPU every container uses."),
     "watch": ("gpuhook.cli.watch", "Keep the saved inventory fresh, as a service."),
 }
 

@@ -91,9 +91,7 @@ def site(prefix: str, state_dir: str | None, *, dry_run: bool) -> Site:
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name))
         if given is click.core.ParameterSource.COMMANDLINE and parameter.name not in _OPTIONS:
-            raise click.UsageError(
-                f"{parameter.opts[0]} is about engines, and --files is not: run this twice."
-            )
+            raise click.UsageError(f"{parameter.opts[0]} doesn't go with --files: run this twice.")
     prefix = prefix and os.path.abspath(prefix).rstrip("/")
     return Site(prefix, shared.state_folder(state_dir, prefix), dry_run)
 

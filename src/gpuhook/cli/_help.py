@@ -1,5 +1,6 @@
 """How the commands help: whole sentences, examples, and what a misspelt word may have meant."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,28 @@ from gpuhook.config.misspelt import did_you_mean, similar
 from gpuhook.errors import shown
 
 _SENTENCE = re.compile(r".*?[.](?=\s|$)", re.DOTALL)
+
+
+class Seconds(click.types.FloatParamType):
+    """A number of seconds within limits, refused in words."""
+
+    name = "seconds"
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least, self._most = least, most
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; UsageError for what is none, or none within the limits."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not self._least <= seconds <= self._most:  # so is nan
+            limits = f"{self._least:g} to {self._most:g}"
+            self.fail(f"{shown(str(value))} is no number of seconds from {limits}.", param, ctx)
+        return seconds
 
 
 class Command(click.Command):
@@ -40,14 +63,29 @@ class Command(click.Command):
         super().format_epilog(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse a command line; a wrong option is answered with those like it."""
+        """Parse a command line; a wrong word is answered with the options that it may mean."""
         try:
-            return super().parse_args(ctx, args)
+            ctx.allow_extra_args = True  # click would refuse them with no hint
+            over = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             every = (each for each in self.get_params(ctx) if isinstance(each, click.Option))
             known = [word for each in every if not each.hidden for word in each.opts]
             question = did_you_mean(similar(error.option_name, known))
             raise click.UsageError(f"No such option {error.option_name}.{question}", ctx) from None
+        if over and not isinstance(self, click.Group) and not ctx.resilient_parsing:
+            question = did_you_mean(self._options_taking(over[0], ctx))
+            raise click.UsageError(f"Unexpected argument {shown(over[0])}.{question}", ctx)
+        return over
+
+    def _options_taking(self, word: str, ctx: click.Context) -> list[str]:
+        """Return the options that have a word among their choices, each with the word."""
+        return [
+            f"{option.opts[0]} {word}"
+            for option in self.get_params(ctx)
+            if isinstance(option, click.Option)
+            and isinstance(option.type, click.Choice)
+            and word in option.type.choices
+        ]
 
 
 class Group(Command, click.Group):

@@ -41,7 +41,8 @@ def options(runtime_name: str) -> Callable[[Function], Function]:
         ),
         click.option("--config", metavar="FILE", help="The engine's configuration file."),
         click.option(
-            "--drop-in-config", metavar="FILE", help="The file for containerd, CRI-O, podman."
+            "--drop-in-config", metavar="FILE",
+            help="The drop-in file of containerd, CRI-O, podman.",
         ),
         click.option(
             "--config-mode", default="", metavar="WORD",
@@ -50,7 +51,7 @@ def options(runtime_name: str) -> Callable[[Function], Function]:
         click.option("--oci-hook-path", metavar="FILE", help="The hook file to write."),
         click.option(
             "--nvidia-runtime-name", "runtime_name", default=runtime_name, show_default=True,
-            help="What the engine calls it.",
+            help="What the engine calls gpu-py.",
         ),
         click.option(
             "--nvidia-runtime-path", "--runtime-path", "runtime_path", metavar="PATH",
@@ -62,7 +63,7 @@ def options(runtime_name: str) -> Callable[[Function], Function]:
         ),
         switch(
             "--nvidia-set-as-default", "--set-as-default", "set_default",
-            help="Make it the default runtime.",
+            help="Make gpu-py the default runtime.",
         ),
         switch(
             "--cdi.enabled", "--cdi.enable", "--enable-cdi", "cdi",

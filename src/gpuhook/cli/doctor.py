@@ -5,7 +5,7 @@ import sys
 import click
 
 from gpuhook.cli._help import command
-from gpuhook.cli._output import config_option, format_option, print_json
+from gpuhook.cli._output import config_option, format_option, print_json, printable
 from gpuhook.doctor import Case, Examination, Finding, Status, examine, worst
 from gpuhook.doctor.report import write_report
 from gpuhook.engines import ENGINES
@@ -58,6 +58,8 @@ def doctor(
         _print_summary(examination)
     if report_path:
         write_report(report_path, case, examination.findings)
+        if output_format == "text" and not quiet:
+            click.echo(f"The report is in {printable(report_path)}; read it before you send it.")
     sys.exit(status.exit_status)
 
 

@@ -20,7 +20,7 @@ from gpuhook.cli._help import command
 from gpuhook.cli._output import format_option, print_json
 from gpuhook.config import load
 from gpuhook.config.loader import PATH_VARIABLE
-from gpuhook.engines import ENGINES, Answer, Ask, Store, installer
+from gpuhook.engines import ENGINES, Answer, Ask, Store, docker, installer
 from gpuhook.engines import ask as options
 from gpuhook.engines.installer import Outcome
 from gpuhook.engines.store import Record
@@ -219,7 +219,7 @@ def _tell_answer(
     if name == "docker" and links and job.links is not None:
         advice.append(
             "For --gpus, restart Docker, which looks for nvidia-container-runtime-hook only at "
-            "its start: systemctl restart docker"
+            f"its start: {docker.restart_command()}"
         )
     for line in advice if not job.dry_run else ():
         click.echo(f"{name}: {line}")
@@ -268,9 +268,11 @@ def _tell_answer(
     help="Place the manual pages, completion and systemd units, and tell no engine.",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
-@click.option("--drop-in-config", metavar="FILE", help="The file for containerd, CRI-O, podman.")
 @click.option(
-    "--runtime-name", default=names.RUNTIME, show_default=True, help="What the engine calls it."
+    "--drop-in-config", metavar="FILE", help="The drop-in file of containerd, CRI-O, podman."
+)
+@click.option(
+    "--runtime-name", default=names.RUNTIME, show_default=True, help="What the engine calls gpu-py."
 )
 @click.option("--runtime-path", metavar="PATH", help="Where gpu-py is.  [default: beside gpuhook]")
 @click.option(

@@ -13,6 +13,7 @@ from gpuhook.cli._output import config_option, format_option, print_json, raise_
 from gpuhook.config import load
 from gpuhook.inventory.cache import get_inventory
 from gpuhook.inventory.model import Device, Inventory
+from gpuhook.inventory.selection import fallen_off
 from gpuhook.running.holders import WITHOUT_ROOT, Container, running, without_record
 from gpuhook.running.names import Names
 from gpuhook.vendors import seam
@@ -72,6 +73,8 @@ def _show(
         vendor = known[inventory.vendor]
         header = ("INDEX", "NAME", vendor.ID_TITLE, "CONTAINERS")
         _table(header, rows, f"No {vendor.NOUN}.", whole=vendor.ID_TITLE, blank=number > 0)
+        if inventory.lost:
+            click.echo(f"{fallen_off(inventory.lost, vendor)}.")
     of_documents = [(name, titles[id(each)]) for each in containers for name in each.cdi_devices]
     if of_documents:
         _table(("CDI DEVICE", "CONTAINER"), sorted(of_documents))

@@ -12,20 +12,21 @@ from gpuhook.metrics.kubelet import SOCKET
 from gpuhook.metrics.observer import Observer
 from gpuhook.metrics.telemetry import PATIENCE
 
+_ADDRESS = "127.0.0.1:9836"
+
 
 @command(
     examples={
         "gpuhook metrics --listen 0.0.0.0:9836": "Serve metrics to a Prometheus on another machine",
-        "gpuhook metrics --textfile /srv/metrics/gpus.prom": "Write them once, for node_exporter",
+        "gpuhook metrics --textfile /srv/metrics/gpus.prom": "Write them for node_exporter",
     },
 )
 @click.option(
-    "--listen", default="127.0.0.1:9836", show_default=True, metavar="HOST:PORT",
-    help="Where to serve /metrics.",
+    "--listen", metavar="HOST:PORT", help=f"Where to serve /metrics.  [default: {_ADDRESS}]"
 )  # fmt: skip
 @click.option(
     "--textfile", metavar="FILE",
-    help="Write them to a file for node_exporter instead, once, and end.",
+    help="Serve nothing: write the metrics once and end; node_exporter takes files in .prom.",
 )  # fmt: skip
 @click.option("--cadvisor", is_flag=True, help="Add cAdvisor's container_accelerator_* series.")
 @click.option("--dcgm", is_flag=True, help="Add the DCGM_FI_DEV_* series that NVML knows.")
@@ -35,14 +36,14 @@ from gpuhook.metrics.telemetry import PATIENCE
 )  # fmt: skip
 @config_option
 def metrics(
-    listen: str,
+    listen: str | None,
     textfile: str | None,
     cadvisor: bool,
     dcgm: bool,
     pod_resources: str,
     config_path: str | None,
 ) -> None:
-    """Tell Prometheus what the devices do, and which container uses which how much.
+    """Tell Prometheus what the devices do, and how much of them each container uses.
 
     Runs until it is told to stop (SIGTERM, SIGINT). SIGHUP lets go of the drivers for half a
     minute, so that they can be updated; without requests that happens after two minutes.
@@ -51,6 +52,8 @@ def metrics(
 
     if textfile == "":
         raise MetricsError("--textfile names no file", "Name one, or leave the option out")
+    if listen and textfile is not None:
+        raise click.UsageError("--textfile serves nothing: it doesn't go with --listen.")
     options = exporter.Options(cadvisor=cadvisor, dcgm=dcgm)
     config = load(config_path)
     if textfile is not None:
@@ -66,8 +69,9 @@ def metrics(
     observer = Observer(
         config, readings=dcgm, prepared=True, pod_resources=pod_resources, tell=_tell
     )
-    with serve.listen(listen) as listener:
-        _tell(f"Listening at {listen}")
+    address = listen if listen is not None else _ADDRESS
+    with serve.listen(address) as listener:
+        _tell(f"Listening at {address}")
         serve.Service(observer, options, _tell).run(listener)
 
 

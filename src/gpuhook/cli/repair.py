@@ -49,7 +49,7 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
     from gpuhook.inventory.cache import get_inventory  # noqa: PLC0415
 
     if bool(names) == everything:
-        raise click.UsageError("name the containers, or give --all")
+        raise click.UsageError("Name the containers, or give --all alone.")
     config = load(config_path)
     inventories, _ = seam.present(config, lambda vendor: get_inventory(config, vendor))
     running = holders.running(inventories, config.state_dir)

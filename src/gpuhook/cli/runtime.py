@@ -6,7 +6,7 @@ from gpuhook.cli.configure import configure
 
 @group()
 def runtime() -> None:
-    """Have ``configure`` where nvidia-ctk has it."""
+    """Do what ``configure`` does, by the name it has in nvidia-ctk."""
 
 
 runtime.add_command(configure)

@@ -12,7 +12,7 @@ import click
 from rich.live import Live
 
 from gpuhook.cli import _screen, _stats_view
-from gpuhook.cli._help import command
+from gpuhook.cli._help import Seconds, command
 from gpuhook.cli._output import config_option, format_option, print_json, printable
 from gpuhook.config import load
 from gpuhook.inventory.cache import get_inventory
@@ -33,13 +33,13 @@ _SHORTEST, _LONGEST = 0.2, 86400.0
 )
 @click.option("--no-stream", is_flag=True, help="Take one look and end.")
 @click.option(
-    "--interval", type=click.FloatRange(_SHORTEST, _LONGEST), default=_INTERVAL,
-    show_default=True, metavar="SECONDS", help="The time between two looks.",
+    "--interval", type=Seconds(_SHORTEST, _LONGEST), default=_INTERVAL, show_default=True,
+    metavar="SECONDS", help=f"The time between two looks, {_SHORTEST:g} or more.",
 )  # fmt: skip
 @config_option
 @format_option
 def stats(no_stream: bool, interval: float, config_path: str | None, output_format: str) -> None:
-    """Show what the GPUs do, and which container uses which how much, until Ctrl-C ends it.
+    """Show what the GPUs do, and how much of them each container uses, until Ctrl-C ends it.
 
     On a terminal the view is drawn again at each look. Elsewhere, and on a terminal that can't
     redraw (TERM=dumb), each look is printed below the one before; with --format json it is one
@@ -49,7 +49,6 @@ def stats(no_stream: bool, interval: float, config_path: str | None, output_form
     """
     config = load(config_path)
     observer = Observer(config)
-    interval = max(_SHORTEST, interval)  # also where it is nan, which click lets through
     as_json = output_format == "json"
     with _ended_by_signals():
         try:

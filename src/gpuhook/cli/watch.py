@@ -7,13 +7,15 @@ import click
 
 from gpuhook.cdi import refresh as refreshing
 from gpuhook.cli import _engines as shared
-from gpuhook.cli._help import command
+from gpuhook.cli._help import Seconds, command
 from gpuhook.cli._output import config_option
 from gpuhook.cli.cdi_refresh import sentence
 from gpuhook.config import load
 from gpuhook.errors import GpuhookError, WatchError
 from gpuhook.host.programs import our_program
 from gpuhook.vendors.uevents import concerns_us
+
+_SHORTEST, _LONGEST = 0.1, 86400.0  # seconds between two looks
 
 
 class _Documents:
@@ -47,8 +49,9 @@ class _Documents:
     "--interval",
     default=60.0,
     show_default=True,
-    type=click.FloatRange(min=0.1),
-    help="Seconds between two looks where no event comes.",
+    type=Seconds(_SHORTEST, _LONGEST),
+    metavar="SECONDS",
+    help="The time between two looks where no event comes.",
 )
 @click.option("--state-dir", metavar="DIR", help="Where install has remembered what to keep.")
 @config_option

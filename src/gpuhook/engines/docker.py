@@ -22,10 +22,7 @@ from gpuhook.host.processes import Process
 _DATA = "/var/lib/docker"
 # What a reload doesn't change unless the file says it, and dockerd's own values for it.
 _BUILT_IN: Document = {"runtimes": {}, "default-runtime": "runc"}
-_KEEPS_DEFAULT = (
-    "Restart Docker, which keeps a default runtime that its file no longer names: "
-    "systemctl restart docker"
-)
+_KEEPS_DEFAULT = "Restart Docker, which keeps a default runtime that its file no longer names: "
 _RELOAD_S = 15.0  # for a dockerd to read its file again; it takes a fraction of a second
 _POLL = 0.05
 
@@ -52,8 +49,9 @@ class Docker:
             new.add("features")  # it may have been there, and dockerd be older than it
         advice = [self._advice(path, sorted(new))]
         if ("default-runtime",) in released:
-            advice = [_KEEPS_DEFAULT, *(advice if new else ())]
-        return Answer((target,), tuple(advice), restart=bool(new) or _KEEPS_DEFAULT in advice)
+            new.add("default-runtime")
+            advice = [f"{_KEEPS_DEFAULT}{restart_command()}", *(advice if len(new) > 1 else ())]
+        return Answer((target,), tuple(advice), restart=bool(new))
 
     def _config(self, ask: Ask) -> str:
         if ask.config:
@@ -63,16 +61,18 @@ class Docker:
     def _advice(self, path: str, at_start: list[str]) -> str:
         if at_start:
             what = " and ".join(at_start)
-            return f"Restart Docker, which reads {what} only at its start: systemctl restart docker"
+            return f"Restart Docker, which reads {what} only at its start: {restart_command()}"
         daemons = _daemons(path)
         if daemons:
             pids = " ".join(str(daemon.pid) for daemon in daemons)
             return f"Have Docker read it: kill -HUP {pids} (or run this again with --reload)"
-        return "Docker reads it at its next start"
+        return "No running Docker has this file: one that is started from now on reads it"
 
     def afterwards(self) -> str:
         """Return what makes dockerd see the old daemon.json, where it wasn't made to forget."""
-        return "Restart Docker, so that it forgets the runtime: systemctl restart docker"
+        return (
+            f"Restart Docker, if it is running, so that it forgets the runtime: {restart_command()}"
+        )
 
     def reload(self, config: str) -> list[int]:
         """Send SIGHUP to every dockerd of ours that reads this daemon.json."""
@@ -131,6 +131,11 @@ class Docker:
         """
         signs = (self._config(ask), ask.user("systemd/user/docker.service"))
         return any(map(os.path.exists, signs)) or bool(host_processes.running("dockerd"))
+
+
+def restart_command() -> str:
+    """Return what restarts the system's Docker, or an ordinary user's own."""
+    return f"systemctl {'--user ' if os.geteuid() else ''}restart docker"
 
 
 def wanted_document(document: Document, ask: Ask, path: str) -> Document:

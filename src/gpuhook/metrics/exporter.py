@@ -18,7 +18,8 @@ try:
 except ImportError as error:
     raise MetricsError(
         "The Python package prometheus_client isn't installed, and without it there are no metrics",
-        "Install it with pip install 'gpuhook[metrics]'",
+        "Install it: pip install prometheus_client, with the pip beside gpuhook, or the package "
+        "python3-prometheus-client",
     ) from error
 
 _MODE = 0o644  # node_exporter is another user

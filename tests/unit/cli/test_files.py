@@ -182,7 +182,7 @@ def test_options_about_engines_are_refused(system: Path, command: str) -> None:
     before = tree(system)
     done = call(system, command, "--engine", "docker")
     assert done.exit_code == 2
-    assert "--engine is about engines, and --files is not: run this twice." in done.output
+    assert "--engine doesn't go with --files: run this twice." in done.output
     assert tree(system) == before
 
 

@@ -4,13 +4,14 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from gpuhook.cli import _COMMANDS, cli
-from gpuhook.cli._help import Command
+from gpuhook.cli._help import Command, Seconds
 
 _WIDTH = 78
 _OPTION_HELP = re.compile(r"[A-Z].*[.](  \[[^]]*\])?")
@@ -126,12 +127,31 @@ def test_help_for_what_there_is_not() -> None:
         ("list --quux", "No such option --quux.\n"),
         ("install -q", "No such option -q.\n"),
         ("device-plugin --mig-stratgy", "Did you mean --mig-strategy?"),
+        ("install docker", "Unexpected argument 'docker'. Did you mean --engine docker?"),
+        ("doctor json", "Unexpected argument 'json'. Did you mean --format json?"),
+        ("explain one two", "Unexpected argument 'two'.\n"),
+        ("stats --interval 0", "'0' is no number of seconds from 0.2 to 86400.\n"),
+        ("watch --interval soon", "'soon' is no number of seconds from 0.1 to 86400.\n"),
+        ("repair", "Error: Name the containers, or give --all alone.\n"),
     ],
 )
-def test_misspelt_words_are_answered(line: str, answer: str) -> None:
+def test_wrong_words_are_answered(line: str, answer: str) -> None:
     done = CliRunner().invoke(cli, line.split(), prog_name="gpuhook", terminal_width=_WIDTH)
     assert done.exit_code == 2
     assert answer in done.output
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "0.09", "11", ""])
+def test_seconds_are_within_limits(text: str) -> None:
+    with pytest.raises(click.UsageError, match=r"is no number of seconds from 0[.]1 to 10[.]"):
+        Seconds(0.1, 10.0).convert(text, None, None)
+    assert Seconds(0.1, 10.0).convert("0.1", None, None) == 0.1
+
+
+def test_metrics_are_served_or_written(tmp_path: Path) -> None:
+    done = run("metrics", f"--textfile={tmp_path / 'gpus.prom'}", "--listen=127.0.0.1:9836")
+    assert "Error: --textfile serves nothing: it doesn't go with --listen.\n" in done
+    assert not [*tmp_path.iterdir()]
 
 
 def test_hidden_options_are_not_offered() -> None:

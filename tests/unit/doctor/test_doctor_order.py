@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from fabricated import BIN, BOOT, VERSION, Tree
 
+from gpuhook.cli import cli
 from gpuhook.doctor import Case, Finding, examine
 from gpuhook.doctor.checks import every_step
 from gpuhook.doctor.finding import failure, ok, warning
@@ -192,3 +195,13 @@ def test_no_cgroups_on_purpose(installed: Tree) -> None:
     assert without_driver(installed.case) == [("cgroups", "warning")]
     installed.config.no_cgroups = True
     assert without_driver(installed.case) == []
+
+
+def test_it_says_where_the_report_is(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("damaged")
+    words = ["doctor", f"--config={config}", f"--report={tmp_path / 'report.tar.gz'}"]
+    line = f"The report is in {tmp_path}/report.tar.gz; read it before you send it.\n"
+    for more in ([], ["--quiet"], ["--format=json"]):
+        assert (line in CliRunner().invoke(cli, [*words, *more]).stdout) is (not more)
+        (tmp_path / "report.tar.gz").unlink()

@@ -1,12 +1,13 @@
 """daemon.json gets the runtimes, and what else stands there stays."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuhook.engines.ask import Ask
+from gpuhook.engines.ask import SET_DEFAULT, Ask
 from gpuhook.engines.docker import Docker, wanted_document
 from gpuhook.errors import EngineError
 
@@ -76,3 +77,22 @@ def test_containers_bound_to_a_runtime_are_found(tmp_path: Path) -> None:
         (folder / "config.v2.json").write_text(json.dumps({"Name": f"/{name}"}))
     (tmp_path / "data" / "containers" / "broken").mkdir()
     assert Docker().bound(("gpu-py",), Ask((), config=str(config))) == ["one", "three"]
+
+
+@pytest.mark.parametrize(("user", "command"), [(0, "systemctl"), (1000, "systemctl --user")])
+def test_a_restart_is_of_ones_own_docker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: int, command: str
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    path = tmp_path / "daemon.json"
+    ask = Ask(runtimes=(("gpu-py", "/opt/gpu-py"),), config=str(path), prefix=str(tmp_path))
+    end = f": {command} restart docker"
+    assert Docker().afterwards().endswith(end)
+    [advice] = Docker().install(replace(ask, cdi=True, cdi_setting=True)).afterwards
+    assert advice == f"Restart Docker, which reads features only at its start{end}"
+    path.write_text(
+        '{"runtimes": {"gpu-py": {"path": "/opt/gpu-py"}}, "default-runtime": "gpu-py"}'
+    )
+    [advice] = Docker().install(replace(ask, without=frozenset({SET_DEFAULT}))).afterwards
+    assert advice.startswith("Restart Docker, which keeps a default runtime")
+    assert advice.endswith(end)
