@@ -25,7 +25,7 @@ from gpuhook import names
 from gpuhook.engines import json_text, lock, toml_text
 from gpuhook.engines.files import Change, decode, read, remove_folders
 from gpuhook.engines.lock import Lock
-from gpuhook.engines.merge import Document, Path, restored, without_ours
+from gpuhook.engines.merge import Document, Path, beside, restored, without_ours
 from gpuhook.errors import EngineError
 from gpuhook.host import files as host_files
 
@@ -59,6 +59,7 @@ class Target:
     true for a file that holds nothing but what we write and goes with it; ``usual`` is where
     such a file of that engine usually is. ``config`` is the engine's main configuration file.
     ``gone`` is true for a file that is to be as it is without us, whatever its ``text``.
+    ``foreign`` are paths that are somebody else's now, even if they were ours before.
     """
 
     engine: str
@@ -71,6 +72,7 @@ class Target:
     usual: str = ""
     released: tuple[Path, ...] = ()
     gone: bool = False
+    foreign: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -145,17 +147,25 @@ class Store:
 
     def _wanted(self, target: Target, current: bytes | None) -> bytes | None:
         """Return a file's wanted content; None where it is to go."""
-        place = self._place(target.path)
-        known = _is_whole(place)
-        if not target.gone and not (target.released and known):
+        if not _is_whole(self._place(target.path)):
+            return None if target.gone else target.text.encode("utf-8")
+        if not (target.gone or target.released or target.ours):
             return target.text.encode("utf-8")
-        before = self._rebased(self._load(place), current) if known else None
+        before = self._rebased(self._record_of(target), current)
         if target.gone:
             return before
         text, syntax, path = target.text, _SYNTAXES[target.syntax], target.path
         original = syntax.parse(decode(before or b"", path), path)
         wanted = restored(syntax.parse(text, path), original, target.released)
+        if target.ours and before is not None:  # somebody has written more into it
+            text, wanted = decode(current or b"", path), beside(wanted, original)
         return syntax.edited(text, wanted, path).encode("utf-8")
+
+    def _record_of(self, target: Target) -> Record:
+        """Return what is remembered of a target's file, without what is somebody else's now."""
+        record = self._load(self._place(target.path))
+        record.owned = [path for path in record.owned if path not in target.foreign]
+        return record
 
     def apply(self, target: Target) -> Change:
         """Bring a file into the wanted state and remember how it was."""
@@ -167,7 +177,7 @@ class Store:
         if not change and not known and not target.ours:
             return change
         if known:
-            record = self._load(place)
+            record = self._record_of(target)
             original = self._rebased(record, change.old)
         else:
             record = Record(target.engine, target.path, target.syntax, target.config)
@@ -175,6 +185,7 @@ class Store:
         record.owned = list(dict.fromkeys([*record.owned, *target.owned]))
         self._save(place, record, original, change.new)
         record.folders += change.commit()
+        record.owned = [path for path in record.owned if path not in target.released]
         self._save(place, record, original, change.new)
         return change
 
