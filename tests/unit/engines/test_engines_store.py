@@ -120,6 +120,11 @@ def test_what_somebody_wrote_into_a_file_of_ours_stays(store: Store, tmp_path: P
     take(store)
     rest = {"engine": {"logger": "file", "supports": ["other"]}, "network": {"name": "x"}}
     assert tomllib.loads(path.read_text()) == rest
+    put(store, ours("/p", "crun", "gpu-py"))  # of which nothing is remembered now
+    assert tomllib.loads(path.read_text())["network"] == {"name": "x"}
+    assert tomllib.loads(path.read_text())["engine"]["supports"] == ["crun", "gpu-py", "other"]
+    take(store)
+    assert tomllib.loads(path.read_text()) == rest
 
 
 def test_a_file_that_somebody_removed_stays_removed(store: Store, tmp_path: Path) -> None:
