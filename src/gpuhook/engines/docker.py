@@ -9,8 +9,9 @@ import shutil
 import signal
 import time
 
+from gpuhook import names as our_names
 from gpuhook.engines import docker_api, json_text, swarm
-from gpuhook.engines.ask import CDI, SET_DEFAULT, SWARM, Answer, Ask
+from gpuhook.engines.ask import CDI, NVIDIAS_NAME, SET_DEFAULT, SWARM, Answer, Ask
 from gpuhook.engines.docker_api import DEFAULT_CONFIG
 from gpuhook.engines.files import Change, decode, read_json, read_text, remove_folders
 from gpuhook.engines.merge import Document, Path, get
@@ -40,9 +41,12 @@ class Docker:
         ask = ask.beside(_foreign(document, ask, path))
         wanted = wanted_document(document, ask, path)
         owned: tuple[Path, ...] = tuple(("runtimes", name) for name in ask.names)
-        released = _released(document, ask)
+        foreign = _taken_by_others(document, ask, path)
+        released = tuple(each for each in _released(document, ask) if each not in foreign)
         edited = json_text.edited(text, wanted, path)
-        target = Target(self.name, path, "json", edited, path, owned, released=released)
+        target = Target(
+            self.name, path, "json", edited, path, owned, released=released, foreign=foreign
+        )
         new = {key for key in ("features", swarm.KEY) if wanted.get(key) != document.get(key)}
         new |= {key for key, *_ in released if key in ("features", swarm.KEY)}
         if ask.cdi and ask.cdi_setting:
@@ -204,6 +208,14 @@ def node_resources(document: Document, path: str) -> list[str]:
 def _foreign(document: Document, ask: Ask, path: str) -> set[str]:
     """Return the names of the runtimes that don't lead to us."""
     return set(_table(document, "runtimes", path)) - _ours(document, ask)
+
+
+def _taken_by_others(document: Document, ask: Ask, path: str) -> tuple[Path, ...]:
+    """Return where NVIDIA's name leads to another program than ours, as its own toolkit does."""
+    program = _programs(_table(document, "runtimes", path)).get(NVIDIAS_NAME)
+    if program is None or os.path.basename(program) == our_names.RUNTIME:
+        return ()
+    return (("runtimes", NVIDIAS_NAME),) if NVIDIAS_NAME in _foreign(document, ask, path) else ()
 
 
 def _table(document: Document, key: str, path: str) -> Document:

@@ -69,6 +69,18 @@ def restored(document: Document, original: Document, paths: Iterable[Path]) -> D
     return result
 
 
+def beside(ours: Document, others: Document) -> Document:
+    """Return our document with what only others have; our values count, and lists are joined."""
+    result = {**copy.deepcopy(others), **ours}
+    for key in ours.keys() & others.keys():
+        mine, theirs = ours[key], others[key]
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            result[key] = beside(mine, theirs)
+        elif isinstance(mine, list) and isinstance(theirs, list):
+            result[key] = [*mine, *(item for item in theirs if item not in mine)]
+    return result
+
+
 def _take_back(node: Document, original: Document, written: Document) -> None:
     for key in original:
         if key not in written and key not in node:

@@ -25,7 +25,7 @@ from gpuhook import names
 from gpuhook.engines import json_text, lock, toml_text
 from gpuhook.engines.files import Change, decode, read, remove_folders
 from gpuhook.engines.lock import Lock
-from gpuhook.engines.merge import Document, Path, restored, without_ours
+from gpuhook.engines.merge import Document, Path, beside, restored, without_ours
 from gpuhook.errors import EngineError
 from gpuhook.host import files as host_files
 
@@ -59,6 +59,7 @@ class Target:
     true for a file that holds nothing but what we write and goes with it; ``usual`` is where
     such a file of that engine usually is. ``config`` is the engine's main configuration file.
     ``gone`` is true for a file that is to be as it is without us, whatever its ``text``.
+    ``foreign`` are paths that are somebody else's now, even if they were ours before.
     """
 
     engine: str
@@ -71,6 +72,7 @@ class Target:
     usual: str = ""
     released: tuple[Path, ...] = ()
     gone: bool = False
+    foreign: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -138,24 +140,44 @@ class Store:
         """Return what ``apply`` would change; EngineError if it would replace another's file."""
         host_files.check_way(target.path)
         old = read(target.path)
-        change = Change(target.path, old, self._wanted(target, old))
-        if target.ours and change.old is not None and not _is_whole(self._place(target.path)):
-            _check_ours(target, change)
-        return change
+        if target.ours and old is not None and not _is_whole(self._place(target.path)):
+            _check_ours(target, old)
+        return Change(target.path, old, self._wanted(target, old))
 
     def _wanted(self, target: Target, current: bytes | None) -> bytes | None:
         """Return a file's wanted content; None where it is to go."""
-        place = self._place(target.path)
-        known = _is_whole(place)
-        if not target.gone and not (target.released and known):
-            return target.text.encode("utf-8")
-        before = self._rebased(self._load(place), current) if known else None
+        is_known = _is_whole(self._place(target.path))
+        if not (target.ours or (is_known and (target.gone or target.released))):
+            return None if target.gone else target.text.encode("utf-8")
+        before = self._others(target, current)
         if target.gone:
             return before
         text, syntax, path = target.text, _SYNTAXES[target.syntax], target.path
         original = syntax.parse(decode(before or b"", path), path)
         wanted = restored(syntax.parse(text, path), original, target.released)
+        if target.ours and before is not None:  # somebody has written more into it
+            text, wanted = decode(current or b"", path), beside(wanted, original)
         return syntax.edited(text, wanted, path).encode("utf-8")
+
+    def _others(self, target: Target, current: bytes | None) -> bytes | None:
+        """Return a file without what is ours, None where nothing else was in it.
+
+        One of ours that nothing is remembered of may hold what others wrote, too.
+        """
+        if _is_whole(self._place(target.path)):
+            return self._rebased(self._record_of(target), current)
+        if not target.ours:
+            return current
+        if target.syntax == "json":  # a hook, of which nobody wants a part
+            return None
+        record = Record(target.engine, target.path, target.syntax, target.config, [*target.owned])
+        return _separate(record, current, None, target.text.encode("utf-8"))
+
+    def _record_of(self, target: Target) -> Record:
+        """Return what is remembered of a target's file, without what is somebody else's now."""
+        record = self._load(self._place(target.path))
+        record.owned = [path for path in record.owned if path not in target.foreign]
+        return record
 
     def apply(self, target: Target) -> Change:
         """Bring a file into the wanted state and remember how it was."""
@@ -166,15 +188,15 @@ class Store:
             return self._remove(change, place)
         if not change and not known and not target.ours:
             return change
+        original = self._others(target, change.old)
         if known:
-            record = self._load(place)
-            original = self._rebased(record, change.old)
+            record = self._record_of(target)
         else:
             record = Record(target.engine, target.path, target.syntax, target.config)
-            original = None if target.ours else change.old
         record.owned = list(dict.fromkeys([*record.owned, *target.owned]))
         self._save(place, record, original, change.new)
         record.folders += change.commit()
+        record.owned = [path for path in record.owned if path not in target.released]
         self._save(place, record, original, change.new)
         return change
 
@@ -231,10 +253,9 @@ def _is_whole(place: str) -> bool:
     return os.path.lexists(f"{place}/{_RECORD}")
 
 
-def _check_ours(target: Target, change: Change) -> None:
-    """Refuse to replace a file that we don't remember and that doesn't look as if we wrote it."""
-    old = change.old or b""
-    if not change or old.startswith(f"# {DROP_IN_HEADER}".encode()):
+def _check_ours(target: Target, old: bytes) -> None:
+    """Refuse to change a file that we don't remember and that doesn't look as if we wrote it."""
+    if old == target.text.encode("utf-8") or old.startswith(f"# {DROP_IN_HEADER}".encode()):
         return
     if target.syntax == "json" and _is_our_hook(old):
         return

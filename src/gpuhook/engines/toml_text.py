@@ -72,7 +72,7 @@ def _set(text: str, path: Path, value: Any) -> str:
     old = node.get(path[-1])
     if isinstance(old, Array) and isinstance(value, list):
         _change_array(old, value)
-    else:
+    if not isinstance(old, Array) or old.unwrap() != value:  # or the order is another
         node[path[-1]] = value
     return tomlkit.dumps(document)
 

@@ -61,7 +61,12 @@ class Holders:
             (holders.of_record(each), str(each["started"]))
             for each in records.read_all(self._state_dir)
         ]
-        others = [(each, began) for each, began in self._others if began == started(each.pid) != ""]
+        names = {each.name for each, _ in recorded}
+        others = [
+            (each, began)
+            for each, began in self._others
+            if began == started(each.pid) != "" and each.name not in names  # or an impostor
+        ]
         places, self._places = self._places, {}
         return [self._holder(*each, inventories, places) for each in (*recorded, *others)]
 

@@ -14,7 +14,7 @@ from gpuhook.metrics import kubelet, pods
 from gpuhook.metrics.assigned import Holder, Holders
 from gpuhook.metrics.inventories import Inventories
 from gpuhook.metrics.model import Container, Device, Snapshot, Usage
-from gpuhook.metrics.processes import Processes, find, sees_all_processes
+from gpuhook.metrics.processes import Processes, find, poses, sees_all_processes
 from gpuhook.metrics.telemetry import PATIENCE, Telemetry
 from gpuhook.running.holders import WITHOUT_ROOT
 from gpuhook.running.names import Names
@@ -228,7 +228,7 @@ class Observer:
     ) -> str:
         group, owner = self._processes.place(pid)
         found = find(group, groups)
-        if not found and owner.id:
+        if not found and owner.id and not poses(group, owner.id, groups):
             found = owner.id
             if found not in known:
                 known[found] = Container(found, owner.engine, pod_uid=owner.pod_uid)

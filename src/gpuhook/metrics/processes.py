@@ -60,3 +60,12 @@ def find(group: str, groups: Mapping[str, str]) -> str:
             return groups[group]
         group = group.rpartition("/")[0]
     return ""
+
+
+def poses(group: str, container: str, groups: Mapping[str, str]) -> bool:
+    """Tell whether a cgroup is called like a container that is known to be in another place.
+
+    A user may make cgroups below one of his own, and call them what he likes.
+    """
+    places = {each.partition(container)[0] for each, name in groups.items() if name == container}
+    return bool(places) and (container not in group or group.partition(container)[0] not in places)

@@ -17,6 +17,9 @@ _SILENCE = 300.0  # seconds that a device is left alone in which the driver hung
 _REAP = 0.5  # seconds that a killed child may take to end
 _PAUSE = 0.005
 _LIMIT = 16 << 20  # bytes of one line
+_PAIR = 2  # a process id, and what that process uses
+_DIGITS = 10  # of a process id
+_MOST = 1 << 64  # of any value
 
 Clock = Callable[[], float]
 
@@ -113,6 +116,9 @@ class Telemetry(Child):
         while True:
             for line in self._lines():
                 if line.get("answer") == self._number:
+                    if not _is_sound(line):
+                        self._refuse()
+                        return None
                     for why in line.get("failed", {}).values():
                         self._fail("device", f"{self._title}: {why}")
                     return line
@@ -177,6 +183,13 @@ class Telemetry(Child):
         self._close()
         self._note_end()
 
+    def _refuse(self) -> None:
+        """End a child whose answer has no form."""
+        self._fail("failed", f"{self._title}: the {self._who} says what has no meaning")
+        self._kill()
+        self._close()
+        self._note_end()
+
     def _give_up(self) -> None:
         """Leave a child that hangs to itself, and the device alone that it hangs in."""
         where = f" in {self._asking}" if self._asking else ""
@@ -206,3 +219,28 @@ class Telemetry(Child):
         self._silent.clear()
         self._away = self._clock() + seconds
         self._stop()
+
+
+def _is_sound(answer: dict[str, Any]) -> bool:
+    """Tell whether an answer has its form: a driver's code runs in the child."""
+    devices, failed = answer.get("devices", {}), answer.get("failed", {})
+    is_whole = isinstance(devices, dict) and isinstance(failed, dict)
+    return is_whole and all(isinstance(each, dict) and _is_said(each) for each in devices.values())
+
+
+def _is_said(values: dict[str, Any]) -> bool:
+    """Tell whether the values of one device are numbers, as ``vendors.nvidia.telemetry`` has it."""
+    rest = dict(values)
+    processes, sm = rest.pop("processes", []), rest.pop("sm", {})
+    readings = rest.pop("readings", {})
+    if not (isinstance(processes, list) and isinstance(sm, dict) and isinstance(readings, dict)):
+        return False
+    pairs = [
+        each if isinstance(each, list) and len(each) == _PAIR else ["", ""] for each in processes
+    ]
+    numbers = [*rest.values(), *sm.values(), *readings.values(), *(pid for pid, _ in pairs)]
+    return (
+        all(isinstance(each, int | float) and -_MOST <= each <= _MOST for each in numbers)
+        and all(used is None or (isinstance(used, int) and used <= _MOST) for _, used in pairs)
+        and all(pid.isdecimal() and len(pid) <= _DIGITS for pid in sm)
+    )

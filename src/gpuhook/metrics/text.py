@@ -51,6 +51,8 @@ def _labels(labels: dict[str, str], known: dict[str, str]) -> str:
 
 
 def _escaped(value: str, known: dict[str, str]) -> str:
-    found = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    # Any user can make a cgroup whose name is no text; such bytes become escapes.
+    text = value.encode("utf-8", "backslashreplace").decode()
+    found = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     known[value] = found
     return found

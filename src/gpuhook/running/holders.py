@@ -333,3 +333,12 @@ def _opened(path: str) -> contextlib.AbstractContextManager[int]:
 def without_record(containers: Iterable[Container]) -> list[Container]:
     """Return those of the containers that were only looked at."""
     return [each for each in containers if each.record is None]
+
+
+def believed(containers: Collection[Container]) -> list[Container]:
+    """Return the containers but those that were only looked at and are called like a recorded one.
+
+    Any user who may make cgroups can call one like somebody else's container.
+    """
+    recorded = {each.name for each in containers if each.record is not None}
+    return [each for each in containers if each.record is not None or each.name not in recorded]

@@ -17,7 +17,7 @@ from gpuhook.cgroup import access, dev_char, verdict
 from gpuhook.errors import ContainerError
 from gpuhook.inventory.model import Inventory, Node
 from gpuhook.running import bundles, records
-from gpuhook.running.holders import Container, Numbers, group_of
+from gpuhook.running.holders import Container, Numbers, believed, group_of
 from gpuhook.running.names import Names, meant
 
 _SCOPE = ".scope"  # what systemd calls a cgroup that it made for somebody else's processes
@@ -142,6 +142,7 @@ def select(words: Iterable[str], running: Collection[Container], names: Names) -
     Raises ContainerError for a word that means none of them, or several.
     """
     chosen = []
+    running = believed(running)
     called = {each.name: names.of(each.name)[0] for each in running}
     for name in words:
         found = [each for each in running if each.name in meant(name, called)]

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpuhook.engines.ask import SET_DEFAULT, Ask
+from gpuhook.engines import installer
+from gpuhook.engines.ask import ALIASES, SET_DEFAULT, Ask
 from gpuhook.engines.docker import Docker, wanted_document
+from gpuhook.engines.store import Store
 from gpuhook.errors import EngineError
 
 
@@ -65,6 +67,36 @@ def test_another_s_runtime_nvidia_stays(tmp_path: Path) -> None:
         "nvidia": {"path": "nvidia-container-runtime"},
         "gpu-py": {"path": "/x"},
     }
+
+
+@pytest.mark.parametrize("comes", ["after", "instead"])
+def test_a_runtime_that_another_called_nvidia_later_stays(tmp_path: Path, comes: str) -> None:
+    config, store = tmp_path / "daemon.json", Store(str(tmp_path / "state"))
+    others = {"path": "/usr/bin/nvidia-container-runtime"}
+
+    def put(**more: Any) -> dict[str, Any]:
+        ask = Ask((("gpu-py", "/x/gpu-py"),), config=str(config), **more)
+        with store.locked():
+            installer.install(store, [*Docker().install(ask).targets])
+        document: dict[str, Any] = json.loads(config.read_text())
+        return document
+
+    def add() -> None:
+        document = json.loads(config.read_text())
+        document["runtimes"]["nvidia"] = others
+        config.write_text(json.dumps(document))
+
+    assert put(also=(("nvidia", "/x/gpu-py"),))["runtimes"]["nvidia"] == {"path": "/x/gpu-py"}
+    if comes == "after":
+        assert "nvidia" not in put(without=frozenset({ALIASES}))["runtimes"]
+        add()
+    else:
+        add()
+        assert put(without=frozenset({ALIASES}))["runtimes"]["nvidia"] == others
+    assert put()["runtimes"]["nvidia"] == others
+    with store.locked():
+        installer.uninstall(store, store.records())
+    assert json.loads(config.read_text()) == {"runtimes": {"nvidia": others}}
 
 
 def test_containers_bound_to_a_runtime_are_found(tmp_path: Path) -> None:

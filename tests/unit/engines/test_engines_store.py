@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import threading
+import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from limits import in_time
 
-from gpuhook.engines import installer
+from gpuhook.engines import installer, toml_text
 from gpuhook.engines import store as stores
 from gpuhook.engines.podman import HOOK_KEYS, hook_document
 from gpuhook.engines.store import Store, Target
@@ -90,6 +91,40 @@ def test_a_change_between_two_installations_stays(store: Store, tmp_path: Path) 
     put(store, target(path, NEW.replace("true", "false").replace("/p", "/q")))
     take(store)
     assert path.read_text() == OLD.replace("true", "false")
+
+
+def test_what_somebody_wrote_into_a_file_of_ours_stays(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "99-gpuhook.conf"
+
+    def ours(program: str, *supports: str) -> Target:
+        settings = {"supports": [*supports], "runtimes": {"gpu-py": [program]}}
+        text = toml_text.render({"engine": settings}, stores.DROP_IN_HEADER)
+        owned = (("engine", "runtimes", "gpu-py"),)
+        return Target("podman", str(path), "toml", text, str(path), owned, ours=True)
+
+    put(store, ours("/p", "crun", "gpu-py"))
+    text = path.read_text().replace("[engine]\n", '[engine]\n# Mine.\nlogger = "file"\n', 1)
+    path.write_text(text.replace('"crun",', '"crun", "other",') + '\n[network]\nname = "x"\n')
+    for program in ("/p", "/q", "/q"):
+        put(store, ours(program, "crun", "runc", "gpu-py"))
+        text = path.read_text()
+        assert "# Mine." in text
+        assert tomllib.loads(text) == {
+            "engine": {
+                "logger": "file",
+                "supports": ["crun", "runc", "gpu-py", "other"],
+                "runtimes": {"gpu-py": [program]},
+            },
+            "network": {"name": "x"},
+        }
+    take(store)
+    rest = {"engine": {"logger": "file", "supports": ["other"]}, "network": {"name": "x"}}
+    assert tomllib.loads(path.read_text()) == rest
+    put(store, ours("/p", "crun", "gpu-py"))  # of which nothing is remembered now
+    assert tomllib.loads(path.read_text())["network"] == {"name": "x"}
+    assert tomllib.loads(path.read_text())["engine"]["supports"] == ["crun", "gpu-py", "other"]
+    take(store)
+    assert tomllib.loads(path.read_text()) == rest
 
 
 def test_a_file_that_somebody_removed_stays_removed(store: Store, tmp_path: Path) -> None:

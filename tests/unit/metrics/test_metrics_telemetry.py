@@ -119,6 +119,32 @@ def test_a_driver_that_hangs_costs_one_wait_and_its_device(made: Any) -> None:
     assert driver.silent[-1] == []
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        '"failed": 7',
+        '"devices": []',
+        '"devices": {"GPU-1": 7}',
+        '"devices": {"GPU-1": {"processes": [[1, 2], [1]]}}',
+        '"devices": {"GPU-1": {"processes": [["1", 2]]}}',
+        '"devices": {"GPU-1": {"sm": {"one": 0.5}}}',
+        '"devices": {"GPU-1": {"utilization": NaN}}',
+        '"devices": {"GPU-1": {"power_watts": "much"}}',
+        f'"devices": {{"GPU-1": {{"energy_joules": {10**400}}}}}',
+    ],
+)
+def test_an_answer_without_form_ends_the_child_alone(made: Any, said: str) -> None:
+    def speak(say: Callable[[str], None], asked: Any) -> None:
+        say('{"ready": 1}')
+        for line in asked:
+            say(f'{{"answer": {json.loads(line)["ask"]}, {said}}}')
+
+    asking, _ = made(speak)
+    assert asking.ask(HERE) is None
+    assert asking.errors == {"failed": 1}
+    assert asking.pid == 0
+
+
 def test_a_child_that_ends(made: Any) -> None:
     now = [1000.0]
     asking, driver = made(end, lambda: time.monotonic() + now[0])

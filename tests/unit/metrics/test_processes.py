@@ -3,7 +3,7 @@
 import subprocess
 
 from gpuhook.metrics import processes
-from gpuhook.metrics.processes import Processes, find
+from gpuhook.metrics.processes import Processes, find, poses
 
 ID = "0123456789abcdef" * 4
 
@@ -29,3 +29,11 @@ def test_a_process_belongs_to_the_group_that_is_nearest() -> None:
     assert find("/a/bc", groups) == "one"
     assert find("/ab", groups) == ""
     assert find("", groups) == ""
+
+
+def test_a_cgroup_is_no_container_that_is_elsewhere() -> None:
+    groups = {f"/system.slice/docker-{ID}.scope/init.scope": ID, "/user.slice/box": "box"}
+    assert not poses(f"/system.slice/docker-{ID}.scope/system.slice/a.service", ID, groups)
+    assert poses(f"/user.slice/user-1000.slice/user@1000.service/docker-{ID}.scope", ID, groups)
+    assert poses("/user.slice", ID, groups)  # it is called so in another hierarchy
+    assert not poses(f"/user.slice/docker-{ID}.scope", ID, {})

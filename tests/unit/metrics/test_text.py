@@ -71,3 +71,14 @@ def test_no_labels_and_no_samples() -> None:
     text = b"# HELP one 1.\n# TYPE one gauge\none 1.5\n# HELP none 0.\n# TYPE none gauge\n"
     assert encode(families, openmetrics=False) == text
     assert encode(families, openmetrics=True) == text + b"# EOF\n"
+
+
+def test_a_cgroup_called_by_bytes_that_are_no_text_ends_no_scrape() -> None:
+    family = GaugeMetricFamily("family", "About.", labels=["label"])
+    words = ["\udcff", "\udcfe", "?"]
+    for word in words:
+        family.add_metric([word], 1)
+    for openmetrics in (False, True):
+        text = encode([family], openmetrics=openmetrics).decode()
+        values = {line.partition('"')[2].rpartition('"')[0] for line in text.splitlines()}
+        assert {r"\\udcff", r"\\udcfe", "?"} <= values  # as a name each has of its own

@@ -112,3 +112,10 @@ def test_two_vendors_may_call_their_devices_alike(ourselves: tuple[int, int]) ->
     others = model.Inventory("other", "/", "1", (theirs,), (Node("/dev/other0", 9, 9),))
     for now in ([*inventory(), others], [others, *inventory()]):
         assert repair.given_devices(one, process, now) == [MINE]
+
+
+def test_a_cgroup_called_like_a_container_is_not_that_container(names: Names) -> None:
+    own = recorded(os.getpid(), 1, MINE)
+    other = Container(own.name, own.engine, own.pid + 1, "sleep", {MINE})
+    assert repair.select([own.name], [own, other], names) == [own]
+    assert repair.select([own.name], [other], names) == [other]
