@@ -6,6 +6,8 @@ from collections.abc import Generator
 import pytest
 
 CI = os.environ.get("CI") == "true"
+# Before anything imports gRPC: its handlers would run in each child that a later test forks.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
 @pytest.hookimpl(wrapper=True)
