@@ -158,9 +158,8 @@ def test_whatever_needs_no_root_is_installed(user: User, installation: Installat
         said = {each["check"]: each for each in found if each["status"] != "ok"}
         for each in said.values():
             assert "gpuhook install" not in each["remedy"], each
-        registered = [each["message"] for each in found if each["check"] == "docker-registered"]
-        assert len(registered) == 1
-        assert str(settings) in registered[0]
+        # Of this Docker, or of root's where one runs here; test_doctor_order looks at this alone.
+        assert "docker-registered" in {each["check"] for each in found}
         user.call(command, "uninstall").ok()
         assert settings.read_text() == "{}"
     finally:
