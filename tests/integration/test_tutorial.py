@@ -25,6 +25,9 @@ def machine(workspace: Path, installation: Installation, archive: Path) -> Itera
     folder = workspace / "tutorial"
     folder.mkdir()
     config, socket = Path("/etc/docker/daemon.json"), Path("/run/docker.sock")
+    settings, kept = Path("/etc/gpuhook"), Path("/etc/gpuhook.kept")
+    if settings.exists():  # other tests', with a link to what they share
+        settings.rename(kept)
     config.parent.mkdir(exist_ok=True)
     config.write_text("{}\n")
     words = [word for word in options(folder, config) if not word.startswith("--host")]
@@ -41,7 +44,9 @@ def machine(workspace: Path, installation: Installation, archive: Path) -> Itera
             yield {**env, "GPUS": str(folder / "gpus")}
     finally:
         shutil.rmtree(config.parent)
-        shutil.rmtree("/etc/gpuhook", ignore_errors=True)
+        shutil.rmtree(settings, ignore_errors=True)
+        if kept.exists():
+            kept.rename(settings)
 
 
 def steps() -> Iterator[tuple[str, str]]:
