@@ -224,8 +224,7 @@ def test_a_pod_after_it_and_none_after_its_removal(
             assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
 
             removal = fresh.begin(daemon_set("overlays/remove"), "installer")
-            wait_until(lambda: "waiting until" in log(fresh, removal), "it waits for the pod")
-            assert pod.name in log(fresh, removal)
+            assert pod.name in wait_for_line(fresh, removal, "waiting until these have ended")
             check(fresh)
             assert "containerd was restarted" in install(fresh).ok().stdout  # and is undone, too
             wait_until(cri.is_ready, "containerd, which was restarted, can end the pod")
@@ -239,8 +238,15 @@ def test_a_pod_after_it_and_none_after_its_removal(
     assert {Path(path).relative_to(fresh.path("/")) for path in new} <= {Path("opt/gpuhook")}
 
 
-def log(node: Node, container: str) -> str:
-    return node.podman.call("logs", container).ok().stdout
+def wait_for_line(node: Node, container: str, text: str) -> str:
+    """Return what a container has said, once ``text`` is part of it."""
+
+    def said() -> str:
+        done = node.podman.call("logs", container).ok()
+        return done.stdout + done.stderr
+
+    wait_until(lambda: text in said(), f"{text!r} is said", shown=said)
+    return said()
 
 
 def test_with_the_pod(fresh: Node) -> None:
@@ -248,7 +254,7 @@ def test_with_the_pod(fresh: Node) -> None:
     before = snapshot(fresh)
     options = ("stay", "--remove-at-end", "--restart=none")
     container = fresh.begin(daemon_set("base"), "installer", *options)
-    wait_until(lambda: "install-node: done" in log(fresh, container), "it is done")
+    wait_for_line(fresh, container, "install-node: done")
     check(fresh)
     fresh.podman.call("kill", "--signal=TERM", container).ok()
     fresh.end(container).ok()

@@ -61,12 +61,20 @@ def run(
 
 
 def wait_until(
-    condition: Callable[[], bool], what: str, timeout: float = 60.0, interval: float = 0.02
+    condition: Callable[[], bool],
+    what: str,
+    timeout: float = 60.0,
+    interval: float = 0.02,
+    shown: Callable[[], str] = str,
 ) -> None:
-    """Return once ``condition`` holds; AssertionError naming ``what`` if it never does."""
+    """Return once ``condition`` holds.
+
+    AssertionError if it never does, naming ``what`` and, below it, what ``shown`` gives then.
+    """
     end = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < end, f"waited {timeout} s in vain until {what}"
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {timeout} s in vain until {what}\n{shown()}")
         time.sleep(interval)
 
 
@@ -91,9 +99,13 @@ def daemon(
             stderr=output,
             start_new_session=True,
         )
+
+    def said() -> str:
+        return log.read_text(errors="replace")
+
     try:
-        wait_until(lambda: process.poll() is not None or ready(), f"{argv[0]} is ready; see {log}")
-        assert process.poll() is None, log.read_text(errors="replace")
+        wait_until(lambda: process.poll() is not None or ready(), f"{argv[0]} is ready", shown=said)
+        assert process.poll() is None, said()
         yield process
     finally:
         stop(process)
