@@ -13,7 +13,7 @@ from harness.commands import Result, stop, wait_until
 from harness.cri import Cri, CriError
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.manifests import IMAGE, containers, daemon_set, pod_of
-from harness.podman_node import CONFIG, FOLDERS, Node, node
+from harness.podman_node import CONFIG, FOLDERS, STATE, Node, node
 from harness.snapshot import contents
 
 DEBIAN = images.image("debian")
@@ -24,7 +24,7 @@ CONTAINERD = """\
 # the admin's
 version = 2
 root = "{folder}/containerd"
-state = "/run/containerd"
+state = "{state}"
 [plugins."io.containerd.internal.v1.opt"]
   path = "{folder}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
@@ -56,7 +56,9 @@ def fresh(kept: Node) -> Node:
     """The node, with nothing of ours on it."""
     for folder in FOLDERS:
         kept.space.run("find", folder, "-mindepth", "1", "-delete").ok()
-    kept.path(CONFIG).write_text(CONTAINERD.format(folder=kept.podman.folder, pause=PAUSE))
+    kept.path(CONFIG).write_text(
+        CONTAINERD.format(folder=kept.podman.folder, state=STATE, pause=PAUSE)
+    )
     return kept
 
 
@@ -197,7 +199,7 @@ def test_a_newer_version_and_back(fresh: Node, newer: str) -> None:
 @contextmanager
 def containerd(node: Node, config: Path, *archives: Path) -> Iterator[Cri]:
     """Run the node's containerd as a service."""
-    cri = Cri(Path("/run/containerd/containerd.sock"))
+    cri = Cri(node.path(STATE / "containerd.sock"))
     try:
         with node.service("containerd", {"GPUHOOK_CONFIG": str(config)}):
             wait_until(cri.is_ready, "containerd answers")

@@ -19,6 +19,8 @@ from harness.podman import Podman
 # What a pod of ours changes on the node.
 FOLDERS = (Path("/opt"), Path("/etc/containerd"), Path("/var/lib/gpuhook"))
 CONFIG = Path("/etc/containerd/config.toml")
+# Where its containerd runs; a dockerd that found this machine's own would take that for its own.
+STATE = Path("/run/containerd")
 _HOLD = "mount --make-rshared / && echo ready && { sleep infinity & wait; }"
 
 
@@ -106,7 +108,8 @@ class Node:
 def node(folder: Path, archive: Path) -> Iterator[Node]:
     """Give a node whose podman has the image of ``archive``; ``folder`` is new."""
     folder.mkdir()
-    mounts = [f"mkdir -p {each} && mount -t tmpfs tmpfs {each}" for each in FOLDERS]
+    own = (*FOLDERS, STATE)
+    mounts = [f"mkdir -p {each} && mount -t tmpfs tmpfs {each}" for each in own]
     script = " && ".join([*mounts, _HOLD])
     words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     holder = subprocess.Popen(
