@@ -21,8 +21,8 @@ import pytest
 from harness.bundles import Bundle
 from harness.bundles import bundle as make_bundle
 from harness.commands import run, stop, wait_until
-from harness.driver import Driver
-from harness.installation import Installation
+from harness.driver import Driver, simulate
+from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.strangers import AS_STRANGER
 
@@ -238,6 +238,15 @@ def test_a_pipe_gets_one_look_after_the_other(driver: Driver, configs: dict[str,
             finally:
                 stop(process)
         assert process.returncode == 0
+
+
+def test_lost_gpus_are_named(installation: Installation, tmp_path: Path) -> None:
+    made = simulate(installation, tmp_path / "driver", "--gpus=3", "--lost=1")
+    config = write_config(tmp_path / "etc", made.root, ["runc"])
+    done = run([*COMMAND, "--no-stream", "--format=json", "--config", config]).ok()
+    look = json.loads(done.stdout)
+    assert [each["index"] for each in look["devices"]] == ["0", "2"]
+    assert look["problems"] == ["GPU 1 has fallen off the bus (lost)"]
 
 
 def test_no_driver(configs: dict[str, Path], tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """What install, uninstall and configure share: where things are, and how results are told."""
 
+import contextlib
+import io
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import click
 
@@ -78,6 +80,19 @@ def tell(outcomes: list[Outcome], *, dry_run: bool) -> None:
         else:
             word = "wrote" if change.old is None else "changed"
             click.echo(f"{outcome.engine}: {word} {change.path}")
+
+
+def changed(engine: str, outcomes: Iterable[Outcome]) -> list[str]:
+    """Return the paths of an engine's files that were changed."""
+    mine = [outcome.change for outcome in outcomes if outcome.engine == engine]
+    return [change.path for change in mine if change]
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Print nothing to standard output in the block, because JSON comes after it."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 def runtimes_in(owned: Iterable[Path]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import io
 import os
 import sys
 from typing import Any
@@ -22,7 +21,6 @@ from gpuhook.config import load
 from gpuhook.config.loader import PATH_VARIABLE
 from gpuhook.engines import ENGINES, Answer, Ask, Store, docker, installer
 from gpuhook.engines import ask as options
-from gpuhook.engines.installer import Outcome
 from gpuhook.engines.store import Record
 from gpuhook.errors import EngineError
 from gpuhook.host import files as host_files
@@ -84,7 +82,7 @@ def _may_be_told(name: str, ask: Ask, *, by_name: bool) -> bool:
 
 def carry_out(job: Job) -> None:
     """Do an installation and print what was done, as text or as JSON."""
-    with contextlib.redirect_stdout(io.StringIO()) if job.as_json else contextlib.nullcontext():
+    with shared.silent() if job.as_json else contextlib.nullcontext():
         is_whole, report = _carry_out(job)
     if job.as_json:
         print_json(report)
@@ -112,7 +110,7 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
         links = _make_links(job) + _take_links_back(job, records)
         kept_now = _keep_documents(job, before)
     told = [
-        _tell_answer(name, answer, asks[name], job, _changed(name, outcomes), links)
+        _tell_answer(name, answer, asks[name], job, shared.changed(name, outcomes), links)
         for name, answer in answers.items()
     ]
     for name in job.roots:
@@ -120,12 +118,6 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
     changed = any(each["changed"] for each in told) or bool(links) or kept_now.changed
     report = {"changed": changed, "engines": told, "links": links, "needs_root": [*job.roots]}
     return kept_now.is_whole, report
-
-
-def _changed(name: str, outcomes: list[Outcome]) -> list[str]:
-    """Return the files of an engine that were changed."""
-    mine = [outcome.change for outcome in outcomes if outcome.engine == name]
-    return [change.path for change in mine if change]
 
 
 def _asks(job: Job, before: Kept | None, records: list[Record]) -> dict[str, Ask]:
@@ -319,6 +311,8 @@ def install(
         return
     if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
+    if hook not in (None, _NO_HOOK) and not {shared.ALL, "podman"} & {*engines}:
+        shared.warn("--hook is for podman alone, and changes nothing for other engines")
     shared.check_name(runtime_name)
     program = shared.checked_program(runtime_path or our_program(names.RUNTIME), prefix)
     ask = Ask(

@@ -131,7 +131,10 @@ def _holders(
 def _as_json(
     inventories: list[Inventory], containers: list[Container], names: Names
 ) -> dict[str, Any]:
-    """Return what each vendor has, the ids of its devices' containers added, and all those."""
+    """Return what each vendor has, the ids of its devices' containers added, and all those.
+
+    ``lost`` are devices that have fallen off the bus.
+    """
     found: dict[str, Any] = {}
     for inventory in inventories:
         users_of = _users(inventory, containers)
@@ -141,6 +144,11 @@ def _as_json(
     return {
         "gpus": [],
         **found,
+        "lost": [
+            {"vendor": inventory.vendor, "index": index}
+            for inventory in inventories
+            for index in inventory.lost
+        ],
         "files": [file.to_json() for inventory in inventories for file in inventory.files],
         "containers": [
             {**each.to_json(), "engine_name": names.of(each.name)[0]} for each in containers

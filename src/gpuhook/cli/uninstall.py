@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -11,6 +13,7 @@ from gpuhook.cli import _documents as documents
 from gpuhook.cli import _engines as shared
 from gpuhook.cli import _files as place
 from gpuhook.cli._help import command
+from gpuhook.cli._output import format_option, print_json
 from gpuhook.engines import ENGINES, Ask, Store, in_use, installer
 from gpuhook.engines.installer import Outcome
 from gpuhook.engines.store import Record
@@ -18,6 +21,27 @@ from gpuhook.host.programs import our_program
 from gpuhook.nvidia_cli import links as nvidia_names
 
 _NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is to be taken back: whose, and of which configuration file if it isn't None.
+
+    ``state`` is where it was remembered; paths are below ``prefix``.
+    """
+
+    engines: frozenset[str]
+    config: str | None
+    prefix: str
+    state: str
+    reload: bool
+    unless_in_use: bool
+    dry_run: bool
+
+    def has(self, record: Record) -> bool:
+        """Tell whether a record's changes are among it."""
+        is_file = self.config is None or os.path.abspath(record.config) == self.config
+        return record.engine in self.engines and is_file
 
 
 @command(
@@ -44,6 +68,7 @@ _NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
     "somebody else needs gpuhook.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
+@format_option
 def uninstall(
     engines: tuple[str, ...],
     files: bool,
@@ -53,6 +78,7 @@ def uninstall(
     reload: bool,
     unless_in_use: bool,
     dry_run: bool,
+    output_format: str,
 ) -> None:
     """Take back what ``gpuhook install`` did.
 
@@ -64,59 +90,66 @@ def uninstall(
         place.uninstall(place.site(prefix, state_dir, dry_run=dry_run))
         return
     prefix = prefix and os.path.abspath(prefix)
-    state = shared.state_folder(state_dir, prefix)
-    wanted = set(ENGINES) if shared.ALL in engines else set(engines)
-    reload = reload or unless_in_use
+    chosen = Chosen(
+        frozenset(ENGINES if shared.ALL in engines else engines), shared.absolute(config), prefix,
+        shared.state_folder(state_dir, prefix), reload or unless_in_use, unless_in_use, dry_run,
+    )  # fmt: skip
+    as_json = output_format == "json"
+    with shared.silent() if as_json else contextlib.nullcontext():
+        report = _take_back(chosen)
+    if as_json:
+        print_json(report)
+
+
+def _take_back(chosen: Chosen) -> dict[str, Any]:
+    """Do it; return what is printed as JSON."""
+    state, dry_run = chosen.state, chosen.dry_run
     store = Store(state)
     links = nvidia_names.LinkRecord(state)
-    site = documents.Site(state, prefix, dry_run)
+    site = documents.Site(state, chosen.prefix, dry_run)
     with contextlib.nullcontext() if dry_run else store.locked():
         known = store.records()
-        records = [
-            record
-            for record in known
-            if record.engine in wanted and (config is None or _is(record.config, config))
-        ]
+        records = [record for record in known if chosen.has(record)]
         is_last = len(records) == len(known)
         before = kept(state)
-        ends = _engines_that_end(before, wanted, records, known, config)
-        if unless_in_use:
+        ends = _engines_that_end(before, chosen, records, known)
+        if chosen.unless_in_use:
             program = our_program(names.RUNTIME)
             in_use.check(program, store, records)
             if is_last and (before is None or {*ends} == {*before.engines}):
                 documents.check_unused(site, os.path.dirname(program), before)
         if not records and not ends and not (is_last and links.links()):
             click.echo(_NOTHING)
-            return
-        _warn_of_bound(records, prefix)
+            return {"changed": False, "engines": [], "links": []}
+        _warn_of_bound(records, chosen.prefix)
         outcomes = installer.preview_removal(store, records)
         if not dry_run:
-            if reload:
+            if chosen.reload:
                 _have_forgotten(records, outcomes)
             outcomes = installer.uninstall(store, records)
         shared.tell(outcomes, dry_run=dry_run)
-        shared.take_links_back(links, is_last=is_last, dry_run=dry_run)
+        gone = shared.take_links_back(links, is_last=is_last, dry_run=dry_run)
         if before and ends:
             documents.uninstall(site, ends, before)
-    if not dry_run:
-        _tell_afterwards(records, reload)
+    advice = _advice(records, chosen.reload)
+    for engine, lines in advice.items() if not dry_run else ():
+        for line in lines:
+            click.echo(f"{engine}: {line}")
+    told = [
+        {"engine": engine, "files": shared.changed(engine, outcomes), "advice": lines}
+        for engine, lines in advice.items()
+    ]
+    return {"changed": True, "engines": told, "links": gone}
 
 
 def _engines_that_end(
-    before: Kept | None,
-    wanted: set[str],
-    records: list[Record],
-    known: list[Record],
-    config: str | None,
+    before: Kept | None, chosen: Chosen, records: list[Record], known: list[Record]
 ) -> list[str]:
     """Return the engines that CDI documents are kept for, and whose last file is taken back."""
     stay = {record.engine for record in known if record not in records}
-    gone = wanted if config is None else {record.engine for record in records}
+    all_files = chosen.config is None
+    gone = chosen.engines if all_files else {record.engine for record in records}
     return [each for each in (before.engines if before else ()) if each in gone - stay]
-
-
-def _is(path: str, given: str) -> bool:
-    return os.path.abspath(path) == os.path.abspath(given)
 
 
 def _warn_of_bound(records: list[Record], prefix: str) -> None:
@@ -151,8 +184,10 @@ def _have_forgotten(records: list[Record], outcomes: list[Outcome]) -> None:
             click.echo(f"{record.engine}: reloaded {' '.join(str(pid) for pid in pids)}")
 
 
-def _tell_afterwards(records: list[Record], reload: bool) -> None:
+def _advice(records: list[Record], reload: bool) -> dict[str, list[str]]:
+    """Return by engine what is still to be done."""
+    found: dict[str, list[str]] = {}
     for engine in dict.fromkeys(record.engine for record in records):
         advice = ENGINES[engine].afterwards()
-        if advice and not (reload and engine == "docker"):
-            click.echo(f"{engine}: {advice}")
+        found[engine] = [advice] if advice and not (reload and engine == "docker") else []
+    return found

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpuhook.config import Config
 from gpuhook.inventory.model import Inventory
+from gpuhook.inventory.selection import fallen_off
 from gpuhook.kubernetes.machine import Machine
 from gpuhook.metrics import kubelet, pods
 from gpuhook.metrics.assigned import Holder, Holders
@@ -74,6 +75,11 @@ class Observer:
             self._look(self._patience / 2)
             found = self._machine.found
             problems += self._inventories.problems()
+            problems += [
+                fallen_off(inventory.lost, vendor.names)
+                for vendor, inventory in found
+                if inventory.lost
+            ]
             failures = self._machine.failures()
             for failure in failures.values():
                 problems.append(str(failure))

@@ -511,3 +511,37 @@ def test_the_result_as_json(system: Path) -> None:
     assert result("--nvidia-names") == (False, [], False, False)
     assert result("--cdi")[0] is True
     assert result("--cdi")[0] is False
+
+
+def test_the_result_of_taking_back_as_json(system: Path) -> None:
+    path = str(system / "etc/docker/daemon.json")
+
+    def result(*more: str) -> Any:
+        return json.loads(call(system, "uninstall", "--format=json", *more).stdout)
+
+    nothing = {"changed": False, "engines": [], "links": []}
+    assert result() == nothing
+    call(system, "install", "--engine=docker", "--nvidia-names")
+    links = [str(system / "usr/local/bin" / name) for name in sorted(nvidia_names.LINKS)]
+    for more in (["--dry-run"], []):
+        found = result(*more)
+        [docker] = found["engines"]
+        assert (docker["engine"], docker["files"], len(docker["advice"])) == ("docker", [path], 1)
+        assert found["changed"] is True
+        assert sorted(found["links"]) == links
+    assert result() == nothing
+
+
+@pytest.mark.parametrize(
+    ("options", "is_warned"),
+    [
+        (["--engine=docker", "--hook=prestart"], True),
+        (["--engine=docker", "--hook=none"], False),
+        (["--engine=docker", "--engine=podman", "--hook=prestart"], False),
+        (["--hook=precreate"], False),
+    ],
+)
+def test_a_hook_is_for_podman_alone(system: Path, options: list[str], is_warned: bool) -> None:
+    done = call(system, "install", *options)
+    assert done.exit_code == 0
+    assert ("--hook is for podman alone" in done.stderr) is is_warned
