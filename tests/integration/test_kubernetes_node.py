@@ -63,8 +63,9 @@ def fresh(kept: Node) -> Node:
 
 
 def install(node: Node, *words: str, image: str = IMAGE) -> Result:
-    """Run the installer to its end."""
-    return node.pod(daemon_set("base"), "installer", *words, image=image, options=("--rm",))
+    """Run the installer to its end, with what it is mounted for its first word."""
+    variant = "overlays/remove" if words[:1] == ("remove",) else "base"
+    return node.pod(daemon_set(variant), "installer", *words, image=image, options=("--rm",))
 
 
 def snapshot(node: Node) -> dict[str, bytes | None]:
@@ -255,7 +256,7 @@ def test_with_the_pod(fresh: Node) -> None:
     """stay --remove-at-end takes everything away when the pod is ended."""
     before = snapshot(fresh)
     options = ("stay", "--remove-at-end", "--restart=none")
-    container = fresh.begin(daemon_set("base"), "installer", *options)
+    container = fresh.begin(daemon_set("overlays/remove"), "installer", *options)
     wait_for_line(fresh, container, "install-node: done")
     check(fresh)
     fresh.podman.call("kill", "--signal=TERM", container).ok()

@@ -34,8 +34,7 @@ from gpuhook.host import files as host_files
 
 SOURCE = "/usr/lib/gpuhook-node"
 FOLDER = "/opt/gpuhook"
-NO_ENGINE = "none"
-ENGINES = ("containerd", "crio", NO_ENGINE)
+CONTAINERD, CRIO, NO_ENGINE = ENGINES = ("containerd", "crio", "none")
 NONE, SIGNAL, SYSTEMD = RESTARTS = ("none", "signal", "systemd")
 # How many bytes bin/python3 has for each of its two paths: scripts/lib/interpreter.
 PATH_LENGTH = 200
@@ -46,7 +45,7 @@ RESTART_SECONDS = 90.0
 POLL_SECONDS = 0.5
 REPORT_SECONDS = 60.0
 # Below it, in NAMESPACE/CONTAINER/runtime, a shim of containerd's notes what made its container.
-SHIMS = "/run/containerd/io.containerd.runtime.v2.task"
+TASKS = "/run/containerd/io.containerd.runtime.v2.task"
 _ENDS = {signal.SIGTERM, signal.SIGINT}
 _CLONE_NEWNS = 0x00020000  # linux/sched.h
 # What is said of a file that isn't there, or a process that ends while it is looked at.
@@ -58,7 +57,7 @@ class Node:
     """What is to be on the node.
 
     ``config`` is the engine's configuration file, "" for its usual one; ``unit`` is the systemd
-    unit to restart.
+    unit to restart; ``tasks`` is the folder where containerd's shims note their containers.
     """
 
     folder: str
@@ -67,6 +66,7 @@ class Node:
     restart: str
     unit: str
     set_default: bool
+    tasks: str = TASKS
 
     @property
     def programs(self) -> str:
@@ -381,10 +381,15 @@ def users(node: Node, proc: str = "/proc") -> list[str]:
     containerd's shims and CRI-O's conmons know by which runtime theirs was made. What can't be read
     is an error: it may be in use.
     """
+    if node.engine == CONTAINERD and not os.path.isdir(node.tasks):
+        raise EngineError(
+            f"{node.tasks} isn't here, so nobody can tell which containers need {node.folder}",
+            "Mount it from the node, read-only, as overlays/remove does",
+        )
     ours = os.fsencode(node.folder) + b"/"
     shims = [
         container
-        for namespace in _entries(SHIMS)
+        for namespace in _entries(node.tasks)
         for container in _entries(namespace)
         if _try_read(f"{container}/runtime").startswith(ours)
     ]
@@ -473,11 +478,12 @@ def wait_for_end() -> None:
 @click.command(context_settings={"auto_envvar_prefix": "INSTALL_NODE"})
 @click.argument("action", type=click.Choice(["install", "stay", "remove", "wait"]))
 @click.option("--folder", default=FOLDER, show_default=True, help="Where gpuhook is to be.")
-@click.option("--engine", type=click.Choice(ENGINES), default=ENGINES[0], show_default=True)
+@click.option("--engine", type=click.Choice(ENGINES), default=CONTAINERD, show_default=True)
 @click.option("--config", default="", help="The engine's configuration file.")
 @click.option("--set-default", is_flag=True, help="Make gpu-py the engine's default runtime.")
 @click.option("--restart", type=click.Choice(RESTARTS), default=SIGNAL, show_default=True)
 @click.option("--unit", default="", help="The unit for --restart=systemd.  [default: the engine]")
+@click.option("--tasks", default=TASKS, help="Where containerd's shims note their containers.")
 @click.option("--remove-at-end", is_flag=True, help="stay: remove it when the pod ends.")
 def cli(
     action: str,
@@ -487,6 +493,7 @@ def cli(
     set_default: bool,
     restart: str,
     unit: str,
+    tasks: str,
     remove_at_end: bool,
 ) -> None:
     """Put gpuhook on this node, or take it away again.
@@ -496,7 +503,8 @@ def cli(
     """
     if action in ("stay", "wait"):
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
-    node = Node(os.path.abspath(folder), engine, config, restart, unit or engine, set_default)
+    folder = os.path.abspath(folder)
+    node = Node(folder, engine, config, restart, unit or engine, set_default, tasks)
     actions: dict[str, Callable[[], None]] = {
         "install": partial(install, node),
         "stay": partial(install, node),
@@ -514,7 +522,7 @@ def main() -> None:
     """Run the command; errors become exit status 1."""
     try:
         cli(prog_name="install-node")
-    except GpuhookError as error:
+    except (GpuhookError, OSError) as error:
         click.echo(f"install-node: {error}", err=True)
         sys.exit(1)
 

@@ -19,7 +19,8 @@ from harness.podman import Podman
 # What a pod of ours changes on the node.
 FOLDERS = (Path("/opt"), Path("/etc/containerd"), Path("/var/lib/gpuhook"))
 CONFIG = Path("/etc/containerd/config.toml")
-# Where its containerd runs; a dockerd that found this machine's own would take that for its own.
+# Where its containerd runs; a dockerd that found it on this machine would take it for its own. It
+# has the mode that it gets where a shim was there before a containerd.
 STATE = Path("/run/containerd")
 _HOLD = "mount --make-rshared / && echo ready && { sleep infinity & wait; }"
 
@@ -108,8 +109,8 @@ class Node:
 def node(folder: Path, archive: Path) -> Iterator[Node]:
     """Give a node whose podman has the image of ``archive``; ``folder`` is new."""
     folder.mkdir()
-    own = (*FOLDERS, STATE)
-    mounts = [f"mkdir -p {each} && mount -t tmpfs tmpfs {each}" for each in own]
+    mounts = [f"mkdir -p {each} && mount -t tmpfs tmpfs {each}" for each in FOLDERS]
+    mounts.append(f"mkdir -p {STATE} && mount -t tmpfs -o mode=600 tmpfs {STATE}")
     script = " && ".join([*mounts, _HOLD])
     words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     holder = subprocess.Popen(

@@ -73,3 +73,27 @@ def test_an_interpreter_is_moved_within_its_room(
     assert installer.moved(b"#!%s/bin/python3" % bytes(tmp_path), "/x") == b"#!/x/bin/python3"
     with pytest.raises(EngineError, match="too long"):
         installer.moved(b"\x7fELF" + before, "/" + room * "x")
+
+
+def test_who_needs_our_programs(installer: ModuleType, tmp_path: Path) -> None:
+    """Where the node's folder isn't mounted, nobody knows: it isn't "nobody"."""
+    tasks, proc = tmp_path / "tasks", tmp_path / "proc"
+    proc.mkdir()
+
+    def node(engine: str) -> object:
+        return installer.Node("/opt/g", engine, "", "none", "", False, str(tasks))
+
+    with pytest.raises(EngineError, match=f"{tasks} isn't here"):
+        installer.users(node("containerd"), str(proc))
+    assert installer.users(node("none"), str(proc)) == []
+    for container, runtime in {"a": "/opt/g/bin/gpu-py", "b": "runc", "c": "/opt/gg/x"}.items():
+        (tasks / "k8s.io" / container).mkdir(parents=True)
+        (tasks / "k8s.io" / container / "runtime").write_text(runtime)
+    assert installer.users(node("containerd"), str(proc)) == ["container a"]
+    (proc / "7").mkdir()
+    (proc / "7/comm").write_text("conmon\n")
+    (proc / "7/cmdline").write_bytes(b"conmon\0-r\0/opt/g/bin/gpu-py\0")
+    assert installer.users(node("crio"), str(proc)) == [
+        "container a",
+        "the container of process 7",
+    ]

@@ -26,7 +26,11 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One file to compile and link: source names, and what tells the compiler how."""
+    """One file to compile and link: source names, and what tells the compiler how.
+
+    The sources become one translation unit, because most of what a compilation takes is its start
+    and the headers: their static names are common.
+    """
 
     output: str
     sources: tuple[str, ...]
@@ -66,7 +70,7 @@ def find_compiler() -> str:
 
 
 def _compile(compiler: str, job: Job, include: str) -> None:
-    sources = [os.path.join(SOURCES, name) for name in job.sources]
+    unit = "".join(f'#include "{name}"\n' for name in job.sources)
     arguments = [
         compiler,
         *_FLAGS,
@@ -74,10 +78,12 @@ def _compile(compiler: str, job: Job, include: str) -> None:
         f"-I{SOURCES}",
         "-o",
         job.output,
-        *sources,
+        "-xc",
+        "-",
+        "-xnone",
         *job.flags,
     ]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    done = subprocess.run(arguments, input=unit, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
     first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr)

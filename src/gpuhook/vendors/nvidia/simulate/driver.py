@@ -48,10 +48,9 @@ def compile_libraries(folder: str) -> None:
 
 
 def _libraries(folder: str) -> list[compiler.Job]:
-    table = f"{folder}/generated.c"
     return [
-        compiler.shared(f"{folder}/nvml", "libnvidia-ml.so.1", *NVML_SOURCES, table),
-        compiler.shared(f"{folder}/cuda", "libcuda.so.1", *CUDA_SOURCES, table),
+        compiler.shared(f"{folder}/nvml", "libnvidia-ml.so.1", *NVML_SOURCES, "generated.c"),
+        compiler.shared(f"{folder}/cuda", "libcuda.so.1", *CUDA_SOURCES, "generated.c"),
     ]
 
 
@@ -60,7 +59,8 @@ def _compile_filler32(folder: str) -> None:
     libc = f"{folder}/libc32"
     flags = ("-m32", "-nostdlib")
     compiler.compile_all([compiler.shared(libc, "libc.so.6", "filler.c", flags=flags)], folder)
-    job = compiler.shared(f"{folder}/filler32", _PLACEHOLDER, "filler.c", libc, flags=flags)
+    linked = (*flags, libc)
+    job = compiler.shared(f"{folder}/filler32", _PLACEHOLDER, "filler.c", flags=linked)
     compiler.compile_all([job], folder)
 
 

@@ -34,7 +34,7 @@ struct history {
     u64 shown; /* the energy that was said last: a counter never goes back */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t activity_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sim_log log_file;
 static struct history histories[SIM_MAX_GPUS];
 static struct sim_process processes[SIM_PROCESSES];
@@ -348,7 +348,7 @@ struct sim_usage sim_usage(struct sim_device device)
     struct sim_usage usage = {0, 0, 0, 0, 0};
     unsigned p;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&activity_lock);
     refresh();
     for (p = 0; p < SIM_PROCESSES; p++) {
         const struct sim_process *process = &processes[p];
@@ -361,7 +361,7 @@ struct sim_usage sim_usage(struct sim_device device)
         usage.encoder = at_most_100(usage.encoder + process->encoder);
         usage.decoder = at_most_100(usage.decoder + process->decoder);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&activity_lock);
     return usage;
 }
 
@@ -370,7 +370,7 @@ struct sim_condition sim_condition(const struct sim_gpu *gpu)
     struct history *history = &histories[gpu - sim_gpus], now;
     struct sim_condition condition;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&activity_lock);
     refresh();
     now = *history;
     pass(gpu, &now, sim_now());
@@ -379,7 +379,7 @@ struct sim_condition sim_condition(const struct sim_gpu *gpu)
     condition.energy = history->shown / 1000;
     condition.power = power_of(gpu, history->sm);
     condition.temperature = (unsigned)(now.heat / 1000);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&activity_lock);
     return condition;
 }
 
@@ -387,7 +387,7 @@ unsigned sim_running(struct sim_device device, int kinds, struct sim_process *li
 {
     unsigned p, count = 0;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&activity_lock);
     refresh();
     for (p = 0; p < SIM_PROCESSES; p++) {
         const struct sim_process *process = &processes[p];
@@ -399,7 +399,7 @@ unsigned sim_running(struct sim_device device, int kinds, struct sim_process *li
             list[count] = *process;
         count++;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&activity_lock);
     return count;
 }
 
@@ -419,7 +419,7 @@ unsigned sim_accounted(const struct sim_gpu *gpu, struct sim_process *list, unsi
 {
     unsigned p, count = 0;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&activity_lock);
     refresh();
     for (p = 0; p < SIM_PROCESSES; p++) {
         struct sim_process *process = &processes[p];
@@ -433,7 +433,7 @@ unsigned sim_accounted(const struct sim_gpu *gpu, struct sim_process *list, unsi
         }
         count++;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&activity_lock);
     return count;
 }
 
@@ -441,10 +441,10 @@ int sim_is_accounting(const struct sim_gpu *gpu)
 {
     int on;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&activity_lock);
     refresh();
     on = histories[gpu - sim_gpus].accounting;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&activity_lock);
     return on;
 }
 

@@ -43,17 +43,17 @@ struct event_set {
 _Static_assert(sizeof(struct nvml_event) == 32, "as nvml.h has it");
 _Static_assert(sizeof(struct nvml_event_v1) == 24, "as nvml.h had it");
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t events_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct event_set *sets;
 
 static int is_set(const struct event_set *set)
 {
     const struct event_set *known;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&events_lock);
     for (known = sets; known && known != set; known = known->next)
         ;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&events_lock);
     return set && known;
 }
 
@@ -66,10 +66,10 @@ API int nvmlEventSetCreate(struct event_set **set)
     *set = calloc(1, sizeof **set);
     if (!*set)
         return NVML_ERROR_MEMORY;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&events_lock);
     (*set)->next = sets;
     sets = *set;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&events_lock);
     return NVML_SUCCESS;
 }
 
@@ -79,14 +79,14 @@ API int nvmlEventSetFree(struct event_set *set)
 
     if (sim_initialized())
         return NVML_ERROR_UNINITIALIZED;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&events_lock);
     for (link = &sets; *link && *link != set; link = &(*link)->next)
         ;
     if (*link)
         *link = set->next;
     else
         set = NULL;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&events_lock);
     if (!set)
         return NVML_ERROR_INVALID_ARGUMENT;
     free(set);

@@ -9,7 +9,7 @@
 #include "reach.h"
 #include "state.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users;
 static const struct sim_gpu *reachable[SIM_MAX_GPUS];
 static unsigned reachable_count;
@@ -86,7 +86,7 @@ API int nvmlInitWithFlags(unsigned flags)
     int result = NVML_SUCCESS;
 
     (void)flags;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&init_lock);
     if (users == 0) {
         result = driver_state();
         if (result == NVML_SUCCESS) {
@@ -96,7 +96,7 @@ API int nvmlInitWithFlags(unsigned flags)
     }
     if (result == NVML_SUCCESS)
         users++;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&init_lock);
     return result;
 }
 
@@ -111,12 +111,12 @@ API int nvmlShutdown(void)
 {
     int result = NVML_ERROR_UNINITIALIZED;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&init_lock);
     if (users) {
         users--;
         result = NVML_SUCCESS;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&init_lock);
     return result;
 }
 
