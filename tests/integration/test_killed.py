@@ -23,7 +23,7 @@ from harness.snapshot import mount_table
 
 from gpuhook.running import records
 
-KILLS = 500
+KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "150"))
 RUNTIME_KILLS = 20
 FOLDER = "usr/lib/x86_64-linux-gnu"
 

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,18 @@ def is_held(place: Place, done: Result, holder: Bundle, way: str) -> None:
         assert "held by" in done.stderr, "gpu-py says so before it calls the low-level runtime"
 
 
-@pytest.mark.parametrize("theirs", WAYS)
-@pytest.mark.parametrize("ours", WAYS)
-def test_a_device_has_one_container(place: Place, theirs: str, ours: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_device_has_one_container(place: Place, way: str) -> None:
+    has_one_container(place, way, way)
+
+
+@ONE
+@pytest.mark.parametrize(("theirs", "ours"), permutations(WAYS, 2))
+def test_one_of_another_way_is_refused_too(place: Place, theirs: str, ours: str) -> None:
+    has_one_container(place, theirs, ours)
+
+
+def has_one_container(place: Place, theirs: str, ours: str) -> None:
     """It has it as soon as it is created, and until its process is gone, whoever killed it."""
     first, second = place.ask("1", theirs), place.ask("1", ours)
     place.create(first, theirs).ok()

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -89,12 +90,12 @@ def stop_first(children: Path, ended: threading.Event) -> None:
     while not ended.is_set():
         found = children.read_text().split()
         if found:
-            os.kill(int(found[0]), signal.SIGSTOP)
-            # Where it has answered already, it goes on: what follows is the helper's business.
-            if ended.wait(3.0):
+            with suppress(ProcessLookupError):  # it has ended in between
+                os.kill(int(found[0]), signal.SIGSTOP)
+                # Where it has answered already, it goes on: what follows is the helper's business.
+                if not ended.wait(3.0):
+                    os.kill(int(found[0]), signal.SIGCONT)
                 return
-            os.kill(int(found[0]), signal.SIGCONT)
-            return
 
 
 @ONE
