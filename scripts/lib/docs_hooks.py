@@ -1,4 +1,4 @@
-"""What mkdocs is told beside mkdocs.yml, by its events (https://www.mkdocs.org/dev-guide/plugins).
+"""What mkdocs is told beside mkdocs.yml, by its events.
 
 The site has three kinds of pages: those of docs/, those that ``reference`` makes from the code,
 and three of the repository's root (ROOT), where people look for them. What mkdocs itself doesn't

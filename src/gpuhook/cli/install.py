@@ -271,7 +271,11 @@ def _tell_answer(
     "--bin-dir", metavar="DIR", help="The folder for NVIDIA's names.  [default: /usr/local/bin]"
 )
 @click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
-@click.option("--state-dir", metavar="DIR", help="Where to remember what was changed.")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    help="Where to remember what was changed.  [default: /var/lib/gpuhook]",
+)
 @click.option("--reload", is_flag=True, help="Have the running Docker read its configuration.")
 @click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
 @format_option

@@ -60,7 +60,11 @@ class Chosen:
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="Only what belongs to this configuration file.")
 @click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
-@click.option("--state-dir", metavar="DIR", help="Where it was remembered what was changed.")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    help="Where it was remembered what was changed.  [default: /var/lib/gpuhook]",
+)
 @click.option("--reload", is_flag=True, help="Have the running Docker forget the runtime.")
 @click.option(
     "--unless-in-use", is_flag=True,

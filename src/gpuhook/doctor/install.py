@@ -173,7 +173,7 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
         yield ok(
             "saved-inventory",
             f"No fresh inventory is saved in {folder}: the next GPU container waits for the driver",
-            "To have it done now: gpuhook refresh",
+            "To have it done now, as root: gpuhook refresh",
         )
 
 

@@ -73,7 +73,9 @@ class Containerd:
 
     def afterwards(self) -> str:
         """Return what makes containerd read its configuration."""
-        return "Restart containerd: systemctl restart containerd (running containers keep running)"
+        return (
+            "Restart containerd, if it is running (containers go on): systemctl restart containerd"
+        )
 
     def reload(self, config: str) -> None:
         """Do nothing: containerd reads its configuration only at its start."""

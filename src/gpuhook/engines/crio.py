@@ -50,7 +50,7 @@ class Crio:
 
     def afterwards(self) -> str:
         """Return what makes CRI-O read its configuration."""
-        return "Restart CRI-O: systemctl restart crio"
+        return "Restart CRI-O, if it is running: systemctl restart crio"
 
     def reload(self, config: str) -> None:
         """Do nothing: not every CRI-O takes a new handler at a reload."""

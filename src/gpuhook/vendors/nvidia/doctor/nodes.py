@@ -114,7 +114,7 @@ def dev_char_links(case: Case) -> Iterator[Finding]:
             "dev-char",
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: with the "
             "systemd cgroup driver, containers lose their GPUs at systemctl daemon-reload",
-            "Run gpuhook refresh, at every boot",
+            "Run gpuhook refresh as root, at every boot",
         )
     else:
         yield ok("dev-char", "/dev/char links to every device node")
