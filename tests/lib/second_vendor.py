@@ -12,13 +12,19 @@ import pytest
 import gpuhook.vendors
 from gpuhook.config import Config
 from gpuhook.inventory.model import Inventory
+from gpuhook.inventory.selection import select
+from gpuhook.plan import image
+from gpuhook.plan.planner import Plan, make_plan
 from gpuhook.request.reader import Request, SpecReader
+from gpuhook.resolve import Resolved, resolve
 from gpuhook.vendors import seam
 from gpuhook.vendors.nvidia import names as nvidia
 
 FOLDER = Path(__file__).parents[1] / "vendors"
 PACKAGE = "gpuhook.vendors.acme"
 GROUP = 1234
+
+Inventories = dict[str, Inventory]
 
 
 def know(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +61,28 @@ def read(spec: Mapping[str, Any], config: Config | None = None) -> Request:
     """Return what a container asks for of ACME."""
     names, vendor = part("names"), part("vendor").VENDOR
     return SpecReader(dict(spec), config or Config()).read(names, vendor)
+
+
+def names_of_variable(variable: str) -> tuple[str, ...]:
+    spaces: tuple[str, ...] = part("names").VARIABLES[variable]
+    return spaces
+
+
+def selected(found: Inventory, *words: str, by: str = "ACME_VISIBLE_DEVICES") -> list[str]:
+    devices = select(words, found, part("names"), names_of_variable(by))
+    return [device.label for device in devices]
+
+
+def resolved(spec: dict[str, Any], found: Inventories, config: Config | None = None) -> Resolved:
+    answer = resolve(spec, config or Config(), inventories=found)
+    assert answer is not None
+    return answer
+
+
+def planned(spec: dict[str, Any], found: Inventories, config: Config | None = None) -> Plan:
+    answer = resolved(spec, found, config)
+    return make_plan(answer.grants, image.unknown(), answer.groups)
+
+
+def of_kind(plan: Plan, kind: str) -> list[dict[str, Any]]:
+    return [op.to_json() for op in plan.operations if op.kind == kind]

@@ -1,0 +1,293 @@
+"""A second vendor behind the seam, alone and beside NVIDIA: what containers ask for and get."""
+
+from pathlib import Path
+
+import pytest
+import second_vendor
+from second_vendor import (
+    Inventories,
+    names_of_variable,
+    of_kind,
+    planned,
+    resolved,
+    selected,
+    spec_with,
+)
+
+from gpuhook.config import Config, loads
+from gpuhook.errors import DriverError, LostDeviceError, RequestError, UnknownDeviceError
+from gpuhook.inventory.model import Inventory, Node
+from gpuhook.oci.process import Setting
+from gpuhook.plan.operations import BindFile, Operation, UpdateLdCache
+from gpuhook.resolve import resolve
+from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
+
+UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+ACCEPT = "accept-annotations = true\n"
+
+
+# What it has, and what names mean ------------------------------------------------------------
+
+
+def test_what_discover_finds(npus: Inventory) -> None:
+    assert npus.version == "7.1"
+    assert [device.label for device in npus.devices] == ["0", "1", "1.0", "1.1", "2", "3"]
+    [part] = [device for device in npus.devices if device.label == "1.1"]
+    assert (part.id, part.parent, part.nodes) == ("A-0001/1", "A-0001", ("/dev/acme1.1",))
+    assert npus.control == ("/dev/acmectl",)
+    assert npus.missing() == []
+    assert Inventory.from_json(npus.to_json()) == npus
+
+
+def test_devices_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    many = second_vendor.machine(tmp_path / "many", 11, split="2,10")
+    (tmp_path / "many/sys/class/acme/acmectl").mkdir()
+    assert second_vendor.part("discover").discover(many.root).devices == many.devices
+    labels = [device.label for device in many.devices]
+    assert labels[:6] == ["0", "1", "2", "2.0", "2.1", "3"]
+    assert labels[-4:] == ["9", "10", "10.0", "10.1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (("0",), ["0"]),
+        (("2", "0", "2"), ["2", "0"]),
+        (("0-2",), ["0", "1", "2"]),
+        (("A-0002",), ["2"]),
+        (("a-0002",), ["2"]),
+        (("0000:42:00.0",), ["1"]),
+        (("42:00.0",), ["1"]),
+        (("1.0",), ["1.0"]),
+        (("A-0001/1",), ["1.1"]),
+        (("B0",), ["0", "2"]),
+        (("2", "b0"), ["2", "0"]),
+        (("all",), ["0", "1", "1.0", "1.1", "2"]),
+    ],
+)
+def test_what_names_mean(npus: Inventory, words: tuple[str, ...], labels: list[str]) -> None:
+    assert selected(npus, *words) == labels
+
+
+def test_a_variable_searches_its_own_spaces_alone(npus: Inventory) -> None:
+    assert selected(npus, "B0", by="ACME_VISIBLE_BOARDS") == ["0", "2"]
+    for word in ("0", "A-0000", "0000:41:00.0", "1.0"):
+        with pytest.raises(UnknownDeviceError) as caught:
+            selected(npus, word, by="ACME_VISIBLE_BOARDS")
+        assert caught.value.cause.endswith(": it has B0, B1")
+
+
+def test_what_exists_is_in_the_refusal(npus: Inventory) -> None:
+    with pytest.raises(UnknownDeviceError) as caught:
+        selected(npus, "9")
+    assert caught.value.cause == (
+        "This machine has no NPU or part of one '9': it has 0 (A-0000), 1 (A-0001), "
+        "2 (A-0002), 3 (A-0003) and 2 more"
+    )
+
+
+@pytest.mark.parametrize("word", ["3", "A-0003", "2-3", "B1"])
+def test_a_device_that_cannot_be_used(npus: Inventory, word: str) -> None:
+    with pytest.raises(LostDeviceError) as caught:
+        selected(npus, word)
+    assert str(caught.value).startswith("NPU 3 can't be used: it is in reset. Wait until its reset")
+
+
+# What a container asks for -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "devices", "spaces"),
+    [
+        (["ACME_VISIBLE_DEVICES=0, 2"], ("0", "2"), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_BOARDS=B0"], ("B0",), "ACME_VISIBLE_BOARDS"),
+        (["ACME_VISIBLE_BOARDS=B0", "ACME_VISIBLE_DEVICES=1"], ("1",), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=none"], (), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=All", "ACME_VISIBLE_BOARDS=B0"], ("B0",), "ACME_VISIBLE_BOARDS"),
+        (["ACME_VISIBLE_DEVICES=all", "ACME_VISIBLE_BOARDS="], ("all",), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=all", "ACME_VISIBLE_BOARDS=void"], None, ""),
+        (["ACME_VISIBLE_DEVICES=", "ACME_VISIBLE_BOARDS=B0"], None, ""),
+        (["ACME_VISIBLE_DEVICES=1,all"], ("all",), "ACME_VISIBLE_DEVICES"),
+        (["ACME_VISIBLE_DEVICES=1,void"], None, ""),
+        (["ACME_VISIBLE_DEVICES="], None, ""),
+        (["NVIDIA_VISIBLE_DEVICES=0"], None, ""),
+    ],
+)
+def test_what_a_container_asks_for(
+    env: list[str], devices: tuple[str, ...] | None, spaces: str
+) -> None:
+    request = second_vendor.read(spec_with(*env))
+    assert request.devices == devices
+    assert request.selectors == (devices or ())
+    assert request.spaces == (names_of_variable(spaces) if spaces else ())
+
+
+def test_a_swarms_variable() -> None:
+    config = loads('swarm-resource = "acme=A, B"\n')
+    request = second_vendor.read(spec_with("A=A-0002", "ACME_VISIBLE_DEVICES=0"), config)
+    assert (request.devices, request.spaces) == (("A-0002",), ())
+    assert request.ignored == (
+        ("environment", "ACME_VISIBLE_DEVICES is overridden by swarm-resource 'A'"),
+    )
+    for word in ("1", "0x1", ""):
+        request = second_vendor.read(spec_with(f"B={word}", "ACME_VISIBLE_DEVICES=0"), config)
+        assert request.devices == ("0",)
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec"])
+def test_annotations_name_the_devices_of_each_vendor(both: Inventories, mode: str) -> None:
+    text = f'[nvidia-container-runtime]\nmode = "{mode}"\n[gpuhook]\naccept-annotations = '
+    kinds = "acme.example/npu=0,nvidia.com/gpu=1", "acme.example/npu=2", "other.example/nic=1"
+    notes = {f"cdi.k8s.io/{number}": names for number, names in enumerate(kinds)}
+    env = ["ACME_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=0"]
+    spec = spec_with(*env, annotations=notes)
+    answer = resolved(spec, both, loads(f"{text}true\n"))
+    nvidia = [device.id for device in both["nvidia"].devices]
+    assert answer.ids == (nvidia[1], "A-0000", "A-0002")
+    assert [request.source for request in answer.requests] == ["annotations"] * 2
+    answer = resolved(spec, both, loads(f"{text}false\n"))
+    assert answer.ids == (nvidia[0], "A-0001")
+    untrusted = loads(f"{UNPRIVILEGED}{text}true\n")
+    assert resolve(spec, untrusted, inventories=both) is None
+
+
+@pytest.mark.parametrize("mode", ["cdi", "auto"])
+def test_annotations_for_documents_are_one_reading(mode: str) -> None:
+    """In these modes one vendor's reading passes on the names of all."""
+    config = loads(f'[nvidia-container-runtime]\nmode = "{mode}"\n[gpuhook]\n' + ACCEPT)
+    notes = {"cdi.k8s.io/x": "acme.example/npu=0"}
+    request = second_vendor.read(spec_with(annotations=notes), config)
+    assert (request.devices, request.ignored) == (None, ())
+
+
+def test_one_setting_is_for_all_vendors(both: Inventories) -> None:
+    spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
+    config = loads(UNPRIVILEGED)
+    request = second_vendor.read(spec, config)
+    assert request.devices is None
+    assert [source for source, _ in request.ignored] == ["environment"]
+    assert resolve(spec, config, inventories=both) is None
+    spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
+    assert resolved(spec, both, config).ids == (both["nvidia"].devices[0].id, "A-0000")
+
+
+def test_what_the_vendor_refuses(both: Inventories) -> None:
+    assert resolved(spec_with("ACME_VISIBLE_DEVICES=0,2"), both).ids == ("A-0000", "A-0002")
+    with pytest.raises(RequestError, match="boards B0 and B1 can't work in one container"):
+        resolve(spec_with("ACME_VISIBLE_DEVICES=0,1"), Config(), inventories=both)
+
+
+# What it gets --------------------------------------------------------------------------------
+
+
+def test_the_nodes_of_what_was_asked_for(both: Inventories) -> None:
+    plan = planned(spec_with("ACME_VISIBLE_DEVICES=2"), both)
+    nodes = [(op["source"], op["destination"]) for op in of_kind(plan, "device")]
+    root = both["acme"].root
+    assert nodes == [
+        (f"{root}/dev/acmectl", "/dev/acmectl"),
+        (f"{root}/dev/acme2", "/dev/acme2"),
+        (f"{root}/dev/acme_dma2", "/dev/acme/dma2"),
+    ]
+    numbers = {node.path: node.numbers for node in both["acme"].nodes}
+    wanted = ["/dev/acmectl", "/dev/acme2", "/dev/acme_dma2"]
+    assert plan.devices == [numbers[path] for path in wanted]
+
+
+def test_a_part_has_its_own_node_alone(both: Inventories) -> None:
+    plan = planned(spec_with("ACME_VISIBLE_DEVICES=1.0"), both)
+    places = [op["destination"] for op in of_kind(plan, "device")]
+    assert places == ["/dev/acmectl", "/dev/acme1.0"]
+
+
+def test_a_node_that_is_missing_is_said(both: Inventories) -> None:
+    npus = both["acme"]
+    nodes = tuple(node for node in npus.nodes if node.path != "/dev/acme_dma2")
+    facts = (npus.vendor, npus.root, npus.version, npus.devices)
+    both["acme"] = Inventory(*facts, nodes, npus.control)
+    with pytest.raises(DriverError, match=r"ACME's driver has no node /dev/acme_dma2"):
+        resolve(spec_with("ACME_VISIBLE_DEVICES=2"), Config(), inventories=both)
+    assert resolved(spec_with("ACME_VISIBLE_DEVICES=0"), both).ids == ("A-0000",)
+
+
+def _give(monkeypatch: pytest.MonkeyPatch, *operations: Operation) -> None:
+    """Have ACME give files, too."""
+    acme = type(second_vendor.part("vendor").VENDOR)
+    monkeypatch.setattr(acme, "edits", lambda *_: list(operations))
+
+
+def test_two_vendors_are_one_plan(both: Inventories, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = BindFile("/", "/opt/acme/libacme.so.1", "/usr/lib/libacme.so.1", ("ro",), "library")
+    known = UpdateLdCache((("libacme.so.1", "/usr/lib/libacme.so.1", 3),), "libacme")
+    _give(monkeypatch, known, file)
+    plan = planned(spec_with("ACME_VISIBLE_DEVICES=0,2", "NVIDIA_VISIBLE_DEVICES=1"), both)
+    kinds = [op.kind for op in plan.operations]
+    assert kinds.count("ldcache") == 1
+    assert kinds[-1] == "ldcache"
+    [entry] = of_kind(plan, "ldcache")
+    assert "libacme.so.1" in entry["libraries"]
+    assert "libcuda.so.1" in entry["libraries"]
+    places = [op["destination"] for op in of_kind(plan, "device")]
+    assert len(places) == len(set(places)) == 5 + 4
+    assert len(plan.devices) == len(set(plan.devices))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "refused"),
+    [
+        (Setting("ACME_DEVICES", "7", "why"), True),
+        (Setting("ACME_DEVICES", "0", "why"), False),
+        (Setting("ACME_DEVICES", "0", "why", front=True), True),
+        (Setting("ACME_PLUGIN_PATH", "/theirs", "why"), True),
+        (Setting("ACME_PLUGIN_PATH", "/theirs", "why", front=True), False),
+        (Setting("OTHER", "7", "why"), False),
+    ],
+)
+def test_a_variable_of_both_vendors(
+    both: Inventories, monkeypatch: pytest.MonkeyPatch, theirs: Setting, refused: bool
+) -> None:
+    monkeypatch.setattr(type(NVIDIA), "environment", lambda *_: [theirs])
+    spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
+    if refused:
+        with pytest.raises(RequestError) as caught:
+            resolve(spec, Config(), inventories=both)
+        assert "NVIDIA and ACME need different values" in caught.value.cause
+        assert theirs.name in caught.value.cause
+    else:
+        assert theirs in resolved(spec, both).settings
+
+
+def _with_node(found: Inventory, node: Node) -> Inventory:
+    """Return an inventory with one control node more."""
+    control = (*found.control, node.path)
+    facts = (found.vendor, found.root, found.version, found.devices)
+    return Inventory(*facts, (*found.nodes, node), control)
+
+
+def test_a_node_of_both_vendors(both: Inventories) -> None:
+    spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
+    control = both["nvidia"].node("/dev/nvidiactl")
+    assert control is not None
+    alone = both["acme"]
+    both["acme"] = _with_node(alone, Node("/dev/other", *control.numbers, inside=control.path))
+    places = [op["destination"] for op in of_kind(planned(spec, both), "device")]
+    assert places.count("/dev/nvidiactl") == 1
+    both["acme"] = _with_node(alone, Node("/dev/other", 9, 9, inside=control.path))
+    with pytest.raises(RequestError, match="/dev/nvidiactl and /dev/other would both be"):
+        planned(spec, both)
+
+
+@pytest.mark.parametrize(("source", "refused"), [("/opt/acme/x", True), (None, False)])
+def test_a_file_of_both_vendors(
+    both: Inventories, monkeypatch: pytest.MonkeyPatch, source: str | None, refused: bool
+) -> None:
+    spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
+    theirs = next(op for op in planned(spec, both).operations if isinstance(op, BindFile))
+    path = source or theirs.path
+    mine = BindFile("/", path, theirs.destination, theirs.options, "ours, too")
+    _give(monkeypatch, mine)
+    if refused:
+        with pytest.raises(RequestError, match="different files at"):
+            planned(spec, both)
+    else:
+        assert mine in planned(spec, both).operations
