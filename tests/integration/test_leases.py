@@ -134,7 +134,7 @@ def test_a_device_has_one_container(place: Place, way: str) -> None:
 
 
 @ONE
-@pytest.mark.parametrize(("theirs", "ours"), permutations(WAYS, 2))
+@pytest.mark.parametrize(("theirs", "ours"), list(permutations(WAYS, 2)))
 def test_one_of_another_way_is_refused_too(place: Place, theirs: str, ours: str) -> None:
     has_one_container(place, theirs, ours)
 

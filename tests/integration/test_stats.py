@@ -246,7 +246,7 @@ def test_lost_gpus_are_named(installation: Installation, tmp_path: Path) -> None
     done = run([*COMMAND, "--no-stream", "--format=json", "--config", config]).ok()
     look = json.loads(done.stdout)
     assert [each["index"] for each in look["devices"]] == ["0", "2"]
-    assert look["problems"] == ["GPU 1 has fallen off the bus (lost)"]
+    assert "GPU 1 has fallen off the bus (lost)" in look["problems"]
 
 
 def test_no_driver(configs: dict[str, Path], tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """A simulated driver: the folder that gpuhook is pointed to, and what is true of it."""
 
 import fcntl
+import hashlib
 import os
 import shlex
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +75,15 @@ def resolve_below(root: Path, name: str) -> Path:
 
 
 def simulate(installation: Installation, root: Path, *options: str) -> Driver:
-    """Build a simulated driver in ``root`` with the command that users have for it."""
-    run([installation.command, "simulate", root, *options]).ok()
+    """Have a simulated driver in ``root``, built by the command that users have for it.
+
+    A new root is a copy of what the command built for these options before; paths aren't in it.
+    """
+    if os.path.lexists(root) or any("/" in option for option in options):
+        run([installation.command, "simulate", root, *options]).ok()
+    else:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        run(["cp", "-a", _built(installation, options), root]).ok()
     gpus: list[Gpu] = []
     for folder in sorted((root / "proc/driver/nvidia/gpus").glob("*")):
         text = (folder / "information").read_text()
@@ -83,6 +92,19 @@ def simulate(installation: Installation, root: Path, *options: str) -> Driver:
         minor = int(values["Device Minor"])
         gpus.append(Gpu(len(gpus), minor, values["GPU UUID"], values["Model"]))
     return Driver(root, tuple(gpus))
+
+
+def _built(installation: Installation, options: Sequence[str]) -> Path:
+    """Return a root for some options that nobody changes, built once for an installation."""
+    folder = installation.bin.parent.with_suffix(".simulated")
+    folder.mkdir(exist_ok=True)
+    kept = folder / hashlib.sha256("\0".join(options).encode()).hexdigest()[:12]
+    if not kept.exists():
+        with tempfile.TemporaryDirectory(prefix=".", dir=folder) as unfinished:
+            run([installation.command, "simulate", f"{unfinished}/root", *options]).ok()
+            with suppress(OSError):  # another worker was faster
+                os.rename(f"{unfinished}/root", kept)
+    return kept
 
 
 # A kernel with the driver shows the same /proc/driver/nvidia in every procfs. This one has no
