@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from click.testing import CliRunner
 
 from gpuhook.errors import EngineError
 
@@ -97,3 +98,30 @@ def test_who_needs_our_programs(installer: ModuleType, tmp_path: Path) -> None:
         "container a",
         "the container of process 7",
     ]
+
+
+def test_the_folder_of_notes_is_named_by_its_variable(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(installer, "remove", lambda node, **_: seen.append(node.tasks))
+    for settings in ({}, {"INSTALL_NODE_TASKS": "/run/k3s/tasks"}):
+        assert CliRunner().invoke(installer.cli, ["remove"], env=settings).exit_code == 0
+    assert seen == ["/run/containerd/io.containerd.runtime.v2.task", "/run/k3s/tasks"]
+
+
+def test_what_the_system_refuses_is_a_sentence(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "/closed")
+
+    monkeypatch.setattr(installer, "remove", refuse)
+    monkeypatch.setattr(sys, "argv", ["install-node", "remove"])
+    with pytest.raises(SystemExit) as ended:
+        installer.main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("install-node: ")
+    assert "Permission denied: '/closed'" in said
+    assert said.count("\n") == 1
