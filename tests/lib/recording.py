@@ -1,7 +1,8 @@
 """A plugin of pytest: ``--results FILE`` writes what a run has tested, with what, and how it ended.
 
 The file is one of those that docs/support.md is made from; scripts/lib/results.py describes it. A
-run that was stopped, or couldn't collect its tests, writes none.
+run that was stopped, or couldn't collect its tests, writes none. With ``--claimed FILE`` a run
+fails that lacks what an earlier one has.
 
 A test that reaches an engine by other means than ``harness.commands``, as one on another machine
 does, says so itself: ``record_property("ran", [NAME, VERSION, DISTRIBUTION, CGROUPS])``.
@@ -46,6 +47,8 @@ _SECURITY = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--results", metavar="FILE", help="write what was tested, as JSON")
+    says = "with --results: fail if nothing passed of something that an earlier FILE has"
+    parser.addoption("--claimed", metavar="FILE", help=says)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,6 +76,7 @@ class Recorder:
         self._path = path.absolute()
         self._path.unlink(missing_ok=True)  # an older run's
         self._host = host()
+        self._lacking = ""
         self._outcomes: dict[str, str] = {}
         self._programs: dict[str, set[ran.Program]] = {}
 
@@ -88,6 +92,18 @@ class Recorder:
         ended = exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}
         if ended and not session.shouldfail and self._outcomes:
             results.write(self._path, self.result())
+            claimed = self._config.getoption("--claimed")
+            self._lacking = results.complaint(Path(claimed), self.result()) if claimed else ""
+        if self._lacking and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say where the file is, and what it lacks."""
+        if self._path.exists():
+            path = os.path.relpath(self._path)
+            terminalreporter.line(f"what was tested: {path} (scripts/record {path} publishes it)")
+        if self._lacking:
+            terminalreporter.line(self._lacking, red=True)
 
     def result(self) -> results.Result:
         """Return what is written."""
@@ -135,11 +151,14 @@ def kind(nodeid: str) -> str:
 
 def selection(config: pytest.Config) -> str:
     """Return which tests the run was asked for, as on the command line."""
-    words = [os.path.relpath(word) if os.path.isabs(word) else word for word in config.args]
+    words = sorted(os.path.relpath(word) for word in config.args)
     for option, flag in (("keyword", "-k"), ("markexpr", "-m")):
         value = config.getoption(option, "")
         words += [flag, value] if value else []
-    return " ".join(sorted(words[: len(config.args)]) + words[len(config.args) :])
+    for option in ("deselect", "ignore", "ignore_glob"):
+        left_out = config.getoption(option, None) or []
+        words += [f"--{option.replace('_', '-')}={each}" for each in left_out]
+    return " ".join(words)
 
 
 def host() -> dict[str, str]:
