@@ -319,6 +319,12 @@ def test_a_run_that_was_stopped_leaves_no_file(run_tests: Path, fault: str) -> N
     assert not (run_tests / "out/made.json").exists()
 
 
+@pytest.mark.parametrize("how", ["-n0", "-n2"])
+def test_a_run_that_ends_at_the_first_failure_leaves_no_file(run_tests: Path, how: str) -> None:
+    assert pytest_in(run_tests, "tests", "-x", how).returncode != 0
+    assert not (run_tests / "out/made.json").exists()
+
+
 def test_tests_that_cannot_be_read_leave_no_file(run_tests: Path) -> None:
     (run_tests / "tests/integration/test_other.py").write_text("1/0\n")
     assert pytest_in(run_tests, "tests").returncode == 2
