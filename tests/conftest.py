@@ -5,6 +5,7 @@ from collections.abc import Generator
 
 import pytest
 
+pytest_plugins = ["recording"]
 CI = os.environ.get("CI") == "true"
 # Before anything imports gRPC: its handlers would run in each child that a later test forks.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ran
+
 from harness.commands import Result, run, wait_until
 from harness.namespaces import Namespace
 
@@ -154,6 +156,7 @@ class Bundle:
 
 def _run_into(output: Path, argv: list[str], cwd: Path, env: dict[str, str] | None) -> int:
     """Run ``argv`` with a file as its output: a created container keeps a pipe open."""
+    ran.note(argv, env)
     with output.open("wb") as file:
         return subprocess.run(
             argv,

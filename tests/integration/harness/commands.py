@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import ran
+
 TIMEOUT_S = 120.0
 
 
@@ -47,6 +49,7 @@ def run(
 ) -> Result:
     """Run ``argv`` to its end; ``env`` is added to our environment."""
     words = tuple(str(word) for word in argv)
+    ran.note(words, env)
     done = subprocess.run(
         words,
         env={**os.environ, **(env or {})},
@@ -90,6 +93,7 @@ def daemon(
     It is told to stop, too, when this process dies without reaching the end of the block.
     """
     words = ["setpriv", "--pdeathsig", "TERM", *(str(word) for word in argv)]
+    ran.note(words, env)
     with log.open("wb") as output:
         process = subprocess.Popen(
             words,

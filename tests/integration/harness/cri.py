@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import ran
 from wire import Value, fields, message
 
 from harness.bundles import CGROUP_PARENT
@@ -47,6 +48,7 @@ class Cri:
     """A connection to an engine's CRI socket."""
 
     def __init__(self, socket: Path) -> None:
+        self._socket = socket
         self._channel = grpc.insecure_channel(f"unix://{socket}")
 
     def call(self, method: str, *request: tuple[int, Value], timeout: float = TIMEOUT_S) -> bytes:
@@ -56,6 +58,7 @@ class Cri:
             answer: bytes = call(message(*request), timeout=timeout, wait_for_ready=True)
         except grpc.RpcError as error:
             raise CriError(error.details()) from None
+        ran.note_daemon(self._socket)
         return answer
 
     def is_ready(self) -> bool:

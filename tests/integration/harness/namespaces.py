@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import ran
+
 from harness.commands import Result, run, stop
 
 CLONE_NEWNS = 0x00020000  # linux/sched.h
@@ -67,13 +69,7 @@ class Namespace:
 
 def host_cgroups() -> str:
     """Return this machine's cgroup layout: hybrid, v1 or v2."""
-    kinds = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        kinds[fields[4]] = fields[fields.index("-") + 1]
-    if kinds.get(str(CGROUP)) == "cgroup2":
-        return "v2"
-    return "hybrid" if kinds.get(f"{CGROUP}/unified") == "cgroup2" else "v1"
+    return ran.cgroups()
 
 
 def capabilities() -> int:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import ran
+
 from harness.images import REPOSITORY
 
 PROBE = Path(__file__).parent / "probes/parser.py"
@@ -28,6 +30,13 @@ class Runtime:
     def __str__(self) -> str:
         where = "" if self.root == Path("/") else f" of {self.root.name}"
         return self.path.rpartition("/")[2] + where
+
+    @property
+    def of(self) -> str:
+        """The distribution, which is Debian's where the root has the name of a suite."""
+        if self.root == Path("/"):
+            return ran.distribution()
+        return f"Debian {self.root.name}"
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class RealParser:
 
     stdin: IO[bytes]
     stdout: IO[bytes]
+    runtime: Runtime
     version: str = ""
     help: dict[str, str] = field(default_factory=dict)
     _asked: dict[tuple[str, ...], Verdict] = field(default_factory=dict)
@@ -60,6 +70,7 @@ class RealParser:
 
     def ask(self, argv: Sequence[str]) -> Verdict:
         """Run it with ``argv``, once."""
+        ran.add(self.version.partition(" ")[0], self.version, self.runtime.of)
         if tuple(argv) not in self._asked:
             self.stdin.write(json.dumps(argv).encode() + b"\n")
             self.stdin.flush()
@@ -116,7 +127,7 @@ def real_parser(runtime: Runtime) -> Iterator[RealParser]:
     """Start the probe of a runtime for a block."""
     probe = [sys.executable, "-I", "-X", "utf8", str(PROBE), str(runtime.root), runtime.path]
     with _talk(["unshare", "--mount", *probe]) as pipes:
-        yield RealParser(*pipes)
+        yield RealParser(*pipes, runtime)
 
 
 @contextmanager

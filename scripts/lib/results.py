@@ -1,0 +1,222 @@
+"""What was tested, with what, and how it ended: files of it, and the tables of docs/support.md.
+
+A run of the tests writes such a file (tests/lib/recording.py, ``--results``); scripts/record brings
+it into docs/results/ and writes the tables again. A file whose name begins with every-change is of
+what continuous integration runs at every change; any other is of a run by hand.
+
+A file is an object of JSON: ``date``, the version of ``gpuhook``, ``selection`` (which tests),
+``host`` (distribution, kernel, architecture, python, cgroups, init, security, as words), ``parts``
+(counts for each folder of tests) and ``programs``, a list of objects with ``program``, ``version``,
+``of`` (the distribution), ``cgroups`` and ``kind`` of tests, and their counts. Counts are
+``passed``, ``failed`` and ``skipped``. What wasn't noted at the time is left out.
+"""
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FOLDER = REPOSITORY / "docs/results"
+PAGE = REPOSITORY / "docs/support.md"
+BEGIN = "<!-- made from docs/results by scripts/record: don't edit it here -->"
+END = "<!-- to here -->"
+OUTCOMES = ("passed", "failed", "skipped")
+ALL = "tests/integration tests/unit"
+EVERY_CHANGE = "every-change"
+NOT_COUNTED = "passed, not counted"  # of runs before there were such files
+_ROLLING = ("sid", "experimental")  # their versions change by themselves
+_FIRST = ("Docker", "containerd", "podman", "runc", "crun")
+_KEYS = {"date", "gpuhook", "selection", "host", "parts", "programs"}
+
+Result = dict[str, Any]
+Counts = Mapping[str, int]
+
+
+class BadResultsError(Exception):
+    """A file that can't be taken, or a page that has no place for its tables."""
+
+
+def write(path: Path, result: Result) -> None:
+    """Write a file of results, a program a line, so that two of them can be compared."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = [f"{json.dumps(key)}: {_lines(value)}" for key, value in result.items()]
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text("{\n" + ",\n".join(fields) + "\n}\n", "utf-8")
+    unfinished.replace(path)
+
+
+def _lines(value: object) -> str:
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in value) + "\n]"
+    return json.dumps(value)
+
+
+def read(path: Path) -> Result:
+    """Return what a file says; BadResultsError if it isn't one of ours."""
+    try:
+        result = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadResultsError(f"{path} can't be read: {error}") from None
+    if not isinstance(result, dict) or set(result) != _KEYS:
+        raise BadResultsError(f"{path} isn't a file of results: its keys aren't {sorted(_KEYS)}")
+    return result
+
+
+def read_all(folder: Path = FOLDER) -> dict[str, Result]:
+    """Return all results by their names, those of every change first, then the newest."""
+    found = {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
+    newest = sorted(found.items(), key=lambda pair: str(pair[1]["date"]), reverse=True)
+    return dict(sorted(newest, key=lambda pair: not is_of_every_change(pair[0])))
+
+
+def is_of_every_change(name: str) -> bool:
+    """Tell whether a file of that name is of what every change goes through."""
+    return name.startswith(EVERY_CHANGE)
+
+
+# The page -------------------------------------------------------------------------------------
+
+
+def tables(every: Mapping[str, Result]) -> str:
+    """Return the tables of programs and of runs, in Markdown."""
+    return "\n".join([*_programs(every), "", *_runs(every)])
+
+
+def _programs(every: Mapping[str, Result]) -> Iterator[str]:
+    yield "| program | of | every change | by hand |"
+    yield "| --- | --- | --- | --- |"
+    found: dict[tuple[str, str, str], dict[str, list[Result]]] = {}
+    for name, result in every.items():
+        for row in result["programs"]:
+            key = (row["program"], row["version"], row["of"])
+            found.setdefault(key, {}).setdefault(name, []).append(row)
+    for key in sorted(found, key=_order):
+        cells: dict[bool, list[str]] = {True: [], False: []}
+        for name, rows in found[key].items():
+            changes = is_of_every_change(name)
+            date = "" if changes else f"{every[name]['date']}: "
+            cells[changes].append(date + _kinds(rows))
+        program, version, of = key
+        yield _row((f"{program} {version}", of, "; ".join(cells[True]), "; ".join(cells[False])))
+
+
+def _order(key: tuple[str, str, str]) -> tuple[int, str, list[int]]:
+    program, version, *_ = key
+    place = _FIRST.index(program) if program in _FIRST else len(_FIRST)
+    return place, program, [int(each) for each in version.split(".") if each.isdigit()]
+
+
+def _kinds(rows: list[Result]) -> str:
+    """Return how the tests of a program ended, those of each kind by themselves."""
+    kinds: dict[str, Counter[str]] = {}
+    for row in rows:
+        counts = {name: row[name] for name in OUTCOMES if name in row}
+        kinds.setdefault(row.get("kind", ""), Counter()).update(counts)
+    said = [f"{kind} {_counts(counts)}".strip() for kind, counts in sorted(kinds.items())]
+    layouts = sorted({row["cgroups"] for row in rows if "cgroups" in row})
+    return ", ".join(said) + (f" (cgroups {', '.join(layouts)})" if layouts else "")
+
+
+def _counts(counts: Counts) -> str:
+    """Return how tests ended; what isn't a pass is never counted as one."""
+    if not counts:
+        return NOT_COUNTED
+    said = [f"{counts['passed']} passed"] if counts["passed"] else []
+    said += [f"**{counts['failed']} failed**"] if counts["failed"] else []
+    said += [f"{counts['skipped']} not run"] if counts["skipped"] else []
+    return ", ".join(said) or "none"
+
+
+def _runs(every: Mapping[str, Result]) -> Iterator[str]:
+    yield "| run | when | machine | of gpuhook | which tests | how they ended |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for name, result in every.items():
+        when = "every change, as of " if is_of_every_change(name) else ""
+        which = "all" if result["selection"] == ALL else result["selection"]
+        parts = (f"{part} {_counts(counts)}" for part, counts in result["parts"].items())
+        ended = "; ".join(parts) or NOT_COUNTED
+        machine = _machine(result["host"])
+        link = f"[{name}](results/{name}.json)"
+        yield _row((link, f"{when}{result['date']}", machine, result["gpuhook"], which, ended))
+
+
+def _machine(host: Mapping[str, str]) -> str:
+    labels = {"kernel": "Linux ", "python": "Python ", "cgroups": "cgroups ", "init": "init: "}
+    return ", ".join(
+        f"{labels.get(name, '')}{value}" for name, value in host.items() if value != "none"
+    )
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def with_tables(page: str, every: Mapping[str, Result]) -> str:
+    """Return a page's text with its tables as they are made now."""
+    before, begin, rest = page.partition(BEGIN + "\n")
+    _, end, after = rest.partition("\n" + END)
+    if not begin or not end:
+        raise BadResultsError(f"the page has no lines\n{BEGIN}\n{END}")
+    return f"{before}{begin}\n{tables(every)}\n{end}{after}"
+
+
+# What scripts/record does ---------------------------------------------------------------------
+
+
+def take(path: Path, folder: Path = FOLDER) -> None:
+    """Put a copy of a file of results into a folder; BadResultsError if it claims too much."""
+    result = read(path)
+    words = result["selection"].split(" ")
+    if is_of_every_change(path.stem) and not all((REPOSITORY / word).is_dir() for word in words):
+        raise BadResultsError(
+            f"{path} is of a part of the tests ({result['selection']}), and its name says that it "
+            "is of all that every change goes through. Run them without other arguments."
+        )
+    write(folder / path.name, result)
+
+
+def missing(claimed: Result, found: Result) -> list[str]:
+    """Return what the page says of every change and a run has not passed.
+
+    Versions are compared by their first two numbers, which a distribution doesn't raise by
+    itself; those of sid not at all.
+    """
+    had = {key for row in found["programs"] if row["passed"] for key in _claims(row)}
+    rows = [row for row in claimed["programs"] if not row["of"].endswith(_ROLLING)]
+    lacking = {claim for row in rows for claim in _claims(row)[-1:]} - had
+    return sorted(" ".join(claim) for claim in lacking)
+
+
+def _claims(row: Result) -> list[tuple[str, ...]]:
+    """Return what a row says: that a program was tested, and with which kind of tests."""
+    first = (row["program"], ".".join(row["version"].split(".")[:2]), "of", row["of"])
+    return [first, (*first, f"({row['kind']})")] if "kind" in row else [first]
+
+
+def complaint(claimed: Path, found: Result) -> str:
+    """Return what to say if a run lacks what a file says of every change; empty if nothing is."""
+    lacking = missing(read(claimed), found)
+    if not lacking:
+        return ""
+    return (
+        f"{claimed.name} says that every change is tested with {'; '.join(lacking)}, and no such "
+        "test has passed. If that is meant, record this run."
+    )
+
+
+def main(words: list[str]) -> None:
+    """Take the files named, and write the page's tables."""
+    try:
+        for word in words:
+            take(Path(word))
+        PAGE.write_text(with_tables(PAGE.read_text("utf-8"), read_all()), "utf-8")
+    except BadResultsError as error:
+        sys.exit(f"record: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,182 @@
+"""A plugin of pytest: ``--results FILE`` writes what a run has tested, with what, and how it ended.
+
+The file is one of those that docs/support.md is made from; scripts/lib/results.py describes it. A
+run that was stopped, or couldn't collect its tests, writes none. With ``--claimed FILE`` a run
+fails that lacks what an earlier one has.
+
+A test that reaches an engine by other means than ``harness.commands``, as one on another machine
+does, says so itself: ``record_property("ran", [NAME, VERSION, DISTRIBUTION, CGROUPS])``.
+"""
+
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import ran
+import results
+
+from gpuhook import __version__
+
+# What the tests of a file are about, by how its name begins; the first that fits.
+KINDS = {
+    "test_cdi": "CDI documents",
+    "test_doctor_cdi": "CDI documents",
+    "test_hostile": "hostile images and users",
+    "test_parsers": "command lines",
+    "test_kubernetes": "Kubernetes",
+    "test_device_plugin": "Kubernetes",
+    "test_metrics_pods": "Kubernetes",
+    "test_swarm": "Swarm",
+    "test_install": "install",
+    "test_rootless": "rootless",
+    **dict.fromkeys(
+        ("test_amd", "test_ascend", "test_declared", "test_gaudi", "test_intel", "test_neuron",
+         "test_second_vendor"), "other vendors"),
+}  # fmt: skip
+OTHER = "containers"
+_RANK = ("passed", "skipped", "failed")
+_SECURITY = {
+    "AppArmor": ("/sys/module/apparmor/parameters/enabled", "Y"),
+    "SELinux": ("/sys/fs/selinux/enforce", "1"),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--results", metavar="FILE", help="write what was tested, as JSON")
+    says = "with --results: fail if nothing passed of something that an earlier FILE has"
+    parser.addoption("--claimed", metavar="FILE", help=says)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--results")
+    if path:
+        ran.ACTIVE = True
+        if not hasattr(config, "workerinput"):  # else pytest-xdist's first process writes
+            config.pluginmanager.register(Recorder(config, Path(path)))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    ran.begin()
+    try:
+        return (yield)
+    finally:
+        item.user_properties.extend(("ran", list(program)) for program in ran.noted())
+
+
+class Recorder:
+    """Collects how tests end, in all processes of a run, and writes it at the end."""
+
+    def __init__(self, config: pytest.Config, path: Path) -> None:
+        self._config = config
+        self._path = path.absolute()
+        self._path.unlink(missing_ok=True)  # an older run's
+        self._host = host()
+        self._lacking = ""
+        self._outcomes: dict[str, str] = {}
+        self._programs: dict[str, set[ran.Program]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a test's worst outcome of set-up, call and tear-down, and what it ran."""
+        before = self._outcomes.get(report.nodeid, "passed")
+        self._outcomes[report.nodeid] = max(before, report.outcome, key=_RANK.index)
+        found = {program(value) for name, value in report.user_properties if name == "ran"}
+        self._programs.setdefault(report.nodeid, set()).update(found)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the file of a run that came to its end."""
+        ended = exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}
+        if ended and not session.shouldfail and self._outcomes:
+            results.write(self._path, self.result())
+            claimed = self._config.getoption("--claimed")
+            self._lacking = results.complaint(Path(claimed), self.result()) if claimed else ""
+        if self._lacking and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say where the file is, and what it lacks."""
+        if self._path.exists():
+            path = os.path.relpath(self._path)
+            terminalreporter.line(f"what was tested: {path} (scripts/record {path} publishes it)")
+        if self._lacking:
+            terminalreporter.line(self._lacking, red=True)
+
+    def result(self) -> results.Result:
+        """Return what is written."""
+        parts: dict[str, Counter[str]] = {}
+        rows: dict[tuple[str, ...], Counter[str]] = {}
+        for name, outcome in self._outcomes.items():
+            parts.setdefault(part(name), Counter())[outcome] += 1
+            for each in self._programs.get(name, ()):
+                rows.setdefault((*each, kind(name)), Counter())[outcome] += 1
+        return {
+            "date": time.strftime("%Y-%m-%d"),
+            "gpuhook": __version__,
+            "selection": selection(self._config),
+            "host": self._host,
+            "parts": {name: counted(counts) for name, counts in sorted(parts.items())},
+            "programs": [
+                dict(zip(("program", "version", "of", "cgroups", "kind"), key, strict=True))
+                | counted(counts)
+                for key, counts in sorted(rows.items())
+            ],
+        }
+
+
+def program(value: object) -> ran.Program:
+    """Return what a test has said that it ran, a list of four words."""
+    assert isinstance(value, list)
+    name, version, of, cgroups = map(str, value)
+    return name, ran.number(version), of, cgroups
+
+
+def counted(counts: Counter[str]) -> dict[str, int]:
+    return {outcome: counts[outcome] for outcome in _RANK}
+
+
+def part(nodeid: str) -> str:
+    """Return the folder of the tests that a test is in: unit, integration, machine."""
+    path = nodeid.partition("::")[0].split("/")
+    return path[path.index("tests") + 1] if "tests" in path[:-2] else "other"
+
+
+def kind(nodeid: str) -> str:
+    name = nodeid.partition("::")[0].rpartition("/")[2]
+    return next((about for start, about in KINDS.items() if name.startswith(start)), OTHER)
+
+
+def selection(config: pytest.Config) -> str:
+    """Return which tests the run was asked for, as on the command line."""
+    words = sorted(os.path.relpath(word) for word in config.args)
+    for option, flag in (("keyword", "-k"), ("markexpr", "-m")):
+        value = config.getoption(option, "")
+        words += [flag, value] if value else []
+    for option in ("deselect", "ignore", "ignore_glob"):
+        left_out = config.getoption(option, None) or []
+        words += [f"--{option.replace('_', '-')}={each}" for each in left_out]
+    return " ".join(words)
+
+
+def host() -> dict[str, str]:
+    """Return what this machine is, in words."""
+    forced = [name for name, (path, yes) in _SECURITY.items() if _read(path) == yes]
+    return {
+        "distribution": ran.distribution(),
+        "kernel": ran.number(platform.release()),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "cgroups": ran.cgroups(),
+        "init": "systemd" if os.path.isdir("/run/systemd/system") else "none",  # sd_booted(3)
+        "security": ", ".join(forced) or "none",
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("ascii").strip()
+    except OSError:
+        return ""
