@@ -27,6 +27,7 @@ import select
 import sys
 import time
 
+from gpuhook import names
 from gpuhook.cgroup import access
 from gpuhook.config import Config, load
 from gpuhook.config.loader import DEFAULT_PATH
@@ -104,7 +105,7 @@ def _be_nobodys() -> None:
     A cgroup that we stayed in would count us, and its scope or pod would not end before us.
     Each step is for the better, and none is needed.
     """
-    os.umask(0o022)
+    os.umask(names.UMASK)
     for path in ("/proc/self/oom_score_adj", *access.outermost("/proc")):
         try:
             with open(path, "w", encoding="ascii") as file:
