@@ -12,9 +12,13 @@ mkdir -p "$WORK"
 # What needs which Debian package: the command (or absolute path) that shows it is there.
 PACKAGES_LINT=(shellcheck=shellcheck)
 PACKAGES_BUILD=(gcc=gcc /usr/include/stdio.h=libc6-dev)
+# From Debian 13 on, the docker command is a package of its own.
+PACKAGES_DOCKER=(
+    runc=runc dockerd=docker.io 'docker=docker-cli|docker.io' containerd=containerd
+    busybox=busybox-static unshare=util-linux mount=mount
+)
 PACKAGES_ENGINES=(
-    runc=runc crun=crun dockerd=docker.io docker=docker.io containerd=containerd ctr=containerd
-    podman=podman conmon=conmon busybox=busybox-static unshare=util-linux mount=mount
+    "${PACKAGES_DOCKER[@]}" crun=crun ctr=containerd podman=podman conmon=conmon
     debootstrap=debootstrap musl-gcc=musl-tools strace=strace patchelf=patchelf
     kubectl=kubernetes-client
 )
@@ -53,24 +57,51 @@ is_there() {
 }
 
 # install_packages PROOF=PACKAGE...: install the packages whose proof is missing, and say so.
+# Of PACKAGE|OTHER it is the first that this Debian has.
 install_packages() {
     local pair missing=()
     for pair in "$@"; do
         is_there "${pair%%=*}" || missing+=("${pair#*=}")
     done
     [[ ${#missing[@]} -gt 0 ]] || return 0
-    mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
     is_root || die "missing packages: as root, run apt-get install ${missing[*]}"
     command -v apt-get >/dev/null || die "install these Debian packages' like: ${missing[*]}"
-    say "installing with apt: ${missing[*]}"
     # Another clone may be at it, and apt-get itself doesn't wait for all of its locks.
     flock --close /var/cache/apt apt-get update -q >/dev/null
+    mapfile -t missing < <(printf '%s\n' "${missing[@]}" | first_known | sort -u)
+    say "installing with apt: ${missing[*]}"
     DEBIAN_FRONTEND=noninteractive flock --close /var/cache/apt \
         apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=600 \
         "${missing[@]}" >"$WORK/apt.log" 2>&1 || {
         tail -n 20 "$WORK/apt.log" >&2
         die "apt-get failed; all it said is in $WORK/apt.log"
     }
+}
+
+# Print, of each line of alternatives PACKAGE|OTHER, the first that apt knows, or else the last.
+first_known() {
+    local package rest
+    while IFS='|' read -r package rest; do
+        while [[ -n $rest ]] && ! apt-cache show --quiet=2 "$package" >/dev/null 2>&1; do
+            IFS='|' read -r package rest <<<"$rest"
+        done
+        printf '%s\n' "$package"
+    done
+}
+
+# work_folder NAME: print a new folder of root's for what a script makes outside of .work/. It is
+# where device nodes work and programs run, which Debian 13's /tmp and a hardened one don't offer,
+# and its path is short, because a socket's has 107 bytes at most.
+work_folder() {
+    local parent
+    for parent in "${TMPDIR:-/tmp}" /var/tmp /run; do
+        if [[ -d $parent && -w $parent &&
+            ,$(findmnt --noheadings --output OPTIONS --target "$parent"), != *,@(nodev|noexec),* ]]; then
+            mktemp -d "$parent/$1.XXXXXX"
+            return
+        fi
+    done
+    die "no folder for $1: ${TMPDIR:-/tmp}, /var/tmp and /run are mounted nodev or noexec"
 }
 
 # install_into ROOT LOG PACKAGE...: install packages into the root filesystem of a Debian.

@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 
+from gpuhook import names
 from gpuhook.start import preload
 
 TYPE_CHECKING = False
@@ -39,6 +40,7 @@ def main() -> "NoReturn":
     """Start the program that the first argument names."""
     gc.disable()  # a process that lives for milliseconds makes no garbage worth collecting
     program, launcher, *argv = sys.argv[1:]
+    umask = os.umask(names.UMASK)
     if program == "hook":
         folder = os.path.dirname(os.path.abspath(launcher))
         os.chdir("/")
@@ -69,9 +71,8 @@ def main() -> "NoReturn":
     preload.load(preload.RUNTIME)
     from gpuhook import runtime_shim  # noqa: PLC0415
 
-    runtime_shim.main(
-        os.path.abspath(launcher), argv, caller_environment(), save=program == "runtime-save"
-    )
+    save = program == "runtime-save"
+    runtime_shim.main(os.path.abspath(launcher), argv, caller_environment(), umask, save=save)
 
 
 if __name__ == "__main__":

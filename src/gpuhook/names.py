@@ -16,6 +16,10 @@ TOOLKIT_CDI_HOOK = "nvidia-cdi-hook"
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 SEARCH_PATH = f"/usr/local/sbin:/usr/local/bin:{SYSTEM_PATH}"
 
+# What all programs of root's make has the modes that it is made with, whoever calls them: with
+# umask 077, as on hardened machines, folders of engines and of containers were closed to users.
+UMASK = 0o022
+
 HOOK_ENVIRONMENT = [f"PATH={SYSTEM_PATH}", "LC_ALL=C.UTF-8"]
 
 # The verbs of a low-level runtime that make a container.

@@ -31,13 +31,19 @@ HELPER_OPTION = "--helper"
 
 
 def main(
-    launcher: str, argv: list[str], environment: dict[bytes, bytes], *, save: bool = False
+    launcher: str,
+    argv: list[str],
+    environment: dict[bytes, bytes],
+    umask: int,
+    *,
+    save: bool = False,
 ) -> "NoReturn":
     """Act on a command line and become the low-level runtime, or exit with status 1.
 
     ``launcher`` is the absolute path of gpu-py, ``argv`` the words after it,
-    ``environment`` what the low-level runtime is to get. With ``save``, what the launcher
-    must know of the configuration is saved for it.
+    ``environment`` what the low-level runtime is to get, and ``umask`` too where the container gets
+    no GPU: where it does, that runtime makes the places to mount the driver's files on. With
+    ``save``, what the launcher must know of the configuration is saved for it.
     """
     arguments = Arguments(argv)
     config = Config()
@@ -51,8 +57,8 @@ def main(
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
         if arguments.unclear:
             raise _unclear(arguments.unclear)
-        if creating:
-            prepare_bundle(arguments, config, launcher)
+        if not (creating and prepare_bundle(arguments, config, launcher)):
+            os.umask(umask)
         _become(runtime, argv, environment)
     except GpuhookError as error:
         log.error(names.RUNTIME, str(error), config, arguments.log)
@@ -114,8 +120,8 @@ def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str) -> str
     )
 
 
-def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> None:
-    """Rewrite a bundle's config.json for the GPUs it asks for, if it asks for any.
+def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
+    """Rewrite a bundle's config.json for the GPUs it asks for; tell whether it asks for any.
 
     One that isn't there, or is no JSON for anybody, is for the low-level runtime to refuse, in
     its own words. A helper is started that does the hook's work while we are that runtime.
@@ -132,10 +138,11 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> None:
     try:
         spec = read_spec(os.path.join(arguments.bundle or "", "config.json"))
     except UnusableSpecError:
-        return
+        return False
     edited = edit(spec, config, os.path.dirname(launcher), helped if config.helper else None)
     if edited is not None:
         edited.write()
+    return edited is not None
 
 
 def edit(

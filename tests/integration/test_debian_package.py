@@ -174,10 +174,9 @@ def test_the_default_configuration_is_the_one_of_the_repository(
     package: Path, tmp_path: Path
 ) -> None:
     run(["dpkg-deb", "--extract", package, tmp_path]).ok()
-    default = (REPOSITORY / "config/config.toml").read_bytes()
     shipped = tmp_path / "usr/lib/gpuhook/gpuhook/config/config.toml"
     assert not shipped.is_symlink()
-    assert (tmp_path / "etc/gpuhook/config.toml").read_bytes() == shipped.read_bytes() == default
+    assert shipped.read_bytes() == (REPOSITORY / "config/config.toml").read_bytes()
 
 
 def test_no_test_tools_are_needed(package: Path, clone: Path) -> None:
@@ -215,11 +214,10 @@ def test_nothing_is_left_after_a_purge(bare: Debian) -> None:
     bare.call("gpuhook", "--help")
     assert "usr/bin/gpu-py" in bare.changed()
     bare.call("dpkg", "-r", "gpuhook")
-    assert bare.changed() - before == {"etc/gpuhook/config.toml"}
+    assert bare.changed() == before
     bare.call("dpkg", "-P", "gpuhook")
     assert bare.changed() == before
     assert not (bare.root / "usr/lib/gpuhook").exists()
-    assert not (bare.root / "etc/gpuhook").exists()
     assert not (bare.root / "run/gpuhook").exists()
 
 
@@ -244,12 +242,57 @@ def test_the_files_that_come_along_are_the_packages_alone(debian: Debian) -> Non
     assert debian.changed() == before
 
 
-def test_a_changed_configuration_is_kept(debian: Debian) -> None:
+@pytest.fixture
+def with_conffile(package: Path, tmp_path: Path) -> Path:
+    """The package as it was when config.toml was dpkg's, an older version with another default."""
+    tree, old = tmp_path / "tree", tmp_path / "old.deb"
+    run(["dpkg-deb", "--raw-extract", package, tree]).ok()
+    config = tree / "etc/gpuhook/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("# Every key is here, and one more.\n#disable-require = false\n")
+    (tree / "DEBIAN/conffiles").write_text("/etc/gpuhook/config.toml\n")
+    control = tree / "DEBIAN/control"
+    control.write_text(re.sub("(?m)^Version: .*", "Version: 0.1.0", control.read_text()))
+    run(["dpkg-deb", "--root-owner-group", "--build", tree, old]).ok()
+    return old
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_no_upgrade_asks_about_the_configuration(
+    bare: Debian, with_conffile: Path, edited: bool
+) -> None:
+    config = bare.root / "etc/gpuhook/config.toml"
+    before = bare.changed()
+    run(["cp", with_conffile, bare.root / "run/old.deb"]).ok()
+    bare.call("dpkg", "-i", "/run/old.deb")
+    if edited:
+        bare.call("gpuhook", "config", "set", "disable-require=true")
+    text = config.read_text()
+    assert ("\ndisable-require = true" in text) == edited
+    for _ in range(2):  # without a terminal
+        bare.call("dpkg", "-i", "/package.deb")
+        assert config.read_text() == text
+    shown = bare.call("gpuhook", "config", "show").stdout
+    assert f"disable-require = {str(edited).lower()}\n" in shown
+    assert {path.name for path in config.parent.iterdir()} == {"config.toml"}
+    bare.call("dpkg", "-P", "gpuhook")
+    assert bare.changed() == before
+    assert not config.parent.exists()
+
+
+def test_a_configuration_is_made_by_who_sets_something(debian: Debian) -> None:
+    config = debian.root / "etc/gpuhook/config.toml"
+    assert not config.exists()
     debian.call("gpuhook", "config", "set", "disable-require=true")
-    changed = (debian.root / "etc/gpuhook/config.toml").read_text()
-    debian.call("dpkg", "-i", "/package.deb")
-    debian.call("dpkg", "-r", "gpuhook")
-    assert (debian.root / "etc/gpuhook/config.toml").read_text() == changed
+    changed = config.read_text()
+    assert "\ndisable-require = true" in changed
+    neighbour = config.with_name("of somebody's")
+    neighbour.touch()
+    for step in (["-i", "/package.deb"], ["-r", "gpuhook"]):
+        debian.call("dpkg", *step)
+        assert config.read_text() == changed
+    debian.call("dpkg", "-P", "gpuhook")
+    assert [*config.parent.iterdir()] == [neighbour]
 
 
 def test_removal_takes_gpu_py_out_of_the_engines(debian: Debian) -> None:

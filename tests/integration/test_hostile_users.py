@@ -230,15 +230,34 @@ def test_a_link_in_a_strangers_home(site: Site, link: str) -> None:
     assert not (site.folder / "state").exists()
 
 
-def test_a_link_that_a_stranger_put_into_a_folder_for_everybody(site: Site) -> None:
+@pytest.mark.parametrize("protected", [False, True])
+def test_a_link_that_a_stranger_put_into_a_folder_for_everybody(
+    site: Site, protected: bool
+) -> None:
+    """Also where the kernel lets nobody follow it (fs.protected_symlinks), as systemd has it do."""
     everybody = site.folder / "tmp"
     everybody.mkdir()
     everybody.chmod(0o1777)
     link = everybody / "daemon.json"
     run([*AS_STRANGER, "ln", "-s", site.config, link]).ok()
     words = ["--engine=docker", f"--config={link}", f"--state-dir={site.folder}/state"]
-    done = run([site.command, "install", *words]).failed()
+    refused = [
+        "strace",
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-P",
+        link,
+        "-e",
+        "inject=openat:error=EACCES",
+    ]
+    kernel = refused if protected else []
+    done = run([*kernel, site.command, "install", *words]).failed()
     assert f"the link {link}, which user {UID} made" in done.stderr
+    documents = run([*kernel, site.command, "cdi", "validate", link])
+    if protected:
+        assert "it is a link in a folder where others may write" in documents.failed().stderr
     link.unlink()
     link.symlink_to(site.config)
     run([site.command, "install", *words]).ok()

@@ -96,6 +96,53 @@ def test_documents(
     assert unexplained(reference, start("cdi", BY_NAME), kind) == {}
 
 
+@pytest.fixture
+def closed(installation: Installation, tmp_path: Path) -> dict[str, Path]:
+    """Programs by name, called with umask 077, as hardened machines have it for everything."""
+    made = {}
+    for name, program in (("runc", "runc"), ("gpu-py", installation.runtime)):
+        made[name] = tmp_path / f"closed-{name}"
+        made[name].write_text(f'#!/bin/sh\numask 077\nexec {program} "$@"\n')
+        made[name].chmod(0o755)
+    return made
+
+
+WAYS = {
+    "helper": ("hook", "", ASK),
+    "hook": ("hook", "helper = false\n", ASK),
+    "spec": ("spec", "", ASK),
+    "cdi": ("cdi", "", (BY_NAME, ASK[1])),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_umask_the_engine_has(
+    way: str,
+    workspace: Path,
+    roots: dict[str, Path],
+    host: Namespace,
+    installation: Installation,
+    driver: Driver,
+    kind: str,
+    documents: tuple[Path, Path],
+    closed: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    mode, more, env = WAYS[way]
+    settings = SETTINGS.format(mode=mode, folder=tmp_path / "cdi")
+    config = write_config(tmp_path / "config", driver.root, ["runc"], settings)
+    config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{more}"))
+
+    def content(runtime: str | Path, *env: str) -> Content:
+        with bundles.bundle(workspace / "bundles", roots[kind], host, "runc") as made:
+            return of_bundle(made, runtime, driver, config, env)
+
+    first = content(closed["gpu-py"], *env).beyond(content(closed["runc"]))
+    second = content(installation.runtime, *env).beyond(content("runc"))
+    assert len(first.nodes) == 10
+    assert first.differences(second) == {}
+
+
 @pytest.fixture(scope="module")
 def engine(workspace: Path, archive: Path, driver: Driver) -> Iterator[Podman]:
     """A podman that calls runc, on a machine that has the driver in /proc."""

@@ -115,6 +115,28 @@ def test_nothing_is_left_after_the_idle_time(site: Site) -> None:
 # What it holds ------------------------------------------------------------------------------
 
 
+@ONE
+def test_the_runtime_makes_what_every_user_may_read(site: Site, tmp_path: Path) -> None:
+    """For a container that gets GPUs, whatever umask the engine has."""
+    runtime = tmp_path / "runc"
+    told = tmp_path / "umask"
+    runtime.write_text(f'#!/bin/sh\n[ "$1" != create ] || umask >{told}\nexec runc "$@"\n')
+    runtime.chmod(0o755)
+    site.config.write_text(site.config.read_text().replace('["runc"]', f'["{runtime}"]'))
+    site.settle()
+    closed = ("sh", "-c", 'umask 077; exec "$@"', "sh")
+    site.stand()
+    for served in (True, False):
+        if not served:
+            site.configure("standby = 0")
+        site.works(*closed)
+        assert site.served == served
+        assert told.read_text() == "0022\n"
+    site.plain = site.plain.replace(b"NVIDIA_VISIBLE_DEVICES=0,2", b"NVIDIA_VISIBLE_DEVICES=")
+    site.run(*closed).ok()
+    assert told.read_text() == "0077\n"
+
+
 def test_it_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.set_inheritable(write_end, True)

@@ -520,6 +520,7 @@ def cli(
 
 def main() -> None:
     """Run the command; errors become exit status 1."""
+    os.umask(names.UMASK)
     try:
         cli(prog_name="install-node")
     except (GpuhookError, OSError) as error:

@@ -7,7 +7,7 @@ import sys
 import click
 from click.shell_completion import CompletionItem
 
-from gpuhook import __version__
+from gpuhook import __version__, names
 from gpuhook.cli import _completion
 from gpuhook.cli._help import Group
 from gpuhook.errors import GpuhookError
@@ -94,6 +94,8 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; the one place where errors become exit status 1."""
+    if os.geteuid() == 0:
+        os.umask(names.UMASK)
     if _COMPLETE in os.environ:
         _completion.register()
     try:

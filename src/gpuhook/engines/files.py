@@ -15,12 +15,16 @@ from gpuhook.host import files as host_files
 
 
 def read(path: str) -> bytes | None:
-    """Return a file's content, None where there is no such file."""
+    """Return a file's content, None where there is no such file.
+
+    EngineError where it can't be read, UntrustedPathError where that is for a stranger's link.
+    """
     try:
         return host_files.read(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
+        host_files.check_way(path)
         raise EngineError(
             f"{path} can't be read: {error.strerror}",
             "Run this as root and check that it is an ordinary file",

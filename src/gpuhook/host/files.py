@@ -75,6 +75,12 @@ def _open_regular(path: str, flags: int) -> int:
         fd = os.open(path, flags)
     except ValueError as error:  # a NUL character
         raise OSError(errno.EINVAL, str(error), path) from None
+    except PermissionError as error:
+        if os.geteuid() == _ROOT and os.path.islink(path):
+            # fs.protected_symlinks, proc_sys_fs(5), which systemd sets.
+            why = "it is a link in a folder where others may write, and not root's"
+            raise OSError(error.errno, why, path) from None
+        raise
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)

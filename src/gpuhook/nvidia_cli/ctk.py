@@ -30,6 +30,8 @@ _SOURCES = ("file", "command")
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Carry out a command line, this process' own if none is given, and exit."""
+    if os.geteuid() == 0:
+        os.umask(names.UMASK)
     try:
         status = ctk.main(argv, prog_name=PROGRAM, standalone_mode=False)
     except click.ClickException as error:

@@ -137,11 +137,6 @@ def _write(folder: str, name: str, content: str, as_of: int) -> None:
 
 
 def make_folders(path: str) -> None:
-    """Make a folder and those above it, for everybody to read; OSError if that fails."""
-    if os.path.isdir(path):
-        return
-    old = os.umask(0o022)
-    try:
+    """Make a folder and those above it; OSError if that fails."""
+    if not os.path.isdir(path):
         os.makedirs(path, exist_ok=True)
-    finally:
-        os.umask(old)

@@ -99,12 +99,11 @@ def main(launcher: str, argv: list[str], edit: "Edit") -> "NoReturn":
 
 
 def _be_nobodys() -> None:
-    """Keep nothing of whoever started the first container: its cgroups, umask, OOM score.
+    """Keep nothing of whoever started the first container: its cgroups, OOM score.
 
     A cgroup that we stayed in would count us, and its scope or pod would not end before us.
     Each step is for the better, and none is needed.
     """
-    os.umask(0o022)
     for path in ("/proc/self/oom_score_adj", *access.outermost("/proc")):
         try:
             with open(path, "w", encoding="ascii") as file:

@@ -18,7 +18,6 @@ from pyroute2 import UeventSocket
 from pyroute2.netlink.nlsocket import NetlinkSocket
 
 from gpuhook.config import Config
-from gpuhook.errors import DriverError
 from gpuhook.inventory import cache
 from gpuhook.inventory.model import Inventory
 from gpuhook.start import place
@@ -86,29 +85,26 @@ class Watch:
 
     def look(self) -> bool:
         """Make a new inventory of each vendor whose saved one is stale; tell if one is news."""
-        before = dict(self._seen), dict(self._problems)
-        for names in seam.known(self._config).values():
-            vendor = seam.load(names)
-            # A container's start may have made it again already.
-            inventory = cache.saved(self._config, vendor)
-            if inventory is None:
-                try:
-                    inventory = cache.refresh(self._config, vendor)
-                except DriverError as error:
-                    self._seen.pop(names.NAME, None)
-                    self._report(names.NAME, str(error))
-                    continue
-                self._tell(inventory.sentence())
-            self._seen[names.NAME] = inventory
-            self._problems.pop(names.NAME, None)
+        before = self._seen, self._problems
+        self._seen, absent, failed = seam.examine(self._config, self._inventory)
+        known = before[0].keys() | before[1].keys()
+        wrong = failed | {name: error for name, error in absent.items() if name in known}
+        if not self._seen and not wrong:
+            wrong = dict([*absent.items()][:1])
+        self._problems = {name: str(error) for name, error in wrong.items()}
+        # Several may say the same, of a disk that is full for instance.
+        for problem in dict.fromkeys(self._problems.values()):
+            if problem not in before[1].values():
+                self._tell(problem)
         return (self._seen, self._problems) != before
 
-    def _report(self, vendor: str, problem: str) -> None:
-        """Say what is wrong, once; of vendors that this machine hasn't, only if it has none."""
-        others = set(seam.known(self._config)) - {vendor}
-        if problem != self._problems.get(vendor) and others <= self._problems.keys():
-            self._tell(problem)
-        self._problems[vendor] = problem
+    def _inventory(self, vendor: seam.Vendor) -> Inventory:
+        """Return a vendor's inventory; a container's start may have made it again already."""
+        inventory = cache.saved(self._config, vendor)
+        if inventory is None:
+            inventory = cache.refresh(self._config, vendor)
+            self._tell(inventory.sentence())
+        return inventory
 
     def stand(self) -> None:
         """See that a process stands ready, this one's child or another."""

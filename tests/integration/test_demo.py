@@ -1,0 +1,42 @@
+"""The demo on a machine as people have it: a containerd runs, and /tmp is mounted nodev."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.commands import Result, daemon
+from harness.images import REPOSITORY
+from harness.installation import Installation
+from harness.namespaces import HOLD, Namespace, held
+
+SOCKET = "/run/containerd/containerd.sock"  # where dockerd looks for one
+MACHINE = (
+    "mount -t tmpfs -o mode=755 tmpfs /run && mount -t tmpfs -o mode=1777,nodev tmpfs /tmp && "
+    f"mkdir /run/containerd && {HOLD}"
+)
+
+
+@pytest.fixture
+def machine(workspace: Path) -> Iterator[Namespace]:
+    """A namespace with a /run and a /tmp of its own, and a containerd as a service runs it."""
+    log = workspace / "containerd-of-machine.log"
+    with held(["sh", "-c", MACHINE]) as entered:
+        argv = entered.enter("containerd", "--config=/dev/null", "--root=/run/containerd-root")
+        with daemon(argv, log, lambda: ctr(entered).status == 0):
+            yield entered
+
+
+def ctr(machine: Namespace) -> Result:
+    """List the namespaces of its containerd, of which each engine has one."""
+    return machine.run("ctr", "--address", SOCKET, "namespaces", "list", "--quiet")
+
+
+def test_demo_leaves_the_machine_alone(machine: Namespace, installation: Installation) -> None:
+    assert installation.command.exists()  # the demo finds the same one
+    before = machine.run("find", "/run", "/tmp").ok().stdout
+    done = machine.run(REPOSITORY / "scripts/demo", env={"TMPDIR": "/tmp"}).ok()
+    assert "ok: exactly the GPUs asked for" in done.stdout
+    assert ctr(machine).ok().stdout == ""
+    assert machine.run("find", "/run", "/tmp").ok().stdout == before
+    assert not [*Path("/var/tmp").glob("gpuhook-demo.*")]
+    assert not [*Path("/sys/fs/cgroup").glob("**/gpuhook-demo-*")]

@@ -1,0 +1,109 @@
+"""What a watch says of the machine: each driver that fails, once, and not what isn't there."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpuhook.config import Config, loads
+from gpuhook.errors import DriverError
+from gpuhook.inventory.model import Inventory
+from gpuhook.start.watch import Watch
+from gpuhook.vendors import seam
+
+BROKEN = "is there, and broken"
+EVERY = pytest.mark.parametrize("names", seam.KNOWN.values(), ids=seam.KNOWN)
+
+
+class Machine:
+    """A machine without any driver, and what its watch has said."""
+
+    def __init__(self, folder: Path) -> None:
+        root = folder / "driver"
+        root.mkdir()
+        self.config = loads(
+            f'[nvidia-container-cli]\nroot = "{root}"\nload-kmods = false\n'
+            f'[gpuhook]\nroot = "{root}"\nstate-dir = "{folder}/state"\n'
+        )
+        self._said: list[str] = []
+        self._watch = Watch(self.config, "gpu-py", self._said.append, lambda: True)
+
+    def look(self) -> list[str]:
+        """Look at the machine; return what was said now."""
+        self._said.clear()
+        self._watch.look()
+        return [*self._said]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def answer(
+    monkeypatch: pytest.MonkeyPatch, names: ModuleType, inventory: Inventory | None = None
+) -> None:
+    """Have a vendor's driver work, or fail."""
+
+    def discover(_vendor: seam.Vendor, _config: Config) -> Inventory:
+        if inventory is None:
+            raise DriverError(f"{names.TITLE}'s driver {BROKEN}", "Repair it")
+        return inventory
+
+    monkeypatch.setattr(type(seam.load(names)), "discover", discover)
+    monkeypatch.setattr(type(seam.load(names)), "inventory", Inventory)
+
+
+def test_of_an_empty_machine_one_sentence_is_enough(machine: Machine) -> None:
+    [said] = machine.look()
+    assert "NVIDIA" in said
+    assert machine.look() == []
+
+
+@EVERY
+def test_a_broken_driver_is_named_and_nothing_else(
+    machine: Machine, names: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, names)
+    [said] = machine.look()
+    assert said.startswith(f"{names.TITLE}'s driver {BROKEN}")
+    assert machine.look() == []
+
+
+@EVERY
+def test_a_driver_that_breaks_later_is_named(
+    machine: Machine, names: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(machine.look()) == 1
+    answer(monkeypatch, names)
+    [said] = machine.look()
+    assert BROKEN in said
+    assert machine.look() == []
+
+
+@EVERY
+def test_a_driver_that_goes_is_named(
+    machine: Machine, names: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as there:
+        inventory = Inventory(names.NAME, "/", "1.0", (), ())
+        answer(there, names, inventory)
+        assert machine.look() == [inventory.sentence()]
+        assert machine.look() == []
+    for saved in Path(machine.config.state_dir).iterdir():
+        saved.unlink()
+    with pytest.raises(DriverError) as gone:
+        seam.load(names).discover(machine.config)
+    assert machine.look() == [str(gone.value)]
+    assert machine.look() == []
+
+
+def test_all_broken_drivers_are_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for names in seam.KNOWN.values():
+        answer(monkeypatch, names)
+    assert len(machine.look()) == len(seam.KNOWN)
+
+
+def test_what_all_say_alike_is_said_once(machine: Machine) -> None:
+    Path(machine.config.state_dir).write_text("no folder")
+    assert len(machine.look()) == 1
