@@ -8,6 +8,10 @@ SCRIPT = REPOSITORY / "scripts/test-slurm"
 STEPS = (
     "the two that Slurm gave it",
     "their nodes and no other",
+    "the job has one, in one of root's",
+    "nothing is seen or changed beside it",
+    "it goes with the job",
+    "Slurm has it deleted as its user",
     "each has its own",
     "the kernel lets it open one",
     "eight have each its own",

@@ -146,7 +146,7 @@ def _wanted(site: Site, record: Record) -> Iterator[tuple[str, Change]]:
         if place is None:
             continue
         path = below(site.prefix, place)
-        change = Change(path, _present(path), file.text.encode())
+        change = Change(path, _present(path), file.text.encode(), file.mode)
         if _is_packaged(site, file):
             packaged.append(file.name)
         elif os.path.lexists(path) and not record.has(path, change.old):

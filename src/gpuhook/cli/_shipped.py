@@ -1,4 +1,4 @@
-"""The files that come with the programs: manual pages, completion for shells, systemd's units.
+"""The files that come with the programs: manual pages, completion, units, scripts for Slurm.
 
 This is the list of them: the Debian package has all, and ``gpuhook install --files`` places those
 that have a folder among the administrator's or the user's own. Sources of the folders: manpath(5),
@@ -17,6 +17,7 @@ from gpuhook.cli import cli
 from gpuhook.cli.completion import script
 
 UNIT = "unit"
+SLURM = "script for Slurm"
 # The units that the package enables; others are for the administrator to enable.
 ENABLED = ("gpuhook-watch.service", *cdi_units.ENABLED)
 _COMPLETIONS = {"bash": "gpuhook", "zsh": "_gpuhook", "fish": "gpuhook.fish"}
@@ -33,6 +34,7 @@ OF_PACKAGE: Mapping[str, str] = {
     "zsh": "/usr/share/zsh/vendor-completions",
     "fish": "/usr/share/fish/vendor_completions.d",
     UNIT: "/usr/lib/systemd/system",
+    SLURM: "/usr/libexec/gpuhook/slurm",
     "unit for CDI": "/usr/lib/systemd/system",
     "rule for CDI": "/usr/lib/udev/rules.d",
 }
@@ -42,11 +44,12 @@ OF_ADMINISTRATOR: Mapping[str, str] = {
     "zsh": "/usr/local/share/zsh/site-functions",
     "fish": "/etc/fish/completions",
     UNIT: "/etc/systemd/system",
+    SLURM: "/usr/local/libexec/gpuhook/slurm",
 }
 
 
 def of_user() -> Mapping[str, str]:
-    """Return the folders of the user's own files; the units are root's."""
+    """Return the folders of the user's own files; units and Slurm's scripts are root's."""
     data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return {
@@ -65,6 +68,11 @@ class File:
     name: str
     text: str
 
+    @property
+    def mode(self) -> int:
+        """The file's mode: scripts for Slurm are programs."""
+        return 0o755 if self.kind == SLURM else 0o644
+
     def path(self, folders: Mapping[str, str]) -> str | None:
         """Return where the file is to be, None where there is no folder for it."""
         folder = folders.get(self.kind)
@@ -79,6 +87,8 @@ def files(command: str) -> Iterator[File]:
         yield File(shell, name, script(shell, cli))
     for name, text in _texts("units"):
         yield File(UNIT, name, cdi_units.for_command(text, command))
+    for name, text in _texts("slurm_scripts"):
+        yield File(SLURM, name, text)
     for name in cdi_units.FILES:
         kind = "rule for CDI" if name.endswith(".rules") else "unit for CDI"
         yield File(kind, name, cdi_units.for_command(cdi_units.shipped(name), command))

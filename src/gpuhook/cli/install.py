@@ -257,7 +257,7 @@ def _tell_answer(
 )  # fmt: skip
 @click.option(
     "--files", is_flag=True,
-    help="Place the manual pages, completion and systemd units, and tell no engine.",
+    help="Place manual pages, completion, units and scripts for Slurm, and tell no engine.",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
 @click.option(

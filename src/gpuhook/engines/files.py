@@ -59,11 +59,12 @@ def decode(data: bytes, path: str) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """A file as it is and as it is to be; None stands for no file."""
+    """A file as it is and as it is to be; None stands for no file, as a mode for what it has."""
 
     path: str
     old: bytes | None
     new: bytes | None
+    mode: int | None = None
 
     def __bool__(self) -> bool:
         return self.old != self.new
@@ -86,7 +87,7 @@ class Change:
                 os.unlink(self.path)
             elif self:
                 made = make_folders(os.path.dirname(self.path))
-                host_files.replace(self.path, self.new)
+                host_files.replace(self.path, self.new, self.mode)
         except OSError as error:
             remove_folders(made)
             raise EngineError(

@@ -64,6 +64,8 @@ def test_all_of_it_is_taken_back(system: Path) -> None:
     for path in (PAGE, COMPLETION, UNIT, "usr/local/share/man/man5/gpuhook.toml.5"):
         assert f"wrote {system / path}\n" in done.output
         assert (system / path).stat().st_mode & 0o777 == 0o644
+    prolog = system / "usr/local/libexec/gpuhook/slurm/prolog"
+    assert prolog.stat().st_mode & 0o777 == 0o755
     assert "No service is started" in done.output
     assert f"removed {system / UNIT}\n" in uninstall(system)
     assert tree(system) == before

@@ -17,7 +17,7 @@ def paths(folders: dict[str, str]) -> set[str]:
 
 def test_every_page_and_unit_of_the_repository_is_in_it() -> None:
     sources = [*(REPOSITORY / "man").iterdir()]
-    for folder in ("systemd", "udev"):
+    for folder in ("systemd", "udev", "slurm"):
         sources += (REPOSITORY / "packaging" / folder).iterdir()
     listed = {file.name for file in shipped.files(COMMAND)}
     assert {path.name for path in sources} <= listed
@@ -33,6 +33,15 @@ def test_the_package_has_all_and_pip_all_but_those_of_cdi() -> None:
     missing = {Path(each).name for each in package} - {Path(each).name for each in placed}
     assert missing == {f"{CDI}.service", f"{CDI}.path", f"70-{CDI}.rules"}
     assert "/etc/systemd/system/gpuhook-watch.service" in placed
+
+
+def test_slurms_scripts_are_programs_and_nothing_else_is() -> None:
+    modes = {file.path(shipped.OF_PACKAGE): file.mode for file in shipped.files(COMMAND)}
+    assert sorted(path for path, mode in modes.items() if path and mode & 0o111) == [
+        "/usr/libexec/gpuhook/slurm/as-user",
+        "/usr/libexec/gpuhook/slurm/epilog",
+        "/usr/libexec/gpuhook/slurm/prolog",
+    ]
 
 
 def test_a_user_has_no_units(monkeypatch: pytest.MonkeyPatch) -> None:
