@@ -47,5 +47,9 @@ def test_without_an_environment_it_says_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("take-out-protections: what the tests need")
     assert "Traceback" not in done.stderr
-    done = subprocess.run([sys.executable, script, "no such"], capture_output=True, check=False)
+
+
+def test_a_word_that_is_in_no_name() -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "no such"], capture_output=True, check=False)
+    assert done.returncode == 1
     assert done.stderr == b"take-out-protections: no protection's name has no such\n"

@@ -8,7 +8,7 @@ says what that record is worth, and who has a device now.
 import os
 import stat
 
-from gpuhook.cgroup.access import in_first_user_namespace
+from gpuhook.cgroup.access import in_first_user_namespace, spec_allows
 from gpuhook.errors import CdiError, DriverError, InjectError
 from gpuhook.inventory.cache import get_inventory
 from gpuhook.oci.spec import State
@@ -58,7 +58,8 @@ def describe(
         if known is None:
             record["nodes"][kind] = _of_documents(kind, has, config)
         elif found := _devices(has, known[1]):
-            rules = [node.numbers for node in known[1].nodes if node.numbers in has]
+            nodes = (node.numbers for node in known[1].nodes if node.numbers in has)
+            rules = [pair for pair in nodes if spec_allows(spec.device_rules, *pair)]
             _add(record, records.given(*known, found, rules))
             documents = [name for name in documents if name.partition("=")[0] != kind]
     return {**record, "documents": documents}

@@ -9,6 +9,7 @@ import pytest
 import second_vendor
 from second_vendor import spec_with
 
+from gpuhook.cgroup.access import device_rules
 from gpuhook.config import Config
 from gpuhook.errors import HeldError
 from gpuhook.inventory.model import Device, Inventory, Node
@@ -173,8 +174,16 @@ def test_a_device_is_held_by_its_node(parts: Inventory, spec: dict[str, Any], ha
     record = held(spec, KIND)
     assert [each["selected"] for each in record["given"]] == ([["A"]] if has else [])
     assert bool(leases.wants(record, (KIND,))) == has
-    if has:
-        assert record["given"][0]["devices"] == [[*NULL]], "no more is given back than it had"
+    assert all(each["devices"] == [] for each in record["given"]), "what no rule allows"
+
+
+def test_no_more_is_given_back_than_it_had(parts: Inventory) -> None:
+    """A node that is there and may not be opened is none that ``repair`` opens."""
+    rules = {"devices": device_rules([NULL])}
+    spec = gives(node("/dev/a", NULL), mounts=[mount("/dev/full")], resources=rules)
+    [given] = held(spec, KIND)["given"]
+    assert given["nodes"] == {"A": [[*NULL], [*FULL]]}
+    assert given["devices"] == [[*NULL]]
 
 
 @pytest.mark.parametrize(
