@@ -20,8 +20,9 @@ from gpuhook.vendors import seam
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
+    from gpuhook.oci.spec import Spec
     from gpuhook.running.records import Written
     from gpuhook.vendors.seam import Grant
 
@@ -102,22 +103,27 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     work = Work(spec.data, vendor, inventory, config)
     with inject.open_inside(state.root or spec.root_path) as container:
         found = inject.look(container, config, {vendor_names.NAME: vendor.look})
-        with _record(state, spec.data.get("annotations"), work.grant, config):
+        with _record(state, spec, work.grant, config):
             inject.inject_inside(work.plan(found), container)
         if config.cli_debug:
             facts = {"devices": list(work.grant.ids), "cgroup": "cdi"}
             inject.note(config, state, {**facts, "skipped": container.skipped})
 
 
-def _record(state: State, annotations: "Any", grant: "Grant", config: Config) -> "Written":
+def _record(state: State, spec: "Spec", grant: "Grant", config: Config) -> "Written":
     """Write down what the container is given, for a block."""
     from gpuhook.running import records  # noqa: PLC0415 - as in run
 
     pid, process = records.first_process()
     try:
         state = State(state.container_id, pid, state.bundle, state.root)
-        record = records.describe(state, annotations, [grant])
         exclusive = config.exclusive
+        if exclusive:
+            from gpuhook.running import claims  # noqa: PLC0415 - few have exclusive devices
+
+            record = claims.describe(state, spec, [grant], (), config, save=False)
+        else:
+            record = records.describe(state, spec.data.get("annotations"), [grant])
         return records.Written(config.state_dir, process, record, add=True, exclusive=exclusive)
     finally:
         if process >= 0:

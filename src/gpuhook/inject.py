@@ -107,7 +107,8 @@ class Injection:
             return records.describe(state, annotations, self._resolved.grants)
         from gpuhook.running import claims  # noqa: PLC0415 - few have exclusive devices
 
-        return claims.describe(state, self._spec, self._resolved, self._config)
+        found = self._resolved
+        return claims.describe(state, self._spec, found.grants, found.cdi_devices, self._config)
 
 
 def note(config: "Config", state: "State", facts: "dict[str, Any]") -> None:

@@ -110,7 +110,7 @@ def take(state_text: bytes, config: Config) -> None:
     state = parse_state(state_text)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     resolved = resolve(spec.data, config)
-    if resolved is not None and config.exclusive:
+    if config.exclusive:
         from gpuhook.running import claims  # noqa: PLC0415 - few have exclusive devices
 
         claims.take(state, spec, resolved, config)

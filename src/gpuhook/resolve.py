@@ -4,7 +4,7 @@ The one sequence that the runtime, the hook and ``gpuhook explain`` share.
 """
 
 from gpuhook.errors import NoDriverError, RequestError, shown
-from gpuhook.request.reader import SpecReader
+from gpuhook.request.reader import SpecReader, check_kinds
 from gpuhook.start import preload
 from gpuhook.vendors import seam
 
@@ -154,10 +154,13 @@ def _read(
     preload.load((*preload.INVENTORY, *names.MODULES))
     vendor = seam.load(names)
     try:
-        return vendor, reader.read(names, vendor, more)
+        request = reader.read(names, vendor, more)
+        if request.cdi_devices:
+            check_kinds(request, seam.known(reader.config).values(), reader.config)
     except RequestError as error:
         progress.requests.append(error.request)
         raise
+    return vendor, request
 
 
 def _wants(request: "Request") -> bool:

@@ -161,11 +161,12 @@ def edit(
     from gpuhook.resolve import resolve  # noqa: PLC0415 - as in prepare_bundle
 
     resolved = resolve(spec.data, config, inventories=inventories)
-    if resolved is None:
-        return None
-    if not (resolved.grants or resolved.cdi_devices):
-        log.without(spec.path, resolved.absent, config)
-        return None
+    if resolved is None or not (resolved.grants or resolved.cdi_devices):
+        if resolved is not None:
+            log.without(spec.path, resolved.absent, config)
+        # It may have devices all the same: engines carry out documents themselves.
+        edited = _lease(spec, resolved, config, folder, "") if config.exclusive else spec
+        return None if edited is spec else edited
     spec.require_mount_namespace()
     edited = _edit_process(_apply_documents(spec, resolved, config), resolved)
     way = "cdi"
@@ -184,7 +185,9 @@ def edit(
     return edited
 
 
-def _lease(spec: "Spec", resolved: "Resolved", config: Config, folder: str, way: str) -> "Spec":
+def _lease(
+    spec: "Spec", resolved: "Resolved | None", config: Config, folder: str, way: str
+) -> "Spec":
     """Return the spec with a hook that takes exclusive devices for the container, where needed.
 
     HeldError where another container has one now. In the way ``hook`` the hook that injects
@@ -192,10 +195,7 @@ def _lease(spec: "Spec", resolved: "Resolved", config: Config, folder: str, way:
     """
     from gpuhook.running import claims  # noqa: PLC0415 - few have exclusive devices
 
-    if not claims.concern(resolved, config):
-        return spec
-    claims.check(spec, resolved, config)
-    if way == "hook":
+    if not claims.check(spec, resolved, config) or way == "hook":
         return spec
     return add_hook(make_way(spec), config, folder, verb=names.LEASE_VERB)
 

@@ -9,7 +9,7 @@ from harness.bundles import Bundle
 from harness.commands import wait_until
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.inside import look, seen
-from harness.installation import Installation, write_config
+from harness.installation import Installation, open_kinds, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
 
@@ -64,7 +64,8 @@ def config(
     bundle: Bundle, low_level: tuple[str, Namespace], driver: Driver, documents: Path
 ) -> Path:
     more = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{documents}"]\n'
-    return write_config(bundle.path / "etc", driver.root, [low_level[0]], more)
+    config = write_config(bundle.path / "etc", driver.root, [low_level[0]], more)
+    return open_kinds(config, "maker.example/card", "other.example/x")
 
 
 def test_another_makers_device(bundle: Bundle, installation: Installation, config: Path) -> None:

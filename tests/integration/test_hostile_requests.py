@@ -1,5 +1,6 @@
 """Hostile requests, in what the image and the bundle say, started for real by runc and crun."""
 
+import json
 import time
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from harness.bundles import Bundle
 from harness.driver import Driver
 from harness.hostile import mount_volume, refused, start
 from harness.inside import look, seen
-from harness.installation import Installation, harden, write_config
+from harness.installation import Installation, harden, open_kinds, write_config
 from harness.namespaces import Namespace
 
 ANNOTATION = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
@@ -47,6 +48,43 @@ def test_an_annotation_gives_no_more_than_the_mounts(
     assert inside.gpu_minors == given
     opened = {minor for minor, error in inside.by_hand.items() if error != "EPERM"}
     assert opened == given
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
+def test_another_pods_claim(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    driver: Driver,
+    tmp_path: Path,
+    mode: str,
+) -> None:
+    """What a driver for DRA made for one pod: its folder of the host, and a hook of root's."""
+    trace, secret = tmp_path / "trace", tmp_path / "secret"
+    secret.write_text("another's")
+    claim = "k8s.gpu.nvidia.com/claim=0f2b-gpu-0"
+    hook = {"hookName": "createRuntime", "path": "/usr/bin/touch", "args": ["touch", str(trace)]}
+    mount = {"hostPath": str(secret), "containerPath": "/secret", "options": ["bind"]}
+    edits = {"mounts": [mount], "hooks": [hook]}
+    kind, _, name = claim.partition("=")
+    device = {"name": name, "containerEdits": edits}
+    document = {"cdiVersion": "0.5.0", "kind": kind, "devices": [device]}
+    (tmp_path / "cdi").mkdir()
+    (tmp_path / "cdi/claim.json").write_text(json.dumps(document))
+    folders = f'mode = "{mode}"\n[nvidia-container-runtime.modes.cdi]\n'
+    folders += f'spec-dirs = ["{tmp_path / "cdi"}"]\n'
+    config = write_config(tmp_path / "etc", driver.root, [low_level[0]], folders)
+    bundle.command("busybox", "cat", "/secret")
+    bundle.environ(f"NVIDIA_VISIBLE_DEVICES={claim}")
+    whole = bundle.config.read_bytes()
+    done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)}).failed()
+    assert f"names '{claim}'" in done.stderr
+    assert "cdi-kinds-from-environment" in done.stderr
+    assert bundle.config.read_bytes() == whole
+    assert not trace.exists()
+    env = {"GPUHOOK_CONFIG": str(open_kinds(config, kind))}
+    assert bundle.run(installation.runtime, env).ok().stdout == "another's"
+    assert trace.exists()
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,11 @@ from harness.cdi import generate, give
 from harness.commands import Result, run, wait_until
 from harness.driver import Driver
 from harness.inside import look, seen
-from harness.installation import Installation, write_config
+from harness.installation import Installation, open_kinds, write_config
 from harness.namespaces import Namespace
 from harness.standing import ONE
 
+from gpuhook.cdi import apply, folders
 from gpuhook.running import records
 
 EXCLUSIVE = 'exclusive = ["nvidia.com/gpu"]\n'
@@ -217,6 +218,7 @@ def test_a_device_that_a_document_alone_describes(place: Place) -> None:
     (place.folder / "cdi/maker.json").write_text(json.dumps(document))
     text = place.config.read_text().replace("nvidia.com/gpu", "maker.example/card")
     place.config.write_text(text)
+    open_kinds(place.config, "maker.example/card")
     first = place.ask("maker.example/card=a")
     place.create(first).ok()
     is_held(place, place.create(place.ask("0,maker.example/card=a")), first, "hook")
@@ -226,6 +228,66 @@ def test_a_device_that_a_document_alone_describes(place: Place) -> None:
     assert re.search(rf"^maker.example/card=a +{first.name}$", shown, re.MULTILINE)
     place.end(first)
     place.create(place.ask("maker.example/card=a")).ok()
+
+
+FORMS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "node": lambda path: {"deviceNodes": [{"path": "/dev/nvidia1", "hostPath": path}]},
+    "renamed": lambda path: {"deviceNodes": [{"path": "/dev/card", "hostPath": path, "type": "c"}]},
+    "unbuffered": lambda path: {
+        "deviceNodes": [{"path": "/dev/card", "type": "u", **numbers(path)}]
+    },
+    "mounted": lambda path: {
+        "mounts": [{"hostPath": path, "containerPath": "/dev/card", "options": ["bind"]}]
+    },
+}
+
+
+def numbers(path: str) -> dict[str, int]:
+    status = os.stat(path)
+    return {"major": os.major(status.st_rdev), "minor": os.minor(status.st_rdev)}
+
+
+@pytest.fixture
+def second(place: Place, driver: Driver, request: pytest.FixtureRequest) -> str:
+    """A document of another kind, which every image may name, with the node of GPU 1."""
+    path = driver.root / f"dev/nvidia{driver.gpus[1].minor}"
+    device = {"name": "x", "containerEdits": FORMS[request.param](str(path))}
+    document = {"cdiVersion": "0.5.0", "kind": "other.example/nic", "devices": [device]}
+    (place.folder / "cdi/other.json").write_text(json.dumps(document))
+    open_kinds(place.config, "other.example/nic")
+    return "other.example/nic=x"
+
+
+@ONE
+@pytest.mark.parametrize("way", ["hook", "spec", "cdi"])
+@pytest.mark.parametrize("second", FORMS, indirect=True)
+def test_a_second_document_with_the_same_node(place: Place, second: str, way: str) -> None:
+    gpu, other = place.ask("1", way), place.ask(second, way)
+    place.create(gpu, way).ok()
+    is_held(place, place.create(other, way), gpu, way)
+    place.end(gpu)
+    place.create(other, way).ok()
+    is_held(place, place.create(place.ask("1", way), way), other, way)
+    is_held(place, place.create(place.ask("1", "engine"), "engine"), other, "engine")
+    place.create(place.ask("2", way), way).ok()
+
+
+@ONE
+@pytest.mark.parametrize("second", FORMS, indirect=True)
+def test_a_second_document_that_the_engine_carries_out(place: Place, second: str) -> None:
+    """Beside ours, whose hook looks at all that is there; and alone, where gpu-py starts it."""
+    edits = folders.look([str(place.folder / "cdi")]).devices[second].edits
+    first = place.ask("1")
+    place.create(first).ok()
+    beside = place.ask("3", "engine")
+    beside.change(lambda spec: spec.update(apply.apply(spec, edits)))
+    is_held(place, place.create(beside, "engine"), first, "engine")
+    alone = place.ask("void")
+    alone.change(lambda spec: spec.update(apply.apply(spec, edits)))
+    is_held(place, place.create(alone), first, "hook")
+    place.end(first)
+    place.create(alone).ok()
+    is_held(place, place.create(place.ask("1")), alone, "hook")
 
 
 @ONE

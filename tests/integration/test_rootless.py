@@ -11,7 +11,7 @@ import pytest
 from harness.cdi import KIND, generate, with_mounted_nodes
 from harness.commands import Result, wait_until
 from harness.driver import Driver, lines_of_nvidia_smi
-from harness.installation import Installation, write_config
+from harness.installation import Installation, open_kinds, write_config
 from harness.namespaces import Namespace, namespace
 
 UID = 4242
@@ -71,6 +71,7 @@ def user(
         with Path(file).open("a") as table:  # the session has an /etc of its own
             table.write(line)
     config = write_config(workspace / "rootless", driver.root, ["crun"])
+    open_kinds(config, "maker.example/card")
     home = workspace / "home"
     (home / "run").mkdir(parents=True)
     layout = "v1" if Path("/sys/fs/cgroup/unified").is_dir() else "host"

@@ -272,7 +272,11 @@ OURS: dict[str, Provocation] = {
         ALL, "NVIDIA_IMEX_CHANNELS=5"
     ),
     "These CDI devices can't be used: ...": lambda scene: scene.start(
-        "NVIDIA_VISIBLE_DEVICES=maker.example/card=0"
+        "NVIDIA_VISIBLE_DEVICES=maker.example/card=0",
+        config=scene.config('gpuhook.cdi-kinds-from-environment = ["maker.example/card"]\n'),
+    ),
+    "The container's environment names '...', and '...' is no kind of CDI devices ...": (
+        lambda scene: scene.start("NVIDIA_VISIBLE_DEVICES=k8s.gpu.nvidia.com/claim=another-pods")
     ),
     "... is not valid TOML": lambda scene: scene.start(
         ALL, config=scene.config("[nvidia-container-cli\n")

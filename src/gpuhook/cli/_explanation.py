@@ -91,7 +91,7 @@ class Explanation:
         documents = _documents(resolved, config)
         found = _image(root_path, config, resolved)
         if config.exclusive and self.container is None:
-            claims.check(spec, resolved, config)
+            claims.check(_with_documents(spec, documents), resolved, config)
         plan = make_plan(resolved.grants, found, resolved.groups)
         plan.operations[:0] = documents
         self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"
@@ -185,6 +185,13 @@ def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:
         edits = apply.merge([common, device.edits])
         operations.append(ApplyDocument(device.name, device.file, edits, "asked for by name"))
     return operations
+
+
+def _with_documents(spec: Spec, documents: list[ApplyDocument]) -> Spec:
+    """Return a spec with what documents give, as the runtime writes it."""
+    from gpuhook.cdi import apply  # noqa: PLC0415 - slow: only for documents
+
+    return apply.apply_to_spec(spec, apply.merge(each.edits for each in documents))
 
 
 def _is_no_group(operation: Operation, spec: Spec) -> bool:

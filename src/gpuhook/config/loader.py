@@ -232,10 +232,11 @@ class _Reading:
             problem = f"must be a CDI kind such as nvidia.com/gpu, not {shown(kind)}"
             self.wrong("nvidia-container-runtime.modes.cdi.default-kind", problem)
 
-        for kind in self.config.exclusive:
-            if names.cdi_parts(kind + "=0") is None:
-                problem = f"holds {shown(kind)}, which is no CDI kind such as nvidia.com/gpu"
-                self.wrong("gpuhook.exclusive", problem)
+        for key in ("gpuhook.exclusive", "gpuhook.cdi-kinds-from-environment"):
+            for kind in getattr(self.config, KEYS[key][0]):
+                if names.cdi_parts(kind + "=0") is None:
+                    problem = f"holds {shown(kind)}, which is no CDI kind such as nvidia.com/gpu"
+                    self.wrong(key, problem)
 
     def check_words(self) -> None:
         """Where NVIDIA goes on with a safe word for one it does not know, so do we."""

@@ -26,6 +26,7 @@ class Config:
         "accept_volume_mounts",
         "cdi_annotation_prefixes",
         "cdi_default_kind",
+        "cdi_kinds_from_environment",
         "cdi_spec_dirs",
         "cli_debug",
         "csv_ignore",
@@ -67,6 +68,7 @@ class Config:
         accept_volume_mounts: bool
         cdi_annotation_prefixes: tuple[str, ...]
         cdi_default_kind: str
+        cdi_kinds_from_environment: tuple[str, ...]
         cdi_spec_dirs: tuple[str, ...]
         cli_debug: str
         csv_ignore: tuple[str, ...]

@@ -57,6 +57,7 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.driver-roots": ("driver_roots", LIST, ()),
     "gpuhook.missing-driver": ("missing_driver", STRING, "fail"),
     "gpuhook.accept-annotations": ("accept_annotations", BOOL, False),
+    "gpuhook.cdi-kinds-from-environment": ("cdi_kinds_from_environment", LIST, ()),
     "gpuhook.exclusive": ("exclusive", LIST, ()),
     "gpuhook.state-dir": ("state_dir", STRING, "/run/gpuhook"),
     "gpuhook.nvml-timeout": ("nvml_timeout", SECONDS, 30.0),

@@ -473,6 +473,33 @@ def _misshapen(what: str, expected: str) -> SpecError:
     )
 
 
+def check_kinds(request: Request, known: "Iterable[ModuleType]", config: "Config") -> None:
+    """Refuse CDI devices that an image's own words may not name; RequestError, with ``request``.
+
+    A document may bring any file of the host and hooks that root runs, and may have been made
+    for one pod alone. So the environment and annotations name devices of the kinds of
+    ``known`` vendors, and of those that the configuration opens to them; mounts, which no image
+    makes, name any.
+    """
+    if request.source == "volume-mounts":
+        return
+    opened = (config.cdi_default_kind, *config.cdi_kinds_from_environment)
+    allowed = {*(names.KIND for names in known), *opened}
+    for name in request.cdi_devices:
+        kind = name.partition("=")[0]
+        if kind in allowed:
+            continue
+        where = "annotations name" if request.source == "annotations" else "environment names"
+        error = RequestError(
+            f"The container's {where} {shown(name)}, and {shown(kind)} is no kind of CDI devices "
+            "that gpuhook serves itself or cdi-kinds-from-environment in [gpuhook] has",
+            "Add the kind there if every image may have such devices, or have the engine give the "
+            f"device (--device {shown(name)})",
+        )
+        error.request = request
+        raise error
+
+
 def effective_mode(mode: str, requests: "Iterable[Request]") -> str:
     """Return hook or spec for a container; ``mode`` is the configuration's.
 

@@ -1,11 +1,15 @@
 """What a container wants of exclusive devices: its record, written before it gets anything.
 
-``leases`` says what that record is worth, and who has a device now.
+Its devices are those that it asks for and those whose nodes config.json has, whoever put them
+there and by whatever name: a document of another kind gives no device a second time. ``leases``
+says what that record is worth, and who has a device now.
 """
 
 import os
+import stat
 
-from gpuhook.errors import DriverError, InjectError
+from gpuhook.cgroup.access import in_first_user_namespace, spec_allows
+from gpuhook.errors import CdiError, DriverError, InjectError
 from gpuhook.inventory.cache import get_inventory
 from gpuhook.oci.spec import State
 from gpuhook.running import leases, records
@@ -13,68 +17,198 @@ from gpuhook.vendors import seam
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from gpuhook.config import Config
+    from gpuhook.inventory.model import Device, Inventory
     from gpuhook.oci.spec import Spec
     from gpuhook.resolve import Resolved
     from gpuhook.vendors.seam import Grant
 
+    Numbers = tuple[int, int]  # major and minor
 
-def concern(resolved: "Resolved", config: "Config") -> bool:
-    """Tell whether a container asks for a device that one container alone may have."""
-    kinds = [grant.vendor.names.KIND for grant in resolved.grants if grant.devices]
-    kinds += [name.partition("=")[0] for name in resolved.cdi_devices]
-    return any(kind in config.exclusive for kind in kinds)
+_NO_CHARACTERS = ("b", "p")  # types of nodes that are no character device; c and u are
+
+# What it has ------------------------------------------------------------------------------------
 
 
 def describe(
-    state: "State", spec: "Spec", resolved: "Resolved", config: "Config"
+    state: "State",
+    spec: "Spec",
+    grants: "Sequence[Grant]",
+    names: "Sequence[str]",
+    config: "Config",
+    *,
+    save: bool = True,
 ) -> "dict[str, Any]":
-    """Return the record of a container, with the devices that documents give it.
+    """Return the record of a container, with all that it has of exclusive kinds.
 
-    Those of a vendor that we know are told by their nodes in ``spec``, which has them already:
-    what a document calls 0 need not be what we do. Of others their names are all there is.
+    ``spec`` has what documents give; ``names`` are the devices that were asked of them. Those of
+    a vendor that we know are told by their nodes: what a document calls 0 need not be what we
+    do. Of other kinds the record has the names, and the nodes that are one device's alone. An
+    inventory that had to be made is saved only with ``save``.
     """
-    grants = list(resolved.grants)
-    names = [name for name in resolved.cdi_devices if name.partition("=")[0] in config.exclusive]
-    for kind in dict.fromkeys(name.partition("=")[0] for name in names):
-        found = _by_nodes(kind, spec, config)
-        if found is not None:
-            grants.append(found)
-            names = [name for name in names if name.partition("=")[0] != kind]
     record = records.describe(state, spec.data.get("annotations"), grants)
-    return {**record, "documents": names}
+    has = _given(spec, names, config)
+    documents = [name for name in names if name.partition("=")[0] in config.exclusive]
+    record["nodes"] = {}
+    for kind in config.exclusive if has else ():
+        known = _inventory(kind, grants, config, save)
+        if known is None:
+            record["nodes"][kind] = _of_documents(kind, has, config)
+        elif found := _devices(has, known[1]):
+            nodes = (node.numbers for node in known[1].nodes if node.numbers in has)
+            rules = [pair for pair in nodes if spec_allows(spec.device_rules, *pair)]
+            _add(record, records.given(*known, found, rules))
+            documents = [name for name in documents if name.partition("=")[0] != kind]
+    return {**record, "documents": documents}
 
 
-def _by_nodes(kind: str, spec: "Spec", config: "Config") -> "Grant | None":
-    """Return what a spec gives of a known vendor's devices, None where that can't be told."""
-    from gpuhook.cdi import hook  # noqa: PLC0415 - for CDI documents alone
-    from gpuhook.cdi.generate import grant  # noqa: PLC0415 - as above
+def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> "set[Numbers]":
+    """Return the character devices that a container is given.
 
+    Of one that may have every device it is what documents gave: the rest it has by its privilege.
+    """
+    if not any(_allows_all(rule) for rule in _objects(spec.device_rules)):
+        return _numbers(spec.data, os.path.dirname(spec.path))
+    if not names:
+        return set()
+    from gpuhook.cdi import apply, saved  # noqa: PLC0415 - for such containers alone
+
+    return _numbers(apply.apply({}, apply.resolve(saved.look(config), names)))
+
+
+def _numbers(data: "dict[str, Any]", bundle: str = "") -> "set[Numbers]":
+    """Return the character devices that a config.json gives, by nodes or by mounts of nodes.
+
+    Where there is a user namespace, runtimes mount the host's node of the same path, whatever
+    numbers stand there.
+    """
+    linux = data.get("linux")
+    linux = linux if isinstance(linux, dict) else {}
+    found: set[Numbers] = set()
+    sources = [each.get("source") for each in _objects(data.get("mounts"))]
+    for node in _objects(linux.get("devices")):
+        major, minor = node.get("major"), node.get("minor")
+        if node.get("type") not in _NO_CHARACTERS:
+            if isinstance(major, int) and isinstance(minor, int):
+                found.add((major, minor))
+            sources.append(node.get("path") if _is_mapped(linux) else None)
+    for source in sources:
+        try:
+            status = os.stat(os.path.join(bundle, source)) if isinstance(source, str) else None
+        except (OSError, ValueError):  # not there, or no path
+            continue
+        if status is not None and stat.S_ISCHR(status.st_mode):
+            found.add((os.major(status.st_rdev), os.minor(status.st_rdev)))
+    return found
+
+
+def _is_mapped(linux: "dict[str, Any]") -> bool:
+    spaces = _objects(linux.get("namespaces"))
+    return not in_first_user_namespace() or any(each.get("type") == "user" for each in spaces)
+
+
+def _allows_all(rule: "dict[str, Any]") -> bool:
+    """Tell whether a rule of linux.resources.devices allows every device, as --privileged does."""
+    every = rule.get("type") in (None, "", "a") and rule.get("access") == "rwm"
+    return rule.get("allow") is True and every and {rule.get("major"), rule.get("minor")} <= {None}
+
+
+def _objects(value: "Any") -> "Iterator[dict[str, Any]]":
+    if isinstance(value, list):
+        yield from (each for each in value if isinstance(each, dict))
+
+
+def _inventory(
+    kind: str, grants: "Sequence[Grant]", config: "Config", save: bool
+) -> "tuple[Any, Inventory] | None":
+    """Return a vendor's names and inventory, None where there are none of such a kind."""
+    for grant in grants:
+        if kind == grant.vendor.names.KIND:
+            return grant.vendor.names, grant.inventory
     for names in seam.known(config).values():
         if kind == names.KIND:
-            vendor = seam.load(names)
             try:
-                inventory = get_inventory(config, vendor)
+                return names, get_inventory(config, seam.load(names), save=save)
             except DriverError:
                 return None
-            found = hook.devices(hook.Given(spec.data), inventory)
-            return grant(vendor, inventory, config, found) if found else None
     return None
 
 
-def check(spec: "Spec", resolved: "Resolved", config: "Config") -> None:
-    """Raise HeldError where a container has a device that another one asks for.
+def _devices(has: "set[Numbers]", inventory: "Inventory") -> "list[Device]":
+    """Return the devices that have one of these nodes for themselves, or all that they have.
+
+    One that is there for the sake of its part is left out.
+    """
+    numbers = {node.path: node.numbers for node in inventory.nodes}
+    every = [path for device in inventory.devices for path in device.nodes]
+
+    def is_there(device: "Device") -> bool:
+        own = [path for path in device.nodes if every.count(path) == 1]
+        given = [numbers.get(path) in has for path in own or device.nodes]
+        return any(given) if own else bool(given) and all(given)
+
+    there = [device for device in inventory.devices if is_there(device)]
+    parents = {device.parent for device in there}
+    return [device for device in there if device.id not in parents]
+
+
+def _add(record: "dict[str, Any]", found: "dict[str, Any]") -> None:
+    """Add to a record what its container has by nodes of a vendor; a part stands for its whole."""
+    for place, given in enumerate(record["given"]):
+        if given["vendor"] == found["vendor"]:
+            parts = given["nodes"].keys() - {*given["selected"]}
+            found["selected"] = [name for name in found["selected"] if name not in parts]
+            record["given"][place] = records.added(found, given)
+            return
+    record["given"].append(found)
+
+
+def _of_documents(kind: str, has: "set[Numbers]", config: "Config") -> dict[str, str]:
+    """Return nodes of a kind that documents alone describe, "MAJOR:MINOR", and whose each is.
+
+    A node counts as a device's own where the devices that have it contain each other, as ``all``
+    and other names for the same do; what belongs to the kind as a whole does not count.
+    """
+    from gpuhook.cdi import apply, saved  # noqa: PLC0415 - for such kinds alone
+
+    owners: dict[Numbers, list[tuple[int, str, set[Numbers]]]] = {}
+    for name, device in saved.look(config).devices.items():
+        if name.partition("=")[0] != kind:
+            continue
+        try:
+            nodes = _numbers(apply.apply({}, device.edits))
+        except CdiError:  # a node that this machine hasn't got, so nobody has
+            continue
+        for pair in nodes & has:
+            owners.setdefault(pair, []).append((len(nodes), name, nodes))
+    found = {}
+    for pair, several in sorted(owners.items()):
+        several.sort(key=lambda each: each[:2])
+        if all(several[at][2] <= several[at + 1][2] for at in range(len(several) - 1)):
+            found[f"{pair[0]}:{pair[1]}"] = several[0][1]
+    return found
+
+
+# Who takes it -----------------------------------------------------------------------------------
+
+
+def check(spec: "Spec", resolved: "Resolved | None", config: "Config") -> bool:
+    """Tell whether a container has exclusive devices; HeldError where another one has one of them.
 
     To say so before the low-level runtime is called, or where no container is started: it is
-    made sure when the record is written.
+    made sure when the record is written. ``resolved`` is None where nothing is asked of us.
     """
-    record = describe(State("", 0, "", None), spec, resolved, config)
+    record = describe(State("", 0, "", None), spec, *_asked(resolved), config)
+    if not leases.wants(record, config.exclusive):
+        return False
     leases.refuse(record, records.read_all(config.state_dir), config.exclusive)
+    return True
 
 
-def take(state: "State", spec: "Spec", resolved: "Resolved", config: "Config") -> None:
+def take(state: "State", spec: "Spec", resolved: "Resolved | None", config: "Config") -> None:
     """Write the record of a container that gets its devices by its config.json.
 
     HeldError where another container has one of them.
@@ -87,8 +221,12 @@ def take(state: "State", spec: "Spec", resolved: "Resolved", config: "Config") -
             "Look at the runtime's log for why the container ended while it was created",
         ) from None
     try:
-        record = describe(state, spec, resolved, config)
+        record = describe(state, spec, *_asked(resolved), config)
         with records.Written(config.state_dir, process, record, exclusive=config.exclusive):
             pass
     finally:
         os.close(process)
+
+
+def _asked(resolved: "Resolved | None") -> "tuple[Sequence[Grant], tuple[str, ...]]":
+    return ((), ()) if resolved is None else (resolved.grants, resolved.cdi_devices)

@@ -35,28 +35,33 @@ def refuse(
     """Raise HeldError where one of the other records has a device of this one, of these kinds."""
     boot = boot_id()
     wanted = {kind: held for kind, held in _held(record) if kind in kinds}
-    if not wanted:
-        return
-    for other in others:
+    nodes = {kind: held for kind, held in record.get("nodes", {}).items() if kind in kinds}
+    for other in others if wanted or nodes else ():
         if other.get("boot", boot) != boot:
             continue
         for kind, theirs in _held(other):
             found = _conflict(wanted[kind], theirs) if kind in wanted else None
             if found is not None:
-                raise HeldError(
-                    f"{kind}={found[0]} {found[1]} held by {holder(other)}, and "
-                    f"{kind} is exclusive here",
-                    "Stop that container, or ask for another device; `gpuhook list` shows who has "
-                    "which",
-                )
+                raise _refusal(f"{kind}={found[0]} {found[1]}", kind, other)
+        for kind, ours in nodes.items():
+            for node in sorted(ours.keys() & other.get("nodes", {}).get(kind, {}).keys()):
+                raise _refusal(f"{ours[node]} is", kind, other)
+
+
+def _refusal(what: str, kind: str, other: "dict[str, Any]") -> HeldError:
+    return HeldError(
+        f"{what} held by {holder(other)}, and {kind} is exclusive here",
+        "Stop that container, or ask for another device; `gpuhook list` shows who has which",
+    )
 
 
 def wants(record: "dict[str, Any]", kinds: tuple[str, ...]) -> str:
-    """Return the first device of a record that is of these kinds, "" where none is."""
+    """Return a device of a record that is of these kinds, "" where none is."""
     for kind, (selected, _) in _held(record):
         if kind in kinds and selected:
             return f"{kind}={min(selected)}"
-    return ""
+    nodes = record.get("nodes", {})
+    return next((name for kind in kinds for name in nodes.get(kind, {}).values()), "")
 
 
 def _held(record: "dict[str, Any]") -> "Iterator[tuple[str, _Held]]":

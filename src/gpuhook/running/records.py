@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, Self
 
+    from gpuhook.inventory.model import Device, Inventory
     from gpuhook.oci.spec import State
     from gpuhook.vendors.seam import Grant
 
@@ -70,27 +71,33 @@ def describe(state: "State", annotations: "Any", grants: "Iterable[Grant]") -> "
 
 
 def _given(grant: "Grant") -> "dict[str, Any]":
-    """Return what one vendor gave: ``selected`` devices, and the ``nodes`` of each.
+    asked = list(grant.request.devices or ())[:_NAMES_LIMIT]
+    found = given(grant.vendor.names, grant.inventory, grant.devices, grant.rules())
+    return {**found, "request": {"source": grant.request.source, "devices": asked}}
+
+
+def given(
+    names: "Any", inventory: "Inventory", devices: "Iterable[Device]", rules: "Iterable[Any]"
+) -> "dict[str, Any]":
+    """Return what a container has of one vendor: ``selected`` devices, and the ``nodes`` of each.
 
     Those of the devices that they are parts of are among them, because they are given too.
+    ``names`` are the vendor's, ``rules`` the (major, minor) of all that it may open.
     """
-    request, inventory = grant.request, grant.inventory
+    devices = tuple(devices)
     numbers = {node.path: list(node.numbers) for node in inventory.nodes}
-    wanted = {found for device in grant.devices for found in (device.id, device.parent)}
+    wanted = {found for device in devices for found in (device.id, device.parent)}
     return {
-        "vendor": request.vendor,
-        "kind": grant.vendor.names.KIND,
-        "request": {
-            "source": request.source,
-            "devices": list(request.devices or ())[:_NAMES_LIMIT],
-        },
-        "selected": list(grant.ids),
+        "vendor": names.NAME,
+        "kind": names.KIND,
+        "request": {"source": "none", "devices": []},
+        "selected": [device.id for device in devices],
         "nodes": {
             device.id: [numbers[path] for path in device.nodes if path in numbers]
             for device in inventory.devices
             if device.id in wanted
         },
-        "devices": [list(pair) for pair in grant.rules()],
+        "devices": [list(pair) for pair in rules],
     }
 
 
@@ -216,16 +223,23 @@ def _same(one: "dict[str, Any]", other: "dict[str, Any]") -> bool:
 
 def _merged(before: "dict[str, Any]", record: "dict[str, Any]") -> "dict[str, Any]":
     """Return a record with what an earlier one of the same container has besides."""
-    given = {each["vendor"]: each for each in before["given"]}
+    by_vendor = {each["vendor"]: each for each in before["given"]}
     for each in record["given"]:
-        old = given.get(each["vendor"])
-        given[each["vendor"]] = each if old is None else _added(old, each)
+        old = by_vendor.get(each["vendor"])
+        by_vendor[each["vendor"]] = each if old is None else added(old, each)
     documents = dict.fromkeys([*before.get("documents", ()), *record.get("documents", ())])
-    return {**before, **record, "given": [*given.values()], "documents": [*documents]}
+    nodes = {**before.get("nodes", {}), **record.get("nodes", {})}
+    return {
+        **before,
+        **record,
+        "given": [*by_vendor.values()],
+        "documents": [*documents],
+        "nodes": nodes,
+    }
 
 
-def _added(old: "dict[str, Any]", new: "dict[str, Any]") -> "dict[str, Any]":
-    """Return what one vendor gave in two steps."""
+def added(old: "dict[str, Any]", new: "dict[str, Any]") -> "dict[str, Any]":
+    """Return what a container has of one vendor in two steps, with what ``new`` says of asking."""
     selected = dict.fromkeys([*old["selected"], *new["selected"]])
     devices = [*old["devices"], *(each for each in new["devices"] if each not in old["devices"])]
     nodes = {**old["nodes"], **new["nodes"]}

@@ -56,6 +56,13 @@ def write_config(
     return config
 
 
+def open_kinds(config: Path, *kinds: str) -> Path:
+    """Let the environment name CDI devices of these kinds."""
+    setting = f"cdi-kinds-from-environment = {list(kinds)}\n"
+    config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{setting}"))
+    return config
+
+
 def harden(config: Path) -> Path:
     """Let only mounts hand out GPUs to containers without privileges, as clusters should."""
     settings = (

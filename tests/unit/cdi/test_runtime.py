@@ -61,6 +61,8 @@ class Site:
         return (
             f'[nvidia-container-runtime]\nmode = "{mode}"\n'
             f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{self.documents}"]\n'
+            "[gpuhook]\ncdi-kinds-from-environment = "
+            '["maker.example/card", "other.example/card"]\n'
         )
 
     def spec(self, devices: str) -> Spec:

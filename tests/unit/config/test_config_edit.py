@@ -45,6 +45,7 @@ SPECIAL = {
     "nvidia-container-runtime.modes.cdi.default-kind": "a.b/c",
     "supported-driver-capabilities": "compute",
     "gpuhook.driver-roots": ["acme=/x"],
+    "gpuhook.cdi-kinds-from-environment": ["vendor.example/nic", "k8s.gpu.vendor.example/claim"],
     "gpuhook.exclusive": ["acme.example/npu"],
     "gpuhook.missing-driver": "ignore",
 }

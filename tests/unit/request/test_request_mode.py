@@ -96,5 +96,6 @@ def test_resolve(case: Case, programs: Path) -> None:
     ],
 )
 def test_mode_and_request(mode: str, devices: str, expected: str, programs: Path) -> None:
-    text = f'nvidia-container-runtime.mode = "{mode}"'
+    text = f'nvidia-container-runtime.mode = "{mode}"\n'
+    text += 'gpuhook.cdi-kinds-from-environment = ["a.b/c"]\n'
     assert way(programs, text, [f"NVIDIA_VISIBLE_DEVICES={devices}"], []) == expected

@@ -7,7 +7,7 @@ from machines import read_request
 
 from gpuhook.config import Config, loads
 from gpuhook.errors import GpuhookError, RequestError
-from gpuhook.request.reader import Request, is_privileged
+from gpuhook.request.reader import Request, check_kinds, is_privileged
 from gpuhook.vendors.nvidia import names
 
 MOUNT_ROOT = "/var/run/nvidia-container-devices/"
@@ -205,3 +205,9 @@ def test_names_in_mode_cdi(case: Case) -> None:
     assert not any(name.startswith(names.AUTOMATIC) for name in request.cdi_devices)
     found = [f"{names.AUTOMATIC}={name}" for name in request.selectors] + [*request.cdi_devices]
     assert found == (case["expected"]["names_before_dedupe"] or [])
+    # The one difference: an annotation names kinds that are served or opened, and no others.
+    if request.source == "annotations" and "example.com/device" in found[0]:
+        with pytest.raises(RequestError, match="cdi-kinds-from-environment"):
+            check_kinds(request, [names], config)
+    else:
+        check_kinds(request, [names], config)
