@@ -273,7 +273,7 @@ def test_no_other_socket_is_given(
     given = {each.get("destination") for each in told["operations"]}
     assert f"/{SOCKET}" not in given
     assert "/run/nvidia-fabricmanager/socket" in given or make is _below_everybodys
-    refused = [text for text in told["warnings"] if "nvidia-persistenced" in text]
+    refused = [text for text in told["warnings"] if "is given to containers" in text]
     assert len(refused) == (0 if make in (_gone, _folder_link) else 1), told["warnings"]
 
 
@@ -403,7 +403,7 @@ def test_features_obey_the_policy_of_devices(
     assert done.stdout == ""
     words = ("explain", "--bundle", bundle.path, "--format", "json")
     told = json.loads(command(installation, config, *words).ok().stdout)
-    [why] = [text for _, text in told["request"]["ignored"] if "NVIDIA_GDS" in text]
+    [why] = [each["reason"] for each in told["request"]["ignored"] if "GDS" in each["reason"]]
     assert "is not privileged" in why
 
 

@@ -112,7 +112,7 @@ class Explanation:
     def warnings(self) -> list[str]:
         """What the container would get only in part."""
         found = [] if self.resolved is None else self.resolved.warnings()
-        return [*found, *(text for text in self.left_out if text not in found)]
+        return list(dict.fromkeys([*found, *self.left_out]))
 
     @property
     def lost(self) -> list[str]:
