@@ -105,7 +105,10 @@ def as_folder(place: Path) -> None:
 
 
 def as_link(place: Path) -> None:
-    place.symlink_to("/etc")
+    secret = place.parent.parent / "srv/secret"
+    secret.mkdir(parents=True)
+    (secret / "file").write_text("the administrator's")
+    place.symlink_to("/srv/secret")
 
 
 def as_socket(place: Path) -> None:
@@ -113,12 +116,16 @@ def as_socket(place: Path) -> None:
 
 
 @contextmanager
-def fuse(place: Path, options: str = "") -> Iterator[None]:
+def fuse(place: Path, options: str = "", *, dead: bool = False) -> Iterator[None]:
+    """Mount a user's filesystem; nobody serves it, and where it is ``dead`` nobody can."""
     words = [sys.executable, "-c", MOUNT_FUSE, str(place), str(UID), options]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as server:
         try:
             assert server.stdout is not None
             assert server.stdout.readline() == b"mounted\n"
+            if dead:
+                server.kill()
+                server.wait()
             yield
         finally:
             server.kill()
@@ -130,7 +137,9 @@ def check_nobody_cares(
     bundle: Bundle, installation: Installation, config: Path, *commands: tuple[str, ...]
 ) -> None:
     """Start a container, which gets nothing of /tmp, and run the commands."""
-    done = started(bundle, installation, config, "nvidia-smi -L; ls -A /tmp").ok()
+    done = started(
+        bundle, installation, config, "nvidia-smi -L; ls -A /tmp; ls -A /srv 2>/dev/null; true"
+    ).ok()
     assert [line[:4] for line in done.stdout.splitlines()] == ["GPU "] * 2
     for words in commands:
         done = command(installation, config, *words)
@@ -330,10 +339,10 @@ def test_daemons_and_users_end_no_standing_process(
 def test_what_cannot_be_looked_at_is_the_drivers_error(
     installation: Installation, machine: Driver, tmp_path: Path
 ) -> None:
-    """Here a filesystem that refuses root, over a folder of the driver's."""
+    """Here a filesystem whose server has died, over a folder of the driver's."""
     config = write_config(tmp_path / "etc", machine.root, ["runc"])
     library = machine.library("libcuda.so.1").parent
-    with fuse(library):
+    with fuse(library, ",allow_other", dead=True):
         for words in (("info",), ("refresh",), ("cdi", "generate"), ("slurm", "gres")):
             done = command(installation, config, *words)
             assert done.status != 0
