@@ -123,10 +123,14 @@ class Rootfs:
         finally:
             os.close(parent)
         status = os.fstat(fd)
-        if stat.S_ISSOCK(status.st_mode) and (status.st_uid == daemon or is_own(status.st_uid)):
+        # One with a second name may be another daemon's, to which this one's user made a link.
+        alone = stat.S_ISSOCK(status.st_mode) and status.st_nlink == 1
+        if alone and (status.st_uid == daemon or is_own(status.st_uid)):
             return fd
         os.close(fd)
-        raise _untrusted(self._outside(path), "it is no socket of root's or of its folder's owner")
+        raise _untrusted(
+            self._outside(path), "it is no socket of root's or its folder's owner alone"
+        )
 
     def own_path(self, path: str) -> str:
         """Return where a path really is, root's links followed inside the root.

@@ -75,6 +75,10 @@ def test_a_socket_and_what_is_none(host: Rootfs, monkeypatch: pytest.MonkeyPatch
     with socket.socket(socket.AF_UNIX) as mine:
         mine.bind("socket")
     os.close(host.open_socket("/run/daemon/socket"))
+    Path("other").hardlink_to("socket")
+    with pytest.raises(UntrustedPathError, match="it is no socket"):
+        host.open_socket("/run/daemon/socket")
+    Path("other").unlink()
     with pytest.raises(UntrustedPathError, match="it is no socket"):
         host.open_socket("/run/daemon/file")
     with pytest.raises(FileNotFoundError):
