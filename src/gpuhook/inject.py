@@ -19,7 +19,7 @@ from gpuhook import log
 from gpuhook.cgroup import access
 from gpuhook.container import kernel
 from gpuhook.container.changes import Container, Journal
-from gpuhook.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs
+from gpuhook.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs, Roots
 from gpuhook.errors import GpuhookError, InjectError, VolumeError
 from gpuhook.plan import image
 from gpuhook.plan.planner import make_plan
@@ -288,21 +288,16 @@ def inject_inside(plan: "Plan", container: Container) -> None:
 
 def prepare(plan: "Plan") -> None:
     """Open what a plan takes from driver roots; InjectError, and all closed, if that fails."""
-    hosts: dict[str, Rootfs] = {}
     try:
-        for operation in plan.operations:
-            try:
-                if operation.root not in hosts:
-                    hosts[operation.root] = Rootfs(operation.root)
-                operation.prepare(hosts[operation.root])
-            except OSError as error:
-                raise _failed(operation, error) from error
+        with Roots() as roots:
+            for operation in plan.operations:
+                try:
+                    operation.prepare(roots.of(operation.root))
+                except OSError as error:
+                    raise _failed(operation, error) from error
     except BaseException:
         close(plan)
         raise
-    finally:
-        for host in hosts.values():
-            host.close()
 
 
 def apply(plan: "Plan", container: Container, *, enter: bool = True) -> None:

@@ -256,7 +256,8 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
     """Return the spec with all that mode spec does, for the image as the engine laid it out."""
     from gpuhook.container.rootfs import Rootfs  # noqa: PLC0415
     from gpuhook.plan import image, spec_edits  # noqa: PLC0415 - only in mode spec
-    from gpuhook.plan.planner import make_plan  # noqa: PLC0415
+    from gpuhook.plan.operations import usable  # noqa: PLC0415
+    from gpuhook.plan.planner import Plan, make_plan  # noqa: PLC0415
 
     try:
         with Rootfs(spec.root_path) as root:
@@ -268,7 +269,7 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":
         ) from None
     for stage in names.HOOK_STAGES:  # nothing is left for them to do
         spec = spec.drop_hooks(stage, (*names.TOOLKIT_HOOKS, names.HOOK))
-    plan = make_plan(resolved.grants, found, resolved.groups)
+    plan = Plan(usable(make_plan(resolved.grants, found, resolved.groups).operations)[0])
     return spec_edits.apply(_add_device_rules(spec, plan.devices), plan)
 
 

@@ -29,7 +29,6 @@ from gpuhook.errors import InjectError, VolumeError
 from gpuhook.inventory.model import Node
 from gpuhook.plan.operations import (
     FILE_OPTIONS,
-    IPC_OPTIONS,
     BindDevice,
     BindFile,
     Operation,
@@ -89,7 +88,7 @@ def device(driver: Path) -> Operation:
 
 
 def socket(driver: Path) -> Operation:
-    return BindFile(str(driver), "/run/daemon/socket", "/run/daemon/socket", IPC_OPTIONS, "test")
+    return BindFile(str(driver), "/run/daemon/socket", "/run/daemon/socket", FILE_OPTIONS, "test")
 
 
 def no_volumes() -> None:

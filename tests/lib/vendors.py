@@ -33,7 +33,7 @@ from {name} import names
 class Absent(Vendor):
     names = names
 
-    def discover(self, config):
+    def _discover(self, config):
         raise DriverError("there is no {name}", "Buy one")
 
 

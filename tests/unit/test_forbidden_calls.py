@@ -62,7 +62,8 @@ FORBIDDEN_MODULES = {
 ALLOWED = {
     ("container/rootfs", "__init__" , "os.open"): "the root itself, named by its maker",
     ("container/rootfs", "reopen", "os.open"): "our own descriptor, through /proc/self/fd",
-    ("container/rootfs", "real_path", "os.readlink"): "our own descriptor, through /proc/self/fd",
+    ("container/rootfs", "_inside", "os.readlink"): "our own descriptors, through /proc/self/fd",
+    ("container/rootfs", "_socket_in", "os.scandir"): "a descriptor",
     ("container/rootfs", "list_folder", "os.listdir"): "a descriptor",
     ("container/mounts", "__init__", "os.open"): "our own mount table",
     ("vendors/nvidia/own_files", "_kernel_has_none", "os.path.exists"): "our own /proc",
@@ -102,6 +103,7 @@ def handling_images() -> dict[str, str]:
 OF_THE_HOST = {
     "driver_folder/content": "reads a plan, and carries out none",
     "driver_folder/keep": "reads the driver root; writes to a folder of the host's",
+    "inventory/freshness": "looks at the driver root",
     "vendors/nvidia/vendor": "looks at the driver root",
     "vendors/nvidia/discover": "looks at the driver root",
     "vendors/nvidia/device_nodes": "looks at the driver root",

@@ -61,13 +61,13 @@ LAYERS: Mapping[str, set[str]] = {
     "oci": set(),
     "host": set(),
     "simulate": {"host"},
-    "container": set(),
+    "container": {"host"},
     "engines": {"host"},
     "loader": {"container"},
     "config": set(),
     "log": {"config", "oci"},
     "request": {"config", "oci"},
-    "inventory": {"config", "oci"},
+    "inventory": {"config", "container", "oci"},
     "cgroup": {"container", "inventory"},
     # The seam names vendors and is typed by what it stands between; a vendor imports no room of
     # a start, and nobody but its own rooms imports a vendor.
@@ -110,7 +110,7 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors.intel_npu": {"config", "container", "inventory", "vendors"},
     "vendors.intel_npu.simulate": {"simulate", "vendors.intel_npu"},
     "vendors.intel_npu.doctor": {"doctor", "vendors", "vendors.intel_npu"},
-    "vendors.ascend.doctor": {"container", "doctor", "oci", "vendors.ascend"},
+    "vendors.ascend.doctor": {"container", "doctor", "inventory", "oci", "vendors.ascend"},
     # A document is made of plans, and of what vendors say of their devices.
     "cdi": {
         "config", "container", "engines", "host", "inventory", "loader", "oci", "plan", "request",
@@ -136,8 +136,8 @@ LAYERS: Mapping[str, set[str]] = {
     },
     "prestart_hook": {"config", "inject", "log", "oci", "resolve", "running", "runtime_shim"},
     "nvidia_cli": {
-        "cdi", "cli", "config", "engines", "host", "inject", "inventory", "log", "oci", "plan",
-        "request", "running", "vendors", "vendors.nvidia",
+        "cdi", "cli", "config", "container", "engines", "host", "inject", "inventory", "log", "oci",
+        "plan", "request", "running", "vendors", "vendors.nvidia",
     },
     "cdi_hook": {
         "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",

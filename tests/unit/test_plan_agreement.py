@@ -23,6 +23,7 @@ from gpuhook.container.rootfs import PATH_FLAGS
 from gpuhook.errors import GpuhookError
 from gpuhook.oci.runtime_argv import Arguments
 from gpuhook.oci.spec import read_spec
+from gpuhook.plan.operations import usable
 from gpuhook.plan.planner import Plan
 from gpuhook.running import records
 
@@ -140,7 +141,7 @@ class Stage:
             prestart_hook.run(json.dumps(state).encode(), load(str(self.config)))
         except GpuhookError as error:
             return f"{error.code}: {error}"
-        return [op.to_json() for plan in self.executed for op in plan.operations]
+        return [op.to_json() for plan in self.executed for op in usable(plan.operations)[0]]
 
     def explain(self) -> dict[str, Any]:
         spec = read_spec(str(self.spec))

@@ -3,9 +3,10 @@
 Every device is planned as for a container that asks for it alone, and so is a container that
 asks for none: what that one gets is common to all. Nothing is known of the image, so libraries
 go into the folders that they have on the host, and what depends on the image, or on which
-devices are given together, is the one hook's to do (``gpuhook.cdi_hook``).
+devices are given together, is the one hook's to do (``gpuhook.cdi_hook``). So are daemons'
+sockets: no container starts without what its document names, and daemons come and go.
 
-Pure: looks at nothing, changes nothing.
+Changes nothing, and looks at nothing but whether what is mounted may be.
 """
 
 from gpuhook import names as ours
@@ -21,6 +22,7 @@ from gpuhook.plan.operations import (
     BindDevice,
     BindFile,
     SetVariable,
+    usable,
 )
 from gpuhook.plan.planner import make_plan
 from gpuhook.request.reader import Request
@@ -71,7 +73,7 @@ class Source:
     """What documents are made of: a vendor, its inventory, and what the configuration lets it give.
 
     ``hook`` is the hook's path on the host; ``config_path`` what its --config is to name, if
-    anything.
+    anything. ``left_out`` says which files no document names, and why, a sentence each.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Source:
         self.vendor = vendor
         self.inventory = inventory
         self._config = config
+        self.left_out: dict[str, None] = {}
         self._hook = hook
         self._config_path = config_path
 
@@ -98,7 +101,9 @@ class Source:
         silent = self._config.feature("no-additional-gids-for-device-nodes")
         groups = {} if silent else granted.groups()
         plan = make_plan([granted], Image(HostLayout()), groups)
-        return edits_of(plan.operations, self.vendor.names.FIXED_MAJORS)
+        operations, left_out = usable(plan.operations)
+        self.left_out.update(dict.fromkeys(left_out))
+        return edits_of(operations, self.vendor.names.FIXED_MAJORS)
 
     def common(self) -> "Edits":
         """Return the edits for every container: without devices, the hook, and no second injector.
@@ -162,7 +167,7 @@ def generate(source: Source, strategies: "Iterable[str]" = DEFAULT_STRATEGIES) -
         }
     )
     document["cdiVersion"] = versions.needed(document)
-    return Generated(document, warnings + _unwritten(source, devices))
+    return Generated(document, [*warnings, *_unwritten(source, devices), *source.left_out])
 
 
 def _offered(source: Source) -> "tuple[list[Device], list[str]]":

@@ -155,4 +155,5 @@ class AlreadyMounted(BindFile):
 
     def execute(self, container: "Container") -> None:
         """Let links to it know what they lead to."""
-        container.know(self._tree, self.destination)
+        if self._tree >= 0:
+            container.know(self._tree, self.destination)

@@ -15,7 +15,7 @@ from gpuhook.inventory.selection import fallen_off
 from gpuhook.oci import process
 from gpuhook.oci.spec import Spec
 from gpuhook.plan import image, spec_edits
-from gpuhook.plan.operations import AddGroup, ApplyDocument, Operation
+from gpuhook.plan.operations import AddGroup, ApplyDocument, Operation, usable
 from gpuhook.plan.planner import make_plan
 from gpuhook.request import sources as environments
 from gpuhook.request.reader import Request, SpecReader, effective_mode
@@ -60,6 +60,7 @@ class Explanation:
         self.mode: str | None = None
         self.operations: list[Operation] = []
         self.undone: list[Operation] = []
+        self.left_out: list[str] = []
         self.error: GpuhookError | None = None
         self.why_nothing = ""
         self.known: Mapping[str, ModuleType] = seam.KNOWN
@@ -93,6 +94,7 @@ class Explanation:
         if config.exclusive and self.container is None:
             claims.check(_with_documents(spec, documents), resolved, config)
         plan = make_plan(resolved.grants, found, resolved.groups)
+        plan.operations, self.left_out = usable(plan.operations)
         plan.operations[:0] = documents
         self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"
         if self._hook_alone:
@@ -109,7 +111,8 @@ class Explanation:
     @property
     def warnings(self) -> list[str]:
         """What the container would get only in part."""
-        return [] if self.resolved is None else self.resolved.warnings()
+        found = [] if self.resolved is None else self.resolved.warnings()
+        return list(dict.fromkeys([*found, *self.left_out]))
 
     @property
     def lost(self) -> list[str]:

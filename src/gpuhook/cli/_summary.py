@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from gpuhook.cli._explanation import Explanation, Row
 from gpuhook.errors import listed
-from gpuhook.plan.operations import LD_CACHE, ApplyDocument, BindFile, Operation, UpdateLdCache
+from gpuhook.plan.operations import (
+    LD_CACHE,
+    ApplyDocument,
+    BindFile,
+    BindSocket,
+    Operation,
+    UpdateLdCache,
+)
 from gpuhook.request.reader import Request
 from gpuhook.vendors.seam import Grant
 
@@ -95,7 +102,7 @@ def _done(explanation: Explanation) -> Iterator[Row]:
     nodes = [str(op.to_json()["destination"]) for op in operations if op.kind == "device"]
     if nodes:
         yield Row("Nodes", f"{len(nodes)}: {listed(nodes, _PATHS)}")
-    files = [op for op in operations if isinstance(op, BindFile)]
+    files = [op for op in operations if isinstance(op, (BindFile, BindSocket))]
     if files:
         yield Row("Files", f"{len(files)}, {_origins(files)}")
     others = _others(operations)
@@ -105,7 +112,7 @@ def _done(explanation: Explanation) -> Iterator[Row]:
         yield Row("How", _WAYS[explanation.mode])
 
 
-def _origins(files: list[BindFile]) -> str:
+def _origins(files: list[BindFile | BindSocket]) -> str:
     """Return from which folders files come, below which driver root."""
     folders = Counter(os.path.dirname(op.path) for op in files)
     texts = [f"{folder} ({count})" for folder, count in folders.most_common()]

@@ -45,6 +45,7 @@ _CAPITALS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _WORD = _SMALL | _CAPITALS | _DIGITS | {"_"}
 _PATH = _WORD | frozenset("-.:@+,/")
 _WHOLE = ("/dev", "/proc", "/sys", "/etc", "/usr", "/run", "/lib", "/bin", "/tmp")  # noqa: S108
+_EVERYBODYS = ("/tmp/", "/var/tmp/", "/dev/shm/", "/run/user/", "/run/lock/")  # noqa: S108
 _HEX = _DIGITS | frozenset("abcdef")
 
 
@@ -181,9 +182,10 @@ def _is_proof(text: str) -> bool:
 
 
 def _is_plain(path: str) -> bool:
-    """Tell whether it is an absolute path that means what it says."""
+    """Tell whether it is an absolute path that means what it says, where not everybody writes."""
     parts = path.split("/")[1:]
     usual = path.startswith("/") and _PATH.issuperset(path)
+    usual = usual and not f"{path}/".startswith(_EVERYBODYS)
     return usual and not any(part in ("", ".", "..") for part in parts)
 
 

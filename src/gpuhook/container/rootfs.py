@@ -5,6 +5,10 @@ path is resolved below that descriptor, by openat2(RESOLVE_IN_ROOT) or component
 component without following anything, and the caller gets a descriptor to act on. No path
 is ever resolved to a string and used later: that race is CVE-2024-0132, CVE-2025-23359 and
 their relatives. ``changes`` adds what changes anything.
+
+Of a driver root, what is mounted into containers has to be *own*: every folder on the way is
+root's and nobody else's to write to. What another user has put in place of a file, a mount of
+theirs above all, isn't even looked at, because the folder that it is in is refused before.
 """
 
 import errno
@@ -12,6 +16,7 @@ import os
 import stat
 
 from gpuhook.container import kernel
+from gpuhook.errors import UntrustedPathError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +26,12 @@ if TYPE_CHECKING:
 
 PATH_FLAGS: "Final" = os.O_PATH | os.O_CLOEXEC
 RESOLVE: "Final" = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
+_FOLDER_FLAGS: "Final" = PATH_FLAGS | os.O_DIRECTORY | os.O_NOFOLLOW
 _READ_FLAGS: "Final" = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAX_LINKS: "Final" = 40  # as the kernel's own limit, include/linux/namei.h
 _CHUNK: "Final" = 1 << 16  # bytes; memory that is too much costs more than a second read
+_SYSTEM_USERS: "Final" = range(1, 1000)  # login.defs(5): those below UID_MIN
+_MOST_LEVELS, _MOST_ENTRIES = 8, 20_000  # of a folder that is searched for sockets
 _ABSENT: "Final" = (
     errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.ENAMETOOLONG,
 )  # fmt: skip
@@ -44,6 +52,7 @@ class Rootfs:
         self.path = path
         self._fd = fd
         self._folders: dict[str, int] = {}
+        self._own: dict[str, int] = {}
 
     def __enter__(self) -> "Self":
         return self
@@ -65,9 +74,10 @@ class Rootfs:
 
     def close(self) -> None:
         """Close every descriptor held."""
-        for fd in self._folders.values():
-            os.close(fd)
-        self._folders.clear()
+        for held in (self._folders, self._own):
+            for fd in held.values():
+                os.close(fd)
+            held.clear()
         os.close(self._fd)
 
     def open(self, path: str, flags: int = os.O_PATH) -> int:
@@ -82,6 +92,90 @@ class Rootfs:
             return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         finally:
             os.close(parent)
+
+    def open_own(self, path: str) -> int:
+        """Return an O_PATH descriptor of what root has put at a path that holds no link.
+
+        UntrustedPathError where others could have put it there, or it is a link or a folder that
+        everybody may write to; OSError for what isn't there, and for a link on the way.
+        """
+        folder, _, name = path.rpartition("/")
+        fd = os.open(name or ".", PATH_FLAGS | os.O_NOFOLLOW, dir_fd=self._own_folder(folder))
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_IWOTH):
+            os.close(fd)
+            problem = "it is a link now" if stat.S_ISLNK(mode) else "everybody may write to it"
+            raise _untrusted(self._outside(path), problem)
+        return fd
+
+    def open_socket(self, path: str) -> int:
+        """Return an O_PATH descriptor of a socket of root's, or of a daemon's own system user.
+
+        That is a user to whom root has given the folder of the socket, as root does for daemons
+        that don't run as root. UntrustedPathError for whatever else is there.
+        """
+        folder, _, name = path.rpartition("/")
+        above, _, last = folder.rpartition("/")
+        parent = os.open(last, _FOLDER_FLAGS, dir_fd=self._own_folder(above))
+        try:
+            daemon = _check_own(parent, self._outside(folder), _SYSTEM_USERS)
+            fd = os.open(name, PATH_FLAGS | os.O_NOFOLLOW, dir_fd=parent)
+        finally:
+            os.close(parent)
+        status = os.fstat(fd)
+        # One with a second name may be another daemon's, to which this one's user made a link.
+        alone = stat.S_ISSOCK(status.st_mode) and status.st_nlink == 1
+        if alone and (status.st_uid == daemon or is_own(status.st_uid)):
+            return fd
+        os.close(fd)
+        raise _untrusted(
+            self._outside(path), "it is no socket of root's or its folder's owner alone"
+        )
+
+    def own_path(self, path: str) -> str:
+        """Return where a path really is, root's links followed inside the root.
+
+        UntrustedPathError as in ``open_own``, OSError for what isn't there. What it returns is
+        good for ``open_own``, later too.
+        """
+        self._own_folder("")
+        parent, name = walk(self._fd, path, self._enter_own)
+        try:
+            os.stat(name, dir_fd=parent, follow_symlinks=False)
+            folder = self._inside(parent).rstrip("/")
+        finally:
+            os.close(parent)
+        return os.path.normpath(f"{folder}/{name}")
+
+    def _outside(self, path: str) -> str:
+        return self.path.rstrip("/") + path
+
+    def _own_folder(self, path: str) -> int:
+        """Return a descriptor of a folder that is root's like all above it; it stays ours."""
+        fd = self._own.get(path)
+        if fd is not None:
+            return fd
+        if path:
+            above, _, name = path.rpartition("/")
+            fd = os.open(name, _FOLDER_FLAGS, dir_fd=self._own_folder(above))
+        else:
+            fd = os.dup(self._fd)
+        try:
+            _check_own(fd, self._outside(path) or "/")
+        except BaseException:
+            os.close(fd)
+            raise
+        self._own[path] = fd
+        return fd
+
+    def _enter_own(self, parent: int, name: str) -> int:
+        fd = enter(parent, name)
+        try:
+            _check_own(fd, name)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
     def exists(self, path: str) -> bool:
         """Tell whether a path, links followed inside the root, exists."""
@@ -108,11 +202,14 @@ class Rootfs:
         """
         fd = self.open(path)
         try:
-            base = os.readlink(f"/proc/self/fd/{self._fd}").rstrip("/")
-            found = os.readlink(f"/proc/self/fd/{fd}")
+            return self._inside(fd)
         finally:
             os.close(fd)
-        return found.removeprefix(base) or "/"
+
+    def _inside(self, fd: int) -> str:
+        """Return what a descriptor of something below the root is called there."""
+        base = os.readlink(f"/proc/self/fd/{self._fd}").rstrip("/")
+        return os.readlink(f"/proc/self/fd/{fd}").removeprefix(base) or "/"
 
     def list_folder(self, path: str) -> list[str]:
         """Return the names in a folder, sorted; empty if there is no such folder."""
@@ -156,6 +253,112 @@ class Rootfs:
             return read_all(fd, limit, path)
         finally:
             os.close(fd)
+
+
+class Roots:
+    """Driver roots, each opened once, for a block."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, Rootfs] = {}
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        for root in self._roots.values():
+            root.close()
+
+    def of(self, path: str) -> Rootfs:
+        """Return the root with that path; OSError where there is none."""
+        found = self._roots.get(path)
+        if found is None:
+            found = self._roots[path] = Rootfs(path)
+        return found
+
+
+# What is root's own --------------------------------------------------------------------------
+
+
+def is_own(uid: int) -> bool:
+    """Tell whether an owner is root, as far as that can be seen, or this very user."""
+    if uid in (0, os.geteuid()):
+        return True
+    from gpuhook.host.files import is_roots  # noqa: PLC0415 - in user namespaces alone
+
+    return is_roots(uid)
+
+
+def _check_own(fd: int, path: str, besides: range = range(0)) -> int:
+    """Return a folder's owner: root, or one of ``besides``.
+
+    UntrustedPathError for another one, and where everybody may write to the folder. A group that
+    may is as its administrator wants it, as everywhere (/usr/local of Debian).
+    """
+    status = os.fstat(fd)
+    if status.st_mode & stat.S_IWOTH:
+        raise _untrusted(path, "everybody may write to it")
+    if status.st_uid not in besides and not is_own(status.st_uid):
+        raise _untrusted(path, f"it belongs to user {status.st_uid}")
+    return status.st_uid
+
+
+def _untrusted(path: str, problem: str) -> UntrustedPathError:
+    return UntrustedPathError(
+        f"Nothing of {path} is given to containers: {problem}",
+        "Keep what containers get in folders that root alone can change",
+    )
+
+
+def find_socket(fd: int, levels: int = _MOST_LEVELS) -> str:
+    """Return the path of a socket in a folder, at any depth that is looked at; "" for none.
+
+    ``fd`` may be an O_PATH descriptor. No link is followed, and at most ``levels`` folders deep
+    and 20,000 entries are looked at; what can't be read is passed over.
+    """
+    return _socket_in(fd, levels, [_MOST_ENTRIES])
+
+
+def _socket_in(fd: int, levels: int, left: list[int]) -> str:
+    try:
+        here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+    except OSError:
+        return ""
+    try:
+        with os.scandir(here) as entries:
+            for entry in entries:
+                left[0] -= 1
+                if left[0] < 0:
+                    return ""
+                if entry.is_dir(follow_symlinks=False):
+                    if levels > 1 and (found := _socket_below(here, entry.name, levels - 1, left)):
+                        return f"{entry.name}/{found}"
+                elif _is_socket(entry):
+                    return entry.name
+    except OSError:
+        return ""  # the folder went meanwhile
+    finally:
+        os.close(here)
+    return ""
+
+
+def _is_socket(entry: "os.DirEntry[str]") -> bool:
+    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        return False
+    return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+
+
+def _socket_below(parent: int, name: str, levels: int, left: list[int]) -> str:
+    try:
+        fd = enter(parent, name)
+    except OSError:
+        return ""
+    try:
+        return _socket_in(fd, levels, left)
+    finally:
+        os.close(fd)
+
+
+# Walking -------------------------------------------------------------------------------------
 
 
 def walk(root: int, path: str, step: "Callable[[int, str], int]") -> tuple[int, str]:

@@ -1,6 +1,6 @@
 """What belongs in the driver folder: the plan of a container whose libraries go there.
 
-Pure: looks at nothing, changes nothing.
+Changes nothing, and looks at nothing but whether a file may be given to containers.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from gpuhook.config import Config
 from gpuhook.errors import DriverFolderError, RequestError, listed, shown
 from gpuhook.loader.layout import Layout
 from gpuhook.plan.image import Image
-from gpuhook.plan.operations import BindFile, Symlink
+from gpuhook.plan.operations import BindFile, Symlink, usable
 from gpuhook.vendors import seam
 from gpuhook.vendors.nvidia.cluster import Cluster
 from gpuhook.vendors.nvidia.names import NAME
@@ -56,7 +56,7 @@ def of(config: Config, inventory: Any, capabilities: Iterable[str] = ()) -> Cont
     options.capabilities = _chosen(tuple(capabilities), options.capabilities)
     folders = Layout(f"{INSIDE}/lib64", f"{INSIDE}/lib", uses_cache=False)
     found = Content(inventory.version, inventory.root)
-    for op in vendor.edits(granted, Image(folders)):
+    for op in usable(vendor.edits(granted, Image(folders)))[0]:
         if isinstance(op, BindFile) and (place := _place(op.destination)):
             found.files[place] = op.path
         elif isinstance(op, Symlink) and (place := _place(op.destination)):

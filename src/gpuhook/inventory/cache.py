@@ -14,6 +14,7 @@ import time
 
 from gpuhook.errors import DriverError, NoDriverError
 from gpuhook.inventory import freshness
+from gpuhook.inventory.model import SOCKET
 from gpuhook.oci import jsontext
 
 TYPE_CHECKING = False
@@ -145,7 +146,8 @@ def _discover(config: "Config", vendor: "Source") -> "Loaded":
     """Look at the machine, again if anything around it changed meanwhile."""
     for _ in range(_TRIES):
         around = freshness.surroundings(config, vendor)
-        missing = freshness.missing(vendor.root(config), vendor.volatile_paths())
+        root = vendor.root(config)
+        missing = freshness.settled(root, freshness.missing(root, vendor.volatile_paths()))
         inventory = vendor.discover(config)
         # A node may come after its device: udev makes it.
         content = Loaded(vendor, inventory, around, [*missing, *inventory.missing()])
@@ -338,7 +340,7 @@ def _load(folder: int, config: "Config", vendor: "Source") -> Loaded | None:
 def _still_there(inventory: "Inventory", missing: list[str], crowded: tuple[str, ...]) -> bool:
     """Tell whether the nodes and files exist that did, and those don't that didn't."""
     root = inventory.root
-    files = [file.path for file in inventory.files]
+    files = [file.path for file in inventory.files if file.kind != SOCKET]
     return (
         freshness.same_nodes(root, inventory.nodes, crowded)
         and not freshness.missing(root, files)

@@ -8,6 +8,7 @@ import os
 import stat
 
 from gpuhook import __version__
+from gpuhook.errors import UntrustedPathError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,6 +96,26 @@ def missing(root: str, paths: "Iterable[str]") -> list[str]:
     root = root.rstrip("/")
     # /var/run is a link, often an absolute one, which below a driver root leads elsewhere.
     return [path for path in paths if not _exists(root + path.replace("/var/run/", "/run/"))]
+
+
+def settled(root: str, paths: "Iterable[str]") -> list[str]:
+    """Return those of the paths below the driver root that nobody but root can make."""
+    from gpuhook.container.rootfs import Rootfs  # noqa: PLC0415 - when an inventory is made alone
+
+    found = []
+    try:
+        with Rootfs(root) as host:
+            for path in paths:
+                try:
+                    host.own_path(path)
+                except UntrustedPathError:
+                    continue
+                except OSError:
+                    pass
+                found.append(path)
+    except OSError:
+        pass  # there is no such root, and nothing to wait for
+    return found
 
 
 def _exists(path: str) -> bool:

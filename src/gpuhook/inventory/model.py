@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 EVERYBODY = 0o666  # the mode of a node that everybody may open
+SOCKET = "ipc"  # the kind of a file that is there or not: each start looks, and no inventory
 NOBODY = 65534  # how the kernel shows an owner that a user namespace has no number for
 
 
@@ -157,10 +158,13 @@ class Inventory(Record):
     ``vendor`` is the vendor's name, ``root`` the driver root as a host path (/ or for
     instance /run/nvidia/driver), ``version`` the driver's. ``nodes`` are all nodes that a
     container may get, those of ``control`` with whatever device it asks for (paths).
-    ``lost`` are the labels of devices that are there and can't be reached any more.
+    ``lost`` are the labels of devices that are there and can't be reached any more, ``refused``
+    says, a sentence each, which files no container is given although they are listed for it.
     """
 
-    __slots__ = ("control", "devices", "files", "lost", "nodes", "root", "vendor", "version")
+    __slots__ = (
+        "control", "devices", "files", "lost", "nodes", "refused", "root", "vendor", "version",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -172,7 +176,9 @@ class Inventory(Record):
         control: tuple[str, ...] = (),
         files: tuple[DriverFile, ...] = (),
         lost: tuple[int, ...] = (),
+        refused: tuple[str, ...] = (),
     ) -> None:
+        self.refused = refused
         self.vendor = vendor
         self.root = root
         self.version = version
@@ -185,7 +191,7 @@ class Inventory(Record):
     @classmethod
     def from_json(cls, data: "dict[str, Any]") -> "Self":
         """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        return cls(
+        found = cls(
             vendor=data["vendor"],
             root=data["root"],
             version=data["version"],
@@ -195,6 +201,8 @@ class Inventory(Record):
             files=tuple(DriverFile.from_json(item) for item in data["files"]),
             lost=tuple(data["lost"]),
         )
+        found.refused = tuple(data["refused"])
+        return found
 
     def node(self, path: str) -> Node | None:
         """Return the node with that path below the driver root, if it exists."""

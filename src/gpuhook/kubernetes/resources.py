@@ -158,6 +158,12 @@ class _Vendors:
             "gdrcopy": chosen.gdrcopy_enabled,
         }
         features = [name for name, on in switches.items() if on]
+        by_variable = {ENVVAR, VOLUME_MOUNTS}.intersection(chosen.device_list_strategy)
+        if features and by_variable and not self.config.accept_envvar_unprivileged:
+            self.warnings.append(
+                f"Containers that aren't privileged don't get {listed(features)}: no variable asks "
+                "for it where accept-nvidia-visible-devices-envvar-when-unprivileged is off"
+            )
         channels = chosen.imex_channel_ids
         found = self._enabled(features, channels)
         if channels and not chosen.imex_required and self._why_not(()):

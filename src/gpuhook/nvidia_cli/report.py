@@ -1,7 +1,11 @@
 """``nvidia-container-cli info`` and ``list``: what the machine has, in the peer's formats."""
 
+import os
 from collections.abc import Iterator
 
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import UntrustedPathError
+from gpuhook.inventory.model import SOCKET
 from gpuhook.vendors.nvidia.device_nodes import IMEX_FOLDER
 from gpuhook.vendors.nvidia.discover import CONTROL_NODES
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Selection
@@ -68,8 +72,17 @@ def listing(inventory: Inventory, wanted: Wanted) -> Iterator[str]:
         yield from _mig_management(inventory, name)
     for kind in wanted.kinds:
         for file in inventory.files:
-            if file.kind == kind:
+            if file.kind == kind and (kind != SOCKET or _is_there(inventory.root, file.path)):
                 yield file.target if kind == "firmware" else file.path
+
+
+def _is_there(root: str, socket: str) -> bool:
+    try:
+        with Rootfs(root) as host:
+            os.close(host.open_socket(socket))
+    except (OSError, UntrustedPathError):
+        return False
+    return True
 
 
 def _devices(inventory: Inventory, selection: Selection, *, with_migs: bool) -> Iterator[str]:

@@ -10,7 +10,8 @@ import stat
 
 from gpuhook.container import kernel
 from gpuhook.container.changes import Container
-from gpuhook.errors import InjectError, LdCacheError
+from gpuhook.container.rootfs import Roots, find_socket
+from gpuhook.errors import InjectError, LdCacheError, UntrustedPathError
 from gpuhook.loader import ldcache
 
 TYPE_CHECKING = False
@@ -29,19 +30,15 @@ _ATTRIBUTES = {
 }
 
 FILE_OPTIONS = ("ro", "nosuid", "nodev")
-IPC_OPTIONS = ("nosuid", "nodev", "noexec")
+SOCKET_OPTIONS = ("nosuid", "nodev", "noexec")
 DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
 # What is left out where it would have to be made in a volume. Libraries, programs and nodes
 # aren't: a container that asked for them and hasn't got them must not start.
 _OPTIONAL_FOLDERS = (
-    "/etc/",
-    "/lib/firmware/",
-    "/run/",
-    "/tmp/",  # noqa: S108 - where NVIDIA's MPS daemon has its pipes
-    "/usr/lib/firmware/",
-    "/usr/share/",
-    "/var/run/",
-)
+    "/etc/", "/lib/firmware/", "/run/", "/usr/lib/firmware/", "/usr/share/", "/var/run/",
+)  # fmt: skip
+# Where packages have their files: for sockets, discovery has looked there, and no start does.
+_SETTLED_FOLDERS = ("/usr/", "/lib/", "/lib64/", "/opt/", "/etc/")
 
 LD_CACHE = "/etc/ld.so.cache"
 _LD_CACHE_LIMIT = 64 << 20
@@ -62,6 +59,7 @@ class Operation:
     kind = ""
     by_runtime = False  # whether config.json alone has words for it
     root = "/"  # the driver root, for what it takes from there
+    left_out = ""  # why the step isn't done, as far as ``prepare`` or ``look`` has found
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -74,6 +72,14 @@ class Operation:
     def optional(self) -> bool:
         """Whether a container with a volume in this step's way does without it."""
         return False
+
+    def look(self, host: "Rootfs") -> bool:  # noqa: ARG002
+        """Tell whether the step is done with what its ``root``, which ``host`` is, has now.
+
+        Where it isn't, ``left_out`` says why, "" for what isn't there and needn't be.
+        UntrustedPathError where the container can't do without it.
+        """
+        return True
 
     def prepare(self, host: "Rootfs") -> None:
         """Open whatever the step takes from its ``root``, which ``host`` is."""
@@ -119,9 +125,22 @@ class _Bind(Operation):
     def check(self, status: os.stat_result) -> None:
         """Raise InjectError where the source isn't what it should be."""
 
+    def look(self, host: "Rootfs") -> bool:
+        """Tell whether there is a source that may be mounted; OSError where it can't be opened."""
+        fd = self._opened(host)
+        if fd is not None:
+            os.close(fd)
+        return fd is not None
+
+    def _opened(self, host: "Rootfs") -> int | None:
+        """Return a descriptor of the source, None where the step is left out."""
+        return host.open(self.path)
+
     def prepare(self, host: "Rootfs") -> None:
         """Clone the source into a detached mount with its final flags."""
-        fd = host.open(self.path)
+        fd = self._opened(host)
+        if fd is None:
+            return
         try:
             status = self._status = os.fstat(fd)
             self.check(status)
@@ -134,6 +153,10 @@ class _Bind(Operation):
 
     def execute(self, container: Container) -> None:
         """Mount the clone on the destination, whose mount point is made where missing."""
+        if self._tree < 0:
+            if self.left_out:
+                container.skipped.append(f"{self.describe()}: {self.left_out}")
+            return
         target = container.mount_point(self.destination, folder=self._folder, source=self._status)
         if target is None:
             return
@@ -160,27 +183,75 @@ class _Bind(Operation):
 
 
 class BindFile(_Bind):
-    """Mount a file (or, for MPS, a folder) of the driver."""
+    """Mount a file or a folder of the driver; never a socket, nor a folder with one in it."""
 
     kind = "bind"
 
     @property
     def optional(self) -> bool:
-        """Whether it is a convenience: a daemon's socket, a vendor's file, firmware."""
+        """Whether it is a convenience: a vendor's file, firmware."""
         return self.destination.startswith(_OPTIONAL_FOLDERS)
+
+    def _opened(self, host: "Rootfs") -> int | None:
+        try:
+            fd = host.open_own(self.path)
+            if not self.path.startswith(_SETTLED_FOLDERS):
+                _refuse_socket(fd, self.source)
+        except UntrustedPathError as error:
+            if not (self.optional or isinstance(error, _SocketError)):
+                raise
+            self.left_out = error.cause
+            return None
+        return fd
 
     def describe(self) -> str:
         """Say what is mounted where, and how."""
         return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
 
     def check(self, status: os.stat_result) -> None:
-        """Accept files, sockets and folders."""
-        mode = status.st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISSOCK(mode) or stat.S_ISDIR(mode)):
+        """Accept files and folders."""
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise InjectError(
-                f"{self.source} is neither a file nor a socket nor a folder",
+                f"{self.source} is neither a file nor a folder",
                 "Reinstall the driver",
             )
+
+
+class _SocketError(UntrustedPathError):
+    """A socket would be given: whoever has it can talk to who listens."""
+
+
+def _refuse_socket(fd: int, path: str) -> None:
+    """Close the descriptor and raise an error where it is of a socket or a folder with one."""
+    mode = os.fstat(fd).st_mode
+    socket = find_socket(fd) if stat.S_ISDIR(mode) else ""
+    if socket or stat.S_ISSOCK(mode):
+        os.close(fd)
+        why = f"it holds the socket {socket}" if socket else "it is a socket"
+        raise _SocketError(
+            f"Nothing of {path} is given to containers: {why}",
+            "Name the files that containers need",
+        )
+
+
+class BindSocket(_Bind):
+    """Mount the socket of a daemon of the driver's, where there is one just now."""
+
+    kind = "bind"
+    optional = True  # daemons come and go
+
+    def _opened(self, host: "Rootfs") -> int | None:
+        try:
+            return host.open_socket(self.path)
+        except UntrustedPathError as error:
+            self.left_out = error.cause
+        except OSError:
+            pass  # nothing is there
+        return None
+
+    def describe(self) -> str:
+        """Say what is mounted where, and how."""
+        return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
 
 
 class BindDevice(_Bind):
@@ -461,3 +532,22 @@ class WriteFile(Operation):
             "content": self.content,
             "reason": self.reason,
         }
+
+
+def usable(operations: "list[Operation]") -> "tuple[list[Operation], list[str]]":
+    """Return the steps that are done with what driver roots have now, and why others aren't.
+
+    UntrustedPathError where a container can't do without one.
+    """
+    found, left_out = [], []
+    with Roots() as roots:
+        for op in operations:
+            try:
+                done = op.look(roots.of(op.root))
+            except OSError:
+                done = True  # a root that isn't there is said by whoever opens it
+            if done:
+                found.append(op)
+            elif op.left_out:
+                left_out.append(op.left_out)
+    return found, left_out

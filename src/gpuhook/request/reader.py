@@ -292,6 +292,16 @@ class Reading:
             "accept-nvidia-visible-devices-envvar-when-unprivileged is off"
         )
 
+    def hears_environment(self, variables: "Iterable[str]") -> bool:
+        """Tell whether variables that ask for more than devices count, as those do that name any.
+
+        What doesn't count is among what is ignored.
+        """
+        reason = self.distrust()
+        if reason:
+            self.ignored += [("environment", f"{name}: {reason}") for name in variables]
+        return not reason
+
     def counted_annotations(self, names: list[str]) -> list[str]:
         """Drop the annotations' names that are not for this vendor; the mode decides.
 

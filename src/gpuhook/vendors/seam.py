@@ -200,12 +200,25 @@ class Vendor:
         """Return the driver root that the configuration names, / for the host's own."""
         return config.driver_root_of(self.names.NAME)
 
-    def discover(self, config: "Config") -> Inventory:  # noqa: ARG002
+    def discover(self, config: "Config") -> Inventory:
         """Look at the driver root.
 
         NoDriverError where there is no driver of this vendor, or it isn't loaded; DriverError
-        where it doesn't work; a driver without devices is an inventory without any.
+        where it doesn't work, or a file can't be looked at; a driver without devices is an
+        inventory without any.
         """
+        try:
+            return self._discover(config)
+        except OSError as error:
+            where = f": {error.filename}" if error.filename else ""
+            raise DriverError(
+                f"{self.names.TITLE}'s driver below {self.root(config)} can't be looked at: "
+                f"{error.strerror}{where}",
+                "See who has mounted or changed something there, and run gpuhook doctor",
+            ) from None
+
+    def _discover(self, config: "Config") -> Inventory:  # noqa: ARG002
+        """Look at the driver root, as ``discover`` says; an OSError is said there."""
         raise DriverError(f"gpuhook can't look for {self.names.TITLE}'s devices", "Report it")
 
     def surroundings(self, config: "Config") -> "list[Any]":  # noqa: ARG002
@@ -256,9 +269,9 @@ class Vendor:
     def check(self, grant: Grant) -> None:
         """Raise a RequestError or DriverError for devices that can't be given together."""
 
-    def warnings(self, grant: Grant) -> list[str]:  # noqa: ARG002
+    def warnings(self, grant: Grant) -> list[str]:
         """Return what a container gets only in part, a sentence each, without a full stop."""
-        return []
+        return [*grant.inventory.refused]
 
     # What it gets -----------------------------------------------------------------------
 

@@ -156,8 +156,7 @@ def test_libraries_go_into_the_folders_of_the_host() -> None:
         "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
     }
     assert f"/usr/lib/i386-linux-gnu/libcuda.so.{VERSION}" in mounts
-    socket = mounts["/run/p/socket"]["options"]
-    assert socket == ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
+    assert "/run/p/socket" not in mounts
 
 
 def test_every_capability_is_carried_that_is_supported() -> None:

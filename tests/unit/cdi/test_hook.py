@@ -113,7 +113,8 @@ def kinds(operations: list[Any]) -> set[str]:
 
 def test_nothing_is_mounted_or_allowed_again() -> None:
     steps = plan(given("0"))
-    assert kinds(steps) == {"mounted", "proc-driver", "symlink", "write", "ldcache"}
+    assert kinds(steps) == {"mounted", "bind", "proc-driver", "symlink", "write", "ldcache"}
+    assert {op.destination for op in steps if op.kind == "bind"} == {"/run/p/socket"}
     assert isinstance(steps[-1], UpdateLdCache)
 
 

@@ -125,7 +125,7 @@ def test_what_is_summed_up(tmp_path: Path, found: Callable[[Inventory], None]) -
     [nodes] = lines_of(text, "Nodes")
     assert nodes == "4: /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools, /dev/nvidia2"
     [files] = lines_of(text, "Files")
-    assert files.startswith("8, from /usr/lib/x86_64-linux-gnu (4), /usr/bin (2)")
+    assert files.startswith("7, from /usr/lib/x86_64-linux-gnu (4), /usr/bin (2)")
     assert text.endswith("-v shows every step, with its reason\n")
     for reason in ("in order:", "because:"):
         assert reason not in text

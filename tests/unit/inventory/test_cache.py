@@ -95,7 +95,6 @@ CHANGES = {
     "a new node": lambda m: m.write("dev/nvidia-uvm", ""),
     "a new capability node": lambda m: m.write("dev/nvidia-caps/nvidia-cap2", ""),
     "a file gone": lambda m: (m.root / "usr/lib/libcuda.so.580.65.06").unlink(),
-    "a daemon's socket": lambda m: m.write("run/nvidia-persistenced/socket", ""),
     "a program installed": lambda m: m.write("usr/bin/nvidia-cuda-mps-server", ""),
 }
 
@@ -106,6 +105,25 @@ def test_change_is_noticed(machine: Machine, change: Callable[[Machine], object]
     change(machine)
     assert cache.saved(machine.config, VENDOR) is None
     assert [machine.get(), machine.get()] == ["look 2"] * 2
+
+
+@pytest.mark.parametrize("path", ["run/nvidia-persistenced/socket", "tmp/nvidia-mps"])
+def test_what_comes_and_goes_makes_nothing_stale(machine: Machine, path: str) -> None:
+    assert machine.get() == "look 1"
+    machine.write(path, "")
+    assert machine.get() == "look 1"
+    (machine.root / path).unlink()
+    assert machine.get() == "look 1"
+    assert machine.looks == 1
+
+
+def test_paths_that_others_may_make_are_not_waited_for(tmp_path: Path) -> None:
+    for folder in ("tmp", "usr"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    paths = ["/tmp/x", "/tmp/x/y", "/usr/x", "/usr/x/y", "/x"]
+    assert freshness.settled(str(tmp_path), paths) == ["/usr/x", "/usr/x/y", "/x"]
+    assert freshness.settled(f"{tmp_path}/nowhere", paths) == []
 
 
 def test_change_of_a_node_is_noticed() -> None:

@@ -43,8 +43,9 @@ def machine(root: Path, *gpus: Gpu, lost: tuple[int, ...] = ()) -> Nvidias:
 
 def offered(*inventories: Inventory, **facts: Any) -> Answer:
     health, links = facts.pop("health", None), facts.pop("links", None)
+    config = facts.pop("config", None) or Config()
     found = [(seam.load(seam.KNOWN[each.vendor]), each) for each in inventories]
-    return resources(found, Settings(**facts), Config(), health, links)
+    return resources(found, Settings(**facts), config, health, links)
 
 
 def only(answer: Answer) -> Resource:
@@ -162,6 +163,17 @@ def test_what_goes_with_every_gpu(tmp_path: Path) -> None:
     assert one.cdi == ("nvidia.com/imex-channel=7", "nvidia.com/gds=all", "nvidia.com/mofed=all")
     paths = [node.container for node in one.units[0].nodes]
     assert {"/dev/nvidia-fs0", "/dev/nvidia-caps-imex-channels/channel7"} <= {*paths}
+
+
+def test_features_that_no_variable_may_ask_for(tmp_path: Path) -> None:
+    found = machine(tmp_path, gpu(0, 0))
+    config = Config()
+    config.accept_envvar_unprivileged = False
+    for strategy, warned in (("volume-mounts", True), ("envvar", True), ("cdi-cri", False)):
+        _, warnings = offered(
+            found, config=config, gds_enabled=True, device_list_strategy=(strategy,)
+        )
+        assert any("don't get gds" in each for each in warnings) is warned
 
 
 def test_channels_asked_for_by_mounts_are_in_no_variable(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_links_become_mounts_of_what_they_lead_to() -> None:
 
 
 def test_what_the_mode_leaves_out_is_known() -> None:
-    assert [op.kind for op in spec_edits.undone(plan())] == ["proc-driver", "ldcache"]
+    assert [op.kind for op in spec_edits.undone(plan())] == ["proc-driver", "bind", "ldcache"]
 
 
 def test_a_bundle_started_again_does_not_grow() -> None:

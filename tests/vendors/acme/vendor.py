@@ -23,7 +23,7 @@ class Acme(Vendor):
 
     names = names
 
-    def discover(self, config: "Config") -> "Inventory":
+    def _discover(self, config: "Config") -> "Inventory":
         from gpuhook.vendors.acme import discover  # noqa: PLC0415 - costly, and rarely needed
 
         return discover.discover(self.root(config))

@@ -19,7 +19,7 @@ class Amd(Vendor):
 
     names = names
 
-    def discover(self, config: "Config") -> "Inventory":
+    def _discover(self, config: "Config") -> "Inventory":
         from gpuhook.vendors.amd import discover  # noqa: PLC0415 - costly, and rarely needed
 
         return discover.discover(self.root(config))

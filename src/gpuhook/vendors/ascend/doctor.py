@@ -12,6 +12,7 @@ from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.doctor.machine import Machine
 from gpuhook.doctor.step import Step
 from gpuhook.errors import DriverError
+from gpuhook.inventory import model
 from gpuhook.oci import jsontext
 from gpuhook.vendors.ascend import names
 from gpuhook.vendors.ascend.discover import CHIPS, MANAGER
@@ -33,7 +34,7 @@ def ascend_devices(case: Case) -> Iterator[Finding]:
         return
     text = f"Ascend's driver {inventory.version} has {len(inventory.devices)} NPUs and vNPUs"
     yield ok("ascend-devices", text)
-    missing = super(Inventory, inventory).missing()
+    missing = model.Inventory.missing(inventory)
     yield from missing_nodes("ascend-nodes", "Ascend", missing)
     split = {device.parent for device in inventory.devices}
     whole = tuple(device for device in inventory.devices if device.id not in split)
@@ -45,6 +46,7 @@ def ascend_lists(case: Case) -> Iterator[Finding]:
     if not _is_of_interest(case):
         return
     inventory = VENDOR.discover(case.config)
+    assert isinstance(inventory, Inventory)  # noqa: S101 - it is Ascend's
     for each in inventory.lists:
         remedy = f"Correct {LISTS}/{each.name}.list"
         if each.problem:

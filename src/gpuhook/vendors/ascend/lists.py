@@ -1,9 +1,8 @@
 """The lists of files that root has written for containers: /etc/ascend-docker-runtime.d/*.list.
 
 A line is the path of a file or a folder, which is the same in a container. What isn't there is
-passed over: a list is written for several products. Root's word counts, but for what would give
-a container its engine: neither an engine's socket nor a folder with one is given, whatever a
-list says.
+passed over: a list is written for several products. Root's word counts, but for what no container
+is given (``vendors.given``).
 """
 
 import os
@@ -14,6 +13,7 @@ from gpuhook.errors import ElfError
 from gpuhook.host.files import is_roots
 from gpuhook.inventory.model import DriverFile
 from gpuhook.loader import elf, layout
+from gpuhook.vendors import given
 from gpuhook.vendors.ascend.model import DRIVER, FILE, LIBRARY, LIBRARY_FOLDERS, LISTS, MountList
 from gpuhook.vendors.ascend.variables import BASE
 
@@ -26,13 +26,6 @@ DEFAULT = (
 # How the NPUs are wired, for jobs on several of them: with every list.
 TOPOLOGY = ("/etc/hccl_rootinfo.json", f"{DRIVER}/topo")
 
-# Where engines have their sockets and what they keep, and what is the kernel's own.
-_KEPT = (
-    "/dev", "/proc", "/sys", "/run/containerd", "/run/crio", "/run/docker", "/run/docker.sock",
-    "/run/podman", "/run/isula", "/run/isulad.sock", "/run/cri-dockerd.sock", "/run/k3s",
-    "/run/user", "/var/lib/containerd", "/var/lib/containers", "/var/lib/docker",
-    "/var/lib/kubelet", "/var/lib/rancher",
-)  # fmt: skip
 _ENDING = ".list"
 _MOST_LINES, _LONGEST_LINE = 128, 4096
 _LIMIT = 1 << 20  # bytes
@@ -92,51 +85,23 @@ def _add(root: Rootfs, found: Found, name: str, lines: list[str], problem: str) 
     """Add a list with what it brings; the topology of the machine comes with each."""
     files, refused = [], []
     for line in dict.fromkeys((*lines, *(() if problem else TOPOLOGY))):
-        path = os.path.normpath(line)
         if not line.startswith("/") or ".." in line.split("/"):
             refused.append(_refusal(name, line, "which is not an absolute path"))
             continue
-        path = "/" + path.lstrip("/")
-        status = root.stat(path)
-        if status is None:
-            found.absent.append(path)
-            continue
-        real = root.real_path(path)
-        why = why_not(root, path, real, status)
-        if why:
-            refused.append(_refusal(name, path, why))
+        path = given.plain(line)
+        listed = given.Listed(root, path)
+        if listed.refusal:
+            refused.append(_refusal(name, path, listed.refusal))
+        elif listed.real:
+            files.append(DriverFile(FILE, listed.real, path, name))
         else:
-            files.append(DriverFile(FILE, real, path, name))
+            found.absent.append(path)
     found.lists += (MountList(name, problem, tuple(refused)),)
     found.files += tuple(files)
 
 
 def _refusal(name: str, path: str, why: str) -> str:
     return f"The list {name} has {path}, {why}: it isn't given to containers"
-
-
-def why_not(root: Rootfs, path: str, real: str, status: os.stat_result) -> str:
-    """Return why no container is given a path, "" where it may be."""
-    for each in (path, real):
-        plain = "/run" + each.removeprefix("/var/run") if _is_in(each, "/var/run") else each
-        for kept in _KEPT:
-            if _is_in(plain, kept):
-                return f"which is of {kept}"
-            if _is_in(kept, plain):
-                return f"which holds {kept}"
-    if stat.S_ISDIR(status.st_mode):
-        sockets = [each for each in root.list_folder(path) if _is_socket(root, f"{path}/{each}")]
-        return f"which holds the socket {sockets[0]}" if sockets else ""
-    return "" if stat.S_ISREG(status.st_mode) else "which is neither a file nor a folder"
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _is_socket(root: Rootfs, path: str) -> bool:
-    status = root.stat(path)
-    return status is not None and stat.S_ISSOCK(status.st_mode)
 
 
 def _libraries(root: Rootfs) -> list[DriverFile]:

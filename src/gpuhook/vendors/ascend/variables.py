@@ -68,7 +68,8 @@ def read(reading: "Reading", options: Options) -> None:
     words = option_words(env.get(OPTIONS, ""))
     options.nodes_only = NODES_ONLY in words
     options.virtual = VIRTUAL in words
-    options.lists = list_names(env.get(LISTS, ""))
+    asked = env.get(LISTS, "")
+    options.lists = list_names(asked if asked and reading.hears_environment([LISTS]) else "")
     options.no_ub = boolean(NO_UB, env.get(NO_UB, ""))
     if options.virtual:
         selectors = [each for name in reading.found["selectors"] for each in vnpus(name)]

@@ -35,7 +35,7 @@ class Ascend(Vendor):
     names = names
     inventory = Inventory
 
-    def discover(self, config: "Config") -> Inventory:
+    def _discover(self, config: "Config") -> Inventory:
         from gpuhook.vendors.ascend import discover  # noqa: PLC0415 - costly, and rarely needed
 
         return discover.discover(self.root(config))

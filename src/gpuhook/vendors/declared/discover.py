@@ -12,6 +12,7 @@ from gpuhook.errors import DriverError, ElfError, LdCacheError, NoDriverError
 from gpuhook.inventory.model import Device, DriverFile, Inventory, Node
 from gpuhook.loader import elf, ldcache
 from gpuhook.loader.layout import cache_flags
+from gpuhook.vendors import given
 from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE
 
 _CACHE_LIMIT = 64 << 20
@@ -40,6 +41,7 @@ class _Search:
         self._names = names
         self._table: Declared = names.TABLE
         self._nodes: dict[str, Node] = {}
+        self._refused: dict[str, None] = {}
 
     def inventory(self) -> Inventory:
         numbers = self._numbers()
@@ -63,6 +65,7 @@ class _Search:
             tuple(self._nodes.values()),
             self._table.control,
             tuple(self._files()),
+            refused=tuple(self._refused),
         )
 
     def _is_present(self) -> bool:
@@ -76,7 +79,7 @@ class _Search:
         if proof.startswith(DRIVER):
             word = proof.removeprefix(DRIVER)
             return any(self._root.exists(place + word) for place in DRIVER_PLACES)
-        return self._root.exists(proof)
+        return bool(given.Listed(self._root, proof).real)
 
     def _text(self, path: str) -> str:
         try:
@@ -139,13 +142,13 @@ class _Search:
 
     def _files(self) -> Iterator[DriverFile]:
         for path in self._table.files:
-            status = self._root.stat(path)
-            if status is not None and stat.S_ISREG(status.st_mode):
-                yield DriverFile("file", self._root.real_path(path), path)
+            listed = self._listed(path)
+            if listed.is_given and stat.S_ISREG(listed.mode):
+                yield DriverFile("file", listed.real, path)
         for path in self._table.folders:
-            status = self._root.stat(path)
-            if status is not None and stat.S_ISDIR(status.st_mode):
-                yield DriverFile("folder", self._root.real_path(path), path)
+            listed = self._listed(path)
+            if listed.is_given and stat.S_ISDIR(listed.mode):
+                yield DriverFile("folder", listed.real, path)
         seen: set[str] = set()
         for path in self._library_paths():
             library = self._library(path)
@@ -153,13 +156,22 @@ class _Search:
                 seen.add(library.target)
                 yield library
 
+    def _listed(self, path: str) -> given.Listed:
+        listed = given.Listed(self._root, path)
+        if listed.refusal:
+            title = self._names.TITLE
+            sentence = f"{title}'s table has {path}, {listed.refusal}: it isn't given to containers"
+            self._refused[sentence] = None
+        return listed
+
     def _library_paths(self) -> Iterator[str]:
         """Yield the paths of what may be libraries, of several with one name the loader's first."""
         for wanted in self._table.libraries:
             folder, slash, name = wanted.rpartition("/")
             pattern = re.compile(re.escape(name).replace(r"\*", ".*"))
             if slash:
-                names = self._root.list_folder(folder)
+                real = self._listed(folder).real
+                names = self._root.list_folder(real) if real else []
                 yield from (f"{folder}/{each}" for each in names if pattern.fullmatch(each))
             else:
                 yield from (path for key, path in self._cached() if pattern.fullmatch(key))
@@ -182,10 +194,8 @@ class _Search:
 
     def _library(self, path: str) -> DriverFile | None:
         """Return a library as the file that it really is; None for what is none of 64 bits."""
-        if not self._root.exists(path):
-            return None
-        real = self._root.real_path(path)
-        fd = self._root.open_file(real)
+        real = self._listed(path).real
+        fd = self._root.open_file(real) if real else None
         if fd is None:
             return None
         try:

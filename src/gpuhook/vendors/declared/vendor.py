@@ -39,7 +39,7 @@ class Declared(Vendor):
         found: Table = self.names.TABLE
         return found
 
-    def discover(self, config: "Config") -> "Inventory":
+    def _discover(self, config: "Config") -> "Inventory":
         from gpuhook.vendors.declared import discover  # noqa: PLC0415 - costly, and rarely needed
 
         return discover.discover(self.root(config), self.names)
@@ -80,9 +80,12 @@ class Declared(Vendor):
         return [*self.table.files, *self.table.folders]
 
     def warnings(self, grant: "Grant") -> list[str]:
+        found = super().warnings(grant)
         there = {file.target for file in grant.inventory.files}
-        wanted = [*self.table.files, *self.table.folders]
-        return [f"{self.names.TITLE}'s {path} isn't there" for path in wanted if path not in there]
+        for path in (*self.table.files, *self.table.folders):
+            if path not in there and not any(f" {path}, " in text for text in found):
+                found.append(f"{self.names.TITLE}'s {path} isn't there")
+        return found
 
     def nodes(self, grant: "Grant") -> "list[tuple[Node, str]]":
         """Return those that each container gets, with those of the table that are there alone."""

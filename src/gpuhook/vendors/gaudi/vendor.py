@@ -28,7 +28,7 @@ class Gaudi(Vendor):
     names = names
     inventory = Inventory
 
-    def discover(self, config: "Config") -> Inventory:
+    def _discover(self, config: "Config") -> Inventory:
         from gpuhook.vendors.gaudi import discover  # noqa: PLC0415 - costly, and rarely needed
 
         return discover.discover(self.root(config))

@@ -22,7 +22,7 @@ class IntelGpu(Vendor):
 
     names = names
 
-    def discover(self, config: "Config") -> "Inventory":
+    def _discover(self, config: "Config") -> "Inventory":
         from gpuhook.vendors.intel_gpu import discover  # noqa: PLC0415 - costly, and rarely needed
 
         return discover.discover(self.root(config))

@@ -49,7 +49,7 @@ class Neuron(Vendor):
     names = names
     inventory = Inventory
 
-    def discover(self, config: "Config") -> Inventory:
+    def _discover(self, config: "Config") -> Inventory:
         from gpuhook.vendors.neuron import discover  # noqa: PLC0415 - costly, and rarely needed
 
         return discover.discover(self.root(config))

@@ -81,7 +81,10 @@ def _discover(root: Rootfs, config: "Config") -> Inventory:
         cuda_version=answer.cuda_version,
         gpus=gpus,
         nodes=tuple(_nodes(root, gpus)),
-        files=driver_files.find_all(root, index, answer.driver_version),
+        files=(
+            *driver_files.find_all(root, index, answer.driver_version),
+            *driver_files.sockets(),
+        ),
         lost=answer.lost,
         mig_minors=_mig_lines(caps, gpus),
     )

@@ -1,4 +1,4 @@
-"""Find the driver's files below a driver root: libraries, programs, firmware, sockets.
+"""Find the driver's files below a driver root: libraries, programs, firmware, configuration.
 
 Libraries are found as the loader would find them, through the root's ld.so.cache, and only
 in the version of the loaded driver; folders outside the cache are searched after that.
@@ -9,10 +9,10 @@ import stat
 
 from gpuhook.container.rootfs import Rootfs
 from gpuhook.errors import ElfError, NoDriverError
-from gpuhook.inventory.model import DriverFile
+from gpuhook.inventory.model import SOCKET, DriverFile
 from gpuhook.loader import elf, ldcache
 from gpuhook.loader.layout import cache_flags
-from gpuhook.vendors.nvidia import graphics_files
+from gpuhook.vendors.nvidia import device_nodes, graphics_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,16 +83,13 @@ BINARIES = {
     "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
 }
 
-IPC = {
-    "utility": (
-        "/var/run/nvidia-persistenced/socket",
-        "/var/run/nvidia-fabricmanager/socket",
-    ),
-    "compute": ("/tmp/nvidia-mps",),  # noqa: S108 - where NVIDIA's MPS daemon has its pipes
-}
+# Of the driver's daemons. MPS' folder isn't among them: everybody may make /tmp/nvidia-mps, and
+# whoever has the folder of root's daemon can end the work of all others.
+SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
 
-# What GPUDirect Storage reads: the devices' properties and its own configuration.
-_GDS_FILES = ("/run/udev", "/etc/cufile.json")
+# What GPUDirect Storage reads: the devices' properties and its own configuration. Beside them,
+# /run/udev has the socket by which udev is stopped.
+_GDS_FILES = ("/run/udev/data", "/etc/cufile.json")
 
 _BINARY_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
 _CACHE_LIMIT = 64 << 20
@@ -175,7 +172,6 @@ def find_all(root: Rootfs, index: LibraryIndex, version: str) -> tuple[DriverFil
     found += _libraries(root, index, version, bits32=True)
     found += _binaries(root)
     found += _firmware(root, version)
-    found += _ipc(root)
     found += graphics_files.find(root, version)
     found += _feature_files(root)
     return tuple(found)
@@ -220,12 +216,12 @@ def _library(
 def volatile_paths() -> list[str]:
     """Return the paths that come and go without a change of driver, /etc/ld.so.cache or nodes.
 
-    Sockets of daemons, programs of packages without libraries, configuration.
+    Programs of packages without libraries, configuration.
     """
-    paths = [path for paths in IPC.values() for path in paths]
+    paths = [*_GDS_FILES]
     for names in BINARIES.values():
         paths += [f"{folder}/{name}" for folder in _BINARY_FOLDERS for name in names]
-    return [*paths, *_GDS_FILES]
+    return paths
 
 
 def _binaries(root: Rootfs) -> "Iterator[DriverFile]":
@@ -247,16 +243,14 @@ def _firmware(root: Rootfs, version: str) -> "Iterator[DriverFile]":
             yield DriverFile("firmware", path, f"{folder}/{name}", "")
 
 
-def _ipc(root: Rootfs) -> "Iterator[DriverFile]":
-    for capability, paths in IPC.items():
-        for path in paths:
-            if root.exists(path):
-                real = root.real_path(path)
-                yield DriverFile("ipc", real, real, capability)
+def sockets() -> tuple[DriverFile, ...]:
+    """Return the sockets of the driver's daemons, be they there or not."""
+    return tuple(DriverFile(SOCKET, path, path, "utility") for path in SOCKETS)
 
 
-def _feature_files(root: "Rootfs") -> "Iterator[DriverFile]":
-    """Yield the files that features mount; the capability is the feature's name."""
-    for path in _GDS_FILES:
+def _feature_files(root: Rootfs) -> "Iterator[DriverFile]":
+    """Yield the files that features mount where they have nodes; the capability is the feature."""
+    features = {device_nodes.feature_of(path) for path in device_nodes.feature_node_paths(root)}
+    for path in _GDS_FILES if "gds" in features else ():
         if root.exists(path):
             yield DriverFile("config", root.real_path(path), path, "gds")

@@ -5,12 +5,14 @@ Pure: looks at nothing, changes nothing.
 
 import os
 
+from gpuhook.inventory.model import SOCKET
 from gpuhook.loader import layout
 from gpuhook.loader.layout import cache_flags, winners
 from gpuhook.plan.operations import (
     FILE_OPTIONS,
-    IPC_OPTIONS,
+    SOCKET_OPTIONS,
     BindFile,
+    BindSocket,
     Symlink,
     UpdateLdCache,
     WriteFile,
@@ -170,9 +172,11 @@ def _file_binds(
             if folder is None:
                 continue  # this container has no place for 32-bit libraries
             destination = f"{folder}/{_name(file)}"
-        options = IPC_OPTIONS if file.kind == "ipc" else FILE_OPTIONS
         reason = file.capability or file.kind
-        yield BindFile(inventory.root, file.path, destination, options, reason)
+        if file.kind == SOCKET:
+            yield BindSocket(inventory.root, file.path, destination, SOCKET_OPTIONS, reason)
+        else:
+            yield BindFile(inventory.root, file.path, destination, FILE_OPTIONS, reason)
 
 
 def _caps_folder(grant: "Grant") -> "Iterator[Operation]":

@@ -160,9 +160,10 @@ class Inventory(model.Inventory):
         lost: tuple[int, ...] = (),
         mig_minors: str = "",
         platform: str = "",
+        refused: tuple[str, ...] = (),
     ) -> None:
         devices = tuple(_devices(gpus))
-        super().__init__(NAME, root, driver_version, devices, nodes, (), files, lost)
+        super().__init__(NAME, root, driver_version, devices, nodes, (), files, lost, refused)
         self.cuda_version = cuda_version
         self.gpus = gpus
         self.mig_minors = mig_minors
@@ -171,7 +172,8 @@ class Inventory(model.Inventory):
     def with_files(self, files: tuple[DriverFile, ...]) -> "Self":
         """Return the inventory with other driver files."""
         facts = (self.root, self.driver_version, self.cuda_version, self.gpus, self.nodes)
-        return type(self)(*facts, files, self.lost, self.mig_minors, self.platform)
+        rest = (self.lost, self.mig_minors, self.platform, self.refused)
+        return type(self)(*facts, files, *rest)
 
     def remembering(self, before: "Self") -> "Self":
         """Return the inventory with those of its lost GPUs that were known before."""
@@ -194,6 +196,7 @@ class Inventory(model.Inventory):
             lost,
             self.mig_minors,
             self.platform,
+            self.refused,
         )
 
     @property
@@ -203,7 +206,9 @@ class Inventory(model.Inventory):
 
     def to_json(self) -> "dict[str, Any]":
         """Return what the inventory is made of, without what follows from it."""
-        names = ("root", "driver_version", "cuda_version", "lost", "mig_minors", "platform")
+        names = (
+            "root", "driver_version", "cuda_version", "lost", "mig_minors", "platform", "refused",
+        )  # fmt: skip
         lists = ("gpus", "nodes", "files")
         return {
             **{name: getattr(self, name) for name in names},
@@ -223,6 +228,7 @@ class Inventory(model.Inventory):
             lost=tuple(data["lost"]),
             mig_minors=data["mig_minors"],
             platform=data["platform"],
+            refused=tuple(data["refused"]),
         )
 
     def summary(self) -> "dict[str, Any]":

@@ -10,8 +10,9 @@ import os
 import stat
 
 from gpuhook.container.rootfs import read_link
-from gpuhook.errors import DriverError
+from gpuhook.errors import DriverError, UntrustedPathError
 from gpuhook.inventory.model import DriverFile, Node
+from gpuhook.vendors import given
 from gpuhook.vendors.nvidia.listed_files import driver_file
 from gpuhook.vendors.nvidia.model import TEGRA, Gpu, Inventory
 from gpuhook.vendors.nvidia.variables import CSV_MOUNTS
@@ -78,7 +79,7 @@ def read_line(line: str) -> tuple[str, str, str]:
         problem = "has another type than dev, dir, lib and sym"
     elif not path.startswith("/") or "\0" in path or ".." in path.split("/"):
         problem = "names no absolute path without .."
-    return kind, os.path.normpath(path), problem
+    return kind, given.plain(path), problem
 
 
 def lists(root: "Rootfs", folder: str) -> list[str]:
@@ -155,6 +156,8 @@ def discover(root: "Rootfs", config: "Config", answer: "Answer | None" = None) -
             "that exists",
             "Install nvidia-l4t-init and nvidia-container-csv, or correct mount-spec-path",
         )
+    refused: dict[str, None] = {}
+    files = tuple(_files(root, good, config.csv_ignore, refused))
     name = gpus[0].name if gpus else "NVIDIA Tegra"
     gpu = Gpu(0, 0, "", "", name, "", "", False, (), (), ordinary)
     return Inventory(
@@ -163,26 +166,52 @@ def discover(root: "Rootfs", config: "Config", answer: "Answer | None" = None) -
         cuda_version=answer.cuda_version if answer else "",
         gpus=(gpu,),
         nodes=tuple(node for node, _ in nodes.values()),
-        files=tuple(_files(root, good, config.csv_ignore)),
+        files=files,
         platform=TEGRA,
+        refused=tuple(refused),
     )
 
 
 def _node(root: "Rootfs", entry: Entry) -> Node | None:
-    return Node.of(entry.path, root.stat(entry.path)) if entry.kind == "dev" else None
+    if entry.kind != "dev":
+        return None
+    try:
+        real = root.own_path(entry.path)
+    except (OSError, UntrustedPathError):
+        return None
+    return Node.of(entry.path, root.stat(real))
 
 
-def _files(root: "Rootfs", found: list[Entry], ignored: "Iterable[str]") -> "Iterator[DriverFile]":
-    """Yield the lists' files, folders and links, but those that come with a listed folder."""
-    folders = [each for entry in found if entry.kind == "dir" and (each := _folder(root, entry))]
+def _files(
+    root: "Rootfs", found: list[Entry], ignored: "Iterable[str]", refused: dict[str, None]
+) -> "Iterator[DriverFile]":
+    """Yield the lists' files, folders and links, but those that come with a listed folder.
+
+    What is listed and no container is given goes to ``refused``, a sentence each.
+    """
+    real = {}
+    for entry in found:
+        if entry.kind == "dev" or (entry.kind == "sym" and is_ignored(entry.path, ignored)):
+            continue
+        listed = given.Listed(root, entry.path)
+        if listed.refusal:
+            what = f"Tegra's list {entry.list} has {entry.path}, {listed.refusal}"
+            refused[f"{what}: it isn't given to containers"] = None
+        elif listed.real and stat.S_ISDIR(listed.mode) == (entry.kind == "dir"):
+            real[entry] = listed.real
+    folders = [
+        DriverFile("folder", real[entry], entry.path, entry.capability)
+        for entry in real
+        if entry.kind == "dir"
+    ]
     yield from folders
     release = driver_file(root, RELEASE)
     files = [release] if release else []
-    for entry in found:
-        if entry.kind == "lib":
-            files += _resolved(root, entry)
-        elif entry.kind == "sym" and not is_ignored(entry.path, ignored):
-            files += _links(root, entry)
+    for entry, path in real.items():
+        if entry.kind != "dir":
+            file = driver_file(root, path, entry.capability)
+            files += _links(root, entry) if entry.kind == "sym" else []
+            files += [file] if file else []
     inside = tuple(f"{folder.target}/" for folder in folders)
     for file in files:
         place = file.path if file.kind == "link" else file.target
@@ -190,32 +219,14 @@ def _files(root: "Rootfs", found: list[Entry], ignored: "Iterable[str]") -> "Ite
             yield file
 
 
-def _folder(root: "Rootfs", entry: Entry) -> DriverFile | None:
-    status = root.stat(entry.path)
-    if status is None or not stat.S_ISDIR(status.st_mode) or entry.path == "/":
-        return None
-    return DriverFile("folder", root.real_path(entry.path), entry.path, entry.capability)
-
-
-def _resolved(root: "Rootfs", entry: Entry) -> list[DriverFile]:
-    """Return the file that a path leads to, to be where it really is."""
-    if not root.exists(entry.path):
-        return []
-    real = root.real_path(entry.path)
-    file = driver_file(root, real, entry.capability)
-    return [file] if file else []
-
-
-def _links(root: "Rootfs", entry: Entry) -> list[DriverFile]:
-    """Return every link on the way from a path to what is there, as it is, and the file."""
-    file = _resolved(root, entry)
-    found, path = [], entry.path
-    for _ in range(_MOST_LINKS if file else 0):
+def _links(root: "Rootfs", entry: Entry) -> "Iterator[DriverFile]":
+    """Yield every link on the way from a path to what is there, as it is."""
+    path = entry.path
+    for _ in range(_MOST_LINKS):
         folder, name = root.real_path(os.path.dirname(path)), os.path.basename(path)
         content = read_link(root.folder(folder), name)
         if content is None:
-            break
+            return
         place = f"{folder.rstrip('/')}/{name}"
-        found.append(DriverFile("link", place, content, entry.capability))
+        yield DriverFile("link", place, content, entry.capability)
         path = os.path.normpath(os.path.join(folder, content))
-    return [*found, *file]

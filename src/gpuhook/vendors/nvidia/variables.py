@@ -104,10 +104,12 @@ def read(reading: "Reading", options: Options) -> None:
     options.mig_config = _mig(reading, MIG_CONFIG)
     options.mig_monitor = _mig(reading, MIG_MONITOR)
     options.imex_channels = imex_channels(_imex_names(reading))
-    enabled = [name for name in FEATURES if reading.env.get(feature_variable(name)) == "enabled"]
+    asked = {name: feature_variable(name) for name in FEATURES}
+    enabled = {name: each for name, each in asked.items() if reading.env.get(each) == "enabled"}
     if reading.env.get(_REQUIRE_JETPACK) == f"{CSV_MOUNTS}=all":
-        enabled.append(CSV_MOUNTS)
-    options.features = tuple(sorted(enabled))
+        enabled[CSV_MOUNTS] = _REQUIRE_JETPACK
+    heard = reading.hears_environment(enabled.values())
+    options.features = tuple(sorted(enabled)) if heard else ()
 
 
 def feature_variable(name: str) -> str:
@@ -120,7 +122,8 @@ def _imex_names(reading: "Reading") -> tuple[str, ...] | None:
         return None
     if reading.config.accept_volume_mounts and reading.mounts.imex:
         return decided(list(reading.mounts.imex))
-    return decided(reading.names_in([IMEX_CHANNELS])) if reading.accepts_env else None
+    names = decided(reading.names_in([IMEX_CHANNELS]) if IMEX_CHANNELS in reading.env else [])
+    return names if names and reading.hears_environment([IMEX_CHANNELS]) else None
 
 
 def _mig(reading: "Reading", variable: str) -> str | None:

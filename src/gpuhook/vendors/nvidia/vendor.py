@@ -46,7 +46,7 @@ class Nvidia(Vendor):
     )
     crowded = (CAPS_FOLDER, device_nodes.IMEX_FOLDER)
 
-    def discover(self, config: "Config") -> Inventory:
+    def _discover(self, config: "Config") -> Inventory:
         from gpuhook.vendors.nvidia import discover  # noqa: PLC0415 - costly, and rarely needed
 
         return discover.discover(config)
@@ -96,7 +96,7 @@ class Nvidia(Vendor):
         requirements.check(grant)
 
     def warnings(self, grant: "Grant") -> list[str]:
-        return completeness.warnings(grant)
+        return [*completeness.warnings(grant), *super().warnings(grant)]
 
     def nodes(self, grant: "Grant") -> "list[tuple[Node, str]]":
         return device_nodes.nodes(grant)

@@ -26,6 +26,17 @@ def test_what_a_container_gets_that_says_nothing_else() -> None:
     assert Options(nodes_only=True).facts() == [("Lists of files", "none")]
 
 
+def test_lists_are_heard_where_devices_are() -> None:
+    config = Config()
+    config.accept_envvar_unprivileged = False
+    spec = {"process": {"env": ["ASCEND_RUNTIME_MOUNTS=a"]}}
+    by_mounts = (f"{names.KIND}=0",)  # as a mount of NVIDIA's names it
+    found = SpecReader(spec, config).read(names, VENDOR, by_mounts)
+    assert (found.devices, found.options) == (by_mounts, Options())
+    [(source, why)] = found.ignored
+    assert (source, why[:21]) == ("environment", "ASCEND_RUNTIME_MOUNTS")
+
+
 def test_options_are_read() -> None:
     request = read(
         f"{ASK}=100",

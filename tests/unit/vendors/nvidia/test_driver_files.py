@@ -145,7 +145,7 @@ def test_no_driver_is_said_with_the_root(root: Root) -> None:
         root.nvml()
 
 
-def test_programs_firmware_and_sockets(root: Root) -> None:
+def test_programs_and_firmware(root: Root) -> None:
     root.put("usr/lib/nvidia/current/nvidia-smi")
     root.link("usr/bin/nvidia-smi", "/etc/alternatives/nvidia--nvidia-smi")
     root.link("etc/alternatives/nvidia--nvidia-smi", "/usr/lib/nvidia/current/nvidia-smi")
@@ -153,14 +153,11 @@ def test_programs_firmware_and_sockets(root: Root) -> None:
     root.put(f"usr/lib/firmware/nvidia/{VERSION}/notes.txt")
     root.put("usr/lib/firmware/nvidia/470.1/gsp.bin")
     root.link("lib", "usr/lib")
-    root.put("run/nvidia-persistenced/socket")
-    root.link("var/run", "/run")
     assert targets(root.find()) == {
         "/usr/bin/nvidia-smi": "/usr/lib/nvidia/current/nvidia-smi",
         f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin": (
             f"/usr/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"
         ),
-        "/run/nvidia-persistenced/socket": "/run/nvidia-persistenced/socket",
     }
 
 
@@ -187,4 +184,11 @@ def test_libraries_with_versions_of_their_own(root: Root) -> None:
 
 def test_feature_files(root: Root) -> None:
     root.put("etc/cufile.json")
-    assert [(file.target, file.capability) for file in root.find()] == [("/etc/cufile.json", "gds")]
+    root.put("run/udev/data/c195:0")
+    root.put("run/udev/control")
+    assert root.find() == ()
+    root.put("dev/nvidia-fs0")
+    assert [(file.target, file.capability) for file in root.find()] == [
+        ("/run/udev/data", "gds"),
+        ("/etc/cufile.json", "gds"),
+    ]

@@ -56,6 +56,24 @@ def test_features_need_the_exact_word(value: str) -> None:
     assert request_for("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_GDS={value}").options.features == ()
 
 
+FEATURES = {
+    "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled", "NVIDIA_GDRCOPY": "enabled",
+    "NVIDIA_NVSWITCH": "enabled", "NVIDIA_REQUIRE_JETPACK": "csv-mounts=all",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*FEATURES, "NVIDIA_IMEX_CHANNELS"])
+def test_features_are_heard_where_devices_are(name: str) -> None:
+    env = ("NVIDIA_VISIBLE_DEVICES=0", f"{name}={FEATURES.get(name, '3')}")
+    heard = mounts_request("0", env=env)
+    assert (heard.options.features or heard.options.imex_channels) != ()
+    alone = mounts_request("0", env=env, accept_envvar_unprivileged=False)
+    assert (alone.options.features, alone.options.imex_channels) == ((), ())
+    assert alone.devices == ("0",)
+    [why] = [reason for _, reason in alone.ignored if reason.startswith(name)]
+    assert "the container is not privileged" in why
+
+
 def test_requirements_disabled_by_configuration_as_by_environment() -> None:
     env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=12")
     assert request_for(*env).options.requirements == ("cuda>=12",)

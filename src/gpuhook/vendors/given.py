@@ -1,0 +1,82 @@
+"""Which of the paths that somebody lists for containers are given to any.
+
+Lists are root's word (Ascend's, Tegra's, a vendor's table in config.toml), but for what would give
+a container its engine, and for what others than root may put there.
+"""
+
+import os
+import stat
+
+from gpuhook.container.rootfs import find_socket
+from gpuhook.errors import UntrustedPathError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.container.rootfs import Rootfs
+
+# Where engines have their sockets and what they keep.
+_ENGINES = (
+    "/run/containerd", "/run/crio", "/run/docker", "/run/docker.sock", "/run/podman", "/run/isula",
+    "/run/isulad.sock", "/run/cri-dockerd.sock", "/run/k3s", "/run/user", "/var/lib/containerd",
+    "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet", "/var/lib/rancher",
+)  # fmt: skip
+_KERNELS = ("/dev", "/proc", "/sys")
+
+
+class Listed:
+    """A listed path: where it really is below the driver root, and which mode it has.
+
+    ``real`` is "" where nothing is there, or ``refusal`` says why it isn't given ("which ...").
+    """
+
+    __slots__ = ("mode", "real", "refusal")
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is something that containers are given."""
+        return bool(self.real) and not self.refusal
+
+    def __init__(self, root: "Rootfs", path: str) -> None:
+        """Look at an absolute path without .. in it."""
+        self.mode = 0
+        self.real = self.refusal = ""
+        try:
+            real = root.own_path(path)
+            fd = root.open_own(real)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except UntrustedPathError:
+            self.refusal = "which others than root may change"
+            return
+        except OSError as error:
+            self.refusal = f"which can't be looked at ({error.strerror})"
+            return
+        try:
+            self.real, self.mode = real, os.fstat(fd).st_mode
+            self.refusal = _why_not((path, real), fd, self.mode)
+        finally:
+            os.close(fd)
+
+
+def plain(path: str) -> str:
+    """Return an absolute path without what can be written otherwise."""
+    return "/" + os.path.normpath(path).lstrip("/")
+
+
+def _why_not(paths: tuple[str, ...], fd: int, mode: int) -> str:
+    for path in map(plain, paths):
+        # What /var/run leads to where it isn't a link is another place with the same purpose.
+        place = "/run" + path.removeprefix("/var/run") if _is_in(path, "/var/run") else path
+        for kept in (*_ENGINES, *_KERNELS):
+            if _is_in(place, kept):
+                return f"which is of {kept}"
+            if _is_in(kept, place):
+                return f"which holds {kept}"
+    if stat.S_ISDIR(mode):
+        found = find_socket(fd)
+        return f"which holds the socket {found}" if found else ""
+    return "" if stat.S_ISREG(mode) else "which is neither a file nor a folder"
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

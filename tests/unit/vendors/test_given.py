@@ -1,0 +1,168 @@
+"""What no container is given, whichever vendor's list names it, and however."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.config import Config
+from gpuhook.config.declared import Declared
+from gpuhook.container.rootfs import Rootfs
+from gpuhook.errors import DriverError
+from gpuhook.plan.operations import FILE_OPTIONS, BindFile, usable
+from gpuhook.vendors import given, seam
+from gpuhook.vendors.ascend import lists
+from gpuhook.vendors.ascend.model import LISTS
+from gpuhook.vendors.declared import discover as declared
+from gpuhook.vendors.declared.names import names_of
+from gpuhook.vendors.nvidia import tegra
+
+Found = tuple[list[str], list[str]]  # paths that are given, and why others aren't
+
+
+def of_ascend(root: Path, *paths: str) -> Found:
+    """Return what a list of Ascend's gives."""
+    folder = root / LISTS.lstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "base.list").write_text("".join(f"{path}\n" for path in paths))
+    with Rootfs(str(root)) as host:
+        found = lists.find(host)
+    refused = [text for each in found.lists for text in each.refused]
+    return [file.path for file in found.files], refused
+
+
+def of_tegra(root: Path, *paths: str) -> Found:
+    """Return what a list of Tegra's gives that has every path as each type."""
+    lines = [tegra.Entry("l4t.csv", 1, f"{kind}, {path}") for path in paths for kind in tegra.TYPES]
+    refused: dict[str, None] = {}
+    with Rootfs(str(root)) as host:
+        files = [*tegra._files(host, [each for each in lines if not each.problem], (), refused)]
+    found = dict.fromkeys(file.path for file in files if file.kind != "link")
+    return list(found), list(refused)
+
+
+def of_table(root: Path, *paths: str) -> Found:
+    """Return what a vendor's table gives that has every path as file and as folder."""
+    (root / "etc").mkdir(exist_ok=True)
+    (root / "etc/maker").write_text("")
+    table = Declared(
+        {
+            "name": "maker",
+            "kind": "maker.example/npu",
+            "variable": "MAKER_VISIBLE_DEVICES",
+            "present": "/etc/maker",
+            "nodes": ["/dev/maker{n}"],
+            "files": list(paths),
+            "folders": list(paths),
+            "libraries": [f"{path}/lib*.so" for path in paths],
+        }
+    )
+    found = declared.discover(str(root), names_of(table))
+    return [file.path for file in found.files], list(found.refused)
+
+
+LISTERS = pytest.mark.parametrize("lister", [of_ascend, of_tegra, of_table])
+Lister = Callable[..., Found]
+
+
+def listening(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A host with engines, their sockets, and a folder of the driver's."""
+    for path in ("docker.sock", "containerd/containerd.sock", "maker/deep/er/socket"):
+        listening(tmp_path / "run" / path)
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var/run").symlink_to("/run")
+    (tmp_path / "opt/driver").mkdir(parents=True)
+    (tmp_path / "opt/driver/file").write_text("")
+    for name, target in (("docker", "/run/docker.sock"), ("run", "/var/run"), ("up", "..")):
+        (tmp_path / "opt" / name).symlink_to(target)
+    return tmp_path
+
+
+SPELLINGS = [
+    "/run/docker.sock", "/var/run/docker.sock", "//run/docker.sock", "///var//run///docker.sock",
+    "/run/./docker.sock", "/opt/docker", "/opt/run/docker.sock", "/opt/up/run/docker.sock",
+    "/run", "/var/run", "//run", "/run/", "/var/run/.", "/opt/run", "/run/containerd",
+    "/opt/run/containerd", "/run/containerd/containerd.sock", "/run/maker", "/run/maker/deep",
+    "/run/maker/deep/er/socket", "/", "//", "/opt/up", "/opt/../run", "/var",
+]  # fmt: skip
+
+
+@LISTERS
+@pytest.mark.parametrize("path", SPELLINGS)
+def test_no_socket_is_given_however_it_is_spelled(root: Path, lister: Lister, path: str) -> None:
+    found, refused = lister(root, path, "/opt/driver/file")
+    assert found == ["/opt/driver/file"]
+    assert refused or ".." in path or lister is of_table, "it is said"
+
+
+@LISTERS
+def test_what_everybody_could_put_there_is_not_given(root: Path, lister: Lister) -> None:
+    for name in ("tmp", "opt/shared"):
+        (root / name / "made").mkdir(parents=True)
+        (root / name / "made/file").write_text("")
+        (root / name).chmod(0o1777)
+    (root / "opt/link").symlink_to("/tmp/made")
+    paths = ("/tmp", "/tmp/made", "/tmp/made/file", "/opt/shared", "/opt/shared/made", "/opt/link")
+    found, refused = lister(root, *paths)
+    assert found == []
+    assert len(refused) >= len(paths)
+    assert all("which others than root may change" in text for text in refused)
+
+
+@LISTERS
+def test_a_socket_that_comes_later(root: Path, lister: Lister) -> None:
+    """Where daemons have their files, each look before a mount sees it."""
+    folder = root / "run/other/deep"
+    folder.mkdir(parents=True)
+    found, _ = lister(root, "/run/other")
+    assert found == ["/run/other"]
+    operation = BindFile(str(root), "/run/other", "/run/other", FILE_OPTIONS, "test")
+    assert usable([operation]) == ([operation], [])
+    listening(folder / "socket")
+    kept, [why] = usable([operation])
+    assert kept == []
+    assert why.endswith("/run/other is given to containers: it holds the socket deep/socket")
+
+
+def test_what_cannot_be_looked_at_is_not_given(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Rootfs, __: str) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Rootfs, "own_path", fail)
+    with Rootfs(str(root)) as host:
+        listed = given.Listed(host, "/opt/driver")
+    assert not listed.is_given
+    assert "Permission denied" in listed.refusal
+
+
+@pytest.mark.parametrize("name", seam.KNOWN)
+def test_an_error_below_discovery_is_the_vendors(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    vendor = seam.load(seam.KNOWN[name])
+
+    def fail(*_: Any) -> None:
+        raise OSError(5, "Input/output error", "/usr/bin")
+
+    monkeypatch.setattr(type(vendor), "_discover", fail)
+    config = Config()
+    config.root = str(tmp_path)
+    with pytest.raises(DriverError, match=f"{vendor.names.TITLE}'s driver .*Input/output error"):
+        vendor.discover(config)
+    with pytest.raises(DriverError):
+        seam.present(config, lambda each: each.discover(config))
