@@ -1,8 +1,9 @@
 """Prometheus' two text formats, of prometheus_client's families.
 
-To the byte what prometheus_client writes itself. That looks at each label of each sample again
-to see whether its name is a legal one, and with hundreds of containers takes longer for the text
-than everything before it took. And its choice of a format fails for some Accept headers.
+To the byte what prometheus_client writes itself, but for what isn't printable in the value of a
+label. That looks at each label of each sample again to see whether its name is a legal one, and
+with hundreds of containers takes longer for the text than everything before it took. And its
+choice of a format fails for some Accept headers.
 """
 
 import re
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from prometheus_client.utils import floatToGoString
+
+from gpuhook.errors import printable
 
 Family = Any  # of prometheus_client, which has no types for it
 _number: Callable[[float], str] = floatToGoString  # which has no types, either
@@ -77,8 +80,8 @@ def _labels(labels: dict[str, str], known: dict[str, str]) -> str:
 
 
 def _escaped(value: str, known: dict[str, str]) -> str:
-    # Any user can make a cgroup whose name is no text; such bytes become escapes.
-    text = value.encode("utf-8", "backslashreplace").decode()
+    # A tenant may have chosen it, and it may be no text: what isn't printable becomes escapes.
+    text = "\n".join(map(printable, value.split("\n")))
     found = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     known[value] = found
     return found

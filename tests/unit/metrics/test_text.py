@@ -15,7 +15,7 @@ from gpuhook.metrics.text import encode, is_openmetrics
 
 Families = list[Any]
 
-_words = st.text(alphabet=st.sampled_from('a"\\\n\r\t {},=\u2028é\N{WHITE SQUARE}'), max_size=8)
+_words = st.text(alphabet=st.sampled_from('a"\\\n {},=é\N{WHITE SQUARE}'), max_size=8)
 _numbers = st.floats(width=64) | st.integers(min_value=-(1 << 70), max_value=1 << 70)
 
 _openmetrics: Callable[[Any], bytes] = openmetrics_exposition.generate_latest  # without types
@@ -83,6 +83,14 @@ def test_a_cgroup_called_by_bytes_that_are_no_text_ends_no_scrape() -> None:
         text = encode([family], openmetrics=openmetrics).decode()
         values = {line.partition('"')[2].rpartition('"')[0] for line in text.splitlines()}
         assert {r"\\udcff", r"\\udcfe", "?"} <= values  # as a name each has of its own
+
+
+def test_what_steers_a_terminal_is_shown() -> None:
+    family = GaugeMetricFamily("family", "About.", labels=["label"])
+    family.add_metric(['a\x1b[2J\r\x85\u2028\u202e\n\t\x7f"\\'], 1)
+    for openmetrics in (False, True):
+        text = encode([family], openmetrics=openmetrics).decode()
+        assert r'label="a\\x1b[2J\\r\\x85\\u2028\\u202e\n\\t\\x7f\"\\"}' in text
 
 
 OPENMETRICS = "application/openmetrics-text"
