@@ -225,7 +225,7 @@ def _read(options: exporter.Options, readings: dict[str, float]) -> list[Metric]
         errors={"timeout": 1},
         durations={"drivers": 1.0},
     )
-    written = exporter.text(look, options, 1.0, "")[0].decode()
+    written = exporter.text(look, options, 1.0, openmetrics=False).decode()
     return [*text_string_to_metric_families(written)]
 
 

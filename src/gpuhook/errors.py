@@ -11,7 +11,8 @@ class GpuhookError(Exception):
     """Base of all errors that gpuhook raises on purpose.
 
     ``cause`` says in one sentence what is wrong, ``remedy`` in one sentence what to do;
-    both without a full stop. ``code`` is stable and machine-readable.
+    both without a full stop. ``code`` is stable and machine-readable. As a text it is
+    ``printable``, whoever chose the names in it.
     """
 
     code = "error"
@@ -22,7 +23,7 @@ class GpuhookError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.cause}. {self.remedy}."
+        return printable(f"{self.cause}. {self.remedy}.")
 
 
 class ConfigError(GpuhookError):
@@ -215,6 +216,18 @@ def shown(value: object) -> str:
     if len(text) <= _SHOWN:
         return ascii(text)
     return f"{text[:_SHOWN]!a}... ({len(text)} characters)"
+
+
+def printable(text: str) -> str:
+    """Return a text with what could steer a terminal written as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        [
+            char if char.isprintable() else char.encode("unicode_escape", "replace").decode()
+            for char in text
+        ]
+    )
 
 
 def listed(values: "tuple[str, ...] | list[str]", limit: int = 8) -> str:

@@ -30,6 +30,7 @@ PATIENCE = 60.0
 COMMAND = (sys.executable, "-c", "from gpuhook.cli import main; main()", "metrics")
 NASTY = 'quote " backslash \\ newline \n end'
 WINDOW = "20s"
+CRI = "io.containerd.runtime.v2.task/k8s.io"  # where containerd's CRI plugin has its bundles
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,7 @@ def scene(
             ("1:0", {"sandbox-name": NASTY, "sandbox-namespace": "x", "container-name": "y"}),
             ("2", {}),
         ):
-            each = stack.enter_context(
-                make_bundle(workspace / "bundles", roots["debian"], host, "runc")
-            )
+            each = stack.enter_context(make_bundle(workspace / CRI, roots["debian"], host, "runc"))
             _start(each, devices, words, installation, config)
             made.append(each)
         used = driver.gpus[0].uuid

@@ -16,9 +16,11 @@ from harness.driver import simulate
 from harness.inside import seen
 from harness.installation import Installation
 from harness.standing import CHANGES, ONE, Site, is_running, parent_of
+from limits import in_time
 
 from gpuhook.start.standby import SEAT_COUNT
 
+STOPS = 6
 KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "30"))
 
 
@@ -36,29 +38,70 @@ def test_killed(site: Site, which: str) -> None:
     site.stand_again(before)
 
 
+@pytest.mark.parametrize("which", ["server", "watcher", "both"])
 @ONE
-def test_stopped_server(site: Site) -> None:
-    """It is asked, does not answer, and is killed."""
+def test_stopped(site: Site, which: str) -> None:
+    """Nobody resumes them: no start waits, and another stands in their place."""
     site.stand()
     before = site.processes
-    os.kill(site.server, signal.SIGSTOP)
-    begun = time.monotonic()
-    site.works()
-    assert time.monotonic() - begun >= 1.5
-    assert not site.served
+    for pid in before:
+        if which == "both" or (pid == site.server) == (which == "server"):
+            os.kill(pid, signal.SIGSTOP)
+    with in_time(60):
+        site.works()
+        assert which == "watcher" or not site.served
+        wait_until(lambda: not site.processes & before, "they are gone")
     site.stand_again(before)
 
 
 @ONE
-def test_stopped_watcher(site: Site) -> None:
+def test_stopped_at_any_moment(site: Site) -> None:
+    """Before the question is read, before the answer, or in its midst: the container starts."""
+    site.configure("standby = 3")
     site.stand()
-    watcher = parent_of(site.server)
-    os.kill(watcher, signal.SIGSTOP)
-    try:
-        site.works()
-        assert site.served
-    finally:
-        os.kill(watcher, signal.SIGCONT)
+    chance = random.Random(4712)  # noqa: S311 - any moment will do
+    with in_time(400):
+        for _ in range(STOPS):
+            before = site.processes
+            results: list[Result] = []
+            starting = threading.Thread(target=lambda: results.append(site.run()))  # noqa: B023
+            starting.start()
+            time.sleep(chance.uniform(0, 0.03))
+            # Not children that may be at a container's mounts: those have a longer time.
+            for pid in before:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            starting.join()
+            site.sees_its_gpus(results[0])
+            site.stand_again(before)
+
+
+@ONE
+def test_everybody_who_is_stopped_comes_to_an_end(site: Site) -> None:
+    """A child too, wherever it was on its way to the answer: so no launcher waits for more."""
+    site.stand()
+    children = Path(f"/proc/{site.server}/task/{site.server}/children")
+    results: list[Result] = []
+    starting = threading.Thread(target=lambda: results.append(site.run()))
+    starting.start()
+    with in_time(60):
+        while not (found := children.read_text().split()) and starting.is_alive():
+            pass
+        stopped = {int(word) for word in found} | site.processes
+        for pid in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        helper = site.helper
+        wait_until(lambda: not any(is_running(pid) for pid in stopped - {helper}), "they are gone")
+    with suppress(ProcessLookupError):
+        if helper:  # it had answered, and has a minute for the mounts
+            os.kill(helper, signal.SIGKILL)
+    starting.join()
+    if results[0].status == 0:
+        site.sees_its_gpus(results[0])
+    else:
+        kept = (site.config.parent / "state/errors.log").read_text()
+        assert "The helper was killed. Start the container again." in kept
 
 
 @ONE

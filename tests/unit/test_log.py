@@ -10,6 +10,7 @@ import pytest
 
 from gpuhook import log
 from gpuhook.config import Config
+from gpuhook.errors import HeldError, RequestError
 
 SENTENCES = "It failed. Mend it."
 MESSAGE = f"gpu-py: {SENTENCES}"
@@ -142,3 +143,19 @@ def test_where_it_cannot_be_made_nothing_is_kept(config: Config) -> None:
     config.state_dir += "/missing/state"
     log.keep("gpuhook-prestart", "lost", config)
     assert os.listdir(os.path.dirname(os.path.dirname(config.state_dir))) == []
+
+
+@pytest.mark.parametrize(
+    "said", ["\x1b[2J", "\r", "\n", "\x9b2J", "\u2028", "\u202e", "\udc9b", "\0"]
+)
+def test_an_error_steers_no_terminal(
+    config: Config, capfd: pytest.CaptureFixture[str], said: str
+) -> None:
+    """Whoever chose a name in it: to the user, to the engine, which prints it, and for later."""
+    for error in (HeldError(f"It is {said}'s", "Wait"), RequestError("It is so", f"Ask {said}")):
+        log.error("gpu-py", str(error), config, str(Path(config.state_dir).parent / "engine.log"))
+    texts = [capfd.readouterr().err[:-1].replace("\n", "", 1)]
+    texts += [text for path in (*kept(config), f"{config.state_dir}/../engine.log")
+              for text in messages(path)]  # fmt: skip
+    assert all(text.isprintable() for text in texts)
+    assert len(texts) == 9

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gpuhook.cli._output import printable
+from gpuhook.errors import printable
 from gpuhook.running.holders import Container
 from gpuhook.running.names import Names
 

@@ -6,10 +6,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gpuhook import inject
-from gpuhook.cli._output import printable
 from gpuhook.config import Config, load
 from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import GpuhookError
+from gpuhook.errors import GpuhookError, printable
 from gpuhook.inventory.model import Inventory
 from gpuhook.inventory.selection import fallen_off
 from gpuhook.oci import process

@@ -38,14 +38,6 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def printable(text: str) -> str:
-    """Return a text with what could steer a terminal written as escapes."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "replace").decode()
-        for char in text
-    )
-
-
 def raise_last(errors: Sequence[GpuhookError]) -> None:
     """Say what went wrong beside an answer, if anything did: the command has failed then."""
     for error in errors[:-1]:

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gpuhook.cli._output import printable
+from gpuhook.errors import printable
 
 GOOD, POOR, BAD, FAINT, TITLE = "green", "yellow", "red", "dim", "bold"
 TONES = {"": "", "good": GOOD, "poor": POOR, "bad": BAD}

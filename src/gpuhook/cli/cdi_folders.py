@@ -9,9 +9,9 @@ from gpuhook.cdi import folders, kept
 from gpuhook.cdi.folders import FileError, Found
 from gpuhook.cli._engines import state_folder
 from gpuhook.cli._help import command
-from gpuhook.cli._output import config_option, format_option, print_json, printable
+from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.config import load
-from gpuhook.errors import GpuhookError
+from gpuhook.errors import GpuhookError, printable
 
 
 def _folders_option(command: Callable[..., None]) -> Callable[..., None]:

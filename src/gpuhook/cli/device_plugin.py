@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from gpuhook.cli._help import command
-from gpuhook.cli._output import config_option, printable, raise_last
+from gpuhook.cli._output import config_option, raise_last
 from gpuhook.config import Config, load
-from gpuhook.errors import PluginError, RequestError
+from gpuhook.errors import PluginError, RequestError, printable
 from gpuhook.inventory import cache
 from gpuhook.inventory.model import Inventory
 from gpuhook.kubernetes import configure, options

@@ -5,10 +5,11 @@ import sys
 import click
 
 from gpuhook.cli._help import command
-from gpuhook.cli._output import config_option, format_option, print_json, printable
+from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.doctor import Case, Examination, Finding, Status, examine, worst
 from gpuhook.doctor.report import write_report
 from gpuhook.engines import ENGINES
+from gpuhook.errors import printable
 
 _WIDTH = 9  # of the column with the statuses
 

@@ -5,9 +5,9 @@ import time
 import click
 
 from gpuhook.cli._help import command
-from gpuhook.cli._output import config_option, printable
+from gpuhook.cli._output import config_option
 from gpuhook.config import load
-from gpuhook.errors import MetricsError
+from gpuhook.errors import MetricsError, printable
 from gpuhook.metrics.kubelet import SOCKET
 from gpuhook.metrics.observer import Observer
 from gpuhook.metrics.telemetry import PATIENCE

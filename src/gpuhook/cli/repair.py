@@ -7,9 +7,9 @@ import click
 from gpuhook.cli import _completion as completing
 from gpuhook.cli._containers import names_of, title
 from gpuhook.cli._help import command
-from gpuhook.cli._output import config_option, printable
+from gpuhook.cli._output import config_option
 from gpuhook.config import load
-from gpuhook.errors import ContainerError, GpuhookError, listed
+from gpuhook.errors import ContainerError, GpuhookError, listed, printable
 from gpuhook.inventory.model import Inventory
 from gpuhook.running import holders
 from gpuhook.running import repair as repairs

@@ -7,8 +7,9 @@ import click
 from gpuhook.cdi import write as writing
 from gpuhook.cli import _engines as shared
 from gpuhook.cli._help import group
-from gpuhook.cli._output import config_option, printable, raise_last
+from gpuhook.cli._output import config_option, raise_last
 from gpuhook.config import load
+from gpuhook.errors import printable
 from gpuhook.slurm import devices, gres, job
 from gpuhook.slurm.cores import Cores
 

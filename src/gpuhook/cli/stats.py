@@ -13,8 +13,9 @@ from rich.live import Live
 
 from gpuhook.cli import _screen, _stats_view
 from gpuhook.cli._help import Seconds, command
-from gpuhook.cli._output import config_option, format_option, print_json, printable
+from gpuhook.cli._output import config_option, format_option, print_json
 from gpuhook.config import load
+from gpuhook.errors import printable
 from gpuhook.inventory.cache import get_inventory
 from gpuhook.metrics.model import Snapshot
 from gpuhook.metrics.observer import Observer

@@ -13,7 +13,7 @@ from gpuhook.container import clib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
+    from typing import Any, Final
 
 # include/uapi/asm-generic/unistd.h: calls added since Linux 5.0 have one number everywhere.
 _OPEN_TREE: "Final" = 428
@@ -62,6 +62,9 @@ LABEL: "Final" = "security.selinux"
 
 # Flags with which a file is made: never over an existing one, never through a link.
 CREATE_FLAGS: "Final" = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_SIGKILL: "Final" = 9
+_ends: "dict[int, Any]" = {}  # the timer of this process, by its number
 
 _PAUSE = 0.0005  # seconds between two looks at a child
 
@@ -267,11 +270,23 @@ def set_no_new_privileges() -> None:
 
 
 def end_after(seconds: int) -> None:
-    """Have the kernel end this process in so many seconds, whatever it does; 0: not any more.
+    """Have the kernel kill this process in so many seconds, whatever it does; 0: not any more.
 
-    Source: alarm(2); the signal's own effect, which Python leaves as it is.
+    Also one that is stopped (SIGSTOP) by then, which alarm(2) would leave as it is. A fork has
+    no such end, and nor has what this process becomes (execve). Source: timer_create(2).
     """
-    _libc.alarm(seconds)
+    pid = os.getpid()
+    if pid not in _ends:
+        # struct sigevent: a value, the signal, and SIGEV_SIGNAL, which is 0
+        event = bytes(8) + _SIGKILL.to_bytes(4, sys.byteorder) + bytes(52)
+        timer = (clib.c_long * 1)()
+        if _libc.timer_create(time.CLOCK_MONOTONIC, event, timer) < 0:
+            raise _os_error("timer_create")
+        _ends.clear()  # of a process that has forked us
+        _ends[pid] = clib.c_long(timer[0])
+    when = _structure(0, 0, seconds, 0)  # struct itimerspec: no second time, seconds and ns
+    if _libc.timer_settime(_ends[pid], 0, when, None) < 0:
+        raise _os_error("timer_settime")
 
 
 def reap(child: int, seconds: float) -> int:

@@ -11,7 +11,6 @@ from gpuhook.host import files
 from gpuhook.metrics.model import Container, Device, Snapshot, Usage
 
 try:
-    from prometheus_client import exposition
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
     from gpuhook.metrics.text import Family, encode
@@ -63,16 +62,14 @@ def families(snapshot: Snapshot, options: Options, seconds: float) -> Iterator[F
     yield from _of_ourselves(snapshot, seconds)
 
 
-def text(snapshot: Snapshot, options: Options, seconds: float, accept: str) -> tuple[bytes, str]:
-    """Return the series in the format that the Accept header asks for, and its type."""
-    content_type: str = exposition.choose_encoder(accept)[1]
-    openmetrics = content_type.startswith("application/openmetrics-text")
-    return encode(families(snapshot, options, seconds), openmetrics=openmetrics), content_type
+def text(snapshot: Snapshot, options: Options, seconds: float, *, openmetrics: bool) -> bytes:
+    """Return the series, as OpenMetrics or in text format 0.0.4."""
+    return encode(families(snapshot, options, seconds), openmetrics=openmetrics)
 
 
 def write(snapshot: Snapshot, options: Options, seconds: float, path: str) -> None:
     """Write the series into a file for node_exporter, in one step; MetricsError if that fails."""
-    data = encode(families(snapshot, options, seconds), openmetrics=False)
+    data = text(snapshot, options, seconds, openmetrics=False)
     try:
         files.replace(path, data, _MODE)
     except OSError as error:

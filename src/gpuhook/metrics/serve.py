@@ -1,33 +1,45 @@
 """Serve the series over HTTP, in one thread that may fork.
 
 Who connects and says nothing, or takes no answer, makes nobody else wait: those who asked while a
-look was taken get the next one, all the same.
+look was taken get the next one, all the same. Whatever a request says, it has an answer, and the
+service goes on.
 """
 
 import contextlib
 import functools
 import os
+import re
 import select
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gpuhook.errors import MetricsError, shown
-from gpuhook.metrics import exporter
+from gpuhook.metrics import exporter, text
 from gpuhook.metrics.model import Snapshot
 from gpuhook.metrics.observer import Observer
 from gpuhook.metrics.telemetry import PATIENCE
 
 IDLE = 120.0  # seconds without a request after which the drivers are let go
 AWAY = 30.0  # seconds for which they are let go on SIGHUP
-_PATIENCE = 5.0  # seconds that a request may take to come, and its answer to be taken
+_PATIENCE = 5.0  # seconds that a whole request may take to come, and its answer to be taken
 _LIMIT = 1 << 14  # bytes of a request
-_WAITING = 32  # connections, of which the oldest goes where there are more
-_END = b"\r\n\r\n"  # of a request
+_WAITING = 32  # connections
+_PAUSE = 0.1  # seconds, where no connection can be had
+
+# RFC 9112, 3 and 2.2: a lone line feed may end a line; a URI may have its host before the path.
+_END = re.compile(rb"\r?\n\r?\n")
+_FIRST = re.compile(rb"([!-~]+) (?:http://[!-.0-~]*)?([!-~]*) HTTP/1\.[0-9]\r?\n", re.IGNORECASE)
+
+_PLAIN = "text/plain; charset=utf-8"
+_FAILED = b"The metrics could not be had, for a reason that the service's log has.\n"
 
 Tell = Callable[[str], None]
+Answer = tuple[str, str, bytes]  # status, content type, body
+Metrics = Callable[[bool], Answer]  # as OpenMetrics or not
 
 
 def listen(address: str) -> socket.socket:
@@ -69,7 +81,7 @@ class Service:
         """Serve until SIGTERM or SIGINT comes."""
         with _signals(self._note) as woken, contextlib.closing(_Clients(listener)) as clients:
             last: float | None = None
-            self._observer.prepare(PATIENCE)
+            self._prepare(PATIENCE)
             while not self._ends:
                 asked = clients.wait(woken, None if last is None else last + IDLE)
                 if self._lets_go:
@@ -80,7 +92,7 @@ class Service:
                     self._observer.let_go()
                 if asked:
                     self._answer_all(asked)
-                    self._observer.prepare()  # nobody waits for that
+                    self._prepare()  # nobody waits for that
                     last = time.monotonic()
             self._observer.let_go()
 
@@ -90,50 +102,89 @@ class Service:
         else:
             self._ends = True
 
+    def _prepare(self, patience: float = 0.0) -> None:
+        with self._told_of_failures("The next look couldn't be prepared"):
+            self._observer.prepare(patience)
+
     def _answer_all(self, asked: Iterable["_Client"]) -> None:
-        """Answer whole requests; there is one look for all of them."""
+        """Answer requests; there is one look for all of them, and one text of each format."""
         look = functools.cache(self._look)
+        metrics = functools.cache(lambda openmetrics: self._metrics(look, openmetrics))
+        written = functools.cache(_written)
         for client in asked:
-            request = client.request.decode("latin-1")
-            status, content_type, body = self._answer(request, look)
-            head = (
-                f"HTTP/1.0 {status}\r\nContent-Type: {content_type}\r\n"
-                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            )
-            client.give(head.encode() + (b"" if request.startswith("HEAD ") else body))
+            answer = _answer(client.request, metrics)
+            client.give(written(answer, has_body=not client.request.startswith(b"HEAD ")))
 
-    def _answer(
-        self, request: str, look: Callable[[], tuple[Snapshot, float]]
-    ) -> tuple[str, str, bytes]:
-        words = request.partition("\r\n")[0].split(" ")
-        plain = "text/plain; charset=utf-8"
-        if len(words) != 3 or words[0] not in ("GET", "HEAD"):
-            return "405 Method Not Allowed", plain, b"This only answers GET.\n"
-        if words[1].partition("?")[0] != "/metrics":
-            return "404 Not Found", plain, b"The metrics are at /metrics.\n"
-        snapshot, seconds = look()
-        accept = _header(request, "accept")
-        return "200 OK", *exporter.text(snapshot, self._options, seconds, accept)[::-1]
+    def _metrics(
+        self, look: Callable[[], tuple[Snapshot, float] | None], openmetrics: bool
+    ) -> Answer:
+        found = look()
+        if found is not None:
+            snapshot, seconds = found
+            with self._told_of_failures("The metrics couldn't be written"):
+                body = exporter.text(snapshot, self._options, seconds, openmetrics=openmetrics)
+                return "200 OK", text.TYPES[openmetrics], body
+        return "500 Internal Server Error", _PLAIN, _FAILED
 
-    def _look(self) -> tuple[Snapshot, float]:
+    def _look(self) -> tuple[Snapshot, float] | None:
         """Return a look and how many seconds it took; tell what else is missing than before."""
         before = time.monotonic()
-        snapshot = self._observer.take()
-        if snapshot.problems != self._problems:
-            for problem in snapshot.problems:
+        with self._told_of_failures("The devices couldn't be looked at"):
+            snapshot = self._observer.take()
+            self._tell_news(snapshot.problems)
+            return snapshot, time.monotonic() - before
+        return None
+
+    @contextlib.contextmanager
+    def _told_of_failures(self, what: str) -> Iterator[None]:
+        """Tell what fails, and go on: the next request may do better."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - no request ends the service
+            self._tell_news((f"{what}: {shown(f'{type(error).__name__}: {error}')}",))
+
+    def _tell_news(self, problems: tuple[str, ...]) -> None:
+        if problems != self._problems:
+            for problem in problems:
                 self._tell(problem)
-            self._problems = snapshot.problems
-        return snapshot, time.monotonic() - before
+            self._problems = problems
+
+
+def _written(answer: Answer, *, has_body: bool) -> bytes:
+    status, content_type, body = answer
+    head = (
+        f"HTTP/1.0 {status}\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (body if has_body else b"")
+
+
+def _answer(request: bytes, metrics: Metrics) -> Answer:
+    """Return the answer to what was received of a request."""
+    first = _FIRST.match(request)
+    if len(request) > _LIMIT:
+        return "431 Request Header Fields Too Large", _PLAIN, b"This request is too long.\n"
+    if first is None:
+        return "400 Bad Request", _PLAIN, b"This isn't a request of HTTP/1.0 or 1.1.\n"
+    if first[1] not in (b"GET", b"HEAD"):
+        return "405 Method Not Allowed", _PLAIN, b"This only answers GET.\n"
+    if first[2].partition(b"?")[0] != b"/metrics":
+        return "404 Not Found", _PLAIN, b"The metrics are at /metrics.\n"
+    return metrics(text.is_openmetrics(_header(request, b"accept")))
 
 
 class _Client:
-    """A connection on which a request comes and then its answer goes; it never waits for either."""
+    """A connection on which a request comes and then its answer goes; it never waits for either.
 
-    def __init__(self, connection: socket.socket) -> None:
+    ``peer`` is the address of who has made it.
+    """
+
+    def __init__(self, connection: socket.socket, peer: str) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._answer: memoryview | None = None  # the rest of it
-        self._is_broken = False
+        self.is_over = False  # nothing more will come or go
+        self.peer = peer
         self.end = time.monotonic() + _PATIENCE
         self.request = b""
 
@@ -143,18 +194,17 @@ class _Client:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its request has come and has no answer yet."""
-        return self._answer is None and not self._is_broken and _END in self.request
+        """Whether as much of its request has come as an answer needs, and it has none yet."""
+        if self._answer is not None or self.is_over:
+            return False
+        if len(self.request) > _LIMIT or _END.search(self.request):
+            return True
+        return b"\n" in self.request and not _FIRST.match(self.request)
 
     @property
-    def is_answered(self) -> bool:
-        """Whether there is an answer, which it takes, or has taken."""
-        return self._answer is not None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more will come or go."""
-        return self._is_broken or (self._answer is not None and not self._answer)
+    def takes(self) -> bool:
+        """Whether there is more of an answer to send."""
+        return bool(self._answer)
 
     def give(self, answer: bytes) -> None:
         """Begin to send the answer."""
@@ -165,16 +215,20 @@ class _Client:
     def go_on(self) -> None:
         """Receive or send what is possible now."""
         try:
-            if self._answer is not None:
+            if self._answer:
                 self._answer = self._answer[self._socket.send(self._answer) :]
+                if not self._answer:
+                    self._socket.shutdown(socket.SHUT_WR)
             elif not self.is_whole:
                 piece = self._socket.recv(_LIMIT)
-                self.request += piece
-                self._is_broken = not piece or len(self.request) > _LIMIT
+                # What comes after the answer is read too: if it weren't, closing would reset the
+                # connection, and the client could lose the answer (RFC 9112, 9.6).
+                self.request += piece if self._answer is None else b""
+                self.is_over = not piece
         except BlockingIOError:
             pass
         except OSError:
-            self._is_broken = True
+            self.is_over = True
 
     def close(self) -> None:
         """End it."""
@@ -195,8 +249,8 @@ class _Clients:
         """
         ends = [each.end for each in self._open] + ([] if end is None else [end])
         patience = max(0.0, min(ends) - time.monotonic()) if ends else None
-        takers = [each for each in self._open if each.is_answered]
-        others = [each for each in self._open if not each.is_answered]
+        takers = [each for each in self._open if each.takes]
+        others = [each for each in self._open if not each.takes]
         readers: list[Any] = [self._listener, woken, *others]
         came = select.select(readers, takers, [], patience)
         for each in (*came[0], *came[1]):
@@ -215,13 +269,26 @@ class _Clients:
         """Take those who wait to be connected, with what they have said already."""
         for _ in range(_WAITING):
             try:
-                client = _Client(self._listener.accept()[0])
-            except OSError:
+                connection, address = self._listener.accept()
+            except (BlockingIOError, ConnectionError):
                 break
+            except OSError:  # no descriptor or no memory for it
+                gone = self._slow()
+                self._drop(gone)
+                if not gone:
+                    time.sleep(_PAUSE)
+                break
+            client = _Client(connection, str(address[0]))
             client.go_on()
             self._open.append(client)
+            if len(self._open) > _WAITING:
+                self._drop(self._slow())
+
+    def _slow(self) -> list[_Client]:
+        """Return the oldest of the peer that has most, if there are any that we wait for."""
         slow = [each for each in self._open if not each.is_whole]
-        self._drop(slow[: max(0, len(self._open) - _WAITING)])
+        counts = Counter(each.peer for each in slow)
+        return [max(slow, key=lambda each: counts[each.peer])] if slow else []
 
     def _drop(self, some: Iterable[_Client]) -> None:
         """Close the connections of some, and those that are over."""
@@ -252,7 +319,8 @@ def _signals(note: Callable[[int], None]) -> Iterator[int]:
         os.close(writer)
 
 
-def _header(request: str, name: str) -> str:
+def _header(request: bytes, name: bytes) -> str:
     """Return the values of a header, joined by commas."""
-    lines = [line.partition(":") for line in request.split("\r\n")[1:]]
-    return ",".join(value.strip() for key, _, value in lines if key.strip().lower() == name)
+    lines = [line.partition(b":") for line in _END.split(request, 1)[0].split(b"\n")[1:]]
+    values = [value.strip() for key, _, value in lines if key.lower() == name]
+    return b",".join(values).decode("latin-1")

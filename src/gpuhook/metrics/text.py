@@ -1,18 +1,47 @@
 """Prometheus' two text formats, of prometheus_client's families.
 
-To the byte what prometheus_client writes itself. That looks at each label of each sample again
-to see whether its name is a legal one, and with hundreds of containers takes longer for the text
-than everything before it took.
+To the byte what prometheus_client writes itself, but for what isn't printable in the value of a
+label. That looks at each label of each sample again to see whether its name is a legal one, and
+with hundreds of containers takes longer for the text than everything before it took. And its
+choice of a format fails for some Accept headers.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from prometheus_client.utils import floatToGoString
 
+from gpuhook.errors import printable
+
 Family = Any  # of prometheus_client, which has no types for it
 _number: Callable[[float], str] = floatToGoString  # which has no types, either
-_TYPES = {"unknown": "untyped"}  # what is called otherwise in the older format
+_KINDS = {"unknown": "untyped"}  # what is called otherwise in the older format
+# The content types, by whether they are OpenMetrics.
+TYPES = {
+    False: "text/plain; version=0.0.4; charset=utf-8",
+    True: "application/openmetrics-text; version=1.0.0; charset=utf-8",
+}
+_WEIGHT = re.compile(r"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")  # RFC 9110, 12.4.2
+
+
+def is_openmetrics(accept: str) -> bool:
+    """Tell whether an Accept header would rather have OpenMetrics 1.0.0 than text format 0.0.4.
+
+    What isn't as RFC 9110, 12.5.1, has it says nothing: 0.0.4 is what everybody reads.
+    """
+    weights = {True: 0.0, False: 0.0}
+    for each in accept.split(","):
+        kind, *parameters = [word.strip(" \t").lower() for word in each.split(";")]
+        given = dict(word.split("=", 1) for word in parameters if "=" in word)
+        weight, version = given.get("q", "1"), given.get("version", "").strip('"')
+        if not _WEIGHT.fullmatch(weight):
+            continue
+        for openmetrics, content_type in TYPES.items():
+            ours, _, rest = content_type.partition("; version=")
+            if kind == ours and version in ("", rest.partition(";")[0]):
+                weights[openmetrics] = max(weights[openmetrics], float(weight))
+    return weights[True] > 0 and weights[True] >= weights[False]
 
 
 def encode(families: Iterable[Family], *, openmetrics: bool) -> bytes:
@@ -37,7 +66,7 @@ def _head(family: Family, *, openmetrics: bool) -> Iterator[str]:
         about = about.replace('"', r"\"")
     else:
         name = f"{name}_total" if kind == "counter" else name
-        kind = _TYPES.get(kind, kind)
+        kind = _KINDS.get(kind, kind)
     yield f"# HELP {name} {about}\n"
     yield f"# TYPE {name} {kind}\n"
 
@@ -51,8 +80,8 @@ def _labels(labels: dict[str, str], known: dict[str, str]) -> str:
 
 
 def _escaped(value: str, known: dict[str, str]) -> str:
-    # Any user can make a cgroup whose name is no text; such bytes become escapes.
-    text = value.encode("utf-8", "backslashreplace").decode()
+    # A tenant may have chosen it, and it may be no text: what isn't printable becomes escapes.
+    text = "\n".join(map(printable, value.split("\n")))
     found = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     known[value] = found
     return found

@@ -16,11 +16,10 @@ import click
 from gpuhook import __version__, names
 from gpuhook.cli import configure as configuring
 from gpuhook.cli._help import Group
-from gpuhook.cli._output import printable
 from gpuhook.cli.cdi_generate import transform
 from gpuhook.cli.install import carry_out
 from gpuhook.engines import ENGINES, Store, installer
-from gpuhook.errors import CdiError, EngineError, GpuhookError, shown
+from gpuhook.errors import CdiError, EngineError, GpuhookError, printable, shown
 from gpuhook.nvidia_cli import ctk_cdi, ctk_config, ctk_system
 from gpuhook.nvidia_cli.ctk_words import PROGRAM, say
 

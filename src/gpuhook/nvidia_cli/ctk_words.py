@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import click
 
-from gpuhook.cli._output import printable
+from gpuhook.errors import printable
 
 PROGRAM = "nvidia-ctk"
 

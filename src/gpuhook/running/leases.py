@@ -10,7 +10,7 @@ import errno
 import os
 import time
 
-from gpuhook.errors import HeldError
+from gpuhook.errors import HeldError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ LOCK = "lock"  # in the folder of the records
 
 _WAIT = 20.0  # seconds that the others may take; each has it for a millisecond or two
 _POLL = 0.01
+_MARKS = dict.fromkeys(map(ord, "-_."))  # beside letters and digits, in a name
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 # What a container holds of one kind: its devices, and those with the ones that they are parts of.
@@ -97,10 +98,16 @@ def _conflict(ours: _Held, theirs: _Held) -> "tuple[str, str] | None":
 
 def holder(record: "dict[str, Any]") -> str:
     """Return what to call the container of a record."""
-    name = record["id"] or f"of process {record['pid']}"
-    pod = "/".join(record[key] for key in ("namespace", "pod", "container") if record[key])
+    name = _called(record["id"]) or f"of process {record['pid']}"
+    words = [_called(record[key]) for key in ("namespace", "pod", "container") if record[key]]
+    pod = "/".join(words)
     engine = f"{record['engine']}'s container" if record["engine"] else "the container"
     return f"{engine} {name}{f' ({pod})' if pod else ''}"
+
+
+def _called(name: str) -> str:
+    """Return a name as it is where Kubernetes and engines have such names, else as quoted."""
+    return name if name.isascii() and name.translate(_MARKS).isalnum() else name and shown(name)
 
 
 def boot_id() -> str:

@@ -37,18 +37,27 @@ _LOCK = "lock"  # no record: ``leases`` has it
 _NEW = "."  # before the name of a record that is being written
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-# What engines call a container, its image, its pod and the pod's namespace: annotations of
-# containerd's CRI plugin (internal/cri/annotations) and of CRI-O (internal/annotations).
-_NAMES = {
-    "container": ("io.kubernetes.cri.container-name", "io.kubernetes.container.name"),
-    "pod": ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
-    "namespace": ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
-    "uid": ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"),
-    "image": ("io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName"),
+# What an engine calls a container, its image, its pod and the pod's namespace. containerd's CRI
+# plugin (internal/cri/annotations) and CRI-O (internal/annotations) have annotations for that;
+# other keys among a container's annotations may be its pod's author's, as CRI-O copies all.
+_CONTAINERD_KEYS = {
+    "container": "io.kubernetes.cri.container-name",
+    "pod": "io.kubernetes.cri.sandbox-name",
+    "namespace": "io.kubernetes.cri.sandbox-namespace",
+    "uid": "io.kubernetes.cri.sandbox-uid",
+    "image": "io.kubernetes.cri.image-name",
 }
+# CRI-O's are in the labels that the kubelet gives, as JSON in one annotation, but for the image.
+_LABEL_KEYS = {
+    "container": "io.kubernetes.container.name",
+    "pod": "io.kubernetes.pod.name",
+    "namespace": "io.kubernetes.pod.namespace",
+    "uid": "io.kubernetes.pod.uid",
+}
+_CRIO_LABELS = "io.kubernetes.cri-o.Labels"
+_CRIO_IMAGE = "io.kubernetes.cri-o.ImageName"
 _MANAGER = "io.container.manager"  # written by podman and CRI-O
 _MANAGERS = {"libpod": "podman", "cri-o": "cri-o"}
-_CRIO_LABELS = "io.kubernetes.cri-o.Labels"  # JSON with the same names as keys
 _SHIM_FOLDER = "/io.containerd.runtime.v2.task/"  # then containerd's namespace and the id
 _CONTAINERD = {"moby": "docker", "k8s.io": "kubernetes"}
 
@@ -59,13 +68,14 @@ def describe(state: "State", annotations: "Any", grants: "Iterable[Grant]") -> "
     ``annotations`` are those of config.json, of whatever shape.
     """
     annotations = annotations if isinstance(annotations, dict) else {}
+    engine = _engine(state.bundle, annotations)
     return {
         "version": VERSION,
         "id": state.container_id,
         "pid": state.pid,
-        "engine": _engine(state.bundle, annotations),
+        "engine": engine,
         "bundle": state.bundle,
-        **_names(annotations),
+        **_names(engine, annotations),
         "given": [_given(grant) for grant in grants],
     }
 
@@ -102,27 +112,38 @@ def given(
 
 
 def _engine(bundle: str, annotations: "dict[str, Any]") -> str:
-    """Return the engine's name, "" where nothing tells it."""
-    manager = annotations.get(_MANAGER)
-    if isinstance(manager, str) and manager in _MANAGERS:
-        return _MANAGERS[manager]
+    """Return the engine's name, "" where nothing tells it.
+
+    The folder of the bundle comes first: no annotation of a pod's changes that.
+    """
     _, found, rest = bundle.partition(_SHIM_FOLDER)
-    return _CONTAINERD.get(rest.partition("/")[0], "containerd") if found else ""
+    if found:
+        return _CONTAINERD.get(rest.partition("/")[0], "containerd")
+    manager = annotations.get(_MANAGER)
+    return _MANAGERS.get(manager, "") if isinstance(manager, str) else ""
 
 
-def _names(annotations: "dict[str, Any]") -> dict[str, str]:
-    labels = annotations.get(_CRIO_LABELS)
-    if isinstance(labels, str) and len(labels) < _LIMIT:
-        try:
-            read = jsontext.loads(labels)
-        except ValueError:
-            read = None
-        annotations = {**read, **annotations} if isinstance(read, dict) else annotations
-    found = {}
-    for name, keys in _NAMES.items():
-        values = [annotations[key] for key in keys if isinstance(annotations.get(key), str)]
-        found[name] = values[0][:_TEXT_LIMIT] if values else ""
-    return found
+def _names(engine: str, annotations: "dict[str, Any]") -> dict[str, str]:
+    """Return what the engine calls the container, by the keys that it has itself written."""
+    read: dict[str, Any] = {}
+    if engine == "kubernetes":
+        read = {name: annotations.get(key) for name, key in _CONTAINERD_KEYS.items()}
+    elif engine == "cri-o":
+        labels = annotations.get(_CRIO_LABELS)
+        if isinstance(labels, str) and len(labels) < _LIMIT:
+            read = _labels(labels)
+        read["image"] = annotations.get(_CRIO_IMAGE)
+    values = {name: read.get(name) for name in _CONTAINERD_KEYS}
+    return {name: it[:_TEXT_LIMIT] if isinstance(it, str) else "" for name, it in values.items()}
+
+
+def _labels(text: str) -> "dict[str, Any]":
+    try:
+        read = jsontext.loads(text)
+    except ValueError:
+        read = None
+    found = read if isinstance(read, dict) else {}
+    return {name: found.get(key) for name, key in _LABEL_KEYS.items()}
 
 
 class Written:

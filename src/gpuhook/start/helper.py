@@ -16,7 +16,7 @@ It has what runtime_shim has imported when it is forked, and imports the rest it
 import os
 
 from gpuhook import log, names
-from gpuhook.errors import GpuhookError, StateError
+from gpuhook.errors import GpuhookError, StateError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 # Seconds that the low-level runtime and the hooks before ours may take, after which the hook
 # finds no helper and does the work; and seconds that the work may take.
 DEADLINE = 60
+# Seconds after which it puts off its end while it waits for the hook, and after which the kernel
+# kills one that doesn't, because somebody has stopped it: the hook waits for no other.
+_BEAT, _END = 1, 3
 TAKEN = "taken"
 DONE = "done"
 
@@ -131,13 +134,20 @@ def serve(pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved") ->
 
 
 def _is_asked(pipes: Pipes) -> bool:
-    """Wait for the hook; False if the low-level runtime ends first."""
+    """Wait for the hook; False if the low-level runtime ends first, or takes too long."""
     import select  # noqa: PLC0415 - in the helper, where time is not short
+
+    from gpuhook.container import kernel  # noqa: PLC0415 - imported already
 
     waiting = select.poll()
     waiting.register(pipes.asked, select.POLLIN)
     waiting.register(pipes.runtime, select.POLLIN)
-    return pipes.asked in [fd for fd, _ in waiting.poll()]
+    for _ in range(DEADLINE // _BEAT):
+        kernel.end_after(_END)
+        happened = waiting.poll(_BEAT * 1000)
+        if happened:
+            return pipes.asked in [fd for fd, _ in happened]
+    return False
 
 
 def _finish(injection: "Injection", hook: int, bundle: int) -> str:
@@ -155,7 +165,7 @@ def _finish(injection: "Injection", hook: int, bundle: int) -> str:
     except GpuhookError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - there is nobody else to show it to
-        return f"The helper failed: {type(error).__name__}: {error}. Please report this."
+        return printable(f"The helper failed: {type(error).__name__}: {error}. Please report this.")
     return DONE
 
 

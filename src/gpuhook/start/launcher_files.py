@@ -1,9 +1,10 @@
 """What the launcher, a shell script, must know of config.toml: small files in /run.
 
 ``runtimes`` names the low-level runtimes, ``words`` what config.json holds wherever a GPU is
-asked for. The launcher takes them for right while they are younger than config.toml and its
-folder, root's own, and made of this very file: ``config`` is a link to it, ``time`` has its
-time. Otherwise Python does the work and saves them again.
+asked for; each is one line, whose end tells that the file is whole. The launcher takes them for
+right while they are younger than config.toml and its folder, root's own, and made of this very
+file: ``config`` is a link to it, ``time`` has its time. Otherwise Python does the work and saves
+them again.
 
 It runs once after every change of the configuration.
 """
@@ -81,7 +82,7 @@ def save(path: str | None) -> None:
         _write(folder, "runtimes", "".join(f"{name}:" for name in config.runtimes) + "\n", as_of)
         found = words(config)
         if found is not None:
-            _write(folder, "words", "\n".join(found) + "\n", as_of)
+            _write(folder, "words", " ".join(found) + "\n", as_of)
     except (OSError, ConfigError):
         return
 

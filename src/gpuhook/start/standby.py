@@ -16,8 +16,10 @@ answer than ``go`` and its own process id.
 
 Nobody waits long for one that hangs. The process kills a child that doesn't answer in time;
 the process itself is the child of another that does nothing but to look whether questions are
-answered, and kills it if they aren't. If anything is not as it was when all was loaded, the
-configuration, the inventory, our own files, the child answers so, and everything ends.
+answered, and kills it if they aren't. Where somebody stops all of them (SIGSTOP), the kernel
+does it: each has a timer that kills it unless it goes on. If anything is not as it was when all
+was loaded, the configuration, the inventory, our own files, the child answers so, and everything
+ends.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -64,6 +66,8 @@ _ANSWERED, _STALE = b"a", b"s"
 
 _PATIENCE = 2.0  # seconds that an answer may take
 _YOUNG = 2.0  # seconds that a process may take to import all
+_BEAT = 1.0  # seconds after which it puts off its end again
+_END = 3  # seconds after which the kernel kills what doesn't
 _LOOK = 10.0  # seconds between two looks whether all is as it was, where nothing happens
 _QUESTIONS = 1 << 16  # bytes: as many as a pipe holds
 
@@ -232,13 +236,21 @@ def _watch(pid: int, door: int, progress: int) -> None:
     everything.register(door, select.POLLIN)
     for each in (everything, end):
         each.register(ended, select.POLLIN)
-    while ended not in [fd for fd, _ in everything.poll()]:
+    while ended not in (happened := _poll(everything, _BEAT)):
+        if not happened:
+            continue
         before = os.pread(progress, 32, 0)
         if end.poll(_PATIENCE * 1000):
             return
         waiting = everything.poll(0) or before.endswith(_BUSY)
         if waiting and os.pread(progress, 32, 0) == before:
             return
+
+
+def _poll(several: select.poll, seconds: float) -> list[int]:
+    """Return the descriptors on which something happens in this time; put off our end."""
+    kernel.end_after(_END)
+    return [fd for fd, _ in several.poll(seconds * 1000)]
 
 
 class Child:
@@ -266,7 +278,7 @@ class Server:
         self._edit = edit
         self._children: dict[int, Child] = {}  # by the descriptor that they report by
         self._poll = select.poll()
-        self._worked = time.monotonic()
+        self._worked = self._happened = time.monotonic()
         self._steps = 0
         self._progress = -1
 
@@ -297,14 +309,17 @@ class Server:
         ends = [child.since + _PATIENCE for child in self._children.values() if child.since]
         if self._seconds:
             ends.append(self._worked + self._seconds)
-        happened = self._poll.poll(max(0.0, min([now + _LOOK, *ends]) - now) * 1000)
-        for fd, _ in happened:
+        happened = _poll(self._poll, max(0.0, min([now + _BEAT, *ends]) - now))
+        for fd in happened:
             if fd == DOOR:
                 self._open_door()
             else:
                 self._hear(self._children[fd])
         self._kill_late()
-        if not happened:
+        if happened:
+            self._happened = now
+        elif now >= self._happened + _LOOK:
+            self._happened = now
             self._tidy()
 
     def _open_door(self) -> None:
@@ -318,7 +333,8 @@ class Server:
         self._note(_IDLE)
 
     def _note(self, state: bytes) -> None:
-        """Let the watching process see that we go on."""
+        """Let the watching process, and the kernel, see that we go on."""
+        kernel.end_after(_END)
         self._steps += 1
         os.pwrite(self._progress, b"%d %s" % (self._steps, state), 0)
 

@@ -19,7 +19,7 @@ PREFIXES = ("container_accelerator", "DCGM_FI_DEV_")
 def series() -> set[str]:
     """Return the names of all series of the exporter."""
     every = exporter.Options(cadvisor=True, dcgm=True)
-    body, _ = exporter.text(Snapshot(), every, 0.0, "text/plain; version=0.0.4")
+    body = exporter.text(Snapshot(), every, 0.0, openmetrics=False)
     return set(re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE))
 
 

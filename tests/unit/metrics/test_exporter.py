@@ -38,13 +38,12 @@ LOOK = Snapshot(
     {"timeout": 3},
     {"driver": 0.5},
 )
-PLAIN = "text/plain; version=0.0.4"
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
 def samples(options: Options | None = None, look: Snapshot = LOOK) -> Samples:
-    body, _ = exporter.text(look, options or Options(), 0.25, PLAIN)
+    body = exporter.text(look, options or Options(), 0.25, openmetrics=False)
     found: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
         for each in family.samples:
@@ -90,7 +89,7 @@ def test_containers() -> None:
 def test_quotes_and_newlines_in_labels_are_escaped() -> None:
     names = [labels["name"] for labels, _ in samples()["gpuhook_container_gpu_processes"]]
     assert NASTY in names
-    body, _ = exporter.text(LOOK, Options(), 0.0, PLAIN)
+    body = exporter.text(LOOK, Options(), 0.0, openmetrics=False)
     assert rb'name="a\"b\\c\nd"' in body
 
 
@@ -136,17 +135,14 @@ def test_series_of_dcgm() -> None:
 
 @pytest.mark.parametrize("options", [Options(), Options(cadvisor=True, dcgm=True)])
 def test_families_are_whole(options: Options) -> None:
-    body, kind = exporter.text(LOOK, options, 0.0, PLAIN)
-    assert kind.startswith("text/plain; version=0.0.4")
+    body = exporter.text(LOOK, options, 0.0, openmetrics=False)
     assert body.endswith(b"\n")
     types = re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE)
     assert len(types) == len({*types})
 
 
 def test_open_metrics() -> None:
-    accept = "application/openmetrics-text; version=1.0.0"
-    body, kind = exporter.text(LOOK, Options(), 0.0, accept)
-    assert kind.startswith("application/openmetrics-text; version=1.0.0")
+    body = exporter.text(LOOK, Options(), 0.0, openmetrics=True)
     assert body.endswith(b"# EOF\n")
     assert b"gpuhook_gpu_energy_joules_total{" in body
 

@@ -1,19 +1,25 @@
-"""Who connects and does nothing keeps nobody from the metrics."""
+"""Who connects keeps nobody from the metrics, whatever they say or don't."""
 
 import contextlib
 import os
+import re
+import resource
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from limits import in_time
 
 from gpuhook.config import load
 from gpuhook.metrics import exporter, serve
+from gpuhook.metrics.model import Snapshot
 from gpuhook.metrics.observer import Observer
 
 PATIENCE = 60.0
@@ -21,37 +27,86 @@ SLOW = 40  # more connections than are kept
 BUSY = 30.0  # seconds for one look on a busy machine; two for each of the slow would be 80
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """Serve, and give where."""
-    config = tmp_path / "config.toml"
-    config.write_text(f'[gpuhook]\nstate-dir = "{tmp_path}/state"\n')
+class Breaking(Observer):
+    """An observer that fails whenever a file is there."""
+
+    def __init__(self, folder: Path) -> None:
+        config = folder / "config.toml"
+        config.write_text(f'[gpuhook]\nstate-dir = "{folder}/state"\n')
+        super().__init__(load(str(config)), pod_resources=f"{folder}/none")
+        self.breaks = folder / "breaks"
+
+    def take(self) -> Snapshot:
+        if self.breaks.exists():
+            raise ValueError("a \x1b[31mmachine\n that nobody thought of")
+        return super().take()
+
+    def prepare(self, patience: float = 0.0) -> None:
+        if self.breaks.exists():
+            raise RecursionError
+        super().prepare(patience)
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[tuple[str, int]]:
+    """Serve, and give where; what is told goes into a file."""
     with serve.listen("127.0.0.1:0") as listener:
         pid = os.fork()
         if pid == 0:
             try:
-                observer = Observer(load(str(config)), pod_resources=f"{tmp_path}/none")
-                serve.Service(observer, exporter.Options(), lambda _: None).run(listener)
+                with open(folder / "told", "w", buffering=1) as told:
+                    tell = partial(print, file=told)
+                    serve.Service(Breaking(folder), exporter.Options(), tell).run(listener)
             finally:
                 os._exit(0)
         try:
             yield listener.getsockname()
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0)
         finally:
             os.kill(pid, signal.SIGTERM)
             with in_time():
                 os.waitpid(pid, 0)
 
 
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    with serving(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    with serving(tmp_path_factory.mktemp("serving")) as found:
+        yield found
+
+
 def connected(address: tuple[str, int], words: str = "") -> socket.socket:
     made = socket.create_connection(address, PATIENCE)
-    made.sendall(words.encode())
+    made.sendall(words.encode("latin-1"))
     return made
 
 
 def asked(address: tuple[str, int], words: str) -> str:
-    """Return the whole answer."""
+    """Return the whole answer; nothing more is said than these words."""
     with connected(address, words) as made, made.makefile("rb") as file:
+        made.shutdown(socket.SHUT_WR)
         return file.read().decode()
+
+
+def status(address: tuple[str, int], words: str) -> int:
+    """Return the status of an answer that is whole, 0 where there was none."""
+    answer = asked(address, words)
+    if not answer:
+        return 0
+    head, _, body = answer.partition("\r\n\r\n")
+    found = re.fullmatch(
+        r"HTTP/1\.0 (\d{3}) [^\r\n]+\r\nContent-Type: [^\r\n]+\r\nContent-Length: (\d+)\r\n"
+        r"Connection: close",
+        head,
+    )
+    assert found
+    assert len(body.encode()) == int(found[2]) or words.startswith("HEAD ")
+    return int(found[1])
 
 
 def test_requests_are_answered(address: tuple[str, int]) -> None:
@@ -85,9 +140,205 @@ def test_a_request_may_come_in_pieces(address: tuple[str, int]) -> None:
         assert file.read().startswith(b"HTTP/1.0 200 OK")
 
 
-def test_who_says_too_much_is_cut_off(address: tuple[str, int]) -> None:
-    with connected(address) as made:
-        made.settimeout(PATIENCE)
-        with contextlib.suppress(ConnectionError):
-            made.sendall(b"x" * (1 << 15))
-            assert made.recv(1) == b""
+def test_who_says_too_much_is_told(address: tuple[str, int]) -> None:
+    for words in (
+        "x",
+        "GET /metrics HTTP/1.1\r\nA: ",
+        "GET /metrics HTTP/1.1\r\n" + "A: b\r\n" * 9,
+    ):
+        assert status(address, words + "x" * (1 << 16)) == 431
+
+
+def test_who_goes_on_talking_after_the_answer_has_it_all_the_same(address: tuple[str, int]) -> None:
+    with connected(address, "POST /metrics HTTP/1.1\r\n\r\n") as made, made.makefile("rb") as file:
+        made.sendall(b"x" * (1 << 20))
+        assert file.read().startswith(b"HTTP/1.0 405 ")
+
+
+ODD = {
+    "GET /metrics HTTP/1.0\n\n": 200,
+    "GET /metrics HTTP/1.0\nAccept: text/plain\r\n\n": 200,
+    "GET /metrics?a=%zz&\x7e HTTP/1.1\r\n\r\n": 200,
+    "GET http://127.0.0.1:9836/metrics HTTP/1.1\r\n\r\n": 200,
+    "GET HTTP://[::1]/metrics?x HTTP/1.1\r\n\r\n": 200,
+    "HEAD /metrics HTTP/1.1\r\n\r\n": 200,
+    "GET http:///metrics HTTP/1.1\r\n\r\n": 200,
+    "GET ftp://127.0.0.1/metrics HTTP/1.1\r\n\r\n": 404,
+    "GET http://127.0.0.1 HTTP/1.1\r\n\r\n": 404,
+    "GET //metrics HTTP/1.1\r\n\r\n": 404,
+    "GET /metrics%zz HTTP/1.1\r\n\r\n": 404,
+    "GET /metrics%00 HTTP/1.1\r\n\r\n": 404,
+    "GET /../metrics HTTP/1.1\r\n\r\n": 404,
+    "GET * HTTP/1.1\r\n\r\n": 404,
+    "OPTIONS * HTTP/1.1\r\n\r\n": 405,
+    "CONNECT 127.0.0.1:80 HTTP/1.1\r\n\r\n": 405,
+    "get /metrics HTTP/1.1\r\n\r\n": 405,
+    "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": 400,  # how HTTP/2 begins
+    "GET /metrics\r\n": 400,  # HTTP/0.9
+    "GET /metrics\r\n\r\n": 400,
+    "GET /metrics HTTP/1.1 \r\n\r\n": 400,
+    "GET  /metrics HTTP/1.1\r\n\r\n": 400,
+    "GET\t/metrics\tHTTP/1.1\r\n\r\n": 400,
+    "GET\xa0/metrics\xa0HTTP/1.1\r\n\r\n": 400,
+    "GET\v/metrics\fHTTP/1.1\r\n\r\n": 400,
+    "GET /metrics\x85 HTTP/1.1\r\n\r\n": 400,
+    "GET /metrics HTTP/11.1\r\n\r\n": 400,
+    "GET /metrics HTTP/1.\xb2\r\n\r\n": 400,
+    " GET /metrics HTTP/1.1\r\n\r\n": 400,
+    "\r\n\r\n": 400,
+    "\n": 400,
+    "\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03\n\r\n": 400,  # how TLS may begin
+    "": 0,
+    "\r": 0,
+    "GET /metrics HTTP/1.1\r\nA: b": 0,
+}
+HEADERS = (
+    "Accept", "Accept:", "Accept: ;q", "Accept: text/plain;version=q", "Accept : */*", ": b", ":",
+    "Accept: text/plain;version=1.0.0\r\n ;version=q", "Accept: a\r\nAccept: b;q=\xb2",
+    "\xff\0: \0", "Accept: application/openmetrics-text;version=q",
+    "Accept: application/openmetrics-text;version=1", "Accept: " + "," * 9999,
+    "Accept: " + "text/plain;q=" * 999, "A" * 9999 + ": b", "\rA: b\r",
+    "Accept-Encoding: identity;q=0", "Accept-Encoding: gzip;q=x, *;q=-1", "Accept-Encoding: \xff",
+    "Content-Length: -1", "Content-Length: 9\r\nContent-Length: 8", f"Content-Length: {'9' * 5000}",
+    "Content-Length: \xb2", "Transfer-Encoding: chunked\r\nContent-Length: 1",
+    "Expect: 100-continue", "Transfer-Encoding: x, chunked", "Upgrade: h2c\r\nConnection: Upgrade",
+    "Host: \0", "Range: bytes=-",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "expected"), ODD.items())
+def test_odd_requests(lasting: tuple[str, int], words: str, expected: int) -> None:
+    assert status(lasting, words) == expected
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_odd_headers(lasting: tuple[str, int], header: str) -> None:
+    for body in ("", "0\r\n\r\n", "5\r\nhello\r\nx\r\n", "GET / HTTP/1.1\r\n\r\n", "\xff" * 99):
+        request = f"GET /metrics HTTP/1.1\r\n{header}\r\n\r\n{body}"
+        assert status(lasting, request) == 200
+
+
+_any = st.binary(max_size=300).map(lambda data: data.decode("latin-1"))
+_line = _any.map(lambda text: text.replace("\r", "").replace("\n", ""))
+_wild = st.lists(
+    st.sampled_from([
+        "GET", "HEAD", " ", "  ", "\t", "/metrics", "http://", "?", "%", "%2", "HTTP/1.1", "HTTP/",
+        "\r\n", "\r", "\n", "Accept", ":", "text/plain", "application/openmetrics-text", ";", ",",
+        "version=", "q=", "1.0.0", '"', "\0", "\xff", "Content-Length: ", "-1", "chunked",
+    ]) | _any,
+    max_size=30,
+).map("".join)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(_any | _wild | st.builds("{}\r\n\r\n".format, _line))
+def test_whatever_is_said_has_an_answer(lasting: tuple[str, int], words: str) -> None:
+    found = status(lasting, words)
+    assert found in (200, 400, 404, 405, 431) or (found == 0 and "\n" not in words)
+    assert found != 0 or "\n\n" not in words
+
+
+@settings(max_examples=200)
+@given(_line | _wild.map(lambda text: text.replace("\n", "")), _line)
+def test_any_header_may_come_with_a_request(
+    lasting: tuple[str, int], accept: str, header: str
+) -> None:
+    request = f"GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n{header}\r\n\r\n"
+    assert status(lasting, request) == 200
+
+
+def test_what_fails_is_answered_and_told_once(address: tuple[str, int], tmp_path: Path) -> None:
+    request = "GET /metrics HTTP/1.1\r\n\r\n"
+    (tmp_path / "breaks").touch()
+    assert "could not be had" in asked(address, request)
+    (tmp_path / "breaks").unlink()
+    assert status(address, request) == 200
+    told = (tmp_path / "told").read_text()
+    assert told.count("ValueError: a") == 1
+    assert "RecursionError" in told
+    assert "\x1b" not in told
+
+
+# Time ----------------------------------------------------------------------------------------
+
+
+def test_who_is_slow_has_a_limit_for_all_of_the_request(address: tuple[str, int]) -> None:
+    """Also who says a letter now and then."""
+    first = "GET /metrics HTTP/1.1\r\n"
+    before = time.monotonic()
+    with in_time(), ExitStack() as slow:
+        rest = [
+            slow.enter_context(connected(address, said))
+            for said in ("", "", "G", first, first, f"{first}A: b")
+        ]
+        for each in rest:
+            each.settimeout(0.1)
+        while rest:
+            rest = [each for number, each in enumerate(rest) if not _has_end(each, b"x" * number)]
+    assert time.monotonic() - before >= 4.0
+
+
+def _has_end(connection: socket.socket, said: bytes) -> bool:
+    """Say more, wait a little, and tell whether the other side has ended the connection."""
+    try:
+        connection.sendall(said[:1])
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_who_takes_no_answer_has_a_limit_too(tmp_path: Path) -> None:
+    """An answer that the buffers can't hold, of which nobody takes a byte, or few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporter, "text", lambda *_, **__: b"x" * (32 << 20))
+        with serving(tmp_path) as address, ExitStack() as slow:
+            waiting = [slow.enter_context(connected(address, "GET /metrics HTTP/1.1\r\n\r\n"))
+                       for _ in range(4)]  # fmt: skip
+            before = time.monotonic()
+            assert status(address, "GET / HTTP/1.1\r\n\r\n") == 404
+            assert time.monotonic() - before < BUSY
+            with in_time(60):
+                time.sleep(serve._PATIENCE)  # which is what is tested
+                assert all(_was_cut(each) for each in waiting)
+
+
+def _was_cut(connection: socket.socket) -> bool:
+    """Tell whether fewer bytes come than there should be, and then the end."""
+    size = 0
+    with contextlib.suppress(ConnectionError):
+        while piece := connection.recv(1 << 20):
+            size += len(piece)
+    return size < 32 << 20
+
+
+def test_who_has_many_connections_gives_way_to_others(lasting: tuple[str, int]) -> None:
+    """One that has begun its request keeps its place while another address makes many."""
+    with ExitStack() as open_ones:
+        made = socket.create_connection(lasting, PATIENCE, source_address=("127.0.0.2", 0))
+        open_ones.enter_context(made)
+        made.sendall(b"GET /metrics HTT")
+        for _ in range(2 * SLOW):
+            open_ones.enter_context(connected(lasting, "GET"))
+        made.sendall(b"P/1.1\r\n\r\n")
+        assert made.recv(12) == b"HTTP/1.0 200"
+
+
+def test_no_descriptor_for_a_connection(tmp_path: Path) -> None:
+    """Then it takes that of somebody who is slow."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 12, limits[1]))
+    try:
+        serving_now = serving(tmp_path)
+        address = serving_now.__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    try:
+        with ExitStack() as slow:
+            for _ in range(SLOW // 2):
+                slow.enter_context(connected(address, "GET"))
+            assert status(address, "GET / HTTP/1.1\r\n\r\n") == 404
+    finally:
+        serving_now.__exit__(None, None, None)

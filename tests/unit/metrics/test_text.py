@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import exposition
@@ -10,11 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuhook.metrics.text import encode
+from gpuhook.metrics.text import encode, is_openmetrics
 
 Families = list[Any]
 
-_words = st.text(alphabet=st.sampled_from('a"\\\n\r\t {},=\u2028é\N{WHITE SQUARE}'), max_size=8)
+_words = st.text(alphabet=st.sampled_from('a"\\\n {},=é\N{WHITE SQUARE}'), max_size=8)
 _numbers = st.floats(width=64) | st.integers(min_value=-(1 << 70), max_value=1 << 70)
 
 _openmetrics: Callable[[Any], bytes] = openmetrics_exposition.generate_latest  # without types
@@ -82,3 +83,58 @@ def test_a_cgroup_called_by_bytes_that_are_no_text_ends_no_scrape() -> None:
         text = encode([family], openmetrics=openmetrics).decode()
         values = {line.partition('"')[2].rpartition('"')[0] for line in text.splitlines()}
         assert {r"\\udcff", r"\\udcfe", "?"} <= values  # as a name each has of its own
+
+
+def test_what_steers_a_terminal_is_shown() -> None:
+    family = GaugeMetricFamily("family", "About.", labels=["label"])
+    family.add_metric(['a\x1b[2J\r\x85\u2028\u202e\n\t\x7f"\\'], 1)
+    for openmetrics in (False, True):
+        text = encode([family], openmetrics=openmetrics).decode()
+        assert r'label="a\\x1b[2J\\r\\x85\\u2028\\u202e\n\\t\\x7f\"\\"}' in text
+
+
+OPENMETRICS = "application/openmetrics-text"
+PROMETHEUS_3 = (
+    f"{OPENMETRICS};version=1.0.0;escaping=allow-utf-8;q=0.6,{OPENMETRICS};version=0.0.1;q=0.5,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+PROMETHEUS_2 = f"{OPENMETRICS}; version=0.0.1,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+CHOICES = {
+    "": False,
+    "*/*": False,
+    PROMETHEUS_2: False,
+    PROMETHEUS_3: True,
+    OPENMETRICS: True,
+    f" {OPENMETRICS.upper()} ; Version=1.0.0 ": True,
+    f'{OPENMETRICS}; version="1.0.0"; charset=utf-8': True,
+    f"text/html, {OPENMETRICS};q=0.1": True,
+    f"text/plain, {OPENMETRICS}": True,
+    f"text/plain; version=0.0.4; q=0.5, {OPENMETRICS}; q=0.4": False,
+    f"text/plain; version=1.0.0, {OPENMETRICS}; q=0.4": True,
+    f"{OPENMETRICS};q=0": False,
+    f"{OPENMETRICS};q=0.000": False,
+    f"{OPENMETRICS};version=2.0.0": False,
+    f"{OPENMETRICS};version=q": False,
+    f"{OPENMETRICS};version=1.0.0.0": False,
+    f"{OPENMETRICS};version=": True,
+    f"{OPENMETRICS};version": True,
+    f"{OPENMETRICS};=;==;;": True,
+    f"{OPENMETRICS}x": False,
+    f"x;{OPENMETRICS}": False,
+    **{
+        f"{OPENMETRICS};q={odd}": False for odd in ("2", "1.1", "-1", "nan", "1e0", "x", "", "\xb2")
+    },
+    "text/plain;version=q": False,
+    ";,;=,q=,,": False,
+}
+
+
+@pytest.mark.parametrize(("accept", "expected"), CHOICES.items())
+def test_choice_of_a_format(accept: str, expected: bool) -> None:
+    assert is_openmetrics(accept) == expected
+
+
+@given(st.text(alphabet=st.sampled_from('q=;,.01 version"\t\xb2\xff') | st.characters()))
+def test_any_header_has_a_format(accept: str) -> None:
+    assert is_openmetrics(accept) is False
+    assert is_openmetrics(f"{OPENMETRICS};version={accept}") in (True, False)

@@ -286,6 +286,11 @@ def test_of_many_at_once_one_wins(state_dir: str, tmp_path: Path) -> None:
 NAMES = {
     "abc": {},
     "docker's container abc": {"engine": "docker"},
+    r"container abc (ns/'po\x1b[2J d'/'\xe9')": {
+        "namespace": "ns",
+        "pod": "po\x1b[2J d",
+        "container": "é",
+    },
     "container abc (ns/pod/web)": {"namespace": "ns", "pod": "pod", "container": "web"},
     "container of process 7": {"id": "", "pid": 7},
 }

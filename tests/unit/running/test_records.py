@@ -163,6 +163,7 @@ def test_a_start_looks_at_a_few_others_only(
         ("/var/lib/containers/x/userdata", {"io.container.manager": "libpod"}, "podman"),
         ("/var/lib/containers/x/userdata", {"io.container.manager": "cri-o"}, "cri-o"),
         ("/bundle", {"io.container.manager": ["libpod"]}, ""),
+        (BUNDLE, {"io.container.manager": "cri-o"}, "docker"),
         ("/bundle", {}, ""),
     ],
 )
@@ -170,39 +171,83 @@ def test_engines(bundle: str, annotations: dict[str, Any], engine: str) -> None:
     assert records._engine(bundle, annotations) == engine
 
 
+CONTAINERD = {
+    "io.kubernetes.cri.sandbox-namespace": "ns",
+    "io.kubernetes.cri.sandbox-name": "pod",
+    "io.kubernetes.cri.container-name": "main",
+    "io.kubernetes.cri.sandbox-uid": "uid",
+    "io.kubernetes.cri.image-name": "image",
+}
+LABELS = {
+    "io.kubernetes.pod.namespace": "ns",
+    "io.kubernetes.pod.name": "pod",
+    "io.kubernetes.container.name": "main",
+    "io.kubernetes.pod.uid": "uid",
+}
+CRIO = {
+    "io.container.manager": "cri-o",
+    "io.kubernetes.cri-o.Labels": json.dumps(LABELS),
+    "io.kubernetes.cri-o.ImageName": "image",
+}
+OF_CRI = BUNDLE.replace("moby", "k8s.io")
+OF_CRIO = "/run/containers/storage/overlay-containers/x/userdata"
+HOSTILE = dict.fromkeys((*CONTAINERD, *LABELS), "\x1b[2J of somebody else")
+
+
 @pytest.mark.parametrize(
-    ("annotations", "names"),
+    ("bundle", "annotations"),
     [
-        ({}, ("", "", "")),
-        (
-            {
-                "io.kubernetes.cri.sandbox-namespace": "ns",
-                "io.kubernetes.cri.sandbox-name": "pod",
-                "io.kubernetes.cri.container-name": "main",
-            },
-            ("ns", "pod", "main"),
-        ),
-        (
-            {
-                "io.kubernetes.cri-o.Labels": json.dumps(
-                    {
-                        "io.kubernetes.pod.namespace": "ns",
-                        "io.kubernetes.pod.name": "pod",
-                        "io.kubernetes.container.name": "main",
-                    }
-                )
-            },
-            ("ns", "pod", "main"),
-        ),
-        ({"io.kubernetes.cri-o.Labels": "{"}, ("", "", "")),
-        ({"io.kubernetes.cri-o.Labels": "[]"}, ("", "", "")),
-        ({"io.kubernetes.cri.sandbox-name": 3}, ("", "", "")),
-        ({"io.kubernetes.cri.sandbox-name": "p" * 9999}, ("", "p" * 256, "")),
+        (OF_CRI, CONTAINERD),
+        (OF_CRIO, CRIO),
+        # What else a pod's author has written says nothing, whatever it is called.
+        (OF_CRI, {**HOSTILE, **dict.fromkeys(CRIO, "x"), **CONTAINERD}),
+        (OF_CRIO, {**HOSTILE, **CRIO}),
     ],
+    ids=["containerd", "CRI-O", "in containerd's", "in CRI-O's"],
 )
-def test_names_of_kubernetes(annotations: dict[str, Any], names: tuple[str, str, str]) -> None:
-    found = records._names(annotations)
-    assert (found["namespace"], found["pod"], found["container"]) == names
+def test_each_engine_is_believed_its_own_keys(bundle: str, annotations: dict[str, Any]) -> None:
+    engine = records._engine(bundle, annotations)
+    assert engine == ("kubernetes" if bundle == OF_CRI else "cri-o")
+    found = records._names(engine, annotations)
+    assert found == {
+        "namespace": "ns", "pod": "pod", "container": "main", "uid": "uid", "image": "image"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("bundle", [OF_CRI, OF_CRIO])
+def test_keys_that_an_engine_left_out_are_nobodys(bundle: str) -> None:
+    """A pod can't fill in what its engine doesn't say, such as names of a later version."""
+    other = {**CRIO, "io.container.manager": "libpod"} if bundle == OF_CRI else CONTAINERD
+    annotations = {**HOSTILE, **other}
+    if bundle == OF_CRI:
+        annotations = {key: annotations[key] for key in annotations if key not in CONTAINERD}
+    else:
+        annotations["io.container.manager"] = "cri-o"
+    found = records._names(records._engine(bundle, annotations), annotations)
+    assert set(found.values()) == {""}
+
+
+@pytest.mark.parametrize("bundle", [BUNDLE, BUNDLE.replace("moby", "default"), "/bundle", OF_CRIO])
+def test_others_have_no_names_of_kubernetes(bundle: str) -> None:
+    annotations = {**CONTAINERD, **LABELS, **CRIO, "io.container.manager": "libpod"}
+    found = records._names(records._engine(bundle, annotations), annotations)
+    assert set(found.values()) == {""}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "pod"),
+    [
+        ({"io.kubernetes.cri-o.Labels": "{"}, ""),
+        ({"io.kubernetes.cri-o.Labels": "[]"}, ""),
+        ({"io.kubernetes.cri-o.Labels": 3}, ""),
+        ({"io.kubernetes.cri-o.Labels": "[" * 10**5}, ""),
+        ({"io.kubernetes.cri-o.Labels": '{"io.kubernetes.pod.name": ["p"]}'}, ""),
+        ({"io.kubernetes.cri-o.Labels": json.dumps({"io.kubernetes.pod.name": "p" * 9999})},
+         "p" * 256),
+    ],
+)  # fmt: skip
+def test_odd_labels_of_crio(annotations: dict[str, Any], pod: str) -> None:
+    assert records._names("cri-o", annotations)["pod"] == pod
 
 
 def given(vendor: str, *devices: str, parent: str = "") -> dict[str, Any]:

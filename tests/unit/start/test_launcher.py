@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launchers import LAUNCHER, Installed
+from limits import in_time
 from machines import read_request
 
 from gpuhook import prestart_hook
@@ -299,6 +300,44 @@ def test_no_runtime_is_pythons_to_tell(installed: Installed) -> None:
     assert installed.run("state", "ID") == "python runtime"
 
 
+@pytest.mark.parametrize("name", ["runtimes", "words"])
+def test_a_file_that_was_cut_short_is_pythons(installed: Installed, name: str) -> None:
+    """At each length: neither waited for, nor taken for what the configuration says."""
+    installed.configure()
+    file = installed.saved / str(installed.config)[1:] / name
+    whole, status = file.read_bytes(), file.stat()
+    with in_time(120):
+        for length in range(len(whole)):
+            file.write_bytes(whole[:length])
+            os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+            assert installed.create('{"env":"INTEL_VISIBLE_NPUS"}') == "python", length
+            if name == "runtimes":
+                assert installed.run("state", "ID") == "python runtime-save", length
+            else:
+                assert installed.log.read_text() == "python runtime-save\n"
+        file.write_bytes(whole)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert installed.create("{}") == "runc"
+    assert installed.create('{"env":"INTEL_VISIBLE_NPUS"}') == "python"
+
+
+@pytest.mark.parametrize("name", ["runtimes", "words"])
+@pytest.mark.parametrize("content", [b"\0" * 64, b"\n", b"\n\n", b" \n", b"\xff\n", b"runc\n"])
+def test_a_file_that_was_spoiled_loses_no_request(
+    installed: Installed, name: str, content: bytes
+) -> None:
+    installed.configure()
+    file = installed.saved / str(installed.config)[1:] / name
+    status = file.stat()
+    file.write_bytes(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with in_time():
+        if name == "runtimes":
+            assert installed.run("state", "ID") == "python runtime-save"
+        elif content.strip() in (b"", b"\0" * 64):
+            assert installed.create('{"env":"NVIDIA_VISIBLE_DEVICES"}') == "python"
+
+
 def test_launcher_is_never_its_own_runtime(installed: Installed) -> None:
     installed.runtime("crun")
     (installed.path / "runc").unlink()
@@ -410,6 +449,8 @@ def ask(installed: Installed, act: str, *, bundle: str = "") -> tuple[int, str, 
     installed.program(installed.bin / "python3", python)
     helper = FakeHelper(installed.folder, act)
     installed.log.unlink(missing_ok=True)
+    if "19" in act:
+        os.waitid(os.P_PID, helper.process.pid, os.WSTOPPED | os.WNOWAIT)
     words = [*helper.words, bundle or str(helper.bundle)]
     hook = str(installed.bin / "gpuhook-prestart")
     argv = [hook, "--helper", *words, "--config", "/c", "prestart"]
@@ -458,8 +499,13 @@ def test_hook_refuses_after_a_helper_was_killed(
 
 @pytest.mark.parametrize(
     "act",
-    ["os.read(asked[0], 32); os.kill(os.getpid(), 9)", "os._exit(0)", "os.close(asked[0])"],
-    ids=["killed before it takes the task", "gone", "not listening"],
+    [
+        "os.read(asked[0], 32); os.kill(os.getpid(), 9)",
+        "os._exit(0)",
+        "os.close(asked[0])",
+        "os.kill(os.getpid(), 19)",
+    ],
+    ids=["killed before it takes the task", "gone", "not listening", "stopped"],
 )
 def test_hook_does_the_work_without_a_helper(installed: Installed, act: str) -> None:
     assert ask(installed, act) == (0, "", plain_hook(installed))
