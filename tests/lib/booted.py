@@ -1,5 +1,6 @@
 """What the tests on a machine that has booted share: what was carried in, and GPUs' containers."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ DRIVER = Path("/srv/gpus")
 GPUS = 4
 REQUEST = "NVIDIA_VISIBLE_DEVICES=0,2"
 GIVEN, REFUSED = (0, 2), (1, 3)
+OURS = ("gpuhook", "gpu-py", "gpu-docker", "nvidia", "/cdi")
 BUSYBOX = image("busybox")  # the smallest with devopen
 # What open() gives: the driver of the node is not there, or the cgroup doesn't let it be asked.
 ALLOWED, DENIED = "ENXIO", "EPERM"
@@ -28,6 +30,17 @@ def package() -> Path:
     """Return the Debian package of the tree that is tested."""
     [found] = CARRIED.glob("dist/*.deb")
     return found
+
+
+def traces() -> set[str]:
+    """Return every path that has a name of ours or of devices, where a package could leave one."""
+    found = set[str]()
+    for top in ("/etc", "/usr", "/var/lib", "/run"):
+        for folder, folders, names in os.walk(top):
+            if folder.startswith(("/var/lib/dpkg", "/var/lib/containers", "/var/lib/docker")):
+                folders.clear()
+            found |= {os.path.join(folder, name) for name in [*folders, *names]}
+    return {path for path in found if any(each in path for each in OURS)}
 
 
 def set_config(*settings: str) -> None:
@@ -90,4 +103,4 @@ def running(
         call(*words, BUSYBOX, "busybox", "sleep", "100000")
         yield started
     finally:
-        run([*engine, "rm", "--force", "--time=0", name] if engine[-1] == "podman" else [*engine, "rm", "--force", name])
+        run([*engine, "rm", "--force", name])

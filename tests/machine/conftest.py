@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from booted import CARRIED, DRIVER, GPUS, call, package, set_config
+from booted import CARRIED, DRIVER, GPUS, call, package, set_config, traces
 from harness.commands import run
 
 collect_ignore_glob = [] if Path(CARRIED, "start").exists() else ["*/test_*.py"]
@@ -19,8 +19,14 @@ def driver() -> Path:
     return DRIVER
 
 
+@pytest.fixture(scope="session")
+def before() -> set[str]:
+    """What has names of ours on the machine where nothing of ours was ever installed."""
+    return traces()
+
+
 @pytest.fixture(scope="module")
-def installed(driver: Path) -> None:
+def installed(before: set[str], driver: Path) -> None:
     """The package is installed as its page says, for the simulated driver."""
     if run(["dpkg", "--status", "gpuhook"]).status == 0:
         return

@@ -31,7 +31,7 @@ def way(podman: tuple[str], request: pytest.FixtureRequest) -> Iterator[tuple[Co
 DISTURBANCES: dict[str, Callable[[Container], object]] = {
     "daemon-reload": lambda _: call("systemctl", "daemon-reload"),
     "set-property": lambda one: call("systemctl", "set-property", one.scope(), "CPUWeight=50"),
-    "podman update": lambda one: call("podman", "update", "--memory=512m", one.name),
+    "podman update": lambda one: call("podman", "update", "--cpu-shares=512", one.name),
 }
 
 
@@ -54,8 +54,9 @@ def user(podman: tuple[str]) -> Iterator[tuple[str, ...]]:
     number = pwd.getpwnam(USER).pw_uid
     call("systemctl", "start", f"user@{number}.service")
     environment = [f"XDG_RUNTIME_DIR=/run/user/{number}", f"HOME=/home/{USER}"]
-    yield ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "--reset-env", "env",
-           *environment, f"DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/{number}/bus")
+    environment.append(f"DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/{number}/bus")
+    became = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "--reset-env")
+    yield (*became, "env", *environment)
     call("loginctl", "disable-linger", USER)
     call("systemctl", "stop", f"user@{number}.service")
     call("userdel", "--remove", USER)
