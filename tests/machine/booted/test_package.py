@@ -1,4 +1,4 @@
-"""The Debian package with systemd: its units run, an upgrade asks nothing, a purge leaves nothing."""
+"""The Debian package with systemd: units run, upgrades ask nothing, a purge leaves nothing."""
 
 from pathlib import Path
 
