@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from booted import GIVEN, Container, call, running, set_config
+from booted import DRIVER, GIVEN, Container, call, running, set_config
 from harness.commands import run, wait_until
 from harness.images import image
+
+LIBRARIES = f"LD_LIBRARY_PATH={DRIVER}/usr/lib/x86_64-linux-gnu"
 
 
 @pytest.fixture(scope="module", params=["runc", "crun"])
@@ -27,7 +29,7 @@ def test_from_the_package_to_a_container(docker: tuple[str]) -> None:
     assert [line.split(":")[0] for line in said] == ["GPU 0", "GPU 1"]
     assert said == [
         line.replace("GPU 2", "GPU 1")
-        for line in call("chroot", "/srv/gpus", "nvidia-smi", "-L").splitlines()
+        for line in call("env", LIBRARIES, f"{DRIVER}/usr/bin/nvidia-smi", "-L").splitlines()
         if line.startswith(("GPU 0", "GPU 2"))
     ]
 
