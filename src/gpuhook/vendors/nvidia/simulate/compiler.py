@@ -22,6 +22,15 @@ _FLAGS = (
     "-Wl,-z,relro,-z,now",
     "-Wl,--no-as-needed",
 )
+# From glibc 2.38 on, strtol is by default a function that images of older releases don't have.
+_PREAMBLE = """\
+#define _GNU_SOURCE
+#include <features.h>
+#undef __GLIBC_USE_C23_STRTOL
+#define __GLIBC_USE_C23_STRTOL 0
+#undef __GLIBC_USE_C2X_STRTOL
+#define __GLIBC_USE_C2X_STRTOL 0
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ def find_compiler() -> str:
 
 
 def _compile(compiler: str, job: Job, include: str) -> None:
-    unit = "".join(f'#include "{name}"\n' for name in job.sources)
+    unit = _PREAMBLE + "".join(f'#include "{name}"\n' for name in job.sources)
     arguments = [
         compiler,
         *_FLAGS,

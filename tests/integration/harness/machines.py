@@ -1,0 +1,17 @@
+"""What scripts/test-machine boots, made the first time."""
+
+from harness.commands import run
+from harness.images import REPOSITORY
+
+# Each a script below scripts/lib and its arguments.
+NEEDED = (
+    ("machine-image", "trixie"),
+    ("machine-root", "bookworm"),
+    ("engine-root", "trixie", "qemu-system-x86"),
+)
+
+
+def fetch(words: tuple[str, ...]) -> None:
+    """Make what one of NEEDED prints the folder of."""
+    script, *arguments = words
+    run([REPOSITORY / "scripts/lib" / script, *arguments], timeout=1800.0).ok()

@@ -1,0 +1,106 @@
+"""What the tests on a machine that has booted share: what was carried in, and GPUs' containers."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.commands import Result, run
+from harness.images import image
+from harness.inside import GPU_MAJOR
+
+CARRIED = Path("/carried")
+DRIVER = Path("/srv/gpus")
+GPUS = 4
+REQUEST = "NVIDIA_VISIBLE_DEVICES=0,2"
+GIVEN, REFUSED = (0, 2), (1, 3)
+OURS = ("gpuhook", "gpu-py", "gpu-docker", "nvidia", "/cdi")
+BUSYBOX = image("busybox")  # the smallest with devopen
+# What open() gives: the driver of the node is not there, or the cgroup doesn't let it be asked.
+ALLOWED, DENIED = "ENXIO", "EPERM"
+
+
+def call(*words: str | Path) -> str:
+    """Run a command, which must work; return what it printed."""
+    return run(words, timeout=300.0).ok().stdout
+
+
+def package() -> Path:
+    """Return the Debian package of the tree that is tested."""
+    [found] = CARRIED.glob("dist/*.deb")
+    return found
+
+
+def traces() -> set[str]:
+    """Return every path that has a name of ours or of devices, where a package could leave one."""
+    found = set[str]()
+    for top in ("/etc", "/usr", "/var/lib", "/run"):
+        for folder, folders, names in os.walk(top):
+            if folder.startswith(("/var/lib/dpkg", "/var/lib/containers", "/var/lib/docker")):
+                folders.clear()
+            found |= {os.path.join(folder, name) for name in [*folders, *names]}
+    return {path for path in found if any(each in path for each in OURS)}
+
+
+def set_config(*settings: str) -> None:
+    """Change /etc/gpuhook/config.toml as the pages say."""
+    call("gpuhook", "config", "set", *settings)
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container that goes on running; ``engine`` begins each command line about it."""
+
+    engine: tuple[str, ...]
+    name: str
+
+    def exec(self, *words: str) -> Result:
+        """Run a command inside."""
+        return run([*self.engine, "exec", self.name, *words])
+
+    def opens(self) -> dict[int, str]:
+        """Return what open() gives inside for each GPU's minor.
+
+        For those that weren't asked for, whose nodes aren't there, as root in a container can make
+        one.
+        """
+        script = "\n".join(
+            f"p=/dev/nvidia{minor}; [ -e $p ] || p=/tmp/nvidia{minor}\n"
+            f"[ -e $p ] || busybox mknod $p c {GPU_MAJOR} {minor}\n"
+            f"devopen $p"
+            for minor in range(GPUS)
+        )
+        lines = self.exec("sh", "-c", script).ok().stdout.split()[1::2]
+        return dict(enumerate(lines))
+
+    def has_what_it_asked_for(self) -> bool:
+        """Tell whether it can open the GPUs it asked for; AssertionError if it can open another."""
+        opened = self.opens()
+        assert all(opened[minor] == DENIED for minor in REFUSED), opened
+        return all(opened[minor] == ALLOWED for minor in GIVEN)
+
+    def property(self, field: str) -> str:
+        """Return what the engine's inspect says by a template."""
+        return call(*self.engine, "inspect", "--format", field, self.name).strip()
+
+    def scope(self) -> str:
+        """Return the name of systemd's unit that is the container's cgroup."""
+        pid = self.property("{{.State.Pid}}")
+        group = Path(f"/proc/{pid}/cgroup").read_text().strip()
+        [name] = [part for part in group.split("/") if part.endswith(".scope")][-1:]
+        return name
+
+
+@contextmanager
+def running(
+    name: str, engine: Sequence[str], options: Sequence[str] = (), env: str = REQUEST
+) -> Iterator[Container]:
+    """Start a container that asks for GPUs and sleeps, until the end of the block."""
+    started = Container(tuple(engine), name)
+    words = [*engine, "run", "--detach", "--name", name, "--env", env, *options]
+    try:
+        call(*words, BUSYBOX, "busybox", "sleep", "100000")
+        yield started
+    finally:
+        run([*engine, "rm", "--force", name])

@@ -1,0 +1,100 @@
+"""The Debian package with systemd: units run, upgrades ask nothing, a purge leaves nothing."""
+
+from pathlib import Path
+
+import pytest
+from booted import DRIVER, GPUS, call, package, traces
+from harness.commands import run, wait_until
+
+CONFIG = Path("/etc/gpuhook/config.toml")
+# From 0 to 10, as systemd 257 counts. The watch can have nothing that gives it a mount namespace.
+EXPOSURE = {"gpuhook-metrics.service": 4.7, "gpuhook-watch.service": 9.6}
+
+
+def states(*units: str) -> list[str]:
+    return run(["systemctl", "is-active", *units]).stdout.split()
+
+
+def test_its_units_run_as_soon_as_it_is_installed(installed: None) -> None:
+    assert states("gpuhook-watch.service", "gpuhook-cdi-refresh.path") == ["active", "active"]
+    names = ("gpuhook-watch.service", "gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service")
+    assert call("systemctl", "is-enabled", *names).split() == ["enabled"] * 3
+    assert run(["systemctl", "is-enabled", "gpuhook-metrics.service"]).stdout == "disabled\n"
+    assert call("systemctl", "list-units", "--failed", "--plain", "--no-legend", "gpuhook*") == ""
+
+
+@pytest.mark.parametrize("unit", EXPOSURE)
+def test_units_are_no_more_exposed_than_written(unit: str, installed: None) -> None:
+    [line] = call("systemd-analyze", "security", "--no-pager", unit).splitlines()[-1:]
+    assert float(line.split("exposure level for")[1].split(":")[1].split()[0]) <= EXPOSURE[unit]
+
+
+def test_metrics_are_served_below_its_protections(installed: None) -> None:
+    script = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9836/metrics').read())"
+    try:
+        call("systemctl", "start", "gpuhook-metrics.service")
+        ask = ["python3", "-c", script]
+        wait_until(lambda: run(ask).status == 0, "metrics are served")
+        said = call(*ask)
+        assert all(f'gpu="{gpu}"' in said or f'index="{gpu}"' in said for gpu in range(GPUS)), said
+    finally:
+        call("systemctl", "stop", "gpuhook-metrics.service")
+
+
+def names(document: Path) -> set[str]:
+    """Return the devices that a CDI document has."""
+    if not document.exists():
+        return set()
+    lines = document.read_text().splitlines()
+    return {line.split()[-1].strip("'\"") for line in lines if "name:" in line}
+
+
+def test_documents_follow_the_driver_by_the_path_unit(installed: None) -> None:
+    document = Path("/run/cdi/nvidia.com-gpu.yaml")
+    call("gpuhook", "install", "--cdi", "--engine", "docker")
+    try:
+        assert {"0", "3"} <= names(document)
+        call("gpuhook", "simulate", DRIVER, "--gpus", str(GPUS + 1))
+        call("ldconfig")
+        wait_until(lambda: str(GPUS) in names(document), "the new GPU is in the document")
+    finally:
+        call("gpuhook", "simulate", DRIVER, "--gpus", str(GPUS))
+        call("gpuhook", "uninstall", "--engine", "docker")
+
+
+def newer(folder: Path) -> Path:
+    """Return the package as its next version might be: its default settings have changed, too."""
+    root = folder / "package"
+    call("dpkg-deb", "--raw-extract", package(), root)
+    control = root / "DEBIAN/control"
+    lines = control.read_text().splitlines()
+    changed = [f"{line}.1" if line.startswith("Version:") else line for line in lines]
+    control.write_text("\n".join(changed) + "\n")
+    for shipped in root.rglob("config.toml"):
+        shipped.write_text(shipped.read_text() + "# A line that the next version has.\n")
+    return Path(call("dpkg-deb", "-Znone", "--build", root, folder).split("'")[-2])
+
+
+def test_an_upgrade_without_a_terminal_keeps_what_was_set(installed: None, tmp_path: Path) -> None:
+    call("gpuhook", "config", "set", "disable-require=true")
+    before = CONFIG.read_text()
+    try:
+        done = run(["apt-get", "install", "--yes", newer(tmp_path)], timeout=300.0)
+        state = call("dpkg-query", "--show", "--showformat=${db:Status-Status}", "gpuhook")
+        assert state == "installed", str(done)
+        done.ok()
+        assert "disable-require = true" in CONFIG.read_text()
+        assert states("gpuhook-watch.service") == ["active"]
+    finally:
+        call("dpkg", "--force-confold", "--force-downgrade", "--install", package())
+        CONFIG.write_text(before)
+        call("gpuhook", "config", "set", "disable-require=false")
+
+
+def test_a_purge_leaves_nothing(before: set[str], installed: None) -> None:
+    call("gpuhook", "install", "--engine", "docker", "--cdi", "--reload")
+    assert "/usr/bin/gpu-py" in traces()
+    call("apt-get", "purge", "--yes", "gpuhook")
+    assert traces() == before
+    assert call("systemctl", "list-units", "--all", "--plain", "--no-legend", "gpuhook*") == ""
+    assert "gpu-py" not in call("docker", "info", "--format", "{{json .Runtimes}}")
