@@ -81,8 +81,8 @@ class Holders:
         key = (container.pid, began)
         place = places.get(key)
         if place is None:
-            text = holders.text_of(f"/proc/{container.pid}/cgroup")
-            place = (holders.group_of(str(container.pid)), owner_of(text).pod_uid)
+            cgroups = holders.cgroups_of(container.pid)
+            place = (holders.group_of(str(container.pid)), owner_of(cgroups).pod_uid)
         self._places[key] = place
         return Holder(
             container,

@@ -3,8 +3,9 @@
 import os
 from collections.abc import Mapping
 
+from gpuhook.host import proc
 from gpuhook.metrics.containers import Owner, owner_of
-from gpuhook.running.holders import own_path, text_of
+from gpuhook.running.holders import cgroups_of, data_of, own_path
 
 # The inode of the first pid namespace, PROC_PID_INIT_INO of include/linux/proc_ns.h.
 _FIRST_NAMESPACE = 0xEFFFFFFC
@@ -21,8 +22,8 @@ def sees_all_processes() -> bool:
 
 def started(pid: int) -> str:
     """Return when a process began, in ticks since the machine did; "" if it is gone."""
-    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[_START] if len(fields) > _START else ""
+    fields = proc.stat_fields(data_of(f"/proc/{pid}/stat"))
+    return fields[_START].decode() if len(fields) > _START else ""
 
 
 class Processes:
@@ -42,9 +43,9 @@ class Processes:
         if before is not None and not began:
             return before[1:]  # and not kept: the next look knows it no more
         if before is None or before[0] != began:
-            text = text_of(f"/proc/{pid}/cgroup")
-            group = own_path(text, text_of("/proc/self/cgroup"))
-            before = (began, "" if group == "/" else group, owner_of(text))
+            cgroups = cgroups_of(pid)
+            group = own_path(cgroups, cgroups_of("self"))
+            before = (began, "" if group == "/" else group, owner_of(cgroups))
         self._asked[pid] = before
         return before[1:]
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from gpuhook.container import kernel
 from gpuhook.container.rootfs import Rootfs
+from gpuhook.host import proc
 from gpuhook.inventory.model import Inventory
 from gpuhook.running import records
 
@@ -30,12 +31,20 @@ _ENGINES = (
     ("docker", "docker"),
 )
 _NODES_LIMIT = 1 << 14  # entries of a container's /dev that are looked at
-_UNESCAPE = re.compile(r"\\([0-7]{3})")  # proc_pid_mountinfo(5) writes blanks so
-_TEXT_LIMIT = 4 << 20  # bytes of a file in /proc; a mount table has some KiB
-_PIECE = 1 << 16  # bytes that are read at once
 # Filesystems of the kernel's own, whose answers wait for nobody else.
 _LOCAL = frozenset(
-    {"overlay", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "devtmpfs", "squashfs", "erofs"}
+    {
+        b"overlay",
+        b"ext4",
+        b"xfs",
+        b"btrfs",
+        b"zfs",
+        b"f2fs",
+        b"tmpfs",
+        b"devtmpfs",
+        b"squashfs",
+        b"erofs",
+    }
 )
 
 Numbers = tuple[int, int]  # of a device: major, minor
@@ -94,8 +103,8 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> list[Container]
     """
     recorded = [of_record(record) for record in records.read_all(state_dir)]
     seen = {namespace for each in recorded if (namespace := _mounts_of(str(each.pid)))}
-    our_groups = text_of("/proc/self/cgroup")
-    groups = {_group(text_of(f"/proc/{each.pid}/cgroup"), our_groups) for each in recorded} - {""}
+    our_groups = cgroups_of("self")
+    groups = {_group(cgroups_of(each.pid), our_groups) for each in recorded} - {""}
     host = _HostNodes(inventories)
     found: dict[str, Container] = {}
     ours, our_root = _mounts_of("self"), _root_of("self")
@@ -104,7 +113,7 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> list[Container]
         if not namespace or namespace in seen or namespace == ours:
             continue
         try:
-            cgroups = text_of(f"/proc/{entry}/cgroup")
+            cgroups = cgroups_of(entry)
             if _is_below(_group(cgroups, our_groups), groups) or _root_of(entry) == our_root:
                 continue
             seen.add(namespace)
@@ -122,8 +131,8 @@ def of_record(record: dict[str, Any]) -> Container:
     names = (record["pod"], record["namespace"], record["container"])
     name, engine = record["id"], record["engine"]
     if not name:  # written by nvidia-container-cli, which isn't told
-        name, engine = identify(text_of(f"/proc/{pid}/cgroup"), text_of("/proc/self/cgroup"))
-    command = text_of(f"/proc/{pid}/comm").strip()
+        name, engine = identify(cgroups_of(pid), cgroups_of("self"))
+    command = command_of(pid)
     return Container(name, engine, pid, command, nodes, *names, record)
 
 
@@ -135,21 +144,21 @@ def _mounts_of(entry: str) -> str:
         return ""
 
 
-def _root_of(entry: str) -> list[str]:
+def _root_of(entry: str) -> tuple[bytes, ...]:
     """Return what is mounted on a process' root: the filesystem and the path in it.
 
     From the mount table, because to ask the root itself is to ask whoever serves it.
     """
-    roots = [fields for line in _lines(entry) if (fields := line.split())[4] == "/"]
-    return roots[-1][2:4] if roots else []
+    roots = [(mount.device, mount.root) for mount in _mounts(entry) if mount.point == b"/"]
+    return roots[-1] if roots else ()
 
 
 def group_of(entry: str) -> str:
     """Return the cgroup that tells which container a process belongs to, "" if none does."""
-    return _group(text_of(f"/proc/{entry}/cgroup"), text_of("/proc/self/cgroup"))
+    return _group(cgroups_of(entry), cgroups_of("self"))
 
 
-def _group(cgroups: str, ours: str) -> str:
+def _group(cgroups: Mapping[str, str], ours: Mapping[str, str]) -> str:
     found = own_path(cgroups, ours)
     return "" if found == "/" else found
 
@@ -167,31 +176,30 @@ def _note(
     name, engine = identity
     container = found.get(name)
     if container is None:
-        command = text_of(f"/proc/{entry}/comm").strip()
-        container = found[name] = Container(name, engine, int(entry), command)
+        container = found[name] = Container(name, engine, int(entry), command_of(entry))
     container.nodes |= set(_nodes(entry, host))
 
 
-def text_of(path: str) -> str:
-    """Return a file of /proc, "" where it is gone or isn't for us to read."""
-    # Not by a file object, which takes three times as long: there may be thousands.
+def data_of(path: str) -> bytes:
+    """Return a file of /proc, b"" where it is gone or isn't for us to read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return proc.read(path)
     except OSError:
-        return ""
-    data = b""
-    try:
-        while len(data) < _TEXT_LIMIT and (piece := os.read(fd, _PIECE)):
-            data += piece
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
-    return data.decode("utf-8", "surrogateescape")
+        return b""
 
 
-def identify(cgroups: str, ours: str = "") -> tuple[str, str]:
-    """Return (container id, engine) from a process' /proc/PID/cgroup; ``ours`` is our own.
+def cgroups_of(entry: str | int) -> dict[str, str]:
+    """Return a process' cgroups by their controllers, none where they aren't for us to read."""
+    return proc.cgroups(data_of(f"/proc/{entry}/cgroup"))
+
+
+def command_of(entry: str | int) -> str:
+    """Return what a process calls itself, "" if it is gone."""
+    return os.fsdecode(data_of(f"/proc/{entry}/comm").removesuffix(b"\n"))
+
+
+def identify(cgroups: Mapping[str, str], ours: Mapping[str, str]) -> tuple[str, str]:
+    """Return (container id, engine) from a process' cgroups; ``ours`` are our own.
 
     The id is the 64 hex digits that engines use: the outermost ones, because a container
     can call its own cgroups what it likes. Else it is the last part of the path.
@@ -204,18 +212,11 @@ def identify(cgroups: str, ours: str = "") -> tuple[str, str]:
     return path.rpartition("/")[2].removesuffix(".scope") or "/", engine
 
 
-def own_path(cgroups: str, ours: str) -> str:
+def own_path(cgroups: Mapping[str, str], ours: Mapping[str, str]) -> str:
     """Return a process' cgroup, where it isn't our own: the devices', the unified one, or any."""
-    hosts = _paths(ours)
-    own = {key: path for key, path in _paths(cgroups).items() if path != hosts.get(key, "/")}
+    own = {key: path for key, path in cgroups.items() if path != ours.get(key, "/")}
     preferred = sorted(own, key=lambda key: ("devices" not in key.split(","), key != ""))
     return own[preferred[0]] if preferred else "/"
-
-
-def _paths(cgroups: str) -> dict[str, str]:
-    """Return controllers -> path; the unified hierarchy has no controllers there."""
-    fields = [line.split(":", 2) for line in cgroups.splitlines()]
-    return {parts[1]: parts[2] for parts in fields if len(parts) > 2}
 
 
 class _HostNodes:
@@ -223,7 +224,7 @@ class _HostNodes:
 
     def __init__(self, inventories: Iterable[Inventory]) -> None:
         self.numbers: set[Numbers] = set()
-        self.by_place: dict[tuple[str, str], Numbers] = {}
+        self.by_place: dict[tuple[bytes, str], Numbers] = {}
         self.folders = {"."}
         for inventory in inventories:
             for node in inventory.nodes:
@@ -231,9 +232,9 @@ class _HostNodes:
                 self.folders.add(os.path.dirname(node.inside or node.path)[len("/dev/") :] or ".")
             self.by_place.update(self._places(inventory))
 
-    def _places(self, inventory: Inventory) -> Iterator[tuple[tuple[str, str], Numbers]]:
+    def _places(self, inventory: Inventory) -> Iterator[tuple[tuple[bytes, str], Numbers]]:
         """Yield ((filesystem, path in it), numbers) as proc_pid_mountinfo(5) has them."""
-        table = {line.split()[0]: line.split() for line in _lines("self")}
+        table = _mounts("self")
         with Rootfs(inventory.root) as root:
             for node in inventory.nodes:
                 try:
@@ -242,31 +243,25 @@ class _HostNodes:
                     continue
                 try:
                     path = os.readlink(f"/proc/self/fd/{fd}")
-                    fields = table.get(str(kernel.mount_id(fd)), [])
+                    mount = table.find(b"%d" % kernel.mount_id(fd))
                 finally:
                     os.close(fd)
-                if len(fields) > 4:
-                    below = path.removeprefix(_unescaped(fields[4]).rstrip("/"))
-                    place = _unescaped(fields[3]).rstrip("/") + below
-                    yield (fields[2], place), node.numbers
+                if mount is not None:
+                    below = path.removeprefix(proc.unescaped(mount.point).rstrip("/"))
+                    place = proc.unescaped(mount.root).rstrip("/") + below
+                    yield (mount.device, place), node.numbers
 
 
-def _lines(entry: str) -> list[str]:
-    return text_of(f"/proc/{entry}/mountinfo").splitlines()
-
-
-def _unescaped(text: str) -> str:
-    return _UNESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
+def _mounts(entry: str) -> proc.Mounts:
+    return proc.Mounts(data_of(f"/proc/{entry}/mountinfo"))
 
 
 def _nodes(entry: str, host: _HostNodes) -> Iterator[Numbers]:
     """Yield the numbers of the host's nodes that a process has mounted, or in its /dev."""
     kinds = {}
-    for line in _lines(entry):
-        left, _, right = line.partition(" - ")
-        fields = left.split()
-        kinds[fields[0]] = right.partition(" ")[0]
-        numbers = host.by_place.get((fields[2], _unescaped(fields[3])))
+    for mount in _mounts(entry):
+        kinds[mount.id] = mount.kind
+        numbers = host.by_place.get((mount.device, proc.unescaped(mount.root)))
         if numbers is not None:
             yield numbers
     if _user_namespace(entry) == _user_namespace("self"):  # else nobody can have made nodes
@@ -277,7 +272,9 @@ def _user_namespace(entry: str) -> int:
     return os.stat(f"/proc/{entry}/ns/user").st_ino
 
 
-def _made_nodes(entry: str, kinds: Mapping[str, str], folders: Iterable[str]) -> Iterator[Numbers]:
+def _made_nodes(
+    entry: str, kinds: Mapping[bytes, bytes], folders: Iterable[str]
+) -> Iterator[Numbers]:
     """Yield the numbers of the nodes in ``folders`` of a process' /dev.
 
     ``kinds`` are its mounts' filesystems.
@@ -287,7 +284,7 @@ def _made_nodes(entry: str, kinds: Mapping[str, str], folders: Iterable[str]) ->
     """
 
     def is_local(fd: int) -> bool:
-        return kinds.get(str(kernel.mount_id(fd))) in _LOCAL
+        return kinds.get(b"%d" % kernel.mount_id(fd)) in _LOCAL
 
     with _opened(f"/proc/{entry}/root") as root:
         if not is_local(root):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpuhook.host import proc
 from gpuhook.running.holders import identify
 
 ID = "0123456789abcdef" * 4
@@ -30,9 +31,10 @@ HOST = "12:devices:/\n1:name=systemd:/init.scope\n0::/init.scope\n"
     ],
 )
 def test_who_started_it(cgroups: str, expected: tuple[str, str]) -> None:
-    assert identify(cgroups, HOST) == expected
+    assert identify(proc.cgroups(cgroups.encode()), proc.cgroups(HOST.encode())) == expected
 
 
 def test_a_cgroup_that_is_ours_says_nothing() -> None:
     ours = f"12:devices:/docker/{ID}\n0::/\n"
-    assert identify(f"12:devices:/docker/{ID}\n0::/box\n", ours) == ("box", "")
+    theirs = f"12:devices:/docker/{ID}\n0::/box\n"
+    assert identify(proc.cgroups(theirs.encode()), proc.cgroups(ours.encode())) == ("box", "")
