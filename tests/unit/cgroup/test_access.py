@@ -115,9 +115,7 @@ class Proc:
         return access._find(access._paths((self.path / "7/cgroup").read_bytes()), proc)
 
 
-def allow(
-    proc: Proc, devices: list[tuple[int, int]], written: dict[int, str] | None = None
-) -> str:
+def allow(proc: Proc, devices: list[tuple[int, int]], written: dict[int, str] | None = None) -> str:
     """Allow process 7 the devices."""
     process = os.open(proc.path / "7", os.O_PATH)
     try:
@@ -299,7 +297,12 @@ def test_a_name_with_what_is_no_end_of_a_line(proc: Proc) -> None:
 def test_where_the_devices_were_given(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where the process has gone since: below, or elsewhere."""
     extended: list[str] = []
-    monkeypatch.setattr(v2, "extend", lambda folder, _: extended.append(folder) or 1)
+
+    def extend(folder: str, devices: object) -> int:
+        extended.append(folder)
+        return 1
+
+    monkeypatch.setattr(v2, "extend", extend)
     given = proc.cgroup("cg/docker/abc", "cgroup.procs")
     for name in ("docker/abc/init", "docker/abcd", "docker/victim"):
         proc.cgroup(f"cg/{name}", "cgroup.procs")
