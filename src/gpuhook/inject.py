@@ -21,6 +21,7 @@ from gpuhook.container import kernel
 from gpuhook.container.changes import Container, Journal
 from gpuhook.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs, Roots
 from gpuhook.errors import GpuhookError, InjectError, VolumeError
+from gpuhook.host import proc
 from gpuhook.plan import image
 from gpuhook.plan.planner import make_plan
 from gpuhook.running import records
@@ -148,16 +149,8 @@ def container_owner(process: int) -> tuple[int, int]:
 
 
 def _host_id(process: int, name: str) -> int:
-    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
-    try:
-        text = os.read(fd, 1 << 16).decode("ascii")
-    finally:
-        os.close(fd)
-    for line in text.splitlines():
-        inside, outside, _ = (int(word) for word in line.split())
-        if inside == 0:
-            return outside
-    return 0
+    ids = proc.id_map(proc.read(name, process))
+    return next((outside for inside, outside, _ in ids if inside == 0), 0)
 
 
 def open_container(pid: int, root_path: str) -> Container:

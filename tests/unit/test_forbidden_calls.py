@@ -5,6 +5,9 @@ class of CVE-2024-0132, CVE-2024-0133, CVE-2024-0134, CVE-2025-23359 and CVE-202
 
 And no command that root runs opens, locks, asks or signals what another user may have made
 otherwise than through the modules that see to it.
+
+And no text of the kernel's or of another program is cut where Python's text has an end of a
+line or a blank and its writer has a letter.
 """
 
 import ast
@@ -109,7 +112,7 @@ OF_THE_HOST = {
     "vendors/nvidia/device_nodes": "looks at the driver root",
     "vendors/nvidia/driver_files": "looks at the driver root",
     "vendors/nvidia/graphics_files": "looks at the driver root",
-    "running/holders": "reads, for gpuhook list",
+    "running/nodes": "reads, for gpuhook list",
     "vendors/nvidia/kernel_modules": "runs in the driver root",
     "loader/ldconfig_fallback": "runs the host's ldconfig, sealed, in namespaces of its own",
     "runtime_shim": "looks for low-level runtimes on the host",
@@ -253,3 +256,73 @@ def test_what_it_catches() -> None:
     assert violations("x", "from shutil import copy\n")
     assert violations("x", "import os\nos.path.realpath('/a')\n")
     assert not violations("x", "import os\nos.open('a', 0, dir_fd=3)\n")
+
+
+# What everybody may put into a name: \r, \v, \f, \x1c to \x1e, U+0085, U+2028 and U+2029, at which
+# str.splitlines, str.split() and text files cut.
+CUTTING = {
+    ".splitlines": 'names hold what it takes for an end of a line; use split("\\n"), or host.proc',
+    ".split": 'without an argument as splitlines; use split(" "), or host.proc.words',
+    "open": "in text mode \\r ends a line; read bytes, those of /proc by host.proc",
+    ".read_text": "as open",
+}
+# (module, function, call) -> whose text it is.
+ALLOWED_TO_CUT = {
+    ("cdi/tree", "_decoded", ".split"): "base64, in which every blank is one",
+    ("cdi/units", "shipped", ".read_text"): "a file of our own package",
+    ("cli/_help", "first_sentence", ".split"): "our own docstrings",
+    ("cli/_manual", "text", ".split"): "our own docstrings",
+    ("cli/_manual", "config_page", ".read_text"): "a file of our own package",
+    ("cli/_shipped", "_texts", ".read_text"): "a file of our own package",
+    ("cli/config", "default_text", ".read_text"): "a file of our own package",
+    ("loader/ldcache", "order_key", ".split"): "names in which all but letters became blanks",
+    ("nvidia_cli/ctk", "_to_standard_error", "open"): "written to, and nowhere",
+    ("nvidia_cli/gpu_docker", "_split", ".split"): "a user's own command line",
+    ("start/helper", "serve", ".split"): "our own sentence, made one line",
+    ("start/standby", "_be_nobodys", "open"): "written to",
+    ("vendors/ascend/cluster", "resource", ".split"): "our own name of a model",
+    ("vendors/nvidia/requirements", "parse", ".split"): "one variable, as NVIDIA reads it",
+    ("vendors/nvidia/variables", "_meant", ".split"): "one name of a model",
+    ("vendors/nvidia/simulate/activity", "_places", ".split"): "our own file",
+    ("vendors/nvidia/simulate/activity", "_places", "open"): "our own file",
+    ("vendors/nvidia/simulate/check", "_of_file", "open"): "our own file, by its newlines alone",
+    ("vendors/nvidia/simulate/state", "load", "open"): "our own file",
+}  # fmt: skip
+
+
+def cutting(module: str, text: str) -> list[tuple[str, str, str]]:
+    """Return the (module, function, call) by which a module cuts text where it shouldn't."""
+    found = []
+    for function, name, call in calls(ast.parse(text)):
+        said = name if name == "open" else f".{name.rpartition('.')[2]}" if "." in name else ""
+        without = not call.args or ast.unparse(call.args[0]) == "None"
+        modes = [ast.unparse(each) for each in call.args[1:2]]
+        modes += [ast.unparse(each.value) for each in call.keywords if each.arg == "mode"]
+        fine = {".split": not without or bool(call.keywords), "open": "b" in "".join(modes)}
+        if said in CUTTING and not fine.get(said, False):
+            found.append((module, function, said))
+    return found
+
+
+def of_all() -> dict[str, str]:
+    """Return the sources of all that runs on a user's machine, by name."""
+    sources = {str(path.relative_to(SOURCE).with_suffix("")): path for path in SOURCE.rglob("*.py")}
+    image = Path(__file__).parents[2] / "packaging/kubernetes/image"
+    sources |= {str(path.relative_to(image.parents[2])): path for path in image.glob("*.py")}
+    return {name: path.read_text() for name, path in sources.items()}
+
+
+def test_text_is_cut_where_its_writer_cuts_it() -> None:
+    found = [each for item in of_all().items() for each in cutting(*item)]
+    assert [(*each, CUTTING[each[2]]) for each in found if each not in ALLOWED_TO_CUT] == []
+    assert set(ALLOWED_TO_CUT) - set(found) == set()
+    assert any(name.startswith("packaging/") for name in of_all())
+
+
+def test_what_cuts_text() -> None:
+    for text in ("a.splitlines()", "b(c)[0].splitlines(True)", "a.split()", "a.split(None, 1)",
+                 "open('/proc/mounts')", "open('a', 'w')", "open('a', encoding='utf-8')",
+                 "Path('/proc/stat').read_text()"):  # fmt: skip
+        assert cutting("x", text), text
+    for text in ("a.split('\\n')", "a.split(b' ', 2)", "open('a', 'rb')", "open('a', mode='xb')"):
+        assert not cutting("x", text), text

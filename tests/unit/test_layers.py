@@ -68,7 +68,7 @@ LAYERS: Mapping[str, set[str]] = {
     "log": {"config", "oci"},
     "request": {"config", "oci"},
     "inventory": {"config", "container", "oci"},
-    "cgroup": {"container", "inventory"},
+    "cgroup": {"container", "host", "inventory"},
     # The seam names vendors and is typed by what it stands between; a vendor imports no room of
     # a start, and nobody but its own rooms imports a vendor.
     "plan": {"config", "container", "inventory", "loader", "oci", "vendors"},
@@ -125,7 +125,7 @@ LAYERS: Mapping[str, set[str]] = {
         "vendors",
     },
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
-    "inject": {"cgroup", "config", "container", "log", "oci", "plan", "resolve", "running"},
+    "inject": {"cgroup", "config", "container", "host", "log", "oci", "plan", "resolve", "running"},
     "start": {
         "cgroup", "config", "container", "inject", "inventory", "loader", "log", "oci", "plan",
         "request", "resolve", "running", "vendors",
@@ -305,20 +305,20 @@ RUNTIME = {
 }  # fmt: skip
 HOOK = RUNTIME - {"runtime_shim"} | {"prestart_hook"}
 CDI_HOOK = f"gpuhook._start, gpuhook.cdi_hook, gpuhook.cdi.hook, {CHOICE}, gpuhook.inject"
-WORK = {"inject", "cgroup", "plan", "container", "loader", "running"}
+WORK = {"inject", "cgroup", "plan", "container", "host", "loader", "running"}
 STARTS = {
     "runtime, no GPU": Start(SPEC, 21, RUNTIME, JSON),
-    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 32, {*RUNTIME, "cgroup"}, JSON),
+    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 33, {*RUNTIME, "cgroup", "host"}, JSON),
     "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 20, HOOK, JSON),
     "hook, GPU": Start(
         f"gpuhook._start, gpuhook.prestart_hook, {CHOICE}, gpuhook.inject, {NVIDIA}.edits",
-        45,
+        46,
         {*HOOK, *WORK},
         JSON | KERNEL,
     ),
     "hook of CDI": Start(
         f"{CDI_HOOK}, {NVIDIA}.edits",
-        48,
+        49,
         {*HOOK - {"prestart_hook", "resolve"}, "cdi", "cdi_hook", *WORK},
         JSON | KERNEL,
     ),

@@ -360,11 +360,12 @@ def _is_engine(process: str, engine: str) -> bool:
     try:
         if _read(f"{process}/comm").decode(errors="replace").strip() != engine:
             return False
-        lines = _read(f"{process}/status").decode(errors="replace").splitlines()
+        lines = _read(f"{process}/status").decode(errors="replace").split("\n")
         cgroups = _read(f"{process}/cgroup").decode(errors="replace")
     except OSError:
         return False
-    status = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+    pairs = (line.partition(":") for line in lines)
+    status = {key: value.replace("\t", " ").strip(" ").split(" ") for key, _, value in pairs}
     is_roots = set(status["Uid"]) == {"0"} and len(status["NSpid"]) == 1
     folders = cgroups.replace("\n", "/").split("/")
     is_service = any(folder.endswith(".service") for folder in folders)

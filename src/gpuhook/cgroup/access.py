@@ -7,11 +7,12 @@ Documentation/admin-guide/cgroup-v1/devices.rst, cgroups(7), cgroup_namespaces(7
 import errno
 import os
 
-from gpuhook.errors import CgroupError
+from gpuhook.errors import CgroupError, shown
+from gpuhook.host import proc as host_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
 ACCESS = "rw"
@@ -56,7 +57,13 @@ def _matches(rule: "dict[str, Any]", major: int, minor: int) -> bool:
     return rule.get("major") in (None, -1, major) and rule.get("minor") in (None, -1, minor)
 
 
-def allow(process: int, devices: "Sequence[tuple[int, int]]", *, proc: str = "/proc") -> str:
+def allow(
+    process: int,
+    devices: "Sequence[tuple[int, int]]",
+    *,
+    proc: str = "/proc",
+    written: "Mapping[int, str] | None" = None,
+) -> str:
     """Let the cgroup of a process read and write character devices (major, minor).
 
     ``process`` is a descriptor of /proc/PID: once that process has ended, it leads nowhere,
@@ -64,12 +71,12 @@ def allow(process: int, devices: "Sequence[tuple[int, int]]", *, proc: str = "/p
     programs were extended), or "none-needed:REASON" with a REASON of no-devices, no-cgroups
     (the kernel has none), shared (the process is in our own cgroup, so the container was
     given none), no-program (a v2 cgroup without a device program allows all) or rootless (a
-    user namespace can't restrict devices either). ``proc`` is where procfs is mounted.
-    Raises CgroupError.
+    user namespace can't restrict devices either). ``proc`` is where procfs is mounted;
+    ``written`` as for ``cgroup_of``. Raises CgroupError.
     """
     if not devices:
         return "none-needed:no-devices"
-    version, folder = cgroup_of(process, proc)
+    version, folder = cgroup_of(process, proc, written)
     if not version:
         return f"none-needed:{folder}"
     try:
@@ -87,15 +94,40 @@ def allow(process: int, devices: "Sequence[tuple[int, int]]", *, proc: str = "/p
         ) from error
 
 
-def cgroup_of(process: int, proc: str) -> tuple[int, str]:
-    """Return the version and the folder of a process' cgroup; 0 and why where it has none."""
+def cgroup_of(
+    process: int, proc: str, written: "Mapping[int, str] | None" = None
+) -> tuple[int, str]:
+    """Return the version and the folder of a process' cgroup; 0 and why where it has none.
+
+    With ``written``, what ``places`` returned when the process began, it is that cgroup, and
+    CgroupError where the process isn't there or below.
+    """
     paths = _paths(_read("cgroup", process))
     if not paths:
         return 0, "no-cgroups"
+    if written:
+        for version, path in written.items():
+            if _below(paths.get(version, ""), path) is None:
+                raise CgroupError(
+                    f"the container's first process is in the cgroup {shown(paths.get(version))}, "
+                    f"and was given its devices in {shown(path)}",
+                    "Stop the container and start it again",
+                )
+        paths = dict(written)
     version, folder = _find(paths, proc)
     if _paths(_read(f"{proc}/self/cgroup")).get(version) == paths[version]:
         return 0, "shared"
     return version, folder
+
+
+def places(memberships: bytes) -> dict[int, str]:
+    """Return the cgroups that may restrict a process, by version, as they are to be written down.
+
+    None that is the root of our cgroup namespace or outside of it: seen from elsewhere it has
+    another name. ``memberships`` is /proc/PID/cgroup.
+    """
+    found = _paths(memberships)
+    return {key: path for key, path in found.items() if path != "/" and path[:3] != "/.."}
 
 
 def in_first_user_namespace(proc: str = "/proc") -> bool:
@@ -108,9 +140,7 @@ def in_first_user_namespace(proc: str = "/proc") -> bool:
 
 def _read(path: str, folder: int | None = None) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-        with open(fd, "rb", buffering=0) as file:
-            return file.readall()
+        return host_proc.read(path, folder)
     except OSError as error:
         raise CgroupError(
             f"the container's cgroup can't be found: {error}",
@@ -125,13 +155,11 @@ def _paths(memberships: bytes) -> dict[int, str]:
     namespace.
     """
     paths = {}
-    for line in memberships.splitlines():
-        _number, _, rest = line.partition(b":")
-        controllers, _, path = rest.partition(b":")
-        if b"devices" in controllers.split(b","):
-            paths[1] = os.fsdecode(path)
+    for controllers, path in host_proc.cgroups(memberships).items():
+        if "devices" in controllers.split(","):
+            paths[1] = path
         elif not controllers:
-            paths[2] = os.fsdecode(path)
+            paths[2] = path
     return paths
 
 
@@ -145,9 +173,9 @@ def _find(paths: dict[int, str], proc: str) -> tuple[int, str]:
             below = _below(paths[version], root)
             if below is not None and os.path.exists(f"{mount_point}{below}/{marker}"):
                 return version, mount_point + below
-    listed = " or ".join(f"{path} (v{version})" for version, path in sorted(paths.items()))
+    both = " or ".join(f"{path} (v{version})" for version, path in sorted(paths.items()))
     raise CgroupError(
-        f"no mounted cgroup file system shows the container's cgroup {listed}",
+        f"no mounted cgroup file system shows the container's cgroup {both}",
         "Mount cgroups where the hook runs, below /sys/fs/cgroup",
     )
 
@@ -157,13 +185,11 @@ def outermost(proc: str = "/proc") -> list[str]:
 
     One of each hierarchy that is mounted whole. Source: cgroups(7).
     """
-    found = []
-    for line in _read(f"{proc}/self/mountinfo").splitlines():
-        left, _, right = line.partition(b" - ")
-        fields = left.split(b" ")
-        if right.startswith((b"cgroup ", b"cgroup2 ")) and fields[3] == b"/":
-            found.append(f"{_unescape(fields[4])}/cgroup.procs")
-    return found
+    return [
+        f"{host_proc.unescaped(mount.point)}/cgroup.procs"
+        for mount in host_proc.Mounts(_read(f"{proc}/self/mountinfo"))
+        if mount.kind in (b"cgroup", b"cgroup2") and mount.root == b"/"
+    ]
 
 
 def _below(path: str, root: str) -> str | None:
@@ -179,31 +205,25 @@ def _below(path: str, root: str) -> str | None:
 def _mounts(version: int, proc: str) -> list[tuple[str, str]]:
     """Return the root and the mount point of each mount that may hold the cgroup."""
     found = []
-    for line in _read(f"{proc}/self/mountinfo").splitlines():
-        left, _, right = line.partition(b" - ")
-        fields, kind = left.split(b" "), right.split(b" ")
-        if len(fields) < 6 or len(kind) < 3:
-            continue
-        v1 = kind[0] == b"cgroup" and b"devices" in kind[2].split(b",")
-        if v1 if version == 1 else kind[0] == b"cgroup2":
-            found.append((_unescape(fields[3]), _unescape(fields[4])))
+    for mount in host_proc.Mounts(_read(f"{proc}/self/mountinfo")):
+        v1 = mount.kind == b"cgroup" and b"devices" in mount.options.split(b",")
+        if v1 if version == 1 else mount.kind == b"cgroup2":
+            found.append((host_proc.unescaped(mount.root), host_proc.unescaped(mount.point)))
     return found
 
 
-def _unescape(field: bytes) -> str:
-    r"""Undo mountinfo's \ooo for blanks, tabs, newlines and backslashes (proc(5))."""
-    first, *rest = field.split(b"\\")
-    return os.fsdecode(first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest))
+def listed(folder: str) -> list[str]:
+    """Return the lines of a v1 cgroup's devices.list; OSError where it can't be read."""
+    return [os.fsdecode(line) for line in host_proc.lines(host_proc.read(f"{folder}/devices.list"))]
 
 
 def _allow_v1(folder: str, devices: "Iterable[tuple[int, int]]") -> None:
-    with open(f"{folder}/devices.list", encoding="utf-8") as file:
-        listed = file.read().splitlines()
+    known = listed(folder)
     fd = os.open(f"{folder}/devices.allow", os.O_WRONLY | os.O_CLOEXEC)
     try:
         for major, minor in devices:
             # "a *:* rwm" is also what a cgroup with exceptions lists, so it proves nothing.
-            if not {f"c {major}:{minor} rw", f"c {major}:{minor} rwm"}.intersection(listed):
+            if not {f"c {major}:{minor} rw", f"c {major}:{minor} rwm"}.intersection(known):
                 # The kernel reads one rule from a write.
                 os.write(fd, f"c {major}:{minor} {ACCESS}".encode())
     except OSError as error:

@@ -158,7 +158,7 @@ def load_program(instructions: bytes, gpl: bool, what: str) -> int:
     try:
         return load(1, LOG_SIZE, ctypes.addressof(log))
     except OSError as error:
-        lines = log.value.decode(errors="replace").strip().splitlines()
+        lines = log.value.decode(errors="replace").strip().split("\n")
         words = " / ".join(lines[-3:]) or "no word from the verifier"
         raise OSError(error.errno, f"{error.strerror} ({words})", what) from error
 

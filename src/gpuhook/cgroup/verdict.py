@@ -7,7 +7,7 @@ Documentation/bpf/standardization/instruction-set.rst, include/uapi/linux/bpf.h.
 
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from gpuhook.cgroup import access, v2
 from gpuhook.cgroup import device_program as code
@@ -47,18 +47,21 @@ _EXIT = 0x90
 
 
 def missing(
-    process: int, devices: Iterable[tuple[int, int]], *, proc: str = "/proc"
+    process: int,
+    devices: Iterable[tuple[int, int]],
+    *,
+    proc: str = "/proc",
+    written: Mapping[int, str] | None = None,
 ) -> list[tuple[int, int]]:
     """Return which devices (major, minor) the cgroup of a process doesn't let it read and write.
 
     Arguments as for ``access.allow``; where that has nothing to do, none is missing. A device of
     which a program doesn't show what it decides is. Raises CgroupError.
     """
-    version, folder = access.cgroup_of(process, proc)
+    version, folder = access.cgroup_of(process, proc, written)
     try:
         if version == 1:
-            with open(f"{folder}/devices.list", encoding="utf-8") as file:
-                listed = file.read().splitlines()
+            listed = access.listed(folder)
             return [pair for pair in devices if not list_allows(listed, *pair)]
         places = access.with_policies(folder) if version else []
         programs = [each for place in places for each in v2.instructions(place)]

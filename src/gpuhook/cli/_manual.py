@@ -141,7 +141,7 @@ def config_page() -> Iterator[str]:
     comments: list[str] = []
     is_list_open = False
     lines = (resources.files("gpuhook") / "config" / "config.toml").read_text("utf-8")
-    for line in lines.splitlines():
+    for line in lines.split("\n"):
         key = _KEY.fullmatch(line)
         if line.startswith("["):
             yield from [".El"] if is_list_open else []

@@ -103,7 +103,7 @@ def show(*drawn: RenderableType) -> None:
     with screen.capture() as captured:
         for each in drawn:
             screen.print(each)
-    for line in captured.get().splitlines():
+    for line in captured.get().removesuffix("\n").split("\n"):
         click.echo(line.rstrip(), color=True)
 
 

@@ -163,16 +163,15 @@ def _replace(text: str, key: str, value: Value) -> str | None:
 def _uncomment(text: str, key: str, value: Value) -> str | None:
     """Replace the line ``#name = ...`` in the key's own section."""
     tables, name = _split(key)
-    section, lines = "", text.splitlines(keepends=True)
+    section, lines = "", text.split("\n")
     pattern = re.compile(rf"\s*#\s*{re.escape(name)}\s*=.*")
     for number, line in enumerate(lines):
         header = re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?\s*", line)
         if header:
             section = header[1].strip()
-        elif section == ".".join(tables) and pattern.fullmatch(line.rstrip("\r\n")):
-            ending = line[len(line.rstrip("\r\n")) :]
-            lines[number] = _line(name, value) + ending
-            return "".join(lines)
+        elif section == ".".join(tables) and pattern.fullmatch(line.removesuffix("\r")):
+            lines[number] = _line(name, value) + "\r"[: line.endswith("\r")]
+            return "\n".join(lines)
     return None
 
 

@@ -113,12 +113,12 @@ def _wrong(path: str | None, text: str, key: str, problem: str, at: str) -> Conf
 def default_user(os_release: str = _OS_RELEASE) -> str:
     """Return the user:group that the driver's nodes need on this distribution, mostly ""."""
     try:
-        words = read_text(os_release).splitlines()
+        words = read_text(os_release).split("\n")
     except (FileNotFoundError, ConfigError):
         return ""
     for line in words:
         name, _, value = line.partition("=")
-        if name == "ID_LIKE" and {"suse", "opensuse"} & set(value.strip("\"'").split()):
+        if name == "ID_LIKE" and {"suse", "opensuse"} & set(value.strip("\"'").split(" ")):
             return _SUSE_USER
     return ""
 

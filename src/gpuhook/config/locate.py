@@ -11,7 +11,7 @@ def line_of(text: str, key: str) -> int | None:
     best: tuple[int, int] | None = None  # (length of the matching part, line)
     prefix = ""
     lists: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()
         if stripped.startswith("["):
             prefix = _dotted(stripped.strip("[] \t").split("]")[0])

@@ -12,13 +12,13 @@ what is mounted on the container's root is the container's. Source: proc(5),
 import os
 
 from gpuhook.container import kernel
+from gpuhook.host import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
 _READ_FLAGS: "Final" = os.O_RDONLY | os.O_CLOEXEC
-_CHUNK: "Final" = 1 << 16
 
 
 def mount_id(fd: int) -> bytes:
@@ -56,8 +56,8 @@ class Boundary:
             os.close(self._host)
             raise
         self._root = mount_id(root)
-        self._host_table: bytes | None = None
-        self._table = b""
+        self._host_table: proc.Mounts | None = None
+        self._table = proc.Mounts(b"")
         self._known: dict[bytes, Verdict] = {}
 
     def close(self) -> None:
@@ -74,17 +74,18 @@ class Boundary:
         the root is no mount of its own.
         """
         table = _read(self._container)
-        fields = {line.split(b" ", 1)[0]: line.split(b" ", 3) for line in table.splitlines()}
-        parent = fields[self._root][1] if self._root in fields else b""
-        if parent not in fields or not tables or not is_mount(root):
+        mount = table.find(self._root)
+        parent = table.find(mount.parent) if mount is not None else None
+        if parent is None or not tables or not is_mount(root):
             return
-        device = b" " + fields[parent][2] + b" "
-        if not any(device in each or _has(each, self._root) for each in tables):
-            self._host_table = without(outside(table, self._root), device)
+        for each in map(proc.Mounts, tables):
+            if each.has_device(parent.device) or each.find(self._root) is not None:
+                return
+        self._host_table = outside(table, self._root).without(device=parent.device)
 
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
-        return len(below(_read(self._container), self._root)) > 1
+        return len(_read(self._container).below(self._root)) > 1
 
     def verdict(self, fd: int) -> Verdict:
         """Return what may be done on the mount of a file or folder of the container."""
@@ -95,32 +96,23 @@ class Boundary:
         return found
 
     def _judge(self, mount: bytes) -> Verdict:
-        fields, group = self._line(mount)
-        shared = bool(group) and group in self._host_mounts()
-        own = mount == self._root
-        if not own and fields:
-            # A filesystem that the host hasn't mounted was made for this container.
-            own = b" " + fields[2] + b" " not in self._host_mounts()
+        found = self._table.find(mount)
+        if found is None:
+            self._table = _read(self._container)
+            found = self._table.find(mount)
+        if found is None:
+            return Verdict(mount == self._root, False)
+        groups = [tag for tag in found.tags if tag.startswith(b"shared:")]
+        shared = bool(groups) and self._host_mounts().has_group(groups[0])
+        # A filesystem that the host hasn't mounted was made for this container.
+        own = mount == self._root or not self._host_mounts().has_device(found.device)
         return Verdict(own, shared)
 
-    def _host_mounts(self) -> bytes:
+    def _host_mounts(self) -> proc.Mounts:
         if self._host_table is None:
             table = _read(self._host)
             self._host_table = outside(table, self._root) if self._inside else table
         return self._host_table
-
-    def _line(self, mount: bytes) -> tuple[list[bytes], bytes]:
-        """Return the fields of a mount's line and its peer group as " shared:N "."""
-        start = b"\n" + mount + b" "
-        if start not in self._table:
-            self._table = b"\n" + _read(self._container)
-        _, found, rest = self._table.partition(start)
-        line = (found + rest.partition(b"\n")[0]).strip()
-        fields = line.partition(b" - ")[0].split(b" ")
-        if len(fields) < 6:
-            return [], b""
-        groups = [field for field in fields[6:] if field.startswith(b"shared:")]
-        return fields, b" " + groups[0] + b" " if groups else b""
 
 
 def is_mount(folder: int) -> bool:
@@ -132,42 +124,15 @@ def is_mount(folder: int) -> bool:
         os.close(above)
 
 
-def _has(table: bytes, mount: bytes) -> bool:
-    """Tell whether a table has a mount: a mount is in one namespace alone."""
-    return (b"\n" + table).find(b"\n" + mount + b" ") >= 0
-
-
-def below(table: bytes, root: bytes) -> set[bytes]:
-    """Return the ids of a mount and of all that are on it, on those, and so on."""
-    pairs = [line.split(b" ", 2)[:2] for line in table.splitlines()]
-    found, before = {root}, 0
-    while len(found) > before:  # a mount may stand before the one that it is on
-        before = len(found)
-        found.update(mount for mount, parent in pairs if parent in found)
-    return found
-
-
-def outside(table: bytes, root: bytes) -> bytes:
+def outside(table: proc.Mounts, root: bytes) -> proc.Mounts:
     """Return a mount table without a mount and those on it: what is known of the host's own.
 
     A container's copies of the host's mounts are slaves of those as a rule: their masters are
     what the host has.
     """
-    inside = below(table, root)
-    lines = table.splitlines(keepends=True)
-    others = b"".join(line for line in lines if line.partition(b" ")[0] not in inside)
-    return others.replace(b" master:", b" shared:")
+    return table.without(table.below(root)).as_copied()
 
 
-def without(table: bytes, device: bytes) -> bytes:
-    """Return a mount table without the mounts of one filesystem; ``device`` is blank-padded."""
-    lines = table.splitlines(keepends=True)
-    return b"".join(line for line in lines if device not in line.partition(b" - ")[0])
-
-
-def _read(fd: int) -> bytes:
+def _read(fd: int) -> proc.Mounts:
     os.lseek(fd, 0, os.SEEK_SET)
-    chunks = []
-    while chunk := os.read(fd, _CHUNK):
-        chunks.append(chunk)
-    return b"".join(chunks)
+    return proc.Mounts(proc.read_open(fd))

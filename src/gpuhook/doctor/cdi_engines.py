@@ -157,7 +157,7 @@ def _highest(case: Case, reader: Reader) -> str | None:
     """Return the highest version of documents that an engine takes, as it was built."""
     package = f"/var/lib/dpkg/info/{_PACKAGES[reader.engine]}.list"
     if case.machine.exists(package) and "ID=debian" in (case.machine.text("/etc/os-release") or ""):
-        lines = (case.machine.text("/etc/os-release") or "").splitlines()
+        lines = (case.machine.text("/etc/os-release") or "").split("\n")
         found = [line.partition("=")[2] for line in lines if line.startswith("VERSION_CODENAME=")]
         testing = (case.machine.text("/etc/debian_version") or "").strip().rpartition("/")[2]
         for release in (testing, *found):

@@ -9,6 +9,7 @@ from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, ok, warning
 from gpuhook.doctor.machine import Machine
 from gpuhook.host import files as host_files
+from gpuhook.host import proc
 
 _SELINUX_BOOLEAN = "/sys/fs/selinux/booleans/container_use_devices"  # current and pending value
 _OPENAT2_SINCE = (5, 6)
@@ -31,16 +32,16 @@ def kernel(case: Case) -> Iterator[Finding]:
 def cgroups(case: Case) -> Iterator[Finding]:
     """Ask which cgroup version gives out devices."""
     kinds = {}
-    for line in (case.machine.text("/proc/self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        if len(before.split()) > 4 and after.startswith("cgroup"):
-            kinds[before.split()[4]] = after.split()
+    for mount in proc.Mounts(case.machine.data("/proc/self/mountinfo")):
+        if mount.kind in (b"cgroup", b"cgroup2"):
+            kinds[mount.point] = mount
     drivers = {docker.info["CgroupDriver"] for docker in case.dockers if docker.info}
     how = f", Docker's driver is {' and '.join(sorted(drivers))}" if drivers else ""
-    if kinds.get("/sys/fs/cgroup", [""])[0] == "cgroup2":
+    whole = kinds.get(b"/sys/fs/cgroup")
+    if whole is not None and whole.kind == b"cgroup2":
         yield ok("cgroups", f"cgroup version 2{how}")
-    elif any("devices" in words[-1].split(",") for words in kinds.values()):
-        hybrid = any(words[0] == "cgroup2" for words in kinds.values())
+    elif any(b"devices" in each.options.split(b",") for each in kinds.values()):
+        hybrid = any(each.kind == b"cgroup2" for each in kinds.values())
         version = "1, with an empty version 2 tree beside it" if hybrid else "1"
         yield ok("cgroups", f"cgroup version {version}{how}")
     elif case.config.no_cgroups:

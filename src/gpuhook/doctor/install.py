@@ -89,8 +89,10 @@ def runtime_starts(case: Case) -> Iterator[Finding]:
         return
     milliseconds = (time.monotonic() - before) * 1000
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
-        text = f"gpu-py --version ends with status {done.returncode} and says: {said[-1]}"
+        said = done.stderr.decode(errors="replace").strip().split("\n")
+        text = (
+            f"gpu-py --version ends with status {done.returncode} and says: {said[-1] or 'nothing'}"
+        )
         yield failure("runtime-starts", text, _REINSTALL)
     else:
         yield ok("runtime-starts", f"gpu-py --version takes {milliseconds:.0f} ms")
@@ -182,7 +184,7 @@ def recent_errors(case: Case) -> Iterator[Finding]:
     text = case.machine.text(f"{case.config.state_dir}/{log.ERRORS}") or ""
     yesterday = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 86400))
     lately = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         try:
             record = json.loads(line)
         except ValueError:

@@ -116,4 +116,4 @@ def _config(case: Case) -> str:
 
 def _log(case: Case) -> str:
     text = case.machine.text(case.config.cli_debug) if case.config.cli_debug else None
-    return "".join((text or "").splitlines(keepends=True)[-_LOG_LINES:])
+    return "\n".join((text or "").split("\n")[-_LOG_LINES - 1 :])

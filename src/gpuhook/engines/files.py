@@ -99,10 +99,9 @@ class Change:
 
 
 def _lines(data: bytes | None) -> list[str]:
-    lines = (data or b"").decode("utf-8", "replace").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n\\ No newline at end of file\n"
-    return lines
+    *lines, last = (data or b"").decode("utf-8", "replace").split("\n")
+    whole = [f"{line}\n" for line in lines]
+    return [*whole, f"{last}\n\\ No newline at end of file\n"] if last else whole
 
 
 def make_folders(path: str) -> list[str]:

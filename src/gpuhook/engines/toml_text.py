@@ -36,7 +36,7 @@ def render(document: Document, header: str) -> str:
     text = toml.dumps(document)
     if tomllib.loads(text) != document:  # it can't write every list
         text = tomlkit.dumps(document)
-    comments = "".join(f"# {line}\n" for line in header.splitlines())
+    comments = "".join(f"# {line}\n" for line in header.split("\n"))
     return f"{comments}\n{text}"
 
 

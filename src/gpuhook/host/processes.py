@@ -16,6 +16,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from gpuhook.host import files as host_files
+from gpuhook.host import proc
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NAME = 15  # characters of a process' name that the kernel keeps, TASK_COMM_LEN without its NUL
@@ -113,15 +114,15 @@ class _Entry:
 
     def process(self, name: str, users: Container[int]) -> Process | None:
         """Return the process, None unless it has that name and may be believed."""
-        status = self._status()
-        if status.get("Name") != name[:_NAME] or not self._is_believed(status, users):
+        status = proc.status(self._data("status"))
+        if status.get("Name") != [name[:_NAME]] or not self._is_believed(status, users):
             return None
-        command = self._text("cmdline")
+        command = os.fsdecode(self._data("cmdline"))
         if not command:
             return None
         return Process(
             int(self._id),
-            int(status["Uid"].split()[0]),
+            int(status["Uid"][0]),
             tuple(command.rstrip("\0").split("\0")),
             self.ticks(),
             self._started(),
@@ -131,30 +132,26 @@ class _Entry:
 
     def ticks(self) -> int:
         """Return when it began: field 22 of proc_pid_stat(5), in ticks since boot; 0 if unknown."""
-        fields = (self._text("stat") or "").rpartition(")")[2].split()
+        fields = proc.stat_fields(self._data("stat"))
         return int(fields[19]) if len(fields) > 19 else 0
 
     def _path(self, name: str) -> str:
         return f"{self._root}/proc/{self._id}/{name}"
 
-    def _text(self, name: str) -> str | None:
+    def _data(self, name: str) -> bytes:
+        """Return a file of it, b"" where there is nothing to read."""
         try:
-            data = host_files.read_start(self._path(name))
+            return host_files.read_start(self._path(name))
         except OSError:
-            return None
-        return os.fsdecode(data)
+            return b""
 
-    def _status(self) -> dict[str, str]:
-        lines = (line.partition(":") for line in (self._text("status") or "").splitlines())
-        return {key: value.strip() for key, _, value in lines}
-
-    def _is_believed(self, status: dict[str, str], users: Container[int]) -> bool:
-        if status.get("State", "")[:1] in _ENDED or len(status.get("NSpid", "").split()) > 1:
+    def _is_believed(self, status: dict[str, list[str]], users: Container[int]) -> bool:
+        if status.get("State", [""])[0] in _ENDED or len(status.get("NSpid", ())) > 1:
             return False
-        ids = set(status.get("Uid", "").split())  # real, effective, saved and filesystem's
+        ids = set(status.get("Uid", ()))  # real, effective, saved and filesystem's
         if len(ids) != 1 or int(uid := ids.pop()) not in users:
             return False
-        return int(uid) != _ROOT or self._is_roots(int(status.get("CapEff", "0"), 16))
+        return int(uid) != _ROOT or self._is_roots(int(status.get("CapEff", ["0"])[0], 16))
 
     def _is_roots(self, capabilities: int) -> bool:
         """Tell whether a process of user 0 is the host's root, started by root.
@@ -174,8 +171,9 @@ class _Entry:
         return namespace == ours and not program.st_mode & stat.S_ISUID
 
     def _environment(self) -> dict[str, str] | None:
-        text = self._text("environ")
-        if text is None:
+        try:
+            text = os.fsdecode(host_files.read_start(self._path("environ")))
+        except OSError:
             return None
         pairs = (word.partition("=") for word in text.split("\0") if word)
         return {key: value for key, _, value in pairs}
@@ -192,8 +190,8 @@ class _Entry:
 
     def _started(self) -> float:
         try:
-            text = os.fsdecode(host_files.read_start(f"{self._root}/proc/stat"))
+            data = host_files.read_start(f"{self._root}/proc/stat")
         except OSError:
             return 0.0
-        boots = [line.split()[1] for line in text.splitlines() if line.startswith("btime ")]
+        boots = [line[6:] for line in proc.lines(data) if line.startswith(b"btime ")]
         return int(boots[0]) + self.ticks() / _TICKS if boots else 0.0

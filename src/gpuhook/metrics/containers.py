@@ -81,10 +81,9 @@ def pod_of(v1: Mapping[str, str], v2: str) -> str:
     return next((uid for path in (*v1.values(), v2) if (uid := pod_uid(path))), "")
 
 
-def owner_of(cgroups: str) -> Owner:
-    """Return whose a process is, by its /proc/PID/cgroup (cgroups(7))."""
-    fields = [line.split(":", 2) for line in cgroups.splitlines()]
-    paths = {each[1]: each[2] for each in fields if len(each) == 3}
+def owner_of(cgroups: Mapping[str, str]) -> Owner:
+    """Return whose a process is, by its cgroups (``proc.cgroups``)."""
+    paths = dict(cgroups)
     unified = paths.pop("", "")
     owners = [owner(path) for path in dict.fromkeys((*paths.values(), unified))]
     found = next((each for each in owners if each.id), Owner())

@@ -17,13 +17,18 @@ from gpuhook.metrics.inventories import Inventories
 from gpuhook.metrics.model import Container, Device, Snapshot, Usage
 from gpuhook.metrics.processes import Processes, find, poses, sees_all_processes
 from gpuhook.metrics.telemetry import PATIENCE, Telemetry
-from gpuhook.running.holders import WITHOUT_ROOT
+from gpuhook.running.holders import LIMIT, WITHOUT_ROOT
 from gpuhook.running.names import Names
 from gpuhook.vendors.parts import part
 
 _OTHER_NAMESPACE = (
     "This runs in a pid namespace of its own, where the processes of containers can't be told "
     "apart; start it in the machine's (--pid host, hostPID: true)"
+)
+
+_MANY = (
+    f"Processes of more than {LIMIT} containers without a record use devices: those of the others "
+    "are counted with the processes that are in none"
 )
 
 Values = Mapping[str, Mapping[str, Any]]
@@ -64,6 +69,7 @@ class Observer:
         self._holders = Holders(config.state_dir, clock)
         self._processes = Processes()
         self._names = Names(clock)
+        self._room, self._left_out = LIMIT, False  # for containers that are known by use alone
         self._errors: Counter[str] = Counter()
         self._durations: dict[str, float] = {}
 
@@ -90,7 +96,8 @@ class Observer:
             inventories = [inventory for _, inventory in found]
             holders = self._holders.look(inventories, around=not self._prepared)
             values = {key: value for answer in answers for key, value in answer.items()}
-            containers, usages = self._assemble(holders, values)
+            problems += self._holders.problems
+            containers, usages = self._assemble(holders, values, problems)
         with self._timed("kubelet"):
             containers = self._name_pods(containers, found, values, problems)
         devices = [device for each in found for device in self._devices(*each, values)]
@@ -186,9 +193,10 @@ class Observer:
     # Containers -----------------------------------------------------------------------------
 
     def _assemble(
-        self, holders: list[Holder], values: Values
+        self, holders: list[Holder], values: Values, problems: list[str]
     ) -> tuple[list[Container], list[Usage]]:
         """Return the containers, and what their processes do on each device."""
+        self._room, self._left_out = LIMIT, False
         groups = {each.group: each.container.name for each in holders if each.group}
         known = {each.container.name: self._container(each) for each in holders}
         used: dict[tuple[str, str], Usage] = {}
@@ -196,6 +204,8 @@ class Observer:
             for usage in self._usages(device, said, groups, known):
                 used[usage.container, device] = usage
         self._processes.forget()
+        if self._left_out:
+            problems.append(_MANY)
         for each in known.values():
             for device in each.devices:
                 said = values.get(device, {})
@@ -236,7 +246,11 @@ class Observer:
         found = find(group, groups)
         if not found and owner.id and not poses(group, owner.id, groups):
             found = owner.id
+            if found not in known and not self._room:
+                self._left_out = True
+                return ""
             if found not in known:
+                self._room -= 1
                 known[found] = Container(found, owner.engine, pod_uid=owner.pod_uid)
         return found
 

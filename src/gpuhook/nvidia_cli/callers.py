@@ -6,6 +6,8 @@ container alone. The table of whoever called the engine does, and that of the fi
 
 import os
 
+from gpuhook.host import proc
+
 _FIRST = 1
 
 
@@ -16,11 +18,7 @@ def parent(process: str = "self") -> int:
     of the container's, where os.getppid has another number, with the host's /proc. OSError
     if that process is gone.
     """
-    with open(f"/proc/{process}/status", "rb") as file:
-        for line in file:
-            if line.startswith(b"PPid:"):
-                return int(line.split()[1])
-    return _FIRST
+    return int(proc.status(proc.read(f"/proc/{process}/status"))["PPid"][0])
 
 
 def mount_tables() -> list[bytes]:
@@ -56,5 +54,4 @@ def _runs(process: int, program: os.stat_result) -> bool:
 
 
 def _table(process: int) -> bytes:
-    with open(f"/proc/{process}/mountinfo", "rb") as file:
-        return file.read()
+    return proc.read(f"/proc/{process}/mountinfo")

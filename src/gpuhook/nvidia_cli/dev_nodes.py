@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuhook.errors import DriverError
+from gpuhook.host import proc
 from gpuhook.vendors.nvidia.discover import MIG_MINORS
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER
 from gpuhook.vendors.nvidia.names import PCI_VENDOR
@@ -41,7 +42,7 @@ def majors(text: str) -> dict[str, int]:
     DriverError where there is none.
     """
     found = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         number, _, name = line.strip().partition(" ")
         if number.isdecimal() and name.startswith("nvidia"):
             found[name] = int(number)
@@ -76,7 +77,7 @@ def possible(root: str = "") -> list[Node]:
     nodes = control_nodes(known)
     gpus = _gpus(root)
     nodes += [Node(f"/dev/nvidia{minor}", _major(known, _DRIVER), minor) for minor in gpus]
-    for line in _text(f"{root}{MIG_MINORS}", missing="").splitlines():
+    for line in _text(f"{root}{MIG_MINORS}", missing="").split("\n"):
         name, _, minor = line.partition(" ")
         owner = name.partition("/")[0].removeprefix("gpu")
         if minor.isdecimal() and (not owner.isdecimal() or int(owner) in gpus):
@@ -103,8 +104,7 @@ def _gpus(root: str) -> range:
 
 def _text(path: str, missing: str | None = None) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        return proc.read(path).decode("utf-8", "replace")
     except OSError as error:
         if missing is not None:
             return missing

@@ -100,7 +100,8 @@ def _mig_management(inventory: Inventory, name: str) -> Iterator[str]:
     """Yield what a container needs to configure or monitor MIG."""
     if not any(gpu.mig_enabled for gpu in inventory.gpus):
         return
-    minors = dict(line.split(" ", 1) for line in inventory.mig_minors.splitlines())
+    lines = inventory.mig_minors.removesuffix("\n").split("\n")
+    minors = {key: minor for key, _, minor in (line.partition(" ") for line in lines) if minor}
     yield f"{_CAPABILITIES}/mig/{name}"
     if name in minors:
         yield f"{CAPS_FOLDER}/nvidia-cap{minors[name]}"

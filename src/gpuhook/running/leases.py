@@ -11,6 +11,7 @@ import os
 import time
 
 from gpuhook.errors import HeldError, shown
+from gpuhook.host import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,8 +113,7 @@ def _called(name: str) -> str:
 
 def boot_id() -> str:
     """Return what this start of the machine is called: no container is older than that."""
-    with open(_BOOT_ID, encoding="ascii") as file:
-        return file.read().strip()
+    return os.fsdecode(proc.read(_BOOT_ID)).strip()
 
 
 # One at a time ---------------------------------------------------------------------------------

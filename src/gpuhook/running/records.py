@@ -13,7 +13,9 @@ import errno
 import os
 import stat
 
+from gpuhook.cgroup import access
 from gpuhook.errors import HeldError
+from gpuhook.host import proc
 from gpuhook.inventory.cache import make_folder, open_folder
 from gpuhook.oci import jsontext
 
@@ -179,7 +181,7 @@ class Written:
 
     def _keep(self, folder: int, process: int, record: "dict[str, Any]", add: bool) -> None:
         try:
-            self._write(folder, {**record, "started": started(process)}, add=add)
+            self._write(folder, {**record, **_now(process)}, add=add)
             _sweep(folder, record["pid"])
         except OSError:
             pass
@@ -200,7 +202,7 @@ class Written:
             return
         try:
             with leases.Lock(self._folder):
-                lease = {**record, "started": started(process), "boot": leases.boot_id()}
+                lease = {**record, **_now(process), "boot": leases.boot_id()}
                 others = [each for each in _read_folder(self._folder) if not _same(each, lease)]
                 leases.refuse(lease, others, exclusive)
                 self._write(self._folder, lease, add=add)
@@ -250,12 +252,14 @@ def _merged(before: "dict[str, Any]", record: "dict[str, Any]") -> "dict[str, An
         by_vendor[each["vendor"]] = each if old is None else added(old, each)
     documents = dict.fromkeys([*before.get("documents", ()), *record.get("documents", ())])
     nodes = {**before.get("nodes", {}), **record.get("nodes", {})}
+    cgroups = {**before.get("cgroups", {}), **record["cgroups"]}
     return {
         **before,
         **record,
         "given": [*by_vendor.values()],
         "documents": [*documents],
         "nodes": nodes,
+        "cgroups": cgroups,
     }
 
 
@@ -281,7 +285,7 @@ def first_process() -> tuple[int, int]:
     caller closes; (0, -1) where it isn't in our mount namespace, or may not be looked at.
     Source: proc_pid_stat(5), field 4.
     """
-    parent = int(_read("/proc/self/stat").rpartition(b")")[2].split()[1])
+    parent = int(proc.stat_fields(_read("/proc/self/stat"))[1])
     try:
         process = os.open(f"/proc/{parent}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -366,13 +370,29 @@ def _has_ended(status: bytes) -> bool:
 
     One whose other threads go on has not: proc_pid_stat(5), fields 3 and 20.
     """
-    fields = status.rpartition(b")")[2].split()
+    fields = proc.stat_fields(status)
     return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
+
+
+def _now(process: int) -> "dict[str, Any]":
+    """Return when a process began and its cgroups by version; OSError if it is gone."""
+    began = started(process)
+    try:
+        cgroups = access.places(proc.read("cgroup", process))
+    except OSError:  # a kernel without cgroups
+        cgroups = {}
+    return {"started": began, "cgroups": {str(key): path for key, path in cgroups.items()}}
+
+
+def cgroups_of(record: "dict[str, Any]") -> dict[int, str]:
+    """Return the cgroups by version that a container got its devices in, as far as is known."""
+    found = record.get("cgroups", {})
+    return {int(key): path for key, path in found.items()}
 
 
 def _began(status: bytes) -> int:
     """Return field 22 of /proc/PID/stat; the second one, in brackets, may hold anything."""
-    return int(status.rpartition(b")")[2].split()[19])
+    return int(proc.stat_fields(status)[19])
 
 
 def _read(path: str, folder: int | None = None) -> bytes:
@@ -400,8 +420,7 @@ def _users_folder() -> str:
     has; user_namespaces(7).
     """
     user = os.geteuid()
-    for line in _read("/proc/self/uid_map").splitlines():
-        inside, outside, size = map(int, line.split())
+    for inside, outside, size in proc.id_map(_read("/proc/self/uid_map")):
         if inside <= user < inside + size:
             folder = f"/run/user/{user - inside + outside}"
             return f"{folder}/gpuhook" if folder != "/run/user/0" and os.path.isdir(folder) else ""

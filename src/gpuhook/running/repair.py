@@ -15,10 +15,13 @@ from typing import NamedTuple
 
 from gpuhook.cgroup import access, dev_char, verdict
 from gpuhook.errors import ContainerError
+from gpuhook.host import proc
 from gpuhook.inventory.model import Inventory, Node
 from gpuhook.running import bundles, records
-from gpuhook.running.holders import Container, Numbers, believed, group_of
+from gpuhook.running.groups import group_of
+from gpuhook.running.holders import Container, believed
 from gpuhook.running.names import Names, meant
+from gpuhook.running.nodes import Numbers
 
 _SCOPE = ".scope"  # what systemd calls a cgroup that it made for somebody else's processes
 
@@ -42,8 +45,9 @@ def repair(container: Container, inventories: Collection[Inventory]) -> Repaired
     """
     with _first_process(container) as process:
         given = given_devices(container, process, inventories)
-        missing = _nodes(verdict.missing(process, given), inventories)
-        how = access.allow(process, given)
+        written = _written(container, process)
+        missing = _nodes(verdict.missing(process, given, written=written), inventories)
+        how = access.allow(process, given, written=written)
     of_systemd = any(part.endswith(_SCOPE) for part in group_of(str(container.pid)).split("/"))
     links = dev_char.make_links(_nodes(given, inventories)) if of_systemd else ()
     return Repaired(how, missing, tuple(links))
@@ -53,7 +57,33 @@ def missing(container: Container, inventories: Collection[Inventory]) -> tuple[N
     """Return the nodes that ``repair`` would give back; it raises the same."""
     with _first_process(container) as process:
         given = given_devices(container, process, inventories)
-        return _nodes(verdict.missing(process, given), inventories)
+        written = _written(container, process)
+        return _nodes(verdict.missing(process, given, written=written), inventories)
+
+
+def _written(container: Container, process: int) -> dict[int, str]:
+    """Return the cgroups by version that a container got its devices in; none for the one it is in.
+
+    A container may move its processes to cgroups that it can write to, and call those what it
+    likes. Where a record doesn't say (one of an earlier version, or written in a cgroup
+    namespace), the cgroup that it is in counts if that is called after it. Raises ContainerError.
+    """
+    if container.record is None:
+        return {}
+    found = records.cgroups_of(container.record)
+    if found:
+        return found
+    try:
+        now = access.places(proc.read("cgroup", process))
+    except OSError:
+        raise _ended(container) from None
+    if all(any(container.name in part for part in path.split("/")) for path in now.values()):
+        return {}
+    raise ContainerError(
+        f"Nothing says in which cgroup {container.name} was given its devices, and the one that "
+        "its first process is in isn't called after it",
+        "Stop the container and start it again",
+    )
 
 
 @contextlib.contextmanager

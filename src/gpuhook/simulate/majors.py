@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gpuhook.errors import SimulateError
+from gpuhook.host import proc
 
 # From here downwards the kernel gives numbers to drivers that have none of their own
 # (Documentation/admin-guide/devices.txt).
@@ -12,8 +13,7 @@ _BLOCKS = "Block devices:"
 
 def machines_devices() -> str:
     """Return the text of this machine's /proc/devices."""
-    with open("/proc/devices", encoding="ascii") as file:
-        return file.read()
+    return proc.read("/proc/devices").decode("ascii", "replace")
 
 
 def free_majors(names: Sequence[str], proc_devices: str) -> dict[str, int]:
@@ -23,10 +23,10 @@ def free_majors(names: Sequence[str], proc_devices: str) -> dict[str, int]:
     nothing else on that machine. SimulateError if there are too few.
     """
     used = set()
-    for line in proc_devices.partition(_BLOCKS)[0].splitlines():
-        number = line.split()[:1]
-        if number and number[0].isdecimal():
-            used.add(int(number[0]))
+    for line in proc_devices.partition(_BLOCKS)[0].split("\n"):
+        number = line.strip(" ").partition(" ")[0]
+        if number.isdecimal():
+            used.add(int(number))
     free = [major for major in _DYNAMIC_MAJORS if major not in used]
     if len(free) < len(names):
         raise SimulateError(

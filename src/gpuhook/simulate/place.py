@@ -4,8 +4,10 @@ import os
 import shutil
 
 from gpuhook.errors import SimulateError
+from gpuhook.host import proc
 from gpuhook.host.files import exchange
 
+_MOUNTS = "/proc/self/mountinfo"
 MARKER = ".gpuhook-simulated"  # lies at the top of every simulated root
 
 
@@ -43,10 +45,8 @@ def is_simulated(root: str) -> bool:
 
 def _check_no_mounts(root: str) -> None:
     """Refuse a tree with mounts: deleting it could reach the machine's own /dev."""
-    with open("/proc/self/mountinfo", "rb") as file:
-        mounted = [line.split()[4].decode("unicode_escape") for line in file]
-    wanted = os.fsencode(root).decode("latin-1")  # as unicode_escape leaves other bytes
-    inside = [point for point in mounted if point == wanted or point.startswith(f"{wanted}/")]
+    mounted = [proc.unescaped(mount.point) for mount in proc.Mounts(proc.read(_MOUNTS))]
+    inside = [point for point in mounted if point == root or point.startswith(f"{root}/")]
     if inside:
         raise SimulateError(f"Something is mounted on {inside[0]}", "Unmount it and try again")
 

@@ -46,9 +46,9 @@ REQUEST = (
 )  # fmt: skip
 INVENTORY = ("inventory.selection", "inventory.freshness", "inventory.cache")
 RUNTIME = (*REQUEST, "oci.runtime_argv", "runtime_shim")
-EDIT = ("cgroup.access", "start.helper")
+EDIT = ("host.proc", "cgroup.access", "start.helper")
 INJECTION = (
-    *INVENTORY, "cgroup.access", "loader.ldcache", "loader.layout", "plan.image",
+    *INVENTORY, "host.proc", "cgroup.access", "loader.ldcache", "loader.layout", "plan.image",
     "container.clib", "container.kernel", "container.rootfs", "container.mounts",
     "container.changes", "plan.operations", "plan.planner", "running.records", "inject",
 )  # fmt: skip

@@ -325,7 +325,9 @@ class Server:
     def _open_door(self) -> None:
         """Fork a child for each question: SEAT PID BUNDLE."""
         self._note(_BUSY)
-        for line in os.fsdecode(os.read(DOOR, _QUESTIONS)).splitlines():
+        for line in os.fsdecode(os.read(DOOR, _QUESTIONS)).split("\n"):
+            if not line:
+                continue
             seat, pid, bundle = line.split(" ", 2)
             self._fork(int(seat), int(pid), bundle)
             self._note(_BUSY)

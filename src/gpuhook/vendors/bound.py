@@ -62,6 +62,11 @@ def text(root: Rootfs, path: str) -> str:
         return ""
 
 
+def words(line: str) -> list[str]:
+    """Return what blanks and tabs separate, in a line that a driver writes."""
+    return [word for word in line.replace("\t", " ").split(" ") if word]
+
+
 def number(name: str, beginning: str) -> int | None:
     """Return the number after the beginning of a name (card12), None for any other name."""
     digits = name.removeprefix(beginning)

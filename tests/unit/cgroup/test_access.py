@@ -115,11 +115,11 @@ class Proc:
         return access._find(access._paths((self.path / "7/cgroup").read_bytes()), proc)
 
 
-def allow(proc: Proc, devices: list[tuple[int, int]]) -> str:
+def allow(proc: Proc, devices: list[tuple[int, int]], written: dict[int, str] | None = None) -> str:
     """Allow process 7 the devices."""
     process = os.open(proc.path / "7", os.O_PATH)
     try:
-        return access.allow(process, devices, proc=str(proc.path))
+        return access.allow(process, devices, proc=str(proc.path), written=written)
     finally:
         os.close(process)
 
@@ -280,3 +280,48 @@ def test_where_crun_keeps_the_devices_in_a_systemd_scope(
     proc.memberships("7", "0::/machine.slice/other/container\n")
     allow(proc, [(195, 0)])
     assert extended == [f"{proc.path}/cg/machine.slice/other/container"]
+
+
+def test_a_name_with_what_is_no_end_of_a_line(proc: Proc) -> None:
+    """A cgroup may be called by any bytes but a newline: a line in its name is none."""
+    victim = proc.cgroup("cg/victim", "cgroup.procs")
+    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+    for end in ("\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"):
+        name = f"mine/x{end}0::"
+        own = proc.cgroup(f"cg/{name}/victim", "cgroup.procs")
+        (proc.path / "7/cgroup").write_bytes(f"0::/{name}/victim\n".encode())
+        assert proc.find() == (2, str(own))
+    assert proc.find() != (2, str(victim))
+
+
+def test_where_the_devices_were_given(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where the process has gone since: below, or elsewhere."""
+    extended: list[str] = []
+
+    def extend(folder: str, devices: object) -> int:
+        extended.append(folder)
+        return 1
+
+    monkeypatch.setattr(v2, "extend", extend)
+    given = proc.cgroup("cg/docker/abc", "cgroup.procs")
+    for name in ("docker/abc/init", "docker/abcd", "docker/victim"):
+        proc.cgroup(f"cg/{name}", "cgroup.procs")
+    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+    for now in ("/docker/abc", "/docker/abc/init"):
+        proc.memberships("7", f"0::{now}\n")
+        assert allow(proc, [(195, 0)], {2: "/docker/abc"}) == "v2"
+    assert extended == [str(given)] * 2
+    for now in ("/docker/abcd", "/docker/victim", "/docker", "/docker/abc/../victim"):
+        proc.memberships("7", f"0::{now}\n")
+        with pytest.raises(CgroupError, match="and was given its devices in '/docker/abc'"):
+            allow(proc, [(195, 0)], {2: "/docker/abc"})
+    proc.memberships("7", "5:devices:/docker/abc\n")
+    with pytest.raises(CgroupError, match="given its devices in"):
+        allow(proc, [(195, 0)], {2: "/docker/abc"})
+    assert extended == [str(given)] * 2
+
+
+def test_what_is_written_down_of_a_cgroup() -> None:
+    """Nothing that has another name elsewhere."""
+    assert access.places(b"5:devices:/a\n3:cpu:/b\n0::/c\n") == {1: "/a", 2: "/c"}
+    assert access.places(b"5:devices:/\n0::/../c\n") == {}

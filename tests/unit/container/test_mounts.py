@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.container import mounts
+from gpuhook.host import proc
 
 HOST = """\
 24 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -41,7 +42,7 @@ def boundary(
     made._host = os.open(tmp_path / "host", os.O_RDONLY)
     made._container = os.open(tmp_path / "mountinfo", os.O_RDONLY)
     made._root = b"190"
-    made._host_table, made._table, made._known = None, b"", {}
+    made._host_table, made._table, made._known = None, proc.Mounts(b""), {}
     monkeypatch.setattr(mounts, "mount_id", lambda fd: str(fd).encode())
     return made
 
@@ -123,14 +124,12 @@ def test_root_of_a_mount() -> None:
 def test_what_is_below_a_mount() -> None:
     """In whatever order: newer kernels sort a table by other numbers."""
     lines = CONTAINER.encode().splitlines(keepends=True)
-    for table in (b"".join(lines), b"".join(reversed(lines))):
+    for table in (proc.Mounts(b"".join(lines)), proc.Mounts(b"".join(reversed(lines)))):
         found = {b"190", b"191", b"192", b"193", b"194", b"195"}
-        assert mounts.below(table, b"190") == found
-        assert mounts.below(table, b"191") == {b"191"}
-        assert mounts.below(table, b"7") == {b"7"}
-        assert sorted(line[:3] for line in mounts.outside(table, b"190").splitlines()) == [
-            b"124", b"125",
-        ]  # fmt: skip
+        assert table.below(b"190") == found
+        assert table.below(b"191") == {b"191"}
+        assert table.below(b"7") == {b"7"}
+        assert {mount.id for mount in mounts.outside(table, b"190")} == {b"124", b"125"}
 
 
 def test_the_id_of_a_real_mount() -> None:

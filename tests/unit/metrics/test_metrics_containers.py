@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gpuhook.host import proc
 from gpuhook.metrics import containers
 from gpuhook.metrics.containers import Assigned, Owner
 
@@ -81,12 +82,16 @@ def test_further_paths(path: str, expected: Owner) -> None:
     assert containers.owner(path) == expected
 
 
+def owner_of(text: str) -> Owner:
+    return containers.owner_of(proc.cgroups(text.encode()))
+
+
 def test_whose_a_process_is() -> None:
     text = f"12:devices:/docker/{ID}\n1:name=systemd:/docker/{ID}\n0::/system.slice/a:b\n"
-    assert containers.owner_of(text) == Owner("docker", ID)
-    assert containers.owner_of(f"0::/docker/{ID}\n") == Owner("docker", ID)
-    assert containers.owner_of("0::/user.slice\nnonsense\n") == Owner()
-    assert containers.owner_of("") == Owner()
+    assert owner_of(text) == Owner("docker", ID)
+    assert owner_of(f"0::/docker/{ID}\n") == Owner("docker", ID)
+    assert owner_of("0::/user.slice\nnonsense\n") == Owner()
+    assert owner_of("") == Owner()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.errors import ContainerError
+from gpuhook.host import proc
 from gpuhook.inventory import model
 from gpuhook.inventory.model import Device, Node
 from gpuhook.running import records, repair
@@ -61,7 +62,7 @@ def recorded(pid: int, started: int, *devices: tuple[int, int]) -> Container:
         "nodes": {"GPU-1": [[195, 3]]},
         "devices": [list(pair) for pair in devices],
     }
-    record = {"started": started, "given": [given]}
+    record = {"started": started, "given": [given], "cgroups": {}}
     return Container("web", "docker", pid, "sleep", set(devices), record=record)
 
 
@@ -119,3 +120,37 @@ def test_a_cgroup_called_like_a_container_is_not_that_container(names: Names) ->
     other = Container(own.name, own.engine, own.pid + 1, "sleep", {MINE})
     assert repair.select([own.name], [own, other], names) == [own]
     assert repair.select([own.name], [other], names) == [other]
+
+
+def test_a_record_that_does_not_say_in_which_cgroup(
+    ourselves: tuple[int, int], tmp_path: Path
+) -> None:
+    """One of an earlier version: the cgroup that it is in counts where it is called after it."""
+    (tmp_path / "cgroup").write_bytes(b"5:devices:/docker/web\n0::/docker-web.scope/init\n")
+    process = os.open(tmp_path, os.O_PATH)
+    try:
+        container = recorded(os.getpid(), 1, MINE)
+        assert container.record is not None
+        assert repair._written(container, process) == {}
+        del container.record["cgroups"]
+        assert repair._written(container, process) == {}
+        container.record["cgroups"] = {"1": "/docker/web"}
+        assert repair._written(container, process) == {1: "/docker/web"}
+        container.record["cgroups"] = {}
+        for text in ("0::/docker/victim\n", "5:devices:/docker/web\n0::/docker/victim\n"):
+            (tmp_path / "cgroup").write_text(text)
+            with pytest.raises(ContainerError, match="Nothing says in which cgroup web was given"):
+                repair._written(container, process)
+    finally:
+        os.close(process)
+    assert repair._written(Container("web", "", 1, "sleep"), -1) == {}
+
+
+def test_the_cgroups_are_written_down(tmp_path: Path, ourselves: tuple[int, int]) -> None:
+    record = {"version": records.VERSION, "pid": os.getpid(), "id": "web", "given": []}
+    with records.Written(str(tmp_path / "state"), ourselves[0], record):
+        [found] = records.read_all(str(tmp_path / "state"))
+    told = proc.cgroups(proc.read("/proc/self/cgroup"))
+    assert {*records.cgroups_of(found).values()} <= {*told.values()} - {"/"}
+    inside = {**record, **found, "cgroups": {}}  # as the hook of CDI documents sees it
+    assert records._merged(found, inside)["cgroups"] == found["cgroups"]

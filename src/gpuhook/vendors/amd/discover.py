@@ -108,7 +108,7 @@ def kfd_devices(root: Rootfs) -> dict[int, Properties]:
 
 def parse_properties(content: str) -> Properties:
     """Return the numbers in a node's properties: a name and one number in each line."""
-    lines = [line.split() for line in content.splitlines()]
+    lines = [bound.words(line) for line in content.split("\n")]
     return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
 
 

@@ -118,8 +118,8 @@ def _address(folder: str) -> str:
 def rows(text: str) -> list[tuple[str, int, int]]:
     """Return the rows of the driver's table: bus address without domain, number, addition."""
     found = []
-    for line in text.splitlines():
-        words = line.split()
+    for line in text.split("\n"):
+        words = bound.words(line)
         numbers = [bound.number(f".{word}", ".") for word in words[1:]]
         if len(words) == 3 and None not in numbers:
             found.append((words[0].lower(), int(words[1]), int(words[2])))
@@ -134,8 +134,8 @@ def _in_class(root: Rootfs, beginning: str) -> list[_Npu]:
 
 
 def _with_its_major(root: Rootfs, beginning: str) -> list[_Npu]:
-    lines = (line.split() for line in bound.text(root, "/proc/devices").splitlines())
-    majors = {words[0] for words in lines if words[1:] == [_REGION]}
+    rows_of = [bound.words(line) for line in bound.text(root, "/proc/devices").split("\n")]
+    majors = {words[0] for words in rows_of if words[1:] == [_REGION]}
     found = []
     for number in bound.numbered(root, "/dev", beginning):
         path = f"/dev/{beginning}{number}"
@@ -213,7 +213,7 @@ def _pci_device(root: Rootfs, folder: str) -> str:
 
 
 def _version(root: Rootfs) -> str:
-    for line in bound.text(root, VERSION).splitlines():
+    for line in bound.text(root, VERSION).split("\n"):
         key, _, value = line.partition("=")
         if key.strip().lower() == "version" and value.strip():
             return value.strip()

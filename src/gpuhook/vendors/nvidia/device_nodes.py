@@ -173,7 +173,7 @@ def management_rules(grant: "Grant") -> dict[tuple[int, int], str]:
     settings = (("config", options.mig_config), ("monitor", options.mig_monitor))
     managed = [name for name, value in settings if value is not None]
     prefixes = tuple(f"gpu{gpu.minor}/" for gpu in selected.gpus)
-    for line in grant.inventory.mig_minors.splitlines():
+    for line in grant.inventory.mig_minors.removesuffix("\n").split("\n"):
         key, _, minor = line.partition(" ")
         if key in managed or key.startswith(prefixes):
             pairs.setdefault((major, int(minor)), "management of MIG")

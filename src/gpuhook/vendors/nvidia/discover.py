@@ -115,8 +115,8 @@ def _mig_caps(root: Rootfs) -> dict[str, int]:
     """Read which minor of nvidia-caps guards what: {"gpu0/gi1/access": 12, ...}."""
     data = root.read_file(MIG_MINORS, _SMALL_FILE) or b""
     caps = {}
-    for line in data.decode("ascii", "replace").splitlines():
-        key, _, minor = line.strip().partition(" ")
+    for line in data.decode("ascii", "replace").split("\n"):
+        key, _, minor = line.strip(" ").partition(" ")
         if minor.isascii() and minor.isdecimal():
             caps[key] = int(minor)
     return caps

@@ -110,7 +110,7 @@ def _text(root: "Rootfs", path: str) -> str:
 def entries(root: "Rootfs", folder: str) -> "Iterator[Entry]":
     """Yield the lines of all lists but empty ones and comments; DriverError for no text."""
     for path in lists(root, folder):
-        for number, line in enumerate(_text(root, path).splitlines(), 1):
+        for number, line in enumerate(_text(root, path).split("\n"), 1):
             if line.strip() and not line.lstrip().startswith("#"):
                 yield Entry(path, number, line)
 

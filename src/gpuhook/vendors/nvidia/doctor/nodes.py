@@ -63,7 +63,7 @@ def gpu_minors(case: Case) -> list[int]:
 
 
 def _major(case: Case, name: str) -> int | None:
-    for line in (case.driver_text("/proc/devices") or "").splitlines():
+    for line in (case.driver_text("/proc/devices") or "").split("\n"):
         number, _, driver = line.strip().partition(" ")
         if driver == name and number.isdecimal():
             return int(number)

@@ -110,7 +110,7 @@ def _places(root: str, pid: int) -> list[str]:
     """Return the devices on which a process runs, by the lines of the file of activity."""
     places: dict[str, None] = {}
     path = os.path.join(root, state.FOLDER, state.ACTIVITY)
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         for line in file:
             match line.split():
                 case [_, place, "process", found, *_] if found == str(pid):

@@ -44,7 +44,7 @@ def _of_file(root: str, name: str, known: set[str]) -> Iterator[str]:
     except OSError:
         return
     reported = 0
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         words = line.strip()
         match = re.fullmatch(_LINES[name], words, re.ASCII)
         gpu = match["gpu"] if match else None

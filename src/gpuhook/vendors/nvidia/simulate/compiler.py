@@ -95,7 +95,7 @@ def _compile(compiler: str, job: Job, include: str) -> None:
     done = subprocess.run(arguments, input=unit, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
-    first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr)
+    first = next((line for line in done.stderr.split("\n") if "error" in line), done.stderr)
     raise SimulateError(
         f"The C compiler can't build {os.path.basename(job.output)} ({first.strip()})",
         "Check that gcc works and that the C library's headers are installed (libc6-dev)",

@@ -1,0 +1,212 @@
+r"""What the kernel says in /proc of processes, their cgroups and their mounts: read as bytes.
+
+A process, a cgroup and a folder are called what their makers like, in any bytes. Lines end with
+a newline there, the only byte that the kernel keeps out of such names or escapes, and fields
+with a blank; \r, \v, U+2028 and whatever else Python's text takes for the end of a line or a
+field are letters of names. What is read is bounded, and a line of another form is passed over.
+
+Sources: proc_pid_mountinfo(5), cgroups(7), proc_pid_status(5), proc_pid_stat(5); the kernel's
+fs/proc_namespace.c and kernel/cgroup/cgroup.c, which refuses a newline in a cgroup's name.
+
+Imports errno and os alone, because a container's start reads these files.
+"""
+
+import errno
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+    from typing import Final
+
+LIMIT: "Final" = 1 << 26  # bytes; the mount table of a busy node has some MiB
+_PIECE: "Final" = 1 << 16  # bytes that are read at once
+# What mountinfo writes as \ooo: blank, tab, newline, backslash, and in sources #.
+_ESCAPED: "Final" = {b"040": b" ", b"011": b"\t", b"012": b"\n", b"134": b"\\", b"043": b"#"}
+
+
+def read(path: str, folder: "int | None" = None, most: int = LIMIT) -> bytes:
+    """Return a file of /proc, relative to a descriptor where one is given.
+
+    OSError where it can't be read, and for more than ``most`` bytes.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return read_open(fd, most)
+    finally:
+        os.close(fd)
+
+
+def data_of(path: str) -> bytes:
+    """Return a file of /proc, b"" where it is gone or isn't for us to read."""
+    try:
+        return read(path)
+    except OSError:
+        return b""
+
+
+def read_open(fd: int, most: int = LIMIT) -> bytes:
+    """Return what is left to read of an open file; OSError for more than ``most`` bytes."""
+    pieces, size = [], 0
+    while piece := os.read(fd, _PIECE):
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most} bytes")
+    return b"".join(pieces)
+
+
+def lines(data: bytes) -> list[bytes]:
+    """Return the lines, without their newlines."""
+    return data.removesuffix(b"\n").split(b"\n")
+
+
+def words(line: bytes) -> list[bytes]:
+    """Return what blanks and tabs separate, where a file is aligned by them."""
+    return [word for word in line.replace(b"\t", b" ").split(b" ") if word]
+
+
+def stat_fields(data: bytes) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the third one on, the state.
+
+    The second one, in brackets, may hold anything.
+    """
+    return data.rpartition(b") ")[2].removesuffix(b"\n").split(b" ")
+
+
+def status(data: bytes) -> dict[str, list[str]]:
+    """Return what stands in /proc/PID/status: each key with its words.
+
+    A name that isn't one word is in none of them: it is in ``Name`` whole, as the kernel has it.
+    """
+    found = {}
+    for line in lines(data):
+        key, colon, value = line.partition(b":")
+        if colon:
+            whole = key == b"Name"
+            said = [value.removeprefix(b"\t")] if whole else words(value)
+            found[os.fsdecode(key)] = [os.fsdecode(word) for word in said]
+    return found
+
+
+def cgroups(data: bytes) -> dict[str, str]:
+    """Return what stands in /proc/PID/cgroup: the controllers of a hierarchy -> the path in it.
+
+    The unified hierarchy has no controllers there. Paths count from the root of our cgroup
+    namespace.
+    """
+    found = {}
+    for line in lines(data):
+        number, _, rest = line.partition(b":")
+        controllers, _, path = rest.partition(b":")
+        if number.isdigit() and path.startswith(b"/"):
+            found[os.fsdecode(controllers)] = os.fsdecode(path)
+    return found
+
+
+def id_map(data: bytes) -> list[tuple[int, int, int]]:
+    """Return the ranges of /proc/PID/uid_map or gid_map: inside, outside, how many.
+
+    Source: user_namespaces(7).
+    """
+    found = [words(line) for line in lines(data)]
+    return [(int(each[0]), int(each[1]), int(each[2])) for each in found if len(each) == 3]
+
+
+class Mount:
+    """A line of /proc/PID/mountinfo: its fields as they stand there, ``tags`` but those.
+
+    ``device`` is b"MAJOR:MINOR"; ``tags`` are the propagation's, such as b"shared:5".
+    """
+
+    __slots__ = ("device", "id", "kind", "options", "parent", "point", "root", "source", "tags")
+
+    def __init__(self, fields: list[bytes], filesystem: list[bytes]) -> None:
+        self.id, self.parent, self.device, self.root, self.point = fields[:5]
+        self.tags = fields[6:]
+        self.kind, self.source, self.options = filesystem
+
+
+def _mount(line: bytes) -> "Mount | None":
+    left, _, right = line.partition(b" - ")
+    fields, filesystem = left.split(b" "), right.split(b" ", 2)
+    if len(fields) < 6 or len(filesystem) < 3:
+        return None
+    is_one = fields[0].isdigit() and fields[1].isdigit() and fields[2].count(b":") == 1
+    return Mount(fields, filesystem) if is_one else None
+
+
+def unescaped(field: bytes) -> str:
+    """Return a path of mountinfo as it is."""
+    first, *rest = field.split(b"\\")
+    made = [
+        _ESCAPED[part[:3]] + part[3:] if part[:3] in _ESCAPED else b"\\" + part for part in rest
+    ]
+    return os.fsdecode(first + b"".join(made))
+
+
+class Mounts:
+    """A mount table, of which little is looked at: it may have ten thousand lines."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, table: bytes) -> None:
+        self._text = b"\n" + table if table.endswith(b"\n") or not table else b"\n%s\n" % table
+
+    def __iter__(self) -> "Iterator[Mount]":
+        for line in lines(self._text):
+            mount = _mount(line)
+            if mount is not None:
+                yield mount
+
+    def find(self, number: bytes) -> "Mount | None":
+        """Return the mount with an id, None if it isn't there: it is in one namespace alone."""
+        start = self._text.find(b"\n%s " % number) + 1
+        return _mount(self._text[start : self._text.find(b"\n", start)]) if start else None
+
+    def has_device(self, device: bytes) -> bool:
+        """Tell whether a filesystem is mounted, by its b"MAJOR:MINOR"."""
+        return any(head.count(b" ") == 1 for head in self._before(device))
+
+    def has_group(self, tag: bytes) -> bool:
+        """Tell whether a mount is in a peer group, such as b"shared:5"."""
+        return any(head.count(b" ") > 4 and b" - " not in head for head in self._before(tag))
+
+    def _before(self, field: bytes) -> "Iterator[bytes]":
+        """Yield what stands before a field in its line, wherever it does.
+
+        Whoever mounts may call a filesystem's source like a device or a group.
+        """
+        field, at = b" %s " % field, 0
+        while (at := self._text.find(field, at)) >= 0:
+            yield self._text[self._text.rfind(b"\n", 0, at) : at]
+            at += 1
+
+    def below(self, root: bytes) -> set[bytes]:
+        """Return the ids of a mount and of all that are on it, on those, and so on."""
+        pairs = [fields[:2] for _, fields in self._beginnings()]
+        found, before = {root}, 0
+        while len(found) > before:  # a mount may stand before the one that it is on
+            before = len(found)
+            found.update(number for number, parent in pairs if parent in found)
+        return found
+
+    def without(self, numbers: "Container[bytes]" = (), device: bytes = b"") -> "Mounts":
+        """Return the table without some mounts, and those of one filesystem."""
+        kept = [
+            line
+            for line, fields in self._beginnings()
+            if fields[0] not in numbers and fields[2] != device
+        ]
+        return Mounts(b"\n".join(kept))
+
+    def _beginnings(self) -> "Iterator[tuple[bytes, list[bytes]]]":
+        """Yield each line with its first three fields and the rest."""
+        for line in lines(self._text):
+            fields = line.split(b" ", 3)
+            if len(fields) > 3:
+                yield line, fields
+
+    def as_copied(self) -> "Mounts":
+        """Return the table with each group that a mount gets from as one that it gives to."""
+        return Mounts(self._text[1:].replace(b" master:", b" shared:"))

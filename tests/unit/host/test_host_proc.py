@@ -1,0 +1,151 @@
+"""What /proc says is read as bytes: whatever somebody called a process, a cgroup or a folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpuhook.host import proc
+
+# What Python's text takes for the end of a line or for a blank, besides \n.
+CUTTING = [
+    b"\r", b"\r\r", b"\v", b"\f", b"\x1c", b"\x1d", b"\x1e", b"\x1f", b"\x85", "\x85".encode(),
+    "\u2028".encode(), "\u2029".encode(), "\xa0".encode(), "\u3000".encode(),
+]  # fmt: skip
+names = st.one_of(
+    st.binary(min_size=1, max_size=20),
+    st.lists(st.sampled_from([*CUTTING, b"0::/", b"9 9 0:9 ", b" - ", b"\\040", b"\n", b"x"])).map(
+        b"".join
+    ),
+).map(lambda name: name.replace(b"\0", b"").replace(b"/", b"") or b"x")
+
+
+def as_mountinfo(path: bytes, characters: bytes = b" \t\n\\") -> bytes:
+    """Return a path as the kernel's mangle() writes it into a mount table."""
+    return b"".join(b"\\%03o" % each if each in characters else b"%c" % each for each in path)
+
+
+def line(number: int, root: bytes, point: bytes, source: bytes) -> bytes:
+    """Return a line of a mount table."""
+    root, point = as_mountinfo(root), as_mountinfo(point)
+    source = as_mountinfo(source, b" \t\n\\#")
+    return b"%d 1 0:%d %s %s rw shared:%d - tmpfs %s rw\n" % (
+        number, number, root, point, number, source,
+    )  # fmt: skip
+
+
+@given(names, names, names)
+@example(b"\r\r", b"x\r0::", b"0:8")
+def test_mounts_of_any_name(root: bytes, point: bytes, source: bytes) -> None:
+    before, after = line(7, b"/", b"/", b"none"), line(9, b"/", b"/after", b"none")
+    table = proc.Mounts(before + line(8, b"/" + root, b"/" + point, source) + after)
+    assert [mount.id for mount in table] == [b"7", b"8", b"9"]
+    found = table.find(b"8")
+    assert found is not None
+    assert proc.unescaped(found.root) == os.fsdecode(b"/" + root)
+    assert proc.unescaped(found.point) == os.fsdecode(b"/" + point)
+    assert (found.device, found.tags, found.kind) == (b"0:8", [b"shared:8"], b"tmpfs")
+    for number in range(7, 10):
+        assert table.has_device(b"0:%d" % number)
+        assert table.has_group(b"shared:%d" % number)
+    assert not table.has_device(b"0:1")
+    assert not table.has_group(b"shared:1")
+    assert table.below(b"7") == {b"7"}
+    assert table.below(b"1") == {b"1", b"7", b"8", b"9"}
+    assert [mount.id for mount in table.without({b"8"})] == [b"7", b"9"]
+    assert [mount.id for mount in table.without(device=b"0:9")] == [b"7", b"8"]
+
+
+@given(names)
+@example(b"x\r0::/victim")
+@example(b"x\x0b0::/victim")
+def test_cgroups_of_any_name(name: bytes) -> None:
+    name = name.replace(b"\n", b"")  # which the kernel refuses
+    text = b"12:cpu,devices:/a/%s\n1:name=systemd:/%s\n0::/%s/b\n" % (name, name, name)
+    assert proc.cgroups(text) == {
+        "cpu,devices": os.fsdecode(b"/a/" + name),
+        "name=systemd": os.fsdecode(b"/" + name),
+        "": os.fsdecode(b"/" + name + b"/b"),
+    }
+
+
+@given(st.binary(min_size=1, max_size=15))
+@example(b"x\rUid:\t0\t0")
+@example(b"a b")
+def test_processes_of_any_name(name: bytes) -> None:
+    escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")  # as proc_task_name() does
+    told = proc.status(b"Name:\t%s\nUmask:\t0022\nUid:\t7\t8\t9\t10\nGroups:\t\n" % escaped)
+    assert told == {
+        "Name": [os.fsdecode(escaped)], "Umask": ["0022"], "Uid": ["7", "8", "9", "10"],
+        "Groups": [],
+    }  # fmt: skip
+    fields = proc.stat_fields(b"41 (%s) S 1 2 3\n" % name)
+    assert fields == [b"S", b"1", b"2", b"3"]
+
+
+@given(st.binary())
+def test_nothing_ends_it(data: bytes) -> None:
+    """What has another form is passed over."""
+    table = proc.Mounts(data)
+    for mount in table:
+        proc.unescaped(mount.root)
+    table.find(b"1")
+    table.has_device(b"0:1")
+    table.has_group(b"shared:1")
+    list(table.without(table.below(b"1"), b"0:1").as_copied())
+    proc.cgroups(data)
+    proc.status(data)
+    proc.stat_fields(data)
+    proc.words(data)
+
+
+def test_what_is_no_line() -> None:
+    table = proc.Mounts(b"short\n1 2 0:3 / /a rw\nx 2 0:3 / / rw - a b c\n1 2 3 / / rw - a b c\n")
+    assert list(table) == []
+    assert table.find(b"1") is None
+    assert proc.cgroups(b"nonsense\n0:/x\nx::/y\n1:cpu:relative\n:::\n") == {}
+
+
+def test_escapes_of_mountinfo_and_nothing_else() -> None:
+    assert proc.unescaped(rb"/a\040b\011c\012d\134e\043f") == "/a b\tc\nd\\e#f"
+    assert proc.unescaped(rb"/a\015b\100c\04") == r"/a\015b\100c\04"
+
+
+def test_what_a_filesystem_is_called_by_who_mounts_it() -> None:
+    """A user's FUSE may have any source: it is no device, no group and no end of the fields."""
+    table = proc.Mounts(b"7 1 0:50 / /a rw master:3 - fuse 0:9 rw\n8 1 0:51 / /b rw - fuse  rw\n")
+    assert not table.has_device(b"0:9")
+    assert table.has_device(b"0:50")
+    named = proc.Mounts(b"7 1 0:50 / /a rw master:3 - fuse shared:9 rw\n")
+    assert not named.has_group(b"shared:9")
+    assert named.as_copied().has_group(b"shared:3")
+    assert [mount.source for mount in table] == [b"0:9", b""]
+
+
+def test_ids() -> None:
+    assert proc.id_map(b"         0       1000          1\n         1     100000      65536\n") == [
+        (0, 1000, 1), (1, 100000, 65536),
+    ]  # fmt: skip
+
+
+def test_a_file_is_not_read_without_bound(tmp_path: Path) -> None:
+    (tmp_path / "table").write_bytes(b"x" * 100)
+    folder = os.open(tmp_path, os.O_PATH)
+    try:
+        assert proc.read("table", folder, 100) == b"x" * 100
+        with pytest.raises(OSError, match="larger than 99 bytes"):
+            proc.read("table", folder, 99)
+    finally:
+        os.close(folder)
+
+
+def test_our_own() -> None:
+    """As the kernel tells it in other ways."""
+    mounts = list(proc.Mounts(proc.read("/proc/self/mountinfo")))
+    told = Path("/proc/self/mounts").read_bytes().split(b"\n")[:-1]
+    assert [mount.point for mount in mounts] == [each.split(b" ")[1] for each in told]
+    status = proc.status(proc.read("/proc/self/status"))
+    assert status["Pid"] == [str(os.getpid())]
+    assert int(proc.stat_fields(proc.read("/proc/self/stat"))[1]) == os.getppid()
