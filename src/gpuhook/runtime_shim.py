@@ -249,7 +249,8 @@ def _link_nodes(spec: "Spec", resolved: "Resolved") -> None:
         for grant in resolved.grants:
             allowed = grant.rules()
             nodes = grant.inventory.nodes
-            dev_char.make_links(node for node in nodes if node.numbers in allowed)
+            given = (node for node in nodes if node.numbers in allowed)
+            dev_char.make_links(given, grant.inventory.root)
 
 
 def _edit_spec(spec: "Spec", resolved: "Resolved", config: Config) -> "Spec":

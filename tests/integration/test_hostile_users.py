@@ -241,10 +241,8 @@ def test_a_link_that_a_stranger_put_into_a_folder_for_everybody(
     link = everybody / "daemon.json"
     run([*AS_STRANGER, "ln", "-s", site.config, link]).ok()
     words = ["--engine=docker", f"--config={link}", f"--state-dir={site.folder}/state"]
-    refused: list[str | Path] = [
-        "strace", "-f", "-qq", "-o", "/dev/null", "-P", link, "-e", "inject=openat:error=EACCES",
-    ]  # fmt: skip
-    kernel = refused if protected else []
+    refused = ("strace", "-f", "-qq", "-o", "/dev/null", "-P", str(link), "-e")
+    kernel = (*refused, "inject=openat:error=EACCES") if protected else ()
     done = run([*kernel, site.command, "install", *words]).failed()
     assert f"the link {link}, which user {UID} made" in done.stderr
     documents = run([*kernel, site.command, "cdi", "validate", link])

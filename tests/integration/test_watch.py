@@ -83,6 +83,8 @@ class Watched:
     def paused(self) -> Iterator[None]:
         """Have the watch see nothing of what is done meanwhile before all of it is done."""
         self.process.send_signal(signal.SIGSTOP)
+        state = Path(f"/proc/{self.process.pid}/stat")
+        wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "it has stopped")
         yield
         self.process.send_signal(signal.SIGCONT)
 

@@ -1,9 +1,9 @@
-"""Links /dev/char/MAJOR:MINOR for the driver's nodes, by which systemd finds devices.
+"""Links /dev/char/MAJOR:MINOR for the driver's nodes, by which runtimes name devices to systemd.
 
-systemd writes the device rules of a container's scope anew at ``daemon-reload``, and takes
-into them only devices that it finds as /dev/char/MAJOR:MINOR. The driver makes its nodes
-without telling udev, so nobody else makes these links. Source: systemd's bpf-devices.c,
-sd_bus property DeviceAllow.
+systemd writes the device rules of a container's scope again at ``daemon-reload``, from the list
+that runc gave it. Into that, runc 1.1.5 (Debian 12) takes only devices whose /dev/char/MAJOR:MINOR
+is there; runc 1.1.15 and crun need no link. The driver makes its nodes without telling udev, so
+nobody else makes these links. Source: runc's systemd driver, systemd's bpf-devices.c.
 """
 
 import os
@@ -21,24 +21,26 @@ def wanted(cgroups_path: object) -> bool:
     return isinstance(cgroups_path, str) and cgroups_path.count(":") == 2
 
 
-def make_links(nodes: "Iterable[Node]", dev: str = "/dev") -> list[str]:
-    """Make the links that are missing; return their names.
+def make_links(nodes: "Iterable[Node]", root: str = "/", dev: str = "/dev") -> list[str]:
+    """Make the links that are missing or lead nowhere; return their names.
 
-    Only where the host's own /dev has the node with these numbers. What can't be made is
-    left: a container must never fail for it.
+    To the node in the host's own /dev, or else to the one below the driver root. What can't be
+    made is left: a container must never fail for it.
     """
     made = []
-    folder = f"{dev}/char"
     for node in nodes:
         name = f"{node.major}:{node.minor}"
+        path = f"{dev}/char/{name}"
+        if os.path.exists(path):
+            continue
         below = node.path.removeprefix("/dev/")
-        try:
-            os.lstat(f"{folder}/{name}")
-        except FileNotFoundError:
-            if _is_node(f"{dev}/{below}", node) and _link(f"../{below}", f"{folder}/{name}"):
+        for target, place in (
+            (f"../{below}", f"{dev}/{below}"),
+            (f"{root.rstrip('/')}{node.path}",) * 2,
+        ):
+            if _is_node(place, node) and _link(target, path):
                 made.append(name)
-        except OSError:
-            return made
+                break
     return made
 
 
@@ -53,6 +55,8 @@ def _is_node(path: str, node: "Node") -> bool:
 
 def _link(target: str, path: str) -> bool:
     try:
+        if os.path.islink(path):  # of a driver that is gone
+            os.unlink(path)
         os.symlink(target, path)
     except OSError:
         return False

@@ -48,7 +48,7 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
 
 def _dev_char_links(inventory: Inventory) -> list[str]:
     try:
-        return dev_char.make_links(inventory.nodes)
+        return dev_char.make_links(inventory.nodes, inventory.root)
     except OSError as error:
         raise DriverError(
             f"{error.filename2 or error.filename} can't be made: {error.strerror}",

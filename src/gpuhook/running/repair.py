@@ -49,7 +49,11 @@ def repair(container: Container, inventories: Collection[Inventory]) -> Repaired
         missing = _nodes(verdict.missing(process, given, written=written), inventories)
         how = access.allow(process, given, written=written)
     of_systemd = any(part.endswith(_SCOPE) for part in group_of(str(container.pid)).split("/"))
-    links = dev_char.make_links(_nodes(given, inventories)) if of_systemd else ()
+    links = [
+        link
+        for inventory in (inventories if of_systemd else ())
+        for link in dev_char.make_links(_nodes(given, [inventory]), inventory.root)
+    ]
     return Repaired(how, missing, tuple(links))
 
 

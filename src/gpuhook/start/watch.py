@@ -17,6 +17,7 @@ from typing import Self
 from pyroute2 import UeventSocket
 from pyroute2.netlink.nlsocket import NetlinkSocket
 
+from gpuhook.cgroup import dev_char
 from gpuhook.config import Config
 from gpuhook.inventory import cache
 from gpuhook.inventory.model import Inventory
@@ -103,6 +104,7 @@ class Watch:
         inventory = cache.saved(self._config, vendor)
         if inventory is None:
             inventory = cache.refresh(self._config, vendor)
+            dev_char.make_links(inventory.nodes, inventory.root)
             self._tell(inventory.sentence())
         return inventory
 

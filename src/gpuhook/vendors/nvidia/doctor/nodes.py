@@ -5,6 +5,7 @@ import re
 import stat
 from collections.abc import Iterator
 
+from gpuhook import names
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
 from gpuhook.vendors.nvidia.completeness import MAKE_UVM, UVM
@@ -100,21 +101,34 @@ def _node_modes(case: Case, paths: list[str]) -> Iterator[Finding]:
 
 
 def dev_char_links(case: Case) -> Iterator[Finding]:
-    """Look for the nodes' links in /dev/char, by which systemd finds devices."""
-    if module_version(case) is None or not case.machine.exists("/run/systemd/system"):
+    """Look for the nodes' links in /dev/char, by which older runcs name devices to systemd."""
+    if module_version(case) is None or not _systemd_makes_cgroups(case):
         return
     missing = []
     for path, pair in _expected(case).items():
         if pair is not None and case.driver.exists(path):
             link = f"/dev/char/{pair[0]}:{pair[1]}"
-            if not os.path.lexists(case.machine.path(link)):
+            if not os.path.exists(case.machine.path(link)):
                 missing.append(link)
     if missing:
         yield warning(
             "dev-char",
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: with the "
-            "systemd cgroup driver, containers lose their GPUs at systemctl daemon-reload",
+            "systemd cgroup driver and an older runc, containers lose their GPUs at systemctl "
+            "daemon-reload",
             "Run gpuhook refresh as root, at every boot",
         )
     else:
         yield ok("dev-char", "/dev/char links to every device node")
+
+
+def _systemd_makes_cgroups(case: Case) -> bool:
+    """Tell whether an engine may have systemd make its containers' cgroups.
+
+    Docker says whether it has; podman, CRI-O and what a kubelet uses do so unless told otherwise.
+    """
+    if not case.machine.exists("/run/systemd/system"):
+        return False
+    others = any(case.machine.which(name, names.SEARCH_PATH) for name in ("podman", "crio"))
+    said = {(found.info or {}).get("CgroupDriver") for found in case.dockers}
+    return said != {"cgroupfs"} or others or case.machine.exists("/var/lib/kubelet")

@@ -1,7 +1,9 @@
 """The checks of NVIDIA's device nodes, on machines made of files."""
 
 import stat
+from types import SimpleNamespace
 
+import pytest
 from fabricated import Tree, said
 
 from gpuhook.vendors.nvidia.doctor import nodes
@@ -59,6 +61,32 @@ def test_links_in_dev_char_matter_under_systemd(tree: Tree) -> None:
     assert message.startswith("/dev/char/195:0 is missing")
     tree.link("/dev/char/195:0", "../nvidia0")
     assert said(nodes.dev_char_links(tree.case))["dev-char"][0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("drivers", "program", "matter"),
+    [
+        (["cgroupfs"], "", False),
+        (["systemd"], "", True),
+        (["cgroupfs", "systemd"], "", True),
+        (["cgroupfs", None], "", True),
+        (["cgroupfs"], "podman", True),
+        (["cgroupfs"], "crio", True),
+    ],
+)
+def test_links_in_dev_char_matter_where_systemd_makes_cgroups(
+    tree: Tree, drivers: list[str | None], program: str, matter: bool
+) -> None:
+    tree.driver(gpus=1)
+    tree.link("/dev/nvidia0", "/dev/null")
+    (tree.root / "run/systemd/system").mkdir(parents=True)
+    if program:
+        tree.write(f"/usr/bin/{program}", mode=0o755)
+    case = tree.case
+    case.__dict__["dockers"] = [
+        SimpleNamespace(info={"CgroupDriver": driver} if driver else None) for driver in drivers
+    ]
+    assert ("dev-char" in said(nodes.dev_char_links(case))) == matter
 
 
 def test_nodes_that_not_everyone_may_open(tree: Tree) -> None:
