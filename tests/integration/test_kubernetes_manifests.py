@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import yaml
 from harness.commands import run
-from harness.manifests import MANIFESTS, VARIANTS, Document, containers, daemon_set, pod_of, render
+from harness.manifests import (
+    MANIFESTS,
+    VARIANTS,
+    Document,
+    containers,
+    daemon_set,
+    daemon_sets,
+    pod_of,
+    render,
+)
 
 from gpuhook import __version__
 
@@ -28,51 +37,66 @@ def variant(request: pytest.FixtureRequest) -> str:
 def test_kinds(variant: str) -> None:
     kinds = [document["kind"] for document in render(variant)]
     runtime = ["RuntimeClass"] if variant in ("base", "overlays/remove") else []
-    assert sorted(kinds) == ["DaemonSet", "Namespace", *runtime, "ServiceAccount"]
+    sets = ["DaemonSet"] * (1 if variant == "overlays/mounts" else 2)
+    assert sorted(kinds) == [*sets, "Namespace", *runtime, "ServiceAccount"]
+
+
+def test_pods_are_told_apart(variant: str) -> None:
+    labels = [each["spec"]["selector"]["matchLabels"] for each in daemon_sets(variant)]
+    names = [each["metadata"]["name"] for each in daemon_sets(variant)]
+    assert labels == [{"app.kubernetes.io/name": name} for name in names]
+    for each in daemon_sets(variant):
+        template = each["spec"]["template"]["metadata"]["labels"]
+        assert template == each["spec"]["selector"]["matchLabels"]
 
 
 def test_who_may_do_what(variant: str) -> None:
-    pod = pod_of(daemon_set(variant))
-    assert not {"hostNetwork", "hostIPC"} & pod.keys()
-    assert pod.get("hostPID", False) == (variant in ("base", "overlays/remove"))
-    assert pod["automountServiceAccountToken"] is False
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for name, container in containers(pod).items():
-        security = container["securityContext"]
-        assert security["readOnlyRootFilesystem"] is True
-        if name == "device-plugin" and variant != "overlays/remove":
-            assert security["privileged"] is True
-        else:
+    for document in daemon_sets(variant):
+        pod = pod_of(document)
+        is_installers = "installer" in containers(pod)
+        assert not {"hostNetwork", "hostIPC"} & pod.keys()
+        signals = is_installers and variant in ("base", "overlays/remove")
+        assert pod.get("hostPID", False) == signals
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for name, container in containers(pod).items():
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] is True
+            if name == "device-plugin" and variant != "overlays/remove":
+                assert security["privileged"] is True
+                continue
             assert security["allowPrivilegeEscalation"] is False
-            assert security["capabilities"] == {"drop": ["ALL"]}
+            looks = name == "installer" and variant == "overlays/remove"
+            added = {"add": ["SYS_PTRACE"]} if looks else {}
+            assert security["capabilities"] == {"drop": ["ALL"], **added}
             assert "privileged" not in security
 
 
 def test_limits_and_image(variant: str) -> None:
-    pod = pod_of(daemon_set(variant))
-    assert pod["priorityClassName"] == "system-node-critical"
-    for container in containers(pod).values():
-        assert container["image"] == IMAGE
-        assert container["resources"].keys() == {"limits", "requests"}
-        for amounts in container["resources"].values():
-            assert amounts.keys() == {"cpu", "memory"}
+    for pod in map(pod_of, daemon_sets(variant)):
+        assert pod["priorityClassName"] == "system-node-critical"
+        for container in containers(pod).values():
+            assert container["image"] == IMAGE
+            assert container["resources"].keys() == {"limits", "requests"}
+            for amounts in container["resources"].values():
+                assert amounts.keys() == {"cpu", "memory"}
 
 
 def test_every_volume_is_used_and_every_mount_has_one(variant: str) -> None:
-    pod = pod_of(daemon_set(variant))
-    named = [volume["name"] for volume in pod["volumes"]]
-    used = {
-        mount["name"]
-        for container in containers(pod).values()
-        for mount in container.get("volumeMounts", [])
-    }
-    assert len(named) == len(set(named))
-    assert set(named) == used
+    for pod in map(pod_of, daemon_sets(variant)):
+        named = [volume["name"] for volume in pod.get("volumes", [])]
+        used = {
+            mount["name"]
+            for container in containers(pod).values()
+            for mount in container.get("volumeMounts", [])
+        }
+        assert len(named) == len(set(named))
+        assert set(named) == used
 
 
-def test_one_place_names_the_image() -> None:
-    places = [path for path in FILES if "newName" in path.read_text()]
-    assert places == [MANIFESTS / "common/kustomization.yaml"]
+def test_few_places_name_the_image() -> None:
+    places = [str(path.parent.name) for path in FILES if "newName" in path.read_text()]
+    assert places == ["common", "installer"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(MANIFESTS)))
@@ -87,12 +111,12 @@ def test_every_privilege_and_every_folder_of_the_node_has_its_reason(path: Path)
 
 def test_fields_are_what_kubectl_knows(variant: str, tmp_path: Path) -> None:
     """A field that the API doesn't have is lost where kubectl reads the object and writes it."""
-    document = daemon_set(variant)
-    assert missing(document, through_kubectl(document, tmp_path / "sent.yaml")) == []
+    for document in daemon_sets(variant):
+        assert missing(document, through_kubectl(document, tmp_path / "sent.yaml")) == []
 
 
 def test_an_unknown_field_is_noticed(tmp_path: Path) -> None:
-    document = daemon_set("base")
+    document = daemon_set("base", "installer")
     pod_of(document)["hostPid"] = True
     lost = missing(document, through_kubectl(document, tmp_path / "sent.yaml"))
     assert lost == ["spec.template.spec.hostPid"]

@@ -15,10 +15,13 @@ from harness.driver import Driver, lines_of_nvidia_smi
 from harness.manifests import IMAGE, containers, daemon_set, pod_of
 from harness.podman_node import CONFIG, FOLDERS, STATE, Node, node
 from harness.snapshot import contents
+from harness.strangers import AS_STRANGER, pretender
 
 DEBIAN = images.image("debian")
 PAUSE = images.image("pause")
 GPU_PY = "/opt/gpuhook/bin/gpu-py"
+REMOVE = ("remove", "--restart=none")
+WAITING = "waiting until these have ended"
 # As a node's admin has it; the state is where the installer looks for containers.
 CONTAINERD = """\
 # the admin's
@@ -65,7 +68,9 @@ def fresh(kept: Node) -> Node:
 def install(node: Node, *words: str, image: str = IMAGE) -> Result:
     """Run the installer to its end, with what it is mounted for its first word."""
     variant = "overlays/remove" if words[:1] == ("remove",) else "base"
-    return node.pod(daemon_set(variant), "installer", *words, image=image, options=("--rm",))
+    return node.pod(
+        daemon_set(variant, "installer"), "installer", *words, image=image, options=("--rm",)
+    )
 
 
 def snapshot(node: Node) -> dict[str, bytes | None]:
@@ -100,7 +105,7 @@ def check(node: Node) -> None:
 
 def test_another_c_library_and_no_python(fresh: Node, releases: dict[str, Path]) -> None:
     """With CDI a node gets programs alone; they need nothing of its distribution's."""
-    fresh.pod(daemon_set("overlays/cdi"), "installer", options=("--rm",)).ok()
+    fresh.pod(daemon_set("overlays/cdi", "installer"), "installer", options=("--rm",)).ok()
     assert not fresh.path("/etc/containerd/conf.d").exists()
     root = releases["bullseye"]
     assert not [*root.glob("usr/bin/python3*")]
@@ -126,7 +131,7 @@ def test_again_and_by_two_at_once(fresh: Node) -> None:
     assert {path: data for path, data in snapshot(fresh).items() if data} == {
         path: data for path, data in before.items() if data
     }
-    words = (daemon_set("base"), "installer", "install", "--restart=none")
+    words = (daemon_set("base", "installer"), "installer", "install", "--restart=none")
     both = [fresh.begin(*words), fresh.begin(*words)]
     assert [fresh.end(each).ok().status for each in both] == [0, 0]
     check(fresh)
@@ -135,7 +140,9 @@ def test_again_and_by_two_at_once(fresh: Node) -> None:
 
 def test_killed_at_any_moment(fresh: Node) -> None:
     for hundredths in range(0, 120, 15):
-        container = fresh.begin(daemon_set("base"), "installer", "install", "--restart=none")
+        container = fresh.begin(
+            daemon_set("base", "installer"), "installer", "install", "--restart=none"
+        )
         time.sleep(hundredths / 100)
         fresh.podman.call("kill", "--signal=KILL", container)  # unless it has ended
         fresh.end(container)
@@ -226,8 +233,8 @@ def test_a_pod_after_it_and_none_after_its_removal(
             done = container.exec("nvidia-smi", "-L").ok()
             assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
 
-            removal = fresh.begin(daemon_set("overlays/remove"), "installer")
-            assert pod.name in wait_for_line(fresh, removal, "waiting until these have ended")
+            removal = fresh.begin(daemon_set("overlays/remove", "installer"), "installer")
+            assert pod.name in wait_for_line(fresh, removal, WAITING)
             check(fresh)
             assert "containerd was restarted" in install(fresh).ok().stdout  # and is undone, too
             wait_until(cri.is_ready, "containerd, which was restarted, can end the pod")
@@ -252,11 +259,29 @@ def wait_for_line(node: Node, container: str, text: str) -> str:
     return said()
 
 
+def test_whose_conmon_is_waited_for(fresh: Node, workspace: Path) -> None:
+    """Root's own; a stranger may call a process so and give it the same words."""
+    words = ("-r", GPU_PY)
+    enter = fresh.space.enter()
+    with pretender(workspace / "strangers/conmon", *words, way=[*enter, *AS_STRANGER]):
+        install(fresh, "install", "--restart=none").ok()
+        assert fresh.path(GPU_PY).is_symlink()
+        install(fresh, *REMOVE).ok()
+        assert not fresh.path(GPU_PY).is_symlink()
+    with pretender(workspace / "roots/conmon", *words, way=enter):
+        install(fresh, "install", "--restart=none").ok()
+        removal = fresh.begin(daemon_set("overlays/remove", "installer"), "installer", *REMOVE)
+        said = wait_for_line(fresh, removal, WAITING).split()
+        assert len(fresh.pids("conmon") & set(said)) == 1
+        assert fresh.path(GPU_PY).is_symlink()
+    fresh.end(removal).ok()
+
+
 def test_with_the_pod(fresh: Node) -> None:
     """stay --remove-at-end takes everything away when the pod is ended."""
     before = snapshot(fresh)
     options = ("stay", "--remove-at-end", "--restart=none")
-    container = fresh.begin(daemon_set("overlays/remove"), "installer", *options)
+    container = fresh.begin(daemon_set("overlays/remove", "installer"), "installer", *options)
     wait_for_line(fresh, container, "install-node: done")
     check(fresh)
     fresh.podman.call("kill", "--signal=TERM", container).ok()
@@ -277,7 +302,7 @@ def test_restart_by_systemd(fresh: Node) -> None:
         refused = install(fresh, *words).failed()
         assert "SYS_ADMIN" in refused.stderr
         assert not said.exists()
-        document = daemon_set("base")
+        document = daemon_set("base", "installer")
         security = containers(pod_of(document))["installer"]["securityContext"]
         security["capabilities"]["add"] = ["SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE"]
         fresh.pod(document, "installer", *words, options=("--rm",)).ok()

@@ -37,7 +37,7 @@ def kubelet(workspace: Path) -> Iterator[Kubelet]:
 def plugin(kept: Node, variant: str, kubelet: Kubelet, host: Mapping[str, str]) -> Iterator[str]:
     """Run a variant's plugin, with the kubelet's folder, until the end of the block."""
     places = {"/var/lib/kubelet/device-plugins": str(kubelet.folder), **host}
-    document = daemon_set(variant)
+    document = daemon_set(variant, "device-plugin")
     container = kept.begin(document, "device-plugin", host=places)
     try:
         yield container

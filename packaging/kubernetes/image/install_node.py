@@ -28,9 +28,12 @@ from functools import partial
 import click
 
 from gpuhook import names
+from gpuhook.engines import in_use
 from gpuhook.engines.lock import Lock
 from gpuhook.errors import EngineError, GpuhookError
 from gpuhook.host import files as host_files
+from gpuhook.host import processes as host_processes
+from gpuhook.host.processes import Process
 
 SOURCE = "/usr/lib/gpuhook-node"
 FOLDER = "/opt/gpuhook"
@@ -316,15 +319,11 @@ def restart_by_signal(engine: str) -> None:
             f"No {engine} was found that runs as a service of this node",
             "Give the installer hostPID, or restart it yourself and choose --restart=none",
         )
-    for pid in before:
-        descriptor = os.pidfd_open(pid)
-        try:
-            if pid in engines_running(engine):  # still: the number is nobody else's
-                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        finally:
-            os.close(descriptor)
+    for process in before:
+        host_processes.send(process, signal.SIGTERM)
+    ended = {process.pid for process in before}
     _wait(
-        lambda: bool(set(engines_running(engine)) - set(before)),
+        lambda: any(process.pid not in ended for process in engines_running(engine)),
         EngineError(
             f"{engine} was ended to be restarted and didn't come back within "
             f"{RESTART_SECONDS:.0f} seconds",
@@ -343,40 +342,30 @@ def _wait(condition: Callable[[], bool], error: GpuhookError) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def engines_running(engine: str, proc: str = "/proc") -> list[int]:
+def engines_running(engine: str, root: str = "") -> list[Process]:
     """Return the processes of the node's engine.
 
-    Those are root's, have that name, are in our own PID namespace, which must be the node's, and in
-    a service's cgroup: one in a pod isn't, whatever it is called.
+    Those are root's own and in a service's cgroup: one in a pod isn't, whatever it is called.
     """
-    return [
-        int(name)
-        for name in os.listdir(proc)
-        if name.isdecimal() and _is_engine(f"{proc}/{name}", engine)
-    ]
+    return [process for process in _roots(engine, root) if _is_service(process, root)]
 
 
-def _is_engine(process: str, engine: str) -> bool:
-    try:
-        if _read(f"{process}/comm").decode(errors="replace").strip() != engine:
-            return False
-        lines = _read(f"{process}/status").decode(errors="replace").split("\n")
-        cgroups = _read(f"{process}/cgroup").decode(errors="replace")
-    except OSError:
-        return False
-    pairs = (line.partition(":") for line in lines)
-    status = {key: value.replace("\t", " ").strip(" ").split(" ") for key, _, value in pairs}
-    is_roots = set(status["Uid"]) == {"0"} and len(status["NSpid"]) == 1
-    folders = cgroups.replace("\n", "/").split("/")
-    is_service = any(folder.endswith(".service") for folder in folders)
-    is_pods = any(folder.startswith("kubepods") for folder in folders)
-    return is_roots and is_service and not is_pods and status["State"][0] != "Z"
+def _roots(name: str, root: str) -> list[Process]:
+    """Return root's processes of a name; ``root`` is / for us, and has the /proc of the node."""
+    return host_processes.running(name, root, (0,), unseen=True)
+
+
+def _is_service(process: Process, root: str) -> bool:
+    cgroups = _try_read(f"{root}/proc/{process.pid}/cgroup")
+    folders = cgroups.replace(b"\n", b"/").split(b"/")
+    is_pods = any(folder.startswith(b"kubepods") for folder in folders)
+    return any(folder.endswith(b".service") for folder in folders) and not is_pods
 
 
 # What is in use -----------------------------------------------------------------------------------
 
 
-def users(node: Node, proc: str = "/proc") -> list[str]:
+def users(node: Node, root: str = "") -> list[str]:
     """Return the containers that can't be stopped or deleted without our programs.
 
     containerd's shims and CRI-O's conmons know by which runtime theirs was made. What can't be read
@@ -387,24 +376,20 @@ def users(node: Node, proc: str = "/proc") -> list[str]:
             f"{node.tasks} isn't here, so nobody can tell which containers need {node.folder}",
             "Mount it from the node, read-only, as overlays/remove does",
         )
-    ours = os.fsencode(node.folder) + b"/"
+    ours = f"{node.folder}/"
     shims = [
         container
         for namespace in _entries(node.tasks)
         for container in _entries(namespace)
-        if _try_read(f"{container}/runtime").startswith(ours)
+        if _try_read(f"{container}/runtime").startswith(os.fsencode(ours))
     ]
     conmons = [
-        int(name)
-        for name in os.listdir(proc)
-        if name.isdecimal() and _try_read(f"{proc}/{name}/comm") == b"conmon\n"
+        process.pid
+        for process in _roots("conmon", root)
+        if in_use.of_conmon(process, "-r", "--runtime").startswith(ours)
     ]
     found = [f"container {os.path.basename(container)}" for container in shims]
-    for pid in conmons:
-        words = _try_read(f"{proc}/{pid}/cmdline").split(b"\0")
-        if any(word.startswith(ours) for word in words):
-            found.append(f"the container of process {pid}")
-    return found
+    return [*found, *(f"the container of process {pid}" for pid in conmons)]
 
 
 def _entries(folder: str) -> list[str]:
@@ -521,7 +506,6 @@ def cli(
 
 def main() -> None:
     """Run the command; errors become exit status 1."""
-    os.umask(names.UMASK)
     try:
         cli(prog_name="install-node")
     except (GpuhookError, OSError) as error:

@@ -87,18 +87,21 @@ def _of_shims(program: str) -> Iterator[Needing]:
 
 
 def _of_conmons(program: str) -> Iterator[Needing]:
-    """Yield the containers of podman and CRI-O; conmon(8) has the runtime among its words.
-
-    Further words of podman's may follow as --exit-command-arg, so the first ones count.
-    """
+    """Yield the containers of podman and CRI-O."""
     for process in host_processes.running("conmon"):
-        runtime, name, ends_with = (
-            (process.option(*options) or [""])[0]
-            for options in (("-r", "--runtime"), ("-n", "--name"), ("--exit-command",))
-        )
-        if _leads_to(process, runtime, program):
-            is_podman = os.path.basename(ends_with).startswith("podman")
+        if _leads_to(process, of_conmon(process, "-r", "--runtime"), program):
+            ends_with = os.path.basename(of_conmon(process, "--exit-command"))
+            is_podman = ends_with.startswith("podman")
+            name = of_conmon(process, "-n", "--name")
             yield Needing(name, ("podman", "stop") if is_podman else ())
+
+
+def of_conmon(process: Process, *names: str) -> str:
+    """Return the value of an option of conmon(8), "" without it.
+
+    Further words of podman's may follow as --exit-command-arg, so the first one counts.
+    """
+    return (process.option(*names) or [""])[0]
 
 
 def _leads_to(process: Process, path: str, program: str) -> bool:

@@ -66,15 +66,19 @@ class Process:
             return os.path.abspath(own) == os.path.abspath(ours)
 
 
-def running(name: str, root: str = "", users: Container[int] | None = None) -> list[Process]:
+def running(
+    name: str, root: str = "", users: Container[int] | None = None, *, unseen: bool = False
+) -> list[Process]:
     """Return the processes of that name (15 characters count) that may be believed, by their ids.
 
     ``root`` is the machine's / for us. ``users`` are the users whose processes count; None
-    stands for ourselves alone, so that for root only root's do.
+    stands for ourselves alone, so that for root only root's do. ``unseen`` has root's processes
+    count whose program a root without capabilities may not see.
     """
     found = []
+    users = (os.geteuid(),) if users is None else users
     for entry in sorted(_entries(root), key=int):
-        process = _Entry(root, entry).process(name, (os.geteuid(),) if users is None else users)
+        process = _Entry(root, entry, unseen=unseen).process(name, users)
         if process is not None:
             found.append(process)
     return found
@@ -108,9 +112,10 @@ def _entries(root: str) -> Iterator[str]:
 class _Entry:
     """A process' folder in /proc."""
 
-    def __init__(self, root: str, entry: str) -> None:
+    def __init__(self, root: str, entry: str, *, unseen: bool = False) -> None:
         self._root = root
         self._id = entry
+        self._unseen = unseen
 
     def process(self, name: str, users: Container[int]) -> Process | None:
         """Return the process, None unless it has that name and may be believed."""
@@ -165,7 +170,8 @@ class _Entry:
             program = os.stat(self._path("exe"))
             ours = os.readlink(f"{self._root}/proc/self/ns/user")
         except PermissionError:
-            return os.geteuid() != _ROOT  # root's processes can do an ordinary user no harm
+            # Root's processes can do an ordinary user no harm.
+            return self._unseen or os.geteuid() != _ROOT
         except OSError:
             return False
         return namespace == ours and not program.st_mode & stat.S_ISUID

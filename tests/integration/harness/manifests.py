@@ -29,9 +29,14 @@ def render(variant: str) -> list[Document]:
     return documents
 
 
-def daemon_set(variant: str) -> Document:
-    """Return the one DaemonSet of a variant."""
-    [found] = [each for each in render(variant) if each["kind"] == "DaemonSet"]
+def daemon_sets(variant: str) -> list[Document]:
+    """Return the DaemonSets of a variant."""
+    return [each for each in render(variant) if each["kind"] == "DaemonSet"]
+
+
+def daemon_set(variant: str, name: str) -> Document:
+    """Return the DaemonSet of a variant whose pod has a container of that name."""
+    [found] = [each for each in daemon_sets(variant) if name in containers(pod_of(each))]
     return found
 
 

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
+from fabricated import Tree
 
 from gpuhook.errors import EngineError
 
@@ -25,39 +26,39 @@ def installer() -> ModuleType:
     return module
 
 
+@pytest.fixture
+def machine(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "machine", lambda *_: b"")
+
+
 @pytest.mark.parametrize(
-    ("name", "uids", "numbers", "cgroup", "counts"),
+    ("name", "status", "cgroup", "counts"),
     [
-        ("containerd", "0\t0\t0\t0", "100", SERVICE, True),
+        ("containerd", {}, SERVICE, True),
         # From a cgroup namespace of the pod's own.
-        ("containerd", "0\t0\t0\t0", "100", "0::/../../system.slice/k3s.service\n", True),
-        ("containerd-shim", "0\t0\t0\t0", "100", SERVICE, False),
-        ("containerd", "1000\t1000\t1000\t1000", "100", SERVICE, False),
-        ("containerd", "1000\t0\t0\t0", "100", SERVICE, False),
-        ("containerd", "0\t0\t0\t0", "100\t1", SERVICE, False),
-        ("containerd", "0\t0\t0\t0", "100", "0::/user.slice/session-1.scope\n", False),
-        ("containerd", "0\t0\t0\t0", "100", "0::/kubepods.slice/x.service\n", False),
+        ("containerd", {}, "0::/../../system.slice/k3s.service\n", True),
+        ("containerd-shim", {}, SERVICE, False),
+        ("containerd", {"Uid": "1000\t1000\t1000\t1000"}, SERVICE, False),
+        ("containerd", {"Uid": "1000\t0\t0\t0"}, SERVICE, False),
+        ("containerd", {"NSpid": "100\t1"}, SERVICE, False),
+        ("containerd", {"CapEff": "00000000a80425fb"}, SERVICE, False),
+        ("containerd", {}, "0::/user.slice/session-1.scope\n", False),
+        ("containerd", {}, "0::/kubepods.slice/x.service\n", False),
     ],
 )
 def test_only_a_service_of_the_node_is_its_engine(
     installer: ModuleType,
-    tmp_path: Path,
+    machine: Tree,
     name: str,
-    uids: str,
-    numbers: str,
+    status: dict[str, str],
     cgroup: str,
     counts: bool,
 ) -> None:
-    process = tmp_path / "100"
-    process.mkdir()
-    (tmp_path / "101").mkdir()  # one that has ended meanwhile
-    (tmp_path / "self").mkdir()
-    (process / "comm").write_text(f"{name}\n")
-    status = f"Name:\t{name}\nState:\tS (sleeping)\nUid:\t{uids}\nNSpid:\t{numbers}\n"
-    (process / "status").write_text(status)
-    (process / "cgroup").write_text(cgroup)
-    found = installer.engines_running("containerd", str(tmp_path))
-    assert found == ([100] if counts else [])
+    machine.process(100, f"/usr/bin/{name}", status=status)
+    machine.write("/proc/100/cgroup", cgroup)
+    (machine.root / "proc/101").mkdir()  # one that has ended meanwhile
+    found = installer.engines_running("containerd", str(machine.root))
+    assert [process.pid for process in found] == ([100] if counts else [])
 
 
 def test_an_interpreter_is_moved_within_its_room(
@@ -76,28 +77,52 @@ def test_an_interpreter_is_moved_within_its_room(
         installer.moved(b"\x7fELF" + before, "/" + room * "x")
 
 
-def test_who_needs_our_programs(installer: ModuleType, tmp_path: Path) -> None:
+def test_who_needs_our_programs(installer: ModuleType, machine: Tree, tmp_path: Path) -> None:
     """Where the node's folder isn't mounted, nobody knows: it isn't "nobody"."""
-    tasks, proc = tmp_path / "tasks", tmp_path / "proc"
-    proc.mkdir()
+    tasks = tmp_path / "tasks"
+    root = str(machine.root)
 
     def node(engine: str) -> object:
         return installer.Node("/opt/g", engine, "", "none", "", False, str(tasks))
 
     with pytest.raises(EngineError, match=f"{tasks} isn't here"):
-        installer.users(node("containerd"), str(proc))
-    assert installer.users(node("none"), str(proc)) == []
+        installer.users(node("containerd"), root)
+    assert installer.users(node("none"), root) == []
     for container, runtime in {"a": "/opt/g/bin/gpu-py", "b": "runc", "c": "/opt/gg/x"}.items():
         (tasks / "k8s.io" / container).mkdir(parents=True)
         (tasks / "k8s.io" / container / "runtime").write_text(runtime)
-    assert installer.users(node("containerd"), str(proc)) == ["container a"]
-    (proc / "7").mkdir()
-    (proc / "7/comm").write_text("conmon\n")
-    (proc / "7/cmdline").write_bytes(b"conmon\0-r\0/opt/g/bin/gpu-py\0")
-    assert installer.users(node("crio"), str(proc)) == [
-        "container a",
-        "the container of process 7",
-    ]
+    assert installer.users(node("containerd"), root) == ["container a"]
+    machine.process(7, "/usr/bin/conmon", "-c", "x", "-r", "/opt/g/bin/gpu-py")
+    machine.process(8, "/usr/bin/conmon", "-c", "y", "-r", "/usr/bin/runc", "/opt/g/bin/gpu-py")
+    assert installer.users(node("crio"), root) == ["container a", "the container of process 7"]
+
+
+@pytest.mark.parametrize("option", [("-r",), ("--runtime",), ()])
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"Uid": "1000\t1000\t1000\t1000"},
+        {"Uid": "1000\t0\t0\t0"},
+        {"NSpid": "7\t1"},
+        {"CapEff": "00000000a80425fb"},
+        {"State": "Z (zombie)"},
+    ],
+    ids=lambda status: " ".join(f"{key} {value}" for key, value in status.items()),
+)
+def test_a_strangers_conmon_is_not_waited_for(
+    installer: ModuleType, machine: Tree, status: dict[str, str], option: tuple[str, ...]
+) -> None:
+    node = installer.Node("/opt/g", "crio", "", "none", "", False)
+    machine.process(7, "/tmp/conmon", *option, "/opt/g/bin/gpu-py", status=status)
+    assert installer.users(node, str(machine.root)) == []
+
+
+def test_a_set_user_id_program_is_no_conmon(installer: ModuleType, machine: Tree) -> None:
+    node = installer.Node("/opt/g", "crio", "", "none", "", False)
+    machine.process(7, "/tmp/conmon", "-r", "/opt/g/bin/gpu-py")
+    assert installer.users(node, str(machine.root)) == ["the container of process 7"]
+    (machine.root / "proc/7/exe").chmod(0o4755)
+    assert installer.users(node, str(machine.root)) == []
 
 
 def test_the_folder_of_notes_is_named_by_its_variable(
