@@ -45,6 +45,7 @@ def test_dpkg_is_killed(moment: int, docker: tuple[str]) -> None:
 def test_a_container_starts_while_run_is_full(docker: tuple[str]) -> None:
     """Nothing that is saved there is needed: without it a start only takes longer."""
     filler = RUN / "filler"
+    call("mount", "-o", "remount,size=64m", RUN)
     start(docker).ok()
     before = call("cat", "/proc/self/mountinfo")
     for path in (RUN / "gpuhook").rglob("*"):
