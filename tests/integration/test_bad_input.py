@@ -206,6 +206,30 @@ def letters(config: Path) -> None:
     config.write_bytes(b'{NVIDIA_VISIBLE_DEVICES": 0}')
 
 
+def nothing(config: Path) -> None:
+    config.write_bytes(b"")
+
+
+def nuls(config: Path) -> None:
+    """As after a power failure."""
+    config.write_bytes(bytes(len(config.read_bytes())))
+
+
+def cut_in_a_string(config: Path) -> None:
+    config.write_bytes(
+        config.read_bytes().partition(b"_VISIBLE_DEVICES=")[0] + b"_VISIBLE_DEVICES="
+    )
+
+
+def cut_and_nuls(config: Path) -> None:
+    text = config.read_bytes()
+    config.write_bytes(text[:-20] + bytes(20))
+
+
+def bytes_that_are_no_text(config: Path) -> None:
+    config.write_bytes(config.read_bytes()[:-20] + b"\xff\xfe" * 10)
+
+
 def missing(config: Path) -> None:
     config.unlink()
 
@@ -273,7 +297,13 @@ def both(
     return Both(bundle, (installation.runtime, runtime_env), path)
 
 
-@pytest.mark.parametrize("spoil", [cut_off, letters, missing, folder])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        cut_off, cut_in_a_string, cut_and_nuls, bytes_that_are_no_text, letters, nothing, nuls,
+        missing, folder,
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("verb", ["create", "run"])
 def test_config_json_that_no_runtime_takes_is_refused_in_its_words(
     both: Both, tmp_path: Path, spoil: Callable[[Path], None], verb: str

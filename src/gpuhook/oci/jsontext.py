@@ -85,8 +85,9 @@ def surely_broken(text: str) -> bool:
     """Tell whether no low-level runtime's parser takes a text: Go's, yajl or json-c.
 
     They differ in what they take besides JSON: comments, 'a', 01, NaN, TRUE, a last comma, text
-    after the value. All refuse a text that ends too early, and a letter in the place of a name,
-    or of a value unless null, true, false or Infinity begin with it.
+    after the value. All refuse a text that ends too early, at a NUL as well, which ends it for C's,
+    bytes that are no text beside strings, and a letter in the place of a name, or of a value unless
+    null, true, false or Infinity begin with it.
     """
     import json.decoder  # noqa: PLC0415 - slow, and only for a text that was refused
 
@@ -95,6 +96,8 @@ def surely_broken(text: str) -> bool:
     except json.decoder.JSONDecodeError as error:
         letter = text[error.pos : error.pos + 1]
         if not text[error.pos :].strip(_BLANKS) or error.msg.startswith("Unterminated string"):
+            return True
+        if letter == "\0" or "\udc80" <= letter <= "\udcff":
             return True
         name, value = (error.msg.startswith(f"Expecting {what}") for what in ("property", "value"))
         is_letter = letter.isascii() and letter.isalpha()
