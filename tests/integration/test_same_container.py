@@ -180,7 +180,8 @@ def test_mode_spec(
     with bundles.bundle(workspace / "bundles", roots[kind], host, "runc") as bundle:
         bundle.environ(*ASK)
         undone = explained(bundle, installation, config, driver)
-    assert {step["kind"] for step in undone} == {"symlink", "ldcache", "write", "proc-driver"}
+    kinds = {"bind", "symlink", "ldcache", "write", "proc-driver"}  # of sockets, which come and go
+    assert {step["kind"] for step in undone} == kinds
     expected = without(linked_by_mounts(reference), undone)
     assert expected.differences(without(made, undone)) == {}
 

@@ -210,7 +210,7 @@ class Container(Rootfs):
             made = os.fstat(fd)
             self.journal.record(lambda: _remove_same(parent, name, made))
             self._give(parent, name)
-            held = os.dup(fd)
+            held = _open_made(parent, name, made)  # not to write: the root may become read-only
         except OSError:
             os.close(fd)
             raise
@@ -238,11 +238,7 @@ class Container(Rootfs):
                 return None
             raise
         self.journal.record(lambda: _remove_same(parent, name, made))
-        fd = os.open(name, _LINK_FLAGS, dir_fd=parent)
-        if not _same(os.fstat(fd), made):
-            os.close(fd)
-            raise OSError(errno.EBUSY, "it was replaced while it was made", name)
-        return fd
+        return _open_made(parent, name, made)
 
     def attach(self, tree: int, target: int, path: str) -> None:
         """Mount a detached mount on a descriptor that ``mount_point`` gave."""
@@ -522,6 +518,15 @@ def _open_here(parent: int, name: str) -> int | None:
         return os.open(name, _LINK_FLAGS, dir_fd=parent)
     except FileNotFoundError:
         return None
+
+
+def _open_made(parent: int, name: str, made: os.stat_result) -> int:
+    """Return an O_PATH descriptor of a file that we have just made; OSError for another one."""
+    fd = os.open(name, _LINK_FLAGS, dir_fd=parent)
+    if _same(os.fstat(fd), made):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EBUSY, "it was replaced while it was made", name)
 
 
 def _same(one: os.stat_result, other: os.stat_result) -> bool:
