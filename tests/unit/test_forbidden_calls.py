@@ -110,7 +110,7 @@ OF_THE_HOST = {
     "vendors/nvidia/device_nodes": "looks at the driver root",
     "vendors/nvidia/driver_files": "looks at the driver root",
     "vendors/nvidia/graphics_files": "looks at the driver root",
-    "running/holders": "reads, for gpuhook list",
+    "running/nodes": "reads, for gpuhook list",
     "vendors/nvidia/kernel_modules": "runs in the driver root",
     "loader/ldconfig_fallback": "runs the host's ldconfig, sealed, in namespaces of its own",
     "runtime_shim": "looks for low-level runtimes on the host",

@@ -1,9 +1,12 @@
 """What the commands call running containers."""
 
+import os
 from collections.abc import Iterable
 
+import click
+
 from gpuhook.cli._output import printable
-from gpuhook.running.holders import Container
+from gpuhook.running.holders import WITHOUT_ROOT, Container
 from gpuhook.running.names import Names
 
 _SHORT = 12  # characters of a container's id, as Docker prints it
@@ -16,6 +19,14 @@ def names_of(containers: Iterable[Container]) -> Names:
     names = Names(patience=_PATIENCE)
     names.look([(each.engine, each.name, each.bundle) for each in containers])
     return names
+
+
+def say_what_is_missing(problems: Iterable[str]) -> None:
+    """Say on standard error what a look at the containers didn't see."""
+    if os.geteuid() != 0:
+        click.echo(WITHOUT_ROOT, err=True)
+    for sentence in problems:
+        click.echo(f"{sentence}.", err=True)
 
 
 def title(container: Container, called: str) -> str:

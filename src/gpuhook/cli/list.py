@@ -1,6 +1,5 @@
 """gpuhook list: the machine's devices, and the running containers that have them."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,7 @@ from gpuhook.config import load
 from gpuhook.inventory.cache import get_inventory
 from gpuhook.inventory.model import Device, Inventory
 from gpuhook.inventory.selection import fallen_off
-from gpuhook.running.holders import WITHOUT_ROOT, Container, running, without_record
+from gpuhook.running.holders import Container, running, without_record
 from gpuhook.running.names import Names
 from gpuhook.vendors import seam
 
@@ -36,12 +35,11 @@ def list_(files: bool, config_path: str | None, output_format: str) -> None:
     """
     config = load(config_path)
     inventories, failed = seam.present(config, lambda vendor: get_inventory(config, vendor))
-    containers = running(inventories, config.state_dir)
-    if os.geteuid() != 0:
-        click.echo(WITHOUT_ROOT, err=True)
+    containers, problems = running(inventories, config.state_dir)
+    _containers.say_what_is_missing(problems)
     names = _containers.names_of(containers)
     if output_format == "json":
-        print_json(_as_json(inventories, containers, names))
+        print_json({**_as_json(inventories, containers, names), "complete": not problems})
     else:
         _show(inventories, seam.known(config), containers, names)
         if files:

@@ -1,11 +1,9 @@
 """gpuhook repair: give back GPUs to running containers that lost access to them."""
 
-import os
-
 import click
 
 from gpuhook.cli import _completion as completing
-from gpuhook.cli._containers import names_of, title
+from gpuhook.cli._containers import names_of, say_what_is_missing, title
 from gpuhook.cli._help import command
 from gpuhook.cli._output import config_option, printable
 from gpuhook.config import load
@@ -52,9 +50,8 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
         raise click.UsageError("Name the containers, or give --all alone.")
     config = load(config_path)
     inventories, _ = seam.present(config, lambda vendor: get_inventory(config, vendor))
-    running = holders.running(inventories, config.state_dir)
-    if os.geteuid() != 0:
-        click.echo(holders.WITHOUT_ROOT, err=True)
+    running, problems = holders.running(inventories, config.state_dir)
+    say_what_is_missing(problems)
     called = names_of(running)
     if everything:
         _repair_all(running, inventories, called)

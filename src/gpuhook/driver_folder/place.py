@@ -17,6 +17,8 @@ from collections.abc import Iterator
 
 from gpuhook.errors import DriverFolderError
 from gpuhook.host import files as host_files
+from gpuhook.host.namespaces import Look
+from gpuhook.host.proc import Mounts
 
 MARKER = ".gpuhook-driver-folder"  # in every one that is whole
 FOLDER_MODE = 0o755
@@ -26,7 +28,7 @@ _WORK = ".{}.gpuhook"  # the folder beside it
 _PATIENCE = 30.0  # seconds; files are linked in fewer, and copied too
 _POLL = 0.05
 _MARKER_LIMIT = 1 << 20
-_TABLE_LIMIT = 4 << 20  # bytes of a mount table, which has some KiB
+_LOOK = 10.0  # seconds for a look at what is mounted; nobody waits for it
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 _INIT = "1"  # in no container, and not for every root to look at
 _REMEDIES = {
@@ -220,20 +222,12 @@ def _sees_every_process() -> bool:
 
 def _is_mounted(name: str) -> bool:
     """Tell whether a container has a folder of that name mounted, or that can't be told."""
-    seen = set()
-    processes = {name for name in os.listdir("/proc") if name.isdecimal()}
-    for process in processes - {_INIT}:
-        try:
-            namespace = os.readlink(f"/proc/{process}/ns/mnt")
-            if namespace in seen:
-                continue
-            table = host_files.read(f"/proc/{process}/mountinfo", _TABLE_LIMIT)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
-                continue  # it has ended
-            return True
-        seen.add(namespace)
+    look = Look(_LOOK)
+    for processes in look.namespaces().values():
+        tables = (look.table(each) for each in processes if each != _INIT and look.goes_on())
+        table = next((each for each in tables if each is not None), b"")
         # proc_pid_mountinfo(5): the path within the filesystem, as it is called now.
-        if f"/{name} ".encode() in table or f"/{name}/".encode() in table:
+        mounts = Mounts(table) if name.encode() in table else ()
+        if any(name.encode() in mount.root.split(b"/") for mount in mounts):
             return True
-    return False
+    return look.is_hidden or not look.is_whole

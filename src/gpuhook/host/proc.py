@@ -37,6 +37,14 @@ def read(path: str, folder: "int | None" = None, most: int = LIMIT) -> bytes:
         os.close(fd)
 
 
+def data_of(path: str) -> bytes:
+    """Return a file of /proc, b"" where it is gone or isn't for us to read."""
+    try:
+        return read(path)
+    except OSError:
+        return b""
+
+
 def read_open(fd: int, most: int = LIMIT) -> bytes:
     """Return what is left to read of an open file; OSError for more than ``most`` bytes."""
     pieces, size = [], 0

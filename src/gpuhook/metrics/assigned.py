@@ -7,7 +7,7 @@ from typing import Any
 from gpuhook.inventory.model import Inventory
 from gpuhook.metrics.containers import owner_of
 from gpuhook.metrics.processes import started
-from gpuhook.running import holders, records
+from gpuhook.running import groups, holders, records
 
 _PAUSE = 15.0  # seconds between two looks at containers without a record, at least
 _SHARE = 100  # of the time, that such looks may take: one part in so many
@@ -32,6 +32,7 @@ class Holders:
         self._state_dir = state_dir
         self._clock = clock
         self._others: list[tuple[holders.Container, str]] = []  # with when its process began
+        self.problems: tuple[str, ...] = ()  # sentences on what the last look around missed
         self._again = 0.0
         self._places: dict[tuple[int, str], tuple[str, str]] = {}
 
@@ -40,8 +41,10 @@ class Holders:
         before = self._clock()
         if before < self._again:
             return
-        found = holders.without_record(holders.running(inventories, self._state_dir))
+        seen = holders.running(inventories, self._state_dir)
+        found = holders.without_record(seen.containers)
         self._others = [(each, started(each.pid)) for each in found]
+        self.problems = seen.problems
         took = self._clock() - before
         self._again = before + max(_PAUSE, _SHARE * took)
 
@@ -81,8 +84,11 @@ class Holders:
         key = (container.pid, began)
         place = places.get(key)
         if place is None:
-            cgroups = holders.cgroups_of(container.pid)
-            place = (holders.group_of(str(container.pid)), owner_of(cgroups).pod_uid)
+            mine, ours = groups.groups_of(container.pid), groups.groups_of("self")
+            made = groups.Made().of(mine)
+            # Of a user who has a cgroup of his own, all below it is one.
+            path = groups.own_path(mine if container.record else made, ours)
+            place = ("" if path == "/" else path, owner_of(made).pod_uid)
         self._places[key] = place
         return Holder(
             container,

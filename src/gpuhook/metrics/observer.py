@@ -17,13 +17,18 @@ from gpuhook.metrics.inventories import Inventories
 from gpuhook.metrics.model import Container, Device, Snapshot, Usage
 from gpuhook.metrics.processes import Processes, find, poses, sees_all_processes
 from gpuhook.metrics.telemetry import PATIENCE, Telemetry
-from gpuhook.running.holders import WITHOUT_ROOT
+from gpuhook.running.holders import LIMIT, WITHOUT_ROOT
 from gpuhook.running.names import Names
 from gpuhook.vendors.parts import part
 
 _OTHER_NAMESPACE = (
     "This runs in a pid namespace of its own, where the processes of containers can't be told "
     "apart; start it in the machine's (--pid host, hostPID: true)"
+)
+
+_MANY = (
+    f"Processes of more than {LIMIT} containers without a record use devices: those of the others "
+    "are counted with the processes that are in none"
 )
 
 Values = Mapping[str, Mapping[str, Any]]
@@ -90,7 +95,8 @@ class Observer:
             inventories = [inventory for _, inventory in found]
             holders = self._holders.look(inventories, around=not self._prepared)
             values = {key: value for answer in answers for key, value in answer.items()}
-            containers, usages = self._assemble(holders, values)
+            problems += self._holders.problems
+            containers, usages = self._assemble(holders, values, problems)
         with self._timed("kubelet"):
             containers = self._name_pods(containers, found, values, problems)
         devices = [device for each in found for device in self._devices(*each, values)]
@@ -186,7 +192,7 @@ class Observer:
     # Containers -----------------------------------------------------------------------------
 
     def _assemble(
-        self, holders: list[Holder], values: Values
+        self, holders: list[Holder], values: Values, problems: list[str]
     ) -> tuple[list[Container], list[Usage]]:
         """Return the containers, and what their processes do on each device."""
         groups = {each.group: each.container.name for each in holders if each.group}
@@ -196,6 +202,8 @@ class Observer:
             for usage in self._usages(device, said, groups, known):
                 used[usage.container, device] = usage
         self._processes.forget()
+        if len(known) >= len(holders) + LIMIT:
+            problems.append(_MANY)
         for each in known.values():
             for device in each.devices:
                 said = values.get(device, {})
@@ -235,6 +243,8 @@ class Observer:
         group, owner = self._processes.place(pid)
         found = find(group, groups)
         if not found and owner.id and not poses(group, owner.id, groups):
+            if owner.id not in known and len(known) >= len(groups) + LIMIT:
+                return ""
             found = owner.id
             if found not in known:
                 known[found] = Container(found, owner.engine, pod_uid=owner.pod_uid)

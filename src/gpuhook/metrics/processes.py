@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from gpuhook.host import proc
 from gpuhook.metrics.containers import Owner, owner_of
-from gpuhook.running.holders import cgroups_of, data_of, own_path
+from gpuhook.running.groups import Made, groups_of, own_path
 
 # The inode of the first pid namespace, PROC_PID_INIT_INO of include/linux/proc_ns.h.
 _FIRST_NAMESPACE = 0xEFFFFFFC
@@ -22,7 +22,7 @@ def sees_all_processes() -> bool:
 
 def started(pid: int) -> str:
     """Return when a process began, in ticks since the machine did; "" if it is gone."""
-    fields = proc.stat_fields(data_of(f"/proc/{pid}/stat"))
+    fields = proc.stat_fields(proc.data_of(f"/proc/{pid}/stat"))
     return fields[_START].decode() if len(fields) > _START else ""
 
 
@@ -32,6 +32,7 @@ class Processes:
     def __init__(self) -> None:
         self._known: dict[int, tuple[str, str, Owner]] = {}
         self._asked: dict[int, tuple[str, str, Owner]] = {}
+        self._made: Made | None = None  # what root made of their cgroups, for this look
 
     def place(self, pid: int) -> tuple[str, Owner]:
         """Return a process' cgroup ("" for none of its own) and whose that is.
@@ -43,15 +44,16 @@ class Processes:
         if before is not None and not began:
             return before[1:]  # and not kept: the next look knows it no more
         if before is None or before[0] != began:
-            cgroups = cgroups_of(pid)
-            group = own_path(cgroups, cgroups_of("self"))
-            before = (began, "" if group == "/" else group, owner_of(cgroups))
+            self._made = self._made or Made()
+            groups = groups_of(pid)
+            group = own_path(groups, groups_of("self"))
+            before = (began, "" if group == "/" else group, owner_of(self._made.of(groups)))
         self._asked[pid] = before
         return before[1:]
 
     def forget(self) -> None:
         """Forget those that weren't asked for since the last time."""
-        self._known, self._asked = self._asked, {}
+        self._known, self._asked, self._made = self._asked, {}, None
 
 
 def find(group: str, groups: Mapping[str, str]) -> str:

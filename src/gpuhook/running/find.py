@@ -35,7 +35,7 @@ def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
     for engine, known in (("docker", names.of_docker(_PATIENCE)), ("podman", names.of_podman())):
         called.update({container: name for container, (name, _) in known.items()})
         engines.update(dict.fromkeys(known, engine))
-    running = holders.believed(holders.running(inventories, state_dir))
+    running = holders.believed(holders.running(inventories, state_dir).containers)
     held = {each.name: each for each in running}
     called = {**dict.fromkeys(held, ""), **called}
     found = names.meant(word, called)

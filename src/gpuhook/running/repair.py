@@ -18,8 +18,10 @@ from gpuhook.errors import ContainerError
 from gpuhook.host import proc
 from gpuhook.inventory.model import Inventory, Node
 from gpuhook.running import bundles, records
-from gpuhook.running.holders import Container, Numbers, believed, group_of
+from gpuhook.running.groups import group_of
+from gpuhook.running.holders import Container, believed
 from gpuhook.running.names import Names, meant
+from gpuhook.running.nodes import Numbers
 
 _SCOPE = ".scope"  # what systemd calls a cgroup that it made for somebody else's processes
 

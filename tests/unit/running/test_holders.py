@@ -3,7 +3,7 @@
 import pytest
 
 from gpuhook.host import proc
-from gpuhook.running.holders import identify
+from gpuhook.running.groups import identify
 
 ID = "0123456789abcdef" * 4
 VICTIM = "f" * 64
