@@ -159,7 +159,8 @@ with open(cgroup + "/cgroup.procs", "w") as file:
 assert libc.unshare(0x20000) == 0
 assert libc.mount(b"none", b"/", None, 1 << 18 | 1 << 14, None) == 0
 assert libc.mount(b"none", root.encode(), b"tmpfs", 0, None) == 0
-target = root + "/node"
+os.mkdir(root + "/dev")
+target = root + "/dev/node"
 open(target, "w").close()
 assert libc.mount(node.encode(), target.encode(), None, 1 << 12, None) == 0, ctypes.get_errno()
 groups = os.open(cgroup, os.O_RDONLY)

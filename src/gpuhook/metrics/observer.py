@@ -69,6 +69,7 @@ class Observer:
         self._holders = Holders(config.state_dir, clock)
         self._processes = Processes()
         self._names = Names(clock)
+        self._room, self._left_out = LIMIT, False  # for containers that are known by use alone
         self._errors: Counter[str] = Counter()
         self._durations: dict[str, float] = {}
 
@@ -195,6 +196,7 @@ class Observer:
         self, holders: list[Holder], values: Values, problems: list[str]
     ) -> tuple[list[Container], list[Usage]]:
         """Return the containers, and what their processes do on each device."""
+        self._room, self._left_out = LIMIT, False
         groups = {each.group: each.container.name for each in holders if each.group}
         known = {each.container.name: self._container(each) for each in holders}
         used: dict[tuple[str, str], Usage] = {}
@@ -202,7 +204,7 @@ class Observer:
             for usage in self._usages(device, said, groups, known):
                 used[usage.container, device] = usage
         self._processes.forget()
-        if len(known) >= len(holders) + LIMIT:
+        if self._left_out:
             problems.append(_MANY)
         for each in known.values():
             for device in each.devices:
@@ -243,10 +245,12 @@ class Observer:
         group, owner = self._processes.place(pid)
         found = find(group, groups)
         if not found and owner.id and not poses(group, owner.id, groups):
-            if owner.id not in known and len(known) >= len(groups) + LIMIT:
-                return ""
             found = owner.id
+            if found not in known and not self._room:
+                self._left_out = True
+                return ""
             if found not in known:
+                self._room -= 1
                 known[found] = Container(found, owner.engine, pod_uid=owner.pod_uid)
         return found
 

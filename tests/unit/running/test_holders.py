@@ -1,40 +1,60 @@
-"""How a container's id and engine are read from its cgroups."""
+"""How long the look at containers without a record goes on, and at which of them first."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from gpuhook.host import proc
-from gpuhook.running.groups import identify
-
-ID = "0123456789abcdef" * 4
-VICTIM = "f" * 64
-HOST = "12:devices:/\n1:name=systemd:/init.scope\n0::/init.scope\n"
+from gpuhook.host.namespaces import Look
+from gpuhook.running import holders
 
 
-@pytest.mark.parametrize(
-    ("cgroups", "expected"),
-    [
-        (f"12:devices:/docker/{ID}\n0::/docker/{ID}\n", (ID, "docker")),
-        (f"0::/system.slice/docker-{ID}.scope\n", (ID, "docker")),
-        (f"0::/machine.slice/libpod-{ID}.scope/container\n", (ID, "podman")),
-        (f"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope\n", (ID, "kubernetes")),
-        (f"0::/kubepods.slice/crio-{ID}.scope\n", (ID, "cri-o")),
-        # A container can call a cgroup of its own like another container.
-        (f"0::/docker/{ID}/docker/{VICTIM}\n", (ID, "docker")),
-        (f"12:devices:/docker/{ID}/{VICTIM}\n0::/\n", (ID, "docker")),
-        ("11:cpu,devices:/default/redis\n0::/\n", ("redis", "")),
-        ("0::/user.slice/box.scope\n", ("box", "")),
-        ("12:devices:/\n0::/group/box\n", ("box", "")),
-        ("12:devices:/\n1:name=systemd:/box\n0::/init.scope\n", ("box", "")),
-        (HOST, ("/", "")),
-        ("", ("/", "")),
-        ("nonsense\n", ("/", "")),
-    ],
-)
-def test_who_started_it(cgroups: str, expected: tuple[str, str]) -> None:
-    assert identify(proc.cgroups(cgroups.encode()), proc.cgroups(HOST.encode())) == expected
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Processes that have a device each, the user's first; those that were looked at."""
+    found: list[str] = []
+
+    def nodes(entry: str, *_: object) -> Iterator[tuple[int, int]]:
+        found.append(entry)
+        yield 195, 0
+
+    monkeypatch.setattr(holders, "HostNodes", lambda _: None)
+    monkeypatch.setattr(holders, "has_our_root", lambda _: False)
+    monkeypatch.setattr(holders, "nodes_of", nodes)
+    return found
 
 
-def test_a_cgroup_that_is_ours_says_nothing() -> None:
-    ours = f"12:devices:/docker/{ID}\n0::/\n"
-    theirs = f"12:devices:/docker/{ID}\n0::/box\n"
-    assert identify(proc.cgroups(theirs.encode()), proc.cgroups(ours.encode())) == ("box", "")
+def others(*identities: str) -> list[tuple[str, tuple[str, str]]]:
+    return [(str(number), (name, "")) for number, name in enumerate(identities, 1_000_000_000)]
+
+
+def test_ones_hundredth_waits_for_everybodys_first(
+    looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = others("user@1", "user@1", "user@1", "web", "user@1", "db", "web")
+    monkeypatch.setattr(holders, "_others", lambda *_: iter(seen))
+    found = holders.running([], str(tmp_path))
+    assert [int(entry) % 10 for entry in looked_at] == [0, 3, 5, 1, 6, 2, 4]
+    assert [each.name for each in found.containers] == ["db", "user@1", "web"]
+    assert found.problems == ()
+
+
+def test_a_look_ends(looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    times = iter([0.0, *([1.0] * 4), *([3.0] * 100)])
+    monkeypatch.setattr(holders, "Look", lambda: Look(2.0, lambda: next(times)))
+    monkeypatch.setattr(holders, "_others", lambda *_: iter(others(*"abcdefgh")))
+    found = holders.running([], str(tmp_path))
+    assert [each.name for each in found.containers] == ["a", "b"]
+    [problem] = found.problems
+    assert problem.startswith("Containers without a record may be missing")
+
+
+def test_containers_without_a_record_are_counted(
+    looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for count in (holders.LIMIT, holders.LIMIT + 1):
+        seen = others(*(f"box{number:04}" for number in range(count)))
+        monkeypatch.setattr(holders, "_others", lambda *_, seen=seen: iter(seen))
+        found = holders.running([], str(tmp_path))
+        assert len(found.containers) == holders.LIMIT
+        assert len(found.problems) == count - holders.LIMIT
