@@ -180,7 +180,9 @@ def test_many_containers_and_mig_devices_are_listed_in_a_second(
                 end = resource.getrusage(resource.RUSAGE_CHILDREN)
                 times.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
             assert answer.count("idle-") == 500
-            assert len(answer.splitlines()) == 1 + 16 + 112
+            # Another test's container may be ending still.
+            table = answer.partition("\n\nWithout a record")[0]
+            assert len(table.splitlines()) == 1 + 16 + 112
         finally:
             idle.terminate()
     assert min(times) < 1.0
