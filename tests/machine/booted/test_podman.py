@@ -23,7 +23,9 @@ def way(podman: tuple[str], request: pytest.FixtureRequest) -> Iterator[tuple[Co
     """A container with two GPUs, and whether it is to keep them."""
     installed, options, keeps = WAYS[request.param]
     call("gpuhook", "install", "--engine", "podman", *installed)
-    with running(f"gpus-{request.param}", podman, ["--network=none", *options]) as started:
+    with running(
+        f"gpus-{request.param}", podman, ["--network=none", "--cap-add=MKNOD", *options]
+    ) as started:
         yield started, keeps
     call("gpuhook", "install", "--engine", "podman", "--hook", "none")
 
