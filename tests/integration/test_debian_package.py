@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from harness.bundles import CGROUP_PARENT, Bundle
 from harness.commands import Result, daemon, run
+from harness.docker import ALONE
 from harness.driver import Driver, simulate
 from harness.images import REPOSITORY
 from harness.inside import look, seen
@@ -367,7 +368,7 @@ def dockerd(debian: Debian, busybox: Path) -> Iterator[Docker]:
     options += ["--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
     options += [f"--cgroup-parent={CGROUP_PARENT}", "--exec-opt=native.cgroupdriver=cgroupfs"]
     inside = ["chroot", str(debian.root)]
-    argv = [*inside, "dockerd", *options]
+    argv = [*ALONE, *inside, "dockerd", *options]
     log = debian.upper.parent / "log"
     env = {"DOCKER_RAMDISK": "yes"}  # in a chroot runc can't pivot_root
     try:

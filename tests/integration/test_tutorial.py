@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness.commands import Result, daemon, run
-from harness.docker import options
+from harness.docker import ALONE, options
 from harness.images import REPOSITORY, image
 from harness.installation import Installation
 
@@ -36,7 +36,7 @@ def machine(workspace: Path, installation: Installation, archive: Path) -> Itera
     def answers() -> bool:
         return run(["docker", "info"], env=env).status == 0
 
-    argv = ["dockerd", f"--host=unix://{socket}", *words]
+    argv = [*ALONE, "dockerd", f"--host=unix://{socket}", *words]
     try:
         with daemon(argv, folder / "log", answers, env):
             run(["docker", "load", "--input", archive], env=env).ok()

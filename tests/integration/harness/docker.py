@@ -11,6 +11,9 @@ from harness.commands import Result, daemon
 from harness.engines import settings
 from harness.namespaces import Namespace, host_cgroups
 
+# A dockerd with --bridge=none removes the docker0 that it finds, which may be the machine's.
+ALONE = ("unshare", "--net")
+
 
 @dataclass(frozen=True)
 class Docker:
@@ -66,7 +69,7 @@ def dockerd(
     registered = {name: {"path": str(path)} for name, path in runtimes.items()}
     config.write_text(json.dumps({"runtimes": registered, **(more or {})}))
     client = Docker(folder, None, namespace)
-    argv = namespace.enter("dockerd", *options(folder, config))
+    argv = namespace.enter(*ALONE, "dockerd", *options(folder, config))
     with daemon(argv, folder / "log", lambda: client.call("info").status == 0, env):
         pid = int((folder / "pid").read_text())
         client.call("load", "--input", images).ok()

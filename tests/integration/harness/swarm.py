@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from harness.commands import Result, daemon, wait_until
-from harness.docker import Docker, options
+from harness.docker import ALONE, Docker, options
 from harness.images import image
 from harness.inside import Inside, look, seen
 from harness.namespaces import Namespace
@@ -28,7 +28,7 @@ class Swarm:
     def start(self) -> None:
         """Start dockerd; its swarm, if it was in one, starts all services again."""
         argv = ["dockerd", *options(self.folder, self.folder / "daemon.json")]
-        words = self.docker.namespace.enter("unshare", "--net", "sh", "-c", _START, "sh", *argv)
+        words = self.docker.namespace.enter(*ALONE, "sh", "-c", _START, "sh", *argv)
         log = self.folder / "log"
         self._running.enter_context(daemon(words, log, self._answers, self._env))
 

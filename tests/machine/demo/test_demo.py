@@ -1,16 +1,29 @@
 """The first command of the README, from a clone, on a machine whose own Docker runs."""
 
-import os
+from pathlib import Path
 
 from booted import call
 from harness.commands import run
 from harness.images import REPOSITORY
 
+FOLDERS = ("/tmp", "/var/tmp", "/run", "/run/containerd", "/run/docker", "/sys/class/net")
 
-def test_the_demo_works_and_leaves_dockers_network_alone() -> None:
-    interfaces = set(os.listdir("/sys/class/net"))
-    assert "docker0" in interfaces
+
+def state() -> dict[str, list[str]]:
+    """What the demo could leave or take: files, interfaces, cgroups, containers of the machine."""
+    found = {folder: sorted(path.name for path in Path(folder).glob("*")) for folder in FOLDERS}
+    found["cgroups"] = [str(path) for path in Path("/sys/fs/cgroup").glob("**/gpuhook-demo-*")]
+    namespaces = call("ctr", "namespaces", "list", "--quiet").split()
+    for name in namespaces:
+        found[name] = call("ctr", "--namespace", name, "containers", "list", "--quiet").split()
+    return found
+
+
+def test_the_demo_works_and_leaves_the_machine_alone() -> None:
+    assert call("systemctl", "is-active", "docker", "containerd").split() == ["active"] * 2
+    before = state()
+    assert "docker0" in before["/sys/class/net"]
     done = run(["./scripts/demo"], cwd=REPOSITORY, timeout=600.0).ok()
     assert "All is as it should be" in done.stdout
-    assert set(os.listdir("/sys/class/net")) == interfaces
+    assert state() == before
     assert call("systemctl", "is-active", "docker", "containerd").split() == ["active"] * 2
