@@ -278,5 +278,10 @@ def test_another_root_and_back(
     away = [*words, f"--from={driver.root}", "--to=/", "--input", made]
     moved = tmp_path / "moved.yaml"
     run([*away, "--output", moved]).ok()
+    assert moved.stat().st_mode & 0o777 == 0o644
+    made.chmod(0o600)  # then it may have what others aren't to read
+    run([*away, "--output", moved]).ok()
+    assert moved.stat().st_mode & 0o777 == 0o600
+    made.chmod(0o644)
     assert str(driver.root) not in moved.read_text().replace(str(configs["runc"]), "")
     assert read(moved.read_bytes()).problems == ()

@@ -79,6 +79,34 @@ def names() -> set[str]:
     return {name.partition("=")[2] for name in folders.look([str(FOLDER)]).devices}
 
 
+# Runs a command with a /dev of its own, and says what is in its /dev/char then.
+IN_A_DEV = """
+mkdir -p "$1/char"
+cp -a /dev/null /dev/zero /dev/urandom "$1"
+mount --bind "$1" /dev
+shift
+"$@" >/dev/null
+ls /dev/char
+"""
+
+
+@pytest.mark.parametrize("verb", [("install", "--cdi", "--engine=podman"), ("cdi", "refresh")])
+def test_systemd_finds_the_nodes_of_documents(site: Site, verb: tuple[str, ...]) -> None:
+    """No gpu-py makes links in /dev/char when a container starts that an engine gives devices."""
+    site.install().ok()
+
+    def links(*words: str) -> set[str]:
+        begin = ["unshare", "--mount", "sh", "-euc", IN_A_DEV, "sh", f"{site.folder}/dev"]
+        env = {"GPUHOOK_CONFIG": str(site.config)}
+        return {*run([*begin, *site.command(*words)], env).ok().stdout.split()}
+
+    nodes = [path.stat().st_rdev for path in (site.folder / "driver/dev").glob("nvidia?")]
+    assert len(nodes) == 2
+    if verb[0] == "install":
+        assert links(*verb, "--dry-run") == set()
+    assert {f"{os.major(node)}:{os.minor(node)}" for node in nodes} <= links(*verb)
+
+
 def smi(engine: Podman, device: str) -> Result:
     options = ("--device", f"nvidia.com/gpu={device}")
     return engine.run(image("debian"), "nvidia-smi", "-L", options=options)

@@ -207,6 +207,29 @@ def test_without_a_record_of_it_nothing_is_given(
     assert one.opens(f"/dev/nvidia{driver.gpus[0].minor}") == "EPERM"
 
 
+def test_what_a_hook_alone_gave_is_not_said_to_last(
+    started: Callable[..., Running],
+    low_level: tuple[str, Namespace],
+    configs: dict[str, Path],
+    bundle: Bundle,
+    driver: Driver,
+) -> None:
+    """systemd, whose scope the cgroup is, has its rules from config.json."""
+    path = bundle.spec()["linux"]["cgroupsPath"]
+    bundle.change(lambda spec: spec["linux"].update(cgroupsPath=f"{path}.scope"))
+    one = started(configs[low_level[0]])
+    name, lost = one.bundle.name, "the next systemctl daemon-reload takes it away"
+    assert lost not in one.repair(name).ok().stdout
+    rules = one.bundle.spec()["linux"]["resources"]["devices"][:1]
+    one.bundle.change(lambda spec: spec["linux"]["resources"].update(devices=rules))
+    assert f"{name}: nothing was missing, but {lost}" in one.repair(name).ok().stdout
+    one.lose()
+    said = one.repair(name).ok().stdout
+    assert f"given back; {lost}, as a hook alone gave it: start the container with gpu-py" in said
+    assert "/dev/char" not in said
+    assert one.opens(f"/dev/nvidia{driver.gpus[0].minor}") == "ENXIO"
+
+
 @pytest.fixture(params=["docker", "docker_v2"])
 def a_docker(request: pytest.FixtureRequest) -> Docker:
     found: Docker = request.getfixturevalue(request.param)

@@ -22,6 +22,8 @@ from gpuhook.config import Config
 from gpuhook.start.watch import Events
 from gpuhook.vendors.uevents import Event, concerns_us
 
+# What a watch waits in, select or pselect6: asm/unistd.h.
+SELECT = {"x86_64": ("23", "270"), "aarch64": ("72",)}[os.uname().machine]
 NULL = Path("/sys/class/mem/null/uevent")  # writing to it makes the kernel send an event
 
 
@@ -82,11 +84,21 @@ class Watched:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Have the watch see nothing of what is done meanwhile before all of it is done."""
-        self.process.send_signal(signal.SIGSTOP)
-        state = Path(f"/proc/{self.process.pid}/stat")
-        wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "it has stopped")
+        wait_until(self._pauses, "it has stopped between two looks")
         yield
         self.process.send_signal(signal.SIGCONT)
+
+    def _pauses(self) -> bool:
+        """Stop the watch; have it go on and return False where that is in the middle of a look."""
+        self.process.send_signal(signal.SIGSTOP)
+        folder = Path(f"/proc/{self.process.pid}")
+        stat = folder / "stat"
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it has stopped")
+        # proc_pid_syscall(5): the call that it was stopped in.
+        if (folder / "syscall").read_text().split()[0] in SELECT:
+            return True
+        self.process.send_signal(signal.SIGCONT)
+        return False
 
     def last_error(self) -> float:
         """Return when documents couldn't be refreshed, in seconds since 1970."""

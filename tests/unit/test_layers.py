@@ -113,8 +113,8 @@ LAYERS: Mapping[str, set[str]] = {
     "vendors.ascend.doctor": {"container", "doctor", "inventory", "oci", "vendors.ascend"},
     # A document is made of plans, and of what vendors say of their devices.
     "cdi": {
-        "config", "container", "engines", "host", "inventory", "loader", "oci", "plan", "request",
-        "vendors",
+        "cgroup", "config", "container", "engines", "host", "inventory", "loader", "oci", "plan",
+        "request", "vendors",
     },
     "driver_folder": {
         "cdi", "config", "container", "host", "inventory", "loader", "plan", "vendors",

@@ -15,6 +15,7 @@ from gpuhook.cdi import folders
 from gpuhook.cdi import write as writing
 from gpuhook.cdi.generate import Generated, Source, generate
 from gpuhook.cdi.kept import Failure, Kept, kept, save_errors
+from gpuhook.cgroup import dev_char
 from gpuhook.config import DEFAULT_PATH, Config, load
 from gpuhook.engines.files import Change
 from gpuhook.engines.lock import Lock
@@ -235,7 +236,10 @@ def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
 
 def _wanted(path: str, names: "ModuleType", found: Kept, config: Config, *, save: bool) -> Wanted:
     try:
-        made = generate(look(seam.load(names), config, found.hook, save=save))
+        source = look(seam.load(names), config, found.hook, save=save)
+        if save:  # containers with CDI devices have no gpu-py that would
+            dev_char.make_links(source.inventory.nodes, source.inventory.root)
+        made = generate(source)
     except (NoDriverError, NoDeviceError) as error:
         return Wanted(_change(path, None), names.KIND, error)
     text = writing.to_text(made.document, found.format)

@@ -55,7 +55,7 @@ def file_name(kind: str, form: str) -> str:
     return f"{file_stem(*split_kind(kind))}.{form}"
 
 
-def write(path: str, text: str) -> bool:
+def write(path: str, text: str, mode: int = MODE) -> bool:
     """Write a document where engines look; tell whether that changed the file.
 
     A file that says the same stays as it is, so that no engine reads all folders again.
@@ -66,10 +66,10 @@ def write(path: str, text: str) -> bool:
     data = text.encode()
     try:
         host_files.check_way(path)
-        if read_old(path) == data and os.stat(path).st_mode & 0o777 == MODE:
+        if read_old(path) == data and os.stat(path).st_mode & 0o777 == mode:
             return False
         os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
-        host_files.replace(path, data, MODE)
+        host_files.replace(path, data, mode)
     except OSError as error:
         raise CdiError(
             f"{path} can't be written: {error.strerror}; what was there is as it was",

@@ -1,9 +1,10 @@
 """Links /dev/char/MAJOR:MINOR for the driver's nodes, by which runtimes name devices to systemd.
 
 systemd writes the device rules of a container's scope again at ``daemon-reload``, from the list
-that runc gave it. Into that, runc 1.1.5 (Debian 12) takes only devices whose /dev/char/MAJOR:MINOR
-is there; runc 1.1.15 and crun need no link. The driver makes its nodes without telling udev, so
-nobody else makes these links. Source: runc's systemd driver, systemd's bpf-devices.c.
+that runc gave it. Into that, runc 1.1.3 to 1.1.6 (Debian 12 has 1.1.5) takes only devices whose
+/dev/char/MAJOR:MINOR is there; a later runc beside systemd 240 and crun need no link. The driver
+makes its nodes without telling udev, so nobody else makes these links. Source: runc's systemd
+driver and its release notes, systemd's bpf-devices.c.
 """
 
 import os

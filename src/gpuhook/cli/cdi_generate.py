@@ -215,7 +215,9 @@ def root(old: str, new: str, relative_to: str, source: str, output: str) -> None
     text = writing.to_text(moved, form)
     if output == STDIO:
         click.echo(text, nl=False)
-    elif writing.write(os.path.abspath(output), text):
+        return
+    mode = host_files.copy_mode(source) or writing.MODE
+    if writing.write(os.path.abspath(output), text, mode):
         click.echo(f"wrote {os.path.abspath(output)}")
     else:
         click.echo(f"{os.path.abspath(output)} is as it should be")

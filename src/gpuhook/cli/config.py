@@ -153,12 +153,12 @@ def set_(
     save(chosen, text)
 
 
-def save(path: str, text: str) -> None:
-    """Write a configuration; ConfigError where that can't be done."""
+def save(path: str, text: str, mode: int | None = None) -> None:
+    """Write a configuration, with its mode where none is given; ConfigError if that fails."""
     host_files.check_way(path)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        host_files.replace(path, text.encode("utf-8"))
+        host_files.replace(path, text.encode("utf-8"), mode)
     except OSError as error:
         raise ConfigError(
             f"{path} can't be written: {error.strerror}",

@@ -96,5 +96,11 @@ def _line(name: str, done: repairs.Repaired) -> str:
     if done.links:
         links = listed([f"/dev/char/{link}" for link in done.links], _SHOWN)
         found.append(f"without {links}, made now, systemd would take the access away again")
+    if not done.lasts:
+        found.append(
+            f"{'' if found else 'nothing was missing, but '}the next systemctl daemon-reload takes "
+            "it away, as a hook alone gave it: start the container with gpu-py, or podman's with a "
+            "hook at precreate"
+        )
     why = _NOTHING_TO_DO.get(done.how.partition(":")[2], "")
     return f"{name}: {'; '.join(found) or f'nothing was missing{why}'}"

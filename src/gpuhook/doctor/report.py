@@ -47,7 +47,7 @@ def write_report(path: str, case: Case, findings: list[Finding]) -> None:
 def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
     data = text.encode("utf-8", "replace")
     member = tarfile.TarInfo(f"{_FOLDER}/{name}")
-    member.size, member.mtime, member.mode = len(data), int(time.time()), 0o644
+    member.size, member.mtime, member.mode = len(data), int(time.time()), 0o600
     archive.addfile(member, io.BytesIO(data))
 
 

@@ -284,7 +284,7 @@ def _effective_cri(source: Source, ask: Ask, drop_in: str, *, merges: bool) -> D
     """Return the CRI settings of the main file and of what it imports, without our drop-in."""
     settings: Document = copy.deepcopy(get(source.document, source.cri) or {})
     for path in _imported(source, ask):
-        if os.path.abspath(path) == os.path.abspath(drop_in):
+        if _is_same(path, drop_in):
             continue
         table = get(toml_text.parse(read_text(path) or "", path), source.cri)
         if isinstance(table, dict):
@@ -388,7 +388,11 @@ def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> 
     # Half of a copy would replace the whole of what it is a copy of.
     owned = (*_owned(source, ask), *(((head,),) if elsewhere or others else ()))
     usual = _usual_drop_in(source)
-    return Target("containerd", path, "toml", text, source.path, owned, ours=True, usual=usual)
+    imported = (each for each in _imported(source, ask) if not _is_same(each, path))
+    return Target(
+        "containerd", path, "toml", text, source.path, owned,
+        ours=True, usual=usual, sources=(source.path, *imported),
+    )  # fmt: skip
 
 
 def _importing_target(source: Source, ask: Ask, drop_in: str) -> Target:
@@ -403,6 +407,10 @@ def _importing_target(source: Source, ask: Ask, drop_in: str) -> Target:
         text = toml_text.edited(text, {"version": source.version}, source.path)
     text = toml_text.edited(text, wanted, source.path)
     return Target("containerd", source.path, "toml", text, source.path)
+
+
+def _is_same(one: str, other: str) -> bool:
+    return os.path.abspath(one) == os.path.abspath(other)
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -35,7 +35,8 @@ class Crio:
         config = _config(ask)
         usual = os.path.join(os.path.dirname(config), _DROP_IN)
         path = ask.drop_in or usual
-        default, known = _known(_sources(config, path))
+        sources = _sources(config, path)
+        default, known = _known(sources)
         ask = ask.beside(known).following(*_registered(path))
         entry = _template(default, known, ask)
         entry["runtime_type"] = "oci"
@@ -45,7 +46,9 @@ class Crio:
             runtime["default_runtime"] = ask.default
         text = toml_text.render({"crio": {"runtime": runtime}}, DROP_IN_HEADER)
         owned = tuple((*_RUNTIMES, name) for name in ask.names)
-        target = Target(self.name, path, "toml", text, config, owned, ours=True, usual=usual)
+        target = Target(
+            self.name, path, "toml", text, config, owned, ours=True, usual=usual, sources=sources
+        )
         return Answer((target,), (self.afterwards(),), restart=True)
 
     def afterwards(self) -> str:
@@ -88,18 +91,18 @@ def _config(ask: Ask) -> str:
     return ask.config or ask.system(_CONFIG)
 
 
-def _sources(config: str, drop_in: str) -> list[Document]:
+def _sources(config: str, drop_in: str) -> tuple[str, ...]:
     """Return the main file and the drop-ins beside ours, in CRI-O's order."""
     paths = sorted(glob.glob(f"{glob.escape(os.path.dirname(drop_in))}/*"))
-    others = [path for path in paths if path != drop_in and os.path.isfile(path)]
-    return [toml_text.parse(read_text(path) or "", path) for path in (config, *others)]
+    return config, *(path for path in paths if path != drop_in and os.path.isfile(path))
 
 
-def _known(sources: list[Document]) -> tuple[str | None, Document]:
+def _known(sources: tuple[str, ...]) -> tuple[str | None, Document]:
     """Return the default runtime's name and all runtimes that the files describe."""
     default = None
     runtimes: Document = {}
-    for document in sources:
+    for path in sources:
+        document = toml_text.parse(read_text(path) or "", path)
         default = get(document, _DEFAULT) or default
         table = get(document, _RUNTIMES)
         runtimes.update(table if isinstance(table, dict) else {})
@@ -108,7 +111,7 @@ def _known(sources: list[Document]) -> tuple[str | None, Document]:
 
 def _registered(drop_in: str) -> tuple[dict[str, str], str | None]:
     """Return our runtimes' programs by name, and the default runtime, as our file has them."""
-    default, runtimes = _known([toml_text.parse(read_text(drop_in) or "", drop_in)])
+    default, runtimes = _known((drop_in,))
     programs = {name: get(entry, ("runtime_path",)) for name, entry in runtimes.items()}
     return {name: path for name, path in programs.items() if isinstance(path, str)}, default
 

@@ -88,6 +88,8 @@ class Change:
             elif self:
                 made = make_folders(os.path.dirname(self.path))
                 host_files.replace(self.path, self.new, self.mode)
+            elif self.mode is not None:
+                os.chmod(self.path, self.mode)
         except OSError as error:
             remove_folders(made)
             raise EngineError(

@@ -35,6 +35,7 @@ DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it bac
 _RECORD = "record.json"
 _VERSION = "version"
 _PATIENCE = 20.0  # seconds; an installation takes less than one
+_MODE = 0o600  # whatever the engine's file has: its owner reads that one
 
 
 class Syntax(Protocol):
@@ -60,6 +61,8 @@ class Target:
     such a file of that engine usually is. ``config`` is the engine's main configuration file.
     ``gone`` is true for a file that is to be as it is without us, whatever its ``text``.
     ``foreign`` are paths that are somebody else's now, even if they were ours before.
+    ``sources`` are files whose settings the text repeats: who may not read one of those may not
+    read this one.
     """
 
     engine: str
@@ -73,6 +76,7 @@ class Target:
     released: tuple[Path, ...] = ()
     gone: bool = False
     foreign: tuple[Path, ...] = ()
+    sources: tuple[str, ...] = ()
 
 
 @dataclass
@@ -104,6 +108,9 @@ class Store:
                 place = os.path.join(self.folder, name)
                 if os.path.isdir(place) and not _is_whole(place):
                     shutil.rmtree(place)
+                elif os.path.isdir(place):  # earlier versions let everybody read what is in it
+                    for file in os.listdir(place):
+                        os.chmod(f"{place}/{file}", _MODE)
             yield
 
     def records(self) -> list[Record]:
@@ -142,7 +149,8 @@ class Store:
         old = read(target.path)
         if target.ours and old is not None and not _is_whole(self._place(target.path)):
             _check_ours(target, old)
-        return Change(target.path, old, self._wanted(target, old))
+        mode = host_files.copy_mode(*target.sources)
+        return Change(target.path, old, self._wanted(target, old), mode)
 
     def _wanted(self, target: Target, current: bytes | None) -> bytes | None:
         """Return a file's wanted content; None where it is to go."""
@@ -212,11 +220,12 @@ class Store:
         os.makedirs(place, exist_ok=True)
         for name, data in (("original", original), ("written", new)):
             if data is not None:
-                host_files.replace(f"{place}/{name}", data)
+                host_files.replace(f"{place}/{name}", data, _MODE)
             else:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{place}/{name}")
-        host_files.replace(f"{place}/{_RECORD}", json.dumps(asdict(record), indent=2).encode())
+        data = json.dumps(asdict(record), indent=2).encode()
+        host_files.replace(f"{place}/{_RECORD}", data, _MODE)
 
     def plan_removal(self, record: Record) -> Change:
         """Return what ``take_back`` would change."""

@@ -22,6 +22,9 @@ _NOBODY = 65534  # how the kernel shows owners that a user namespace has no numb
 _FIRST_USER_NAMESPACE = 0xEFFFFFFD  # PROC_USER_INIT_INO of linux/proc_ns.h
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 _LINKS = 40  # on the way to a file, as in the kernel (path_resolution(7))
+_NEW_MODE = 0o644
+_PRIVATE = 0o600
+_ACL = "system.posix_acl_access"  # acl(5); beside one, a group's bits are everybody's most
 
 
 def read(path: str, most: int = LIMIT) -> bytes:
@@ -173,15 +176,28 @@ def _untrusted(path: str, what: str) -> UntrustedPathError:
     )
 
 
-_NEW_MODE = 0o644
+def copy_mode(*sources: str) -> int | None:
+    """Return the mode for a file that repeats others; None where everybody may read all of those.
+
+    Then it is for its owner alone: whose group a file has may differ, and so may rights beside
+    its mode. Sources that aren't there count for nothing.
+    """
+    for path in sources:
+        try:
+            if not os.stat(path).st_mode & stat.S_IROTH:
+                return _PRIVATE
+        except OSError:
+            continue
+    return None
 
 
 def replace(path: str, data: bytes, mode: int | None = None) -> None:
     """Write ``data`` to ``path`` on disk, by a temporary file in the same folder and rename.
 
-    Mode and owner of an existing file are kept, but for ``mode`` where that is given; a symbolic
-    link stays one and its target is replaced. Raises OSError, and UntrustedPathError where
-    another user's link could lead root elsewhere; then nothing has changed.
+    Owner, mode and access control list of an existing file are kept; where ``mode`` is given,
+    the file has that one instead of mode and list. A symbolic link stays one and its target is
+    replaced. Raises OSError, and UntrustedPathError where another user's link could lead root
+    elsewhere; then nothing has changed.
     """
     import tempfile  # noqa: PLC0415 - slow, and no container's start writes here
 
@@ -191,9 +207,7 @@ def replace(path: str, data: bytes, mode: int | None = None) -> None:
     fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
     try:
         with open(fd, "wb") as file:
-            _copy_identity(path, fd)
-            if mode is not None:
-                os.fchmod(fd, mode)
+            _copy_identity(path, fd, mode)
             file.write(data)
             file.flush()
             os.fsync(fd)
@@ -230,12 +244,30 @@ def sync_folder(folder: str) -> None:
         os.close(fd)
 
 
-def _copy_identity(path: str, fd: int) -> None:
+def _copy_identity(path: str, fd: int, mode: int | None) -> None:
     try:
         old = os.stat(path)
     except FileNotFoundError:
-        os.fchmod(fd, _NEW_MODE)
+        os.fchmod(fd, _NEW_MODE if mode is None else mode)
         return
     # The owner first: a change of owner takes the set-id bits away.
     os.fchown(fd, old.st_uid, old.st_gid)
-    os.fchmod(fd, stat.S_IMODE(old.st_mode))
+    if mode is None:
+        mode = stat.S_IMODE(old.st_mode)
+        _copy_list(path, fd)
+    os.fchmod(fd, mode)
+
+
+def _copy_list(path: str, fd: int) -> None:
+    """Give a file another's access control list, or none where that has none."""
+    none = errno.ENODATA, errno.ENOTSUP
+    try:
+        os.setxattr(fd, _ACL, os.getxattr(path, _ACL))
+    except OSError as error:
+        if error.errno not in none:
+            raise
+        try:
+            os.removexattr(fd, _ACL)  # the folder may have given it one
+        except OSError as other:
+            if other.errno not in none:
+                raise

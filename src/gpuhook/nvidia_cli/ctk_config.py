@@ -12,6 +12,7 @@ from gpuhook.config.loader import loads
 from gpuhook.config.schema import FEATURE_PREFIX, KEYS, WITHOUT_EFFECT
 from gpuhook.config.source import read_text
 from gpuhook.errors import ConfigError
+from gpuhook.host import files as host_files
 from gpuhook.nvidia_cli.ctk_words import PROGRAM, config_path, say
 from gpuhook.vendors import seam
 
@@ -65,7 +66,10 @@ def config(
         for assignment in _split(word):
             text = _changed(text, assignment, set_list_separator)
     seam.known(loads(text, path))
-    _deliver(text, path if in_place else output)
+    if in_place:
+        save(path, text)
+    else:
+        _deliver(text, output, host_files.copy_mode(path))
 
 
 def _split(word: str) -> list[str]:
@@ -86,11 +90,11 @@ def _changed(text: str, assignment: str, separator: str) -> str:
     return set_value(text, *parse_assignment(assignment, separator))
 
 
-def _deliver(text: str, path: str | None) -> None:
+def _deliver(text: str, path: str | None, mode: int | None = None) -> None:
     if path is None:
         click.echo(text, nl=False)
     else:
-        save(os.path.abspath(path), text)
+        save(os.path.abspath(path), text, mode)
 
 
 def _default(output: str | None) -> None:

@@ -206,9 +206,9 @@ def _write_new(path: str, data: bytes, like: os.stat_result) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
-        os.fchmod(fd, like.st_mode & 0o7777)
         if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
             _keep_owner(fd, like)
+        os.fchmod(fd, like.st_mode & 0o7777)
     finally:
         os.close(fd)
 

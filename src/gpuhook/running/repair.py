@@ -30,12 +30,14 @@ class Repaired(NamedTuple):
     """What was missing of a container's devices, and is given back.
 
     ``how`` as ``access.allow`` returns it. ``nodes`` are those that its cgroup didn't let it
-    open, ``links`` the names in /dev/char that systemd didn't find them by.
+    open, ``links`` the names in /dev/char that systemd didn't find them by. ``lasts`` is False
+    where systemd takes them away again, because it was never told of them: a hook alone gave them.
     """
 
     how: str
     nodes: tuple[Node, ...]
     links: tuple[str, ...]
+    lasts: bool
 
 
 def repair(container: Container, inventories: Collection[Inventory]) -> Repaired:
@@ -48,13 +50,24 @@ def repair(container: Container, inventories: Collection[Inventory]) -> Repaired
         written = _written(container, process)
         missing = _nodes(verdict.missing(process, given, written=written), inventories)
         how = access.allow(process, given, written=written)
-    of_systemd = any(part.endswith(_SCOPE) for part in group_of(str(container.pid)).split("/"))
+        of_systemd = any(part.endswith(_SCOPE) for part in group_of(str(container.pid)).split("/"))
+        lasts = not of_systemd or _is_in_spec(container, process, given)
     links = [
         link
-        for inventory in (inventories if of_systemd else ())
+        for inventory in (inventories if of_systemd and lasts else ())
         for link in dev_char.make_links(_nodes(given, [inventory]), inventory.root)
     ]
-    return Repaired(how, missing, tuple(links))
+    return Repaired(how, missing, tuple(links), lasts)
+
+
+def _is_in_spec(container: Container, process: int, given: list[Numbers]) -> bool:
+    """Tell whether the container's config.json allows what it was given, or can't be found."""
+    try:
+        started = records.started(process)
+    except OSError:
+        raise _ended(container) from None
+    allowed = bundles.allowed_devices(container.pid, started, given)
+    return allowed is None or {*given} <= {*allowed}
 
 
 def missing(container: Container, inventories: Collection[Inventory]) -> tuple[Node, ...]:

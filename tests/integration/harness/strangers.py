@@ -33,7 +33,8 @@ def pipe_of_his(path: Path) -> Path:
 @contextmanager
 def process(argv: Sequence[str | Path]) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program that prints "ready" and then waits for its input to end."""
-    words = ["setpriv", "--pdeathsig", "KILL", *(str(word) for word in argv)]
+    # Who runs the tests in the background (nohup) has processes ignore SIGHUP.
+    words = ["env", "--default-signal=HUP", "setpriv", "--pdeathsig", "KILL", *map(str, argv)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdin is not None

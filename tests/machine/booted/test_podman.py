@@ -44,7 +44,8 @@ def test_access_outlives_or_comes_back(what: str, way: tuple[Container, bool]) -
     DISTURBANCES[what](container)
     if not container.has_what_it_asked_for():
         assert not keeps
-        call("gpuhook", "repair", container.name)
+        said = call("gpuhook", "repair", container.name)
+        assert "the next systemctl daemon-reload takes it away" in said
         assert container.has_what_it_asked_for()
 
 

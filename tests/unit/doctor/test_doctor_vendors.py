@@ -122,6 +122,7 @@ def _reported(tree: Tree, path: Path) -> dict[str, str]:
     files = {}
     with tarfile.open(path) as archive:
         for member in archive.getmembers():
+            assert member.mode == 0o600  # whoever unpacks it may read what others may not
             opened = archive.extractfile(member)
             assert opened is not None
             text = io.TextIOWrapper(opened).read()

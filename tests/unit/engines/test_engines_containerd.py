@@ -254,3 +254,25 @@ def test_where_another_runtime_is_named_none_is_added(tmp_path: Path) -> None:
 def test_the_built_in_runtime_is_no_reason_to_tell_of_a_copy(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     assert "copied" not in answer(ask_for(config), (1, 6)).targets[0].text
+
+
+@pytest.mark.parametrize("closed", ["config.toml", "more/registry.toml"])
+@pytest.mark.parametrize("program", [(1, 6), (2, 1)])
+def test_a_registrys_password_stays_with_who_may_read_it(
+    tmp_path: Path, closed: str, program: tuple[int, int]
+) -> None:
+    """Before 2.1 the drop-in has a copy of all CRI settings."""
+    config, more = tmp_path / "config.toml", tmp_path / "more" / "registry.toml"
+    more.parent.mkdir()
+    config.write_text(COMMENTED.replace("/etc/containerd", str(tmp_path)))
+    auth = 'plugins."io.containerd.grpc.v1.cri".registry.configs.a.auth.password = "secret"\n'
+    more.write_text("version = 2\n" + auth)
+    (tmp_path / closed).chmod(0o600)
+    store = Store(str(tmp_path / "state"))
+    for _ in range(2):
+        with store.locked():
+            installer.install(store, [*answer(ask_for(config), program).targets])
+        drop_in = tmp_path / "conf.d/99-gpuhook.toml"
+        assert ("secret" in drop_in.read_text()) == (program < (2, 1))
+        assert drop_in.stat().st_mode & 0o777 == 0o600
+        drop_in.chmod(0o644)  # as an earlier version left it

@@ -45,6 +45,15 @@ def test_main_config_untouched(tmp_path: Path) -> None:
     assert 'runtime_path = "/usr/bin/nvidia-container-runtime"\n' in target.text
 
 
+def test_the_drop_in_is_for_who_may_read_what_it_repeats(tmp_path: Path) -> None:
+    config, other = tmp_path / "crio.conf", tmp_path / "crio.conf.d" / "10.conf"
+    other.parent.mkdir()
+    for path in (config, other):
+        path.touch()
+    [target] = Crio().install(Ask((("gpu-py", "/p"),), config=str(config))).targets
+    assert target.sources == (str(config), str(other))
+
+
 def test_drop_ins_count_in_their_order_and_ours_not(tmp_path: Path) -> None:
     folder = tmp_path / "crio.conf.d"
     folder.mkdir()

@@ -7,6 +7,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -240,6 +241,61 @@ def test_the_state_is_for_nobody_else(store: Store, tmp_path: Path, mode: int) -
     with store.locked():
         assert Path(store.folder, "lock").stat().st_mode & 0o777 == 0o600
         assert len(store.records()) == 1
+
+
+def kept_modes(store: Store) -> dict[str, int]:
+    """Return the modes of the files that hold what is remembered."""
+    return {
+        path.name: path.stat().st_mode & 0o777 for path in sorted(Path(store.folder).glob("*/*"))
+    }
+
+
+PRIVATE = {"original": 0o600, "record.json": 0o600, "written": 0o600}
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_what_is_kept_of_a_file_is_for_its_owner(store: Store, tmp_path: Path, mode: int) -> None:
+    """It may hold passwords, and a state folder may be copied or opened."""
+    path = tmp_path / "daemon.json"
+    path.write_text(OLD)
+    path.chmod(mode)
+    put(store, target(path))
+    assert kept_modes(store) == PRIVATE
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_what_earlier_versions_kept_is_closed(store: Store, tmp_path: Path) -> None:
+    """The next installation closes it, whatever engine that is for, and removal does."""
+    path, other = tmp_path / "daemon.json", tmp_path / "other.json"
+    path.write_text(OLD)
+    for change in (partial(put, store, target(other)), partial(take_one, store, str(other))):
+        put(store, target(path))
+        for file in Path(store.folder).glob("*/*"):
+            file.chmod(0o644)
+        change()
+        assert {*kept_modes(store).values()} == {0o600}
+
+
+def take_one(store: Store, path: str) -> None:
+    with store.locked():
+        installer.uninstall(store, [each for each in store.records() if each.path == path])
+
+
+@pytest.mark.parametrize("before", [None, 0o600, 0o644])
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_who_may_not_read_a_file_may_not_read_what_repeats_it(
+    store: Store, tmp_path: Path, mode: int, before: int | None
+) -> None:
+    config, path = tmp_path / "config.json", tmp_path / "drop-in.json"
+    config.write_text(OLD)
+    wanted = replace(target(path, ours=True), sources=(f"{tmp_path}/none", str(config)))
+    if before is not None:
+        put(store, wanted)
+        path.chmod(before)
+    config.chmod(mode)
+    put(store, wanted)
+    expected = 0o600 if mode != 0o644 else before or 0o644
+    assert path.stat().st_mode & 0o777 == expected
 
 
 def test_a_lock_on_the_folder_stops_nobody(store: Store, tmp_path: Path) -> None:

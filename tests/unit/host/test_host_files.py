@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import stat
+import struct
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,55 @@ def test_a_private_file_is_made_or_emptied(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         path.chmod(0o644)
     assert path.read_text() == "secret"
+
+
+# One entry's tag, rights and number: acl(5), linux/posix_acl_xattr.h.
+LIST = (2).to_bytes(4, "little") + b"".join(
+    struct.pack("<HHI", *entry)
+    for entry in (
+        (0x01, 6, 0xFFFFFFFF), (0x02, 4, 65533), (0x04, 0, 0xFFFFFFFF),  # owner, a user, group
+        (0x10, 4, 0xFFFFFFFF), (0x20, 0, 0xFFFFFFFF),  # mask, others
+    )
+)  # fmt: skip
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+
+
+def _set(path: Path, name: str) -> None:
+    try:
+        os.setxattr(path, name, LIST)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        pytest.skip("this filesystem has no access control lists")
+
+
+def test_a_replaced_file_keeps_its_access_control_list(tmp_path: Path) -> None:
+    """Without it the mode's bits for the group, which are the list's mask, would be the group's."""
+    path = tmp_path / "file"
+    path.write_text("old")
+    _set(path, ACCESS)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    host_files.replace(str(path), b"new")
+    assert (path.read_text(), os.getxattr(path, ACCESS)) == ("new", LIST)
+
+
+def test_a_replaced_file_gets_no_list_from_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o640)
+    _set(tmp_path, DEFAULT)
+    host_files.replace(str(path), b"new")
+    assert path.read_text() == "new"
+    assert os.listxattr(path) == []
+
+
+def test_a_mode_that_is_given_is_all_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    _set(path, ACCESS)
+    host_files.replace(str(path), b"new", 0o600)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listxattr(path) == []
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "hard link", "folder"])

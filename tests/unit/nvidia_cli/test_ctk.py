@@ -204,6 +204,18 @@ def test_config_in_place(tmp_path: Path) -> None:
     assert other.read_text() == file.read_text()
 
 
+def test_a_configuration_that_others_may_not_read_is_not_copied_for_them(tmp_path: Path) -> None:
+    file, other = tmp_path / "config.toml", tmp_path / "other.toml"
+    file.write_text("")
+    file.chmod(0o640)
+    for _ in range(2):  # the second time it is there, and open
+        assert run("config", f"-c{file}", f"--output={other}").exit_code == 0
+        assert other.stat().st_mode & 0o777 == 0o600
+        other.chmod(0o644)
+    assert run("config", f"-c{file}", "-i", "--set=disable-require").exit_code == 0
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
 def test_config_leaves_out_what_changes_nothing(tmp_path: Path) -> None:
     words = ["--set=nvidia-container-runtime-hook.skip-mode-detection=true"]
     done = run("config", f"--config-file={tmp_path}/x", *words)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from gpuhook import names
 from gpuhook.doctor.case import Case
 from gpuhook.doctor.finding import Finding, failure, ok, warning
+from gpuhook.vendors.nvidia import names as vendor_names
 from gpuhook.vendors.nvidia.completeness import MAKE_UVM, UVM
 
 _VERSION = re.compile(r"\b\d{2,4}(?:\.\d{1,4}){1,2}\b")
@@ -110,14 +111,16 @@ def dev_char_links(case: Case) -> Iterator[Finding]:
             link = f"/dev/char/{pair[0]}:{pair[1]}"
             if not os.path.exists(case.machine.path(link)):
                 missing.append(link)
-    if missing:
+    if missing and any(each["kind"] == vendor_names.KIND for each in case.cdi.documents.values()):
         yield warning(
             "dev-char",
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: with the "
-            "systemd cgroup driver and an older runc, containers lose their GPUs at systemctl "
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: beside runc "
+            "1.1.3 to 1.1.6 containers that have GPUs by CDI documents lose them at systemctl "
             "daemon-reload",
-            "Run gpuhook refresh as root, at every boot",
+            "Run gpuhook refresh as root, at every boot, or let gpuhook-watch.service do so",
         )
+    elif missing:
+        yield ok("dev-char", "gpu-py links the nodes in /dev/char when it starts a container")
     else:
         yield ok("dev-char", "/dev/char links to every device node")
 

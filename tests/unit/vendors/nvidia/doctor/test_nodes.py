@@ -56,7 +56,13 @@ def test_links_in_dev_char_matter_under_systemd(tree: Tree) -> None:
     tree.link("/dev/nvidia0", "/dev/null")
     assert said(nodes.dev_char_links(tree.case)) == {}
     (tree.root / "run/systemd/system").mkdir(parents=True)
-    status, message = said(nodes.dev_char_links(tree.case))["dev-char"]
+    made = "gpu-py links the nodes in /dev/char when it starts a container"
+    assert said(nodes.dev_char_links(tree.case))["dev-char"] == ("ok", made)
+    case = tree.case
+    case.cdi.documents["/etc/cdi/acme.yaml"] = {"kind": "acme.com/gpu"}
+    assert said(nodes.dev_char_links(case))["dev-char"] == ("ok", made)
+    case.cdi.documents["/etc/cdi/nvidia.yaml"] = {"kind": "nvidia.com/gpu"}
+    status, message = said(nodes.dev_char_links(case))["dev-char"]
     assert status == "warning"
     assert message.startswith("/dev/char/195:0 is missing")
     tree.link("/dev/char/195:0", "../nvidia0")

@@ -1,0 +1,86 @@
+"""Docker's containers go by the configuration that GPUHOOK_CONFIG names, where it counts.
+
+That is in the environment of the program whose child gpu-py is: docs/engines/docker.md says which.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from booted import BUSYBOX, CARRIED, REQUEST, call
+from harness.commands import run, wait_until
+
+DEFAULT, NAMED = Path("/etc/gpuhook/config.toml"), Path("/srv/named.toml")
+LOG = Path("/run/named.log")  # which the named configuration alone has written
+VARIABLE = f"GPUHOOK_CONFIG={NAMED}"
+# Of a dockerd that runs beside the system's, and starts its own containerd.
+SOCKET, OWN = "unix:///run/own.sock", "own-docker"
+OWN_DOCKERD = (
+    "dockerd", "--host", SOCKET, "--data-root=/var/lib/own", "--exec-root=/run/own",
+    "--pidfile=/run/own.pid", "--bridge=none", "--iptables=false", "--ip6tables=false",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def named(docker: tuple[str]) -> Iterator[None]:
+    """A configuration that nothing but the variable leads to."""
+    shutil.copy(DEFAULT, NAMED)
+    call("gpuhook", "config", "set", "--config", NAMED, f"nvidia-container-cli.debug={LOG}")
+    yield
+    NAMED.unlink()
+
+
+def counts(*docker: str) -> bool:
+    """Tell whether a new container of an engine goes by the named configuration."""
+    LOG.unlink(missing_ok=True)
+    words = ["run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST, BUSYBOX]
+    said = call(*docker, *words, "busybox", "ls", "/dev")
+    assert "nvidia2" in said.split()
+    return LOG.exists()
+
+
+def restart(*units: str) -> None:
+    call("systemctl", "daemon-reload")
+    run(
+        ["systemctl", "reset-failed", "docker", "docker.socket", "containerd"]
+    )  # often is too often
+    call("systemctl", "restart", *units)
+    wait_until(lambda: run(["docker", "info"]).status == 0, "Docker answers")
+
+
+@contextmanager
+def variable_of(unit: str) -> Iterator[None]:
+    """Set the variable as the page says, by what systemctl edit writes."""
+    drop_in = Path(f"/etc/systemd/system/{unit}.service.d/override.conf")
+    drop_in.parent.mkdir(parents=True)
+    try:
+        drop_in.write_text(f"[Service]\nEnvironment={VARIABLE}\n")
+        restart(unit)
+        yield
+    finally:
+        shutil.rmtree(drop_in.parent)
+        restart(unit)
+
+
+@pytest.mark.parametrize(("unit", "does"), [("containerd", True), ("docker", False)])
+def test_with_a_containerd_that_is_a_service(unit: str, does: bool) -> None:
+    with variable_of(unit):
+        assert counts("docker") == does
+    assert not counts("docker")
+
+
+def test_with_a_containerd_that_dockerd_starts() -> None:
+    """None runs on the system's socket, and no --containerd names another."""
+    own = ("docker", "--host", SOCKET)
+    call("systemctl", "stop", "docker.socket", "docker", "containerd")
+    try:
+        Path("/run/containerd/containerd.sock").unlink(missing_ok=True)
+        call("systemd-run", f"--unit={OWN}", f"--setenv={VARIABLE}", *OWN_DOCKERD)
+        wait_until(lambda: run([*own, "info"]).status == 0, "it answers")
+        call(*own, "load", "--input", CARRIED / "images.tar")
+        assert counts(*own)
+    finally:
+        run(["systemctl", "stop", OWN])
+        restart("containerd", "docker.socket", "docker")
