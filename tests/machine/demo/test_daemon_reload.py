@@ -80,7 +80,8 @@ def test_daemon_reload(programs: Path, way: str) -> None:
             output("systemctl", "daemon-reload")
             output("systemd-run", "--wait", "--quiet", "true")  # after what it has queued
             assert opens(*engine) == WAYS[way]
-        output(programs / "gpuhook", "repair", IMAGE)
+        said = output(programs / "gpuhook", "repair", IMAGE)
+        assert ("takes it away" in said) == (WAYS[way] == DENIED), said
         assert opens(*engine) == ALLOWED
     finally:
         subprocess.run([*engine, "rm", "--force", IMAGE], capture_output=True, check=False)
