@@ -1,7 +1,8 @@
 """What the launcher, a shell script, must know of config.toml: small files in /run.
 
-``runtimes`` names the low-level runtimes, ``words`` what config.json holds wherever a GPU is
-asked for; each is one line, whose end tells that the file is whole. The launcher takes them for
+``runtimes`` names the low-level runtimes in a line, whose end tells that the file is whole.
+``words`` are what config.json holds wherever a GPU is asked for, a line each; the last of them is
+what ``mark`` holds, and tells the same. The launcher takes them for
 right while they are younger than config.toml and its folder, root's own, and made of this very
 file: ``config`` is a link to it, ``time`` has its time. Otherwise Python does the work and saves
 them again.
@@ -34,6 +35,7 @@ ESCAPES = (
     *("\\u003" + digit for digit in "0123456789"),
     *("\\u00" + digit for digit in "4567"),
 )
+MARK = "=+=+=+=+="  # no other word begins with a part of it, nor does what is left of one
 _MARGIN = 20_000_000  # nanoseconds by which a file's time may lag behind the clock
 LONG_AGO = 1 << 29  # seconds, in 1987: files that are older were all given the same time
 
@@ -82,7 +84,8 @@ def save(path: str | None) -> None:
         _write(folder, "runtimes", "".join(f"{name}:" for name in config.runtimes) + "\n", as_of)
         found = words(config)
         if found is not None:
-            _write(folder, "words", " ".join(found) + "\n", as_of)
+            _write(folder, "mark", f"{MARK}\n", as_of)
+            _write(folder, "words", "".join(f"{word}\n" for word in (*found, MARK)), as_of)
     except (OSError, ConfigError):
         return
 

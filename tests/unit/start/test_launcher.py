@@ -176,6 +176,13 @@ def test_annotations_that_do_not_count_cost_no_python_start() -> None:
     assert "cdi.k8s.io" in (launcher_files.words(loads(text)) or ())
 
 
+def test_no_word_begins_with_a_part_of_the_mark() -> None:
+    words = launcher_files.words(Config())
+    assert words is not None
+    assert not {word[0] for word in words} & set(launcher_files.MARK)
+    assert not (launcher_files.PATH_CHARACTERS | {"\\"}) & set(launcher_files.MARK)
+
+
 def test_no_words_for_what_json_writes_in_many_ways() -> None:
     assert launcher_files.words(loads('swarm-resource = "é"\n')) is None
     assert launcher_files.words(loads('swarm-resource = "a b"\n')) is not None
@@ -300,20 +307,22 @@ def test_no_runtime_is_pythons_to_tell(installed: Installed) -> None:
     assert installed.run("state", "ID") == "python runtime"
 
 
-@pytest.mark.parametrize("name", ["runtimes", "words"])
+@pytest.mark.parametrize("name", ["runtimes", "words", "mark"])
 def test_a_file_that_was_cut_short_is_pythons(installed: Installed, name: str) -> None:
     """At each length: neither waited for, nor taken for what the configuration says."""
     installed.configure()
     file = installed.saved / str(installed.config)[1:] / name
     whole, status = file.read_bytes(), file.stat()
     with in_time(120):
-        for length in range(len(whole)):
+        # With a part of the last word, the mark, all others are there.
+        for length in range(len(whole) - (len(launcher_files.MARK) if name == "words" else 1)):
             file.write_bytes(whole[:length])
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
             assert installed.create('{"env":"INTEL_VISIBLE_NPUS"}') == "python", length
             if name == "runtimes":
                 assert installed.run("state", "ID") == "python runtime-save", length
             else:
+                assert installed.create("{}") == "python", length
                 assert installed.log.read_text() == "python runtime-save\n"
         file.write_bytes(whole)
         os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
