@@ -20,6 +20,7 @@ from harness.namespaces import Namespace
 from harness.strangers import UID, process
 
 from gpuhook.driver_folder import place
+from gpuhook.metrics.processes import sees_all_processes
 
 # Makes namespaces of a table of 7 MB each, with so many processes of nobody's in each: arguments
 # are how many of either, a folder for the mounts, and a root.
@@ -142,7 +143,8 @@ def test_mounts_by_the_thousand_make_nobody_wait(
         with exporter(unrecorded) as port:
             samples = scrape(port)
             [complete] = [each for name, _, each in samples if name == "gpuhook_metrics_complete"]
-            assert complete == (not many)
+            # In a PID namespace of the tests' own something is missing whatever there is.
+            assert complete == (not many and sees_all_processes())
             assert of_container(samples, bundle.name)["assigned", driver.gpus[1].uuid] == 1
         if not many:
             assert not place._is_mounted("0123456789abcdef")

@@ -99,6 +99,13 @@ def half_driver(scene: Scene, *missing: str) -> Result:
     return scene.start(ALL, root=root)
 
 
+def somebodys_libraries(scene: Scene) -> Result:
+    root = scene.broken_driver()
+    [folder] = root.glob("usr/lib/*-linux-gnu")
+    folder.chmod(0o777)
+    return scene.start(ALL, root=root)
+
+
 def nvml_under_another_name(scene: Scene) -> Result:
     root = scene.broken_driver()
     [library] = root.glob("usr/lib/*/libnvidia-ml.so.5*")
@@ -252,6 +259,7 @@ OURS: dict[str, Provocation] = {
     "there is no device node ...nvidia-uvm, without which there is no CUDA": (
         lambda scene: half_driver(scene, "dev/nvidia-uvm")
     ),
+    "Nothing of ... is given to containers: ...": somebodys_libraries,
     "libcuda.so... isn't installed, without which there is no CUDA": (
         lambda scene: half_driver(scene, "usr/lib/*/libcuda.so*")
     ),

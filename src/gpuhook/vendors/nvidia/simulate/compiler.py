@@ -23,13 +23,16 @@ _FLAGS = (
     "-Wl,--no-as-needed",
 )
 # From glibc 2.38 on, strtol is by default a function that images of older releases don't have.
+# What is built for 32 bits has no C library.
 _PREAMBLE = """\
+#ifdef __LP64__
 #define _GNU_SOURCE
 #include <features.h>
 #undef __GLIBC_USE_C23_STRTOL
 #define __GLIBC_USE_C23_STRTOL 0
 #undef __GLIBC_USE_C2X_STRTOL
 #define __GLIBC_USE_C2X_STRTOL 0
+#endif
 """
 
 
