@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.commands import Result, run
+from harness.commands import Result, run, wait_until
 from harness.images import image
 from harness.inside import GPU_MAJOR
 
@@ -24,6 +24,12 @@ ALLOWED, DENIED = "ENXIO", "EPERM"
 def call(*words: str | Path) -> str:
     """Run a command, which must work; return what it printed."""
     return run(words, timeout=300.0).ok().stdout
+
+
+def wait_for_docker() -> None:
+    """Wait until Docker starts containers: it answers before it has its containerd again."""
+    words = ["docker", "run", "--rm", "--network=none", BUSYBOX, "busybox", "true"]
+    wait_until(lambda: run(words).status == 0, "Docker starts containers")
 
 
 def package() -> Path:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from booted import DRIVER, GIVEN, Container, call, running, set_config
-from harness.commands import run, wait_until
+from booted import DRIVER, GIVEN, Container, call, running, set_config, wait_for_docker
 from harness.images import image
 
 LIBRARIES = f"LD_LIBRARY_PATH={DRIVER}/usr/lib/x86_64-linux-gnu"
@@ -49,7 +48,7 @@ def test_what_crun_tells_systemd_is_wider_than_what_it_allows(container: Contain
 
 def restart(unit: str) -> None:
     call("systemctl", "restart", unit)
-    wait_until(lambda: run(["docker", "info"]).status == 0, "Docker answers")
+    wait_for_docker()
 
 
 DISTURBANCES: dict[str, Callable[[Container], object]] = {

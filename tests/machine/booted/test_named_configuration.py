@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from booted import BUSYBOX, CARRIED, REQUEST, call
+from booted import BUSYBOX, CARRIED, REQUEST, call, wait_for_docker
 from harness.commands import run, wait_until
 
 DEFAULT, NAMED = Path("/etc/gpuhook/config.toml"), Path("/srv/named.toml")
@@ -47,7 +47,7 @@ def restart(*units: str) -> None:
         ["systemctl", "reset-failed", "docker", "docker.socket", "containerd"]
     )  # often is too often
     call("systemctl", "restart", *units)
-    wait_until(lambda: run(["docker", "info"]).status == 0, "Docker answers")
+    wait_for_docker()
 
 
 @contextmanager
@@ -83,4 +83,5 @@ def test_with_a_containerd_that_dockerd_starts() -> None:
         assert counts(*own)
     finally:
         run(["systemctl", "stop", OWN])
+        run(["rm", "-rf", "/var/lib/own"]).ok()
         restart("containerd", "docker.socket", "docker")
