@@ -1,14 +1,10 @@
-"""What scripts/test-machine boots, made the first time."""
+"""What the machines that scripts/test boots are copies of, made the first time."""
 
 from harness.commands import run
 from harness.images import REPOSITORY
 
 # Each a script below scripts/lib and its arguments.
-NEEDED = (
-    ("machine-image", "trixie"),
-    ("machine-root", "bookworm"),
-    ("engine-root", "trixie", "qemu-system-x86"),
-)
+NEEDED = (("machine-root", "trixie"), ("machine-root", "bookworm"))
 
 
 def fetch(words: tuple[str, ...]) -> None:
