@@ -56,20 +56,6 @@ is_there() {
     esac
 }
 
-# work_folder NAME: make and print a short folder of root's where device nodes and programs work.
-# systemd mounts a tmpfs on /tmp that is nodev. A socket's path has 107 bytes, so no place is long.
-work_folder() {
-    local place options
-    for place in "${TMPDIR:-/tmp}" /var/tmp /opt; do
-        [[ -d $place && ${#place} -le 40 ]] || continue
-        options=$(findmnt --noheadings --output OPTIONS --target "$place") || continue
-        [[ ! ,${options//$'\n'/,}, =~ ,(nodev|noexec|ro), ]] || continue
-        mktemp -d "$place/$1-XXXXXX"
-        return
-    done
-    die "no place for device nodes and programs was found: set TMPDIR to a short folder with them"
-}
-
 # install_packages PROOF=PACKAGE...: install the packages whose proof is missing, and say so.
 # Of PACKAGE|OTHER it is the first that this Debian has.
 install_packages() {
