@@ -114,7 +114,8 @@ def distribution(root: str | Path = "/") -> str:
 def cgroups(pid: int | str = "self") -> str:
     """Return the cgroup layout that a process sees: v1, v2, or hybrid (v1 and an empty v2 tree)."""
     kinds = {}
-    for line in Path(f"/proc/{pid}/mountinfo").read_text("utf-8", "replace").split("\n")[:-1]:
+    table = Path(f"/proc/{pid}/mountinfo").read_bytes()  # text would end lines at \r, too
+    for line in table.decode("utf-8", "replace").split("\n")[:-1]:
         fields = line.split(" ")
         kinds[fields[4]] = fields[fields.index("-") + 1]
     if kinds.get("/sys/fs/cgroup") == "cgroup2":
@@ -142,8 +143,8 @@ def _low_level(env: Mapping[str, str]) -> str:
     try:
         config = tomllib.loads(Path(env["GPUHOOK_CONFIG"]).read_text("utf-8"))
         return os.path.basename(str(config["nvidia-container-runtime"]["runtimes"][0]))
-    except (OSError, LookupError, ValueError):
-        return ""
+    except (OSError, LookupError, TypeError, ValueError):
+        return ""  # tests of bad configurations write whatever is wrong
 
 
 def _program(called: str, into: Sequence[str]) -> Program | None:

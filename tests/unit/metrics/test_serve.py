@@ -251,11 +251,13 @@ def test_what_fails_is_answered_and_told_once(address: tuple[str, int], tmp_path
     request = "GET /metrics HTTP/1.1\r\n\r\n"
     (tmp_path / "breaks").touch()
     assert "could not be had" in asked(address, request)
+    with in_time():  # what is prepared for the next one fails after the answer
+        while "RecursionError" not in (tmp_path / "told").read_text():
+            time.sleep(0.01)
     (tmp_path / "breaks").unlink()
     assert status(address, request) == 200
     told = (tmp_path / "told").read_text()
     assert told.count("ValueError: a") == 1
-    assert "RecursionError" in told
     assert "\x1b" not in told
 
 
