@@ -106,7 +106,7 @@ def unrecorded(
     return config
 
 
-@pytest.mark.parametrize(("namespaces", "processes"), [(1, 300), (150, 1)], ids=["one", "many"])
+@pytest.mark.parametrize(("namespaces", "processes"), [(1, 300), (450, 1)], ids=["one", "many"])
 def test_mounts_by_the_thousand_make_nobody_wait(
     bundle: Bundle,
     installation: Installation,

@@ -47,15 +47,29 @@ class Breaking(Observer):
         super().prepare(patience)
 
 
+def allow_descriptors(spare: int) -> None:
+    """Let this process open so many files more, whatever numbers its open ones have."""
+    highest = max(int(each) for each in os.listdir("/proc/self/fd"))
+    for number in range(highest):
+        with contextlib.suppress(OSError):
+            os.fstat(number)
+            continue
+        os.dup2(2, number)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + spare, limits[1]))
+
+
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[tuple[str, int]]:
-    """Serve, and give where; what is told goes into a file."""
+def serving(folder: Path, spare: int | None = None) -> Iterator[tuple[str, int]]:
+    """Serve with at most ``spare`` more descriptors, and give where; a file has what is told."""
     with serve.listen("127.0.0.1:0") as listener:
         pid = os.fork()
         if pid == 0:
             try:
                 with open(folder / "told", "w", buffering=1) as told:
                     tell = partial(print, file=told)
+                    if spare is not None:
+                        allow_descriptors(spare)
                     serve.Service(Breaking(folder), exporter.Options(), tell).run(listener)
             finally:
                 os._exit(0)
@@ -329,18 +343,7 @@ def test_who_has_many_connections_gives_way_to_others(lasting: tuple[str, int]) 
 
 def test_no_descriptor_for_a_connection(tmp_path: Path) -> None:
     """Then it takes that of somebody who is slow."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 12, limits[1]))
-    try:
-        serving_now = serving(tmp_path)
-        address = serving_now.__enter__()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    try:
-        with ExitStack() as slow:
-            for _ in range(SLOW // 2):
-                slow.enter_context(connected(address, "GET"))
-            assert status(address, "GET / HTTP/1.1\r\n\r\n") == 404
-    finally:
-        serving_now.__exit__(None, None, None)
+    with serving(tmp_path, spare=12) as address, ExitStack() as slow:
+        for _ in range(SLOW // 2):
+            slow.enter_context(connected(address, "GET"))
+        assert status(address, "GET / HTTP/1.1\r\n\r\n") == 404
