@@ -106,7 +106,7 @@ def test_nvidia_ctk_tells_docker(site: Site, names: Path, driver: Driver) -> Non
 
 def test_a_running_container_is_completed_by_its_name(site: Site, configs: dict[str, Path]) -> None:
     site.gpuhook("install", "--reload").ok()
-    wait_until(lambda: "gpu-py" in site.runtimes(), "Docker knows gpu-py")
+    assert "gpu-py" in site.runtimes()
     name = "gpuhook-completed"
     words = ["--runtime=gpu-py", f"--name={name}", "-e", *TWO]
     try:
@@ -126,7 +126,7 @@ def test_install_run_uninstall(site: Site, driver: Driver) -> None:
 
     done = site.gpuhook("install", "--reload").ok()
     assert f"reloaded {site.docker.pid}" in done.stdout
-    wait_until(lambda: "gpu-py" in site.runtimes(), "Docker knows gpu-py")
+    assert "gpu-py" in site.runtimes()
     assert site.default_runtime() == "runc"
     inside = seen(site.docker.run(DEBIAN, *look(driver.minors), env=TWO))
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
@@ -143,7 +143,7 @@ def test_install_run_uninstall(site: Site, driver: Driver) -> None:
 
 def test_as_default_runtime(site: Site, driver: Driver) -> None:
     site.gpuhook("install", "--set-default", "--reload").ok()
-    wait_until(lambda: site.default_runtime() == "gpu-py", "gpu-py is Docker's default")
+    assert site.default_runtime() == "gpu-py"
     done = site.docker.call("run", "--rm", "-e", TWO[0], DEBIAN, "nvidia-smi", "-L").ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
     site.gpuhook("uninstall", "--reload").ok()
@@ -153,13 +153,13 @@ def test_as_default_runtime(site: Site, driver: Driver) -> None:
 
 def test_installing_again_loses_nothing(site: Site) -> None:
     site.gpuhook("install", "--set-default", "--reload").ok()
-    wait_until(lambda: site.default_runtime() == "gpu-py", "gpu-py is Docker's default")
+    assert site.default_runtime() == "gpu-py"
     installed = site.config.read_bytes()
     done = site.gpuhook("install").ok()
     assert done.stdout == f"docker: unchanged {site.config}\n"
     assert site.config.read_bytes() == installed
     site.gpuhook("install", "--no-set-default", "--reload").ok()
-    wait_until(lambda: site.default_runtime() == "runc", "runc is Docker's default again")
+    assert site.default_runtime() == "runc"
     assert "gpu-py" in site.runtimes()
     site.gpuhook("uninstall", "--reload").ok()
     assert site.config.read_text() == ODD_FILE
@@ -174,7 +174,7 @@ def test_a_running_docker_forgets_what_its_file_no_longer_says(
     if text is not None:
         site.config.write_text(text)
     site.gpuhook("install", "--set-default", "--reload").ok()
-    wait_until(lambda: site.default_runtime() == "gpu-py", "gpu-py is Docker's default")
+    assert site.default_runtime() == "gpu-py"
     done = site.gpuhook("uninstall", "--reload").ok()
     assert f"docker: reloaded {site.docker.pid}" in done.stdout
     assert site.default_runtime() == "runc"
@@ -185,7 +185,7 @@ def test_a_running_docker_forgets_what_its_file_no_longer_says(
 
 def test_a_docker_that_does_not_answer_changes_nothing(site: Site) -> None:
     site.gpuhook("install", "--set-default", "--reload").ok()
-    wait_until(lambda: site.default_runtime() == "gpu-py", "gpu-py is Docker's default")
+    assert site.default_runtime() == "gpu-py"
     installed = site.config.read_bytes()
     assert site.docker.pid is not None
     os.kill(site.docker.pid, signal.SIGSTOP)
@@ -214,7 +214,7 @@ def test_a_default_that_the_admin_set_stops_the_removal(site: Site) -> None:
 
 def test_nothing_is_taken_back_while_a_container_needs_it(site: Site) -> None:
     site.gpuhook("install", "--reload").ok()
-    wait_until(lambda: "gpu-py" in site.runtimes(), "Docker knows gpu-py")
+    assert "gpu-py" in site.runtimes()
     installed = site.config.read_bytes()
     words = ["run", "--detach", "--network=none", "--stop-timeout=0"]
     free = site.docker.call(*words, "--name=free", DEBIAN, "sleep", "1000").ok().stdout[:12]
@@ -276,7 +276,7 @@ def test_what_the_admin_changed_meanwhile_stays(site: Site) -> None:
 
 def test_containers_that_need_the_runtime_are_named(site: Site) -> None:
     site.gpuhook("install", "--reload").ok()
-    wait_until(lambda: "gpu-py" in site.runtimes(), "Docker knows gpu-py")
+    assert "gpu-py" in site.runtimes()
     site.docker.call("create", "--runtime=gpu-py", "--name=bound", DEBIAN).ok()
     site.docker.call("create", "--name=free", DEBIAN).ok()
     try:
@@ -302,7 +302,7 @@ def test_a_file_that_does_not_parse_is_left_alone(site: Site, text: str) -> None
 @pytest.fixture
 def registered(site: Site) -> Iterator[Site]:
     site.gpuhook("install", "--reload").ok()
-    wait_until(lambda: "gpu-py" in site.runtimes(), "Docker knows gpu-py")
+    assert "gpu-py" in site.runtimes()
     yield site
     site.gpuhook("uninstall", "--reload").ok()
 

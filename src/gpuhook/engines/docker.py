@@ -8,6 +8,8 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 
 from gpuhook import names as our_names
 from gpuhook.engines import docker_api, json_text, swarm
@@ -16,7 +18,7 @@ from gpuhook.engines.docker_api import DEFAULT_CONFIG
 from gpuhook.engines.files import Change, decode, read_json, read_text, remove_folders
 from gpuhook.engines.merge import Document, Path, get
 from gpuhook.engines.store import Target
-from gpuhook.errors import EngineError
+from gpuhook.errors import EngineError, shown
 from gpuhook.host import processes as host_processes
 from gpuhook.host.processes import Process
 
@@ -79,9 +81,18 @@ class Docker:
         )
 
     def reload(self, config: str) -> list[int]:
-        """Send SIGHUP to every dockerd of ours that reads this daemon.json."""
-        sent = [daemon for daemon in _daemons(config) if _read_again(daemon)]
-        return [daemon.pid for daemon in sent]
+        """Have every dockerd of ours that reads this daemon.json read it again: SIGHUP.
+
+        Returns once their runtimes are those of the file. EngineError where one keeps others.
+        """
+        said = json_text.parse(read_text(config) or "", config)
+        sent = _have_read_again(config)
+        if problem := _wait_until_none(config, partial(_still_missing, document=said)):
+            raise EngineError(
+                problem,
+                "See what it says of the file: journalctl --unit docker; then restart Docker",
+            )
+        return sent
 
     def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
         """Have running daemons forget the runtimes before daemon.json is changed.
@@ -99,13 +110,13 @@ class Docker:
         said = json_text.edited(text, {**_BUILT_IN, **document}, change.path).encode()
         made = Change(change.path, change.old, said).commit()
         try:
-            self.reload(change.path)
-            problem = _wait_until_forgotten(change.path, names)
+            _have_read_again(change.path)
+            problem = _wait_until_none(change.path, partial(_still_known, names=names))
         finally:
             Change(change.path, said, change.old).commit()
             remove_folders(made)
         if problem:
-            self.reload(change.path)
+            _have_read_again(change.path)
             raise EngineError(
                 problem,
                 "Run gpuhook uninstall --engine docker && systemctl restart docker, "
@@ -247,22 +258,33 @@ def _daemons(config: str) -> list[Process]:
     ]
 
 
-def _read_again(daemon: Process) -> bool:
-    return host_processes.send(daemon, signal.SIGHUP)
+def _have_read_again(config: str) -> list[int]:
+    """Send SIGHUP to the running dockerds that read a configuration file; return their ids."""
+    found = _daemons(config)
+    return [daemon.pid for daemon in found if host_processes.send(daemon, signal.SIGHUP)]
 
 
-def _wait_until_forgotten(config: str, names: tuple[str, ...]) -> str:
-    """Return "" once no running daemon knows the runtimes, else what one still says."""
+def _wait_until_none(config: str, problem_of: Callable[[docker_api.DockerInfo], str]) -> str:
+    """Return "" once no running daemon's answer is a problem, else one that is left."""
     end = time.monotonic() + _RELOAD_S
     while True:
-        problems = [
-            problem
-            for answer in docker_api.asked(_daemons(config))
-            if (problem := _still_known(answer, names))
-        ]
+        answers = docker_api.asked(_daemons(config))
+        problems = [problem for answer in answers if (problem := problem_of(answer))]
         if not problems or time.monotonic() > end:
             return problems[0] if problems else ""
         time.sleep(_POLL)
+
+
+def _still_missing(answer: docker_api.DockerInfo, document: Document) -> str:
+    """Return what of its file a daemon doesn't know yet, "" where it can't be asked."""
+    if answer.info is None:
+        return ""
+    who = f"The running dockerd {answer.process.pid} doesn't take"
+    missing = {*_programs(document.get("runtimes", {})).items()} - {*answer.runtimes.items()}
+    if missing:
+        return f"{who} the runtime {shown(min(missing)[0])} from {answer.config_path}"
+    default = document.get("default-runtime", answer.default_runtime)
+    return "" if default == answer.default_runtime else f"{who} its new default runtime"
 
 
 def _still_known(answer: docker_api.DockerInfo, names: tuple[str, ...]) -> str:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpuhook.engines import installer
+from gpuhook.engines import docker, installer
 from gpuhook.engines.ask import ALIASES, SET_DEFAULT, Ask
 from gpuhook.engines.docker import Docker, wanted_document
+from gpuhook.engines.docker_api import DockerInfo
 from gpuhook.engines.store import Store
 from gpuhook.errors import EngineError
+from gpuhook.host.processes import Process
 
 
 def without_args(document: dict[str, Any]) -> dict[str, Any]:
@@ -128,3 +130,23 @@ def test_a_restart_is_of_ones_own_docker(
     [advice] = Docker().install(replace(ask, without=frozenset({SET_DEFAULT}))).afterwards
     assert advice.startswith("Restart Docker, which keeps a default runtime")
     assert advice.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("info", "problem"),
+    [
+        (None, ""),
+        ({"Runtimes": {"gpu-py": {"path": "/new"}}, "DefaultRuntime": "gpu-py"}, ""),
+        ({"Runtimes": {}, "DefaultRuntime": "gpu-py"}, "the runtime 'gpu-py' from /d.json"),
+        ({"Runtimes": {"gpu-py": {"path": "/old"}}}, "the runtime 'gpu-py' from /d.json"),
+        ({"Runtimes": {"gpu-py": {"path": "/new"}}, "DefaultRuntime": "runc"}, "its new default"),
+    ],
+)
+def test_a_dockerd_has_read_its_file(info: dict[str, Any] | None, problem: str) -> None:
+    """Then `docker run` right after `gpuhook install --reload` works."""
+    dockerd = Process(7, 0, ("dockerd",), 0, 0.0, None, "")
+    answer = DockerInfo(dockerd, "/d.json", "/docker.sock", info, "")
+    document = {"runtimes": {"gpu-py": {"path": "/new"}}, "default-runtime": "gpu-py"}
+    said = docker._still_missing(answer, document)
+    assert problem in said
+    assert bool(said) == bool(problem)
