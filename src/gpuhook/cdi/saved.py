@@ -35,7 +35,8 @@ def look(config: "Config") -> folders.Found:
     settled = {
         path: known
         for path, known in parses.known.items()
-        if known[0][-1] < began - _SETTLED_NS  # the time of the last change, which nobody sets
+        # The time of the last change, which nobody sets; to come if the clock was set back since.
+        if abs(began - known[0][-1]) > _SETTLED_NS
     }
     if settled != before:
         _save(config, settled)

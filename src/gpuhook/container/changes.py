@@ -473,7 +473,8 @@ def _put_file(
         if owner != (0, 0):
             kernel.change_owner(parent, temporary, owner)
         kernel.set_mode(fd, mode)
-        if label is not None:
+        # Below a mount with one label for all (context=, as podman's are), none can be set.
+        if label is not None and label != _label(fd):
             kernel.set_label(fd, label)
         kernel.rename(parent, temporary, name)
     except OSError:

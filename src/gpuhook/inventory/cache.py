@@ -285,7 +285,8 @@ class Loaded:
 
     def is_fresh(self, config: "Config") -> bool:
         """Tell whether it can be believed: nothing has changed, nor can a lost device be back."""
-        if self.inventory.lost and time.time() - self._saved_at > _LOST_SECONDS:
+        # Either way: the clock may have been set back since.
+        if self.inventory.lost and abs(time.time() - self._saved_at) > _LOST_SECONDS:
             return False  # nothing but the driver tells when a lost device is back
         return self.is_same(config)
 

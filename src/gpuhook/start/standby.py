@@ -193,8 +193,11 @@ def _load_inventory(config: Config, vendor: seam.Vendor) -> cache.Loaded:
 
 
 def _is_new(path: str) -> bool:
-    """Tell whether a file may have changed since this process began to import."""
-    return os.stat(path).st_ctime > time.time() - _YOUNG
+    """Tell whether a file may have changed since this process began to import.
+
+    One of times to come is from before the clock was set back.
+    """
+    return abs(time.time() - os.stat(path).st_ctime) < _YOUNG
 
 
 def _our_files() -> list[str]:
@@ -436,8 +439,9 @@ def _claim_name(pid: int, seat: int) -> str:
 
 
 def _is_older(name: str, seconds: float) -> bool:
+    """Tell whether a file was made longer ago; one of times to come was, before a clock's jump."""
     try:
-        return os.stat(name, dir_fd=MARK).st_mtime < time.time() - seconds
+        return abs(time.time() - os.stat(name, dir_fd=MARK).st_mtime) > seconds
     except FileNotFoundError:
         return False
 

@@ -127,6 +127,16 @@ def test_what_was_just_written_is_not_saved(site: Site, monkeypatch: pytest.Monk
     assert "x" in site.file.read_text()
 
 
+def test_a_clock_that_was_set_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of times to come are saved all the same."""
+    monkeypatch.undo()
+    path = site.write("a.json", of("x"))
+    earlier = path.stat().st_ctime_ns - 20 * 86400 * 10**9
+    monkeypatch.setattr("time.time_ns", lambda: earlier)
+    saved.look(site.config)
+    assert "x" in site.file.read_text()
+
+
 def test_what_is_saved_is_for_us_alone(site: Site) -> None:
     site.write("a.json", of("x"))
     site.names()

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
         self.looks = 0
+        self.lost: tuple[int, ...] = ()
         self.failure: DriverError | None = None
         self.meanwhile: Callable[[], None] = lambda: None
         self.config = Config()
@@ -49,7 +51,7 @@ class Machine:
             raise self.failure
         library = DriverFile("library", "/usr/lib/libcuda.so.580.65.06", "libcuda.so", "compute")
         files = (library,) if (self.root / library.path.lstrip("/")).exists() else ()
-        return Inventory(str(self.root), version, "13.0", (), (), files)
+        return Inventory(str(self.root), version, "13.0", (), (), files, self.lost)
 
     def get(self) -> str:
         return cache.get_inventory(self.config, VENDOR).version
@@ -65,6 +67,18 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(tmp_path)
     monkeypatch.setattr(discover, "discover", made.look)
     return made
+
+
+@pytest.mark.parametrize("days", [20, -20])
+def test_a_lost_device_may_be_back_later(
+    days: int, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the clock was set back meanwhile."""
+    machine.lost = (3,)
+    assert machine.get() == machine.get() == "look 1"
+    now = time.time() + days * 86400
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert machine.get() == "look 2"
 
 
 def test_machine_is_looked_at_once(machine: Machine) -> None:

@@ -156,3 +156,21 @@ def test_no_child_imports_anything_for_a_declared_vendor() -> None:
     loaded = {line.split(" ", 1)[0] for line in done.stdout.splitlines()}
     assert {*DECLARED, "gpuhook.vendors.declared.vendor"} <= loaded
     assert "gpuhook.vendors.declared.discover" not in loaded
+
+
+@pytest.mark.parametrize("days", [20, -20])
+def test_a_clock_that_jumped(days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of times to come is from before the clock was set back: not new, and old."""
+    path = tmp_path / "file"
+    path.touch()
+    mark = os.open(tmp_path, os.O_RDONLY)
+    try:
+        monkeypatch.setattr(standby, "MARK", mark)
+        assert standby._is_new(str(path))
+        assert not standby._is_older("file", 60.0)
+        now = time.time() + days * 86400
+        monkeypatch.setattr(time, "time", lambda: now)
+        assert not standby._is_new(str(path))
+        assert standby._is_older("file", 60.0)
+    finally:
+        os.close(mark)
