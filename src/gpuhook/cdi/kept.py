@@ -157,5 +157,5 @@ def _remove(path: str) -> None:
 def _unusable(path: str, error: OSError) -> CdiError:
     return CdiError(
         f"{path} can't be changed: {error.strerror}",
-        "Run this as root, or name another folder with --state-dir",
+        host_files.remedy(error, "Run this as root, or name another folder with --state-dir"),
     )

@@ -156,7 +156,7 @@ def remove(change: Change) -> None:
     except OSError as error:
         raise CdiError(
             f"{change.path} can't be removed: {error.strerror}",
-            "Run this as root, and see that this disk can be written to",
+            host_files.remedy(error, "Run this as root, and see that this disk can be written to"),
         ) from None
 
 

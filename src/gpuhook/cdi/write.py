@@ -73,7 +73,7 @@ def write(path: str, text: str, mode: int = MODE) -> bool:
     except OSError as error:
         raise CdiError(
             f"{path} can't be written: {error.strerror}; what was there is as it was",
-            "Run this as root, and see that this disk can be written to and has space",
+            host_files.remedy(error, "Run this as root, and see that this disk can be written to"),
         ) from None
     return True
 

@@ -1,5 +1,6 @@
 """What install --cdi does for CDI documents, and uninstall takes back: folder, documents, units."""
 
+import contextlib
 import os
 import shlex
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from gpuhook.cli.cdi_refresh import tell
 from gpuhook.config import load
 from gpuhook.engines import installed
 from gpuhook.engines.files import Change, make_folders, remove_folders
-from gpuhook.errors import CdiError, ConfigError
+from gpuhook.errors import CdiError, ConfigError, GpuhookError
 from gpuhook.host import files as host_files
 from gpuhook.host.programs import our_program
 
@@ -190,22 +191,35 @@ def _outdated(site: Site, before: Kept | None, kept: Kept) -> list[Change]:
 def _put(site: Site, kept: Kept, changes: list[Change]) -> Kept:
     """Remember what is to be, and then make it so; return it with the folders made for it."""
     save(site.state, kept)
-    made = []
-    for change in changes:
-        if change:
-            made += change.commit()
+    made: list[str] = []
+    done: list[Change] = []
     try:
-        made += make_folders(below(site.prefix, kept.folder))
+        for change in changes:
+            if change:
+                made += change.commit()
+                done.append(change)
+        made += _made_folders(below(site.prefix, kept.folder))
+        if made:
+            new = [path.removeprefix(site.prefix.rstrip("/")) for path in made]
+            kept = replace(kept, made=(*kept.made, *new))
+            save(site.state, kept)
+    except GpuhookError:
+        for change in reversed(done):
+            with contextlib.suppress(GpuhookError):
+                Change(change.path, change.new, change.old, change.mode).commit()
+        remove_folders(made)
+        raise
+    return kept
+
+
+def _made_folders(path: str) -> list[str]:
+    try:
+        return make_folders(path)
     except OSError as error:
         raise CdiError(
-            f"The folder {below(site.prefix, kept.folder)} can't be made: {error.strerror}",
-            "Run this as root, and see that this disk can be written to",
+            f"The folder {path} can't be made: {error.strerror}",
+            host_files.remedy(error, "Run this as root, and see that this disk can be written to"),
         ) from None
-    if made:
-        new = [path.removeprefix(site.prefix.rstrip("/")) for path in made]
-        kept = replace(kept, made=(*kept.made, *new))
-        save(site.state, kept)
-    return kept
 
 
 def _show(changes: Iterable[Change]) -> None:

@@ -162,5 +162,5 @@ def save(path: str, text: str, mode: int | None = None) -> None:
     except OSError as error:
         raise ConfigError(
             f"{path} can't be written: {error.strerror}",
-            "Run this as root, or name another file with --config",
+            host_files.remedy(error, "Run this as root, or name another file with --config"),
         ) from None

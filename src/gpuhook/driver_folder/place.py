@@ -34,7 +34,6 @@ _INIT = "1"  # in no container, and not for every root to look at
 _REMEDIES = {
     errno.EBUSY: "Something is mounted on it: mount the folder that it is in instead",
     errno.EINVAL: "Choose a folder on another filesystem, such as ext4, xfs or btrfs",
-    errno.ENOSPC: "Make room on its filesystem",
 }
 
 
@@ -166,6 +165,7 @@ class Place:
 def failure(path: str, error: OSError) -> DriverFolderError:
     """Return the error for what the kernel refused."""
     remedy = _REMEDIES.get(error.errno or 0, "Run this as root, where that folder can be changed")
+    remedy = host_files.remedy(error, remedy)
     return DriverFolderError(f"{path} can't be made as it should be: {error.strerror}", remedy)
 
 

@@ -13,6 +13,11 @@ from gpuhook.engines.merge import Document
 from gpuhook.errors import EngineError
 from gpuhook.host import files as host_files
 
+_NOT_WRITABLE = (
+    "Run this as root; where the system's folders are read-only, name a file elsewhere with "
+    "--config, or a writable copy of the system with --prefix"
+)
+
 
 def read(path: str) -> bytes | None:
     """Return a file's content, None where there is no such file.
@@ -94,8 +99,7 @@ class Change:
             remove_folders(made)
             raise EngineError(
                 f"{self.path} can't be changed: {error.strerror}",
-                "Run this as root; where the system's folders are read-only, name a file "
-                "elsewhere with --config, or a writable copy of the system with --prefix",
+                host_files.remedy(error, _NOT_WRITABLE),
             ) from None
         return made
 

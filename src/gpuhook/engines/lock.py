@@ -58,7 +58,8 @@ class Lock:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(fd), os.stat(self._file)):
-                    os.pwrite(fd, str(os.getpid()).encode(), 0)
+                    with contextlib.suppress(OSError):  # a full disk, and it only tells others
+                        os.pwrite(fd, str(os.getpid()).encode(), 0)
                     return fd
             except FileNotFoundError:
                 pass
@@ -83,7 +84,9 @@ class Lock:
                     continue
                 raise self._error(
                     f"The state folder {self._folder} can't be used: {error.strerror}",
-                    "Run this as root, or name another folder with --state-dir",
+                    host_files.remedy(
+                        error, "Run this as root, or name another folder with --state-dir"
+                    ),
                 ) from None
 
     def _wait(self, fd: int, end: float) -> None:

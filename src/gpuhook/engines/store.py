@@ -202,10 +202,20 @@ class Store:
         else:
             record = Record(target.engine, target.path, target.syntax, target.config)
         record.owned = list(dict.fromkeys([*record.owned, *target.owned]))
-        self._save(place, record, original, change.new)
-        record.folders += change.commit()
-        record.owned = [path for path in record.owned if path not in target.released]
-        self._save(place, record, original, change.new)
+        made: list[str] = []
+        try:
+            self._save(place, record, original, change.new)
+            made = change.commit()
+            record.folders += made
+            record.owned = [path for path in record.owned if path not in target.released]
+            self._save(place, record, original, change.new)
+        except EngineError:
+            if not known:
+                if (current := read(change.path)) != change.old:
+                    Change(change.path, current, change.old, change.mode).commit()
+                remove_folders(made)
+                shutil.rmtree(place, ignore_errors=True)
+            raise
         return change
 
     def _rebased(self, record: Record, current: bytes | None) -> bytes | None:
@@ -217,15 +227,23 @@ class Store:
         return _separate(record, current, original, written)
 
     def _save(self, place: str, record: Record, original: bytes | None, new: bytes | None) -> None:
-        os.makedirs(place, exist_ok=True)
-        for name, data in (("original", original), ("written", new)):
-            if data is not None:
-                host_files.replace(f"{place}/{name}", data, _MODE)
-            else:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{place}/{name}")
-        data = json.dumps(asdict(record), indent=2).encode()
-        host_files.replace(f"{place}/{_RECORD}", data, _MODE)
+        try:
+            os.makedirs(place, exist_ok=True)
+            for name, data in (("original", original), ("written", new)):
+                if data is not None:
+                    host_files.replace(f"{place}/{name}", data, _MODE)
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(f"{place}/{name}")
+            data = json.dumps(asdict(record), indent=2).encode()
+            host_files.replace(f"{place}/{_RECORD}", data, _MODE)
+        except OSError as error:
+            raise EngineError(
+                f"It can't be remembered in {place} how {record.path} was: {error.strerror}",
+                host_files.remedy(
+                    error, "Run this as root, or name another folder with --state-dir"
+                ),
+            ) from None
 
     def plan_removal(self, record: Record) -> Change:
         """Return what ``take_back`` would change."""

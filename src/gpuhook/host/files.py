@@ -235,6 +235,12 @@ def exchange(one: str, other: str) -> None:
         raise OSError(number, os.strerror(number), other)
 
 
+def remedy(error: OSError, otherwise: str) -> str:
+    """Return what helps where a file couldn't be written; ``otherwise`` if space doesn't."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "Make room on its filesystem, and run this again" if full else otherwise
+
+
 def sync_folder(folder: str) -> None:
     """Make the names in a folder last through a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

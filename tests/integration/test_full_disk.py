@@ -1,0 +1,111 @@
+"""A full disk: a command that writes fails in a sentence, and every file stays as it was."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.commands import run
+from harness.driver import Driver
+from harness.installation import Installation, write_config
+
+PAGES = 20  # more than a command needs
+ENGINES = ("docker", "containerd", "podman", "crio")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small filesystem of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", place]).ok()
+    try:
+        yield place
+    finally:
+        run(["umount", place]).ok()
+
+
+def content(folder: Path) -> dict[Path, bytes | None]:
+    """Return every file below a folder with what is in it, None for a folder."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def fill(disk: Path, left: int) -> Path:
+    """Leave so many pages of it; return the file that takes the others."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        space = os.fstatvfs(file.fileno())
+        os.posix_fallocate(file.fileno(), 0, (space.f_bfree - left) * space.f_bsize)
+    return filler
+
+
+def daemon(disk: Path) -> Path:
+    """Make a Docker's settings, and return where they are."""
+    path = disk / "etc/docker/daemon.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"log-level": "warn"}\n')
+    (disk / "var/lib").mkdir(parents=True)
+    return path
+
+
+def check(disk: Path, words: list[str | Path]) -> None:
+    """A command fails without space, however little is missing, and works with it."""
+    before = content(disk)
+    for left in range(PAGES):
+        filler = fill(disk, left)
+        done = run(words)
+        filler.unlink()
+        if done.status == 0:
+            break
+        assert content(disk) == before, done
+        [line] = done.stderr.splitlines()
+        assert line.startswith("gpuhook: ")
+        assert "No space left on device" in line
+        assert line.endswith(". Make room on its filesystem, and run this again.")
+    assert 0 < left < PAGES - 1
+    assert content(disk) != before
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_install(
+    disk: Path, installation: Installation, configs: dict[str, Path], engine: str
+) -> None:
+    daemon(disk)
+    words: list[str | Path] = ["env", f"GPUHOOK_CONFIG={configs['runc']}", installation.command]
+    check(disk, [*words, "install", f"--engine={engine}", f"--prefix={disk}"])
+
+
+def test_install_with_documents(
+    disk: Path, installation: Installation, configs: dict[str, Path]
+) -> None:
+    """Of several files each is whole, and the next try does what was left."""
+    settings = daemon(disk)
+    before = content(disk)
+    words: list[str | Path] = ["env", f"GPUHOOK_CONFIG={configs['runc']}", installation.command]
+    install = [*words, "install", "--engine=docker", f"--prefix={disk}", "--cdi"]
+    seen = set()
+    for left in range(PAGES):
+        filler = fill(disk, left)
+        done = run(install)
+        filler.unlink()
+        seen.add(settings.read_bytes())
+        if done.status == 0:
+            break
+        assert done.stderr.endswith(". Make room on its filesystem, and run this again.\n")
+    assert 0 < left < PAGES - 1
+    assert len(seen) == 2
+    run([*words, "uninstall", "--engine=docker", f"--prefix={disk}"]).ok()
+    assert content(disk) == before
+
+
+def test_config_set(disk: Path, installation: Installation, driver: Driver) -> None:
+    config = write_config(disk / "etc", driver.root, ["runc"])
+    words: list[str | Path] = [installation.command, "config", "set", "--config", config]
+    check(disk, [*words, "disable-require=true"])
+
+
+def test_a_document(disk: Path, installation: Installation, configs: dict[str, Path]) -> None:
+    path = disk / "nvidia.com-gpu.yaml"
+    path.write_text("old")
+    words: list[str | Path] = [installation.command, "cdi", "generate", "--config", configs["runc"]]
+    check(disk, [*words, "--output", path])
