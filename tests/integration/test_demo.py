@@ -10,9 +10,11 @@ from harness.installation import Installation
 from harness.namespaces import HOLD, Namespace, held
 
 SOCKET = "/run/containerd/containerd.sock"  # where dockerd looks for one
+# This clone may be below /tmp, and stays there.
 MACHINE = (
-    "mount -t tmpfs -o mode=755 tmpfs /run && mount -t tmpfs -o mode=1777,nodev tmpfs /tmp && "
-    f"mkdir /run/containerd && {HOLD}"
+    f"cd '{REPOSITORY}' && mount -t tmpfs -o mode=755 tmpfs /run && "
+    "mount -t tmpfs -o mode=1777,nodev tmpfs /tmp && mkdir /run/containerd && "
+    f"mkdir -p '{REPOSITORY}' && mount --no-canonicalize --bind . '{REPOSITORY}' && {HOLD}"
 )
 
 
@@ -33,10 +35,10 @@ def ctr(machine: Namespace) -> Result:
 
 def test_demo_leaves_the_machine_alone(machine: Namespace, installation: Installation) -> None:
     assert installation.command.exists()  # the demo finds the same one
-    before = machine.run("find", "/run", "/tmp").ok().stdout
+    before = machine.run("find", "/run", "/tmp", "-xdev").ok().stdout
     done = machine.run(REPOSITORY / "scripts/demo", env={"TMPDIR": "/tmp"}).ok()
     assert "ok: exactly the GPUs asked for" in done.stdout
     assert ctr(machine).ok().stdout == ""
-    assert machine.run("find", "/run", "/tmp").ok().stdout == before
+    assert machine.run("find", "/run", "/tmp", "-xdev").ok().stdout == before
     assert not [*Path("/var/tmp").glob("gpuhook-demo.*")]
     assert not [*Path("/sys/fs/cgroup").glob("**/gpuhook-demo-*")]
