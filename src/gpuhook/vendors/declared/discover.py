@@ -13,11 +13,10 @@ from gpuhook.inventory.model import Device, DriverFile, Inventory, Node
 from gpuhook.loader import elf, ldcache
 from gpuhook.loader.layout import cache_flags
 from gpuhook.vendors import given
-from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE
+from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES
 
 _CACHE_LIMIT = 64 << 20
 _SMALL = 1 << 12
-_PCI_DEVICES = "/sys/bus/pci/devices"
 
 
 def discover(path: str, names: ModuleType) -> Inventory:
@@ -71,9 +70,9 @@ class _Search:
     def _is_present(self) -> bool:
         proof = self._table.present
         if proof.startswith(PCI):
-            devices = self._root.list_folder(_PCI_DEVICES)
+            devices = self._root.list_folder(PCI_DEVICES)
             return any(
-                self._text(f"{_PCI_DEVICES}/{name}/vendor") == f"0x{self._names.PCI_VENDOR}"
+                self._text(f"{PCI_DEVICES}/{name}/vendor") == f"0x{self._names.PCI_VENDOR}"
                 for name in devices
             )
         if proof.startswith(DRIVER):

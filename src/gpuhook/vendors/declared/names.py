@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gpuhook.config.declared import Declared
 
 LD_CACHE = "/etc/ld.so.cache"
+PCI_DEVICES = "/sys/bus/pci/devices"
 DRIVER_PLACES = ("/sys/module/", "/sys/bus/pci/drivers/")  # where a driver has its name
 
 

@@ -5,7 +5,7 @@ import os
 from gpuhook.inventory import freshness
 from gpuhook.oci.process import Setting
 from gpuhook.vendors.declared import names as declared
-from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE
+from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES
 from gpuhook.vendors.seam import Vendor, existing
 
 TYPE_CHECKING = False
@@ -56,6 +56,8 @@ class Declared(Vendor):
         for folder in sorted({path.rpartition("/")[0] for path in places}):
             names = freshness.names(root + folder)
             found.append([name for name in names if self._is_ours(folder, name)])
+        if self.names.PCI_VENDOR:
+            found.append(freshness.names(root + PCI_DEVICES))
         return [*found, [freshness.status(root + folder) for folder in self._library_folders()]]
 
     def _proofs(self) -> list[str]:

@@ -275,6 +275,21 @@ def test_when_it_is_looked_at_again(
     assert cache.saved(config, vendor) is None
 
 
+def test_a_pci_device_that_is_pulled_out(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes may outlive it, and then show nothing."""
+    monkeypatch.setattr("gpuhook.inventory.freshness.same_nodes", lambda *_: True)
+    config, _ = made(TABLE.replace("/proc/driver/maker", "pci:ab12"))
+    vendor = seam.load(seam.known(config)["maker"])
+    cache.get_inventory(config, vendor)
+    assert cache.saved(config, vendor) is not None
+    (tmp_path / "driver/sys/bus/pci/devices/0000:01:00.0").rename(tmp_path / "pulled-out")
+    assert cache.saved(config, vendor) is None
+    with pytest.raises(DriverError, match="there is no pci:ab12"):
+        cache.get_inventory(config, vendor)
+
+
 def test_another_table_is_another_vendor(made: Made) -> None:
     config, _ = made()
     cache.get_inventory(config, seam.load(seam.known(config)["maker"]))
