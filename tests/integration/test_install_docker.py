@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +182,25 @@ def test_a_running_docker_forgets_what_its_file_no_longer_says(
     assert "gpu-py" not in site.runtimes()
     assert (site.config.read_text() if site.config.exists() else None) == text
     assert not site.state.exists()
+
+
+def test_it_is_done_once_a_slow_docker_has_read_its_file(site: Site) -> None:
+    """Then `docker run` may be the next command."""
+    words = ["install", "--engine=docker", "--reload", f"--config={site.config}"]
+    assert site.docker.pid is not None
+    os.kill(site.docker.pid, signal.SIGSTOP)
+    try:
+        with subprocess.Popen([site.command, *words, f"--state-dir={site.state}"]) as installing:
+            try:
+                wait_until(lambda: "gpu-py" in site.config.read_text(), "the file is written")
+                with pytest.raises(subprocess.TimeoutExpired):
+                    installing.wait(2.0)  # it would ask for five seconds
+            finally:
+                os.kill(site.docker.pid, signal.SIGCONT)
+        assert installing.returncode == 0
+        assert "gpu-py" in site.runtimes()
+    finally:
+        site.gpuhook("uninstall", "--reload")
 
 
 def test_a_docker_that_does_not_answer_changes_nothing(site: Site) -> None:
