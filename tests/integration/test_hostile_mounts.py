@@ -3,6 +3,7 @@
 Each protection is also taken out, and the harm that it prevents must then be seen.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from harness.sandbox import (
 )
 from harness.snapshot import mount_table
 
-from gpuhook.container import mounts
+from gpuhook.container import kernel, mounts
 from gpuhook.errors import InjectError, VolumeError
 from gpuhook.inventory.model import Node
 from gpuhook.plan.operations import (
@@ -344,6 +345,23 @@ def test_a_replaced_cache_keeps_its_label_owner_and_mode(driver: Path, image: Pa
         box.inject([CACHE])
     assert cache.stat().st_size > 0
     assert os.getxattr(cache, "security.selinux") == label
+
+
+def test_below_a_mount_with_one_label_for_all(
+    driver: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As podman's with SELinux (context=): none can be set. It is pretended, without SELinux."""
+
+    def refuse(fd: int, label: bytes) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    cache = image / "etc/ld.so.cache"
+    cache.touch()
+    monkeypatch.setattr(os, "getxattr", lambda *_: b"system_u:object_r:container_file_t:s0\0")
+    monkeypatch.setattr(kernel, "set_label", refuse)
+    with sandbox(image) as box:
+        box.inject([CACHE])
+    assert cache.stat().st_size > 0
 
 
 def test_a_driver_on_a_filesystem_without_devices(driver: Path, image: Path) -> None:
