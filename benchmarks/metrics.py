@@ -27,8 +27,8 @@ from device_plugin import memory, name, spent
 from machine import isolate
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuhook.running import records
-from gpuhook.vendors.nvidia.simulate import Options, build
+from gpuhook.start.records import records
+from gpuhook.tools.vendors.nvidia.simulate import Options, build
 
 COMMAND = Path(sys.executable).with_name("gpuhook")
 PORT = 19836

@@ -2,7 +2,7 @@
 
 Each function returns a whole page in Markdown: ``commands`` of the command line's own help,
 ``settings`` of the commented config.toml, ``series`` of what the exporter of metrics gives, and
-``errors`` of the classes in gpuhook.errors. Nothing of it looks at the machine.
+``errors`` of the classes in gpuhook.ground.errors. Nothing of it looks at the machine.
 """
 
 import html
@@ -16,11 +16,11 @@ import click
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuhook import errors as gpuhook_errors
-from gpuhook.cli import cli
-from gpuhook.config.schema import KEYS
-from gpuhook.metrics import exporter
-from gpuhook.metrics.model import Container, Device, Snapshot, Usage
+from gpuhook.ground import errors as gpuhook_errors
+from gpuhook.ground.config.schema import KEYS
+from gpuhook.tools.cli import cli
+from gpuhook.tools.metrics import exporter
+from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
 
 _KEY = re.compile(r"#([a-z][a-z0-9-]*) = (.*)")
 _CODE = re.compile(r"(``.+?``|`[^`]+`)")
@@ -123,7 +123,9 @@ def _settings() -> Iterator[str]:
         "[Configuration](../configuration.md) says where the file is and how it is read.",
         "",
     )
-    lines = (resources.files("gpuhook") / "config" / "config.toml").read_text("utf-8").splitlines()
+    lines = (
+        (resources.files("gpuhook") / "tools/config/config.toml").read_text("utf-8").splitlines()
+    )
     first = lines.index("") + 1  # before it stands what the file is
     yield from ("## Outside of any table", "")
     comments: list[str] = []
@@ -247,8 +249,8 @@ def errors() -> str:
 
 def _errors() -> Iterator[str]:
     yield from ("# Errors", "")
-    yield "This page is made from `gpuhook.errors`. An error is a sentence of what is wrong and one"
-    yield "of what to do; its code is what `gpuhook explain --format json` prints, for programs."
+    yield "This page is made from `gpuhook.ground.errors`. An error is a sentence of what is"
+    yield "wrong and one of what to do; its code is what `gpuhook explain --format json` prints."
     yield from ("[Troubleshooting](../troubleshooting.md) goes by the message.", "")
     meanings: dict[str, list[str]] = {}
     for each in vars(gpuhook_errors).values():

@@ -1,7 +1,7 @@
 """Where the launchers start Python: an isolated interpreter that knows nothing of site-packages.
 
 The launcher puts this package on the module path and calls ``main`` with the arguments
-runtime|runtime-save|standby|hook|cdi-hook|cli LAUNCHER ARG... It restores the environment that
+runtime|runtime-save|standby|hook|cdi-hook LAUNCHER ARG... It restores the environment that
 the launcher was given, and calls the program. ``runtime-save`` also saves what the launcher
 must know.
 """
@@ -10,8 +10,7 @@ import gc
 import os
 import sys
 
-from gpuhook import names
-from gpuhook.start import preload
+from gpuhook.ground import names, preload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,14 +59,9 @@ def main() -> "NoReturn":
         cdi_hook.main(argv)
     if program == "standby":
         os.chdir("/")
-        from gpuhook.runtime_shim import edit  # noqa: PLC0415 - as above
-        from gpuhook.start import standby  # noqa: PLC0415
+        from gpuhook.standby import standby  # noqa: PLC0415
 
-        standby.main(os.path.abspath(launcher), argv, edit)
-    if program == "cli":
-        from gpuhook.nvidia_cli import main as nvidia_cli  # noqa: PLC0415
-
-        nvidia_cli.main(argv)
+        standby.main(os.path.abspath(launcher), argv)
     preload.load(preload.RUNTIME)
     from gpuhook import runtime_shim  # noqa: PLC0415
 

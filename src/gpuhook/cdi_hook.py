@@ -10,21 +10,23 @@ It is started in the container's namespaces and its cgroup, before the root is p
 import os
 import sys
 
-from gpuhook import __version__, log, names
-from gpuhook.config import Config, load
-from gpuhook.errors import CdiError, GpuhookError, shown
-from gpuhook.oci.spec import State, parse_state, read_spec
-from gpuhook.start import preload
-from gpuhook.vendors import seam
+from gpuhook import __version__
+from gpuhook.ground import log, names, preload
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import CdiError, GpuhookError, shown
+from gpuhook.ground.oci.spec import State, parse_state, read_spec
+from gpuhook.start import contract
+from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import NoReturn
 
-    from gpuhook.oci.spec import Spec
-    from gpuhook.running.records import Written
-    from gpuhook.vendors.seam import Grant
+    from gpuhook.ground.oci.spec import Spec
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.records.records import Written
 
 USAGE = f"""usage: {names.CDI_HOOK} [--config FILE] KIND
 
@@ -77,7 +79,7 @@ def read_arguments(argv: list[str]) -> tuple[str | None, str]:
 
 
 def _vendor_of(kind: str, config: Config) -> "ModuleType":
-    known = {each.KIND: each for each in seam.known(config).values()}
+    known = {each.KIND: each for each in registry.known(config).values()}
     if kind in known:
         return known[kind]
     raise CdiError(
@@ -94,10 +96,10 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     modules = (*vendor_names.MODULES, *vendor_names.HOOK_MODULES)
     preload.load((*preload.INJECTION, *modules))
     from gpuhook import inject  # noqa: PLC0415 - preloaded, as what follows
-    from gpuhook.cdi.hook import Work  # noqa: PLC0415
-    from gpuhook.inventory import cache  # noqa: PLC0415
+    from gpuhook.start.cdi.hook import Work  # noqa: PLC0415
+    from gpuhook.start.inventory import cache  # noqa: PLC0415
 
-    vendor = seam.load(vendor_names)
+    vendor = contract.load(vendor_names)
     # In the container's cgroup, a driver shows the container's devices alone: never saved.
     inventory = cache.get_inventory(config, vendor, save=False)
     work = Work(spec.data, vendor, inventory, config)
@@ -112,16 +114,18 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
 
 def _record(state: State, spec: "Spec", grant: "Grant", config: Config) -> "Written":
     """Write down what the container is given, for a block."""
-    from gpuhook.running import records  # noqa: PLC0415 - as in run
+    from gpuhook.start.records import records  # noqa: PLC0415 - as in run
 
     pid, process = records.first_process()
     try:
         state = State(state.container_id, pid, state.bundle, state.root)
         exclusive = config.exclusive
         if exclusive:
-            from gpuhook.running import claims  # noqa: PLC0415 - few have exclusive devices
+            from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
 
-            record = claims.describe(state, spec, [grant], (), config, save=False)
+            record = claims.describe(
+                state, spec, [grant], (), registry.known(config), config, save=False
+            )
         else:
             record = records.describe(state, spec.data.get("annotations"), [grant])
         return records.Written(config.state_dir, process, record, add=True, exclusive=exclusive)

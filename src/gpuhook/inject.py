@@ -15,28 +15,27 @@ import os
 import sys
 from _frozen_importlib import BuiltinImporter
 
-from gpuhook import log
-from gpuhook.cgroup import access
-from gpuhook.container import kernel
-from gpuhook.container.changes import Container, Journal
-from gpuhook.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs, Roots
-from gpuhook.errors import GpuhookError, InjectError, VolumeError
-from gpuhook.host import proc
-from gpuhook.plan import image
-from gpuhook.plan.planner import make_plan
-from gpuhook.running import records
+from gpuhook.ground import log
+from gpuhook.ground.cgroup import access
+from gpuhook.ground.container import kernel
+from gpuhook.ground.container.changes import Container, Journal
+from gpuhook.ground.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs, Roots
+from gpuhook.ground.errors import GpuhookError, InjectError, VolumeError
+from gpuhook.ground.host import proc
+from gpuhook.start.plan import image
+from gpuhook.start.planner import make_plan
+from gpuhook.start.records import records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from gpuhook.config import Config
-    from gpuhook.oci.spec import Spec, State
-    from gpuhook.plan.image import Image, Look
-    from gpuhook.plan.operations import Operation
-    from gpuhook.plan.planner import Plan
-    from gpuhook.resolve import Resolved
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.oci.spec import Spec, State
+    from gpuhook.start.plan.image import Image, Look
+    from gpuhook.start.plan.operations import Operation, Plan
+    from gpuhook.start.resolve import Resolved
 
 _REMEDIES = {
     errno.EROFS: "Give the container a writable root filesystem or layer while it is created",
@@ -106,10 +105,11 @@ class Injection:
         if not self._config.exclusive:
             annotations = self._spec.data.get("annotations")
             return records.describe(state, annotations, self._resolved.grants)
-        from gpuhook.running import claims  # noqa: PLC0415 - few have exclusive devices
+        from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
 
         found = self._resolved
-        return claims.describe(state, self._spec, found.grants, found.cdi_devices, self._config)
+        asked = found.grants, found.cdi_devices
+        return claims.describe(state, self._spec, *asked, found.known, self._config)
 
 
 def note(config: "Config", state: "State", facts: "dict[str, Any]") -> None:

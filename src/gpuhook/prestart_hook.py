@@ -3,11 +3,13 @@
 import os
 import sys
 
-from gpuhook import log, names
-from gpuhook.config import Config, load
-from gpuhook.errors import GpuhookError, InjectError, SpecError
-from gpuhook.oci.spec import Spec, parse_state, read_spec
-from gpuhook.resolve import resolve
+from gpuhook.ground import log, names
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import GpuhookError, InjectError, SpecError
+from gpuhook.ground.oci.spec import Spec, parse_state, read_spec
+from gpuhook.start.resolve import resolve
+from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ def run(state_text: bytes, config: Config) -> None:
     """Inject what the container of this state asks for; GpuhookError if that can't be done."""
     state = parse_state(state_text)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
-    resolved = resolve(spec.data, config)
+    resolved = resolve(spec.data, config, registry.known(config))
     if resolved is not None and resolved.absent and not resolved.grants:
         log.without(spec.path, resolved.absent, config)
     if resolved is not None and resolved.grants:  # what documents give is the runtime's to do
@@ -109,11 +111,12 @@ def take(state_text: bytes, config: Config) -> None:
     """Take what the container of this state has of exclusive devices; HeldError if it can't."""
     state = parse_state(state_text)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
-    resolved = resolve(spec.data, config)
+    known = registry.known(config)
+    resolved = resolve(spec.data, config, known)
     if config.exclusive:
-        from gpuhook.running import claims  # noqa: PLC0415 - few have exclusive devices
+        from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
 
-        claims.take(state, spec, resolved, config)
+        claims.take(state, spec, resolved, known, config)
 
 
 def precreate(folder: str, argv: list[str]) -> "NoReturn":
@@ -125,7 +128,7 @@ def precreate(folder: str, argv: list[str]) -> "NoReturn":
 
     ``folder`` is where gpuhook-prestart lies; ``argv`` may hold ``--config FILE``.
     """
-    from gpuhook.runtime_shim import edit  # noqa: PLC0415 - these edits are the runtime's
+    from gpuhook.start.edit import edit  # noqa: PLC0415 - of this stage alone
 
     config_path, _ = read_arguments(argv)
     text = _read_input()
@@ -135,7 +138,7 @@ def precreate(folder: str, argv: list[str]) -> "NoReturn":
         if len(text) > _SPEC_LIMIT:
             raise SpecError(f"{_INPUT} is larger than {_SPEC_LIMIT >> 20} MiB", "Make it smaller")
         spec = Spec(_INPUT, text.decode("utf-8", "surrogateescape"))
-        edited = edit(spec, config, folder)
+        edited = edit(spec, config, registry.known(config), folder)
     except GpuhookError as error:
         log.error(names.HOOK, str(error), config)
         sys.exit(1)

@@ -19,7 +19,7 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left, tree
 
-from gpuhook.oci.jsontext import surely_broken
+from gpuhook.ground.oci.jsontext import surely_broken
 
 DEBIAN = image("debian")
 

@@ -18,7 +18,7 @@ from harness.sandbox import in_child
 from harness.snapshot import contents, nothing_left
 
 from gpuhook import inject as injection
-from gpuhook.errors import InjectError
+from gpuhook.ground.errors import InjectError
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 HOOK = "gpuhook-cdi-hook"

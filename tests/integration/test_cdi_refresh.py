@@ -17,9 +17,9 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.podman import Podman, podman
 
-from gpuhook.cdi import folders
-from gpuhook.cdi import refresh as refreshing
-from gpuhook.cdi.document import read
+from gpuhook.start.cdi import folders
+from gpuhook.start.cdi.document import read
+from gpuhook.tools.cdi import refresh as refreshing
 
 FOLDER = Path("/var/run/cdi")  # the session has a /run of its own
 DOCUMENT = FOLDER / "nvidia.com-gpu.yaml"

@@ -8,7 +8,7 @@ import pytest
 from harness.commands import Result, run
 from harness.installation import Installation
 
-from gpuhook.cdi import units
+from gpuhook.tools.cdi import units
 
 UNITS = Path("/lib/systemd/system")  # of the packages on this machine
 ENGINES = ("docker", "containerd", "podman-restart")

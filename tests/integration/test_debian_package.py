@@ -175,7 +175,7 @@ def test_the_default_configuration_is_the_one_of_the_repository(
     package: Path, tmp_path: Path
 ) -> None:
     run(["dpkg-deb", "--extract", package, tmp_path]).ok()
-    shipped = tmp_path / "usr/lib/gpuhook/gpuhook/config/config.toml"
+    shipped = tmp_path / "usr/lib/gpuhook/gpuhook/tools/config/config.toml"
     assert not shipped.is_symlink()
     assert shipped.read_bytes() == (REPOSITORY / "config/config.toml").read_bytes()
 
@@ -438,7 +438,7 @@ def test_removal_while_it_is_dockers_default_by_hand(
 
 def test_removal_where_gpuhook_does_not_even_start(debian: Debian) -> None:
     """A package that can't be removed would be worse."""
-    (debian.root / "usr/lib/gpuhook/gpuhook/cli/__init__.py").write_text("broken = \n")
+    (debian.root / "usr/lib/gpuhook/gpuhook/tools/cli/__init__.py").write_text("broken = \n")
     assert "gpuhook doesn't start" in debian.call("dpkg", "-r", "gpuhook").stderr
 
 

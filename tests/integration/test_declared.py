@@ -19,7 +19,7 @@ from harness.snapshot import nothing_left
 from harness.standing import ONE
 from harness.vendors import MODES, USER, Devices, as_user, in_mode, nodes_seen
 
-from gpuhook.config import loads
+from gpuhook.ground.config.loader import loads
 
 TABLES = declared_vendors.tables()
 GROUP = 1234

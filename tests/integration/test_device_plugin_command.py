@@ -17,7 +17,7 @@ GPUS = "nvidia.com/gpu"
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 FOLDER = "/var/run/nvidia-container-devices"
 # The tests' own Python has gRPC; the name of the program is that of the installed one.
-_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.cli import main; main()"
+_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.tools.cli import main; main()"
 
 
 class Node:

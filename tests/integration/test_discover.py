@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from harness.commands import wait_until
 
-from gpuhook.config import Config
-from gpuhook.errors import DriverError
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError
+from gpuhook.tools.vendors.nvidia.simulate import Built, Failure, Options, build, remove
 from gpuhook.vendors.nvidia.discover import discover
 from gpuhook.vendors.nvidia.model import Inventory
-from gpuhook.vendors.nvidia.simulate import Built, Failure, Options, build, remove
 
 
 @pytest.fixture

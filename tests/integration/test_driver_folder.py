@@ -23,7 +23,7 @@ from harness.loader import probed
 from harness.namespaces import Namespace
 from harness.strangers import folder_of_his
 
-from gpuhook.driver_folder import place
+from gpuhook.tools.driver_folder import place
 
 
 @pytest.fixture

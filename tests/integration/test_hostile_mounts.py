@@ -25,10 +25,10 @@ from harness.sandbox import (
 )
 from harness.snapshot import mount_table
 
-from gpuhook.container import kernel, mounts
-from gpuhook.errors import InjectError, VolumeError
-from gpuhook.inventory.model import Node
-from gpuhook.plan.operations import (
+from gpuhook.ground.container import kernel, mounts
+from gpuhook.ground.errors import InjectError, VolumeError
+from gpuhook.start.inventory.model import Node
+from gpuhook.start.plan.operations import (
     FILE_OPTIONS,
     BindDevice,
     BindFile,

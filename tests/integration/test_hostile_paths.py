@@ -21,8 +21,8 @@ from harness.namespaces import Namespace
 from harness.standing import ONE, Site
 from harness.strangers import UID
 
-from gpuhook.container.rootfs import Rootfs, find_socket
-from gpuhook.errors import UntrustedPathError
+from gpuhook.ground.container.rootfs import Rootfs, find_socket
+from gpuhook.ground.errors import UntrustedPathError
 
 DAEMON = 120  # a system user, as Debian gives one to nvidia-persistenced
 SOCKET = "run/nvidia-persistenced/socket"

@@ -11,20 +11,20 @@ from harness.sandbox import Sandbox, Volume, contents, in_child, sandbox, see_dr
 from harness.snapshot import mount_table
 
 from gpuhook import inject as injection
-from gpuhook.container import kernel
-from gpuhook.container.changes import Journal
-from gpuhook.errors import InjectError
-from gpuhook.inventory.model import Node
-from gpuhook.plan.operations import (
+from gpuhook.ground.container import kernel
+from gpuhook.ground.container.changes import Journal
+from gpuhook.ground.errors import InjectError
+from gpuhook.start.inventory.model import Node
+from gpuhook.start.plan.operations import (
     FILE_OPTIONS,
     BindDevice,
     BindFile,
     Operation,
+    Plan,
     Symlink,
     UpdateLdCache,
     WriteFile,
 )
-from gpuhook.plan.planner import Plan
 from gpuhook.vendors.nvidia.own_files import MaskProc
 
 # Every function of the seam that changes something, or makes what changes something.

@@ -23,8 +23,8 @@ from harness.installation import Installation, open_kinds, write_config
 from harness.namespaces import Namespace
 from harness.standing import ONE
 
-from gpuhook.cdi import apply, folders
-from gpuhook.running import records
+from gpuhook.start.cdi import apply, folders
+from gpuhook.start.records import records
 
 EXCLUSIVE = 'exclusive = ["nvidia.com/gpu"]\n'
 QUIET = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")

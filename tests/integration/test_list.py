@@ -20,7 +20,7 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.podman import Podman
 
-from gpuhook.running import records
+from gpuhook.start.records import records
 
 SLEEP = ("sleep", "1000")
 

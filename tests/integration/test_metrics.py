@@ -33,7 +33,7 @@ from harness.metrics import (
 )
 from harness.podman import Podman
 
-from gpuhook.vendors.nvidia.simulate import report_xid
+from gpuhook.tools.vendors.nvidia.simulate import report_xid
 
 
 def test_a_container_of_a_low_level_runtime(
@@ -215,7 +215,7 @@ def test_without_root(
     library = workspace / f"library-{folder.name}"  # which the installation hasn't got
     shutil.copytree(Path(prometheus_client.__file__).parent, library / "prometheus_client")
     env = {"PYTHONPATH": str(library)}
-    command = "from gpuhook.cli import main; main()"  # the program itself has no PYTHONPATH
+    command = "from gpuhook.tools.cli import main; main()"  # the program itself has no PYTHONPATH
     words: list[str | Path] = [reachable / "python3", "-c", command, "metrics"]
     words += ["--textfile", file, "--config", configs["runc"]]
     done = run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *words], env).ok()

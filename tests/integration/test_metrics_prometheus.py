@@ -22,12 +22,12 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.prometheus import Prometheus, prometheus
 
-from gpuhook.vendors.nvidia.simulate import Process, report_xid, run_process
-from gpuhook.vendors.nvidia.simulate.state import load_machine
+from gpuhook.tools.vendors.nvidia.simulate import Process, report_xid, run_process
+from gpuhook.tools.vendors.nvidia.simulate.state import load_machine
 
 GIB = 1 << 30
 PATIENCE = 60.0
-COMMAND = (sys.executable, "-c", "from gpuhook.cli import main; main()", "metrics")
+COMMAND = (sys.executable, "-c", "from gpuhook.tools.cli import main; main()", "metrics")
 NASTY = 'quote " backslash \\ newline \n end'
 WINDOW = "20s"
 CRI = "io.containerd.runtime.v2.task/k8s.io"  # where containerd's CRI plugin has its bundles

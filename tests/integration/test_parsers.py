@@ -16,8 +16,8 @@ from harness.installation import Installation, write_config
 from harness.parsers import WORK, Launcher, RealParser, Runtime, launcher, real_parser
 from harness.recorder import recorder
 
-from gpuhook.names import CREATING_VERBS
-from gpuhook.oci.runtime_argv import Arguments
+from gpuhook.ground.names import CREATING_VERBS
+from gpuhook.ground.oci.runtime_argv import Arguments
 
 SEED = int(os.environ.get("GPUHOOK_PARSER_SEED", "1"))
 COUNT = int(os.environ.get("GPUHOOK_PARSER_COUNT", "1500"))

@@ -33,12 +33,14 @@ def acme(installation: Installation, workspace: Path) -> Iterator[Installation]:
     """A copy of the installation that knows ACME: its folder, an import and an entry more."""
     old, copy = installation.bin.parent, workspace / "acme-installed"
     shutil.copytree(old, copy, symlinks=True)
-    [folder] = copy.glob("lib/python3*/site-packages/gpuhook/vendors")
+    [package] = copy.glob("lib/python3*/site-packages/gpuhook")
+    folder, tools = package / "vendors", package / "tools/vendors"
     unneeded = shutil.ignore_patterns("__pycache__")
     shutil.copytree(second_vendor.FOLDER / "acme", folder / "acme", ignore=unneeded)
-    with (folder / "seam.py").open("a") as seam:
-        seam.write(KNOW)
-    run([copy / "bin/python3", "-m", "compileall", "-q", folder]).ok()
+    shutil.copytree(second_vendor.FOLDER / "tools/acme", tools / "acme", ignore=unneeded)
+    with (folder / "registry.py").open("a") as registry:
+        registry.write(KNOW)
+    run([copy / "bin/python3", "-m", "compileall", "-q", package]).ok()
     yield Installation(copy / "bin")
     shutil.rmtree(copy)
 

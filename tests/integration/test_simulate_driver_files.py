@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.loader import ldcache
-from gpuhook.vendors.nvidia.simulate import Built, Options, build
+from gpuhook.ground.loader import ldcache
+from gpuhook.tools.vendors.nvidia.simulate import Built, Options, build
 
 
 @pytest.fixture(scope="module")

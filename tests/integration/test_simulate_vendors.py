@@ -10,18 +10,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 import vendors
-from gpuhook.cli import cli
-from gpuhook.errors import SimulateError
-from gpuhook.simulate.build import build
-from gpuhook.simulate.place import MARKER
-from gpuhook.simulate.tree import Tree
-from gpuhook.vendors.nvidia.simulate import Options
-from gpuhook.vendors.nvidia.simulate import build as build_nvidia
+from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.cli import cli
+from gpuhook.tools.simulate.build import build
+from gpuhook.tools.simulate.place import MARKER
+from gpuhook.tools.simulate.tree import Tree
+from gpuhook.tools.vendors.nvidia.simulate import Options
+from gpuhook.tools.vendors.nvidia.simulate import build as build_nvidia
 
 VIDEO, RENDER = 44, 105
 
 ACME = f"""
-from gpuhook.simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook.tools.simulate.majors import devices_text, free_majors, machines_devices
 
 def simulate(tree, count, settings):
     known = machines_devices()

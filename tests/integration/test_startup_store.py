@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gpuhook.config import Config
-from gpuhook.errors import DriverError
-from gpuhook.inventory import cache
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError
+from gpuhook.start.inventory import cache
+from gpuhook.tools.vendors.nvidia.simulate import Failure, Options, build, remove
 from gpuhook.vendors.nvidia.model import Inventory
-from gpuhook.vendors.nvidia.simulate import Failure, Options, build, remove
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 SLOW = 2.0  # seconds that starting NVML takes

@@ -26,11 +26,11 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.strangers import AS_STRANGER
 
-from gpuhook.vendors.nvidia.simulate import Process, end_process, run_process
+from gpuhook.tools.vendors.nvidia.simulate import Process, end_process, run_process
 
 GIB = 1 << 30
 PATIENCE = 60.0
-COMMAND = (sys.executable, "-c", "from gpuhook.cli import main; main()", "stats")
+COMMAND = (sys.executable, "-c", "from gpuhook.tools.cli import main; main()", "stats")
 # As by hand, whatever signals whoever started us ignores.
 STARTED = ("env", "--default-signal", *COMMAND)
 RESTORED = "\x1b[?25h\x1b[?1049l"  # the cursor is shown, and the screen as it was

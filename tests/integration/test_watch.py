@@ -16,11 +16,11 @@ from harness.commands import Result, run, stop, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 
-from gpuhook.cdi import folders
-from gpuhook.cdi.kept import last_errors
-from gpuhook.config import Config
-from gpuhook.start.watch import Events
-from gpuhook.vendors.uevents import Event, concerns_us
+from gpuhook.ground.config.model import Config
+from gpuhook.start.cdi import folders
+from gpuhook.tools.cdi.kept import last_errors
+from gpuhook.tools.vendors.uevents import Event, concerns_us
+from gpuhook.tools.watch import Events
 
 # What a watch waits in, select or pselect6: asm/unistd.h.
 SELECT = {"x86_64": ("23", "270"), "aarch64": ("72",)}[os.uname().machine]

@@ -63,18 +63,18 @@ def test_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFile) -> None:
         name for name in wheel.namelist() if ".data/" not in name and ".dist-info/" not in name
     }
     assert names == package
-    sources = "vendors/nvidia/simulate/c"
+    sources = "tools/vendors/nvidia/simulate/c"
     for name in (
-        "py.typed", "config/config.toml", f"{sources}/nvml.h", "cli/doctor.py",
-        "cdi/units/gpuhook-cdi-refresh.service", "cli/man/gpu-py.8",
-        "cli/units/gpuhook-watch.service",
+        "py.typed", "tools/config/config.toml", f"{sources}/nvml.h", "tools/cli/doctor.py",
+        "tools/cdi/units/gpuhook-cdi-refresh.service", "tools/cli/man/gpu-py.8",
+        "tools/cli/units/gpuhook-watch.service",
     ):  # fmt: skip
         assert f"gpuhook/{name}" in names
     assert any(name.endswith(".c") for name in names)
 
 
 def test_the_default_configuration_is_the_one_of_the_repository(wheel: zipfile.ZipFile) -> None:
-    assert wheel.read("gpuhook/config/config.toml") == DEFAULT.read_bytes()
+    assert wheel.read("gpuhook/tools/config/config.toml") == DEFAULT.read_bytes()
 
 
 def test_an_sdist_holds_the_sources_and_builds_the_same_wheel(

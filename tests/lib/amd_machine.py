@@ -6,8 +6,9 @@ from typing import Any
 
 import paper
 
-from gpuhook.inventory.model import Inventory, Node
-from gpuhook.vendors.amd import discover, simulate
+from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.tools.vendors.amd import simulate
+from gpuhook.vendors.amd import discover
 
 Drm = Mapping[str, list[str]]  # a folder of sysfs -> the names in its folder drm
 DRM, KFD = 226, 235  # majors

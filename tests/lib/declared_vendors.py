@@ -3,11 +3,12 @@
 import re
 from pathlib import Path
 
-from gpuhook.config import Config
-from gpuhook.inventory.model import Inventory, Node
-from gpuhook.simulate.tree import Tree
-from gpuhook.vendors import seam
-from gpuhook.vendors.parts import part
+from gpuhook.ground.config.model import Config
+from gpuhook.start import contract
+from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.tools.simulate.tree import Tree
+from gpuhook.tools.vendors.parts import part
+from gpuhook.vendors import registry
 
 PAGE = Path(__file__).parents[2] / "docs/vendors/declared.md"
 FENCED = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -35,12 +36,12 @@ class NodesOnPaper(Tree):
 def simulated(root: Path, config: Config, name: str, count: int, **settings: str) -> NodesOnPaper:
     """Return a simulated machine with a declared vendor's devices; its nodes are on paper."""
     tree = NodesOnPaper(str(root))
-    part(seam.known(config)[name], "simulate").simulate(tree, count, settings)
+    part(registry.known(config)[name], "simulate").simulate(tree, count, settings)
     return tree
 
 
 def looked_at(root: Path, config: Config, name: str) -> Inventory:
     """Return what is found of a declared vendor below a driver root."""
     config.root = str(root)
-    found: Inventory = seam.load(seam.known(config)[name]).discover(config)
+    found: Inventory = contract.load(registry.known(config)[name]).discover(config)
     return found

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuhook.config import Config
-from gpuhook.doctor import Case, Finding
-from gpuhook.doctor.machine import Machine
-from gpuhook.loader import ldcache
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.loader import ldcache
+from gpuhook.tools.doctor import Case, Finding
+from gpuhook.tools.doctor.machine import Machine
 
 VERSION = "535.129.03"
 LIBRARIES = f"usr/lib/{os.uname().machine}-linux-gnu"

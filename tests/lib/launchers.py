@@ -5,7 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from gpuhook.start import launcher_files
+from gpuhook.standby import launcher_files
 
 LAUNCHER = Path(__file__).parents[2] / "launchers/gpu-py"
 PYTHON = """\

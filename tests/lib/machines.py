@@ -2,18 +2,19 @@
 
 from typing import Any
 
-from gpuhook.config import Config
-from gpuhook.inventory.model import DriverFile, Node
-from gpuhook.inventory.selection import select
-from gpuhook.plan import image
-from gpuhook.plan.image import Image
-from gpuhook.plan.planner import Plan, make_plan
-from gpuhook.request.reader import Request, SpecReader
+from gpuhook.ground.config.model import Config
+from gpuhook.start.contract import Grant
+from gpuhook.start.inventory.model import DriverFile, Node
+from gpuhook.start.inventory.selection import select
+from gpuhook.start.plan import image
+from gpuhook.start.plan.image import Image
+from gpuhook.start.plan.operations import Plan
+from gpuhook.start.planner import make_plan
+from gpuhook.start.request.reader import Request, SpecReader
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig
 from gpuhook.vendors.nvidia.variables import Options
 from gpuhook.vendors.nvidia.vendor import VENDOR
-from gpuhook.vendors.seam import Grant
 
 VERSION = "580.65.06"
 MIG_MINORS = """config 1

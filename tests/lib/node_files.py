@@ -3,15 +3,17 @@
 Each node is an empty file, and on paper a node.
 """
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from paper import NodesOnPaper
 
-from gpuhook.inventory.model import Node
-from gpuhook.vendors import seam
-from gpuhook.vendors.parts import part
+from gpuhook.start.contract import package
+from gpuhook.start.inventory.model import Node
+from gpuhook.tools.vendors.parts import part
+from gpuhook.vendors import registry
 
 
 class Machine(NodesOnPaper):
@@ -22,7 +24,9 @@ class Machine(NodesOnPaper):
         self.vendor = vendor
         self.place = root
         words = {name.replace("_", "-"): str(value) for name, value in settings.items()}
-        self.lines: list[str] = self._part("simulate").simulate(self, count, words)
+        self.lines: list[str] = part(registry.KNOWN[vendor], "simulate").simulate(
+            self, count, words
+        )
 
     def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
         super().node(relative, major, minor, mode, gid)
@@ -35,7 +39,7 @@ class Machine(NodesOnPaper):
 
     def look(self) -> Any:
         """Return what discover finds."""
-        discover = self._part("discover")
+        discover = import_module(f"{package(registry.KNOWN[self.vendor])}.discover")
         nodes = self.nodes
 
         class Known(Node):
@@ -48,11 +52,6 @@ class Machine(NodesOnPaper):
 
         with mock.patch.object(discover, "Node", Known):
             return discover.discover(str(self.place))
-
-    def _part(self, what: str) -> Any:
-        module = part(seam.KNOWN[self.vendor], what)
-        assert module is not None
-        return module
 
 
 def machine(vendor: str, root: Path, count: int = 4, **settings: object) -> Any:

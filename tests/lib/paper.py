@@ -1,14 +1,16 @@
 """Simulated machines for tests of users who may not make device nodes: those are on paper."""
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpuhook.inventory.model import Inventory, Node
-from gpuhook.simulate.tree import Tree
-from gpuhook.vendors import seam
-from gpuhook.vendors.parts import part
+from gpuhook.start.contract import package
+from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.tools.simulate.tree import Tree
+from gpuhook.tools.vendors.parts import part
+from gpuhook.vendors import registry
 
 
 class NodesOnPaper(Tree):
@@ -47,9 +49,9 @@ def machine(vendor: str, root: Path, count: int = 4, **settings: object) -> Inve
 
     ``settings`` are the simulator's, with _ for each - of their names.
     """
-    simulator, discoverer = (part(seam.KNOWN[vendor], each) for each in ("simulate", "discover"))
+    simulator = part(registry.KNOWN[vendor], "simulate")
+    discoverer = importlib.import_module(f"{package(registry.KNOWN[vendor])}.discover")
     assert simulator is not None
-    assert discoverer is not None
     words = {name.replace("_", "-"): str(value) for name, value in settings.items()}
     return simulated(simulator, discoverer, root, count, words)
 

@@ -8,20 +8,22 @@ from typing import Any
 
 import paper
 import pytest
+from steps import resolve
 
+import gpuhook.tools.vendors
 import gpuhook.vendors
-from gpuhook.config import Config
-from gpuhook.inventory.model import Inventory
-from gpuhook.inventory.selection import select
-from gpuhook.plan import image
-from gpuhook.plan.planner import Plan, make_plan
-from gpuhook.request.reader import Request, SpecReader
-from gpuhook.resolve import Resolved, resolve
-from gpuhook.vendors import seam
+from gpuhook.ground.config.model import Config
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.start.inventory.selection import select
+from gpuhook.start.plan import image
+from gpuhook.start.plan.operations import Plan
+from gpuhook.start.planner import make_plan
+from gpuhook.start.request.reader import Request, SpecReader
+from gpuhook.start.resolve import Resolved
+from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import names as nvidia
 
 FOLDER = Path(__file__).parents[1] / "vendors"
-PACKAGE = "gpuhook.vendors.acme"
 GROUP = 1234
 
 Inventories = dict[str, Inventory]
@@ -29,15 +31,16 @@ Inventories = dict[str, Inventory]
 
 def know(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have gpuhook know NVIDIA and ACME for the time of a test, as if that were in the package."""
-    folders = [*gpuhook.vendors.__path__, str(FOLDER)]
-    monkeypatch.setattr(gpuhook.vendors, "__path__", folders)
+    for package, folder in ((gpuhook.vendors, FOLDER), (gpuhook.tools.vendors, FOLDER / "tools")):
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     # A table of its own: what is deleted from the real one comes back in another order.
-    monkeypatch.setattr(seam, "KNOWN", {nvidia.NAME: nvidia, "acme": part("names")})
+    monkeypatch.setattr(registry, "KNOWN", {nvidia.NAME: nvidia, "acme": part("names")})
 
 
 def part(name: str) -> ModuleType:
-    """Return a module of ACME's."""
-    return importlib.import_module(f"{PACKAGE}.{name}")
+    """Return a module of ACME's, for starts or for commands."""
+    is_tool = (FOLDER / "tools/acme" / f"{name}.py").exists()
+    return importlib.import_module(f"gpuhook.{'tools.' * is_tool}vendors.acme.{name}")
 
 
 def machine(root: Path, count: int = 4, **settings: str) -> Inventory:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuhook.vendors import seam
+import gpuhook.tools.vendors
+from gpuhook.vendors import registry
 
 NAMES = """
 NAME = TITLE = {name!r}
@@ -25,8 +26,8 @@ DRIVER_WORDS = MODULES = HOOK_MODULES = ()
 LOST_REMEDY = "Mend it"
 """
 VENDOR = """
-from gpuhook.errors import DriverError
-from gpuhook.vendors.seam import Vendor
+from gpuhook.ground.errors import DriverError
+from gpuhook.start.contract import Vendor
 from {name} import names
 
 
@@ -43,20 +44,33 @@ VENDOR = Absent()
 
 @contextmanager
 def known(folder: Path, name: str, **modules: str) -> Iterator[None]:
-    """Have gpuhook know a vendor whose package, below ``folder``, has modules of these texts."""
-    package = folder / name
-    package.mkdir(parents=True)
+    """Have gpuhook know a vendor whose package, below ``folder``, has modules of these texts.
+
+    Other modules than ``names`` and ``vendor`` are what it has for commands.
+    """
     words = {"name": name, "upper": name.upper()}
     usual = {"names": NAMES.format(**words), "vendor": VENDOR.format(**words)}
     for module, text in {"__init__": "", **usual, **modules}.items():
+        package = folder / name if module in {"__init__", *usual} else folder / "tools" / name
+        package.mkdir(parents=True, exist_ok=True)
         (package / f"{module}.py").write_text(text)
+    _forget(name)
     sys.path.insert(0, str(folder))
+    parts = gpuhook.tools.vendors.__path__
+    parts.append(str(folder / "tools"))
     importlib.invalidate_caches()
     try:
-        seam.KNOWN[name] = importlib.import_module(f"{name}.names")
+        registry.KNOWN[name] = importlib.import_module(f"{name}.names")
         yield
     finally:
-        seam.KNOWN.pop(name, None)
+        registry.KNOWN.pop(name, None)
         sys.path.remove(str(folder))
-        for module in [each for each in sys.modules if each.partition(".")[0] == name]:
+        parts.remove(str(folder / "tools"))
+        _forget(name)
+
+
+def _forget(name: str) -> None:
+    """Forget what was imported of a vendor with this name, maybe of an earlier test's."""
+    for package in (f"{name}.", f"gpuhook.tools.vendors.{name}."):
+        for module in [each for each in sys.modules if f"{each}.".startswith(package)]:
             del sys.modules[module]

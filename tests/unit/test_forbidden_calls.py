@@ -63,13 +63,14 @@ FORBIDDEN_MODULES = {
 
 # (module, function, call) -> why it is no path of an image.
 ALLOWED = {
-    ("container/rootfs", "__init__" , "os.open"): "the root itself, named by its maker",
-    ("container/rootfs", "reopen", "os.open"): "our own descriptor, through /proc/self/fd",
-    ("container/rootfs", "_inside", "os.readlink"): "our own descriptors, through /proc/self/fd",
-    ("container/rootfs", "_socket_in", "os.scandir"): "a descriptor",
-    ("container/rootfs", "list_folder", "os.listdir"): "a descriptor",
-    ("container/mounts", "__init__", "os.open"): "our own mount table",
+    ("ground/container/rootfs", "__init__" , "os.open"): "the root itself, named by its maker",
+    ("ground/container/rootfs", "reopen", "os.open"): "our own descriptor, through /proc/self/fd",
+    ("ground/container/rootfs", "_inside", "os.readlink"): "our own descriptors, through /proc/self/fd",
+    ("ground/container/rootfs", "_socket_in", "os.scandir"): "a descriptor",
+    ("ground/container/rootfs", "list_folder", "os.listdir"): "a descriptor",
+    ("ground/container/mounts", "__init__", "os.open"): "our own mount table",
     ("vendors/nvidia/own_files", "_kernel_has_none", "os.path.exists"): "our own /proc",
+    ("start/edit", "add_hook", "os.access"): "our own hook, beside gpu-py",
     ("inject", "open_container", "os.open"): "/proc/PID, opened once",
     ("inject", "open_inside", "os.open"): "our own /proc/PID, opened once",
     ("inject", "_is_first_namespace", "os.stat"): "our own namespace, and the first process'",
@@ -84,18 +85,22 @@ WITHOUT_IMAGES = ("cli", "config", "doctor", "engines", "nvidia_cli", "simulate"
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module, vendors/nvidia/doctor/nodes as doctor/nodes."""
-    parts = module.split("/")
+    """Return the room of a module, tools/vendors/nvidia/doctor/nodes as doctor."""
+    parts = [part for part in module.split("/") if part not in ("ground", "start", "tools")]
     return parts[2] if parts[0] == "vendors" and len(parts) > 2 else parts[0]
 
 
 def handling_images() -> dict[str, str]:
     """Return the modules that hold a Rootfs or a Container, by what they import: name -> text."""
-    words = ("gpuhook.container.rootfs", "gpuhook.container.changes", "gpuhook.plan.operations")
+    words = (
+        "gpuhook.ground.container.rootfs",
+        "gpuhook.ground.container.changes",
+        "gpuhook.start.plan.operations",
+    )
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         name, text = str(path.relative_to(SOURCE).with_suffix("")), path.read_text()
-        itself = name in ("container/mounts", "container/rootfs")
+        itself = name in ("ground/container/mounts", "ground/container/rootfs")
         holds = any(f"from {word} import" in text for word in words)
         if itself or (holds and room_of(name) not in WITHOUT_IMAGES):
             found[name] = text
@@ -104,18 +109,17 @@ def handling_images() -> dict[str, str]:
 
 # Modules that hold a Rootfs of the host or of the driver, or change nothing in an image.
 OF_THE_HOST = {
-    "driver_folder/content": "reads a plan, and carries out none",
-    "driver_folder/keep": "reads the driver root; writes to a folder of the host's",
-    "inventory/freshness": "looks at the driver root",
+    "tools/driver_folder/content": "reads a plan, and carries out none",
+    "tools/driver_folder/keep": "reads the driver root; writes to a folder of the host's",
+    "start/inventory/freshness": "looks at the driver root",
     "vendors/nvidia/vendor": "looks at the driver root",
     "vendors/nvidia/discover": "looks at the driver root",
     "vendors/nvidia/device_nodes": "looks at the driver root",
     "vendors/nvidia/driver_files": "looks at the driver root",
     "vendors/nvidia/graphics_files": "looks at the driver root",
-    "running/nodes": "reads, for gpuhook list",
+    "tools/running/nodes": "reads, for gpuhook list",
     "vendors/nvidia/kernel_modules": "runs in the driver root",
-    "loader/ldconfig_fallback": "runs the host's ldconfig, sealed, in namespaces of its own",
-    "runtime_shim": "looks for low-level runtimes on the host",
+    "ground/loader/ldconfig_fallback": "runs the host's ldconfig, sealed, in namespaces of its own",
 }
 
 
@@ -152,7 +156,13 @@ def violations(module: str, text: str) -> list[str]:
 
 def test_images_are_reached_through_descriptors_alone() -> None:
     modules = {name: text for name, text in handling_images().items() if name not in OF_THE_HOST}
-    needed = {"container/changes", "plan/operations", "inject", "plan/image", "loader/layout"}
+    needed = {
+        "ground/container/changes",
+        "start/plan/operations",
+        "inject",
+        "start/plan/image",
+        "ground/loader/layout",
+    }
     assert needed <= set(modules)
     assert [each for item in modules.items() for each in violations(*item)] == []
 
@@ -167,8 +177,14 @@ def test_every_exception_is_still_needed() -> None:
 
 
 # The commands' rooms, and what in them must go through host_files, host_processes and the like.
-ROOMS = ("engines", "doctor", "cli", "driver_folder", "vendors/*/doctor")
-COMMANDS_MODULES = ("host/processes", "nvidia_cli/links")
+ROOMS = (
+    "tools/engines",
+    "tools/doctor",
+    "tools/cli",
+    "tools/driver_folder",
+    "tools/vendors/*/doctor",
+)
+COMMANDS_MODULES = ("tools/host/processes",)
 OF_OTHERS = {
     "open": "waits for a pipe's other end, and reads without bound; use host_files.read",
     "os.open": "as open; use host_files.read or host_files.create_private",
@@ -183,32 +199,32 @@ OF_OTHERS = {
     "subprocess.Popen": "a program may never end; use subprocess.run with a timeout",
     "os.system": "as subprocess.Popen",
 }
-OWN_CONFIG = "(resources.files('gpuhook') / 'config' / 'config.toml')"
+OWN_CONFIG = "(resources.files('gpuhook') / 'tools/config/config.toml')"
 OF_OTHERS_METHODS = (".read_text", ".read_bytes", ".open", ".expanduser", ".Popen")
 
 # (module, function, call) -> why another user has no hand in it.
 ALLOWED_TO_COMMANDS = {
-    ("cli/_engines", "state_folder", "os.path.expanduser"): "only where we aren't root",
-    ("cli/_manual", "config_page", f"{OWN_CONFIG}.read_text"): "a file of our own package",
-    ("cli/_shipped", "_texts", "entry.read_text"): "a file of our own package",
-    ("cli/_shipped", "of_user", "os.path.expanduser"): "only where we aren't root",
-    ("cli/config", "default_text", f"{OWN_CONFIG}.read_text"): "a file of our own package",
-    ("cli/install", "_links_folder", "os.path.expanduser"): "only where we aren't root",
-    ("cli/stats", "_pause", "os.kill"): "to itself",
-    ("doctor/case", "settings", "os.path.expanduser"): "only where we aren't root",
-    ("doctor/report", "write_report", "tarfile.open"): "a descriptor of host_files.create_private",
-    ("engines/ask", "user", "os.path.expanduser"): "only where we aren't root",
-    ("engines/docker_api", "_talk", "socket.socket"): "bound in time and size, its peer checked",
-    ("engines/lock", "_lock", "fcntl.flock"): "with a deadline, in a folder that is root's alone",
-    ("engines/lock", "_open", "os.open"): "in a folder that is root's alone",
-    ("driver_folder/keep", "_bring", "open"): "descriptors: the driver's file, a new one of ours",
-    ("driver_folder/keep", "_bring", "os.open"): "a new file, in a folder that is root's alone",
-    ("driver_folder/keep", "_label_below", "root.open"): "the driver root, which is trusted",
-    ("driver_folder/keep", "_link", "os.open"): "a folder that was made just now",
-    ("driver_folder/keep", "_write", "open"): "a new file, in a folder that is root's alone",
-    ("driver_folder/place", "_lock", "fcntl.flock"): "with a deadline, root's alone",
-    ("driver_folder/place", "_open", "os.open"): "after a look at its owner, and no link",
-    ("host/processes", "send", "signal.pidfd_send_signal"): "after a look at what runs there now",
+    ("tools/cli/_engines", "state_folder", "os.path.expanduser"): "only where we aren't root",
+    ("tools/cli/_manual", "config_page", f"{OWN_CONFIG}.read_text"): "a file of our own package",
+    ("tools/cli/_shipped", "_texts", "entry.read_text"): "a file of our own package",
+    ("tools/cli/_shipped", "of_user", "os.path.expanduser"): "only where we aren't root",
+    ("tools/cli/config", "default_text", f"{OWN_CONFIG}.read_text"): "a file of our own package",
+    ("tools/cli/install", "_links_folder", "os.path.expanduser"): "only where we aren't root",
+    ("tools/cli/stats", "_pause", "os.kill"): "to itself",
+    ("tools/doctor/case", "settings", "os.path.expanduser"): "only where we aren't root",
+    ("tools/doctor/report", "write_report", "tarfile.open"): "a descriptor of host_files.create_private",
+    ("tools/engines/ask", "user", "os.path.expanduser"): "only where we aren't root",
+    ("tools/engines/docker_api", "_talk", "socket.socket"): "bound in time and size, its peer checked",
+    ("tools/engines/lock", "_lock", "fcntl.flock"): "with a deadline, in a folder that is root's alone",
+    ("tools/engines/lock", "_open", "os.open"): "in a folder that is root's alone",
+    ("tools/driver_folder/keep", "_bring", "open"): "descriptors: the driver's file, a new one of ours",
+    ("tools/driver_folder/keep", "_bring", "os.open"): "a new file, in a folder that is root's alone",
+    ("tools/driver_folder/keep", "_label_below", "root.open"): "the driver root, which is trusted",
+    ("tools/driver_folder/keep", "_link", "os.open"): "a folder that was made just now",
+    ("tools/driver_folder/keep", "_write", "open"): "a new file, in a folder that is root's alone",
+    ("tools/driver_folder/place", "_lock", "fcntl.flock"): "with a deadline, root's alone",
+    ("tools/driver_folder/place", "_open", "os.open"): "after a look at its owner, and no link",
+    ("tools/host/processes", "send", "signal.pidfd_send_signal"): "after a look at what runs there now",
 }  # fmt: skip
 
 
@@ -216,7 +232,7 @@ def of_commands() -> dict[str, str]:
     """Return the sources of the modules that root's commands consist of, by name."""
     paths = [SOURCE / f"{name}.py" for name in COMMANDS_MODULES]
     paths += [path for room in ROOMS for path in sorted(SOURCE.glob(f"{room}/*.py"))]
-    paths += sorted(SOURCE.glob("vendors/*/doctor.py"))
+    paths += sorted(SOURCE.glob("tools/vendors/*/doctor.py"))
     return {str(path.relative_to(SOURCE).with_suffix("")): path.read_text() for path in paths}
 
 
@@ -239,7 +255,9 @@ def test_commands_trust_no_other_user() -> None:
 
 
 def test_vendors_checks_are_commands_too() -> None:
-    assert {"vendors/nvidia/doctor/driver", "vendors/nvidia/doctor/nodes"} <= set(of_commands())
+    assert {"tools/vendors/nvidia/doctor/driver", "tools/vendors/nvidia/doctor/nodes"} <= set(
+        of_commands()
+    )
 
 
 def test_what_trusts_another_user() -> None:
@@ -268,25 +286,25 @@ CUTTING = {
 }
 # (module, function, call) -> whose text it is.
 ALLOWED_TO_CUT = {
-    ("cdi/tree", "_decoded", ".split"): "base64, in which every blank is one",
-    ("cdi/units", "shipped", ".read_text"): "a file of our own package",
-    ("cli/_help", "first_sentence", ".split"): "our own docstrings",
-    ("cli/_manual", "text", ".split"): "our own docstrings",
-    ("cli/_manual", "config_page", ".read_text"): "a file of our own package",
-    ("cli/_shipped", "_texts", ".read_text"): "a file of our own package",
-    ("cli/config", "default_text", ".read_text"): "a file of our own package",
-    ("loader/ldcache", "order_key", ".split"): "names in which all but letters became blanks",
-    ("nvidia_cli/ctk", "_to_standard_error", "open"): "written to, and nowhere",
-    ("nvidia_cli/gpu_docker", "_split", ".split"): "a user's own command line",
-    ("start/helper", "serve", ".split"): "our own sentence, made one line",
-    ("start/standby", "_be_nobodys", "open"): "written to",
-    ("vendors/ascend/cluster", "resource", ".split"): "our own name of a model",
+    ("start/cdi/tree", "_decoded", ".split"): "base64, in which every blank is one",
+    ("tools/cdi/units", "shipped", ".read_text"): "a file of our own package",
+    ("tools/cli/_help", "first_sentence", ".split"): "our own docstrings",
+    ("tools/cli/_manual", "text", ".split"): "our own docstrings",
+    ("tools/cli/_manual", "config_page", ".read_text"): "a file of our own package",
+    ("tools/cli/_shipped", "_texts", ".read_text"): "a file of our own package",
+    ("tools/cli/config", "default_text", ".read_text"): "a file of our own package",
+    ("ground/loader/ldcache", "order_key", ".split"): "names in which all but letters became blanks",
+    ("tools/nvidia_cli/ctk", "_to_standard_error", "open"): "written to, and nowhere",
+    ("tools/nvidia_cli/gpu_docker", "_split", ".split"): "a user's own command line",
+    ("standby/helper", "serve", ".split"): "our own sentence, made one line",
+    ("standby/standby", "_be_nobodys", "open"): "written to",
+    ("tools/vendors/ascend/cluster", "resource", ".split"): "our own name of a model",
     ("vendors/nvidia/requirements", "parse", ".split"): "one variable, as NVIDIA reads it",
     ("vendors/nvidia/variables", "_meant", ".split"): "one name of a model",
-    ("vendors/nvidia/simulate/activity", "_places", ".split"): "our own file",
-    ("vendors/nvidia/simulate/activity", "_places", "open"): "our own file",
-    ("vendors/nvidia/simulate/check", "_of_file", "open"): "our own file, by its newlines alone",
-    ("vendors/nvidia/simulate/state", "load", "open"): "our own file",
+    ("tools/vendors/nvidia/simulate/activity", "_places", ".split"): "our own file",
+    ("tools/vendors/nvidia/simulate/activity", "_places", "open"): "our own file",
+    ("tools/vendors/nvidia/simulate/check", "_of_file", "open"): "our own file, by its newlines alone",
+    ("tools/vendors/nvidia/simulate/state", "load", "open"): "our own file",
 }  # fmt: skip
 
 

@@ -7,162 +7,36 @@ standard library can cost more than a container start may take in all.
 
 import ast
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from gpuhook.start import preload
-from gpuhook.vendors.seam import KNOWN
+from gpuhook.ground import preload
+from gpuhook.vendors.registry import KNOWN
 
 SOURCES = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCES / "gpuhook"
 
-# What every room may import.
-FOR_ALL = {"gpuhook", "errors", "names"}
-
-# The lines of docs/engineering/architecture.md, from the bottom up: none imports one above its own.
-LINES = (
-    ("gpuhook", "names", "errors"),
-    ("container", "oci", "host", "engines", "simulate"),
-    ("request", "config", "inventory", "cgroup", "loader", "log", "vendors.nvidia.simulate"),
-    (
-        "cdi", "driver_folder", "plan", "vendors", "vendors.nvidia", "vendors.declared",
-        "vendors.declared.simulate",
-        "vendors.amd", "vendors.amd.simulate",
-        "vendors.neuron", "vendors.neuron.simulate",
-        "vendors.gaudi", "vendors.gaudi.simulate",
-        "vendors.ascend", "vendors.ascend.simulate",
-        "vendors.intel_gpu", "vendors.intel_gpu.simulate",
-        "vendors.intel_npu", "vendors.intel_npu.simulate",
-    ),
-    ("resolve", "start", "inject", "running"),
-    (
-        "cli", "doctor", "nvidia_cli", "_start", "runtime_shim", "prestart_hook", "cdi_hook",
-        "kubernetes", "metrics", "slurm",
-        "vendors.nvidia.doctor",
-        "vendors.amd.doctor",
-        "vendors.neuron.doctor",
-        "vendors.gaudi.doctor",
-        "vendors.declared.doctor",
-        "vendors.ascend.doctor",
-        "vendors.intel_gpu.doctor", "vendors.intel_npu.doctor",
-    ),
-)  # fmt: skip
-
-# A room, or a module at the top -> what else it imports, and may.
-LAYERS: Mapping[str, set[str]] = {
-    "gpuhook": set(),
-    "names": set(),
-    "errors": set(),
-    "oci": set(),
-    "host": set(),
-    "simulate": {"host"},
-    "container": {"host"},
-    "engines": {"host"},
-    "loader": {"container"},
-    "config": set(),
-    "log": {"config", "oci"},
-    "request": {"config", "oci"},
-    "inventory": {"config", "container", "oci"},
-    "cgroup": {"container", "host", "inventory"},
-    # The seam names vendors and is typed by what it stands between; a vendor imports no room of
-    # a start, and nobody but its own rooms imports a vendor.
-    "plan": {"config", "container", "inventory", "loader", "oci", "vendors"},
-    "vendors": {
-        "config", "container", "inventory", "oci", "plan", "request", "vendors.nvidia",
-        "vendors.amd", "vendors.declared", "vendors.gaudi", "vendors.neuron",
-        "vendors.ascend",
-        "vendors.intel_gpu", "vendors.intel_npu",
-    },
-    "vendors.declared": {
-        "config", "container", "inventory", "loader", "oci", "plan", "vendors",
-    },
-    "vendors.declared.simulate": {"config", "simulate"},
-    "vendors.declared.doctor": {"doctor", "vendors"},
-    "vendors.nvidia": {
-        "cgroup", "config", "container", "inventory", "loader", "oci", "plan", "request",
-        "vendors",
-    },
-    "vendors.neuron": {"config", "container", "inventory", "oci", "request", "vendors"},
-    "vendors.neuron.simulate": {"simulate", "vendors.neuron"},
-    "vendors.gaudi": {"config", "container", "inventory", "oci", "vendors"},
-    "vendors.gaudi.simulate": {"simulate", "vendors.gaudi"},
-    "vendors.gaudi.doctor": {"doctor", "vendors.gaudi"},
-    "vendors.neuron.doctor": {"doctor", "vendors.neuron"},
-    "vendors.nvidia.simulate": {"simulate"},
-    "vendors.nvidia.doctor": {
-        "container", "doctor", "inventory", "loader", "vendors", "vendors.nvidia",
-    },
-    "vendors.amd": {"config", "container", "inventory", "vendors"},
-    "vendors.amd.simulate": {"simulate", "vendors.amd"},
-    "vendors.amd.doctor": {"container", "doctor", "inventory", "vendors.amd"},
-    "vendors.ascend": {
-        "config", "container", "host", "inventory", "loader", "oci", "plan", "request", "vendors",
-    },
-    "vendors.ascend.simulate": {"simulate", "vendors.ascend"},
-    "vendors.intel_gpu": {"config", "container", "inventory", "plan", "vendors"},
-    "vendors.intel_gpu.simulate": {"simulate", "vendors.intel_gpu"},
-    "vendors.intel_gpu.doctor": {"doctor", "vendors", "vendors.intel_gpu"},
-    "vendors.intel_npu": {"config", "container", "inventory", "vendors"},
-    "vendors.intel_npu.simulate": {"simulate", "vendors.intel_npu"},
-    "vendors.intel_npu.doctor": {"doctor", "vendors", "vendors.intel_npu"},
-    "vendors.ascend.doctor": {"container", "doctor", "inventory", "oci", "vendors.ascend"},
-    # A document is made of plans, and of what vendors say of their devices.
-    "cdi": {
-        "cgroup", "config", "container", "engines", "host", "inventory", "loader", "oci", "plan",
-        "request", "vendors",
-    },
-    "driver_folder": {
-        "cdi", "config", "container", "host", "inventory", "loader", "plan", "vendors",
-        "vendors.nvidia",
-    },
-    "running": {
-        "cdi", "cgroup", "config", "container", "engines", "host", "inventory", "oci", "resolve",
-        "vendors",
-    },
-    "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
-    "inject": {"cgroup", "config", "container", "host", "log", "oci", "plan", "resolve", "running"},
-    "start": {
-        "cgroup", "config", "container", "inject", "inventory", "loader", "log", "oci", "plan",
-        "request", "resolve", "running", "vendors",
-    },
-    "runtime_shim": {
-        "cdi", "cgroup", "config", "container", "inventory", "log", "oci", "plan", "request",
-        "resolve", "running", "start",
-    },
-    "prestart_hook": {"config", "inject", "log", "oci", "resolve", "running", "runtime_shim"},
-    "nvidia_cli": {
-        "cdi", "cli", "config", "container", "engines", "host", "inject", "inventory", "log", "oci",
-        "plan", "request", "running", "vendors", "vendors.nvidia",
-    },
-    "cdi_hook": {
-        "cdi", "config", "inject", "inventory", "log", "oci", "running", "start", "vendors",
-    },
-    "kubernetes": {
-        "cdi", "config", "container", "driver_folder", "engines", "host", "inventory", "request",
-        "start", "vendors",
-    },
-    "metrics": {
-        "config", "container", "host", "inventory", "kubernetes", "running", "vendors",
-    },
-    "_start": {"cdi_hook", "nvidia_cli", "prestart_hook", "runtime_shim", "start"},
-    "slurm": {"cdi", "config", "container", "host", "inventory", "oci", "vendors"},
-    # What a vendor has for the doctor is found by way of "vendors", when the doctor is called.
-    "doctor": {
-        "cdi",
-        "config", "engines", "host", "inventory", "log", "runtime_shim", "start", "vendors",
-    },
-    "cli": {
-        "cdi", "cgroup", "config", "container", "doctor", "driver_folder", "engines", "host",
-        "inject", "inventory", "kubernetes", "metrics", "nvidia_cli", "oci", "plan", "request",
-        "resolve", "running", "simulate", "slurm", "start", "vendors", "vendors.nvidia",
-        "vendors.nvidia.simulate",
-    },
-}  # fmt: skip
+# The parts of the house, from the ground up: what each imports of the others, all of them below
+# it. These are all that root runs from a container's create to its start.
+INSIDE: Mapping[str, set[str]] = {
+    "ground": set(),
+    "start": {"ground"},
+    "vendors": {"ground", "start"},
+    "inject": {"ground", "start"},
+    "standby": {"ground", "inject", "start", "vendors"},
+    "runtime_shim": {"ground", "standby", "start", "vendors"},
+    "prestart_hook": {"ground", "inject", "start", "vendors"},
+    "cdi_hook": {"ground", "inject", "start", "vendors"},
+    "_start": {"cdi_hook", "ground", "prestart_hook", "runtime_shim", "standby"},
+}
+# And what commands and services use: nothing inside the wall imports it.
+PARTS = {**INSIDE, "tools": {"ground", "inject", "runtime_shim", "standby", "start", "vendors"}}
 
 
 def dotted(path: Path) -> str:
@@ -174,15 +48,17 @@ def dotted(path: Path) -> str:
 MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def room(module: str) -> str:
-    """Return the room of a module: its folder, or itself at the top.
+def part(module: str) -> str:
+    """Return the part of the house that a module is in; a program is one itself."""
+    return module.partition(".")[0]
 
-    What a vendor has for one command is a room, be it a module or a folder.
-    """
-    if module.startswith("vendors.") and module.rpartition(".")[2] in ("doctor", "simulate"):
+
+def room(module: str) -> str:
+    """Return the room of a module: its folder, or itself where that is a whole part."""
+    if MODULES[module].name == "__init__.py":
         return module
-    whole = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
-    return whole or module
+    folder = module.rpartition(".")[0]
+    return module if folder in PARTS or not folder else folder
 
 
 def imports(text: str) -> Iterator[str]:
@@ -226,17 +102,48 @@ def circle(edges: Mapping[str, set[str]]) -> list[str]:
     return next((found for name in sorted(edges) if (found := search(name, []))), [])
 
 
-def test_rooms_import_what_the_table_says() -> None:
-    found: dict[str, set[str]] = {room(name): set() for name in MODULES}
+def between(place: Callable[[str], str]) -> dict[str, set[str]]:
+    """Return what modules import of each other, taken together by where they are."""
+    found: dict[str, set[str]] = {place(name): set() for name in MODULES if name != "gpuhook"}
     for module, others in graph().items():
-        found[room(module)] |= {room(other) for other in others}
-    assert {each: found[each] - {each} - FOR_ALL for each in found} == LAYERS
+        if module != "gpuhook":
+            found[place(module)] |= {place(other) for other in others if other != "gpuhook"}
+    return {each: others - {each} for each, others in found.items()}
 
 
-def test_no_room_imports_one_above() -> None:
-    line = {each: number for number, rooms in enumerate(LINES) for each in rooms}
-    assert set(line) == set(LAYERS)
-    assert [(a, b) for a, others in LAYERS.items() for b in others if line[b] > line[a]] == []
+def test_the_wall() -> None:
+    """What a container's start may run imports nothing that only commands and services use."""
+    through = [
+        (module, other)
+        for module, others in graph().items()
+        for other in others
+        if part(module) in INSIDE and part(other) not in {*INSIDE, "gpuhook"}
+    ]
+    assert through == []
+
+
+def test_parts_import_what_the_table_says() -> None:
+    assert between(part) == PARTS
+    order = [*PARTS]
+    assert [(a, b) for a in order for b in PARTS[a] if order.index(b) >= order.index(a)] == []
+
+
+def test_rooms_are_in_no_circle() -> None:
+    assert circle(between(room)) == []
+
+
+def test_the_page_counts_what_is_inside_the_wall() -> None:
+    page = (SOURCES.parent / "docs/engineering/architecture.md").read_text()
+    found = re.search(r"\*\*([\d,]+) files and ([\d,]+) lines\*\*", page)
+    assert found
+    files, lines = (int(each.replace(",", "")) for each in found.groups())
+    inside = [path for name, path in MODULES.items() if part(name) in INSIDE]
+    inside = [
+        path for path in inside if path.stat().st_size and len(path.read_text().splitlines()) > 1
+    ]
+    counted = sum(len(path.read_text().splitlines()) for path in inside)
+    assert abs(files - len(inside)) <= 3, len(inside)
+    assert abs(lines - counted) <= 300, counted
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -246,9 +153,9 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_circles_are_found() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-    source = "if TYPE_CHECKING:\n    from gpuhook import log\ndef f():\n    import gpuhook.errors\n"
-    assert [*imports(source)] == ["log", "errors"]
-    assert [*imports("from gpuhook.errors import shown\n")] == ["errors"]
+    source = "if TYPE_CHECKING:\n    from gpuhook.ground import log\ndef f():\n    import gpuhook.inject\n"
+    assert [*imports(source)] == ["ground.log", "inject"]
+    assert [*imports("from gpuhook.ground.errors import shown\n")] == ["ground.errors"]
 
 
 def test_top_holds_a_handful() -> None:
@@ -260,9 +167,9 @@ def test_rooms_on_the_way_of_a_start_are_empty() -> None:
     vendors = [name for each in KNOWN.values() for name in (*each.MODULES, *each.HOOK_MODULES)]
     ours = (*preload.RUNTIME, *preload.HOOK, *preload.INVENTORY, *preload.EDIT)
     named = {*ours, *preload.INJECTION, *vendors}
-    rooms = {room(name) for name in named if "." in name} - named
-    assert {"request", "vendors.nvidia"} <= rooms
-    for each in [*rooms, "vendors"]:
+    rooms = {name.rpartition(".")[0] for name in named if "." in name}
+    assert {"start.request", "vendors.nvidia"} <= rooms
+    for each in [*rooms, "ground", "start", "standby", "vendors"]:
         [docstring] = ast.parse(MODULES[each].read_text()).body
         assert isinstance(docstring, ast.Expr)
 
@@ -284,44 +191,31 @@ KERNEL = {"_ctypes"}
 class Start(NamedTuple):
     """What a start imports, how many of our files that are at most, and what it may load.
 
-    ``rooms`` are those it has modules from, ``beyond`` what else than free modules it loads.
+    ``beyond`` is what else than free modules it loads.
     The names of vendors come on top of that: one file for each, asked for or not.
     """
 
     imports: str
     files: int
-    rooms: set[str]
     beyond: set[str]
 
 
 NVIDIA = "gpuhook.vendors.nvidia"
-SPEC = "gpuhook._start, gpuhook.runtime_shim, gpuhook.oci.spec, gpuhook.resolve"
-CHOICE = f"gpuhook.inventory.cache, gpuhook.inventory.selection, {NVIDIA}.vendor"
-ACCESS = "gpuhook.cgroup.access, gpuhook.start.helper"
-TOP = {"gpuhook", "_start", "errors", "log", "names", "resolve"}
+SPEC = "gpuhook._start, gpuhook.runtime_shim, gpuhook.start.edit, gpuhook.vendors.registry"
+CHOICE = f"gpuhook.start.inventory.cache, gpuhook.start.inventory.selection, {NVIDIA}.vendor"
+ACCESS = "gpuhook.ground.cgroup.access, gpuhook.standby.helper"
 VENDORS = {f"vendors.{name}" for name in KNOWN}
-RUNTIME = {
-    *TOP, *VENDORS, "runtime_shim", "config", "inventory", "oci", "request", "start", "vendors",
-}  # fmt: skip
-HOOK = RUNTIME - {"runtime_shim"} | {"prestart_hook"}
-CDI_HOOK = f"gpuhook._start, gpuhook.cdi_hook, gpuhook.cdi.hook, {CHOICE}, gpuhook.inject"
-WORK = {"inject", "cgroup", "plan", "container", "host", "loader", "running"}
+CDI_HOOK = f"gpuhook._start, gpuhook.cdi_hook, gpuhook.start.cdi.hook, {CHOICE}, gpuhook.inject"
 STARTS = {
-    "runtime, no GPU": Start(SPEC, 21, RUNTIME, JSON),
-    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 33, {*RUNTIME, "cgroup", "host"}, JSON),
-    "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 20, HOOK, JSON),
+    "runtime, no GPU": Start(SPEC, 21, JSON),
+    "runtime, GPU": Start(f"{SPEC}, {CHOICE}, {ACCESS}", 33, JSON),
+    "hook, no GPU": Start("gpuhook._start, gpuhook.prestart_hook", 20, JSON),
     "hook, GPU": Start(
         f"gpuhook._start, gpuhook.prestart_hook, {CHOICE}, gpuhook.inject, {NVIDIA}.edits",
         46,
-        {*HOOK, *WORK},
         JSON | KERNEL,
     ),
-    "hook of CDI": Start(
-        f"{CDI_HOOK}, {NVIDIA}.edits",
-        49,
-        {*HOOK - {"prestart_hook", "resolve"}, "cdi", "cdi_hook", *WORK},
-        JSON | KERNEL,
-    ),
+    "hook of CDI": Start(f"{CDI_HOOK}, {NVIDIA}.edits", 49, JSON | KERNEL),
 }
 
 
@@ -343,7 +237,7 @@ def loaded(start: Start) -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS.keys())
 def test_start_loads_no_more_than_it_may(start: Start) -> None:
     ours, others = loaded(start)
-    assert {room(name) for name in ours} == start.rooms
+    assert {part(name) for name in ours} <= {*INSIDE, "gpuhook"}
     assert len(ours - {f"{each}.names" for each in VENDORS}) <= start.files, sorted(ours)
     assert others - FREE - start.beyond == set()
 
@@ -351,13 +245,13 @@ def test_start_loads_no_more_than_it_may(start: Start) -> None:
 @pytest.mark.parametrize("name", ["runtime, no GPU", "hook, no GPU"])
 def test_a_vendor_that_is_not_asked_for_is_its_names_alone(name: str) -> None:
     ours, _ = loaded(STARTS[name])
-    vendors = {each for each in ours if each.startswith("vendors.")} - {"vendors.seam"}
+    vendors = {each for each in ours if each.startswith("vendors.")} - {"vendors.registry"}
     assert vendors == {f"{each}.names" for each in VENDORS}
 
 
 def test_making_an_inventory_is_not_on_the_hot_path() -> None:
     ours, _ = loaded(STARTS["hook, GPU"])
-    assert not {"vendors.nvidia.discover", "vendors.nvidia.nvml", "loader.elf"} & ours
+    assert not {"vendors.nvidia.discover", "vendors.nvidia.nvml", "ground.loader.elf"} & ours
 
 
 def test_interpreter_is_started_bare() -> None:

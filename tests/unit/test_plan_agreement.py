@@ -15,17 +15,16 @@ import pytest
 from machines import gpu, machine, mig
 
 from gpuhook import inject, prestart_hook, runtime_shim
-from gpuhook.cgroup import access
-from gpuhook.cli._explanation import Explanation
-from gpuhook.config import load
-from gpuhook.container.changes import Container, Journal
-from gpuhook.container.rootfs import PATH_FLAGS
-from gpuhook.errors import GpuhookError
-from gpuhook.oci.runtime_argv import Arguments
-from gpuhook.oci.spec import read_spec
-from gpuhook.plan.operations import usable
-from gpuhook.plan.planner import Plan
-from gpuhook.running import records
+from gpuhook.ground.cgroup import access
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.container.changes import Container, Journal
+from gpuhook.ground.container.rootfs import PATH_FLAGS
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.oci.runtime_argv import Arguments
+from gpuhook.ground.oci.spec import read_spec
+from gpuhook.start.plan.operations import Plan, usable
+from gpuhook.start.records import records
+from gpuhook.tools.cli._explanation import Explanation
 
 SPECS = 1_000
 NAMES = [
@@ -111,7 +110,7 @@ class Stage:
                 (folder / image / file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / image / file).touch()
         found = machine(gpu(0, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))), gpu(1, 1))
-        monkeypatch.setattr("gpuhook.inventory.cache.get_inventory", lambda *_, **__: found)
+        monkeypatch.setattr("gpuhook.start.inventory.cache.get_inventory", lambda *_, **__: found)
         monkeypatch.setattr(inject, "open_container", self.open_container)
         monkeypatch.setattr(inject, "prepare", lambda *_: None)
         monkeypatch.setattr(inject, "allow_devices", lambda *_, **__: "")

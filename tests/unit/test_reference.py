@@ -7,9 +7,9 @@ import click
 import pytest
 import reference
 
-from gpuhook import errors
-from gpuhook.cli import cli
-from gpuhook.config.schema import FEATURE_PREFIX, FEATURES, KEYS
+from gpuhook.ground import errors
+from gpuhook.ground.config.schema import FEATURE_PREFIX, FEATURES, KEYS
+from gpuhook.tools.cli import cli
 
 
 def _commands(group: click.Group, path: str = "gpuhook") -> Iterator[tuple[str, click.Command]]:

@@ -27,13 +27,13 @@ from functools import partial
 
 import click
 
-from gpuhook import names
-from gpuhook.engines import in_use
-from gpuhook.engines.lock import Lock
-from gpuhook.errors import EngineError, GpuhookError
-from gpuhook.host import files as host_files
-from gpuhook.host import processes as host_processes
-from gpuhook.host.processes import Process
+from gpuhook.ground import names
+from gpuhook.ground.errors import EngineError, GpuhookError
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.engines import in_use
+from gpuhook.tools.engines.lock import Lock
+from gpuhook.tools.host import processes as host_processes
+from gpuhook.tools.host.processes import Process
 
 SOURCE = "/usr/lib/gpuhook-node"
 FOLDER = "/opt/gpuhook"

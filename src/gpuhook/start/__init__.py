@@ -1,1 +1,1 @@
-"""All that makes a start cheap, and nothing else."""
+"""From what a container asks for to what it is given; it knows vendors by their contract alone."""

@@ -3,15 +3,15 @@
 Sysfs alone is read.
 """
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, NoDriverError
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError, NoDriverError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from gpuhook.inventory.model import Inventory, Node
+    from gpuhook.start.inventory.model import Inventory, Node
 
     T = TypeVar("T", bound=Inventory)
 

@@ -7,12 +7,12 @@ a container its engine, and for what others than root may put there.
 import os
 import stat
 
-from gpuhook.container.rootfs import find_socket
-from gpuhook.errors import UntrustedPathError
+from gpuhook.ground.container.rootfs import find_socket
+from gpuhook.ground.errors import UntrustedPathError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.container.rootfs import Rootfs
+    from gpuhook.ground.container.rootfs import Rootfs
 
 # Where engines have their sockets and what they keep.
 _ENGINES = (

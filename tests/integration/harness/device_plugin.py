@@ -14,7 +14,7 @@ from harness.installation import Installation
 # Looks again often, so that no test waits for it.
 INTERVAL_S = 0.2
 # The tests' own Python has gRPC; the program goes by the name of the installed one.
-_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.cli import main; main()"
+_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.tools.cli import main; main()"
 
 
 @contextmanager

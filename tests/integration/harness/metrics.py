@@ -12,12 +12,12 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuhook.vendors.nvidia.simulate import Process, end_process, run_process
+from gpuhook.tools.vendors.nvidia.simulate import Process, end_process, run_process
 from harness.commands import stop
 from harness.driver import Driver
 
 GIB = 1 << 30
-COMMAND = (sys.executable, "-c", "from gpuhook.cli import main; main()", "metrics")
+COMMAND = (sys.executable, "-c", "from gpuhook.tools.cli import main; main()", "metrics")
 
 Samples = list[tuple[str, dict[str, str], float]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kubelet import Kubelet
 
-from gpuhook.kubernetes.settings import Settings
+from gpuhook.tools.kubernetes.settings import Settings
 from harness.commands import run, stop, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
@@ -19,9 +19,9 @@ from harness.installation import Installation, write_config
 GPUS = "nvidia.com/gpu"
 _CODE = """
 import sys
-from gpuhook.config import load
-from gpuhook.kubernetes import service
-from gpuhook.kubernetes.settings import Settings
+from gpuhook.ground.config.loader import load
+from gpuhook.tools.kubernetes import service
+from gpuhook.tools.kubernetes.settings import Settings
 sys.exit(service.run(eval(sys.argv[2]), load(sys.argv[1])))
 """
 

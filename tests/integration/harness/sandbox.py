@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from gpuhook import inject as injection
-from gpuhook.container import kernel
-from gpuhook.plan.operations import Operation
-from gpuhook.plan.planner import Plan
+from gpuhook.ground.container import kernel
+from gpuhook.start.plan.operations import Operation, Plan
 
 T = TypeVar("T")
 

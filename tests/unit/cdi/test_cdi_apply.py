@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuhook.cdi import apply, folders
-from gpuhook.errors import CdiError, SpecError, UnknownDeviceError
-from gpuhook.names import HOOK_ENVIRONMENT
-from gpuhook.oci.spec import Spec
+from gpuhook.ground.errors import CdiError, SpecError, UnknownDeviceError
+from gpuhook.ground.names import HOOK_ENVIRONMENT
+from gpuhook.ground.oci.spec import Spec
+from gpuhook.start.cdi import apply, folders
 
 Case = dict[str, Any]
 Node = tuple[str, int, int, int]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from limits import in_time
 
-from gpuhook.cdi import checks, reading, tree
-from gpuhook.cdi.document import read
-from gpuhook.cdi.reading import Problem
+from gpuhook.start.cdi import checks, reading, tree
+from gpuhook.start.cdi.document import read
+from gpuhook.start.cdi.reading import Problem
 
 Case = dict[str, Any]
 
@@ -339,7 +339,7 @@ import sys
 sys.modules["yaml._yaml"] = sys.modules["_yaml"] = None
 import yaml
 assert not yaml.__with_libyaml__
-from gpuhook.cdi.document import read
+from gpuhook.start.cdi.document import read
 assert read(sys.stdin.buffer.read()).problems == ()
 """
     done = subprocess.run(

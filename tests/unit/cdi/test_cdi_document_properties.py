@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from limits import in_time
 
-from gpuhook.cdi import checks, document, tree, versions
-from gpuhook.cdi.document import read
+from gpuhook.start.cdi import checks, document, tree, versions
+from gpuhook.start.cdi.document import read
 
 # Pieces that documents are made of, and pieces that break them.
 PIECES = st.sampled_from(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from limits import in_time
 
-from gpuhook.cdi import document, folders, names, reading
-from gpuhook.cdi.folders import FileError, Found, Ignored, Parses, look
+from gpuhook.start.cdi import document, folders, names, reading
+from gpuhook.start.cdi.folders import FileError, Found, Ignored, Parses, look
 
 Case = dict[str, Any]
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.cdi import names
-from gpuhook.errors import CdiError
-from gpuhook.names import cdi_parts
+from gpuhook.ground.errors import CdiError
+from gpuhook.ground.names import cdi_parts
+from gpuhook.start.cdi import names
 
 Case = dict[str, Any]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.cdi import versions
+from gpuhook.start.cdi import versions
 
 Case = dict[str, Any]
 

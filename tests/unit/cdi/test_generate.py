@@ -8,18 +8,18 @@ import second_vendor
 from click.testing import CliRunner
 from machines import VERSION, asked, gpu, granted, machine, mig, planned
 
-from gpuhook.cdi import versions
-from gpuhook.cdi.document import read
-from gpuhook.cdi.generate import ALL, STRATEGIES, Source, edits_of, generate, tidy
-from gpuhook.cdi.write import to_text
-from gpuhook.cli import cli
-from gpuhook.config import Config
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import CdiError, UnknownDeviceError
-from gpuhook.inventory.model import EVERYBODY, Node
-from gpuhook.inventory.model import Inventory as AnyInventory
-from gpuhook.inventory.selection import select
-from gpuhook.plan.operations import BindDevice, BindFile
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import CdiError, UnknownDeviceError
+from gpuhook.start.cdi import versions
+from gpuhook.start.cdi.document import read
+from gpuhook.start.cdi.generate import ALL, STRATEGIES, Source, edits_of, generate, tidy
+from gpuhook.start.inventory.model import EVERYBODY, Node
+from gpuhook.start.inventory.model import Inventory as AnyInventory
+from gpuhook.start.inventory.selection import select
+from gpuhook.start.plan.operations import BindDevice, BindFile
+from gpuhook.tools.cdi.write import to_text
+from gpuhook.tools.cli import cli
 from gpuhook.vendors.nvidia import driver_files, names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 from gpuhook.vendors.nvidia.vendor import VENDOR

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from machines import VERSION, gpu, machine, mig
 
-from gpuhook.cdi.generate import Source, generate
-from gpuhook.cdi.hook import FOLDERS_CONFIG, AlreadyMounted, Given, Work, devices
-from gpuhook.config import Config
-from gpuhook.loader import layout
-from gpuhook.plan.image import Image
-from gpuhook.plan.operations import Symlink, UpdateLdCache, WriteFile
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.loader import layout
+from gpuhook.start.cdi.generate import Source, generate
+from gpuhook.start.cdi.hook import FOLDERS_CONFIG, AlreadyMounted, Given, Work, devices
+from gpuhook.start.plan.image import Image
+from gpuhook.start.plan.operations import Symlink, UpdateLdCache, WriteFile
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.own_files import PROFILE_PATH, MaskProc
 from gpuhook.vendors.nvidia.vendor import VENDOR

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.cdi.kept import (
+from gpuhook.ground.errors import CdiError
+from gpuhook.tools.cdi.kept import (
     Failure,
     Kept,
     below,
@@ -16,7 +17,6 @@ from gpuhook.cdi.kept import (
     save,
     save_errors,
 )
-from gpuhook.errors import CdiError
 
 KEPT = Kept("/etc/cdi", None, "yaml", ("docker", "podman"), "/opt/bin/gpuhook-cdi-hook")
 FAILURE = Failure(1_700_000_000.5, "nvidia.com/gpu", "NVML didn't answer", "Wait")

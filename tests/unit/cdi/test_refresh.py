@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from machines import gpu, machine
 
-from gpuhook.cdi.generate import Source, generate
-from gpuhook.cdi.kept import Kept
-from gpuhook.cdi.refresh import is_ours, naming, refresh, removable
-from gpuhook.cdi.write import to_text
-from gpuhook.config import Config
+from gpuhook.ground.config.model import Config
+from gpuhook.start.cdi.generate import Source, generate
+from gpuhook.tools.cdi.kept import Kept
+from gpuhook.tools.cdi.refresh import is_ours, naming, refresh, removable
+from gpuhook.tools.cdi.write import to_text
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.vendor import VENDOR
 

@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import steps
 from click.testing import CliRunner
 from machines import gpu, machine
 
-from gpuhook import runtime_shim
-from gpuhook.cdi import saved
-from gpuhook.cdi.folders import Found
-from gpuhook.cli import cli
-from gpuhook.config import Config, loads
-from gpuhook.errors import CdiError, GpuhookError, UnknownDeviceError
-from gpuhook.oci.spec import Spec
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import CdiError, GpuhookError, UnknownDeviceError
+from gpuhook.ground.oci.spec import Spec
+from gpuhook.start.cdi import saved
+from gpuhook.start.cdi.folders import Found
+from gpuhook.tools.cli import cli
 
 DOCUMENT = {
     "cdiVersion": "0.7.0",
@@ -74,7 +75,7 @@ class Site:
         return Spec(str(self.folder / "config.json"), json.dumps(data))
 
     def edit(self, spec: Spec, mode: str = "hook") -> Spec:
-        edited = runtime_shim.edit(spec, loads(self.config(mode)), str(self.folder / "bin"))
+        edited = steps.edit(spec, loads(self.config(mode)), str(self.folder / "bin"))
         assert edited is not None
         return edited
 
@@ -85,7 +86,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     found = machine(gpu(0, 3), gpu(1, 1))
-    monkeypatch.setattr("gpuhook.inventory.cache.get_inventory", lambda *_, **__: found)
+    monkeypatch.setattr("gpuhook.start.inventory.cache.get_inventory", lambda *_, **__: found)
     return Site(tmp_path)
 
 

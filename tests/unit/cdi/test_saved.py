@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import gpuhook
-from gpuhook.cdi import document, reading, saved
-from gpuhook.config import Config
-from gpuhook.inventory import cache
+from gpuhook.ground.config.model import Config
+from gpuhook.start.cdi import document, reading, saved
+from gpuhook.start.inventory import cache
 
 LONG_AGO = 10**10 * 60  # nanoseconds
 
@@ -210,9 +210,9 @@ def test_a_start_that_finds_all_saved_imports_no_yaml(site: Site) -> None:
     site.names()
     code = (
         f"import sys; sys.path.append({str(Path(gpuhook.__file__).parents[1])!r})\n"
-        "from gpuhook.cdi import apply, saved\n"
-        "from gpuhook.config import Config\n"
-        "from gpuhook.host import files\n"
+        "from gpuhook.start.cdi import apply, saved\n"
+        "from gpuhook.ground.config.model import Config\n"
+        "from gpuhook.ground.host import files\n"
         f"config = Config()\nconfig.cdi_spec_dirs = {site.config.cdi_spec_dirs!r}\n"
         f"config.state_dir = {site.config.state_dir!r}\n"
         "print(apply.resolve(saved.look(config), ['v.com/g=x']), *sys.modules)\n"
@@ -220,5 +220,5 @@ def test_a_start_that_finds_all_saved_imports_no_yaml(site: Site) -> None:
     words = [sys.executable, "-I", "-S", "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert done.startswith("{'env': ['N=x']}")
-    slow = {"yaml", "re", "json", "tempfile", "typing", "struct", "gpuhook.cdi.document"}
+    slow = {"yaml", "re", "json", "tempfile", "typing", "struct", "gpuhook.start.cdi.document"}
     assert slow & set(done.split()) == set()

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gpuhook.cdi import transform
-from gpuhook.errors import CdiError
+from gpuhook.ground.errors import CdiError
+from gpuhook.tools.cdi import transform
 
 Case = dict[str, Any]
 

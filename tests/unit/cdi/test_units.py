@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.cdi import units
-from gpuhook.vendors.seam import KNOWN
+from gpuhook.tools.cdi import units
+from gpuhook.vendors.registry import KNOWN
 
 SOURCES = Path(units.__file__).parent / "units"
 RULES = "70-gpuhook-cdi-refresh.rules"

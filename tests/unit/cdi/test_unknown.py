@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.cdi import apply, folders
-from gpuhook.errors import UnknownDeviceError
+from gpuhook.ground.errors import UnknownDeviceError
+from gpuhook.start.cdi import apply, folders
 
 
 def of(kind: str, *devices: str) -> str:

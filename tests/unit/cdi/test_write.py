@@ -14,8 +14,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.cdi import write
-from gpuhook.errors import CdiError, UntrustedPathError
+from gpuhook.ground.errors import CdiError, UntrustedPathError
+from gpuhook.tools.cdi import write
 
 # Plain scalars that one reader or another takes for something else than text.
 AMBIGUOUS = [

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.cgroup import access, v2
-from gpuhook.errors import CgroupError
+from gpuhook.ground.cgroup import access, v2
+from gpuhook.ground.errors import CgroupError
 
 DENY_ALL: dict[str, Any] = {"allow": False, "access": "rwm"}
 GPU0: dict[str, Any] = {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}

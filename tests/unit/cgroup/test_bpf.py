@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from gpuhook.cgroup import bpf
+from gpuhook.ground.cgroup import bpf
 
 
 @pytest.mark.parametrize("interrupted", [0, 1, 4])

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.cgroup import dev_char
-from gpuhook.inventory.model import Node
+from gpuhook.start import dev_char
+from gpuhook.start.inventory.model import Node
 
 NULL = Node("/dev/null", 1, 3)
 ZERO = Node("/dev/zero", 1, 5)

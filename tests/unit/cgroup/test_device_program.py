@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.cgroup import device_program as program
+from gpuhook.ground.cgroup import device_program as program
 
 BLOCK, CHAR = 1, 2
 MKNOD, READ, WRITE = 1, 2, 4

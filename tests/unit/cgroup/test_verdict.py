@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.cgroup import device_program as code
-from gpuhook.cgroup.verdict import list_allows, program_allows
+from gpuhook.ground.cgroup import device_program as code
+from gpuhook.tools.running.verdict import list_allows, program_allows
 
 EXIT = code.instruction(code.EXIT)
 DENY = code.instruction(code.SET_32, 0, imm=0) + EXIT

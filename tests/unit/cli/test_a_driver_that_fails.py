@@ -8,11 +8,12 @@ import pytest
 from click.testing import CliRunner, Result
 from machines import gpu, machine
 
-from gpuhook.cli import cli
-from gpuhook.config import Config
-from gpuhook.errors import DriverError, GpuhookError, NoDriverError
-from gpuhook.inventory.model import Inventory
-from gpuhook.vendors import seam
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError
+from gpuhook.start import contract
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.cli import cli
+from gpuhook.vendors import registry
 from gpuhook.vendors.amd.vendor import VENDOR as AMD
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
@@ -24,23 +25,23 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     """Run a command on a machine with a GPU of NVIDIA's and a driver of AMD's that fails."""
     found = machine(gpu(0, 0))
 
-    def look(vendor: seam.Vendor, _: Config) -> Inventory:
+    def look(vendor: contract.Vendor, _: Config) -> Inventory:
         if vendor is NVIDIA:
             return found
         raise (DriverError if vendor is AMD else NoDriverError)(f"{vendor.names.TITLE}?", "Mend it")
 
-    for names in seam.KNOWN.values():
-        vendor = seam.load(names)
+    for names in registry.KNOWN.values():
+        vendor = contract.load(names)
         monkeypatch.setattr(type(vendor), "discover", look)
     config = tmp_path / "config.toml"
     config.write_text(f'[gpuhook]\nstate-dir = "{tmp_path}/state"\n')
-    monkeypatch.setattr("gpuhook.cli.cdi_generate.our_program", lambda *_: "/bin/true")
+    monkeypatch.setattr("gpuhook.tools.cli.cdi_generate.our_program", lambda *_: "/bin/true")
     return lambda *words: CliRunner().invoke(cli, [*words, "--config", str(config)])
 
 
 def without(monkeypatch: pytest.MonkeyPatch, vendor: str) -> None:
-    known = {name: names for name, names in seam.KNOWN.items() if name != vendor}
-    monkeypatch.setattr(seam, "KNOWN", known)
+    known = {name: names for name, names in registry.KNOWN.items() if name != vendor}
+    monkeypatch.setattr(registry, "KNOWN", known)
 
 
 @pytest.mark.parametrize(

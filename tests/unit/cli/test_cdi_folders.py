@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuhook.cdi import folders, kept
-from gpuhook.cli import cli
+from gpuhook.start.cdi import folders
+from gpuhook.tools.cdi import kept
+from gpuhook.tools.cli import cli
 
 GOOD = {
     "cdiVersion": "0.5.0",
@@ -169,7 +170,7 @@ def test_list_says_why_the_last_refresh_failed(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = machine / "state"
-    monkeypatch.setattr("gpuhook.cli.cdi_folders.state_folder", lambda *_: str(state))
+    monkeypatch.setattr("gpuhook.tools.cli.cdi_folders.state_folder", lambda *_: str(state))
     kept.save_errors(str(state), [kept.Failure(1.0, "vendor.com/gpu", "NVML failed", "Wait")])
     done = run("list", "--config", machine / "config.toml")
     assert done.exit_code == 0

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from gpuhook.cli import cli
-from gpuhook.cli.cdi_generate import Place
-from gpuhook.errors import CdiError, GpuhookError
+from gpuhook.ground.errors import CdiError, GpuhookError
+from gpuhook.tools.cli import cli
+from gpuhook.tools.cli.cdi_generate import Place
 
 DOCUMENT = {
     "cdiVersion": "0.5.0",

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuhook.cli import cli
-from gpuhook.errors import CdiError, EngineError
-from gpuhook.host.programs import our_program
-from gpuhook.nvidia_cli import links as nvidia_names
+from gpuhook.ground.errors import CdiError, EngineError
+from gpuhook.tools.cli import cli
+from gpuhook.tools.engines import links as nvidia_names
+from gpuhook.tools.host.programs import our_program
 
 DAEMON = '{\n  "log-driver": "json-file",\n  "features": { "buildkit": true }\n}\n'
 CONTAINERD = "version = 2\n# mine\n[plugins]\n"
@@ -173,7 +173,7 @@ def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_installations_at_the_same_time_lose_nothing(system: Path) -> None:
-    program = "from gpuhook.cli import main; main()"
+    program = "from gpuhook.tools.cli import main; main()"
     options = [f"--prefix={system}", f"--runtime-path={system}/opt/bin/gpu-py"]
     words = [sys.executable, "-c", program, "install", "--engine=docker", *options]
     names = [f"gpu-{number}" for number in range(6)]

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 import vendors
-from gpuhook.cli import cli
-from gpuhook.errors import SimulateError
+from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.cli import cli
 
 SIMULATOR = "def simulate(tree, count, settings):\n    raise AssertionError('was called')\n"
 

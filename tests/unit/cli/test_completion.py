@@ -9,15 +9,15 @@ import pytest
 from click.shell_completion import ShellComplete, get_completion_class
 from click.testing import CliRunner
 
-from gpuhook.cli import _completion, cli
-from gpuhook.config import load
-from gpuhook.inventory import cache
-from gpuhook.oci.spec import State
-from gpuhook.running import records
-from gpuhook.vendors.nvidia.simulate import Options, build
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.oci.spec import State
+from gpuhook.start.inventory import cache
+from gpuhook.start.records import records
+from gpuhook.tools.cli import _completion, cli
+from gpuhook.tools.vendors.nvidia.simulate import Options, build
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
-ENTRY = "from gpuhook.cli import main; main()"
+ENTRY = "from gpuhook.tools.cli import main; main()"
 
 
 def _gpuhook(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -9,14 +9,14 @@ import paper
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuhook.cli.device_plugin import device_plugin
-from gpuhook.config import Config
-from gpuhook.errors import ConfigError, DriverError, PluginError
-from gpuhook.inventory.model import Inventory
-from gpuhook.kubernetes import service
-from gpuhook.kubernetes.options import INEFFECTIVE, OPTIONS
-from gpuhook.kubernetes.settings import Settings
-from gpuhook.vendors.seam import Vendor
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import ConfigError, DriverError, PluginError
+from gpuhook.start.contract import Vendor
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.cli.device_plugin import device_plugin
+from gpuhook.tools.kubernetes import service
+from gpuhook.tools.kubernetes.options import INEFFECTIVE, OPTIONS
+from gpuhook.tools.kubernetes.settings import Settings
 
 
 def run(*words: str, **environ: str) -> Result:
@@ -57,7 +57,7 @@ def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
             raise DriverError("It fails", "Mend it")
         return found
 
-    monkeypatch.setattr("gpuhook.cli.device_plugin._asked", inventory)
+    monkeypatch.setattr("gpuhook.tools.cli.device_plugin._asked", inventory)
     return found
 
 
@@ -108,7 +108,7 @@ def test_what_is_wrong_starts_nothing(started: list[Any], empty: str) -> None:
 def test_a_dry_run(amd: Inventory, empty: str, started: list[Any]) -> None:
     with pytest.raises(DriverError):  # the other vendors', after the answer
         run("--config", empty, "--dry-run")
-    with mock.patch("gpuhook.cli.device_plugin.raise_last"):
+    with mock.patch("gpuhook.tools.cli.device_plugin.raise_last"):
         done = run("--config", empty, "--dry-run", "--pass-device-specs")
     lines = done.stdout.splitlines()
     first, second = (device.id for device in amd.devices)
@@ -121,7 +121,7 @@ def test_a_dry_run(amd: Inventory, empty: str, started: list[Any]) -> None:
 
 def test_a_dry_run_with_nothing_to_give(amd: Inventory, empty: str) -> None:
     amd.nodes = ()
-    with mock.patch("gpuhook.cli.device_plugin.raise_last"):
+    with mock.patch("gpuhook.tools.cli.device_plugin.raise_last"):
         done = run("--config", empty, "--dry-run")
     assert "there is no device node" in done.stdout
     assert "nothing: The device" in done.stdout

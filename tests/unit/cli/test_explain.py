@@ -8,12 +8,13 @@ import pytest
 from click.testing import CliRunner, Result
 from machines import asked, gpu, granted, machine, mig
 
-from gpuhook.cli import cli
-from gpuhook.cli._explanation import Explanation, Row
-from gpuhook.cli._summary import rows
-from gpuhook.config import Config
-from gpuhook.errors import GpuhookError
-from gpuhook.resolve import Resolved
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.start.resolve import Resolved
+from gpuhook.tools.cli import cli
+from gpuhook.tools.cli._explanation import Explanation, Row
+from gpuhook.tools.cli._summary import rows
+from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Inventory
 
 
@@ -74,7 +75,7 @@ def test_one_container_and_not_two(tmp_path: Path, words: tuple[str, ...]) -> No
 def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[Inventory], None]:
     """Have a machine found."""
     return lambda what: monkeypatch.setattr(
-        "gpuhook.inventory.cache.get_inventory", lambda *_, **__: what
+        "gpuhook.start.inventory.cache.get_inventory", lambda *_, **__: what
     )
 
 
@@ -177,7 +178,7 @@ def test_warnings_are_in_the_text_and_in_the_json() -> None:
     grant = granted(asked("all", capabilities=("video",)), machine(gpu(0, 0)))
     explanation.progress.requests.append(grant.request)
     explanation.progress.inventories.append(grant.inventory)
-    explanation.resolved = Resolved([grant], Config())
+    explanation.resolved = Resolved([grant], Config(), registry.KNOWN)
     assert explanation.to_json()["warnings"] == ["video lacks libnvcuvid"]
     assert "Warning:         video lacks libnvcuvid" in explanation.to_text().splitlines()
     assert Row("Warning", "video lacks libnvcuvid", "poor") in rows(explanation)
@@ -188,7 +189,7 @@ def test_what_is_printed_is_what_is_done_in_the_mode(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = machine(gpu(0, 3))
-    monkeypatch.setattr("gpuhook.inventory.cache.get_inventory", lambda *_, **__: found)
+    monkeypatch.setattr("gpuhook.start.inventory.cache.get_inventory", lambda *_, **__: found)
     config = f'nvidia-container-runtime.mode = "{mode}"\n'
     words = ("-e", "NVIDIA_VISIBLE_DEVICES=0")
     text = explain(tmp_path, *words, "-v", config=config).stdout
@@ -212,7 +213,7 @@ def test_what_is_printed_is_what_is_done_in_the_mode(
 
 def test_a_spec_that_gpu_py_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = machine(gpu(0, 3))
-    monkeypatch.setattr("gpuhook.inventory.cache.get_inventory", lambda *_, **__: found)
+    monkeypatch.setattr("gpuhook.start.inventory.cache.get_inventory", lambda *_, **__: found)
     spec = tmp_path / "config.json"
     spec.write_text('{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}')
     done = explain(tmp_path, "--spec", str(spec))

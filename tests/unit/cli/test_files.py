@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuhook.cli import cli
-from gpuhook.errors import EngineError
+from gpuhook.ground.errors import EngineError
+from gpuhook.tools.cli import cli
 
 PAGE = "usr/local/share/man/man8/gpu-py.8"
 COMPLETION = "usr/local/share/bash-completion/completions/gpuhook"

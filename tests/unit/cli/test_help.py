@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gpuhook.cli import _COMMANDS, cli
-from gpuhook.cli._help import Command, Seconds
+from gpuhook.tools.cli import _COMMANDS, cli
+from gpuhook.tools.cli._help import Command, Seconds
 
 _WIDTH = 78
 _OPTION_HELP = re.compile(r"[A-Z].*[.](  \[[^]]*\])?")
@@ -47,7 +47,7 @@ def run(*words: str) -> str:
 @pytest.mark.parametrize("path", EVERY)
 def test_help_is_whole_sentences(path: str) -> None:
     command, context = EVERY[path]
-    assert isinstance(command, Command), "gpuhook.cli._help makes every command"
+    assert isinstance(command, Command), "gpuhook.tools.cli._help makes every command"
     text = command.get_help(context)
     assert "`" not in text
     assert "..." not in command.get_short_help_str()

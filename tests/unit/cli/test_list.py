@@ -5,10 +5,10 @@ import importlib
 import pytest
 from machines import gpu, machine
 
-from gpuhook.running.names import Names
-from gpuhook.vendors import seam
+from gpuhook.tools.running.names import Names
+from gpuhook.vendors import registry
 
-listing = importlib.import_module("gpuhook.cli.list")
+listing = importlib.import_module("gpuhook.tools.cli.list")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_lost_gpus_are_named_below_the_table(
 ) -> None:
     there = machine(gpu(0, 3))
     there.lost = lost
-    listing._show([there], seam.KNOWN, [], Names())
+    listing._show([there], registry.KNOWN, [], Names())
     printed = capsys.readouterr().out
     assert printed.startswith("INDEX")
     assert printed.partition(" -\n")[2] == sentence

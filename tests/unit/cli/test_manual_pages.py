@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from gpuhook.cli import cli
-from gpuhook.cli._help import Command
-from gpuhook.cli._manual import page
-from gpuhook.config.schema import KEYS
+from gpuhook.ground.config.schema import KEYS
+from gpuhook.tools.cli import cli
+from gpuhook.tools.cli._help import Command
+from gpuhook.tools.cli._manual import page
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 DRAW = """
-from gpuhook.cli._screen import BAD, show, table, text
+from gpuhook.tools.cli._screen import BAD, show, table, text
 show(table(("N", "NAME"), [(1, "[red]\\x1b[2J:smile:"), (text("lost", BAD), "y" * 200)]))
 """
 
 
 UUIDS = """
-from gpuhook.cli._screen import keep_whole, show, table
+from gpuhook.tools.cli._screen import keep_whole, show, table
 rows = [(n, "NVIDIA H100 80GB HBM3", "GPU-" + "z" * 28, "docker:" + "x" * 30) for n in range(2)]
 show(keep_whole(table(("N", "NAME", "UUID", "CONTAINERS"), rows), "UUID"))
 """

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.cli import _shipped as shipped
+from gpuhook.tools.cli import _shipped as shipped
 
 REPOSITORY = Path(__file__).parents[3]
 COMMAND = "/opt/my gpus/bin/gpuhook"

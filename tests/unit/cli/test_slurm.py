@@ -10,11 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 from machines import gpu, machine, mig
 
-from gpuhook.cli import cli
-from gpuhook.config import Config
-from gpuhook.errors import DriverError, GpuhookError, NoDriverError
-from gpuhook.inventory.model import Inventory
-from gpuhook.vendors import seam
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError
+from gpuhook.start import contract
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.cli import cli
+from gpuhook.vendors import registry
 from gpuhook.vendors.amd.vendor import VENDOR as AMD
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
@@ -33,13 +34,13 @@ def found() -> Inventory:
 def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Inventory) -> Call:
     """Run a command of Slurm's on a machine that has ``found``."""
 
-    def look(vendor: seam.Vendor, _: Config) -> Inventory:
+    def look(vendor: contract.Vendor, _: Config) -> Inventory:
         if vendor is NVIDIA:
             return found
         raise NoDriverError(f"{vendor.names.TITLE}?", "Mend it")
 
-    for names in seam.KNOWN.values():
-        monkeypatch.setattr(type(seam.load(names)), "discover", look)
+    for names in registry.KNOWN.values():
+        monkeypatch.setattr(type(contract.load(names)), "discover", look)
     config = tmp_path / "config.toml"
     config.write_text(f'[gpuhook]\nstate-dir = "{tmp_path}/state"\n')
     return lambda *words: CliRunner().invoke(cli, ["slurm", *words, "--config", str(config)])
@@ -102,7 +103,7 @@ def test_links_of_a_vendor_that_knows_them(
     first, second = (device.id for device in found.devices)
     scores = {first: {second: 250}, second: {first: 250}}
     module = SimpleNamespace(PER_LINK=100, links=lambda *_: scores)
-    monkeypatch.setattr("gpuhook.slurm.devices.part", lambda *_: module)
+    monkeypatch.setattr("gpuhook.tools.slurm.devices.part", lambda *_: module)
     text = call("gres", "--node", "n1").stdout
     assert re.findall(r"Links=(\S+)", text) == ["-1,2", "2,-1"]
     scores[first][second] = scores[second][first] = 50  # near, and no link

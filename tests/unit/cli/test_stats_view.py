@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from gpuhook.cli._stats_view import View, as_json, tables
-from gpuhook.metrics.model import Container, Device, Snapshot, Usage
+from gpuhook.tools.cli._stats_view import View, as_json, tables
+from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
 
 GIB = 1 << 30
 GPU = Device(

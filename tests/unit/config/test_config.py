@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gpuhook.config import Config, load, loads
-from gpuhook.config.loader import default_user, examine
-from gpuhook.config.locate import line_of
-from gpuhook.config.schema import FEATURE_PREFIX, FEATURES, KEYS, MODES
-from gpuhook.config.source import SIZE_LIMIT, flatten
-from gpuhook.errors import ConfigError
+from gpuhook.ground.config.loader import default_user, examine, load, loads
+from gpuhook.ground.config.locate import line_of
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.config.schema import FEATURE_PREFIX, FEATURES, KEYS, MODES
+from gpuhook.ground.config.source import SIZE_LIMIT, flatten
+from gpuhook.ground.errors import ConfigError
 
 Case = dict[str, Any]
 
@@ -73,7 +73,7 @@ ignore-imex-channel-requests = true
 
 
 def default_text() -> str:
-    return (resources.files("gpuhook") / "config" / "config.toml").read_text()
+    return (resources.files("gpuhook") / "tools/config/config.toml").read_text()
 
 
 def uncommented(text: str) -> str:
@@ -146,7 +146,7 @@ def test_commented_file_has_every_key_with_its_default() -> None:
 def test_there_is_one_commented_file() -> None:
     """The package has a link to it, which an editor could have replaced by a copy."""
     repository = Path(__file__).parents[3]
-    packaged = repository / "src/gpuhook/config/config.toml"
+    packaged = repository / "src/gpuhook/tools/config/config.toml"
     assert packaged.samefile(repository / "config/config.toml")
 
 
@@ -418,7 +418,7 @@ def test_many_unknown_keys_take_linear_time() -> None:
 
 
 def test_missing_default_file_means_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuhook.config.loader.DEFAULT_PATH", "/nonexistent/config.toml")
+    monkeypatch.setattr("gpuhook.ground.config.loader.DEFAULT_PATH", "/nonexistent/config.toml")
     config = load()
     assert config.path is None
     config.user = ""
@@ -445,7 +445,7 @@ def test_named_file_must_exist(by_variable: bool, monkeypatch: pytest.MonkeyPatc
 
 
 def test_empty_variable_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuhook.config.loader.DEFAULT_PATH", "/nonexistent/config.toml")
+    monkeypatch.setattr("gpuhook.ground.config.loader.DEFAULT_PATH", "/nonexistent/config.toml")
     monkeypatch.setenv("GPUHOOK_CONFIG", "")
     assert load().path is None
 
@@ -486,17 +486,17 @@ def test_reading_a_plain_file_imports_nothing_heavy(text: str | None, tmp_path: 
     """The same for the whole way from a spec to a selection."""
     file = tmp_path / "config.toml"
     file.write_text(text or "")
-    source = str(Path(loads.__code__.co_filename).parents[2])
+    source = str(Path(loads.__code__.co_filename).parents[3])
     program = f"""
 import sys
 sys.path.insert(0, {source!r})
-from gpuhook.config import load
+from gpuhook.ground.config.loader import load
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.vendor import VENDOR
-from gpuhook.vendors.seam import Grant
-from gpuhook.inventory.selection import select
-from gpuhook.request.reader import SpecReader
+from gpuhook.start.contract import Grant
+from gpuhook.start.inventory.selection import select
+from gpuhook.start.request.reader import SpecReader
 env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=12.2 brand=tesla,driver>=470"]
 request = SpecReader({{"process": {{"env": env}}}}, load({str(file)!r})).read(names, VENDOR)
 inventory = Inventory("/", "580.65.06", "13.0", (), (), ())

@@ -10,16 +10,26 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuhook.cli import cli
-from gpuhook.config import Config, load, loads
-from gpuhook.config.edit import parse_assignment, set_value
-from gpuhook.config.schema import BOOL, FEATURE_PREFIX, FEATURES, KEYS, LIST, PAUSE, SECONDS, STRING
-from gpuhook.config.source import flatten
-from gpuhook.errors import ConfigError, GpuhookError
-from gpuhook.host import files as host_files
+from gpuhook.ground.config.loader import load, loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.config.schema import (
+    BOOL,
+    FEATURE_PREFIX,
+    FEATURES,
+    KEYS,
+    LIST,
+    PAUSE,
+    SECONDS,
+    STRING,
+)
+from gpuhook.ground.config.source import flatten
+from gpuhook.ground.errors import ConfigError, GpuhookError
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.cli import cli
+from gpuhook.tools.config.edit import parse_assignment, set_value
 
 Case = dict[str, Any]
-DEFAULT = (resources.files("gpuhook") / "config" / "config.toml").read_text()
+DEFAULT = (resources.files("gpuhook") / "tools/config/config.toml").read_text()
 LIVE = """\
 # head
 
@@ -341,7 +351,7 @@ def test_validate_of_a_file_that_is_no_configuration(tmp_path: Path) -> None:
 
 
 def test_validate_of_no_file_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuhook.cli.config.DEFAULT_PATH", "/nonexistent/c.toml")
+    monkeypatch.setattr("gpuhook.tools.cli.config.DEFAULT_PATH", "/nonexistent/c.toml")
     result = run("validate")
     assert result.exit_code == 0
     assert "does not exist" in result.stdout

@@ -7,13 +7,23 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpuhook.config import loads, plain_toml
-from gpuhook.config.edit import parse_assignment, set_value
-from gpuhook.config.locate import line_of
-from gpuhook.config.render import as_toml
-from gpuhook.config.schema import BOOL, FEATURE_PREFIX, FEATURES, KEYS, LIST, PAUSE, SECONDS, STRING
-from gpuhook.config.source import flatten
-from gpuhook.errors import ConfigError, GpuhookError
+from gpuhook.ground.config import source
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.locate import line_of
+from gpuhook.ground.config.schema import (
+    BOOL,
+    FEATURE_PREFIX,
+    FEATURES,
+    KEYS,
+    LIST,
+    PAUSE,
+    SECONDS,
+    STRING,
+)
+from gpuhook.ground.config.source import flatten
+from gpuhook.ground.errors import ConfigError, GpuhookError
+from gpuhook.tools.config.edit import parse_assignment, set_value
+from gpuhook.tools.config.render import as_toml
 
 # Pieces that plain files are made of, and pieces that break them.
 NAMES = st.sampled_from(["a", "b-c", "D_1", "2", "a.b", '"a"', "'a'", "é", "", "a b"])
@@ -56,14 +66,14 @@ def reference(text: str) -> Any:
 @example("a = 1\r\nb = 2\r\n")
 @example("[a]\n[a.b.c]\n[a.b]\n[a.b]")
 def test_quick_reader_says_what_tomllib_says_or_nothing(text: str) -> None:
-    found = plain_toml.read(text)
+    found = source.read_plain(text)
     assert found is None or repr(found) == repr(reference(text))
 
 
 @given(st.lists(st.sampled_from(['a = "x"', "b = true", "[t]", "# c", "", "n = [ 'a', \"b\" ]#"])))
 def test_quick_reader_reads_all_plain_text(lines: list[str]) -> None:
     text = "\n".join(lines)
-    assert plain_toml.read(text) == reference(text)
+    assert source.read_plain(text) == reference(text)
 
 
 KEY_LINES = st.tuples(

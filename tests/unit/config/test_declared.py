@@ -6,13 +6,13 @@ import declared_vendors
 import pytest
 from click.testing import CliRunner
 
-from gpuhook.cli import cli
-from gpuhook.config import loads, plain_toml
-from gpuhook.config.declared import FIELDS
-from gpuhook.config.loader import examine
-from gpuhook.config.render import as_toml
-from gpuhook.errors import ConfigError
-from gpuhook.vendors import seam
+from gpuhook.ground.config import source
+from gpuhook.ground.config.declared import FIELDS
+from gpuhook.ground.config.loader import examine, loads
+from gpuhook.ground.errors import ConfigError
+from gpuhook.tools.cli import cli
+from gpuhook.tools.config.render import as_toml
+from gpuhook.vendors import registry
 
 LEAST = """\
 [[gpuhook.vendors]]
@@ -51,7 +51,7 @@ def test_what_is_shown_loads_again() -> None:
 def test_tables_need_no_slow_reader(text: str) -> None:
     """With others before and behind, as in a whole file."""
     whole = f'[gpuhook]\nroot = "/x"\n{text}[features]\n{other()}'
-    assert plain_toml.read(whole) is not None
+    assert source.read_plain(whole) is not None
     assert len(loads(whole).vendors) == 2
 
 
@@ -144,7 +144,7 @@ def test_what_is_anothers_cannot_be_declared(tmp_path: Path, old: str, new: str,
     file = tmp_path / "config.toml"
     file.write_text(LEAST.replace(old, new))
     with pytest.raises(ConfigError, match=f"{word} is NVIDIA's already"):
-        seam.known(loads(file.read_text()))
+        registry.known(loads(file.read_text()))
     done = CliRunner().invoke(cli, ["config", "validate", str(file)])
     assert done.exit_code == 1
     assert f"{word} is NVIDIA's already" in done.output

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.container import mounts
-from gpuhook.host import proc
+from gpuhook.ground.container import mounts
+from gpuhook.ground.host import proc
 
 HOST = """\
 24 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.container import rootfs
-from gpuhook.container.rootfs import Rootfs, find_socket
-from gpuhook.errors import UntrustedPathError
+from gpuhook.ground.container import rootfs
+from gpuhook.ground.container.rootfs import Rootfs, find_socket
+from gpuhook.ground.errors import UntrustedPathError
 
 
 @pytest.fixture

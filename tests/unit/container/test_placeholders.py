@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpuhook.container import kernel
-from gpuhook.container.changes import Container, Journal
+from gpuhook.ground.container import kernel
+from gpuhook.ground.container.changes import Container, Journal
 
 FOLDER = "/usr/lib"
 

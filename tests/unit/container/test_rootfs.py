@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.container import kernel, rootfs
-from gpuhook.container.rootfs import Rootfs
+from gpuhook.ground.container import kernel, rootfs
+from gpuhook.ground.container.rootfs import Rootfs
 
 
 def no_openat2(*args: object) -> int:

@@ -4,9 +4,9 @@ import pytest
 from click.testing import CliRunner
 from fabricated import BIN, Tree, said
 
-from gpuhook.cli import cli
-from gpuhook.doctor import docker, engines
-from gpuhook.doctor.step import Check
+from gpuhook.tools.cli import cli
+from gpuhook.tools.doctor import docker, engines
+from gpuhook.tools.doctor.step import Check
 
 GPU_PY = f"{BIN}/gpu-py"
 CHECKS: dict[str, Check] = {

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from fabricated import Tree, said
 
-from gpuhook.cdi import kept
-from gpuhook.doctor import Finding, cdi, cdi_engines
+from gpuhook.tools.cdi import kept
+from gpuhook.tools.doctor import Finding, cdi, cdi_engines
 
 
 def document(*, version: str = "0.5.0", kind: str = "maker.example/card", **edits: Any) -> str:

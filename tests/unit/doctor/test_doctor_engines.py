@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from fabricated import BIN, BOOT, Tree, said
 
-from gpuhook.doctor import docker as docker_checks
-from gpuhook.doctor import engines
+from gpuhook.tools.doctor import docker as docker_checks
+from gpuhook.tools.doctor import engines
 
 GPU_PY = f"{BIN}/gpu-py"
 DAEMON_JSON = "/etc/docker/daemon.json"

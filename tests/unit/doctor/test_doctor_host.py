@@ -4,12 +4,12 @@ import os
 import pytest
 from fabricated import BIN, Tree, said
 
-from gpuhook import log
-from gpuhook.config import loads
-from gpuhook.doctor import Case, Finding, Status, examine, host, install, worst
-from gpuhook.doctor.finding import failure, ok, warning
-from gpuhook.doctor.machine import Machine
-from gpuhook.start.launcher_files import FOLDER
+from gpuhook.ground import log
+from gpuhook.ground.config.loader import loads
+from gpuhook.standby.launcher_files import FOLDER
+from gpuhook.tools.doctor import Case, Finding, Status, examine, host, install, worst
+from gpuhook.tools.doctor.finding import failure, ok, warning
+from gpuhook.tools.doctor.machine import Machine
 
 V1 = "30 24 0:26 / /sys/fs/cgroup/devices rw - cgroup cgroup rw,devices\n"
 V2 = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"

@@ -3,7 +3,7 @@
 import pytest
 from fabricated import Tree, said
 
-from gpuhook.doctor import kubernetes
+from gpuhook.tools.doctor import kubernetes
 
 FOLDER = "/var/lib/kubelet/device-plugins"
 OURS, NVIDIAS, REGISTRY = "gpuhook-nvidia.com-gpu.sock", "nvidia-gpu.sock", "kubelet.sock"

@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 from fabricated import BIN, BOOT, VERSION, Tree
 
-from gpuhook.cli import cli
-from gpuhook.doctor import Case, Finding, examine
-from gpuhook.doctor.checks import every_step
-from gpuhook.doctor.finding import failure, ok, warning
-from gpuhook.doctor.machine import Machine
-from gpuhook.doctor.step import DRIVER, Check, Step
+from gpuhook.tools.cli import cli
+from gpuhook.tools.doctor import Case, Finding, examine
+from gpuhook.tools.doctor.checks import every_step
+from gpuhook.tools.doctor.finding import failure, ok, warning
+from gpuhook.tools.doctor.machine import Machine
+from gpuhook.tools.doctor.step import DRIVER, Check, Step
 
 GPU_PY = f"{BIN}/gpu-py"
 CONTAINERD = "/etc/containerd/config.toml"

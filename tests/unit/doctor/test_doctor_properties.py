@@ -11,8 +11,8 @@ from fabricated import Tree
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gpuhook.doctor import examine
-from gpuhook.doctor.checks import STEPS
+from gpuhook.tools.doctor import examine
+from gpuhook.tools.doctor.checks import STEPS
 
 NAMES = st.sampled_from(
     ["runtimes", "gpu-py", "path", "hosts", "engine", "hooks_dir", "imports", "plugins", "options",

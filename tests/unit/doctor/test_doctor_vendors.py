@@ -11,13 +11,13 @@ import pytest
 from fabricated import Tree
 
 import vendors
-from gpuhook.doctor import Finding, examine
-from gpuhook.doctor.checks import STEPS
-from gpuhook.doctor.report import write_report
-from gpuhook.vendors.seam import KNOWN
+from gpuhook.tools.doctor import Finding, examine
+from gpuhook.tools.doctor.checks import STEPS
+from gpuhook.tools.doctor.report import write_report
+from gpuhook.vendors.registry import KNOWN
 
 ACME = """
-from gpuhook.doctor.finding import ok
+from gpuhook.tools.doctor.finding import ok
 
 def acme_loaded(case):
     yield ok("acme-loaded", "The module acme is loaded")

@@ -3,10 +3,10 @@
 import pytest
 from machines import VERSION, gpu, library, machine
 
-from gpuhook.config import Config
-from gpuhook.driver_folder import content
-from gpuhook.errors import DriverFolderError, RequestError
-from gpuhook.inventory.model import DriverFile
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverFolderError, RequestError
+from gpuhook.start.inventory.model import DriverFile
+from gpuhook.tools.driver_folder import content
 from gpuhook.vendors.nvidia.model import WSL
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.engines.ask import SET_DEFAULT, Ask
-from gpuhook.engines.crio import Crio
-from gpuhook.engines.toml_text import render
+from gpuhook.tools.engines.ask import SET_DEFAULT, Ask
+from gpuhook.tools.engines.crio import Crio
+from gpuhook.tools.engines.toml_text import render
 
 
 def document_of(short: dict[str, Any]) -> dict[str, Any]:

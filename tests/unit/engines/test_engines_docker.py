@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpuhook.engines import docker, installer
-from gpuhook.engines.ask import ALIASES, SET_DEFAULT, Ask
-from gpuhook.engines.docker import Docker, wanted_document
-from gpuhook.engines.docker_api import DockerInfo
-from gpuhook.engines.store import Store
-from gpuhook.errors import EngineError
-from gpuhook.host.processes import Process
+from gpuhook.ground.errors import EngineError
+from gpuhook.tools.engines import docker, installer
+from gpuhook.tools.engines.ask import ALIASES, SET_DEFAULT, Ask
+from gpuhook.tools.engines.docker import Docker, wanted_document
+from gpuhook.tools.engines.docker_api import DockerInfo
+from gpuhook.tools.engines.store import Store
+from gpuhook.tools.host.processes import Process
 
 
 def without_args(document: dict[str, Any]) -> dict[str, Any]:

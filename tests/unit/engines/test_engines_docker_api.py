@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from limits import in_time
 
-from gpuhook.engines import docker_api
+from gpuhook.tools.engines import docker_api
 
 Serve = Callable[[socket.socket], None]
 OK = b"HTTP/1.0 200 OK\r\n\r\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.engines.installed import version
+from gpuhook.tools.engines.installed import version
 
 SAYS = [
     ("docker", "dockerd", "Docker version 20.10.24+dfsg1, build 5d6db84", "20.10.24+dfsg1"),

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.engines import json_text
-from gpuhook.errors import EngineError
+from gpuhook.ground.errors import EngineError
+from gpuhook.tools.engines import json_text
 
 TABBED = (
     '{\n\t"log-driver": "json-file",\n\t"features": {"buildkit": true},\n\t"dns": ["1", "2"]\n}'

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.engines.merge import Step, steps, without_ours
+from gpuhook.tools.engines.merge import Step, steps, without_ours
 
 ORIGINAL = {"log": "x", "features": {"buildkit": True}, "imports": ["a"]}
 WRITTEN = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuhook.engines.ask import Ask
-from gpuhook.engines.podman import Podman
+from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.podman import Podman
 
 
 def ask_below(prefix: Path, **more: Any) -> Ask:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from limits import in_time
 
-from gpuhook.engines import installer, toml_text
-from gpuhook.engines import store as stores
-from gpuhook.engines.podman import HOOK_KEYS, hook_document
-from gpuhook.engines.store import Store, Target
-from gpuhook.errors import EngineError
+from gpuhook.ground.errors import EngineError
+from gpuhook.tools.engines import installer, toml_text
+from gpuhook.tools.engines import store as stores
+from gpuhook.tools.engines.podman import HOOK_KEYS, hook_document
+from gpuhook.tools.engines.store import Store, Target
 
 OLD = '{"debug":   true}\n'
 NEW = '{"debug":   true, "runtimes": {"gpu-py": {"path": "/p"}}}\n'

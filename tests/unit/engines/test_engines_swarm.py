@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpuhook.engines.ask import Ask
-from gpuhook.engines.docker import wanted_document
-from gpuhook.engines.swarm import KEY, Node, Resource
-from gpuhook.errors import EngineError
+from gpuhook.ground.errors import EngineError
+from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.docker import wanted_document
+from gpuhook.tools.engines.swarm import KEY, Node, Resource
 
 ONE, TWO = (Resource("nvidia", "NVIDIA-GPU", f"GPU-{name}") for name in ("1111", "2222"))
 PART = Resource("nvidia", "NVIDIA-MIG", "MIG-3333")

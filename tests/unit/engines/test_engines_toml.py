@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpuhook.engines import toml_text
-from gpuhook.errors import EngineError
+from gpuhook.ground.errors import EngineError
+from gpuhook.tools.engines import toml_text
 
 COMMENTED = """\
 # the admin's own words

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from limits import in_time
 
-from gpuhook.host import files as host_files
+from gpuhook.ground.host import files as host_files
 
 
 def _make(path: Path, kind: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuhook.host import proc
+from gpuhook.ground.host import proc
 
 # What Python's text takes for the end of a line or for a blank, besides \n.
 CUTTING = [

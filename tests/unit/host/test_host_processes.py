@@ -12,9 +12,9 @@ import pytest
 from fabricated import BOOT, Tree
 from limits import in_time
 
-from gpuhook.host import files as host_files
-from gpuhook.host import processes as host_processes
-from gpuhook.host.processes import Process, running
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.host import processes as host_processes
+from gpuhook.tools.host.processes import Process, running
 
 PR_SET_NAME = 15  # linux/prctl.h
 ROOT = {0}

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from gpuhook.host import namespaces
-from gpuhook.host.namespaces import Look
+from gpuhook.tools.host import namespaces
+from gpuhook.tools.host.namespaces import Look
 
 
 def test_each_namespace_once() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuhook.config import Config
-from gpuhook.errors import DriverError, NoDriverError
-from gpuhook.inventory import cache, freshness, model
-from gpuhook.inventory.model import DriverFile, Node
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, NoDriverError
+from gpuhook.start.inventory import cache, freshness, model
+from gpuhook.start.inventory.model import DriverFile, Node
 from gpuhook.vendors.nvidia import discover
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.vendor import VENDOR

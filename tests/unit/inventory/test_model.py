@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuhook.inventory.model import NOBODY, Node
+from gpuhook.start.inventory.model import NOBODY, Node
 
 GID = 44
 

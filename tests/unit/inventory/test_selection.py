@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpuhook.errors import LostDeviceError, UnknownDeviceError
-from gpuhook.inventory import model
-from gpuhook.inventory.model import Device
-from gpuhook.inventory.selection import select
+from gpuhook.ground.errors import LostDeviceError, UnknownDeviceError
+from gpuhook.start.inventory import model
+from gpuhook.start.inventory.model import Device
+from gpuhook.start.inventory.selection import select
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection, selection
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.cdi.names import annotated
-from gpuhook.errors import RequestError, UnknownDeviceError
-from gpuhook.kubernetes.allocate import Answer, Mount, allocate
-from gpuhook.kubernetes.settings import STRATEGIES, Settings
-from gpuhook.kubernetes.state import Node, Resource, Unit
+from gpuhook.ground.errors import RequestError, UnknownDeviceError
+from gpuhook.start.cdi.names import annotated
+from gpuhook.tools.kubernetes.allocate import Answer, Mount, allocate
+from gpuhook.tools.kubernetes.settings import STRATEGIES, Settings
+from gpuhook.tools.kubernetes.state import Node, Resource, Unit
 
 FOLDER = "/var/run/nvidia-container-devices"
 CONTROL = Node("/dev/nvidiactl", "/dev/nvidiactl")

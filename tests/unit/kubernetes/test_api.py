@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import wire
 
-from gpuhook.kubernetes import api
+from gpuhook.tools.kubernetes import api
 
 P, R = api.plugin, api.pod_resources
 DEVICE = wire.message((1, "GPU-1"), (2, "Healthy"), (3, wire.message((1, wire.message((1, 1))))))
@@ -166,6 +166,8 @@ def test_what_a_newer_kubelet_says_besides_is_passed_over() -> None:
 def test_only_what_protocs_code_uses_of_protobuf() -> None:
     """Debian 12 has a protobuf (4.21) without message_factory.GetMessageClass."""
     gone = "import google.protobuf.message_factory as m; del m.GetMessageClass; "
-    code = f"{gone}from gpuhook.kubernetes import api; print(api.plugin.Device(ID='GPU-1').ID)"
+    code = (
+        f"{gone}from gpuhook.tools.kubernetes import api; print(api.plugin.Device(ID='GPU-1').ID)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("GPU-1\n", "")

@@ -12,12 +12,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from gpuhook.config import Config
-from gpuhook.errors import DriverError
-from gpuhook.kubernetes import children
-from gpuhook.kubernetes.children import Listener, Server
-from gpuhook.kubernetes.settings import Settings
-from gpuhook.kubernetes.state import State
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError
+from gpuhook.tools.kubernetes import children
+from gpuhook.tools.kubernetes.children import Listener, Server
+from gpuhook.tools.kubernetes.settings import Settings
+from gpuhook.tools.kubernetes.state import State
 
 
 class Clock:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.cdi import tree
-from gpuhook.errors import ConfigError
-from gpuhook.kubernetes.config_file import Reader, read, reference_kind
-from gpuhook.kubernetes.options import Content
-from gpuhook.kubernetes.settings import Sharing
+from gpuhook.ground.errors import ConfigError
+from gpuhook.start.cdi import tree
+from gpuhook.tools.kubernetes.config_file import Reader, read, reference_kind
+from gpuhook.tools.kubernetes.options import Content
+from gpuhook.tools.kubernetes.settings import Sharing
 
 GPU = "nvidia.com/gpu"
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.config import Config
-from gpuhook.errors import ConfigError
-from gpuhook.kubernetes.configure import apply, read
-from gpuhook.kubernetes.options import OPTIONS
-from gpuhook.kubernetes.settings import STRATEGIES, Settings
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import ConfigError
+from gpuhook.tools.kubernetes.configure import apply, read
+from gpuhook.tools.kubernetes.options import OPTIONS
+from gpuhook.tools.kubernetes.settings import STRATEGIES, Settings
 
 
 def test_nothing_said() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from machines import VERSION, gpu, machine
 
-from gpuhook.config import Config
-from gpuhook.kubernetes import driver
-from gpuhook.kubernetes.machine import Found
-from gpuhook.kubernetes.settings import Settings
+from gpuhook.ground.config.model import Config
+from gpuhook.tools.kubernetes import driver
+from gpuhook.tools.kubernetes.machine import Found
+from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 

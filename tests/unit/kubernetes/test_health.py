@@ -6,9 +6,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from gpuhook.errors import RequestError
-from gpuhook.kubernetes import health
-from gpuhook.kubernetes.health import APPLICATION, EVERY, FATAL, IGNORE, Health
+from gpuhook.ground.errors import RequestError
+from gpuhook.tools.kubernetes import health
+from gpuhook.tools.kubernetes.health import APPLICATION, EVERY, FATAL, IGNORE, Health
 
 Case = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuhook.kubernetes.names import full_name, wrong_name
+from gpuhook.tools.kubernetes.names import full_name, wrong_name
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 import vendors
-from gpuhook.config import Config
-from gpuhook.kubernetes.machine import Machine
-from gpuhook.vendors import seam
+from gpuhook.ground.config.model import Config
+from gpuhook.tools.kubernetes.machine import Machine
+from gpuhook.vendors import registry
 
 VENDOR = """
 import json
 from pathlib import Path
 
-from gpuhook.errors import DriverError, NoDriverError
-from gpuhook.inventory.model import Device, Inventory
-from gpuhook.vendors.seam import Vendor
+from gpuhook.ground.errors import DriverError, NoDriverError
+from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.start.contract import Vendor
 from made import names
 
 
@@ -91,7 +91,7 @@ class Made:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
-    monkeypatch.setattr(seam, "KNOWN", {})
+    monkeypatch.setattr(registry, "KNOWN", {})
     machine = Made(tmp_path)
     text = VENDOR.format(path=str(machine.path))
     with vendors.known(tmp_path / "packages", "made", vendor=text, links=LINKS):

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.errors import RequestError
-from gpuhook.kubernetes.prefer import prefer
-from gpuhook.kubernetes.settings import POLICIES, Settings
-from gpuhook.kubernetes.state import Resource, Unit
+from gpuhook.ground.errors import RequestError
+from gpuhook.tools.kubernetes.prefer import prefer
+from gpuhook.tools.kubernetes.settings import POLICIES, Settings
+from gpuhook.tools.kubernetes.state import Resource, Unit
 
 Links = dict[str, dict[str, int]]
 

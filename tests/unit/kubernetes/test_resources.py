@@ -12,14 +12,15 @@ import paper
 import pytest
 from machines import gpu, mig
 
-from gpuhook.config import Config
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.inventory.model import Device, Inventory, Node
-from gpuhook.kubernetes.allocate import allocate
-from gpuhook.kubernetes.resources import resources
-from gpuhook.kubernetes.settings import Settings, Sharing
-from gpuhook.kubernetes.state import Resource, State
-from gpuhook.vendors import seam
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.start import contract
+from gpuhook.start.inventory.model import Device, Inventory, Node
+from gpuhook.tools.kubernetes.allocate import allocate
+from gpuhook.tools.kubernetes.resources import resources
+from gpuhook.tools.kubernetes.settings import Settings, Sharing
+from gpuhook.tools.kubernetes.state import Resource, State
+from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Gpu, Mig
 from gpuhook.vendors.nvidia.model import Inventory as Nvidias
 from vendors import known
@@ -44,7 +45,7 @@ def machine(root: Path, *gpus: Gpu, lost: tuple[int, ...] = ()) -> Nvidias:
 def offered(*inventories: Inventory, **facts: Any) -> Answer:
     health, links = facts.pop("health", None), facts.pop("links", None)
     config = facts.pop("config", None) or Config()
-    found = [(seam.load(seam.KNOWN[each.vendor]), each) for each in inventories]
+    found = [(contract.load(registry.KNOWN[each.vendor]), each) for each in inventories]
     return resources(found, Settings(**facts), config, health, links)
 
 
@@ -262,7 +263,7 @@ def test_a_vendor_with_trouble_costs_no_other(tmp_path: Path) -> None:
 
 def test_a_vendor_that_no_variable_asks_for(tmp_path: Path) -> None:
     found = paper.machine("amd", tmp_path, 1)
-    with mock.patch.object(seam.KNOWN["amd"], "VARIABLES", {}):
+    with mock.patch.object(registry.KNOWN["amd"], "VARIABLES", {}):
         state, warnings = offered(found)
         assert state.resources == ()
         assert ["no variable" in each for each in warnings] == [True]
@@ -433,9 +434,9 @@ def test_neurons_neighbours_are_near(tmp_path: Path) -> None:
 
 def test_a_declared_kind(tmp_path: Path) -> None:
     tree = """
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.inventory.model import Device, Inventory, Node
-from gpuhook.vendors.seam import Vendor
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.start.inventory.model import Device, Inventory, Node
+from gpuhook.start.contract import Vendor
 from gizmo import names
 
 

@@ -495,7 +495,7 @@ def test_state_that_cannot_be_understood(registered: Kubelet, server: PluginServ
 
 @pytest.mark.parametrize(("package", "name"), [("grpc", "grpcio"), ("google.protobuf", "protobuf")])
 def test_missing_extra(package: str, name: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None\nimport gpuhook.kubernetes.server"
+    code = f"import sys; sys.modules[{package!r}] = None\nimport gpuhook.tools.kubernetes.server"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = done.stderr.splitlines()[-1]
     assert f"package {name} isn't installed" in last

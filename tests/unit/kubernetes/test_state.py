@@ -1,6 +1,6 @@
 """The device plugin's states, as lines and back."""
 
-from gpuhook.kubernetes.state import Node, Resource, State, Unit
+from gpuhook.tools.kubernetes.state import Node, Resource, State, Unit
 
 
 def test_a_line_and_back() -> None:

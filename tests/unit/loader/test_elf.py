@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.errors import ElfError
-from gpuhook.loader import elf
+from gpuhook.ground.errors import ElfError
+from gpuhook.ground.loader import elf
 
 LibraryBuilder = Callable[..., bytes]
 NOTE = b".note.cuda.fwd_compatibility"

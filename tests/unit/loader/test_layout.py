@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.loader import layout
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.loader import layout
 
 MACHINE = os.uname().machine
 DEBIAN = layout.debian(MACHINE)

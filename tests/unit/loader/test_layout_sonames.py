@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuhook.loader import layout
+from gpuhook.ground.loader import layout
 
 LibraryBuilder = Callable[..., bytes]
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpuhook.errors import LdCacheError
-from gpuhook.loader import layout, ldcache
+from gpuhook.ground.errors import LdCacheError
+from gpuhook.ground.loader import layout, ldcache
 
 LibraryBuilder = Callable[..., bytes]
 Addition = tuple[str, str, int]

@@ -5,10 +5,10 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuhook.errors import MetricsError
-from gpuhook.metrics import exporter
-from gpuhook.metrics.exporter import Options
-from gpuhook.metrics.model import Container, Device, Snapshot, Usage
+from gpuhook.ground.errors import MetricsError
+from gpuhook.tools.metrics import exporter
+from gpuhook.tools.metrics.exporter import Options
+from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
 
 GPU = Device(
     "nvidia", "GPU-1", "0", 3, "0000:1b:00.0", "NVIDIA H200",

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import vendors
-from gpuhook.config import Config
-from gpuhook.kubernetes.machine import Machine
-from gpuhook.metrics.inventories import Inventories
-from gpuhook.vendors import seam
+from gpuhook.ground.config.model import Config
+from gpuhook.tools.kubernetes.machine import Machine
+from gpuhook.tools.metrics.inventories import Inventories
+from gpuhook.vendors import registry
 
 PATIENCE_S = 300.0  # of a test, on a busy machine whose disk may take its time
 VENDOR = """
@@ -22,9 +22,9 @@ import os
 import signal
 from pathlib import Path
 
-from gpuhook.errors import DriverError, NoDriverError
-from gpuhook.inventory.model import Device, Inventory
-from gpuhook.vendors.seam import Vendor
+from gpuhook.ground.errors import DriverError, NoDriverError
+from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.start.contract import Vendor
 from hanging import names
 
 
@@ -81,7 +81,7 @@ class Made:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
-    monkeypatch.setattr(seam, "KNOWN", {})
+    monkeypatch.setattr(registry, "KNOWN", {})
     machine_path = tmp_path / "driver.json"
     text = VENDOR.format(path=str(machine_path))
     with vendors.known(tmp_path / "packages", "hanging", vendor=text):

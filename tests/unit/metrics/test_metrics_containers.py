@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.host import proc
-from gpuhook.metrics import containers
-from gpuhook.metrics.containers import Assigned, Owner
+from gpuhook.ground.host import proc
+from gpuhook.tools.metrics import containers
+from gpuhook.tools.metrics.containers import Assigned, Owner
 
 Case = dict[str, Any]
 

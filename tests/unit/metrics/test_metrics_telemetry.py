@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.config import Config, load
-from gpuhook.metrics.telemetry import Telemetry
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.tools.metrics.telemetry import Telemetry
 
 HERE: Any = SimpleNamespace(root="/", version="1", devices=[SimpleNamespace(id="GPU-1")])
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.config import load
-from gpuhook.metrics import observer as observers
-from gpuhook.metrics.containers import Owner
-from gpuhook.metrics.model import Container
-from gpuhook.metrics.observer import Observer
-from gpuhook.metrics.processes import Processes
+from gpuhook.ground.config.loader import load
+from gpuhook.tools.metrics import observer as observers
+from gpuhook.tools.metrics.containers import Owner
+from gpuhook.tools.metrics.model import Container
+from gpuhook.tools.metrics.observer import Observer
+from gpuhook.tools.metrics.processes import Processes
 
 ID = "0123456789abcdef" * 4
 SCOPE = f"docker-{ID}.scope"

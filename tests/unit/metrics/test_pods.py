@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gpuhook.inventory.model import Device, Inventory
-from gpuhook.metrics import pods
-from gpuhook.metrics.model import Container
-from gpuhook.metrics.pods import Pod
+from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.tools.metrics import pods
+from gpuhook.tools.metrics.model import Container
+from gpuhook.tools.metrics.pods import Pod
 
 GPU_0, GPU_1, PART_0, PART_1 = "GPU-aa-0", "GPU-aa-1", "MIG-bb-0", "MIG-bb-1"
 NVIDIA = Inventory(

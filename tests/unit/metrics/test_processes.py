@@ -2,8 +2,8 @@
 
 import subprocess
 
-from gpuhook.metrics import processes
-from gpuhook.metrics.processes import Processes, find, poses
+from gpuhook.tools.metrics import processes
+from gpuhook.tools.metrics.processes import Processes, find, poses
 
 ID = "0123456789abcdef" * 4
 

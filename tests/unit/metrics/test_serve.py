@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from limits import in_time
 
-from gpuhook.config import load
-from gpuhook.metrics import exporter, serve
-from gpuhook.metrics.model import Snapshot
-from gpuhook.metrics.observer import Observer
+from gpuhook.ground.config.loader import load
+from gpuhook.tools.metrics import exporter, serve
+from gpuhook.tools.metrics.model import Snapshot
+from gpuhook.tools.metrics.observer import Observer
 
 PATIENCE = 60.0
 SLOW = 40  # more connections than are kept

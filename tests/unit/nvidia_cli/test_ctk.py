@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpuhook import __version__
-from gpuhook.cli._help import Command
-from gpuhook.config import load
-from gpuhook.nvidia_cli.ctk import ctk, main
-from gpuhook.nvidia_cli.links import LINKS
+from gpuhook.ground.config.loader import load
+from gpuhook.tools.cli._help import Command
+from gpuhook.tools.engines.links import LINKS
+from gpuhook.tools.nvidia_cli.ctk import ctk, main
 
 Case = dict[str, Any]
 
@@ -94,7 +94,7 @@ def test_what_can_not_be_done_is_one_sentence_and_status_1(
 
 
 def test_the_program() -> None:
-    words = [sys.executable, "-m", "gpuhook.nvidia_cli.ctk"]
+    words = [sys.executable, "-m", "gpuhook.tools.nvidia_cli.ctk"]
     done = subprocess.run([*words, "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     done = subprocess.run([*words, "x"], capture_output=True, text=True, check=False)

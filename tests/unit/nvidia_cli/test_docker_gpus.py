@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuhook.nvidia_cli.docker_gpus import variables
+from gpuhook.tools.vendors.nvidia.docker_gpus import variables
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES="
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES="

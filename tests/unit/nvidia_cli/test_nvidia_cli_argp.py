@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuhook.nvidia_cli.argp import FLAG, OPTIONAL, VALUE, Option, UsageError, parse
+from gpuhook.tools.nvidia_cli.argp import FLAG, OPTIONAL, VALUE, Option, UsageError, parse
 
 OPTIONS = (
     Option("device", "d", VALUE),

@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpuhook.nvidia_cli import callers
+from gpuhook.tools.nvidia_cli import callers
 
-ASK = "import sys; sys.path[:0] = sys.argv[1:]; from gpuhook.nvidia_cli import callers; "
-FOLDER = str(Path(callers.__file__).parents[2])
+ASK = "import sys; sys.path[:0] = sys.argv[1:]; from gpuhook.tools.nvidia_cli import callers; "
+FOLDER = str(Path(callers.__file__).parents[3])
 
 
 def answer(code: str, *before: str) -> str:

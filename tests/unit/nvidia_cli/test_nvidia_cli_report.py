@@ -1,7 +1,7 @@
 """What nvidia-container-cli info and list print, of machines that are hard to come by."""
 
-from gpuhook.inventory.model import DriverFile, Node
-from gpuhook.nvidia_cli.report import Wanted, info, listing
+from gpuhook.start.inventory.model import DriverFile, Node
+from gpuhook.tools.nvidia_cli.report import Wanted, info, listing
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection
 
 MIG = Mig(0, "MIG-1", 1, 0, "1g.10gb", 12, 13)

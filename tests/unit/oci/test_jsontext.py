@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.oci import jsontext
+from gpuhook.ground.oci import jsontext
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(

@@ -11,7 +11,7 @@ import gpuhook
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from gpuhook.oci import jsontext
+from gpuhook.ground.oci import jsontext
 assert "json.decoder" not in sys.modules
 for call in (jsontext.loads, lambda text: list(jsontext.members(text, 0))):
     try:

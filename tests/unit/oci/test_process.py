@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.errors import SpecError
-from gpuhook.oci import process
-from gpuhook.oci.process import Setting
-from gpuhook.oci.spec import Spec
+from gpuhook.ground.errors import SpecError
+from gpuhook.ground.oci import process
+from gpuhook.ground.oci.process import Setting
+from gpuhook.ground.oci.spec import Spec
 
 SET = Setting("A", "1", "why")
 FRONT = Setting("A", "/x", "why", front=True)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.names import CREATING_VERBS
-from gpuhook.oci.runtime_argv import Arguments
+from gpuhook.ground.names import CREATING_VERBS
+from gpuhook.ground.oci.runtime_argv import Arguments
 
 DOCKER = (
     "--root /var/run/docker/runtime-runc/moby --log /b/log.json --log-format json "

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.errors import SpecError, StateError, UnusableSpecError
-from gpuhook.oci.spec import Spec, parse_state, read_spec
+from gpuhook.ground.errors import SpecError, StateError, UnusableSpecError
+from gpuhook.ground.oci.spec import Spec, parse_state, read_spec
 
 CONFIG = {
     "ociVersion": "1.0.2",

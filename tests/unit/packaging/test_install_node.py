@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from fabricated import Tree
 
-from gpuhook.errors import EngineError
+from gpuhook.ground.errors import EngineError
 
 FILE = Path(__file__).parents[3] / "packaging/kubernetes/image/install_node.py"
 SERVICE = "12:pids:/system.slice/containerd.service\n0::/system.slice/containerd.service\n"

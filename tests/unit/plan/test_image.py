@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpuhook.config import Config
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.loader import layout
-from gpuhook.plan import image
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.loader import layout
+from gpuhook.start.plan import image
 from gpuhook.vendors.nvidia import cuda_compat
 from gpuhook.vendors.nvidia.names import NAME
 from gpuhook.vendors.nvidia.vendor import VENDOR

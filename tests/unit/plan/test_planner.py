@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 from machines import VERSION, gpu, machine, mig, planned, read_request
 
-from gpuhook.config import Config
-from gpuhook.errors import UnknownDeviceError
-from gpuhook.loader import layout
-from gpuhook.plan.image import Image
-from gpuhook.plan.operations import AllowDevice
-from gpuhook.plan.planner import Plan
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import UnknownDeviceError
+from gpuhook.ground.loader import layout
+from gpuhook.start.plan.image import Image
+from gpuhook.start.plan.operations import AllowDevice, Plan
 from gpuhook.vendors.nvidia.cuda_compat import CudaCompat, Note
 from gpuhook.vendors.nvidia.edits import COMPAT_CONFIG
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from machines import VERSION, gpu, machine, planned, read_request
 
-from gpuhook.config import Config
-from gpuhook.oci.spec import Spec
-from gpuhook.plan import spec_edits
-from gpuhook.plan.planner import Plan
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.oci.spec import Spec
+from gpuhook.start.plan import spec_edits
+from gpuhook.start.plan.operations import Plan
 
 LIBS = "/usr/lib/x86_64-linux-gnu"
 MACHINE = machine(gpu(0, 3))

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from machines import gpu, machine
 from requests_made import ROOT, spec_of
+from steps import resolve
 
-from gpuhook import resolve
-from gpuhook.config import Config, loads
-from gpuhook.errors import ConfigError, RequestError
-from gpuhook.vendors import seam
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import ConfigError, RequestError
+from gpuhook.vendors import registry
 
 MODES = ("hook", "spec", "auto", "cdi")
 SETTING = "cdi-kinds-from-environment"
@@ -21,13 +22,13 @@ FOREIGN = (
     "k8s.device-plugin.nvidia.com/gpu=0", "nvidia.com/gpux=0", "nvidia.com/GPU=0",
     "x.nvidia.com/gpu=0", "xnvidia.com/gpu=0", "nvidia.com.x/gpu=0", "intel.com/nic=0",
 )  # fmt: skip
-VARIABLES = [name for names in seam.KNOWN.values() for name in names.VARIABLES]
+VARIABLES = [name for names in registry.KNOWN.values() for name in names.VARIABLES]
 
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     found = machine(gpu(0, 0), gpu(1, 1))
-    monkeypatch.setattr("gpuhook.inventory.cache.get_inventory", lambda *_, **__: found)
+    monkeypatch.setattr("gpuhook.start.inventory.cache.get_inventory", lambda *_, **__: found)
 
 
 def config_of(mode: str = "hook", *kinds: str, **settings: Any) -> Config:
@@ -41,7 +42,7 @@ def config_of(mode: str = "hook", *kinds: str, **settings: Any) -> Config:
 
 def documents(spec: dict[str, Any], config: Config) -> tuple[str, ...]:
     """Return the devices of documents that a container gets."""
-    resolved = resolve.resolve(spec, config)
+    resolved = resolve(spec, config)
     return () if resolved is None else resolved.cdi_devices
 
 

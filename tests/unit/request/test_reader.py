@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from requests_made import ROOT, config_of, mounts_request, read_request, request_for, spec_of
 
-from gpuhook.config import Config
-from gpuhook.errors import RequestError, SpecError
-from gpuhook.request.reader import Request, is_privileged
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import RequestError, SpecError
+from gpuhook.start.request.reader import Request, is_privileged
 from gpuhook.vendors.nvidia.variables import Options
 
 QUALIFIED = "nvidia.com/gpu=0"

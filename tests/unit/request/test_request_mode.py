@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import steps
 from machines import gpu, machine
 
-from gpuhook import runtime_shim
-from gpuhook.config import loads
-from gpuhook.errors import ConfigError, RequestError
-from gpuhook.oci.spec import Spec
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.errors import ConfigError, RequestError
+from gpuhook.ground.oci.spec import Spec
 
 Case = dict[str, Any]
 
@@ -25,7 +25,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin/gpuhook-prestart").touch(mode=0o755)
     (tmp_path / "rootfs").mkdir()
     found = machine(gpu(0, 0), gpu(1, 1))
-    monkeypatch.setattr("gpuhook.inventory.cache.get_inventory", lambda *_, **__: found)
+    monkeypatch.setattr("gpuhook.start.inventory.cache.get_inventory", lambda *_, **__: found)
     return tmp_path / "bin"
 
 
@@ -39,7 +39,7 @@ def way(programs: Path, config: str, env: list[str], mounts: list[str]) -> str:
     }
     spec = Spec(str(programs.parent / "config.json"), json.dumps(data))
     try:
-        edited = runtime_shim.edit(spec, loads(config), str(programs))
+        edited = steps.edit(spec, loads(config), str(programs))
     except RequestError as error:
         return "CDI devices" if "CDI devices can't be used" in error.cause else error.cause
     if edited is None:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import granted, read_request
 
-from gpuhook.config import Config
-from gpuhook.errors import GpuhookError
-from gpuhook.request.reader import Request, effective_mode
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.start.request.reader import Request, effective_mode
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, selection
 from gpuhook.vendors.nvidia.requirements import check
 

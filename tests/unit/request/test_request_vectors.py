@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from machines import read_request
 
-from gpuhook.config import Config, loads
-from gpuhook.errors import GpuhookError, RequestError
-from gpuhook.request.reader import Request, check_kinds, is_privileged
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import GpuhookError, RequestError
+from gpuhook.start.request.reader import Request, check_kinds, is_privileged
 from gpuhook.vendors.nvidia import names
 
 MOUNT_ROOT = "/var/run/nvidia-container-devices/"

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.request import sources
+from gpuhook.start.request import sources
 
 Case = dict[str, Any]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.running import bundles
+from gpuhook.tools.running import bundles
 
 DEVICES = [(195, 0), (195, 1)]
 RULES = [

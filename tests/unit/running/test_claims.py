@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import second_vendor
 from second_vendor import spec_with
+from steps import resolve
 
-from gpuhook.cgroup.access import device_rules
-from gpuhook.config import Config
-from gpuhook.errors import HeldError
-from gpuhook.inventory.model import Device, Inventory, Node
-from gpuhook.oci.spec import Spec, State
-from gpuhook.resolve import Resolved, resolve
-from gpuhook.running import claims, leases
+from gpuhook.ground.cgroup.access import device_rules
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import HeldError
+from gpuhook.ground.oci.spec import Spec, State
+from gpuhook.start.inventory.model import Device, Inventory, Node
+from gpuhook.start.records import claims, leases
+from gpuhook.start.resolve import Resolved
+from gpuhook.vendors.registry import known
 
 KIND = "acme.example/npu"
 CARD = "maker.example/card"
@@ -50,7 +52,9 @@ def described(
     resolved = resolve(spec, config, inventories={"acme": inventory})
     assert resolved is not None
     whole = Spec("spec", json.dumps(spec))
-    return resolved, claims.describe(STATE, whole, resolved.grants, resolved.cdi_devices, config)
+    return resolved, claims.describe(
+        STATE, whole, resolved.grants, resolved.cdi_devices, known(config), config
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,7 @@ def test_whom_it_concerns(
     resolved, record = described(spec_with(f"ACME_VISIBLE_DEVICES={word}"), config, npus)
     assert bool(leases.wants(record, kinds)) == concerned
     spec = Spec("spec", json.dumps(spec_with()))
-    assert claims.check(spec, resolved, config) == concerned
+    assert claims.check(spec, resolved, known(config), config) == concerned
 
 
 def test_a_part_is_written_down_with_its_whole(npus: Inventory) -> None:
@@ -166,7 +170,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Inventory:
 def held(spec: dict[str, Any], *kinds: str, config: Config | None = None) -> dict[str, Any]:
     """Return the record of a container that asked us for nothing."""
     config = config or config_of(*kinds)
-    return claims.describe(STATE, Spec("/spec", json.dumps(spec)), (), (), config)
+    return claims.describe(STATE, Spec("/spec", json.dumps(spec)), (), (), known(config), config)
 
 
 @pytest.mark.parametrize(("spec", "has"), WAYS.values(), ids=WAYS.keys())
@@ -244,9 +248,9 @@ def test_a_privileged_container_has_what_documents_gave_it(cards: Config) -> Non
     spec = spec_with(f"NVIDIA_VISIBLE_DEVICES={CARD}=uuid-a")
     spec["linux"] = {**spec["linux"], "devices": every, "resources": EVERYTHING}
     whole = Spec("/spec", json.dumps(spec))
-    record = claims.describe(STATE, whole, (), (f"{CARD}=uuid-a",), cards)
+    record = claims.describe(STATE, whole, (), (f"{CARD}=uuid-a",), known(cards), cards)
     assert record["nodes"] == {CARD: {"240:1": f"{CARD}=a", "240:11": f"{CARD}=a"}}
-    assert claims.describe(STATE, whole, (), (), cards)["nodes"] == {}
+    assert claims.describe(STATE, whole, (), (), known(cards), cards)["nodes"] == {}
 
 
 @pytest.mark.parametrize(

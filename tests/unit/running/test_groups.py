@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.host import files, proc
-from gpuhook.running.groups import Made, identify
+from gpuhook.ground.host import files, proc
+from gpuhook.tools.running.groups import Made, identify
 
 ID = "0123456789abcdef" * 4
 VICTIM = "f" * 64

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.host.namespaces import Look
-from gpuhook.running import holders
+from gpuhook.tools.host.namespaces import Look
+from gpuhook.tools.running import holders
 
 
 @pytest.fixture

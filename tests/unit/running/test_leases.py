@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpuhook.errors import HeldError
-from gpuhook.running import leases, records
+from gpuhook.ground.errors import HeldError
+from gpuhook.start.records import leases, records
 
 KIND = "acme.example/npu"
 OTHER = "other.example/npu"
@@ -243,9 +243,9 @@ def test_a_lock_that_somebody_keeps(
 
 TAKE = f"""
 import os, sys, time
-sys.path.insert(0, {str(Path(records.__file__).parents[2])!r})
-from gpuhook.errors import HeldError
-from gpuhook.running import records
+sys.path.insert(0, {str(Path(records.__file__).parents[3])!r})
+from gpuhook.ground.errors import HeldError
+from gpuhook.start.records import records
 state_dir, device, go = sys.argv[1:]
 facts = {{"version": records.VERSION, "id": device, "pid": os.getpid(), "engine": "", "pod": "",
     "namespace": "", "container": "", "given": [{{"vendor": "acme", "kind": {KIND!r},

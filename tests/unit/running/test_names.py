@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.running.names import Names
+from gpuhook.tools.running.names import Names
 
 ONE, TWO = "1" * 64, "2" * 64
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from gpuhook.inventory.model import Inventory
-from gpuhook.oci.spec import State
-from gpuhook.request.reader import Request
-from gpuhook.running import records
-from gpuhook.vendors import seam
-from gpuhook.vendors.seam import Grant, Vendor
+from gpuhook.ground.oci.spec import State
+from gpuhook.start.contract import Grant, Vendor
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.start.records import records
+from gpuhook.start.request.reader import Request
+from gpuhook.vendors import registry
 
-SOURCES = Path(records.__file__).parents[2]
+SOURCES = Path(records.__file__).parents[3]
 BUNDLE = "/run/containerd/io.containerd.runtime.v2.task/moby/abc"
 
 
@@ -284,7 +284,8 @@ def test_what_other_hooks_of_the_container_have_written(
 
 def test_the_process_that_started_this_one() -> None:
     """In our mount namespace, it is a container's first one where we are a hook in there."""
-    code = f"import sys; sys.path.insert(0, {str(SOURCES)!r}); from gpuhook.running import records"
+    code = f"import sys; sys.path.insert(0, {str(SOURCES)!r})\n"
+    code += "from gpuhook.start.records import records"
     code += "; pid, process = records.first_process(); print(pid, records.started(process) > 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(os.getpid()), "True"]
@@ -328,7 +329,7 @@ def test_what_image_and_user_wrote_is_bounded() -> None:
     names = tuple(f"{number}" * 60 for number in range(1000))
     request = Request("acme", source="environment", devices=names, selectors=names)
     grant = Grant(Vendor(), request, Inventory("acme", "/", "1", (), ()), ())
-    grant.vendor.names = seam.KNOWN["nvidia"]
+    grant.vendor.names = registry.KNOWN["nvidia"]
     state = State("id", 7, BUNDLE, None)
     for annotations in (None, ["none"], {"io.kubernetes.cri.sandbox-name": "x" * 10**6}):
         record = records.describe(state, annotations, [grant])

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.errors import ContainerError
-from gpuhook.host import proc
-from gpuhook.inventory import model
-from gpuhook.inventory.model import Device, Node
-from gpuhook.running import records, repair
-from gpuhook.running.holders import Container
-from gpuhook.running.names import Names
+from gpuhook.ground.errors import ContainerError
+from gpuhook.ground.host import proc
+from gpuhook.start.inventory import model
+from gpuhook.start.inventory.model import Device, Node
+from gpuhook.start.records import records
+from gpuhook.tools.running import repair
+from gpuhook.tools.running.holders import Container
+from gpuhook.tools.running.names import Names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 
 ONE = Container("0123456789ab" + "0" * 52, "docker", 10, "python3")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpuhook.errors import SimulateError
-from gpuhook.simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.simulate.majors import devices_text, free_majors, machines_devices
 
 DEVICES = "Character devices:\n  1 mem\n511 x\n509 y\n\nBlock devices:\n510 sd\n"
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuhook.errors import SimulateError
-from gpuhook.loader import elf
-from gpuhook.simulate.library import shared_library
+from gpuhook.ground.errors import SimulateError
+from gpuhook.ground.loader import elf
+from gpuhook.tools.simulate.library import shared_library
 
 
 @pytest.mark.parametrize("soname", ["libx.so", "libascend_hal.so.1", "l"])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpuhook.slurm.cores import Cores, parse
+from gpuhook.tools.slurm.cores import Cores, parse
 
 GPU = "0000:1b:00.0"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.errors import ConfigError
-from gpuhook.slurm.gres import Entry, ranges, text, word
+from gpuhook.ground.errors import ConfigError
+from gpuhook.tools.slurm.gres import Entry, ranges, text, word
 
 HOSTILE = (
     "H100:8", "H100,gpu:a100:8", "x File=/dev/sda", "a\nNodeName=evil", "#", "", "4090", "8k",

@@ -10,13 +10,14 @@ import paper
 import pytest
 from machines import gpu, machine, mig
 
-from gpuhook.config import Config
-from gpuhook.errors import ConfigError, RequestError
-from gpuhook.inventory.selection import select
-from gpuhook.oci.spec import Spec
-from gpuhook.slurm import job
-from gpuhook.slurm.devices import Owned, _of
-from gpuhook.vendors import seam
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import ConfigError, RequestError
+from gpuhook.ground.oci.spec import Spec
+from gpuhook.start import contract
+from gpuhook.start.inventory.selection import select
+from gpuhook.tools.slurm import job
+from gpuhook.tools.slurm.devices import Owned, _of
+from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
 MACHINE = machine(gpu(0, 3), gpu(1, 0), gpu(2, 1))
@@ -88,7 +89,7 @@ def test_a_part_needs_the_nodes_of_its_whole_and_of_itself() -> None:
 
 def test_files_are_below_the_driver_root(tmp_path: Path) -> None:
     inventory = paper.machine("amd", tmp_path, 2)
-    found = owned(inventory=inventory, vendor=seam.load(seam.KNOWN["amd"]))
+    found = owned(inventory=inventory, vendor=contract.load(registry.KNOWN["amd"]))
     assert len(found) == 2
     assert all(path.startswith(f"{tmp_path}/dev/") for each in found for path in each.files)
 
@@ -96,9 +97,9 @@ def test_files_are_below_the_driver_root(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["amd", "neuron", "gaudi", "ascend", "intel_gpu", "intel_npu"])
 def test_what_is_asked_for_is_a_name_of_the_device(name: str, tmp_path: Path) -> None:
     inventory = paper.machine(name, tmp_path)
-    names = seam.KNOWN[name]
+    names = registry.KNOWN[name]
     spaces = next(iter(names.VARIABLES.values()))
-    found = owned(inventory=inventory, vendor=seam.load(names))
+    found = owned(inventory=inventory, vendor=contract.load(names))
     assert found
     for each in found:
         assert select([each.device.id], inventory, names, spaces) == (each.device,)

@@ -16,11 +16,12 @@ from limits import in_time
 from machines import read_request
 
 from gpuhook import prestart_hook
-from gpuhook.config import Config, load, loads
-from gpuhook.errors import GpuhookError
-from gpuhook.names import CREATING_VERBS
-from gpuhook.oci.runtime_argv import Arguments
-from gpuhook.start import launcher_files
+from gpuhook.ground.config.loader import load, loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.names import CREATING_VERBS
+from gpuhook.ground.oci.runtime_argv import Arguments
+from gpuhook.standby import launcher_files
 
 FUNCTIONS = LAUNCHER.read_text().partition("\ngp_self=$0")[0]
 

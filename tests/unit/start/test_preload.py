@@ -10,13 +10,16 @@ import pytest
 
 SOURCES = Path(__file__).parents[3] / "src"
 
-GRANT = "gpuhook.inventory.cache, gpuhook.inventory.selection, gpuhook.vendors.nvidia.vendor"
+GRANT = (
+    "gpuhook.start.inventory.cache, gpuhook.start.inventory.selection, "
+    "gpuhook.vendors.nvidia.vendor"
+)
 INJECT = "gpuhook.inject, gpuhook.vendors.nvidia.edits"
 LISTS = {
-    "RUNTIME": "gpuhook.runtime_shim, gpuhook.oci.spec, gpuhook.resolve",
+    "RUNTIME": "gpuhook.runtime_shim, gpuhook.start.edit, gpuhook.vendors.registry",
     "RUNTIME + preload.INVENTORY + names.MODULES + preload.EDIT": (
-        f"gpuhook.runtime_shim, gpuhook.oci.spec, {GRANT}, gpuhook.cgroup.access, "
-        "gpuhook.start.helper, gpuhook.resolve"
+        f"gpuhook.runtime_shim, gpuhook.start.edit, gpuhook.vendors.registry, {GRANT}, "
+        "gpuhook.ground.cgroup.access, gpuhook.standby.helper"
     ),
     "HOOK": "gpuhook.prestart_hook",
     "HOOK + preload.INVENTORY + names.MODULES + preload.INJECTION + names.HOOK_MODULES": (
@@ -25,7 +28,7 @@ LISTS = {
 }
 # What the lists of a vendor are in, imported by hand as it is by preloading.
 NAMES = "preload.load(preload.REQUEST)\nfrom gpuhook.vendors.nvidia import names\n"
-PRELOAD = ("gpuhook.start", "gpuhook.start.preload")  # imported in the ordinary way
+PRELOAD = ("gpuhook.ground", "gpuhook.ground.preload")  # imported in the ordinary way
 
 
 @pytest.fixture
@@ -39,9 +42,8 @@ def package(tmp_path: Path) -> Path:
 
 def run(package: Path, code: str) -> list[str]:
     """Return what isolated code prints that has the package on its path."""
-    begin = (
-        f"import sys; sys.path.append({str(package.parent)!r}); from gpuhook.start import preload\n"
-    )
+    begin = f"import sys; sys.path.append({str(package.parent)!r})\n"
+    begin += "from gpuhook.ground import preload\n"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-B", "-c", begin + code],
         capture_output=True,
@@ -64,8 +66,8 @@ def test_lists_hold_what_is_imported(package: Path, names: str, imports: str) ->
 
 def test_modules_are_the_same(package: Path) -> None:
     show = (
-        "import gpuhook.runtime_shim, gpuhook.config.loader\n"
-        "for module in (gpuhook.runtime_shim, gpuhook.config, gpuhook.config.loader):\n"
+        "import gpuhook.runtime_shim, gpuhook.ground.config.loader\n"
+        "for module in (gpuhook.runtime_shim, gpuhook.ground.config.loader):\n"
         "    print(module.__name__, module.__package__, module.__file__, *sorted(vars(module)))\n"
     )
     internal = {"__spec__", "__loader__", "__cached__", "__path__"}
@@ -75,10 +77,12 @@ def test_modules_are_the_same(package: Path) -> None:
 
 
 def test_changed_source_is_what_runs(package: Path) -> None:
-    source = package / "request/sources.py"
+    source = package / "start/request/sources.py"
     source.write_text(source.read_text() + "\nCHANGED = 'yes'\n")
     code = (
-        "preload.load(preload.RUNTIME)\nfrom gpuhook.request import sources\nprint(sources.CHANGED)"
+        "preload.load(preload.RUNTIME)\n"
+        "from gpuhook.start.request import sources\n"
+        "print(sources.CHANGED)"
     )
     assert run(package, code) == ["yes"]
 
@@ -95,7 +99,9 @@ SPOILERS = {
 
 
 @pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS.keys())
-@pytest.mark.parametrize("module", ["errors", "config/model", "config/__init__", "inventory/cache"])
+@pytest.mark.parametrize(
+    "module", ["ground/errors", "ground/config/model", "start/inventory/cache"]
+)
 def test_unusable_file_is_left_to_the_import_system(
     package: Path, module: str, spoil: object
 ) -> None:
@@ -105,9 +111,9 @@ def test_unusable_file_is_left_to_the_import_system(
     spoil(file)
     code = (
         "preload.load(preload.RUNTIME)\n"
-        "import gpuhook.runtime_shim, gpuhook.inventory.cache\n"
-        "from gpuhook.config import Config, load\n"
-        "print(Config().mode, gpuhook.config.loader.DEFAULT_PATH)"
+        "import gpuhook.runtime_shim, gpuhook.start.inventory.cache\n"
+        "from gpuhook.ground.config.model import Config\n"
+        "print(Config().mode, gpuhook.ground.config.loader.DEFAULT_PATH)"
     )
     assert run(package, code) == ["hook", "/etc/gpuhook/config.toml"]
 
@@ -119,8 +125,8 @@ def test_extension_modules_are_the_standard_librarys(package: Path, folder: str)
         f"preload._EXTENSIONS_FOLDER = {folder!r}\n"
         "preload.load(preload.HOOK + preload.INJECTION)\n"
         "import _json, _ctypes, json, ctypes\n"
-        "from gpuhook.container import clib\n"
-        "from gpuhook.oci import jsontext\n"
+        "from gpuhook.ground.container import clib\n"
+        "from gpuhook.ground.oci import jsontext\n"
         "print(jsontext.scanstring is json.decoder.c_scanstring)\n"
         "print(clib.get_errno is ctypes.get_errno, jsontext.loads('[1]'), clib.Library().getpid())"
     )

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.start import standby
-from gpuhook.start.standby import Child, Server
-from gpuhook.vendors.seam import KNOWN
+from gpuhook.standby import standby
+from gpuhook.standby.standby import Child, Server
+from gpuhook.vendors.registry import KNOWN
 
 
 class Late:
@@ -89,14 +89,18 @@ LOADS = f"""
 import sys
 sys.path.append({str(SOURCES)!r})
 from gpuhook import runtime_shim
-from gpuhook.start import standby
-from gpuhook.config import Config
+from gpuhook.standby import standby
+from gpuhook.ground.config.model import Config
 standby._import_all(Config())
 for name, module in sys.modules.items():
     print(name, getattr(module, "__file__", None))
 """
 # What a child never does: it has the configuration and the inventory from its parent.
-NOT_A_CHILDS = {"gpuhook.config.loader", "gpuhook.config.source", "gpuhook.inventory.cache"}
+NOT_A_CHILDS = {
+    "gpuhook.ground.config.loader",
+    "gpuhook.ground.config.source",
+    "gpuhook.start.inventory.cache",
+}
 DISCOVERY = {
     "gpuhook.vendors.nvidia.driver_files",
     *(f"gpuhook.vendors.{name}.discover" for name in KNOWN),
@@ -120,9 +124,15 @@ def late_imports(source: str) -> Iterator[str]:
 # Slow to import, for few containers, and before a container's mount namespace is entered: what
 # documents say is written into config.json.
 DOCUMENTS = {
-    "gpuhook.cdi", "gpuhook.cdi.apply", "gpuhook.cdi.folders", "gpuhook.cdi.generate",
-    "gpuhook.cdi.hook", "gpuhook.cdi.saved", "gpuhook.host", "gpuhook.host.files",
-}  # fmt: skip
+    "gpuhook.start.cdi",
+    "gpuhook.start.cdi.apply",
+    "gpuhook.start.cdi.folders",
+    "gpuhook.start.cdi.generate",
+    "gpuhook.start.cdi.hook",
+    "gpuhook.start.cdi.saved",
+    "gpuhook.ground.host",
+    "gpuhook.ground.host.files",
+}
 # Loaded where the configuration declares vendors, and used nowhere else.
 DECLARED = {"gpuhook.vendors.declared.names"}
 
@@ -133,7 +143,7 @@ def test_no_child_imports_anything() -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     ours = {name for name in loaded if name.startswith("gpuhook.") and loaded[name] != "None"}
-    assert {"gpuhook.plan.spec_edits", "gpuhook.inject"} <= ours
+    assert {"gpuhook.start.plan.spec_edits", "gpuhook.inject"} <= ours
     vendors = {f"gpuhook.{name}" for names in KNOWN.values() for name in names.MODULES}
     assert vendors <= ours, "else it is not noticed when they are replaced"
     missing = {
@@ -148,7 +158,7 @@ def test_no_child_imports_anything() -> None:
 def test_no_child_imports_anything_for_a_declared_vendor() -> None:
     text = '[[gpuhook.vendors]]\nname = "maker"\nkind = "maker.com/npu"\n'
     text += 'variable = "MAKER_VISIBLE_DEVICES"\nnodes = ["/dev/maker{n}"]\n'
-    code = LOADS.replace("import Config\n", "import loads\n").replace(
+    code = LOADS.replace("model import Config\n", "loader import loads\n").replace(
         "Config()", f"loads({text!r})"
     )
     words = [sys.executable, "-I", "-S", "-c", code]

@@ -5,14 +5,16 @@ from types import ModuleType
 
 import pytest
 
-from gpuhook.config import Config, loads
-from gpuhook.errors import DriverError
-from gpuhook.inventory.model import Inventory
-from gpuhook.start.watch import Watch
-from gpuhook.vendors import seam
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError
+from gpuhook.start import contract
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.watch import Watch
+from gpuhook.vendors import registry
 
 BROKEN = "is there, and broken"
-EVERY = pytest.mark.parametrize("names", seam.KNOWN.values(), ids=seam.KNOWN)
+EVERY = pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
 
 
 class Machine:
@@ -45,13 +47,13 @@ def answer(
 ) -> None:
     """Have a vendor's driver work, or fail."""
 
-    def discover(_vendor: seam.Vendor, _config: Config) -> Inventory:
+    def discover(_vendor: contract.Vendor, _config: Config) -> Inventory:
         if inventory is None:
             raise DriverError(f"{names.TITLE}'s driver {BROKEN}", "Repair it")
         return inventory
 
-    monkeypatch.setattr(type(seam.load(names)), "discover", discover)
-    monkeypatch.setattr(type(seam.load(names)), "inventory", Inventory)
+    monkeypatch.setattr(type(contract.load(names)), "discover", discover)
+    monkeypatch.setattr(type(contract.load(names)), "inventory", Inventory)
 
 
 def test_of_an_empty_machine_one_sentence_is_enough(machine: Machine) -> None:
@@ -93,15 +95,15 @@ def test_a_driver_that_goes_is_named(
     for saved in Path(machine.config.state_dir).iterdir():
         saved.unlink()
     with pytest.raises(DriverError) as gone:
-        seam.load(names).discover(machine.config)
+        contract.load(names).discover(machine.config)
     assert machine.look() == [str(gone.value)]
     assert machine.look() == []
 
 
 def test_all_broken_drivers_are_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for names in seam.KNOWN.values():
+    for names in registry.KNOWN.values():
         answer(monkeypatch, names)
-    assert len(machine.look()) == len(seam.KNOWN)
+    assert len(machine.look()) == len(registry.KNOWN)
 
 
 def test_what_all_say_alike_is_said_once(machine: Machine) -> None:

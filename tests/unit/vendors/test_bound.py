@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.inventory.model import Node
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.start.inventory.model import Node
 from gpuhook.vendors import bound
 
 

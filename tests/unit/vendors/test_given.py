@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from gpuhook.config import Config
-from gpuhook.config.declared import Declared
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError
-from gpuhook.plan.operations import FILE_OPTIONS, BindFile, usable
-from gpuhook.vendors import given, seam
+from gpuhook.ground.config.declared import Declared
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError
+from gpuhook.start import contract
+from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile, usable
+from gpuhook.tools.vendors import survey
+from gpuhook.vendors import given, registry
 from gpuhook.vendors.ascend import lists
 from gpuhook.vendors.ascend.model import LISTS
 from gpuhook.vendors.declared import discover as declared
@@ -150,11 +152,11 @@ def test_what_cannot_be_looked_at_is_not_given(root: Path, monkeypatch: pytest.M
     assert "Permission denied" in listed.refusal
 
 
-@pytest.mark.parametrize("name", seam.KNOWN)
+@pytest.mark.parametrize("name", registry.KNOWN)
 def test_an_error_below_discovery_is_the_vendors(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    vendor = seam.load(seam.KNOWN[name])
+    vendor = contract.load(registry.KNOWN[name])
 
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error", "/usr/bin")
@@ -165,4 +167,4 @@ def test_an_error_below_discovery_is_the_vendors(
     with pytest.raises(DriverError, match=f"{vendor.names.TITLE}'s driver .*Input/output error"):
         vendor.discover(config)
     with pytest.raises(DriverError):
-        seam.present(config, lambda each: each.discover(config))
+        survey.present(config, lambda each: each.discover(config))

@@ -5,12 +5,13 @@ from types import ModuleType
 
 import pytest
 
-from gpuhook.config import loads
-from gpuhook.errors import NoDriverError
-from gpuhook.vendors import seam
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.errors import NoDriverError
+from gpuhook.start import contract
+from gpuhook.vendors import registry
 
 
-@pytest.mark.parametrize("names", seam.KNOWN.values(), ids=seam.KNOWN)
+@pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
 @pytest.mark.parametrize("folder", [".", "missing"])
 def test_an_empty_driver_root_has_no_driver(names: ModuleType, folder: str, tmp_path: Path) -> None:
     root = tmp_path / folder
@@ -19,4 +20,4 @@ def test_an_empty_driver_root_has_no_driver(names: ModuleType, folder: str, tmp_
         f'[gpuhook]\nstate-dir = "{tmp_path}/state"\ndriver-roots = ["{names.NAME}={root}"]\n'
     )
     with pytest.raises(NoDriverError):
-        seam.load(names).discover(loads(text))
+        contract.load(names).discover(loads(text))

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpuhook.cli.config import config as command
-from gpuhook.config import load, loads
-from gpuhook.errors import ConfigError
-from gpuhook.vendors import seam
+from gpuhook.ground.config.loader import load, loads
+from gpuhook.ground.errors import ConfigError
+from gpuhook.tools.cli.config import config as command
+from gpuhook.vendors import registry
 
 SWARM = 'swarm-resource = "DOCKER_RESOURCE_GPU, {}=DOCKER_RESOURCE_X"\n'
 DECLARED = """\
@@ -21,8 +21,8 @@ nodes = ["/dev/maker{n}"]
 
 
 def test_setting_for_a_vendor_that_there_is() -> None:
-    assert seam.known(loads(SWARM.format("amd"))) is seam.KNOWN
-    assert "maker" in seam.known(loads(SWARM.format("maker") + DECLARED))
+    assert registry.known(loads(SWARM.format("amd"))) is registry.KNOWN
+    assert "maker" in registry.known(loads(SWARM.format("maker") + DECLARED))
 
 
 def test_setting_for_no_vendor_is_named_with_its_line(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_setting_for_no_vendor_is_named_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="line 2: swarm-resource names the vendor 'nvida'"
     ) as caught:
-        seam.known(load(str(file)))
+        registry.known(load(str(file)))
     assert "nvidia, amd" in str(caught.value)
     done = CliRunner().invoke(command, ["validate", str(file)])
     assert (done.exit_code, done.stderr) == (1, f"error: {caught.value}\n")

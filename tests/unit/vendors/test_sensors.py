@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from paper import machine
 
-from gpuhook.vendors import sensors
-from gpuhook.vendors.amd import telemetry as amd
-from gpuhook.vendors.intel_gpu import telemetry as intel
+from gpuhook.tools.vendors import sensors
+from gpuhook.tools.vendors.amd import telemetry as amd
+from gpuhook.tools.vendors.intel_gpu import telemetry as intel
 
 
 def test_amd(tmp_path: Path) -> None:

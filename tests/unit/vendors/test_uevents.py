@@ -3,8 +3,9 @@
 import pytest
 import second_vendor
 
-from gpuhook.config import Config, loads
-from gpuhook.vendors.uevents import concerns_us
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.tools.vendors.uevents import concerns_us
 
 
 @pytest.mark.parametrize(

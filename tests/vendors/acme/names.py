@@ -28,5 +28,5 @@ DRIVER_WORDS = ("acme",)  # in the kernel's names of drivers and their devices
 LOST_REMEDY = "Wait until its reset is over, or use the other NPUs meanwhile"
 
 # What a start imports once it is asked for; there is nothing that the hook needs besides.
-MODULES = ("oci.process", "vendors.acme.vendor")
+MODULES = ("ground.oci.process", "vendors.acme.vendor")
 HOOK_MODULES = ()

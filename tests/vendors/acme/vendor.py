@@ -1,18 +1,18 @@
 """ACME behind the seam: NPUs on boards, whole ones and parts of split ones."""
 
-from gpuhook.errors import RequestError
-from gpuhook.inventory import freshness
-from gpuhook.oci.process import Setting
+from gpuhook.ground.errors import RequestError
+from gpuhook.ground.oci.process import Setting
+from gpuhook.start.contract import Vendor
+from gpuhook.start.inventory import freshness
 from gpuhook.vendors.acme import names
-from gpuhook.vendors.seam import Vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.config import Config
-    from gpuhook.inventory.model import Inventory
-    from gpuhook.vendors.seam import Grant
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import Inventory
 
 CLASS = "/sys/class/acme"  # the driver's, with a folder for each NPU and each part of one
 PLUGINS = "/opt/acme/plugins"

@@ -9,20 +9,12 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import NoDriverError
-from gpuhook.inventory.model import Device, Inventory, Node
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import NoDriverError
+from gpuhook.start.inventory.model import Device, Inventory, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.amd import names
-from gpuhook.vendors.amd.paths import (
-    CONTROL,
-    GPUS,
-    MODULE,
-    NODES,
-    PARTITION,
-    PLATFORM,
-    TOPOLOGY,
-)
+from gpuhook.vendors.amd.paths import CONTROL, GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY
 
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 _PARTITION = re.compile(rf"{PARTITION}[._]([0-9]+)")

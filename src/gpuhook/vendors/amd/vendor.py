@@ -1,17 +1,17 @@
 """AMD behind the seam: nodes alone, for AMD's libraries are in the image."""
 
-from gpuhook.inventory.freshness import names as listed
-from gpuhook.inventory.freshness import status, text
+from gpuhook.start.contract import Vendor
+from gpuhook.start.inventory.freshness import names as listed
+from gpuhook.start.inventory.freshness import status, text
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.paths import GPUS, NODES, PARTITION, PLATFORM, TOPOLOGY
-from gpuhook.vendors.seam import Vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.config import Config
-    from gpuhook.inventory.model import Inventory
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.inventory.model import Inventory
 
 
 class Amd(Vendor):

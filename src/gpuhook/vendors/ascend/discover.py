@@ -5,10 +5,10 @@ class. Where it shows neither (chips that aren't on a PCI bus), a node counts wh
 driver's own in /proc/devices.
 """
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import NoDriverError
-from gpuhook.inventory import freshness
-from gpuhook.inventory.model import Device, Node
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import NoDriverError
+from gpuhook.start.inventory import freshness
+from gpuhook.start.inventory.model import Device, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.ascend import lists, names
 from gpuhook.vendors.ascend.model import (

@@ -5,17 +5,17 @@ Pure: looks at nothing, changes nothing.
 
 import os
 
-from gpuhook.loader import layout
-from gpuhook.plan.operations import FILE_OPTIONS, BindFile, UpdateLdCache
+from gpuhook.ground.loader import layout
+from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile, UpdateLdCache
 from gpuhook.vendors.ascend.model import FILE, LIBRARY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.inventory.model import DriverFile
-    from gpuhook.plan.image import Image
-    from gpuhook.plan.operations import Operation
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import DriverFile
+    from gpuhook.start.plan.image import Image
+    from gpuhook.start.plan.operations import Operation
     from gpuhook.vendors.ascend.model import Inventory
-    from gpuhook.vendors.seam import Grant
 
 
 def edits(grant: "Grant", image: "Image") -> "list[Operation]":

@@ -1,13 +1,13 @@
 """What a host has of Ascend beyond NPUs: the lists of files that containers get."""
 
-from gpuhook.inventory import model
-from gpuhook.oci.jsontext import Record
+from gpuhook.ground.oci.jsontext import Record
+from gpuhook.start.inventory import model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Self
 
-    from gpuhook.inventory.model import Device, DriverFile, Node
+    from gpuhook.start.inventory.model import Device, DriverFile, Node
     from gpuhook.vendors.ascend.variables import Options
 
 DRIVER_NAME = "devdrv_device_driver"

@@ -24,6 +24,9 @@ LOST_REMEDY = "Ask for another one; `gpuhook info` lists them with what is wrong
 
 # What a start imports once it is asked for, and what the hook needs besides.
 MODULES = (
-    "oci.process", "vendors.ascend.variables", "vendors.ascend.model", "vendors.ascend.vendor",
-)  # fmt: skip
+    "ground.oci.process",
+    "vendors.ascend.variables",
+    "vendors.ascend.model",
+    "vendors.ascend.vendor",
+)
 HOOK_MODULES = ("vendors.ascend.edits",)

@@ -1,12 +1,12 @@
 """The variables by which containers say more than which of Ascend's NPUs they want."""
 
-from gpuhook.errors import RequestError, shown
-from gpuhook.oci.jsontext import Record
-from gpuhook.request import sources
+from gpuhook.ground.errors import RequestError, shown
+from gpuhook.ground.oci.jsontext import Record
+from gpuhook.start.request import sources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.request.reader import Reading
+    from gpuhook.start.request.reader import Reading
 
 OPTIONS = "ASCEND_RUNTIME_OPTIONS"
 LISTS = "ASCEND_RUNTIME_MOUNTS"

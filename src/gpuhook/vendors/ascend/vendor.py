@@ -1,8 +1,9 @@
 """Ascend behind the seam: NPUs by their driver, files by the host's lists."""
 
-from gpuhook.errors import DriverError, RequestError
-from gpuhook.inventory import freshness
-from gpuhook.oci.process import Setting
+from gpuhook.ground.errors import DriverError, RequestError
+from gpuhook.ground.oci.process import Setting
+from gpuhook.start.contract import Vendor
+from gpuhook.start.inventory import freshness
 from gpuhook.vendors.ascend import names, variables
 from gpuhook.vendors.ascend.model import (
     CLASS,
@@ -13,18 +14,17 @@ from gpuhook.vendors.ascend.model import (
     VERSION,
     Inventory,
 )
-from gpuhook.vendors.seam import Vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.config import Config
-    from gpuhook.inventory.model import Node
-    from gpuhook.plan.image import Image
-    from gpuhook.plan.operations import Operation
-    from gpuhook.request.reader import Reading
-    from gpuhook.vendors.seam import Grant
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import Node
+    from gpuhook.start.plan.image import Image
+    from gpuhook.start.plan.operations import Operation
+    from gpuhook.start.request.reader import Reading
 
 _NODES = ("davinci", "vdavinci")
 

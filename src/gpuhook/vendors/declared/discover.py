@@ -6,12 +6,12 @@ import stat
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
-from gpuhook.config.declared import DRIVER, PCI, Declared
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, ElfError, LdCacheError, NoDriverError
-from gpuhook.inventory.model import Device, DriverFile, Inventory, Node
-from gpuhook.loader import elf, ldcache
-from gpuhook.loader.layout import cache_flags
+from gpuhook.ground.config.declared import DRIVER, PCI, Declared
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError, ElfError, LdCacheError, NoDriverError
+from gpuhook.ground.loader import elf, ldcache
+from gpuhook.ground.loader.layout import cache_flags
+from gpuhook.start.inventory.model import Device, DriverFile, Inventory, Node
 from gpuhook.vendors import given
 from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES
 

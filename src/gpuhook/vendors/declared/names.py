@@ -2,14 +2,14 @@
 
 import sys
 
-from gpuhook.config.declared import DRIVER, PCI
+from gpuhook.ground.config.declared import DRIVER, PCI
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from gpuhook.config.declared import Declared
+    from gpuhook.ground.config.declared import Declared
 
 LD_CACHE = "/etc/ld.so.cache"
 PCI_DEVICES = "/sys/bus/pci/devices"
@@ -33,7 +33,7 @@ def names_of(table: "Declared") -> "ModuleType":
     made.PCI_VENDOR = proof.removeprefix(PCI) if proof.startswith(PCI) else ""
     made.DRIVER_WORDS = (proof.removeprefix(DRIVER),) if proof.startswith(DRIVER) else ()
     made.LOST_REMEDY = "Use the others meanwhile"
-    made.MODULES = ("oci.process", "vendors.declared.vendor")
+    made.MODULES = ("ground.oci.process", "vendors.declared.vendor")
     made.HOOK_MODULES = ()
     names: ModuleType = made
     return names

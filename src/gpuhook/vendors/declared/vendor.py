@@ -2,11 +2,11 @@
 
 import os
 
-from gpuhook.inventory import freshness
-from gpuhook.oci.process import Setting
+from gpuhook.ground.oci.process import Setting
+from gpuhook.start.contract import Vendor, existing
+from gpuhook.start.inventory import freshness
 from gpuhook.vendors.declared import names as declared
 from gpuhook.vendors.declared.names import DRIVER_PLACES, LD_CACHE, PCI_DEVICES
-from gpuhook.vendors.seam import Vendor, existing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from gpuhook.config import Config
-    from gpuhook.config.declared import Declared as Table
-    from gpuhook.inventory.model import DriverFile, Inventory, Node
-    from gpuhook.plan.image import Image
-    from gpuhook.plan.operations import Operation
-    from gpuhook.vendors.seam import Grant
+    from gpuhook.ground.config.declared import Declared as Table
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import DriverFile, Inventory, Node
+    from gpuhook.start.plan.image import Image
+    from gpuhook.start.plan.operations import Operation
 
 NUMBERS = "{n}"  # in a value of the environment: the numbers of the container's devices
 
@@ -103,7 +103,7 @@ class Declared(Vendor):
         return [Setting(name, value.replace(NUMBERS, numbers), reason) for name, _, value in pairs]
 
     def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":
-        from gpuhook.plan.operations import FILE_OPTIONS, BindFile  # noqa: PLC0415 - the hook's
+        from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile  # noqa: PLC0415 - the hook's
 
         root, reason = grant.inventory.root, f"declared for {self.names.TITLE}"
         libraries = [file for file in grant.inventory.files if file.kind == "library"]
@@ -119,13 +119,8 @@ def _libraries(
     root: str, files: "list[DriverFile]", image: "Image", reason: str
 ) -> "Iterator[Operation]":
     """Yield mounts of libraries, the links that ldconfig would make, and the loader's cache."""
-    from gpuhook.loader import layout  # noqa: PLC0415 - the hook's
-    from gpuhook.plan.operations import (  # noqa: PLC0415 - as above
-        FILE_OPTIONS,
-        BindFile,
-        Symlink,
-        UpdateLdCache,
-    )
+    from gpuhook.ground.loader import layout  # noqa: PLC0415 - the hook's
+    from gpuhook.start.plan.operations import FILE_OPTIONS, BindFile, Symlink, UpdateLdCache  # noqa: PLC0415 - as above
 
     folders: dict[str, list[tuple[str, str | None]]] = {}
     for file in files:

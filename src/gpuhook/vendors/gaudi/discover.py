@@ -7,9 +7,9 @@ a seat is the same at every boot. Source: habanalabs driver, sysfs ABI
 (Documentation/ABI/testing/sysfs-driver-habanalabs).
 """
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import NoDriverError
-from gpuhook.inventory.model import Device, Node
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import NoDriverError
+from gpuhook.start.inventory.model import Device, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.gaudi import names
 from gpuhook.vendors.gaudi.model import DRIVER, Inventory

@@ -1,6 +1,6 @@
 """What one host has of Intel Gaudi's, as plain data, and where the driver shows it."""
 
-from gpuhook.inventory import model
+from gpuhook.start.inventory import model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

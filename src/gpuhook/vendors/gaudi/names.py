@@ -28,5 +28,5 @@ DRIVER_WORDS = ("habanalabs", "accel", "hbl_")  # in the kernel's names of drive
 LOST_REMEDY = "Wait until its reset is over, look for habanalabs in dmesg, or use the others"
 
 # What a start imports once it is asked for; there is nothing that the hook needs besides.
-MODULES = ("oci.process", "vendors.gaudi.model", "vendors.gaudi.vendor")
+MODULES = ("ground.oci.process", "vendors.gaudi.model", "vendors.gaudi.vendor")
 HOOK_MODULES = ()

@@ -5,18 +5,18 @@ variable is set to those of the devices that a container gets. The cards' own ne
 moved into a container by Habana's hook and by nothing here.
 """
 
-from gpuhook.inventory import freshness
-from gpuhook.oci.process import Setting
+from gpuhook.ground.oci.process import Setting
+from gpuhook.start.contract import Vendor
+from gpuhook.start.inventory import freshness
 from gpuhook.vendors.gaudi import names
 from gpuhook.vendors.gaudi.model import DRIVER, Inventory, seats
-from gpuhook.vendors.seam import Vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.config import Config
-    from gpuhook.vendors.seam import Grant
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.contract import Grant
 
 MODULES = "HABANA_VISIBLE_MODULES"
 _DOCUMENT = "cdi"  # the source of a request that a CDI document stands for

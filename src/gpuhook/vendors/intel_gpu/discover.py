@@ -5,9 +5,9 @@ machines, and have no nodes. GPUs are numbered in the order of their addresses, 
 function is a part of its GPU, so that making some moves no other GPU's number.
 """
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import NoDriverError
-from gpuhook.inventory.model import Device, Inventory, Node
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import NoDriverError
+from gpuhook.start.inventory.model import Device, Inventory, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.intel_gpu import names
 

@@ -1,18 +1,18 @@
 """Intel's GPUs behind the seam: nodes, and the links by which programs find them."""
 
-from gpuhook.inventory import freshness
+from gpuhook.start.contract import Vendor
+from gpuhook.start.inventory import freshness
 from gpuhook.vendors.intel_gpu import names
-from gpuhook.vendors.seam import Vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.config import Config
-    from gpuhook.inventory.model import Inventory
-    from gpuhook.plan.image import Image
-    from gpuhook.plan.operations import Operation
-    from gpuhook.vendors.seam import Grant
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import Inventory
+    from gpuhook.start.plan.image import Image
+    from gpuhook.start.plan.operations import Operation
 
 _PCI_DRIVERS = ("/sys/bus/pci/drivers/i915", "/sys/bus/pci/drivers/xe")
 
@@ -39,7 +39,7 @@ class IntelGpu(Vendor):
         ]
 
     def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":  # noqa: ARG002
-        from gpuhook.plan.operations import Symlink  # noqa: PLC0415 - the hook's, not the runtime's
+        from gpuhook.start.plan.operations import Symlink  # noqa: PLC0415 - the hook's, not the runtime's
 
         given = {node.path for node, _ in grant.nodes}
         found: list[Operation] = []

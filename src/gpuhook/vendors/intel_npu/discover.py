@@ -4,9 +4,9 @@
 is bound to. Their numbers are the nodes'.
 """
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import NoDriverError
-from gpuhook.inventory.model import Device, Inventory, Node
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import NoDriverError
+from gpuhook.start.inventory.model import Device, Inventory, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.intel_npu import names
 

@@ -1,15 +1,15 @@
 """Intel's NPUs behind the seam: nodes alone."""
 
-from gpuhook.inventory import freshness
+from gpuhook.start.contract import Vendor
+from gpuhook.start.inventory import freshness
 from gpuhook.vendors.intel_npu import names
-from gpuhook.vendors.seam import Vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.config import Config
-    from gpuhook.inventory.model import Inventory
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.inventory.model import Inventory
 
 _PCI_DRIVER = "/sys/bus/pci/drivers/intel_vpu"
 

@@ -5,9 +5,9 @@ files of the driver's own, such as ultraserver_mode. Source: aws-neuron-driver 2
 and neuron_sysfs_metrics.c.
 """
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import NoDriverError
-from gpuhook.inventory.model import Device, Node
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import NoDriverError
+from gpuhook.start.inventory.model import Device, Node
 from gpuhook.vendors import bound
 from gpuhook.vendors.neuron import names
 from gpuhook.vendors.neuron.model import CLASS, Inventory

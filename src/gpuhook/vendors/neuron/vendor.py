@@ -6,21 +6,21 @@ of one with 4 cores each has the cores 48 to 51. So devices keep their numbers, 
 application uses (NEURON_RT_VISIBLE_CORES) is its own business; here it is only compared.
 """
 
-from gpuhook.errors import RequestError, listed
-from gpuhook.inventory import freshness
-from gpuhook.oci.jsontext import Record
+from gpuhook.ground.errors import RequestError, listed
+from gpuhook.ground.oci.jsontext import Record
+from gpuhook.start.contract import Vendor
+from gpuhook.start.inventory import freshness
 from gpuhook.vendors.neuron import names
 from gpuhook.vendors.neuron.model import CLASS, Inventory
-from gpuhook.vendors.seam import Vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from gpuhook.config import Config
-    from gpuhook.request.reader import Reading
-    from gpuhook.vendors.seam import Grant
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.request.reader import Reading
 
 CORES = "NEURON_RT_VISIBLE_CORES"
 _MOST_CORES = 1 << 12  # more than any machine has

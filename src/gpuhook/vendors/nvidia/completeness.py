@@ -6,8 +6,8 @@ without a GPU is never refused: it may want the driver's other files.
 Pure: looks at nothing.
 """
 
-from gpuhook.errors import DriverError, listed
-from gpuhook.inventory.selection import fallen_off
+from gpuhook.ground.errors import DriverError, listed
+from gpuhook.start.inventory.selection import fallen_off
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.model import WSL
 from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES
@@ -16,10 +16,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from gpuhook.inventory.model import DriverFile, Node
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import DriverFile, Node
     from gpuhook.vendors.nvidia.model import Inventory
     from gpuhook.vendors.nvidia.variables import Options
-    from gpuhook.vendors.seam import Grant
 
 UVM = "/dev/nvidia-uvm"
 MAKE_UVM = "nvidia-modprobe -u -c=0"

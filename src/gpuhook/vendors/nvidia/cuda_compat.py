@@ -7,16 +7,16 @@ drivers older than itself. Its ELF section .note.cuda.fwd_compatibility may say 
 import os
 import stat
 
-from gpuhook.errors import ElfError
-from gpuhook.oci.jsontext import Record
+from gpuhook.ground.errors import ElfError
+from gpuhook.ground.oci.jsontext import Record
 from gpuhook.vendors.nvidia import requirements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpuhook.config import Config
-    from gpuhook.container.rootfs import Rootfs
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.container.rootfs import Rootfs
 
 FOLDER = "/usr/local/cuda/compat"  # in the image
 SECTION = ".note.cuda.fwd_compatibility"
@@ -164,7 +164,7 @@ def _is_regular(root: "Rootfs", name: str) -> bool:
 
 
 def _soname(root: "Rootfs", name: str) -> str | None:
-    from gpuhook.loader import elf  # noqa: PLC0415 - only where the image has such libraries
+    from gpuhook.ground.loader import elf  # noqa: PLC0415 - only where the image has such libraries
 
     fd = root.open_file(f"{FOLDER}/{name}")
     if fd is None:
@@ -178,7 +178,7 @@ def _soname(root: "Rootfs", name: str) -> str | None:
 
 
 def _note(root: "Rootfs", path: str) -> "Note | None":
-    from gpuhook.loader import elf  # noqa: PLC0415 - as above
+    from gpuhook.ground.loader import elf  # noqa: PLC0415 - as above
 
     fd = root.open_file(path)
     if fd is None:

@@ -3,7 +3,8 @@
 Pure: looks at nothing.
 """
 
-from gpuhook.errors import RequestError, UnknownDeviceError, shown
+from gpuhook.ground.errors import RequestError, UnknownDeviceError, shown
+from gpuhook.start.contract import existing
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, TITLES, selection
 from gpuhook.vendors.nvidia.variables import (
     CSV_MOUNTS,
@@ -12,17 +13,16 @@ from gpuhook.vendors.nvidia.variables import (
     MIG_MONITOR,
     feature_variable,
 )
-from gpuhook.vendors.seam import existing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuhook.container.rootfs import Rootfs
-    from gpuhook.inventory.model import Node
+    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import Node
     from gpuhook.vendors.nvidia.model import Inventory, Selection
     from gpuhook.vendors.nvidia.variables import Options
-    from gpuhook.vendors.seam import Grant
 
 IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 _GRAPHICS = frozenset({"graphics", "display"})

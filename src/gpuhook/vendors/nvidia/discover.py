@@ -4,10 +4,10 @@ The order matters: NVML tells the driver's version, the version tells which file
 the driver. WSL2 and Tegra have modules of their own.
 """
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, NoDriverError, listed
-from gpuhook.inventory.model import Node
-from gpuhook.vendors.nvidia import (
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError, NoDriverError, listed
+from gpuhook.start.inventory.model import Node
+from gpuhook.vendors.nvidia import (  # fmt: skip
     device_nodes,
     driver_files,
     kernel_modules,
@@ -15,14 +15,14 @@ from gpuhook.vendors.nvidia import (
     nvml,
     tegra,
     wsl,
-)  # fmt: skip
+)
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Mig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuhook.config import Config
+    from gpuhook.ground.config.model import Config
 
 CONTROL_NODES = (
     "/dev/nvidiactl",

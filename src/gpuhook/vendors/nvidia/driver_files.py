@@ -7,11 +7,11 @@ in the version of the loaded driver; folders outside the cache are searched afte
 import os
 import stat
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import ElfError, NoDriverError
-from gpuhook.inventory.model import SOCKET, DriverFile
-from gpuhook.loader import elf, ldcache
-from gpuhook.loader.layout import cache_flags
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import ElfError, NoDriverError
+from gpuhook.ground.loader import elf, ldcache
+from gpuhook.ground.loader.layout import cache_flags
+from gpuhook.start.inventory.model import SOCKET, DriverFile
 from gpuhook.vendors.nvidia import device_nodes, graphics_files
 
 TYPE_CHECKING = False

@@ -5,10 +5,10 @@ Pure: looks at nothing, changes nothing.
 
 import os
 
-from gpuhook.inventory.model import SOCKET
-from gpuhook.loader import layout
-from gpuhook.loader.layout import cache_flags, winners
-from gpuhook.plan.operations import (
+from gpuhook.ground.loader import layout
+from gpuhook.ground.loader.layout import cache_flags, winners
+from gpuhook.start.inventory.model import SOCKET
+from gpuhook.start.plan.operations import (
     FILE_OPTIONS,
     SOCKET_OPTIONS,
     BindFile,
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from gpuhook.inventory.model import DriverFile, Node
-    from gpuhook.loader.layout import Layout
-    from gpuhook.plan.image import Image
-    from gpuhook.plan.operations import Operation
+    from gpuhook.ground.loader.layout import Layout
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import DriverFile, Node
+    from gpuhook.start.plan.image import Image
+    from gpuhook.start.plan.operations import Operation
     from gpuhook.vendors.nvidia.cuda_compat import CudaCompat
     from gpuhook.vendors.nvidia.model import Inventory, Selection
     from gpuhook.vendors.nvidia.variables import Options
-    from gpuhook.vendors.seam import Grant
 
 # driver capability -> the library sets it brings (video can't decode without CUDA's).
 _LIBRARY_SETS = {

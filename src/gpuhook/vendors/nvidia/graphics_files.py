@@ -7,13 +7,13 @@ X.Org, GBM); without them the libraries are there and nobody finds them.
 import os
 import stat
 
-from gpuhook.inventory.model import DriverFile
+from gpuhook.start.inventory.model import DriverFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuhook.container.rootfs import Rootfs
+    from gpuhook.ground.container.rootfs import Rootfs
 
 # Where configuration files are looked for below the driver root, best first.
 _CONFIG_FOLDERS = ("/etc", "/usr/local/share", "/usr/share")

@@ -10,14 +10,14 @@ what exists afterwards, so failures are not errors here.
 import os
 import time
 
-from gpuhook import names
-from gpuhook.container import kernel
+from gpuhook.ground import names
+from gpuhook.ground.container import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from gpuhook.container.rootfs import Rootfs
+    from gpuhook.ground.container.rootfs import Rootfs
 
 PROGRAM = "/usr/bin/nvidia-modprobe"
 _NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")

@@ -2,14 +2,14 @@
 
 import os
 
-from gpuhook.errors import ElfError
-from gpuhook.inventory.model import DriverFile
-from gpuhook.loader import elf
-from gpuhook.loader.layout import is_library_name
+from gpuhook.ground.errors import ElfError
+from gpuhook.ground.loader import elf
+from gpuhook.ground.loader.layout import is_library_name
+from gpuhook.start.inventory.model import DriverFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.container.rootfs import Rootfs
+    from gpuhook.ground.container.rootfs import Rootfs
 
 
 def driver_file(

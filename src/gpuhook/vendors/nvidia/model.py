@@ -4,9 +4,9 @@ The house sees these records as devices with names (``inventory.model``); what i
 NVIDIA's own modules.
 """
 
-from gpuhook.inventory import model
-from gpuhook.inventory.model import Device, DriverFile, Node
-from gpuhook.oci.jsontext import Record
+from gpuhook.ground.oci.jsontext import Record
+from gpuhook.start.inventory import model
+from gpuhook.start.inventory.model import Device, DriverFile, Node
 from gpuhook.vendors.nvidia.names import NAME
 
 TYPE_CHECKING = False

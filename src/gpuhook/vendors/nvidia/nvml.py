@@ -11,10 +11,10 @@ import os
 import select
 import time
 
-from gpuhook.cgroup.access import in_first_user_namespace
-from gpuhook.container import kernel
-from gpuhook.errors import DriverError, NoDriverError
-from gpuhook.oci import jsontext
+from gpuhook.ground.cgroup.access import in_first_user_namespace
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import DriverError, NoDriverError
+from gpuhook.ground.oci import jsontext
 from gpuhook.vendors.nvidia.model import Gpu, Mig
 
 TYPE_CHECKING = False

@@ -11,16 +11,16 @@ may exist.
 import os
 import stat
 
-from gpuhook.container import kernel
-from gpuhook.container.changes import Container, Journal, write_all
-from gpuhook.plan.operations import Operation, attributes_of
+from gpuhook.ground.container import kernel
+from gpuhook.ground.container.changes import Container, Journal, write_all
+from gpuhook.start.plan.operations import Operation, attributes_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from gpuhook.container.rootfs import Rootfs
+    from gpuhook.ground.container.rootfs import Rootfs
 
 PROC_DRIVER = "/proc/driver/nvidia"
 PROC_OPTIONS = ("ro", "nosuid", "nodev", "noexec")

@@ -9,9 +9,9 @@ import fnmatch
 import os
 import stat
 
-from gpuhook.container.rootfs import read_link
-from gpuhook.errors import DriverError, UntrustedPathError
-from gpuhook.inventory.model import DriverFile, Node
+from gpuhook.ground.container.rootfs import read_link
+from gpuhook.ground.errors import DriverError, UntrustedPathError
+from gpuhook.start.inventory.model import DriverFile, Node
 from gpuhook.vendors import given
 from gpuhook.vendors.nvidia.listed_files import driver_file
 from gpuhook.vendors.nvidia.model import TEGRA, Gpu, Inventory
@@ -21,8 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gpuhook.config import Config
-    from gpuhook.container.rootfs import Rootfs
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.container.rootfs import Rootfs
     from gpuhook.vendors.nvidia.nvml import Answer
 
 RELEASE = "/etc/nv_tegra_release"

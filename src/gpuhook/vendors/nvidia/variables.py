@@ -5,15 +5,15 @@ numbers that name /dev/nvidia-caps-imex-channels/*; requirements are conditions 
 sets on the machine, whose own grammar is in ``requirements``.
 """
 
-from gpuhook.errors import CapabilityError, RequestError, RequirementError, listed, shown
-from gpuhook.oci.jsontext import Record
-from gpuhook.request import sources
-from gpuhook.request.reader import decided, is_legacy
+from gpuhook.ground.errors import CapabilityError, RequestError, RequirementError, listed, shown
+from gpuhook.ground.oci.jsontext import Record
+from gpuhook.start.request import sources
+from gpuhook.start.request.reader import decided, is_legacy
 from gpuhook.vendors.nvidia import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.request.reader import Reading
+    from gpuhook.start.request.reader import Reading
 
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"

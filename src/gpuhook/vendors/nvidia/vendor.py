@@ -2,24 +2,24 @@
 
 import os
 
-from gpuhook.inventory.freshness import names as listed
-from gpuhook.inventory.freshness import status, text
+from gpuhook.start.contract import Vendor
+from gpuhook.start.inventory.freshness import names as listed
+from gpuhook.start.inventory.freshness import status, text
 from gpuhook.vendors.nvidia import completeness, device_nodes, names, requirements, variables
 from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Inventory
-from gpuhook.vendors.seam import Vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.config import Config
-    from gpuhook.container.rootfs import Rootfs
-    from gpuhook.inventory.model import Device, Node
-    from gpuhook.oci.jsontext import Record
-    from gpuhook.plan.image import Image
-    from gpuhook.plan.operations import Operation
-    from gpuhook.request.reader import Reading
-    from gpuhook.vendors.seam import Grant
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.ground.oci.jsontext import Record
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import Device, Node
+    from gpuhook.start.plan.image import Image
+    from gpuhook.start.plan.operations import Operation
+    from gpuhook.start.request.reader import Reading
 
 _PROC = "/proc/driver/nvidia"
 # Folders of device nodes that come and go as a whole; the rest lies in /dev itself.

@@ -5,8 +5,8 @@ the running driver's. Here it is the one with CUDA's library, and of several tha
 newest.
 """
 
-from gpuhook.errors import NoDriverError
-from gpuhook.inventory.model import DriverFile, Node
+from gpuhook.ground.errors import NoDriverError
+from gpuhook.start.inventory.model import DriverFile, Node
 from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.listed_files import driver_file
 from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
@@ -15,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuhook.config import Config
-    from gpuhook.container.rootfs import Rootfs
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.container.rootfs import Rootfs
 
 NODE = "/dev/dxg"
 LIBRARIES = "/usr/lib/wsl/lib"

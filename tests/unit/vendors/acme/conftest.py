@@ -7,7 +7,7 @@ import pytest
 import second_vendor
 from second_vendor import Inventories
 
-from gpuhook.inventory.model import Inventory
+from gpuhook.start.inventory.model import Inventory
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,14 @@ from second_vendor import (
     selected,
     spec_with,
 )
+from steps import resolve
 
-from gpuhook.config import Config, loads
-from gpuhook.errors import DriverError, LostDeviceError, RequestError, UnknownDeviceError
-from gpuhook.inventory.model import Inventory, Node
-from gpuhook.oci.process import Setting
-from gpuhook.plan.operations import BindFile, Operation, UpdateLdCache
-from gpuhook.resolve import resolve
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, LostDeviceError, RequestError, UnknownDeviceError
+from gpuhook.ground.oci.process import Setting
+from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.start.plan.operations import BindFile, Operation, UpdateLdCache
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
 UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"

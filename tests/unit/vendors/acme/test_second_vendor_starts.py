@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 import second_vendor
+import steps
 from click.testing import CliRunner
 from second_vendor import GROUP, Inventories, resolved, spec_with
+from steps import resolve
 
-from gpuhook import runtime_shim
-from gpuhook.cli import cli
-from gpuhook.config import Config, loads
-from gpuhook.errors import DriverError
-from gpuhook.inventory import cache
-from gpuhook.inventory.model import Inventory
-from gpuhook.oci.spec import Spec
-from gpuhook.resolve import resolve
-from gpuhook.vendors import seam
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError
+from gpuhook.ground.oci.spec import Spec
+from gpuhook.start import contract
+from gpuhook.start.inventory import cache
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.cli import cli
+from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import discover as nvidia_discover
 from gpuhook.vendors.nvidia.model import Inventory as NvidiaInventory
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
@@ -90,7 +92,7 @@ def test_a_container_that_gets_nothing_is_not_changed(
 ) -> None:
     absent.runtime_debug = str(tmp_path / "debug.log")
     text = json.dumps(spec_with("ACME_VISIBLE_DEVICES=all"))
-    assert runtime_shim.edit(Spec("config.json", text), absent, "/opt/gpuhook/bin") is None
+    assert steps.edit(Spec("config.json", text), absent, "/opt/gpuhook/bin") is None
     [entry] = (tmp_path / "debug.log").read_text().splitlines()
     assert "ACME's driver root" in json.loads(entry)["warnings"][0]
     assert json.loads(entry)["level"] == "warning"
@@ -127,7 +129,7 @@ CHANGES: dict[str, tuple[str, str, str]] = {
 def test_what_is_saved_is_stale_by_its_own_surroundings(
     saving: Config, tmp_path: Path, place: str, text: str, fresh: str
 ) -> None:
-    vendors = {name: seam.load(seam.KNOWN[name]) for name in ("nvidia", "acme")}
+    vendors = {name: contract.load(registry.KNOWN[name]) for name in ("nvidia", "acme")}
     for vendor in vendors.values():
         cache.get_inventory(saving, vendor)
     files = sorted(path.name for path in Path(saving.state_dir).glob("inventory-*[!k]"))
@@ -162,7 +164,7 @@ def edit(both: Inventories, programs: Path, tmp_path: Path) -> Edit:
         written = data if isinstance(data, bytes) else json.dumps(data).encode()
         text = written.decode("utf-8", "surrogateescape")
         spec = Spec(str(tmp_path / "bundle/config.json"), text)
-        edited = runtime_shim.edit(spec, loads(config), str(programs), inventories=both)
+        edited = steps.edit(spec, loads(config), str(programs), inventories=both)
         assert edited is not None
         return edited
 
@@ -253,7 +255,7 @@ def test_a_group_that_the_process_is_in_is_not_added(edit: Edit) -> None:
 def explain(
     both: Inventories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
-    def saved(config: Config, vendor: seam.Vendor, *, save: bool = True) -> Inventory:
+    def saved(config: Config, vendor: contract.Vendor, *, save: bool = True) -> Inventory:
         return both[vendor.names.NAME]
 
     monkeypatch.setattr(cache, "get_inventory", saved)
@@ -313,19 +315,19 @@ import sys
 sys.path.append({str(SOURCES)!r})
 import gpuhook.vendors
 gpuhook.vendors.__path__.append({str(second_vendor.FOLDER)!r})
-from gpuhook.vendors import seam
+from gpuhook.vendors import registry
 from gpuhook.vendors.acme import names
-seam.KNOWN["acme"] = names
-from gpuhook.config import Config
-from gpuhook.errors import GpuhookError
-from gpuhook.resolve import resolve
+registry.KNOWN["acme"] = names
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.start.resolve import resolve
 config = Config()
 config.state_dir, root, *env = sys.argv[1:]
 config.driver_root = "/nonexistent"
 config.driver_roots = ("acme=" + root,)
 spec = {{"process": {{"env": env}}, "linux": {{"namespaces": [{{"type": "mount"}}]}}}}
 try:
-    found = resolve(spec, config, save=False)
+    found = resolve(spec, config, registry.known(config), save=False)
     print(*(found.ids if found else ()))
 except GpuhookError as error:
     print("refused:", error)
@@ -342,7 +344,7 @@ def started(state: Path, root: Path, *env: str) -> tuple[str, set[str]]:
 
 
 def test_who_is_not_asked_is_not_imported(saving: Config, tmp_path: Path) -> None:
-    acme = seam.load(seam.KNOWN["acme"])
+    acme = contract.load(registry.KNOWN["acme"])
     state, root = Path(saving.state_dir), tmp_path / "acme"
     _, loaded = started(state, root, "NVIDIA_VISIBLE_DEVICES=0")
     assert f"{type(NVIDIA).__module__}" in loaded
@@ -359,7 +361,7 @@ def test_who_is_not_asked_is_not_imported(saving: Config, tmp_path: Path) -> Non
 
 def test_a_start_with_a_saved_inventory_is_thin(saving: Config, tmp_path: Path) -> None:
     saving.driver_root = "/nonexistent"
-    cache.get_inventory(saving, seam.load(seam.KNOWN["acme"]))
+    cache.get_inventory(saving, contract.load(registry.KNOWN["acme"]))
     place = (Path(saving.state_dir), tmp_path / "acme")
     _, loaded = started(*place, "ACME_VISIBLE_DEVICES=0")
     assert not {"_ctypes", "re", "json", "gpuhook.vendors.acme.discover"} & loaded
@@ -369,7 +371,7 @@ def test_every_vendor_has_the_same_names() -> None:
     """One that is missing would be noticed where it is used, in a container's start."""
     sets = {
         name: {word: type(value) for word, value in vars(names).items() if word.isupper()}
-        for name, names in seam.KNOWN.items()
+        for name, names in registry.KNOWN.items()
     }
     assert all(each == sets["nvidia"] for each in sets.values())
 

@@ -8,22 +8,24 @@ from typing import Any
 
 import amd_machine
 import pytest
+from steps import resolve
 
-from gpuhook.cdi.apply import merge
-from gpuhook.cdi.generate import Source, generate
-from gpuhook.cdi.write import write
-from gpuhook.config import Config, loads
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import CdiError, DriverError, GpuhookError, HeldError
-from gpuhook.inventory.model import Inventory, Node
-from gpuhook.inventory.selection import select
-from gpuhook.names import CREATING_VERBS
-from gpuhook.oci.runtime_argv import Arguments
-from gpuhook.plan import image
-from gpuhook.plan.operations import AllowDevice, BindDevice
-from gpuhook.plan.planner import make_plan
-from gpuhook.resolve import Resolved, resolve
-from gpuhook.running import leases
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import CdiError, DriverError, GpuhookError, HeldError
+from gpuhook.ground.names import CREATING_VERBS
+from gpuhook.ground.oci.runtime_argv import Arguments
+from gpuhook.start.cdi.apply import merge
+from gpuhook.start.cdi.generate import Source, generate
+from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.start.inventory.selection import select
+from gpuhook.start.plan import image
+from gpuhook.start.plan.operations import AllowDevice, BindDevice
+from gpuhook.start.planner import make_plan
+from gpuhook.start.records import leases
+from gpuhook.start.resolve import Resolved
+from gpuhook.tools.cdi.write import write
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.discover import (
     Found,

@@ -8,9 +8,9 @@ import amd_machine
 import pytest
 from amd_machine import fabricate, kfd_node, write
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError
-from gpuhook.inventory.model import Device, Inventory
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError
+from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.vendors.amd.discover import bus_id, discover, parse_properties
 
 GPUS = "sys/module/amdgpu/drivers/pci:amdgpu"

@@ -5,12 +5,14 @@ from pathlib import Path
 import amd_machine
 import pytest
 
-from gpuhook.config import Config, loads
-from gpuhook.doctor import Case, Finding
-from gpuhook.doctor.finding import Status
-from gpuhook.doctor.machine import Machine
-from gpuhook.inventory.model import Inventory
-from gpuhook.vendors.amd import discover, doctor
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.doctor import Case, Finding
+from gpuhook.tools.doctor.finding import Status
+from gpuhook.tools.doctor.machine import Machine
+from gpuhook.tools.vendors.amd import doctor
+from gpuhook.vendors.amd import discover
 
 
 def examined(root: Path, config: Config | None = None) -> list[Finding]:

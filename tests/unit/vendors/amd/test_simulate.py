@@ -6,9 +6,9 @@ import amd_machine
 import pytest
 from paper import NodesOnPaper
 
-from gpuhook.errors import SimulateError
-from gpuhook.simulate.majors import machines_devices
-from gpuhook.vendors.amd import simulate
+from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.simulate.majors import machines_devices
+from gpuhook.tools.vendors.amd import simulate
 
 REFUSED = [
     (1, {"colour": "red"}, "no setting 'colour'.*Use some of split, partitions"),

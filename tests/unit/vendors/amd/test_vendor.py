@@ -9,16 +9,18 @@ from typing import Any
 import amd_machine
 import machines
 import pytest
+from steps import resolve
 
-from gpuhook.config import Config, loads
-from gpuhook.errors import LostDeviceError, UnknownDeviceError
-from gpuhook.inventory import cache
-from gpuhook.inventory.model import Inventory, Node
-from gpuhook.inventory.selection import select
-from gpuhook.plan import image
-from gpuhook.plan.planner import make_plan
-from gpuhook.request.reader import Request, SpecReader
-from gpuhook.resolve import Resolved, resolve
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import LostDeviceError, UnknownDeviceError
+from gpuhook.start.inventory import cache
+from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.start.inventory.selection import select
+from gpuhook.start.plan import image
+from gpuhook.start.planner import make_plan
+from gpuhook.start.request.reader import Request, SpecReader
+from gpuhook.start.resolve import Resolved
 from gpuhook.vendors.amd import names, paths
 from gpuhook.vendors.amd.vendor import VENDOR
 
@@ -249,15 +251,16 @@ def test_what_makes_a_saved_inventory_stale(tmp_path: Path, change: Any) -> None
 START = f"""
 import sys
 sys.path.append({str(SOURCES)!r})
-from gpuhook.config import Config
-from gpuhook.errors import GpuhookError
-from gpuhook.resolve import resolve
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.start.resolve import resolve
+from gpuhook.vendors.registry import known
 config = Config()
 config.state_dir, root, *env = sys.argv[1:]
 config.driver_roots = ("amd=" + root,)
 spec = {{"process": {{"env": env}}, "linux": {{"namespaces": [{{"type": "mount"}}]}}}}
 try:
-    print(resolve(spec, config, save=False))
+    print(resolve(spec, config, known(config), save=False))
 except GpuhookError as error:
     print("refused:", error)
 print(*sys.modules)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from node_files import Machine, machine
 
-from gpuhook.config import Config
-from gpuhook.errors import DriverError
-from gpuhook.inventory import freshness
-from gpuhook.inventory.model import Node
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError
+from gpuhook.start.inventory import freshness
+from gpuhook.start.inventory.model import Node
 from gpuhook.vendors.ascend import discover
 from gpuhook.vendors.ascend.model import PCI_DRIVER, Inventory
 from gpuhook.vendors.ascend.vendor import VENDOR

@@ -7,9 +7,9 @@ import pytest
 from fabricated import Tree
 from node_files import Machine
 
-from gpuhook.doctor import Case
-from gpuhook.doctor import examine as examine_case
-from gpuhook.vendors.ascend import doctor
+from gpuhook.tools.doctor import Case
+from gpuhook.tools.doctor import examine as examine_case
+from gpuhook.tools.vendors.ascend import doctor
 from gpuhook.vendors.ascend.model import LISTS
 from gpuhook.vendors.ascend.vendor import VENDOR
 

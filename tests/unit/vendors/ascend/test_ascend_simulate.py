@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from node_files import Machine
 
-from gpuhook.errors import SimulateError
+from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.vendors.ascend.simulate import CHIPS as SIMULATED
 from gpuhook.vendors.ascend.discover import CHIPS
-from gpuhook.vendors.ascend.simulate import CHIPS as SIMULATED
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.config import Config
-from gpuhook.errors import RequestError
-from gpuhook.request.reader import Request, SpecReader
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import RequestError
+from gpuhook.start.request.reader import Request, SpecReader
 from gpuhook.vendors.ascend import names, variables
 from gpuhook.vendors.ascend.variables import Options
 from gpuhook.vendors.ascend.vendor import VENDOR

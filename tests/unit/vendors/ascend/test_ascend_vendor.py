@@ -7,16 +7,18 @@ import machines
 import pytest
 from node_files import Machine, machine
 from paper import spec_with
+from steps import resolve
 
-from gpuhook.cdi.generate import Source, generate
-from gpuhook.config import Config
-from gpuhook.errors import DriverError, GpuhookError, LostDeviceError, RequestError
-from gpuhook.inventory.model import Inventory as AnyInventory
-from gpuhook.loader.layout import Layout
-from gpuhook.oci.process import has_variable
-from gpuhook.plan import image
-from gpuhook.plan.planner import Plan, make_plan
-from gpuhook.resolve import Resolved, resolve
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, GpuhookError, LostDeviceError, RequestError
+from gpuhook.ground.loader.layout import Layout
+from gpuhook.ground.oci.process import has_variable
+from gpuhook.start.cdi.generate import Source, generate
+from gpuhook.start.inventory.model import Inventory as AnyInventory
+from gpuhook.start.plan import image
+from gpuhook.start.plan.operations import Plan
+from gpuhook.start.planner import make_plan
+from gpuhook.start.resolve import Resolved
 from gpuhook.vendors.ascend.model import DRIVER, LISTS, Inventory
 from gpuhook.vendors.ascend.vendor import VENDOR
 

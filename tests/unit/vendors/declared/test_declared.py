@@ -9,18 +9,21 @@ import machines
 import pytest
 import second_vendor
 from second_vendor import spec_with
+from steps import resolve
 
-from gpuhook.config import Config, loads
-from gpuhook.config.declared import FIELDS
-from gpuhook.errors import ConfigError, DriverError, RequestError, UnknownDeviceError
-from gpuhook.inventory import cache
-from gpuhook.inventory.model import Inventory, Node
-from gpuhook.loader import ldcache
-from gpuhook.plan import image
-from gpuhook.plan.planner import Plan, make_plan
-from gpuhook.resolve import resolve
-from gpuhook.start import launcher_files
-from gpuhook.vendors import seam
+from gpuhook.ground.config.declared import FIELDS
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import ConfigError, DriverError, RequestError, UnknownDeviceError
+from gpuhook.ground.loader import ldcache
+from gpuhook.standby import launcher_files
+from gpuhook.start import contract
+from gpuhook.start.inventory import cache
+from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.start.plan import image
+from gpuhook.start.plan.operations import Plan
+from gpuhook.start.planner import make_plan
+from gpuhook.vendors import registry
 
 TABLES = declared_vendors.tables()
 TABLE = """\
@@ -266,8 +269,8 @@ def test_when_it_is_looked_at_again(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
 ) -> None:
     config, _ = made()
-    monkeypatch.setattr("gpuhook.inventory.freshness.same_nodes", lambda *_: True)
-    vendor = seam.load(seam.known(config)["maker"])
+    monkeypatch.setattr("gpuhook.start.inventory.freshness.same_nodes", lambda *_: True)
+    vendor = contract.load(registry.known(config)["maker"])
     cache.get_inventory(config, vendor)
     (tmp_path / "driver/dev/tty7").touch()
     assert cache.saved(config, vendor) is not None
@@ -279,9 +282,9 @@ def test_a_pci_device_that_is_pulled_out(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its nodes may outlive it, and then show nothing."""
-    monkeypatch.setattr("gpuhook.inventory.freshness.same_nodes", lambda *_: True)
+    monkeypatch.setattr("gpuhook.start.inventory.freshness.same_nodes", lambda *_: True)
     config, _ = made(TABLE.replace("/proc/driver/maker", "pci:ab12"))
-    vendor = seam.load(seam.known(config)["maker"])
+    vendor = contract.load(registry.known(config)["maker"])
     cache.get_inventory(config, vendor)
     assert cache.saved(config, vendor) is not None
     (tmp_path / "driver/sys/bus/pci/devices/0000:01:00.0").rename(tmp_path / "pulled-out")
@@ -292,10 +295,10 @@ def test_a_pci_device_that_is_pulled_out(
 
 def test_another_table_is_another_vendor(made: Made) -> None:
     config, _ = made()
-    cache.get_inventory(config, seam.load(seam.known(config)["maker"]))
+    cache.get_inventory(config, contract.load(registry.known(config)["maker"]))
     changed = loads(TABLE.replace('noun = "NPU"', 'noun = "card"'))
     changed.state_dir, changed.root = config.state_dir, config.root
-    assert cache.saved(changed, seam.load(seam.known(changed)["maker"])) is None
+    assert cache.saved(changed, contract.load(registry.known(changed)["maker"])) is None
 
 
 # How it is known -----------------------------------------------------------------------------
@@ -306,7 +309,7 @@ def test_it_has_the_names_of_every_vendor(made: Made) -> None:
     sets = [
         {
             word: type(value)
-            for word, value in vars(seam.known(config)[name]).items()
+            for word, value in vars(registry.known(config)[name]).items()
             if word.isupper()
         }
         for name in ("maker", "nvidia")
@@ -322,14 +325,14 @@ def test_the_launcher_passes_its_containers_on(made: Made) -> None:
 
 
 def test_without_a_table_there_is_no_such_vendor() -> None:
-    assert seam.known(Config()) is seam.KNOWN
+    assert registry.known(Config()) is registry.KNOWN
     assert resolve(spec_with("MAKER_VISIBLE_DEVICES=0"), Config()) is None
 
 
 def test_a_vendor_of_the_code_is_not_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     second_vendor.know(monkeypatch)
     with pytest.raises(ConfigError, match="acme is ACME's already"):
-        seam.known(loads(TABLE.replace('"maker"', '"acme"')))
+        registry.known(loads(TABLE.replace('"maker"', '"acme"')))
 
 
 def test_a_variable_that_is_given_away(made: Made) -> None:
@@ -344,7 +347,7 @@ def test_a_variable_that_is_given_away(made: Made) -> None:
         inventories = {"maker": found, "nvidia": gpus}
         answer = resolve(spec_with(*env), config, inventories=inventories)
         assert {each.vendor for each in (answer.requests if answer else ())} == given
-    assert seam.KNOWN["nvidia"].VARIABLES.keys() == {"NVIDIA_VISIBLE_DEVICES"}
+    assert registry.KNOWN["nvidia"].VARIABLES.keys() == {"NVIDIA_VISIBLE_DEVICES"}
 
 
 def test_a_variable_that_another_vendor_sets(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,18 +8,21 @@ import machines
 import paper
 import pytest
 from paper import spec_with
+from steps import resolve
 
-from gpuhook.cdi.generate import Source, generate
-from gpuhook.config import Config, loads
-from gpuhook.errors import DriverError, LostDeviceError, UnknownDeviceError
-from gpuhook.inventory.model import Inventory as AnyInventory
-from gpuhook.oci.process import set_variable
-from gpuhook.oci.runtime_argv import Arguments
-from gpuhook.oci.spec import Spec
-from gpuhook.plan import image
-from gpuhook.plan.planner import Plan, make_plan
-from gpuhook.request.reader import is_privileged
-from gpuhook.resolve import Resolved, resolve
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, LostDeviceError, UnknownDeviceError
+from gpuhook.ground.oci.process import set_variable
+from gpuhook.ground.oci.runtime_argv import Arguments
+from gpuhook.ground.oci.spec import Spec
+from gpuhook.start.cdi.generate import Source, generate
+from gpuhook.start.inventory.model import Inventory as AnyInventory
+from gpuhook.start.plan import image
+from gpuhook.start.plan.operations import Plan
+from gpuhook.start.planner import make_plan
+from gpuhook.start.request.reader import is_privileged
+from gpuhook.start.resolve import Resolved
 from gpuhook.vendors.gaudi.model import Inventory
 from gpuhook.vendors.gaudi.vendor import VENDOR
 

@@ -8,9 +8,9 @@ from typing import Any
 import paper
 import pytest
 
-from gpuhook.config import Config
-from gpuhook.errors import DriverError
-from gpuhook.inventory.model import Node
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError
+from gpuhook.start.inventory.model import Node
 from gpuhook.vendors.gaudi import discover
 from gpuhook.vendors.gaudi.model import Inventory
 from gpuhook.vendors.gaudi.vendor import VENDOR

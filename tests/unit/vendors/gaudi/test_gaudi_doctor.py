@@ -8,12 +8,13 @@ import pytest
 from fabricated import Tree
 from paper import NodesOnPaper
 
-from gpuhook.config import Config
-from gpuhook.errors import SimulateError
-from gpuhook.inventory.model import Node
-from gpuhook.vendors.gaudi import discover, doctor
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import SimulateError
+from gpuhook.start.inventory.model import Node
+from gpuhook.tools.vendors.gaudi import doctor
+from gpuhook.tools.vendors.gaudi.simulate import simulate
+from gpuhook.vendors.gaudi import discover
 from gpuhook.vendors.gaudi.model import Inventory
-from gpuhook.vendors.gaudi.simulate import simulate
 
 
 class Examine:

@@ -10,16 +10,19 @@ import pytest
 from fabricated import Tree
 from node_files import Machine, machine
 from paper import spec_with
+from steps import resolve
 
-from gpuhook.cdi.generate import Source, generate
-from gpuhook.config import Config
-from gpuhook.errors import DriverError, LostDeviceError, SimulateError, UnknownDeviceError
-from gpuhook.inventory import freshness
-from gpuhook.inventory.model import Inventory, Node
-from gpuhook.plan import image
-from gpuhook.plan.planner import Plan, make_plan
-from gpuhook.resolve import Resolved, resolve
-from gpuhook.vendors.intel_gpu import discover, doctor
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, LostDeviceError, SimulateError, UnknownDeviceError
+from gpuhook.start.cdi.generate import Source, generate
+from gpuhook.start.inventory import freshness
+from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.start.plan import image
+from gpuhook.start.plan.operations import Plan
+from gpuhook.start.planner import make_plan
+from gpuhook.start.resolve import Resolved
+from gpuhook.tools.vendors.intel_gpu import doctor
+from gpuhook.vendors.intel_gpu import discover
 from gpuhook.vendors.intel_gpu.vendor import VENDOR
 
 ASK = "INTEL_VISIBLE_DEVICES"

@@ -7,14 +7,16 @@ import pytest
 from fabricated import Tree
 from node_files import Machine, machine
 from paper import spec_with
+from steps import resolve
 
-from gpuhook.cdi.generate import Source, generate
-from gpuhook.config import Config
-from gpuhook.errors import DriverError, SimulateError, UnknownDeviceError
-from gpuhook.inventory import freshness
-from gpuhook.inventory.model import Inventory, Node
-from gpuhook.resolve import Resolved, resolve
-from gpuhook.vendors.intel_npu import discover, doctor
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, SimulateError, UnknownDeviceError
+from gpuhook.start.cdi.generate import Source, generate
+from gpuhook.start.inventory import freshness
+from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.start.resolve import Resolved
+from gpuhook.tools.vendors.intel_npu import doctor
+from gpuhook.vendors.intel_npu import discover
 from gpuhook.vendors.intel_npu.vendor import VENDOR
 
 ASK = "INTEL_VISIBLE_NPUS"

@@ -8,23 +8,18 @@ import machines
 import paper
 import pytest
 from paper import spec_with
+from steps import resolve
 
-from gpuhook.cdi.generate import Source, generate
-from gpuhook.config import Config
-from gpuhook.errors import DriverError, LostDeviceError, RequestError, UnknownDeviceError
-from gpuhook.inventory.model import Inventory as AnyInventory
-from gpuhook.plan import image
-from gpuhook.plan.planner import Plan, make_plan
-from gpuhook.resolve import Resolved, resolve
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, LostDeviceError, RequestError, UnknownDeviceError
+from gpuhook.start.cdi.generate import Source, generate
+from gpuhook.start.inventory.model import Inventory as AnyInventory
+from gpuhook.start.plan import image
+from gpuhook.start.plan.operations import Plan
+from gpuhook.start.planner import make_plan
+from gpuhook.start.resolve import Resolved
 from gpuhook.vendors.neuron.model import Inventory
-from gpuhook.vendors.neuron.vendor import (
-    VENDOR,
-    between,
-    core_list,
-    core_sizes,
-    cores,
-    ranges,
-)
+from gpuhook.vendors.neuron.vendor import VENDOR, between, core_list, core_sizes, cores, ranges
 
 ASK = "AWS_NEURON_VISIBLE_DEVICES"
 RT = "NEURON_RT_VISIBLE_CORES"

@@ -7,12 +7,12 @@ from typing import Any
 
 import paper
 import pytest
+from steps import edit
 
-from gpuhook.config import Config
-from gpuhook.errors import DriverError
-from gpuhook.inventory.model import Node
-from gpuhook.oci.spec import Spec
-from gpuhook.runtime_shim import edit
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError
+from gpuhook.ground.oci.spec import Spec
+from gpuhook.start.inventory.model import Node
 from gpuhook.vendors.neuron import discover
 from gpuhook.vendors.neuron.model import Inventory
 from gpuhook.vendors.neuron.vendor import VENDOR

@@ -6,12 +6,13 @@ import pytest
 from fabricated import Tree
 from paper import NodesOnPaper
 
-from gpuhook.config import Config
-from gpuhook.doctor.finding import Finding
-from gpuhook.inventory.model import Node
-from gpuhook.vendors.neuron import discover, doctor
+from gpuhook.ground.config.model import Config
+from gpuhook.start.inventory.model import Node
+from gpuhook.tools.doctor.finding import Finding
+from gpuhook.tools.vendors.neuron import doctor
+from gpuhook.tools.vendors.neuron.simulate import simulate
+from gpuhook.vendors.neuron import discover
 from gpuhook.vendors.neuron.model import CLASS, Inventory
-from gpuhook.vendors.neuron.simulate import simulate
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import paper
 import pytest
 
-from gpuhook.errors import SimulateError
+from gpuhook.ground.errors import SimulateError
 
 
 @pytest.mark.parametrize(

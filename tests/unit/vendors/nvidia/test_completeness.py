@@ -5,7 +5,7 @@ from collections.abc import Collection
 import pytest
 from machines import FILES, VERSION, asked, gpu, granted, library, machine, mig
 
-from gpuhook.errors import DriverError
+from gpuhook.ground.errors import DriverError
 from gpuhook.vendors.nvidia import completeness
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.variables import CAPABILITIES, DEFAULT_CAPABILITIES

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.config import loads
-from gpuhook.container.rootfs import Rootfs
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.vendors.nvidia import cuda_compat
 
 Case = dict[str, Any]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.container.rootfs import Rootfs
-from gpuhook.errors import DriverError, LdCacheError
-from gpuhook.inventory.model import DriverFile
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError, LdCacheError
+from gpuhook.start.inventory.model import DriverFile
 from gpuhook.vendors.nvidia import driver_files
 
 LibraryBuilder = Callable[..., bytes]

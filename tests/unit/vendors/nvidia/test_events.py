@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from machines import gpu, mig
 
-from gpuhook.inventory.model import Node
-from gpuhook.vendors.nvidia import events
+from gpuhook.start.inventory.model import Node
+from gpuhook.tools.vendors.nvidia import events
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 
 MIGS = (mig(0, 1, 12, 13), mig(1, 2, 21, 22))

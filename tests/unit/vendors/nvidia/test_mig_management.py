@@ -3,7 +3,7 @@
 import pytest
 from machines import asked, gpu, granted, machine, mig
 
-from gpuhook.errors import RequestError
+from gpuhook.ground.errors import RequestError
 from gpuhook.vendors.nvidia.device_nodes import check_mig_management
 
 MACHINE = machine(gpu(0, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))), gpu(1, 0))

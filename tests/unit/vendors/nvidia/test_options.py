@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from requests_made import mounts_request, request_for
 
-from gpuhook.errors import CapabilityError, RequestError
+from gpuhook.ground.errors import CapabilityError, RequestError
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines import asked, granted
 
-from gpuhook.errors import GpuhookError, RequirementError
+from gpuhook.ground.errors import GpuhookError, RequirementError
 from gpuhook.vendors.nvidia import requirements, variables
 from gpuhook.vendors.nvidia.model import Gpu, Inventory
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuhook.vendors.nvidia.telemetry import mean
+from gpuhook.tools.vendors.nvidia.telemetry import mean
 
 S = 1_000_000  # a second
 

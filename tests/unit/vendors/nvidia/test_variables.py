@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.config import loads
-from gpuhook.errors import CapabilityError, ConfigError
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.errors import CapabilityError, ConfigError
 from gpuhook.vendors.nvidia import variables
 
 Case = dict[str, Any]

@@ -6,9 +6,9 @@ import paper
 import pytest
 from fabricated import LIBRARIES, VERSION, Tree, said
 
-from gpuhook.doctor import examine
+from gpuhook.tools.doctor import examine
+from gpuhook.tools.vendors.nvidia.doctor import DRIVER_CHECKS, driver
 from gpuhook.vendors.nvidia import nvml
-from gpuhook.vendors.nvidia.doctor import DRIVER_CHECKS, driver
 from gpuhook.vendors.nvidia.model import Gpu
 
 

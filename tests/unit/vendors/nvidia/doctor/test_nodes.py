@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from fabricated import Tree, said
 
-from gpuhook.vendors.nvidia.doctor import nodes
+from gpuhook.tools.vendors.nvidia.doctor import nodes
 
 
 def test_the_open_modules_version_is_read_too(tree: Tree) -> None:

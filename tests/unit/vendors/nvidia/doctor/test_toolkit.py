@@ -3,7 +3,7 @@
 import pytest
 from fabricated import BIN, VERSION, Tree, said
 
-from gpuhook.vendors.nvidia.doctor import toolkit
+from gpuhook.tools.vendors.nvidia.doctor import toolkit
 
 SPEC = """
 cdiVersion: 0.5.0

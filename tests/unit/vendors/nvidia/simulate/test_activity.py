@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from nvml_program import Program
 
-from gpuhook.errors import SimulateError
-from gpuhook.vendors.nvidia.simulate import (
+from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.vendors.nvidia.simulate import (
     Process,
     change,
     end_process,
     report_xid,
     run_process,
 )
-from gpuhook.vendors.nvidia.simulate.activity import parse_process
-from gpuhook.vendors.nvidia.simulate.machine import Machine
+from gpuhook.tools.vendors.nvidia.simulate.activity import parse_process
+from gpuhook.tools.vendors.nvidia.simulate.machine import Machine
 
 MakeRoot = Callable[..., tuple[Path, Machine]]
 

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nvml_program import LIBRARY_DIR, Program
 
-from gpuhook.errors import SimulateError
-from gpuhook.vendors.nvidia.simulate import change, state
-from gpuhook.vendors.nvidia.simulate.machine import Machine, make_machine
+from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.vendors.nvidia.simulate import change, state
+from gpuhook.tools.vendors.nvidia.simulate.machine import Machine, make_machine
 
 MakeRoot = Callable[..., tuple[Path, Machine]]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.vendors.nvidia.simulate import Process, report_xid, run_process
-from gpuhook.vendors.nvidia.simulate.check import skipped_lines
-from gpuhook.vendors.nvidia.simulate.machine import Machine
+from gpuhook.tools.vendors.nvidia.simulate import Process, report_xid, run_process
+from gpuhook.tools.vendors.nvidia.simulate.check import skipped_lines
+from gpuhook.tools.vendors.nvidia.simulate.machine import Machine
 
 MakeRoot = Callable[..., tuple[Path, Machine]]
 

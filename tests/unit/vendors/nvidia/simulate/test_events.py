@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from nvml_program import Program
 
-from gpuhook.errors import SimulateError
-from gpuhook.vendors.nvidia.simulate import change, report_xid
-from gpuhook.vendors.nvidia.simulate.machine import Machine
+from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.vendors.nvidia.simulate import change, report_xid
+from gpuhook.tools.vendors.nvidia.simulate.machine import Machine
 
 MakeRoot = Callable[..., tuple[Path, Machine]]
 

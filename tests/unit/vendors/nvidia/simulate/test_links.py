@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from nvml_program import Program
 
-from gpuhook.errors import SimulateError
-from gpuhook.vendors.nvidia.simulate import change
-from gpuhook.vendors.nvidia.simulate.machine import Machine, make_machine
-from gpuhook.vendors.nvidia.simulate.options import Options
+from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.vendors.nvidia.simulate import change
+from gpuhook.tools.vendors.nvidia.simulate.machine import Machine, make_machine
+from gpuhook.tools.vendors.nvidia.simulate.options import Options
 
 MakeRoot = Callable[..., tuple[Path, Machine]]
 

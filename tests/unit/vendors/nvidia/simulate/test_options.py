@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.errors import SimulateError
-from gpuhook.vendors.nvidia.simulate.models import MODELS, Model, find_model
-from gpuhook.vendors.nvidia.simulate.options import (
+from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.vendors.nvidia.simulate.models import MODELS, Model, find_model
+from gpuhook.tools.vendors.nvidia.simulate.options import (
     Failure,
     Options,
     cuda_number,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.errors import SimulateError
-from gpuhook.simulate.tree import Tree
-from gpuhook.vendors.nvidia.simulate.vendor_files import (
+from gpuhook.ground.errors import SimulateError
+from gpuhook.tools.simulate.tree import Tree
+from gpuhook.tools.vendors.nvidia.simulate.vendor_files import (
     VendorFiles,
     find_vendor_files,
     install_vendor_files,

@@ -1,0 +1,1 @@
+"""What everything stands on: the kernel, the host, files and formats; it knows no vendor."""

@@ -1,0 +1,245 @@
+"""Give a container access to exact character devices: in its OCI spec or in its live cgroup.
+
+Sources: the OCI runtime specification (config-linux.md, allowed device list),
+Documentation/admin-guide/cgroup-v1/devices.rst, cgroups(7), cgroup_namespaces(7), proc(5).
+"""
+
+import errno
+import os
+
+from gpuhook.ground.errors import CgroupError, shown
+from gpuhook.ground.host import proc as host_proc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+ACCESS = "rw"
+DENIED = (errno.EPERM, errno.EACCES)
+
+# include/uapi/linux/nsfs.h: the first user namespace has this inode everywhere.
+USER_NS_INIT_INO = 0xEFFFFFFD
+
+# crun makes this folder below the systemd scope that holds the container's device policy.
+CRUN_SUBGROUP = "container"
+
+
+def device_rules(devices: "Iterable[tuple[int, int]]") -> "list[dict[str, Any]]":
+    """Return rules for linux.resources.devices that allow the devices (major, minor)."""
+    return [
+        {"allow": True, "type": "c", "major": major, "minor": minor, "access": ACCESS}
+        for major, minor in devices
+    ]
+
+
+def spec_allows(rules: "Any", major: int, minor: int, access: str = ACCESS) -> bool:
+    """Whether linux.resources.devices allows all of ``access`` to a character device.
+
+    Of the rules that match, the last one counts, for each letter of ``access`` alone. What
+    no rule allows counts as denied, and a rule that isn't well formed as absent.
+    """
+    allowed: set[str] = set()
+    for rule in rules if isinstance(rules, list) else ():
+        if not isinstance(rule, dict) or not _matches(rule, major, minor):
+            continue
+        letters = rule.get("access")
+        if rule.get("allow") is True:
+            allowed.update(letters if isinstance(letters, str) else "")
+        else:
+            allowed.difference_update(letters if isinstance(letters, str) else "rwm")
+    return allowed.issuperset(access)
+
+
+def _matches(rule: "dict[str, Any]", major: int, minor: int) -> bool:
+    if rule.get("type") not in (None, "", "a", "c", "u"):
+        return False
+    return rule.get("major") in (None, -1, major) and rule.get("minor") in (None, -1, minor)
+
+
+def allow(
+    process: int,
+    devices: "Sequence[tuple[int, int]]",
+    *,
+    proc: str = "/proc",
+    written: "Mapping[int, str] | None" = None,
+) -> str:
+    """Let the cgroup of a process read and write character devices (major, minor).
+
+    ``process`` is a descriptor of /proc/PID: once that process has ended, it leads nowhere,
+    whoever has its number by then. Returns how: "v1" (devices.allow), "v2" (the attached
+    programs were extended), or "none-needed:REASON" with a REASON of no-devices, no-cgroups
+    (the kernel has none), shared (the process is in our own cgroup, so the container was
+    given none), no-program (a v2 cgroup without a device program allows all) or rootless (a
+    user namespace can't restrict devices either). ``proc`` is where procfs is mounted;
+    ``written`` as for ``cgroup_of``. Raises CgroupError.
+    """
+    if not devices:
+        return "none-needed:no-devices"
+    version, folder = cgroup_of(process, proc, written)
+    if not version:
+        return f"none-needed:{folder}"
+    try:
+        if version == 1:
+            _allow_v1(folder, devices)
+            return "v1"
+        return "v2" if _allow_v2(folder, devices) else "none-needed:no-program"
+    except OSError as error:
+        if error.errno in DENIED and not in_first_user_namespace(proc):
+            return "none-needed:rootless"
+        raise CgroupError(
+            f"the container's cgroup can't be given its devices: {error}",
+            "Run the hook as root with CAP_SYS_ADMIN, or set no-cgroups = true "
+            "and name the devices in the engine's own configuration",
+        ) from error
+
+
+def cgroup_of(
+    process: int, proc: str, written: "Mapping[int, str] | None" = None
+) -> tuple[int, str]:
+    """Return the version and the folder of a process' cgroup; 0 and why where it has none.
+
+    With ``written``, what ``places`` returned when the process began, it is that cgroup, and
+    CgroupError where the process isn't there or below.
+    """
+    paths = _paths(_read("cgroup", process))
+    if not paths:
+        return 0, "no-cgroups"
+    if written:
+        for version, path in written.items():
+            if _below(paths.get(version, ""), path) is None:
+                raise CgroupError(
+                    f"the container's first process is in the cgroup {shown(paths.get(version))}, "
+                    f"and was given its devices in {shown(path)}",
+                    "Stop the container and start it again",
+                )
+        paths = dict(written)
+    version, folder = _find(paths, proc)
+    if _paths(_read(f"{proc}/self/cgroup")).get(version) == paths[version]:
+        return 0, "shared"
+    return version, folder
+
+
+def places(memberships: bytes) -> dict[int, str]:
+    """Return the cgroups that may restrict a process, by version, as they are to be written down.
+
+    None that is the root of our cgroup namespace or outside of it: seen from elsewhere it has
+    another name. ``memberships`` is /proc/PID/cgroup.
+    """
+    found = _paths(memberships)
+    return {key: path for key, path in found.items() if path != "/" and path[:3] != "/.."}
+
+
+def in_first_user_namespace(proc: str = "/proc") -> bool:
+    """Tell whether we are in the host's own user namespace, where root is root."""
+    try:
+        return os.stat(f"{proc}/self/ns/user").st_ino == USER_NS_INIT_INO
+    except OSError:
+        return True
+
+
+def _read(path: str, folder: int | None = None) -> bytes:
+    try:
+        return host_proc.read(path, folder)
+    except OSError as error:
+        raise CgroupError(
+            f"the container's cgroup can't be found: {error}",
+            "Check that /proc is mounted and that the container's process still runs",
+        ) from error
+
+
+def _paths(memberships: bytes) -> dict[int, str]:
+    """Return the paths of the cgroups that may restrict a process, by cgroup version.
+
+    ``memberships`` is its /proc/PID/cgroup; the paths count from the root of our cgroup
+    namespace.
+    """
+    paths = {}
+    for controllers, path in host_proc.cgroups(memberships).items():
+        if "devices" in controllers.split(","):
+            paths[1] = path
+        elif not controllers:
+            paths[2] = path
+    return paths
+
+
+def _find(paths: dict[int, str], proc: str) -> tuple[int, str]:
+    """Return the version that restricts devices, and the cgroup's folder.
+
+    A runtime uses v1 wherever the devices controller is mounted, and we see what it sees.
+    """
+    for version, marker in ((1, "devices.allow"), (2, "cgroup.procs")):
+        for root, mount_point in _mounts(version, proc) if version in paths else ():
+            below = _below(paths[version], root)
+            if below is not None and os.path.exists(f"{mount_point}{below}/{marker}"):
+                return version, mount_point + below
+    both = " or ".join(f"{path} (v{version})" for version, path in sorted(paths.items()))
+    raise CgroupError(
+        f"no mounted cgroup file system shows the container's cgroup {both}",
+        "Mount cgroups where the hook runs, below /sys/fs/cgroup",
+    )
+
+
+def outermost(proc: str = "/proc") -> list[str]:
+    """Return the files that a process writes 0 to in order to leave its cgroups for the root.
+
+    One of each hierarchy that is mounted whole. Source: cgroups(7).
+    """
+    return [
+        f"{host_proc.unescaped(mount.point)}/cgroup.procs"
+        for mount in host_proc.Mounts(_read(f"{proc}/self/mountinfo"))
+        if mount.kind in (b"cgroup", b"cgroup2") and mount.root == b"/"
+    ]
+
+
+def _below(path: str, root: str) -> str | None:
+    """Return where a cgroup is below the mount of another, None if it isn't."""
+    prefix = "" if root == "/" else root
+    below = path[len(prefix) :].rstrip("/")
+    # With ".." the cgroup lies outside our cgroup namespace, and no mount leads there.
+    if not path.startswith(prefix) or below[:1] not in ("", "/") or ".." in below.split("/"):
+        return None
+    return below
+
+
+def _mounts(version: int, proc: str) -> list[tuple[str, str]]:
+    """Return the root and the mount point of each mount that may hold the cgroup."""
+    found = []
+    for mount in host_proc.Mounts(_read(f"{proc}/self/mountinfo")):
+        v1 = mount.kind == b"cgroup" and b"devices" in mount.options.split(b",")
+        if v1 if version == 1 else mount.kind == b"cgroup2":
+            found.append((host_proc.unescaped(mount.root), host_proc.unescaped(mount.point)))
+    return found
+
+
+def listed(folder: str) -> list[str]:
+    """Return the lines of a v1 cgroup's devices.list; OSError where it can't be read."""
+    return [os.fsdecode(line) for line in host_proc.lines(host_proc.read(f"{folder}/devices.list"))]
+
+
+def _allow_v1(folder: str, devices: "Iterable[tuple[int, int]]") -> None:
+    known = listed(folder)
+    fd = os.open(f"{folder}/devices.allow", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        for major, minor in devices:
+            # "a *:* rwm" is also what a cgroup with exceptions lists, so it proves nothing.
+            if not {f"c {major}:{minor} rw", f"c {major}:{minor} rwm"}.intersection(known):
+                # The kernel reads one rule from a write.
+                os.write(fd, f"c {major}:{minor} {ACCESS}".encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"{folder}/devices.allow") from error
+    finally:
+        os.close(fd)
+
+
+def _allow_v2(folder: str, devices: "Sequence[tuple[int, int]]") -> int:
+    """Extend the device programs of the container's cgroup; return how many there were."""
+    from gpuhook.ground.cgroup import v2  # noqa: PLC0415 - only v2 pays for ctypes
+
+    return sum(v2.extend(path, devices) for path in with_policies(folder))
+
+
+def with_policies(folder: str) -> list[str]:
+    """Return the v2 cgroups whose device programs are about a container: crun has two."""
+    parent, _, name = folder.rpartition("/")
+    return [folder, parent] if name == CRUN_SUBGROUP and parent.endswith(".scope") else [folder]

@@ -1,0 +1,1 @@
+"""The configuration: config.toml read into plain data."""

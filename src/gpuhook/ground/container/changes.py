@@ -1,0 +1,606 @@
+"""Confined changes below a container's root: mount points, links and files, each undoable.
+
+Everything is made by name in a folder whose descriptor is held, never through a path, and
+noted in a ``Journal``, so that a failed injection takes back exactly what it made. Nothing
+is ever made in a volume, and nothing is mounted where the mount would show on the host.
+"""
+
+import errno
+import os
+import stat
+
+from gpuhook.ground.container import kernel
+from gpuhook.ground.container.mounts import Boundary, Verdict
+from gpuhook.ground.container.rootfs import (
+    PATH_FLAGS,
+    Rootfs,
+    enter,
+    read_all,
+    read_link,
+    reopen,
+    walk,
+)
+from gpuhook.ground.errors import InjectError, VolumeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Final, TypeVar
+
+    T = TypeVar("T")
+
+_LINK_FLAGS: "Final" = PATH_FLAGS | os.O_NOFOLLOW
+_FILE_LIMIT: "Final" = 64 << 20
+# Where a file can't be replaced although its folder is the container's own.
+_CANT_REPLACE: "Final" = (errno.EROFS, errno.EBUSY)
+# Where a file can't get a further name: it is gone, or the filesystem doesn't let it.
+_CANT_LINK: "Final" = (errno.ENOENT, errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP)
+_COVER_ATTRIBUTES: "Final" = (
+    kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
+)
+_EVERYTHING_OWN: "Final" = Verdict(own=True, shared=False)
+
+
+class Container(Rootfs):
+    """A container's root filesystem while it is being created.
+
+    ``owner`` is (uid, gid) on the host for everything made below it: the container's root
+    user where the container has a user namespace. ``process`` is a descriptor of /proc/PID
+    of the container's first process, -1 where there is none; of this very process where it
+    was started in the container's mount namespace (``inside``). ``skipped`` says what was
+    left out because it isn't worth failing the container.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        path: str,
+        journal: "Journal",
+        owner: tuple[int, int] = (0, 0),
+        process: int = -1,
+        *,
+        inside: bool = False,
+    ) -> None:
+        """Take over the descriptors of the root and of /proc/PID."""
+        self._set_up(fd, path)
+        self.process = process
+        self.journal = journal
+        self.skipped: list[str] = []
+        self.owner = owner
+        self._places: dict[str, int] = {}
+        self._folder_verdicts: dict[int, Verdict] = {}
+        self._held: list[int] = []
+        self._attached: dict[str, int] = {}
+        self._placeholders: dict[Verdict, tuple[int, os.stat_result]] = {}
+        self._boundary = Boundary(process, fd, inside=inside) if process >= 0 else None
+
+    def close(self) -> None:
+        """Close every descriptor held; the journal must not be rolled back after this."""
+        for fd in (*self._places.values(), *self._held):
+            os.close(fd)
+        self._places.clear()
+        self._held.clear()
+        if self._boundary is not None:
+            self._boundary.close()
+        if self.process >= 0:
+            os.close(self.process)
+        super().close()
+
+    def adopt(self, tables: "list[bytes]") -> None:
+        """Count what the root is mounted on as the container's own (``Boundary.adopt``)."""
+        if self._boundary is not None:
+            self._boundary.adopt(self._fd, tables)
+
+    def is_mounted_on(self) -> bool:
+        """Tell whether anything is mounted below the root, as in every container's namespace."""
+        return self._boundary is not None and self._boundary.is_mounted_on()
+
+    def is_read_only(self) -> bool:
+        """Tell whether the root is mounted read-only."""
+        return bool(os.fstatvfs(self._fd).f_flag & os.ST_RDONLY)
+
+    def set_read_only(self, *, yes: bool) -> None:
+        """Make the root's mount read-only, or not."""
+        kernel.set_read_only(self._fd, self.path, yes=yes)
+
+    def may_write(self, path: str) -> bool:
+        """Tell whether files may be made in the folder of a path: not if it's a volume."""
+        return self._folder_verdict(self._place(path)[0]).own
+
+    def _verdict(self, fd: int) -> Verdict:
+        return self._boundary.verdict(fd) if self._boundary else _EVERYTHING_OWN
+
+    def _folder_verdict(self, fd: int) -> Verdict:
+        """Return the verdict on a folder that stays open, and so stays on its mount."""
+        found = self._folder_verdicts.get(fd)
+        if found is None:
+            found = self._folder_verdicts[fd] = self._verdict(fd)
+        return found
+
+    # Places ------------------------------------------------------------------------------
+
+    def _place(self, path: str) -> tuple[int, str]:
+        """Return the folder of a path, made where it is missing, and the last name."""
+        parent, _, name = path.rpartition("/")
+        return self._folder(parent or "/"), name
+
+    def _folder(self, path: str) -> int:
+        fd = self._places.get(path)
+        if fd is None:
+            try:
+                fd = self.open(path, os.O_PATH | os.O_DIRECTORY)
+            except FileNotFoundError:
+                fd = self._make_folders(path)
+            self._places[path] = fd
+        return fd
+
+    def _make_folders(self, path: str) -> int:
+        parent, name = walk(self._fd, path, self._enter_or_make)
+        try:
+            return self._enter_or_make(parent, name)
+        finally:
+            os.close(parent)
+
+    def _behind_link(self, path: str) -> tuple[int, str]:
+        """Return where a path leads whose last name is a link; the folder stays ours."""
+        parent, name = walk(self._fd, path, self._enter_or_make)
+        self._held.append(parent)
+        return parent, name
+
+    def _enter_or_make(self, parent: int, name: str) -> int:
+        try:
+            return enter(parent, name)
+        except FileNotFoundError:
+            self._refuse_volume(parent, name)
+        held = os.dup(parent)
+        self._held.append(held)
+        _make(self.owner, kernel.create_folder, held, name)
+        self.journal.record(lambda: kernel.remove_folder(held, name))
+        self._give(held, name)
+        return enter(held, name)
+
+    # Mounting ----------------------------------------------------------------------------
+
+    def mount_point(
+        self, path: str, *, folder: bool = False, source: os.stat_result | None = None
+    ) -> int | None:
+        """Return a descriptor to mount on: an empty file (or folder), made where missing.
+
+        An existing file of any content is used as it is. A link in the image is followed
+        inside the root. None where a volume has ``source`` itself there already. Raises
+        InjectError where a folder is in the way of a file or the reverse, VolumeError where
+        the mount point would have to be made in a volume.
+        """
+        parent, name = self._place(path)
+        if not folder:
+            fd = self._link_placeholder(parent, name)
+            if fd is not None:
+                return fd
+        fd = _open_here(parent, name)
+        if fd is not None and stat.S_ISLNK(os.fstat(fd).st_mode):
+            os.close(fd)
+            parent, name = self._behind_link(path)
+            fd = _open_here(parent, name)
+        if fd is None:
+            # What is made in a folder is on the folder's mount.
+            verdict = self._folder_verdict(parent)
+            if verdict.own and verdict.shared:
+                raise _shared(path)
+            return self._make_mount_point(parent, name, folder)
+        try:
+            return self._usable(fd, path, folder, source)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _usable(
+        self, fd: int, path: str, folder: bool, source: os.stat_result | None
+    ) -> int | None:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode) != folder:
+            raise _wrong_kind(path, folder)
+        verdict = self._verdict(fd)
+        if not verdict.own and source is not None and _same(status, source):
+            os.close(fd)
+            return None
+        if verdict.shared:
+            raise _shared(path)
+        return fd
+
+    def _make_mount_point(self, parent: int, name: str, folder: bool) -> int:
+        if folder:
+            return self._enter_or_make(parent, name)
+        verdict = self._folder_verdict(parent)
+        if not verdict.own:
+            raise _in_volume(name)
+        fd = _make(self.owner, kernel.create_file, parent, name, 0o644)
+        try:
+            made = os.fstat(fd)
+            self.journal.record(lambda: _remove_same(parent, name, made))
+            self._give(parent, name)
+            held = _open_made(parent, name, made)  # not to write: the root may become read-only
+        except OSError:
+            os.close(fd)
+            raise
+        self._held.append(held)
+        self._placeholders[verdict] = held, made
+        return fd
+
+    def _link_placeholder(self, parent: int, name: str) -> int | None:
+        """Make a missing mount point a further name of the empty file made last on its mount.
+
+        A name costs a filesystem a fraction of what a file costs. Returns None where the
+        name exists, or where nothing was made on that mount before: what is in
+        ``_placeholders`` was allowed to be made there.
+        """
+        placeholder = self._placeholders.get(self._folder_verdict(parent))
+        if placeholder is None:
+            return None
+        file, made = placeholder
+        try:
+            _make(self.owner, kernel.link_file, file, parent, name)
+        except FileExistsError:
+            return None
+        except OSError as error:
+            if error.errno in _CANT_LINK:
+                return None
+            raise
+        self.journal.record(lambda: _remove_same(parent, name, made))
+        return _open_made(parent, name, made)
+
+    def attach(self, tree: int, target: int, path: str) -> None:
+        """Mount a detached mount on a descriptor that ``mount_point`` gave."""
+        kernel.attach_mount(tree, target, path)
+        self.journal.record(lambda: kernel.detach_mount(tree))
+        self._attached[path] = tree
+
+    def know(self, tree: int, path: str) -> None:
+        """Take note that the engine has mounted on a path what a detached mount holds, too."""
+        self._attached[path] = tree
+
+    # Links -------------------------------------------------------------------------------
+
+    def make_link(self, path: str, target: str, *, replace: bool) -> None:
+        """Make a symbolic link; an existing name is left alone.
+
+        With ``replace``, the name means ``target`` afterwards, whatever it was: a link that
+        points elsewhere is replaced, and a file is covered by what is mounted on ``target``.
+        """
+        parent, name = self._place(path)
+        own = self._folder_verdict(parent).own
+        if own and self._make_missing_link(parent, name, target):
+            return
+        try:
+            old = os.readlink(name, dir_fd=parent)
+        except FileNotFoundError:
+            if own:
+                raise
+            if replace:
+                raise _in_volume(name) from None
+            return
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            if replace:
+                self._cover_by_target(path, target)
+            return
+        if replace and old != target:
+            if not own:
+                raise _in_volume(name)
+            self._replace_link(parent, name, target, old)
+
+    def _make_missing_link(self, parent: int, name: str, target: str) -> bool:
+        """Make a link, and tell whether it was missing."""
+        try:
+            _make(self.owner, kernel.create_link, parent, name, target)
+        except FileExistsError:
+            return False
+        self.journal.record(lambda: _remove_link(parent, name, target))
+        self._give(parent, name)
+        return True
+
+    def _replace_link(self, parent: int, name: str, target: str, old: str) -> None:
+        was = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        _put_link(parent, name, target, self.owner)
+        owner = (was.st_uid, was.st_gid)
+        self.journal.record(lambda: _put_link(parent, name, old, owner))
+
+    def _cover_by_target(self, path: str, target: str) -> None:
+        """Mount the file that a link would lead to on a file that has the link's name."""
+        folder = path.rpartition("/")[0]
+        attached = self._attached.get(f"{folder}/{target}")
+        if attached is None:
+            return  # the target is a volume's own file, and so is this one
+        place = self.mount_point(path)
+        if place is None:
+            return
+        try:
+            copy = kernel.clone_tree(attached, path)
+            self._held.append(copy)
+            self.attach(copy, place, path)
+        finally:
+            os.close(place)
+
+    def _give(self, parent: int, name: str) -> None:
+        if self.owner != (0, 0):
+            kernel.change_owner(parent, name, self.owner)
+
+    # Files -------------------------------------------------------------------------------
+
+    def replace_file(self, path: str, data: bytes, mode: int) -> None:
+        """Give a file a new content, whole or not at all; undone by the journal.
+
+        A temporary file beside it is renamed over it, a link of that name replaced. Where
+        that can't be (a volume, a read-only filesystem, a file mounted there), a file of
+        our own is mounted on it instead.
+        """
+        parent, name = self._place(path)
+        try:
+            if self._folder_verdict(parent).own:
+                self._replace(parent, name, data, mode)
+                return
+        except OSError as error:
+            if error.errno not in _CANT_REPLACE:
+                raise
+        self._cover_by_data(path, data, mode)
+
+    def _replace(self, parent: int, name: str, data: bytes, mode: int) -> None:
+        old = _remember(parent, name)
+        label = old.label if old else None
+        _put_file(parent, name, data, mode, self.owner, label)
+        if old is None:
+            self.journal.record(lambda: kernel.remove_file(parent, name))
+        else:
+            self.journal.record(lambda: old.put_back(parent, name))
+
+    def _cover_by_data(self, path: str, data: bytes, mode: int) -> None:
+        """Mount a read-only file with the data on an existing one."""
+        place = self.mount_point(path)
+        if place is None:
+            return
+        try:
+            tree = self._file_in_memory(path, data, mode)
+            self._held.append(tree)
+            kernel.set_mount_attributes(tree, _COVER_ATTRIBUTES, path)
+            self.attach(tree, place, path)
+        finally:
+            os.close(place)
+
+    def _file_in_memory(self, path: str, data: bytes, mode: int) -> int:
+        """Return a detached mount of one file on a tmpfs.
+
+        Only what is attached in our namespace can be cloned, so the tmpfs is on the
+        container's root for a moment; whatever is open below that stays reachable.
+        """
+        if self._verdict(self._fd).shared:
+            raise _shared(path)
+        tmpfs = kernel.new_tmpfs({"mode": "0755", "size": f"{len(data) + (1 << 20)}"}, 0)
+        try:
+            _put_file(tmpfs, "file", data, mode, self.owner, None)
+            kernel.attach_mount(tmpfs, self._fd, path)
+            try:
+                fd = os.open("file", _LINK_FLAGS, dir_fd=tmpfs)
+                try:
+                    return kernel.clone_tree(fd, path)
+                finally:
+                    os.close(fd)
+            finally:
+                self._uncover(tmpfs)
+        finally:
+            os.close(tmpfs)
+
+    def _uncover(self, tmpfs: int) -> None:
+        """Take the tmpfs off the root again; leave it to the journal if that fails."""
+        try:
+            kernel.detach_mount(tmpfs)
+        except OSError:
+            held = os.dup(tmpfs)
+            self._held.append(held)
+            self.journal.record(lambda: kernel.detach_mount(held))
+            raise
+
+    def _refuse_volume(self, parent: int, name: str) -> None:
+        if not self._verdict(parent).own:
+            raise _in_volume(name)
+
+
+class _OldFile:
+    """What a name meant before it was replaced: a link or a regular file."""
+
+    def __init__(self, status: os.stat_result, data: bytes, link: str | None) -> None:
+        self.status = status
+        self.data = data
+        self.link = link
+        self.label: bytes | None = None
+
+    def put_back(self, parent: int, name: str) -> None:
+        owner = (self.status.st_uid, self.status.st_gid)
+        if self.link is not None:
+            _put_link(parent, name, self.link, owner)
+        else:
+            mode = stat.S_IMODE(self.status.st_mode)
+            _put_file(parent, name, self.data, mode, owner, self.label)
+
+
+def _remember(parent: int, name: str) -> _OldFile | None:
+    """Note what a name means; OSError where it is neither a link nor a regular file."""
+    link = read_link(parent, name)
+    fd = _open_here(parent, name)
+    if fd is None:
+        return None
+    try:
+        status = os.fstat(fd)
+        if link is not None:
+            return _OldFile(status, b"", link)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is in the image, but is not a regular file", name)
+        readable = reopen(fd)
+    finally:
+        os.close(fd)
+    try:
+        old = _OldFile(status, read_all(readable, _FILE_LIMIT, name), None)
+        old.label = _label(readable)
+    finally:
+        os.close(readable)
+    return old
+
+
+def _label(fd: int) -> bytes | None:
+    """Return a file's SELinux label, None where it has none."""
+    try:
+        return os.getxattr(fd, kernel.LABEL)
+    except OSError:
+        return None
+
+
+def _make(owner: tuple[int, int], create: "Callable[..., T]", *args: object) -> "T":
+    """Create something, as the container's root user where a filesystem knows no other.
+
+    A filesystem mounted in a user namespace refuses what would belong to a user that the
+    namespace doesn't know, which the host's root is (EOVERFLOW, fs/namei.c).
+    """
+    try:
+        return create(*args)
+    except OSError as error:
+        if error.errno != errno.EOVERFLOW or owner == (0, 0):
+            raise
+    kernel.act_as(owner)
+    try:
+        return create(*args)
+    finally:
+        kernel.act_as((0, 0))
+
+
+def _put_file(
+    parent: int, name: str, data: bytes, mode: int, owner: tuple[int, int], label: bytes | None
+) -> None:
+    temporary = _temporary(parent, name)
+    fd = _make(owner, kernel.create_file, parent, temporary, 0o600)
+    try:
+        write_all(fd, data)
+        if owner != (0, 0):
+            kernel.change_owner(parent, temporary, owner)
+        kernel.set_mode(fd, mode)
+        # Below a mount with one label for all (context=, as podman's are), none can be set.
+        if label is not None and label != _label(fd):
+            kernel.set_label(fd, label)
+        kernel.rename(parent, temporary, name)
+    except OSError:
+        kernel.remove_file(parent, temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _put_link(parent: int, name: str, target: str, owner: tuple[int, int]) -> None:
+    temporary = _temporary(parent, name)
+    _make(owner, kernel.create_link, parent, temporary, target)
+    try:
+        if owner != (0, 0):
+            kernel.change_owner(parent, temporary, owner)
+        kernel.rename(parent, temporary, name)
+    except OSError:
+        kernel.remove_file(parent, temporary)
+        raise
+
+
+def _temporary(parent: int, name: str) -> str:
+    """Return the name to write under, free of what a killed run may have left there."""
+    temporary = f".{name}.gpuhook"
+    try:
+        kernel.remove_file(parent, temporary)
+    except FileNotFoundError:
+        pass
+    return temporary
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write everything, however many calls it takes."""
+    view = memoryview(data)
+    while view:
+        view = view[kernel.write(fd, view) :]
+
+
+def _open_here(parent: int, name: str) -> int | None:
+    """Return an O_PATH descriptor of a name in a folder, of the link itself if it is one."""
+    try:
+        return os.open(name, _LINK_FLAGS, dir_fd=parent)
+    except FileNotFoundError:
+        return None
+
+
+def _open_made(parent: int, name: str, made: os.stat_result) -> int:
+    """Return an O_PATH descriptor of a file that we have just made; OSError for another one."""
+    fd = os.open(name, _LINK_FLAGS, dir_fd=parent)
+    if _same(os.fstat(fd), made):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EBUSY, "it was replaced while it was made", name)
+
+
+def _same(one: os.stat_result, other: os.stat_result) -> bool:
+    """Tell whether both are one file, or nodes of one device."""
+    if stat.S_ISCHR(one.st_mode) and stat.S_ISCHR(other.st_mode):
+        return one.st_rdev == other.st_rdev
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def _remove_link(parent: int, name: str, target: str) -> None:
+    if read_link(parent, name) == target:
+        kernel.remove_file(parent, name)
+
+
+def _remove_same(parent: int, name: str, made: os.stat_result) -> None:
+    """Remove a file that we made, if the name still means that very file."""
+    try:
+        now = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if (now.st_dev, now.st_ino) == (made.st_dev, made.st_ino):
+        kernel.remove_file(parent, name)
+
+
+def _wrong_kind(path: str, folder: bool) -> InjectError:
+    found, wanted = ("a file", "a folder") if folder else ("a folder", "a file")
+    return InjectError(
+        f"the image has {found} at {path}, where {wanted} has to be mounted",
+        f"Remove {path} from the image",
+    )
+
+
+def _in_volume(name: str) -> VolumeError:
+    return VolumeError(
+        f"{name!r} would have to be made in a volume of the container",
+        "Mount that volume elsewhere, or put the file into it: gpuhook writes to "
+        "no folder that the container shares with the host",
+    )
+
+
+def _shared(path: str) -> InjectError:
+    return InjectError(
+        f"what is mounted on {path} in the container would show up on the host, because the "
+        "mount that it is on is shared with the host",
+        "Use the propagation rprivate or rslave for that volume, or for rootfsPropagation",
+    )
+
+
+class Journal:
+    """The steps that were done, each noted as what takes it back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def record(self, undo: "Callable[[], None]") -> None:
+        """Remember how to take back the step that was just done."""
+        self._undo.append(undo)
+
+    def roll_back(self) -> list[str]:
+        """Undo every step, last first; return what could not be undone, in words."""
+        failures = []
+        while self._undo:
+            undo = self._undo.pop()
+            try:
+                undo()
+            except OSError as error:
+                failures.append(str(error))
+        return failures

@@ -1,0 +1,138 @@
+"""Which of a container's mounts are its own, and which would carry a change to the host.
+
+A volume is a folder of the host (or of another container): nothing may be made in it. A
+shared mount hands on what is mounted on it to its peers: nothing may be mounted on one
+that has a peer on the host. Both are told by comparing the container's mount table with
+the one that the hook was started in. A hook that is started in the container's namespace
+finds both in one table: before the root is pivoted, it still has the host's mounts, and
+what is mounted on the container's root is the container's. Source: proc(5),
+/proc/PID/mountinfo; Documentation/filesystems/sharedsubtree.rst.
+"""
+
+import os
+
+from gpuhook.ground.container import kernel
+from gpuhook.ground.host import proc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+_READ_FLAGS: "Final" = os.O_RDONLY | os.O_CLOEXEC
+
+
+def mount_id(fd: int) -> bytes:
+    """Return the id of the mount that a descriptor's file was reached through, as digits."""
+    return b"%d" % kernel.mount_id(fd)
+
+
+class Verdict:
+    """What may be done on one mount.
+
+    ``own``: files may be made there; ``shared``: what is mounted there shows on the host.
+    """
+
+    __slots__ = ("own", "shared")
+
+    def __init__(self, own: bool, shared: bool) -> None:
+        self.own = own
+        self.shared = shared
+
+
+class Boundary:
+    """Tells the container's own mounts from those that it has in common with the host.
+
+    Must be made while this process is in the host's mount namespace, or else ``inside``: in
+    the container's, before its root is pivoted.
+    """
+
+    def __init__(self, process: int, root: int, *, inside: bool = False) -> None:
+        """Take the descriptors of /proc/PID and of the container's root; OSError if gone."""
+        self._inside = inside
+        self._host = os.open("/proc/self/mountinfo", _READ_FLAGS)
+        try:
+            self._container = os.open("mountinfo", _READ_FLAGS, dir_fd=process)
+        except OSError:
+            os.close(self._host)
+            raise
+        self._root = mount_id(root)
+        self._host_table: proc.Mounts | None = None
+        self._table = proc.Mounts(b"")
+        self._known: dict[bytes, Verdict] = {}
+
+    def close(self) -> None:
+        """Let go of both tables."""
+        os.close(self._host)
+        os.close(self._container)
+
+    def adopt(self, root: int, tables: "list[bytes]") -> None:
+        """Judge as inside, and count the filesystem that the root is mounted on as its own.
+
+        Some engines mount a filesystem for each container first and the root in it, and then
+        folders of the former in the latter. ``tables`` are mount tables of the host's. Nothing
+        changes without any, where one of them has that filesystem or the root's mount, or where
+        the root is no mount of its own.
+        """
+        table = _read(self._container)
+        mount = table.find(self._root)
+        parent = table.find(mount.parent) if mount is not None else None
+        if parent is None or not tables or not is_mount(root):
+            return
+        for each in map(proc.Mounts, tables):
+            if each.has_device(parent.device) or each.find(self._root) is not None:
+                return
+        self._host_table = outside(table, self._root).without(device=parent.device)
+
+    def is_mounted_on(self) -> bool:
+        """Tell whether anything is mounted below the root, as in every container's namespace."""
+        return len(_read(self._container).below(self._root)) > 1
+
+    def verdict(self, fd: int) -> Verdict:
+        """Return what may be done on the mount of a file or folder of the container."""
+        mount = mount_id(fd)
+        found = self._known.get(mount)
+        if found is None:
+            found = self._known[mount] = self._judge(mount)
+        return found
+
+    def _judge(self, mount: bytes) -> Verdict:
+        found = self._table.find(mount)
+        if found is None:
+            self._table = _read(self._container)
+            found = self._table.find(mount)
+        if found is None:
+            return Verdict(mount == self._root, False)
+        groups = [tag for tag in found.tags if tag.startswith(b"shared:")]
+        shared = bool(groups) and self._host_mounts().has_group(groups[0])
+        # A filesystem that the host hasn't mounted was made for this container.
+        own = mount == self._root or not self._host_mounts().has_device(found.device)
+        return Verdict(own, shared)
+
+    def _host_mounts(self) -> proc.Mounts:
+        if self._host_table is None:
+            table = _read(self._host)
+            self._host_table = outside(table, self._root) if self._inside else table
+        return self._host_table
+
+
+def is_mount(folder: int) -> bool:
+    """Tell whether a folder is the root of its mount, by what is above it."""
+    above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return mount_id(above) != mount_id(folder)
+    finally:
+        os.close(above)
+
+
+def outside(table: proc.Mounts, root: bytes) -> proc.Mounts:
+    """Return a mount table without a mount and those on it: what is known of the host's own.
+
+    A container's copies of the host's mounts are slaves of those as a rule: their masters are
+    what the host has.
+    """
+    return table.without(table.below(root)).as_copied()
+
+
+def _read(fd: int) -> proc.Mounts:
+    os.lseek(fd, 0, os.SEEK_SET)
+    return proc.Mounts(proc.read_open(fd))

@@ -1,0 +1,435 @@
+"""Confined reading below a folder that a stranger controls: every path is walked inside it.
+
+A ``Rootfs`` holds one O_PATH descriptor of a container's root (or of a driver root). Every
+path is resolved below that descriptor, by openat2(RESOLVE_IN_ROOT) or component by
+component without following anything, and the caller gets a descriptor to act on. No path
+is ever resolved to a string and used later: that race is CVE-2024-0132, CVE-2025-23359 and
+their relatives. ``changes`` adds what changes anything.
+
+Of a driver root, what is mounted into containers has to be *own*: every folder on the way is
+root's and nobody else's to write to. What another user has put in place of a file, a mount of
+theirs above all, isn't even looked at, because the folder that it is in is refused before.
+"""
+
+import errno
+import os
+import stat
+
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import UntrustedPathError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Final, Self
+
+PATH_FLAGS: "Final" = os.O_PATH | os.O_CLOEXEC
+RESOLVE: "Final" = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
+_FOLDER_FLAGS: "Final" = PATH_FLAGS | os.O_DIRECTORY | os.O_NOFOLLOW
+_READ_FLAGS: "Final" = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_MAX_LINKS: "Final" = 40  # as the kernel's own limit, include/linux/namei.h
+_CHUNK: "Final" = 1 << 16  # bytes; memory that is too much costs more than a second read
+_SYSTEM_USERS: "Final" = range(1, 1000)  # login.defs(5): those below UID_MIN
+_MOST_LEVELS, _MOST_ENTRIES = 8, 20_000  # of a folder that is searched for sockets
+_ABSENT: "Final" = (
+    errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.ENAMETOOLONG,
+)  # fmt: skip
+
+
+class Rootfs:
+    """A root filesystem, reached through one descriptor.
+
+    Where the kernel has no openat2 (before Linux 5.6), paths are walked component by
+    component, which can't be misled either.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open the root; OSError if it isn't a folder."""
+        self._set_up(os.open(path, PATH_FLAGS | os.O_DIRECTORY), path)
+
+    def _set_up(self, fd: int, path: str) -> None:
+        self.path = path
+        self._fd = fd
+        self._folders: dict[str, int] = {}
+        self._own: dict[str, int] = {}
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: "TracebackType | None",
+    ) -> None:
+        self.close()
+
+    def folder(self, path: str) -> int:
+        """Return an O_PATH descriptor of an existing folder; it stays ours."""
+        fd = self._folders.get(path)
+        if fd is None:
+            fd = self._folders[path] = self.open(path, os.O_PATH | os.O_DIRECTORY)
+        return fd
+
+    def close(self) -> None:
+        """Close every descriptor held."""
+        for held in (self._folders, self._own):
+            for fd in held.values():
+                os.close(fd)
+            held.clear()
+        os.close(self._fd)
+
+    def open(self, path: str, flags: int = os.O_PATH) -> int:
+        """Return a descriptor of an existing path, links followed inside the root."""
+        try:
+            return kernel.openat2(self._fd, _relative(path), flags, RESOLVE)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+        parent, name = walk(self._fd, path, enter)
+        try:
+            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        finally:
+            os.close(parent)
+
+    def open_own(self, path: str) -> int:
+        """Return an O_PATH descriptor of what root has put at a path that holds no link.
+
+        UntrustedPathError where others could have put it there, or it is a link or a folder that
+        everybody may write to; OSError for what isn't there, and for a link on the way.
+        """
+        folder, _, name = path.rpartition("/")
+        fd = os.open(name or ".", PATH_FLAGS | os.O_NOFOLLOW, dir_fd=self._own_folder(folder))
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_IWOTH):
+            os.close(fd)
+            problem = "it is a link now" if stat.S_ISLNK(mode) else "everybody may write to it"
+            raise _untrusted(self._outside(path), problem)
+        return fd
+
+    def open_socket(self, path: str) -> int:
+        """Return an O_PATH descriptor of a socket of root's, or of a daemon's own system user.
+
+        That is a user to whom root has given the folder of the socket, as root does for daemons
+        that don't run as root. UntrustedPathError for whatever else is there.
+        """
+        folder, _, name = path.rpartition("/")
+        above, _, last = folder.rpartition("/")
+        parent = os.open(last, _FOLDER_FLAGS, dir_fd=self._own_folder(above))
+        try:
+            daemon = _check_own(parent, self._outside(folder), _SYSTEM_USERS)
+            fd = os.open(name, PATH_FLAGS | os.O_NOFOLLOW, dir_fd=parent)
+        finally:
+            os.close(parent)
+        status = os.fstat(fd)
+        # One with a second name may be another daemon's, to which this one's user made a link.
+        alone = stat.S_ISSOCK(status.st_mode) and status.st_nlink == 1
+        if alone and (status.st_uid == daemon or is_own(status.st_uid)):
+            return fd
+        os.close(fd)
+        raise _untrusted(
+            self._outside(path), "it is no socket of root's or its folder's owner alone"
+        )
+
+    def own_path(self, path: str) -> str:
+        """Return where a path really is, root's links followed inside the root.
+
+        UntrustedPathError as in ``open_own``, OSError for what isn't there. What it returns is
+        good for ``open_own``, later too.
+        """
+        self._own_folder("")
+        parent, name = walk(self._fd, path, self._enter_own)
+        try:
+            os.stat(name, dir_fd=parent, follow_symlinks=False)
+            folder = self._inside(parent).rstrip("/")
+        finally:
+            os.close(parent)
+        return os.path.normpath(f"{folder}/{name}")
+
+    def _outside(self, path: str) -> str:
+        return self.path.rstrip("/") + path
+
+    def _own_folder(self, path: str) -> int:
+        """Return a descriptor of a folder that is root's like all above it; it stays ours."""
+        fd = self._own.get(path)
+        if fd is not None:
+            return fd
+        if path:
+            above, _, name = path.rpartition("/")
+            fd = os.open(name, _FOLDER_FLAGS, dir_fd=self._own_folder(above))
+        else:
+            fd = os.dup(self._fd)
+        try:
+            _check_own(fd, self._outside(path) or "/")
+        except BaseException:
+            os.close(fd)
+            raise
+        self._own[path] = fd
+        return fd
+
+    def _enter_own(self, parent: int, name: str) -> int:
+        fd = enter(parent, name)
+        try:
+            _check_own(fd, name)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a path, links followed inside the root, exists."""
+        return self.stat(path) is not None
+
+    def stat(self, path: str) -> os.stat_result | None:
+        """Return the status of a path, links followed inside the root, or None."""
+        try:
+            fd = self.open(path)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def real_path(self, path: str) -> str:
+        """Return the path inside the root with every link resolved.
+
+        Only for roots that we trust (a driver root): the answer is a string, which in a
+        container's root could be outdated the moment it is returned.
+        """
+        fd = self.open(path)
+        try:
+            return self._inside(fd)
+        finally:
+            os.close(fd)
+
+    def _inside(self, fd: int) -> str:
+        """Return what a descriptor of something below the root is called there."""
+        base = os.readlink(f"/proc/self/fd/{self._fd}").rstrip("/")
+        return os.readlink(f"/proc/self/fd/{fd}").removeprefix(base) or "/"
+
+    def list_folder(self, path: str) -> list[str]:
+        """Return the names in a folder, sorted; empty if there is no such folder."""
+        try:
+            fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return []
+            raise
+        try:
+            return sorted(os.listdir(fd))
+        finally:
+            os.close(fd)
+
+    def open_file(self, path: str) -> int | None:
+        """Open a regular file for reading; None if there is none or it is something else.
+
+        What it is is known before it is opened: to open a device node that an image has in
+        a file's place can already do harm.
+        """
+        try:
+            fd = self.open(path)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+                return None
+            raise
+        try:
+            return reopen(fd) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+        finally:
+            os.close(fd)
+
+    def read_file(self, path: str, limit: int) -> bytes | None:
+        """Return a regular file's bytes, or None if there is none.
+
+        Raises OSError(EFBIG) when the file is longer than ``limit`` bytes.
+        """
+        fd = self.open_file(path)
+        if fd is None:
+            return None
+        try:
+            return read_all(fd, limit, path)
+        finally:
+            os.close(fd)
+
+
+class Roots:
+    """Driver roots, each opened once, for a block."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, Rootfs] = {}
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        for root in self._roots.values():
+            root.close()
+
+    def of(self, path: str) -> Rootfs:
+        """Return the root with that path; OSError where there is none."""
+        found = self._roots.get(path)
+        if found is None:
+            found = self._roots[path] = Rootfs(path)
+        return found
+
+
+# What is root's own --------------------------------------------------------------------------
+
+
+def is_own(uid: int) -> bool:
+    """Tell whether an owner is root, as far as that can be seen, or this very user."""
+    if uid in (0, os.geteuid()):
+        return True
+    from gpuhook.ground.host.files import is_roots  # noqa: PLC0415 - in user namespaces alone
+
+    return is_roots(uid)
+
+
+def _check_own(fd: int, path: str, besides: range = range(0)) -> int:
+    """Return a folder's owner: root, or one of ``besides``.
+
+    UntrustedPathError for another one, and where everybody may write to the folder. A group that
+    may is as its administrator wants it, as everywhere (/usr/local of Debian).
+    """
+    status = os.fstat(fd)
+    if status.st_mode & stat.S_IWOTH:
+        raise _untrusted(path, "everybody may write to it")
+    if status.st_uid not in besides and not is_own(status.st_uid):
+        raise _untrusted(path, f"it belongs to user {status.st_uid}")
+    return status.st_uid
+
+
+def _untrusted(path: str, problem: str) -> UntrustedPathError:
+    return UntrustedPathError(
+        f"Nothing of {path} is given to containers: {problem}",
+        "Keep what containers get in folders that root alone can change",
+    )
+
+
+def find_socket(fd: int, levels: int = _MOST_LEVELS) -> str:
+    """Return the path of a socket in a folder, at any depth that is looked at; "" for none.
+
+    ``fd`` may be an O_PATH descriptor. No link is followed, and at most ``levels`` folders deep
+    and 20,000 entries are looked at; what can't be read is passed over.
+    """
+    return _socket_in(fd, levels, [_MOST_ENTRIES])
+
+
+def _socket_in(fd: int, levels: int, left: list[int]) -> str:
+    try:
+        here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+    except OSError:
+        return ""
+    try:
+        with os.scandir(here) as entries:
+            for entry in entries:
+                left[0] -= 1
+                if left[0] < 0:
+                    return ""
+                if entry.is_dir(follow_symlinks=False):
+                    if levels > 1 and (found := _socket_below(here, entry.name, levels - 1, left)):
+                        return f"{entry.name}/{found}"
+                elif _is_socket(entry):
+                    return entry.name
+    except OSError:
+        return ""  # the folder went meanwhile
+    finally:
+        os.close(here)
+    return ""
+
+
+def _is_socket(entry: "os.DirEntry[str]") -> bool:
+    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        return False
+    return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+
+
+def _socket_below(parent: int, name: str, levels: int, left: list[int]) -> str:
+    try:
+        fd = enter(parent, name)
+    except OSError:
+        return ""
+    try:
+        return _socket_in(fd, levels, left)
+    finally:
+        os.close(fd)
+
+
+# Walking -------------------------------------------------------------------------------------
+
+
+def walk(root: int, path: str, step: "Callable[[int, str], int]") -> tuple[int, str]:
+    """Resolve a path below a root component by component, following links inside it.
+
+    ``step(parent, name)`` opens a folder on the way. Returns a descriptor of the last
+    folder, which the caller closes, and the last name, which may not exist but is no link.
+    """
+    waiting = _components(path)[::-1]
+    stack = [os.dup(root)]
+    links = 0
+    try:
+        while True:
+            name = waiting.pop() if waiting else "."
+            if name == "..":
+                if len(stack) > 1:
+                    os.close(stack.pop())
+                continue
+            target = read_link(stack[-1], name)
+            if target is not None:
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                if target.startswith("/"):
+                    while len(stack) > 1:
+                        os.close(stack.pop())
+                waiting.extend(_components(target)[::-1])
+            elif not waiting:
+                return os.dup(stack[-1]), name
+            else:
+                stack.append(step(stack[-1], name))
+    finally:
+        for fd in stack:
+            os.close(fd)
+
+
+def enter(parent: int, name: str) -> int:
+    """Open a folder in a folder without following a link."""
+    return os.open(name, PATH_FLAGS | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+
+
+def reopen(fd: int) -> int:
+    """Open for reading what an O_PATH descriptor points at."""
+    return os.open(f"/proc/self/fd/{fd}", _READ_FLAGS)
+
+
+def read_link(parent: int, name: str) -> str | None:
+    """Return a link's content, or None where the name is missing or no link."""
+    try:
+        return os.readlink(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EINVAL):
+            return None
+        raise
+
+
+def read_all(fd: int, limit: int, path: str) -> bytes:
+    """Read a descriptor to its end; OSError(EFBIG) past ``limit`` bytes."""
+    chunks = []
+    size = 0
+    while chunk := os.read(fd, _CHUNK):
+        size += len(chunk)
+        if size > limit:
+            raise OSError(errno.EFBIG, f"more than {limit} bytes", path)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _components(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]
+
+
+def _relative(path: str) -> str:
+    return path.lstrip("/") or "."

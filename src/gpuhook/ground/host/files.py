@@ -1,0 +1,279 @@
+"""Files of this machine that another user may have put there: read, and written, by root.
+
+A pipe in a file's place would be waited for without end, a link would lead root elsewhere,
+and a file may be of any size. So what the commands read they read here: without waiting,
+regular files alone, and not without bound.
+
+Imports errno, os, stat and errors, because a container's start may read CDI documents.
+"""
+
+import errno
+import os
+import stat
+
+from gpuhook.ground.errors import UntrustedPathError
+
+LIMIT = 16 << 20  # bytes; no configuration or record of an engine comes near
+_PIECE = 1 << 16  # bytes at once, because files in /proc/sys refuse to be read by the megabyte
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ROOT = 0
+_NOBODY = 65534  # how the kernel shows owners that a user namespace has no number for
+_FIRST_USER_NAMESPACE = 0xEFFFFFFD  # PROC_USER_INIT_INO of linux/proc_ns.h
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+_LINKS = 40  # on the way to a file, as in the kernel (path_resolution(7))
+_NEW_MODE = 0o644
+_PRIVATE = 0o600
+_ACL = "system.posix_acl_access"  # acl(5); beside one, a group's bits are everybody's most
+
+
+def read(path: str, most: int = LIMIT) -> bytes:
+    """Return a regular file's content; OSError for anything else, and for more than ``most`` bytes.
+
+    Never waits: not for a pipe's other end, nor for who holds a lease.
+    """
+    data = read_start(path, most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most} bytes", path)
+    return data
+
+
+def read_start(path: str, most: int = LIMIT) -> bytes:
+    """Return at most the first ``most`` bytes of a regular file; OSError for anything else."""
+    fd = _open_regular(path, _READ)
+    try:
+        pieces, size = [], 0
+        while size < most and (piece := os.read(fd, min(_PIECE, most - size))):
+            pieces.append(piece)
+            size += len(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(fd)
+
+
+def create_private(path: str) -> int:
+    """Return a descriptor of a file that is empty, and for this user alone to read and write.
+
+    A regular file of this user is emptied. Anything else that stands there is refused with an
+    OSError, a link above all: in a folder such as /tmp everybody may put one.
+    """
+    try:
+        return os.open(path, _NEW | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        fd = _open_regular(path, _NEW)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or status.st_nlink != 1:
+            raise OSError(errno.EEXIST, "a file of somebody else is there", path)
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, 0)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open_regular(path: str, flags: int) -> int:
+    try:
+        fd = os.open(path, flags)
+    except ValueError as error:  # a NUL character
+        raise OSError(errno.EINVAL, str(error), path) from None
+    except PermissionError as error:
+        if os.geteuid() == _ROOT and os.path.islink(path):
+            # fs.protected_symlinks, proc_sys_fs(5), which systemd sets.
+            why = "it is a link in a folder where others may write, and not root's"
+            raise OSError(error.errno, why, path) from None
+        raise
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
+def check_way(path: str) -> None:
+    """Raise UntrustedPathError if another user than root could lead root elsewhere on this path.
+
+    That is where a folder or a link on it belongs to another user, or a folder is open to
+    everybody without the sticky bit. What doesn't exist yet is as safe as the folder that it
+    will be in. Says nothing where we aren't root: then the kernel keeps us from harm.
+    """
+    if os.geteuid() != _ROOT:
+        return
+    links, way = 0, "/"
+    pending = _names(os.path.abspath(path))
+    while pending:
+        _check_folder(way, path)
+        name = pending.pop()
+        if name == "..":
+            way = os.path.dirname(way)
+            continue
+        found = os.path.join(way, name)
+        try:
+            status = os.lstat(found)
+        except OSError:
+            return
+        if not stat.S_ISLNK(status.st_mode):
+            way = found
+            continue
+        links += 1
+        if links > _LINKS or not is_roots(status.st_uid):
+            raise _untrusted(path, f"the link {found}, which user {status.st_uid} made")
+        target = os.readlink(found)
+        pending += _names(target)
+        way = "/" if target.startswith("/") else way
+    _check_folder(way, path)
+
+
+def check_writers(path: str) -> None:
+    """Raise UntrustedPathError where another user than root can have written a file.
+
+    For what root is to carry out. Says nothing where we aren't root, and of what isn't there.
+    """
+    check_way(path)
+    if os.geteuid() != _ROOT or not os.path.exists(path):
+        return
+    status = os.stat(path)
+    if not is_roots(status.st_uid) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UntrustedPathError(
+            f"{path} may be written by others than root, who would decide what root does",
+            f"Run chown root:root {path} and chmod 644 {path}",
+        )
+
+
+def is_roots(uid: int) -> bool:
+    """Tell whether an owner is root, as far as that can be seen.
+
+    Where a user is root in a user namespace of his own, as below a rootless engine, the host's
+    root has no number. Nobody else's power than that user's is at stake there.
+    """
+    if uid != _NOBODY or os.lstat("/").st_uid != _NOBODY:
+        return uid == _ROOT
+    try:
+        return os.stat("/proc/self/ns/user").st_ino != _FIRST_USER_NAMESPACE
+    except OSError:
+        return False
+
+
+def _names(path: str) -> list[str]:
+    """Return a path's names, the last one first."""
+    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+
+
+def _check_folder(folder: str, path: str) -> None:
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        return
+    if not is_roots(status.st_uid):
+        raise _untrusted(path, f"the folder {folder}, which belongs to user {status.st_uid}")
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        raise _untrusted(path, f"the folder {folder}, which everybody may change")
+
+
+def _untrusted(path: str, what: str) -> UntrustedPathError:
+    return UntrustedPathError(
+        f"{path} is reached through {what} and could lead root elsewhere",
+        "Run this as that user, or name a path that root alone can change",
+    )
+
+
+def copy_mode(*sources: str) -> int | None:
+    """Return the mode for a file that repeats others; None where everybody may read all of those.
+
+    Then it is for its owner alone: whose group a file has may differ, and so may rights beside
+    its mode. Sources that aren't there count for nothing.
+    """
+    for path in sources:
+        try:
+            if not os.stat(path).st_mode & stat.S_IROTH:
+                return _PRIVATE
+        except OSError:
+            continue
+    return None
+
+
+def replace(path: str, data: bytes, mode: int | None = None) -> None:
+    """Write ``data`` to ``path`` on disk, by a temporary file in the same folder and rename.
+
+    Owner, mode and access control list of an existing file are kept; where ``mode`` is given,
+    the file has that one instead of mode and list. A symbolic link stays one and its target is
+    replaced. Raises OSError, and UntrustedPathError where another user's link could lead root
+    elsewhere; then nothing has changed.
+    """
+    import tempfile  # noqa: PLC0415 - slow, and no container's start writes here
+
+    check_way(path)
+    path = os.path.realpath(path)
+    folder = os.path.dirname(path)
+    fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
+    try:
+        with open(fd, "wb") as file:
+            _copy_identity(path, fd, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.rename(temporary, path)
+    except BaseException:
+        try:
+            os.unlink(temporary)
+        except FileNotFoundError:
+            pass
+        raise
+    sync_folder(folder)
+
+
+def exchange(one: str, other: str) -> None:
+    """Have two paths of one filesystem change places in one step; OSError where that can't be.
+
+    Source: renameat2(2), RENAME_EXCHANGE.
+    """
+    import ctypes  # noqa: PLC0415 - slow, and no container's start does this
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
+    if libc.renameat2(*words):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), other)
+
+
+def remedy(error: OSError, otherwise: str) -> str:
+    """Return what helps where a file couldn't be written; ``otherwise`` if space doesn't."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "Make room on its filesystem, and run this again" if full else otherwise
+
+
+def sync_folder(folder: str) -> None:
+    """Make the names in a folder last through a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _copy_identity(path: str, fd: int, mode: int | None) -> None:
+    try:
+        old = os.stat(path)
+    except FileNotFoundError:
+        os.fchmod(fd, _NEW_MODE if mode is None else mode)
+        return
+    # The owner first: a change of owner takes the set-id bits away.
+    os.fchown(fd, old.st_uid, old.st_gid)
+    if mode is None:
+        mode = stat.S_IMODE(old.st_mode)
+        _copy_list(path, fd)
+    os.fchmod(fd, mode)
+
+
+def _copy_list(path: str, fd: int) -> None:
+    """Give a file another's access control list, or none where that has none."""
+    none = errno.ENODATA, errno.ENOTSUP
+    try:
+        os.setxattr(fd, _ACL, os.getxattr(path, _ACL))
+    except OSError as error:
+        if error.errno not in none:
+            raise
+        try:
+            os.removexattr(fd, _ACL)  # the folder may have given it one
+        except OSError as other:
+            if other.errno not in none:
+                raise

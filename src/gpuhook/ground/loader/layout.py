@@ -1,0 +1,163 @@
+"""Where a container's libraries go, and by which names its loader finds them there.
+
+The folders are told by a few files of the image; the names, SONAME links and cache entries,
+are what ldconfig makes of a folder. Sources: ldconfig(8), glibc's elf/ldconfig.c.
+"""
+
+import os
+
+from gpuhook.ground.loader.ldcache import order_key
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpuhook.ground.container.rootfs import Rootfs
+
+# uname -m -> Debian's multiarch folder names, ordinary and 32-bit (None: no such thing).
+_TRIPLETS = {
+    "x86_64": ("x86_64-linux-gnu", "i386-linux-gnu"),
+    "aarch64": ("aarch64-linux-gnu", "arm-linux-gnueabihf"),
+    "ppc64le": ("powerpc64le-linux-gnu", None),
+    "riscv64": ("riscv64-linux-gnu", None),
+}
+
+
+# uname -m -> ld.so.cache flags of ordinary libraries, and of 32-bit ones.
+_CACHE_FLAGS = {
+    "x86_64": (0x0303, 0x0003),
+    "aarch64": (0x0A03, 0x0903),
+    "ppc64le": (0x0503, None),
+    "riscv64": (0x1003, None),
+}
+
+
+class Layout:
+    """The folders that a container's driver files go to.
+
+    ``uses_cache`` is False where the loader (musl's) reads no ld.so.cache.
+    """
+
+    __slots__ = ("libraries", "libraries32", "uses_cache")
+
+    def __init__(self, libraries: str, libraries32: str | None, *, uses_cache: bool) -> None:
+        self.libraries = libraries
+        self.libraries32 = libraries32
+        self.uses_cache = uses_cache
+
+    def folder_of(self, path: str, *, bits32: bool) -> str | None:  # noqa: ARG002 - see HostLayout
+        """Return the folder for a library that has this path on the host, None if there is none."""
+        return self.libraries32 if bits32 else self.libraries
+
+
+class HostLayout(Layout):
+    """Each library in the folder that it is in below the driver root: CDI, any image's."""
+
+    def __init__(self, *, uses_cache: bool = True) -> None:
+        super().__init__("", None, uses_cache=uses_cache)
+
+    def folder_of(self, path: str, *, bits32: bool) -> str | None:  # noqa: ARG002 - it lies there
+        """Return the library's own folder."""
+        return path.rpartition("/")[0]
+
+
+def cache_flags(machine: str, *, bits32: bool) -> int | None:
+    """Return the ld.so.cache flags of this machine's libraries, None where there are none."""
+    return _CACHE_FLAGS.get(machine, (None, None))[1 if bits32 else 0]
+
+
+def debian(machine: str) -> Layout:
+    """Return the layout of Debian and its relatives (multiarch)."""
+    triplet, triplet32 = _TRIPLETS.get(machine, (f"{machine}-linux-gnu", None))
+    return Layout(
+        f"/usr/lib/{triplet}",
+        f"/usr/lib/{triplet32}" if triplet32 else None,
+        uses_cache=True,
+    )
+
+
+def of_image(root: "Rootfs") -> Layout:
+    """Tell a container's layout from its root filesystem."""
+    machine = os.uname().machine
+    if _is_debian(root, machine):
+        return debian(machine)
+    if root.exists(f"/lib/ld-musl-{machine}.so.1") and not root.exists("/usr/lib64"):
+        return Layout("/usr/lib", None, uses_cache=False)
+    folder32 = "/usr/lib32"
+    if not root.exists(folder32) and _is_other_folder(root, "/usr/lib", "/usr/lib64"):
+        folder32 = "/usr/lib"
+    return Layout("/usr/lib64", folder32, uses_cache=True)
+
+
+def _is_debian(root: "Rootfs", machine: str) -> bool:
+    """Tell whether the loader looks in Debian's folders, also where /etc is a volume."""
+    if root.exists("/etc/debian_version"):
+        return True
+    triplet, _ = _TRIPLETS.get(machine, (f"{machine}-linux-gnu", None))
+    return root.exists(f"/lib/{triplet}/libc.so.6") or root.exists(f"/usr/lib/{triplet}/libc.so.6")
+
+
+def _is_other_folder(root: "Rootfs", path: str, other: str) -> bool:
+    """Tell whether a folder exists and is not the same as another one."""
+    found, compared = root.stat(path), root.stat(other)
+    if found is None:
+        return False
+    if compared is None:
+        return True
+    return (found.st_dev, found.st_ino) != (compared.st_dev, compared.st_ino)
+
+
+def is_library_name(name: str) -> bool:
+    """Whether ldconfig looks at a file of that name: lib*.so* or ld-*.so*."""
+    return name.startswith(("lib", "ld-")) and ".so" in name and "/" not in name
+
+
+def winners(libraries: "Iterable[tuple[str, str | None]]") -> dict[str, str]:
+    """Return which file each SONAME stands for in one folder, SONAMEs sorted.
+
+    ``libraries`` are file names with their SONAMEs, of one ABI. Of the files with the same
+    SONAME the highest version wins (numbers compare as numbers). A file without a SONAME
+    stands for its own name. SONAMEs that are no plain file names are left out.
+    """
+    chosen: dict[str, str] = {}
+    for name, soname in libraries:
+        key = soname or name
+        if not is_library_name(name) or "/" in key or key in {".", ".."}:
+            continue
+        rival = chosen.get(key)
+        if rival is None or _order(rival) < _order(name):
+            chosen[key] = name
+    return dict(sorted(chosen.items()))
+
+
+def links(libraries: "Iterable[tuple[str, str | None]]") -> dict[str, str]:
+    """Return the SONAME links that ldconfig makes in one folder: link name to file name.
+
+    ``libraries`` as for ``winners``. No link takes the name of one of the files.
+    """
+    given = list(libraries)
+    names = {name for name, _soname in given}
+    return {link: name for link, name in winners(given).items() if link not in names}
+
+
+def cache_entries(
+    folder: str,
+    libraries: "Iterable[tuple[str, str | None]]",
+    flags: int,
+    development_links: "Iterable[str]" = (),
+) -> list[tuple[str, str, int]]:
+    """Return what ldconfig writes into the cache for one folder, for ``ldcache.merge``.
+
+    ``libraries`` as for ``winners``, ``flags`` their common ABI. ``development_links`` are
+    further links in the folder; ldconfig enters those that end in .so and begin a SONAME
+    (libcuda.so, for libcuda.so.1) and no others.
+    """
+    sonames = list(winners(libraries))
+    for link in development_links:
+        if link.endswith(".so") and any(name.startswith(link) for name in sonames):
+            sonames.append(link)
+    return [(name, f"{folder}/{name}", flags) for name in dict.fromkeys(sonames)]
+
+
+def _order(name: str) -> "tuple[bytes | int, ...]":
+    return order_key(os.fsencode(name))

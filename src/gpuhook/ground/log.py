@@ -1,0 +1,108 @@
+"""What gpuhook reports: errors, to the user and for later; and what each container was given.
+
+Environment values are never logged. A log that can't be written never fails a container.
+"""
+
+import os
+import time
+
+from gpuhook.ground.oci import jsontext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.ground.config.model import Config
+
+ERRORS = "errors.log"
+_FULL = 256 << 10
+_ERRORS_ALONE = ("panic", "fatal", "error", "warning", "warn")  # log levels
+
+
+def timestamp() -> str:
+    """Return the time as RFC 3339 in UTC, as runc's JSON log has it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def error(program: str, text: str, config: "Config", log_file: str | None = None) -> None:
+    """Report why a container was refused: to the user, and by ``keep`` for later.
+
+    The user sees it on stderr or, where the engine passed ``log_file``, in what the engine
+    shows of that.
+    """
+    if log_file:
+        append(log_file, _record(program, text))
+    try:
+        os.write(2, f"{program}: {text}\n".encode("utf-8", "surrogateescape"))
+    except OSError:
+        pass  # closed, or full: the logs have it
+    keep(program, text, config)
+
+
+def keep(program: str, text: str, config: "Config") -> None:
+    """Write an error where it is found if the user was shown nothing.
+
+    crun, and podman at precreate, show nobody what a hook says. The debug logs have it, where
+    the configuration names some, and ``errors.log`` in the state folder, for ``gpuhook
+    doctor``; that file starts again from nothing when it is full. Nothing is written to a
+    state folder that others may write to: what they put there could lead elsewhere.
+    """
+    record = _record(program, text)
+    for debug in {config.cli_debug, config.runtime_debug}:
+        append(debug, record)
+    path = f"{config.state_dir}/{ERRORS}"
+    try:
+        if not os.path.isdir(config.state_dir):
+            os.mkdir(config.state_dir, 0o755)
+        folder = os.stat(config.state_dir)
+        if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
+            return
+        if os.path.exists(path) and os.stat(path).st_size > _FULL:
+            os.unlink(path)
+    except OSError:
+        return
+    append(path, record, mode=0o600)
+
+
+def edited(path: str, mode: str, devices: "tuple[str, ...]", config: "Config") -> None:
+    """Write to the runtime's debug log that a config.json was changed for these devices."""
+    if config.runtime_debug in ("", os.devnull) or config.log_level in _ERRORS_ALONE:
+        return
+    append(
+        config.runtime_debug,
+        {
+            "level": "info",
+            "msg": "edited",
+            "time": timestamp(),
+            "spec": path,
+            "mode": mode,
+            "devices": list(devices),
+        },
+    )
+
+
+def without(path: str, absent: "tuple[str, ...]", config: "Config") -> None:
+    """Write to the debug logs why the container of a config.json gets none of what it asks for."""
+    facts = {"level": "warning", "msg": "no driver", "time": timestamp()}
+    for debug in {config.cli_debug, config.runtime_debug}:
+        append(debug, {**facts, "spec": path, "warnings": list(absent)})
+
+
+def _record(program: str, text: str) -> "dict[str, Any]":
+    """Return an error as runc's JSON log has it."""
+    return {"level": "error", "msg": f"{program}: {text}", "time": timestamp()}
+
+
+def append(path: str, record: "dict[str, Any]", *, mode: int = 0o644) -> None:
+    """Append one JSON line to a file; failing to is no error."""
+    if path in ("", os.devnull):
+        return
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+        fd = os.open(path, flags, mode)
+        try:
+            os.write(fd, (jsontext.dumps(record) + "\n").encode())
+        finally:
+            os.close(fd)
+    except OSError:
+        return

@@ -1,0 +1,287 @@
+"""The OCI bundle: config.json read and edited without loss, and the state a hook is given.
+
+Sources: OCI runtime specification 1.0 to 1.2, config.md and runtime.md (state).
+"""
+
+import os
+
+from gpuhook.ground.errors import SpecError, StateError, UnusableSpecError
+from gpuhook.ground.oci import jsontext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_READ_LIMIT = 64 << 20  # a config.json with 10^6 environment entries has about 40 MiB
+_CHUNK = 1 << 16  # bytes read at once: memory that is too much costs more than a second read
+
+
+class Spec:
+    """One config.json: its text, and its data as read.
+
+    ``text`` keeps bytes that aren't UTF-8 as surrogates, so that writing gives them back.
+    """
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path = path
+        self.text = text
+        try:
+            data = jsontext.loads(text)
+        except ValueError as error:
+            broken = UnusableSpecError if jsontext.surely_broken(text) else SpecError
+            raise broken(
+                f"{path} is not valid JSON: {error}",
+                "Have the container engine write the bundle again",
+            ) from None
+        if not isinstance(data, dict):
+            raise SpecError(
+                f"{path} holds no JSON object",
+                "Have the container engine write the bundle again",
+            )
+        self.data: dict[str, Any] = data
+
+    @property
+    def root_path(self) -> str:
+        """The root filesystem's absolute path on the host (root.path, else the bundle)."""
+        bundle = os.path.dirname(os.path.abspath(self.path))
+        root = self.data.get("root")
+        path = root.get("path") if isinstance(root, dict) else None
+        if not isinstance(path, str) or not path:
+            return bundle
+        return os.path.join(bundle, path)
+
+    @property
+    def has_mount_namespace(self) -> bool:
+        """Whether the container gets a mount namespace of its own, not one that exists."""
+        return any(not item.get("path") for item in self._namespaces("mount"))
+
+    @property
+    def has_user_namespace(self) -> bool:
+        """Whether the container is in a user namespace, its own or one that exists."""
+        return bool(self._namespaces("user"))
+
+    def _namespaces(self, kind: str) -> "list[dict[str, Any]]":
+        linux = self.data.get("linux")
+        found = linux.get("namespaces") if isinstance(linux, dict) else None
+        every = found if isinstance(found, list) else []
+        return [item for item in every if isinstance(item, dict) and item.get("type") == kind]
+
+    def require_mount_namespace(self) -> None:
+        """Raise SpecError where what is mounted for the container would stay on the host."""
+        if not self.has_mount_namespace:
+            raise SpecError(
+                f"{self.path} gives the container no mount namespace of its own",
+                "Give it one (linux.namespaces): what gpuhook mounts would stay on the host",
+            )
+
+    @property
+    def device_rules(self) -> "list[Any]":
+        """The rules of linux.resources.devices, empty where there are none."""
+        node: Any = self.data
+        for key in ("linux", "resources", "devices"):
+            node = node.get(key) if isinstance(node, dict) else None
+        return node if isinstance(node, list) else []
+
+    def hooks(self, stage: str) -> "list[dict[str, Any]]":
+        """Return the hooks of a stage (prestart, createRuntime, ...) that are objects."""
+        hooks = self.data.get("hooks")
+        found = hooks.get(stage) if isinstance(hooks, dict) else None
+        return [hook for hook in found if isinstance(hook, dict)] if isinstance(found, list) else []
+
+    def append(self, path: tuple[str, ...], items: "list[Any]") -> "Spec":
+        """Return a new spec with items appended to the list at ``path``."""
+        try:
+            texts = [jsontext.dumps(item) for item in items]
+            return Spec(self.path, jsontext.append_to_list(self.text, path, texts))
+        except ValueError as error:
+            raise self._bad_shape(error) from None
+
+    def replace_items(self, path: tuple[str, ...], changed: dict[int, str]) -> "Spec":
+        """Return a new spec with other strings at these positions of the list at ``path``."""
+        texts = {index: jsontext.quote_bytes(item) for index, item in changed.items()}
+        return Spec(self.path, jsontext.replace_items(self.text, path, texts))
+
+    def put(self, values: "dict[tuple[str, ...], Any]") -> "Spec":
+        """Return a new spec with these values, by their paths (object keys from the top).
+
+        Items of a list that are the old list's own objects keep their text. SpecError where
+        something else than an object is in the way.
+        """
+        text = self.text
+        try:
+            for path, value in values.items():
+                text = jsontext.put(text, path, self._written(text, path, value))
+            return Spec(self.path, text)
+        except ValueError as error:
+            raise self._bad_shape(error) from None
+
+    def _written(self, text: str, path: tuple[str, ...], value: "Any") -> str:
+        """Return a value as JSON, what it has in common with the list that is there as it is."""
+        old: Any = self.data
+        for key in path:
+            old = old.get(key) if isinstance(old, dict) else None
+        if not isinstance(value, list) or not isinstance(old, list):
+            return jsontext.dumps(value)
+        kept = dict(zip(map(id, old), jsontext.items(text, path), strict=True))
+        inside = [kept.get(id(item)) or jsontext.dumps(item) for item in value]
+        return "[" + ",".join(inside) + "]"
+
+    def drop_hooks(self, stage: str, names: tuple[str, ...]) -> "Spec":
+        """Return a spec without the hooks of a stage whose path ends in one of the names."""
+        hooks = self.data.get("hooks")
+        found = hooks.get(stage) if isinstance(hooks, dict) else None
+        if not isinstance(found, list):
+            return self
+        kept = [hook for hook in found if hook_name(hook) not in names]
+        if len(kept) == len(found):
+            return self
+        text = jsontext.replace(self.text, ("hooks", stage), jsontext.dumps(kept))
+        return Spec(self.path, text)
+
+    def _bad_shape(self, error: ValueError) -> SpecError:
+        return SpecError(
+            f"{self.path} can't be edited: {error}",
+            "Have the container engine write the bundle again",
+        )
+
+    def write(self) -> None:
+        """Replace the file whole, keeping its mode and owner; SpecError if that fails."""
+        temporary = f"{self.path}.gpuhook"
+        _remove(temporary)  # what a killed run may have left
+        try:
+            old = os.stat(self.path)
+            _write_new(temporary, self.text.encode("utf-8", "surrogateescape"), old)
+            os.rename(temporary, self.path)
+        except OSError as error:
+            _remove(temporary)
+            raise SpecError(
+                f"{self.path} can't be written: {error.strerror}",
+                "Make the bundle's folder writable for root and check that its disk isn't full",
+            ) from None
+
+
+def read_spec(path: str) -> Spec:
+    """Read a bundle's config.json; SpecError says what is wrong with it.
+
+    Where every low-level runtime refuses it as well, that is an UnusableSpecError.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            data = _read(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        there = not isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
+        raise (SpecError if there else UnusableSpecError)(
+            f"{path} can't be read: {error.strerror}",
+            "Pass the bundle's folder with --bundle, and have a config.json in it",
+        ) from None
+    if len(data) > _READ_LIMIT:
+        raise SpecError(
+            f"{path} is larger than {_READ_LIMIT >> 20} MiB",
+            "Remove environment variables or mounts that the container doesn't need",
+        )
+    try:
+        return Spec(path, data.decode("utf-8", "surrogateescape"))
+    except UnusableSpecError as error:
+        if os.path.isfile(path):
+            raise
+        # A pipe: a runtime waits until somebody writes into it.
+        raise SpecError(error.cause, error.remedy) from None
+
+
+def _read(fd: int) -> bytes:
+    chunks = []
+    size = 0
+    while size <= _READ_LIMIT and (chunk := os.read(fd, _CHUNK)):
+        chunks.append(chunk)
+        size += len(chunk)
+    return b"".join(chunks)
+
+
+def _write_new(path: str, data: bytes, like: os.stat_result) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
+            _keep_owner(fd, like)
+        os.fchmod(fd, like.st_mode & 0o7777)
+    finally:
+        os.close(fd)
+
+
+def _keep_owner(fd: int, like: os.stat_result) -> None:
+    """Give a file its owner; where only root could, it stays the user's whose folder it is in.
+
+    Slurm writes root's config.json into a folder of the user's, who runs the container.
+    """
+    try:
+        os.fchown(fd, like.st_uid, like.st_gid)
+    except PermissionError:
+        if os.geteuid() == 0:
+            raise
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def hook_name(hook: "Any") -> str:
+    """Return the last component of a hook's path, or the empty string."""
+    path = hook.get("path") if isinstance(hook, dict) else None
+    return path.rpartition("/")[2] if isinstance(path, str) else ""
+
+
+class State:
+    """The container state on a hook's standard input: what we need of it."""
+
+    def __init__(self, container_id: str, pid: int, bundle: str, root: str | None) -> None:
+        self.container_id = container_id
+        self.pid = pid
+        self.bundle = bundle
+        self.root = root
+
+
+def parse_state(data: bytes, *, needs_pid: bool = True) -> State:
+    """Read the state JSON; StateError where pid or bundle are missing or malformed.
+
+    A createContainer hook is told what the container's process is called in there, 1, or
+    nothing; it goes without (``needs_pid``), and so does the State that is returned then.
+    ``bundlePath`` is the name that runc had before 1.0; ``root`` is crun's addition, which
+    newer ones give as it stands in config.json, perhaps relative to the bundle.
+    """
+    try:
+        state = jsontext.loads(data.decode("utf-8", "surrogateescape"))
+    except ValueError as error:
+        raise _bad_state(f"is not valid JSON: {error}") from None
+    if not isinstance(state, dict):
+        raise _bad_state("is not a JSON object")
+    pid = state.get("pid")
+    bundle = state.get("bundle") or state.get("bundlePath")
+    root = state.get("root")
+    if not needs_pid:
+        pid = 0
+    elif not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
+        raise _bad_state("has no pid of a running container")
+    if not isinstance(bundle, str) or not bundle.startswith("/"):
+        raise _bad_state("has no absolute path of the bundle")
+    name = state.get("id")
+    return State(
+        name if isinstance(name, str) else "",
+        pid,
+        bundle,
+        os.path.join(bundle, root) if isinstance(root, str) and root else None,
+    )
+
+
+def _bad_state(what: str) -> StateError:
+    return StateError(
+        f"The container state on standard input {what}",
+        "Register gpuhook-prestart as a prestart or createRuntime hook, which gets the state",
+    )

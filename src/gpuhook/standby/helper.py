@@ -1,0 +1,183 @@
+"""The helper: does the hook's work, begun while the low-level runtime is making the container.
+
+It is forked by the runtime before that becomes the low-level runtime, or it is a child of the
+process that stands ready (``standby``). The hook, a few lines of shell (launchers/gpu-py), asks
+it through a pipe of its own, which is reached as /proc/PID/fd/N: nobody but root can open
+that, it leaves no file behind, and it is gone when the helper is. Then the hook does the work
+by itself.
+
+The helper holds no descriptor that it was not made with. It ends when the low-level runtime
+does, or when the hook doesn't ask in time. Once it has taken the task, the hook waits for its
+answer; if it dies then, the container is not started.
+
+It has what runtime_shim has imported when it is forked, and imports the rest itself.
+"""
+
+import os
+
+from gpuhook.ground import log, names
+from gpuhook.ground.errors import GpuhookError, StateError, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.oci.spec import Spec
+    from gpuhook.inject import Injection
+    from gpuhook.start.resolve import Resolved
+
+# Seconds that the low-level runtime and the hooks before ours may take, after which the hook
+# finds no helper and does the work; and seconds that the work may take.
+DEADLINE = 60
+# Seconds after which it puts off its end while it waits for the hook, and after which the kernel
+# kills one that doesn't, because somebody has stopped it: the hook waits for no other.
+_BEAT, _END = 1, 3
+TAKEN = "taken"
+DONE = "done"
+
+_STATE_LIMIT = 16 << 20
+_STATE_FD = 6  # where the hook keeps its standard input; a shell's read moves descriptor 0
+
+
+class Pipes:
+    """The descriptors of one helper.
+
+    The hook asks through the pipe ``asked``, which is open for both so that it has no end
+    before it asks, and is answered through ``answer``; it knows the helper by ``bundle``,
+    the bundle's folder. ``runtime`` is a pidfd of what is, or becomes, the low-level runtime.
+    """
+
+    def __init__(self, asked: int, answer: int, bundle: int, runtime: int) -> None:
+        self.asked = asked
+        self.answer = answer
+        self.bundle = bundle
+        self.runtime = runtime
+
+    def words(self, pid: int, folder: str) -> list[str]:
+        """Return the words by which the hook finds the helper (launchers/gpu-py)."""
+        return [str(pid), str(self.asked), str(self.answer), str(self.bundle), folder]
+
+
+def start(spec: "Spec", config: "Config", resolved: "Resolved", stays: str = "") -> list[str]:
+    """Fork the helper for a container; return the words by which the hook finds it.
+
+    No words where there can be no helper. Where ``stays`` is the path of gpu-py, the helper
+    becomes the process that stands ready for further containers.
+    """
+    folder = os.path.dirname(os.path.abspath(spec.path))
+    if os.geteuid() != 0:
+        return []
+    try:
+        bundle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        runtime = os.pidfd_open(os.getpid())
+        asked, (_, answer) = pipe_for_both(), os.pipe()
+        pid = os.fork()
+    except OSError:
+        return []
+    pipes = Pipes(asked, answer, bundle, runtime)
+    if pid == 0:
+        _main(pipes, spec, config, resolved, stays)
+    # Our own copies of the descriptors close when we become the low-level runtime.
+    return pipes.words(pid, folder)
+
+
+def pipe_for_both() -> int:
+    """Return one descriptor that both reads from a new pipe and writes to it."""
+    reader, writer = os.pipe()
+    try:
+        return os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def _main(
+    pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved", stays: str
+) -> "NoReturn":
+    """Serve one request and end, whatever happens; never return into the caller's code."""
+    try:
+        from gpuhook.ground.container import kernel  # noqa: PLC0415 - in the helper, where time is not short
+
+        kernel.keep_only((pipes.asked, pipes.answer, pipes.bundle, pipes.runtime))
+        resolved.preload_injection()
+        if stays:
+            from gpuhook.standby import place  # noqa: PLC0415 - now: in a container it's too late
+        host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        if serve(pipes, spec, config, resolved) and stays:
+            place.take_over(config, stays, host, pipes.runtime)
+    finally:
+        os._exit(0)
+
+
+def serve(pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved") -> bool:
+    """Do the work of a container's hook when it asks; tell whether that went well.
+
+    Afterwards this process is in the container's mount namespace.
+    """
+    from gpuhook.ground.container import kernel  # noqa: PLC0415 - imported already
+    from gpuhook.inject import Injection  # noqa: PLC0415
+
+    kernel.end_after(DEADLINE)
+    injection = Injection(spec, config, resolved)
+    injection.begin()
+    if not _is_asked(pipes):
+        return False
+    hook = int(os.read(pipes.asked, 32))
+    os.write(pipes.answer, f"{TAKEN}\n".encode())
+    kernel.end_after(DEADLINE)
+    outcome = _finish(injection, hook, pipes.bundle)
+    if outcome != DONE:
+        log.keep(names.HOOK, outcome, config)
+    os.write(pipes.answer, f"{' '.join(outcome.split())}\n".encode("utf-8", "replace"))
+    return outcome == DONE
+
+
+def _is_asked(pipes: Pipes) -> bool:
+    """Wait for the hook; False if the low-level runtime ends first, or takes too long."""
+    import select  # noqa: PLC0415 - in the helper, where time is not short
+
+    from gpuhook.ground.container import kernel  # noqa: PLC0415 - imported already
+
+    waiting = select.poll()
+    waiting.register(pipes.asked, select.POLLIN)
+    waiting.register(pipes.runtime, select.POLLIN)
+    for _ in range(DEADLINE // _BEAT):
+        kernel.end_after(_END)
+        happened = waiting.poll(_BEAT * 1000)
+        if happened:
+            return pipes.asked in [fd for fd, _ in happened]
+    return False
+
+
+def _finish(injection: "Injection", hook: int, bundle: int) -> str:
+    """Do the hook's work; return DONE, or what to tell the user instead."""
+    from gpuhook.ground.oci.spec import parse_state  # noqa: PLC0415 - imported already
+
+    try:
+        state = parse_state(_state_text(hook))
+        if not os.path.samestat(os.stat(state.bundle), os.fstat(bundle)):
+            raise StateError(
+                f"The state of the container names another bundle, {state.bundle}",
+                "Start the container again; if that doesn't help, set helper = false",
+            )
+        injection.finish(state)
+    except GpuhookError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - there is nobody else to show it to
+        return printable(f"The helper failed: {type(error).__name__}: {error}. Please report this.")
+    return DONE
+
+
+def _state_text(hook: int) -> bytes:
+    """Read what the low-level runtime writes to the hook: the container's state."""
+    fd = os.open(f"/proc/{hook}/fd/{_STATE_FD}", os.O_RDONLY | os.O_CLOEXEC)
+    chunks = []
+    size = 0
+    try:
+        while size <= _STATE_LIMIT and (chunk := os.read(fd, 1 << 16)):
+            chunks.append(chunk)
+            size += len(chunk)
+    finally:
+        os.close(fd)
+    return b"".join(chunks)

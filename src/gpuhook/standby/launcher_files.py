@@ -1,0 +1,146 @@
+"""What the launcher, a shell script, must know of config.toml: small files in /run.
+
+``runtimes`` names the low-level runtimes in a line, whose end tells that the file is whole.
+``words`` are what config.json holds wherever a GPU is asked for, a line each; the last of them is
+what ``mark`` holds, and tells the same. The launcher takes them for
+right while they are younger than config.toml and its folder, root's own, and made of this very
+file: ``config`` is a link to it, ``time`` has its time. Otherwise Python does the work and saves
+them again.
+
+It runs once after every change of the configuration.
+"""
+
+import errno
+import os
+import time
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.errors import ConfigError
+from gpuhook.start.request import sources
+from gpuhook.vendors import registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.ground.config.model import Config
+
+# Not below state-dir: the launcher has to find it before it has read any configuration.
+FOLDER = "/run/gpuhook/launcher"
+
+PATH_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./")
+# What JSON has one way to write, or two: itself, and \u and its number.
+_PLAIN = PATH_CHARACTERS - {"/"}
+# How the number of a plain character may begin, - and . and the digits and the letters.
+ESCAPES = (
+    *("\\u002" + digit for digit in "dDeE"),
+    *("\\u003" + digit for digit in "0123456789"),
+    *("\\u00" + digit for digit in "4567"),
+)
+MARK = "=+=+=+=+="  # no other word begins with a part of it, nor does what is left of one
+_MARGIN = 20_000_000  # nanoseconds by which a file's time may lag behind the clock
+LONG_AGO = 1 << 29  # seconds, in 1987: files that are older were all given the same time
+
+
+def words(config: "Config") -> tuple[str, ...] | None:
+    """Return words of which one is in any config.json that asks for a GPU.
+
+    None where there are no such words, because the configuration names something that JSON
+    could write in many ways.
+    """
+    names = [variable for _, variable in sources.swarm_variables(config.swarm_resource)]
+    prefixes = config.cdi_annotation_prefixes if config.reads_annotations else ()
+    plain = [_plain_part(name) for name in (*names, *prefixes)]
+    if not all(plain):
+        return None
+    fixed = [
+        word
+        for vendor in registry.known(config).values()
+        for word in (*vendor.VARIABLES, *vendor.LEGACY[:1], vendor.MOUNTS.rpartition("/")[2])
+    ]
+    return (*filter(None, fixed), *plain, *ESCAPES)
+
+
+def _plain_part(text: str) -> str:
+    """Return the longest part of a text whose letters JSON escapes by their numbers alone."""
+    parts = "".join(char if char in _PLAIN else " " for char in text).split(" ")
+    return max(parts, key=len)
+
+
+def save(path: str | None) -> None:
+    """Write what the launcher needs of a configuration file (None: there is none).
+
+    Failing to costs time alone. The file is read here, after it was looked which one it is.
+    """
+    as_of = time.time_ns() - _MARGIN
+    try:
+        identity = path and _identity(path)
+        config = load(path)
+        folder = folder_of(config)
+        if folder is None:
+            return
+        make_folders(folder)
+        if identity:
+            _link(folder, "config", identity[0])
+            _write(folder, "time", "", identity[1])
+        _write(folder, "runtimes", "".join(f"{name}:" for name in config.runtimes) + "\n", as_of)
+        found = words(config)
+        if found is not None:
+            _write(folder, "mark", f"{MARK}\n", as_of)
+            _write(folder, "words", "".join(f"{word}\n" for word in (*found, MARK)), as_of)
+    except (OSError, ConfigError):
+        return
+
+
+def _identity(path: str) -> tuple[str, int]:
+    """Return which file a path means, links resolved, and its time in nanoseconds.
+
+    OSError for a file of long ago that can be written to: Nix, ostree and reproducible builds
+    give all their files one time, so another content could come with the same time.
+    """
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    if status.st_mtime < LONG_AGO and not os.statvfs(real).f_flag & os.ST_RDONLY:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+    return real, status.st_mtime_ns
+
+
+def _link(folder: str, name: str, target: str) -> None:
+    temporary = f"{folder}/.{name}.{os.getpid()}"
+    os.symlink(target, temporary)
+    os.rename(temporary, f"{folder}/{name}")
+
+
+def folder_of(config: "Config") -> str | None:
+    """Return the folder of the launcher's files; None where it couldn't find or read them."""
+    path = "/defaults" if config.path is None else config.path
+    if not path.startswith("/") or ".." in path:
+        return None
+    readable = PATH_CHARACTERS.issuperset(path) and all(
+        PATH_CHARACTERS.issuperset(name) and ("/" not in name or name.startswith("/"))
+        for name in config.runtimes
+    )
+    return FOLDER + path if readable else None
+
+
+def _write(folder: str, name: str, content: str, as_of: int) -> None:
+    """Write a file whole or not at all, as of that time; OSError if that fails.
+
+    Root owns /run, so nobody else is in the way.
+    """
+    temporary = f"{folder}/.{name}.{os.getpid()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        with open(fd, "wb", buffering=0) as file:
+            data = content.encode("ascii")
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
+            os.utime(file.fileno(), ns=(as_of, as_of))
+        os.rename(temporary, f"{folder}/{name}")
+    except OSError:
+        os.unlink(temporary)
+        raise
+
+
+def make_folders(path: str) -> None:
+    """Make a folder and those above it; OSError if that fails."""
+    if not os.path.isdir(path):
+        os.makedirs(path, exist_ok=True)

@@ -1,0 +1,136 @@
+"""The place of the process that stands ready (``standby``): one for each mount namespace.
+
+It is a folder of the configuration's, with a lock that whoever stands ready holds. Who finds
+the lock free may become that process.
+"""
+
+import fcntl
+import os
+import select
+
+from gpuhook.ground import names
+from gpuhook.ground.config.loader import PATH_VARIABLE
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container import kernel
+from gpuhook.standby import launcher_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+FOLDER = "ready"  # below the folder of the launcher's files for a configuration
+OPTION = "--gpuhook-standby"  # as launchers/gpu-py knows it
+
+
+# Who takes in processes whose parent has ended and waits for none of them: init, systemd's
+# instances for users, and containerd's shims. podman's and CRI-O's conmon waits for all.
+_INIT = 1
+_TAKES_IN = ("systemd", "containerd-shim")
+
+
+def take_over(config: Config, launcher: str, namespace: int, runtime: int) -> None:
+    """Become the standing process, where there is none yet; return where there is.
+
+    For a helper that has done its work: ``namespace`` is the host's mount namespace, to which
+    it goes back, ``runtime`` a pidfd of its parent, for whose end it waits.
+    """
+    kernel.enter_mount_namespace(namespace, "the host's mount namespace")
+    ended = select.poll()
+    ended.register(runtime, select.POLLIN)
+    ended.poll()
+    if not _is_free(os.getppid()):
+        return
+    kernel.end_after(0)
+    lock = _find_place(config, launcher)
+    if lock is not None:
+        _become(config, launcher, lock, config.standby)
+
+
+def _is_free(parent: int) -> bool:
+    """Tell whether nobody waits for the end of a process with that parent."""
+    try:
+        with open(f"/proc/{parent}/comm", "rb", buffering=0) as file:
+            name = os.fsdecode(file.read())
+    except OSError:
+        return False
+    return parent == _INIT or name.startswith(_TAKES_IN)
+
+
+def start(config: Config, launcher: str) -> int | None:
+    """Start a standing process that stays until this one ends, where there is none yet.
+
+    Returns its process id.
+    """
+    lock = _find_place(config, launcher) if config.helper and config.standby else None
+    if lock is None:
+        return None
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.die_with_parent()
+            _become(config, launcher, lock, 0.0)
+        finally:
+            os._exit(1)
+    os.close(lock)
+    return pid
+
+
+def _find_place(config: Config, launcher: str) -> int | None:
+    """Return the lock of whoever stands ready; None where somebody has it, or there is none."""
+    folder = open_folder(config)
+    return None if folder is None else take_lock(folder, launcher)
+
+
+def _become(config: Config, launcher: str, lock: int, seconds: float) -> "NoReturn":
+    """Become the standing process: a new interpreter, which keeps nothing of ours but the lock."""
+    kernel.keep_only((lock,))
+    os.set_inheritable(lock, True)
+    os.setsid()
+    environment = {"PATH": names.SYSTEM_PATH}
+    if config.path is not None:
+        environment[PATH_VARIABLE] = config.path
+    argv = [launcher, OPTION, str(lock), str(seconds)]
+    os.execve(launcher, argv, environment)  # noqa: S606 - becoming it is the point
+
+
+def open_folder(config: Config) -> int | None:
+    """Open the folder of those that stand ready, made if missing; None where it can't be."""
+    folder = launcher_files.folder_of(config)
+    if folder is None:
+        return None
+    path = f"{folder}/{FOLDER}"
+    try:
+        launcher_files.make_folders(folder)
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    status = os.fstat(fd)
+    if status.st_uid == os.geteuid() == 0 and not status.st_mode & 0o077:
+        return fd
+    os.close(fd)
+    return None
+
+
+def take_lock(folder: int, launcher: str) -> int | None:
+    """Return the lock of this mount namespace's standing process; None where one has it."""
+    name = lock_name(launcher)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    lock = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(name, dir_fd=folder)):
+            return lock  # and not one that its owner has just removed
+    except OSError:
+        pass
+    os.close(lock)
+    return None
+
+
+def lock_name(launcher: str) -> str:
+    """Return what the lock of this mount namespace's standing process is called."""
+    program, namespace = os.stat(launcher), os.stat("/proc/self/ns/mnt")
+    return f".lock-{namespace.st_ino}-{program.st_dev}-{program.st_ino}"

@@ -1,0 +1,548 @@
+"""The process that stands ready for the next container, so that no start waits for Python.
+
+After a container with GPUs was created a small process stays, for a minute without work unless
+the configuration says otherwise. It has everything imported, and configuration and inventory
+loaded. The launcher (launchers/gpu-py) hands it a bundle; it forks a child, which edits
+config.json as the runtime would, answers, and is that container's helper from then on.
+
+The process is found by a file that has its process id for a name, in a folder that root alone
+may enter. The launcher takes that name for a number and no more: it looks at what /proc says of
+the process, that it is in the same namespaces and has that very folder and this very launcher
+open, before and after it opens the process' pipes. Questions come through one pipe, ``DOOR``;
+for answers there are many, the seats, of which a launcher claims one by a file that can be made
+once. A seat has one writing end, in the process and then in the child: the death of either is
+an end of file for the launcher, which then goes the ordinary way, as it does after any other
+answer than ``go`` and its own process id.
+
+Nobody waits long for one that hangs. The process kills a child that doesn't answer in time;
+the process itself is the child of another that does nothing but to look whether questions are
+answered, and kills it if they aren't. Where somebody stops all of them (SIGSTOP), the kernel
+does it: each has a timer that kills it unless it goes on. If anything is not as it was when all
+was loaded, the configuration, the inventory, our own files, the child answers so, and everything
+ends.
+"""
+
+import _signal  # type: ignore[import-not-found]
+import fcntl
+import os
+import select
+import sys
+import time
+
+from gpuhook.ground import preload
+from gpuhook.ground.cgroup import access
+from gpuhook.ground.config.loader import DEFAULT_PATH, load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.oci.spec import read_spec
+from gpuhook.standby import helper, place
+from gpuhook.start import contract
+from gpuhook.start.edit import edit
+from gpuhook.start.inventory import cache
+from gpuhook.vendors import registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from gpuhook.ground.oci.spec import Spec
+    from gpuhook.start.contract import Known
+    from gpuhook.start.resolve import Resolved
+
+# Descriptors of the process that stands ready, as launchers/gpu-py knows them: questions come in
+# at the door, and folder and launcher prove that it is what it is said to be. Seat N is SEATS + N.
+DOOR, MARK, LAUNCHER = 3, 5, 6
+SEATS, SEAT_COUNT = 64, 192
+# Those of a child, beside MARK: the hook's pipes, and what its parent hears of it.
+ASKED, ANSWER, REPORT = 3, 4, 7
+_FREE = 16  # from here to the seats a descriptor is in nobody's way
+_NO = b"no\n"
+_ANSWERED, _STALE = b"a", b"s"
+
+_PATIENCE = 2.0  # seconds that an answer may take
+_YOUNG = 2.0  # seconds that a process may take to import all
+_BEAT = 1.0  # seconds after which it puts off its end again
+_END = 3  # seconds after which the kernel kills what doesn't
+_LOOK = 10.0  # seconds between two looks whether all is as it was, where nothing happens
+_QUESTIONS = 1 << 16  # bytes: as many as a pipe holds
+
+
+# The program -------------------------------------------------------------------------------
+
+
+def main(launcher: str, argv: list[str]) -> "NoReturn":
+    """Stand ready until it is time to end; ``argv`` is the option, the lock, and the seconds.
+
+    The seconds are those without work; 0 stands for ever.
+    """
+    try:
+        kernel.set_name("gpuhook-standby")
+        _signal.signal(_signal.SIGTERM, _end)
+        _, lock, seconds = argv
+        config = load()
+        folder = place.open_folder(config)
+        if folder is not None and config.helper and config.standby:
+            _arrange(folder, launcher, int(lock))
+            if float(seconds):
+                _be_nobodys()
+            try:
+                _remove_forgotten()
+                _import_all(config)
+                _stand(Server(Around(config.path, launcher), launcher, float(seconds)))
+            finally:
+                os.unlink(place.lock_name(launcher), dir_fd=MARK)
+    except (GpuhookError, OSError):
+        pass  # the next container goes the ordinary way, and says what is wrong
+    finally:
+        os._exit(0)
+
+
+def _be_nobodys() -> None:
+    """Keep nothing of whoever started the first container: its cgroups, OOM score.
+
+    A cgroup that we stayed in would count us, and its scope or pod would not end before us.
+    Each step is for the better, and none is needed.
+    """
+    for path in ("/proc/self/oom_score_adj", *access.outermost("/proc")):
+        try:
+            with open(path, "w", encoding="ascii") as file:
+                file.write("0")
+        except OSError:
+            continue
+
+
+def _end(*_: object) -> "NoReturn":
+    raise SystemExit
+
+
+def _arrange(folder: int, launcher: str, lock: int) -> None:
+    """Put the descriptors where children have them, and keep none but those and the lock."""
+    program = os.open(launcher, os.O_PATH | os.O_CLOEXEC)
+    free = [_moved(fd) for fd in (folder, program, lock)]
+    os.dup2(free[0], MARK, inheritable=False)
+    os.dup2(free[1], LAUNCHER, inheritable=False)
+    kernel.keep_only((MARK, LAUNCHER, free[2]))
+
+
+def _moved(fd: int) -> int:
+    """Return a copy of a descriptor that is in nobody's way."""
+    copy: int = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FREE)
+    os.close(fd)
+    return copy
+
+
+# What all depends on -------------------------------------------------------------------------
+
+
+class Around:
+    """Everything that the standing process has read, and whether it is still so."""
+
+    def __init__(self, path: str | None, launcher: str) -> None:
+        """Look at it, and read configuration (of that path) and inventory after that.
+
+        GpuhookError where the machine has no driver, OSError where a change could be missed.
+        """
+        self._path = path or DEFAULT_PATH
+        self._files = [launcher, os.path.realpath("/proc/self/exe"), *_our_files()]
+        self._seen = self._look()
+        if any(_is_new(path) for path in self._files):
+            raise OSError("our own files have just changed, maybe since they were imported")
+        self.config = load(path)
+        self.known = registry.known(self.config)
+        self._loaded = _load_inventories(self.config, self.known)
+        self.inventories = {name: each.inventory for name, each in self._loaded.items()}
+
+    def _look(self) -> list[object]:
+        return [_identity(path) for path in (self._path, *self._files)]
+
+    def is_same(self) -> bool:
+        """Tell whether all is as it was: configuration, our own files, inventories, machine."""
+        latest = all(each.is_latest(self.config) for each in self._loaded.values())
+        return latest and self._look() == self._seen
+
+
+def _load_inventories(config: Config, known: "Known") -> dict[str, cache.Loaded]:
+    """Return the inventories of the vendors that this machine has, by vendor.
+
+    GpuhookError if it has none. A vendor that it has later finds its own way (``resolve``).
+    """
+    found: dict[str, cache.Loaded] = {}
+    failures: list[GpuhookError] = []
+    for names in known.values():
+        try:
+            found[names.NAME] = _load_inventory(config, contract.load(names))
+        except GpuhookError as error:
+            failures.append(error)
+    if not found:
+        raise failures[0]
+    return found
+
+
+def _load_inventory(config: Config, vendor: contract.Vendor) -> cache.Loaded:
+    loaded = cache.load(config, vendor)
+    if loaded is None:
+        cache.get_inventory(config, vendor)  # which saves it
+        loaded = cache.load(config, vendor)
+    if loaded is None:
+        raise OSError("the inventory can't be saved, so nothing would tell when it changes")
+    return loaded
+
+
+def _is_new(path: str) -> bool:
+    """Tell whether a file may have changed since this process began to import.
+
+    One of times to come is from before the clock was set back.
+    """
+    return abs(time.time() - os.stat(path).st_ctime) < _YOUNG
+
+
+def _our_files() -> list[str]:
+    modules = [module for name, module in sys.modules.items() if name.startswith("gpuhook")]
+    files = [getattr(module, "__file__", None) for module in modules]
+    return sorted(file for file in files if file)
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+# The process that watches, and the one that serves -----------------------------------------
+
+
+def _stand(server: "Server") -> None:
+    """Fork the process that serves, and kill it if it leaves a question where it is."""
+    door = helper.pipe_for_both()
+    progress = os.memfd_create("gpuhook-standby")
+    pid = os.fork()
+    if pid == 0:
+        server.run(os.getppid(), door, progress)
+    try:
+        _watch(pid, door, progress)
+    finally:
+        os.kill(pid, _signal.SIGKILL)
+        os.waitpid(pid, 0)
+        _remove_names(pid)
+
+
+def _watch(pid: int, door: int, progress: int) -> None:
+    """Return when the process has ended, or when it no longer deals with what it is asked."""
+    ended = os.pidfd_open(pid)
+    everything, end = select.poll(), select.poll()
+    everything.register(door, select.POLLIN)
+    for each in (everything, end):
+        each.register(ended, select.POLLIN)
+    while ended not in (happened := _poll(everything, _BEAT)):
+        if not happened:
+            continue
+        before = os.pread(progress, 32, 0)
+        if end.poll(_PATIENCE * 1000):
+            return
+        waiting = everything.poll(0) or before.endswith(_BUSY)
+        if waiting and os.pread(progress, 32, 0) == before:
+            return
+
+
+def _poll(several: select.poll, seconds: float) -> list[int]:
+    """Return the descriptors on which something happens in this time; put off our end."""
+    kernel.end_after(_END)
+    return [fd for fd, _ in several.poll(seconds * 1000)]
+
+
+class Child:
+    """One forked child, as its parent knows it.
+
+    ``since`` is when it was asked, 0 after its answer.
+    """
+
+    def __init__(self, pid: int, report: int) -> None:
+        self.pid = pid
+        self.report = report
+        self.since = time.monotonic()
+
+
+_BUSY, _IDLE = b"busy", b"idle"
+
+
+class Server:
+    """The process that stands ready: forks a child for each question, and ends those that hang."""
+
+    def __init__(self, around: Around, launcher: str, seconds: float) -> None:
+        self._around = around
+        self._launcher = launcher
+        self._seconds = seconds
+        self._children: dict[int, Child] = {}  # by the descriptor that they report by
+        self._poll = select.poll()
+        self._worked = self._happened = time.monotonic()
+        self._steps = 0
+        self._progress = -1
+
+    def run(self, parent: int, door: int, progress: int) -> "NoReturn":
+        """Serve until there was no work for long enough, or something has changed."""
+        try:
+            _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+            kernel.die_with_parent()
+            if os.getppid() != parent:
+                os._exit(0)
+            self._progress = _moved(progress)
+            os.dup2(_moved(door), DOOR, inheritable=False)
+            for seat in range(SEAT_COUNT):
+                _set_seat(seat)
+            kernel.keep_only(
+                (DOOR, MARK, LAUNCHER, self._progress, *range(SEATS, SEATS + SEAT_COUNT))
+            )
+            self._poll.register(DOOR, select.POLLIN)
+            os.close(os.open(str(os.getpid()), os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=MARK))
+            while not 0 < self._seconds <= time.monotonic() - self._worked:
+                self._wait()
+        finally:
+            os._exit(0)
+
+    def _wait(self) -> None:
+        """Wait for something to happen, and deal with it."""
+        now = time.monotonic()
+        ends = [child.since + _PATIENCE for child in self._children.values() if child.since]
+        if self._seconds:
+            ends.append(self._worked + self._seconds)
+        happened = _poll(self._poll, max(0.0, min([now + _BEAT, *ends]) - now))
+        for fd in happened:
+            if fd == DOOR:
+                self._open_door()
+            else:
+                self._hear(self._children[fd])
+        self._kill_late()
+        if happened:
+            self._happened = now
+        elif now >= self._happened + _LOOK:
+            self._happened = now
+            self._tidy()
+
+    def _open_door(self) -> None:
+        """Fork a child for each question: SEAT PID BUNDLE."""
+        self._note(_BUSY)
+        for line in os.fsdecode(os.read(DOOR, _QUESTIONS)).split("\n"):
+            if not line:
+                continue
+            seat, pid, bundle = line.split(" ", 2)
+            self._fork(int(seat), int(pid), bundle)
+            self._note(_BUSY)
+        self._worked = time.monotonic()
+        self._note(_IDLE)
+
+    def _note(self, state: bytes) -> None:
+        """Let the watching process, and the kernel, see that we go on."""
+        kernel.end_after(_END)
+        self._steps += 1
+        os.pwrite(self._progress, b"%d %s" % (self._steps, state), 0)
+
+    def _fork(self, seat: int, runtime: int, bundle: str) -> None:
+        report, reporting = (_moved(fd) for fd in os.pipe())
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:  # no memory for it: the new seat is an end of file for who has the old
+            os.close(report)
+            pid = -1
+        if pid == 0:
+            answering = Answering(self._launcher, self._around)
+            answering.run(parent, SEATS + seat, reporting, runtime, bundle)
+        os.close(reporting)
+        _set_seat(seat)
+        _remove(_claim_name(os.getpid(), seat))
+        if pid > 0:
+            self._children[report] = Child(pid, report)
+            self._poll.register(report, select.POLLIN)
+
+    def _hear(self, child: Child) -> None:
+        """Read what a child reports, or that it has ended."""
+        said = os.read(child.report, 16)
+        if said:
+            child.since = 0.0
+            if _STALE in said:
+                raise SystemExit
+            return
+        self._poll.unregister(child.report)
+        os.close(child.report)
+        del self._children[child.report]
+        os.waitpid(child.pid, 0)
+
+    def _kill_late(self) -> None:
+        """Kill children that don't answer in time; those that are stopped can't do it themselves.
+
+        One that has answered since we last heard of it may be a container's helper by now. So
+        it is stopped first, and lives if there is a report to read then.
+        """
+        late = time.monotonic() - _PATIENCE
+        for child in list(self._children.values()):
+            if not 0 < child.since <= late:
+                continue
+            os.kill(child.pid, _signal.SIGSTOP)
+            reports = select.poll()
+            reports.register(child.report, select.POLLIN)
+            if reports.poll(0):
+                os.kill(child.pid, _signal.SIGCONT)
+                self._hear(child)
+            else:
+                os.kill(child.pid, _signal.SIGKILL)
+                child.since = 0.0
+
+    def _tidy(self) -> None:
+        """Use a pause to see whether all is as it was, and to free seats that nobody sits on."""
+        if not self._around.is_same() or not os.fstat(MARK).st_nlink:
+            raise SystemExit
+        for seat in range(SEAT_COUNT):
+            name = _claim_name(os.getpid(), seat)
+            if _is_older(name, _PATIENCE):
+                # Of a launcher that has ended, or is so late that it finds the end of a file.
+                _set_seat(seat)
+                _remove(name)
+
+
+def _set_seat(seat: int) -> None:
+    """Give a seat a new pipe, of which we have the writing end alone."""
+    reader, writer = os.pipe()
+    os.dup2(writer, SEATS + seat, inheritable=False)
+    os.close(writer)
+    os.close(reader)
+
+
+def _import_all(config: Config) -> None:
+    """Import what any container may need, so that no child imports anything any more."""
+    known = registry.known(config).values()
+    vendors = [name for names in known for name in (*names.MODULES, *names.HOOK_MODULES)]
+    modules = (*preload.RUNTIME, *preload.INJECTION, *vendors)
+    preload.load(modules)
+    for name in modules:  # those that weren't compiled
+        __import__(f"gpuhook.{name}")
+    import json.decoder  # noqa: F401, PLC0415
+
+    from gpuhook.ground.cgroup import bpf, device_program, v2  # noqa: F401, PLC0415 - to have them
+    from gpuhook.ground.loader import ldconfig_fallback  # noqa: F401, PLC0415
+    from gpuhook.ground.oci import process  # noqa: F401, PLC0415
+    from gpuhook.start import dev_char  # noqa: F401, PLC0415
+    from gpuhook.start.plan import spec_edits  # noqa: F401, PLC0415
+    from gpuhook.start.records import claims  # noqa: F401, PLC0415
+
+
+# Names in the folder -------------------------------------------------------------------------
+
+
+def _claim_name(pid: int, seat: int) -> str:
+    return f".{pid}.{seat}"
+
+
+def _is_older(name: str, seconds: float) -> bool:
+    """Tell whether a file was made longer ago; one of times to come was, before a clock's jump."""
+    try:
+        return abs(time.time() - os.stat(name, dir_fd=MARK).st_mtime) > seconds
+    except FileNotFoundError:
+        return False
+
+
+def _remove(name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=MARK)
+    except FileNotFoundError:
+        pass
+
+
+def _remove_names(pid: int) -> None:
+    for name in os.listdir(MARK):
+        if name == str(pid) or name.startswith(f".{pid}."):
+            _remove(name)
+
+
+def _remove_forgotten() -> None:
+    """Remove the names of processes that had no time to."""
+    ours = os.fstat(MARK)
+    for name in os.listdir(MARK):
+        if not name.isdecimal():
+            continue
+        try:
+            lives = os.path.samestat(os.stat(f"/proc/{name}/fd/{MARK}"), ours)
+        except OSError:
+            lives = False
+        if not lives:
+            _remove_names(int(name))
+
+
+# A child -------------------------------------------------------------------------------------
+
+
+class Answering:
+    """A child: edits one config.json, answers, and then is that container's helper."""
+
+    def __init__(self, launcher: str, around: Around) -> None:
+        self._config = around.config
+        self._folder = os.path.dirname(os.path.abspath(launcher))
+        self._around = around
+        self._wanted: tuple[Spec, Resolved] | None = None
+        self._bundle = ""
+
+    def run(self, parent: int, answer: int, report: int, runtime: int, bundle: str) -> "NoReturn":
+        """Do all of it and end, whatever happens; never return into the parent's code.
+
+        ``runtime`` is the process id of the launcher, which becomes the low-level runtime.
+        """
+        try:
+            self._prepare(parent, answer, report)
+            self._bundle = bundle
+            self._serve(runtime)
+        except (GpuhookError, OSError, ValueError):
+            os.write(ANSWER, _NO)  # the launcher goes the ordinary way, which says what is wrong
+        finally:
+            os._exit(0)
+
+    def _prepare(self, parent: int, answer: int, report: int) -> None:
+        """Hold our own descriptors alone, and end with the parent or when time is up."""
+        kernel.die_with_parent()
+        kernel.end_after(int(_PATIENCE))
+        os.dup2(answer, ANSWER, inheritable=False)
+        os.dup2(report, REPORT, inheritable=False)
+        asked = helper.pipe_for_both()
+        os.dup2(asked, ASKED, inheritable=False)
+        kernel.keep_only((ASKED, ANSWER, MARK, REPORT))
+        if os.getppid() != parent:
+            os._exit(0)
+
+    def _serve(self, launcher: int) -> None:
+        runtime = _open_launcher(launcher)
+        if not self._around.is_same():
+            os.write(REPORT, _STALE)
+            os.write(ANSWER, _NO)
+            return
+        spec = read_spec(f"{self._bundle}/config.json")
+        known, inventories = self._around.known, self._around.inventories
+        written = edit(spec, self._config, known, self._folder, self._as_helper, inventories)
+        if written is not None:
+            written.write()
+        kernel.die_with_parent(yes=False)
+        kernel.end_after(0)
+        os.write(ANSWER, b"go %d\n" % launcher)
+        os.write(REPORT, _ANSWERED)
+        if self._wanted is not None:
+            edited, resolved = self._wanted
+            pipes = helper.Pipes(ASKED, ANSWER, MARK, runtime)
+            helper.serve(pipes, edited, self._config, resolved)
+
+    def _as_helper(self, spec: "Spec", resolved: "Resolved") -> list[str]:
+        """Be the container's helper; return the words by which the hook finds it."""
+        self._wanted = spec, resolved
+        bundle = os.open(self._bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.dup2(bundle, MARK, inheritable=False)
+        os.close(bundle)
+        pipes = helper.Pipes(ASKED, ANSWER, MARK, -1)
+        return pipes.words(os.getpid(), self._bundle)
+
+
+def _open_launcher(pid: int) -> int:
+    """Return a pidfd of the launcher; ValueError for one in another mount namespace."""
+    launcher = os.pidfd_open(pid)
+    theirs, ours = os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt")
+    if not os.path.samestat(theirs, ours):
+        raise ValueError("the launcher is in another mount namespace")
+    return launcher

@@ -1,0 +1,337 @@
+"""A CDI document of what this machine has of one vendor: the plan's operations as CDI's edits.
+
+Every device is planned as for a container that asks for it alone, and so is a container that
+asks for none: what that one gets is common to all. Nothing is known of the image, so libraries
+go into the folders that they have on the host, and what depends on the image, or on which
+devices are given together, is the one hook's to do (``gpuhook.cdi_hook``). So are daemons'
+sockets: no container starts without what its document names, and daemons come and go.
+
+Changes nothing, and looks at nothing but whether what is mounted may be.
+"""
+
+from gpuhook.ground import names as ours
+from gpuhook.ground.errors import CdiError, DriverError, NoDeviceError, RequestError, listed, shown
+from gpuhook.ground.loader.layout import HostLayout
+from gpuhook.start.cdi import versions
+from gpuhook.start.cdi.names import is_device
+from gpuhook.start.contract import Grant
+from gpuhook.start.inventory.model import EVERYBODY
+from gpuhook.start.plan.image import Image
+from gpuhook.start.plan.operations import (
+    AddGroup,
+    AllowDevice,
+    BindDevice,
+    BindFile,
+    SetVariable,
+    usable,
+)
+from gpuhook.start.planner import make_plan
+from gpuhook.start.request.reader import Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.contract import Vendor
+    from gpuhook.start.inventory.model import Device, Inventory
+    from gpuhook.start.plan.operations import Operation
+
+    Edits = dict[str, Any]
+
+ALL = "all"
+SOURCE = "cdi"  # of a request that a CDI document stands for
+_MOUNT_OPTIONS = ("rbind", "rprivate")
+_OPEN_TO_ALL = (EVERYBODY, 0)  # mode and group of a node that need not be said
+_WRITTEN = (AddGroup, AllowDevice, BindDevice, BindFile, SetVariable)
+
+
+def _type_index(device: "Device", vendor: "Vendor") -> str:
+    whole, part = vendor.names.TYPES
+    return f"{part if device.parent else whole}{device.label}"
+
+
+# What devices are called: a strategy's name -> the name that it gives a device.
+STRATEGIES: "dict[str, Callable[[Device, Vendor], str]]" = {
+    "index": lambda device, _: device.label,
+    "uuid": lambda device, _: device.id,
+    "type-index": _type_index,
+}
+DEFAULT_STRATEGIES = ("index", "uuid")
+
+
+class Generated:
+    """A document, and what a person should know of it, a sentence each without a full stop."""
+
+    def __init__(self, document: "dict[str, Any]", warnings: list[str]) -> None:
+        self.document = document
+        self.warnings = warnings
+
+
+class Source:
+    """What documents are made of: a vendor, its inventory, and what the configuration lets it give.
+
+    ``hook`` is the hook's path on the host; ``config_path`` what its --config is to name, if
+    anything. ``left_out`` says which files no document names, and why, a sentence each.
+    """
+
+    def __init__(
+        self,
+        vendor: "Vendor",
+        inventory: "Inventory",
+        config: "Config",
+        hook: str,
+        config_path: str | None = None,
+    ) -> None:
+        self.vendor = vendor
+        self.inventory = inventory
+        self._config = config
+        self.left_out: dict[str, None] = {}
+        self._hook = hook
+        self._config_path = config_path
+
+    def grant(self, devices: "Iterable[Device]") -> Grant:
+        """Return what a container gets that is given these devices."""
+        return grant(self.vendor, self.inventory, self._config, devices)
+
+    def edits(self, devices: "Iterable[Device]") -> "Edits":
+        """Return the edits for a container with these devices, those common to all among them."""
+        granted = self.grant(devices)
+        silent = self._config.feature("no-additional-gids-for-device-nodes")
+        groups = {} if silent else granted.groups()
+        plan = make_plan([granted], Image(HostLayout()), groups)
+        operations, left_out = usable(plan.operations)
+        self.left_out.update(dict.fromkeys(left_out))
+        return edits_of(operations, self.vendor.names.FIXED_MAJORS)
+
+    def common(self) -> "Edits":
+        """Return the edits for every container: without devices, the hook, and no second injector.
+
+        A program that reads the vendor's variables finds a word there by which it does nothing, in
+        the first: it decides, and others may be the application's, too.
+        """
+        edits = self.edits(())
+        plan = make_plan([self.grant(self.inventory.devices)], Image(HostLayout()))
+        if any(not isinstance(op, _WRITTEN) for op in plan.operations):
+            edits["hooks"] = [self._hook_entry()]
+        first = next(iter(self.vendor.names.VARIABLES))
+        edits["env"] = [*edits.get("env", ()), f"{first}=void"]
+        return edits
+
+    def _hook_entry(self) -> "dict[str, Any]":
+        config = ["--config", self._config_path] if self._config_path else []
+        return {
+            "hookName": ours.CDI_HOOK_STAGE,
+            "path": self._hook,
+            "args": [ours.CDI_HOOK, *config, self.vendor.names.KIND],
+            "env": list(ours.HOOK_ENVIRONMENT),
+        }
+
+
+def grant(
+    vendor: "Vendor", inventory: "Inventory", config: "Config", devices: "Iterable[Device]"
+) -> Grant:
+    """Return what a container gets that is given these devices, with all that belongs to them."""
+    devices = tuple(devices)
+    labels = tuple(device.label for device in devices)
+    selectors = (ALL,) if devices == inventory.devices else labels
+    options = vendor.everything(config)
+    request = Request(vendor.names.NAME, SOURCE, labels, selectors=selectors, options=options)
+    return Grant(vendor, request, inventory, devices)
+
+
+def generate(source: Source, strategies: "Iterable[str]" = DEFAULT_STRATEGIES) -> Generated:
+    """Return the document of a vendor's devices; CdiError where there is none to name.
+
+    Each device is named once by each strategy, and ``all`` are all of them together.
+    """
+    vendor = source.vendor
+    devices, warnings = _offered(source)
+    named: dict[str, Edits] = {}
+    for device in devices:
+        edits = source.edits([device])
+        for name in _names(device, vendor, strategies):
+            named.setdefault(name, edits)
+    problem = _why_not_together(vendor, source.grant(devices))
+    if problem:
+        warnings.append(f"There is no device {ALL}: {problem}")
+    else:
+        named.setdefault(ALL, source.edits(devices))
+    document = tidy(
+        {
+            "cdiVersion": "",
+            "kind": vendor.names.KIND,
+            "devices": [{"name": name, "containerEdits": edits} for name, edits in named.items()],
+            "containerEdits": source.common(),
+        }
+    )
+    document["cdiVersion"] = versions.needed(document)
+    return Generated(document, [*warnings, *_unwritten(source, devices), *source.left_out])
+
+
+def _offered(source: Source) -> "tuple[list[Device], list[str]]":
+    """Return the devices to name, those with all their nodes, and why others aren't."""
+    vendor, inventory = source.vendor, source.inventory
+    devices, reasons = vendor.offered(source.grant(inventory.devices))
+    missing = inventory.missing()
+    found = []
+    for device in devices:
+        absent = [path for path in device.nodes if path in missing]
+        if absent:
+            noun = vendor.names.NOUN
+            reasons.append(f"{noun} {device.label}: there is no device node {listed(absent)}")
+        else:
+            found.append(device)
+    if not found:
+        raise _nothing(vendor, reasons)
+    return found, reasons
+
+
+def _why_not_together(vendor: "Vendor", granted: Grant) -> str:
+    """Return why devices can't be given to one container, "" if they can."""
+    try:
+        vendor.check(granted)
+    except RequestError as error:
+        return error.cause
+    except DriverError:
+        pass  # concerns each of them alone, and ``offered`` has said it
+    return ""
+
+
+def _nothing(vendor: "Vendor", reasons: list[str]) -> NoDeviceError:
+    because = f": {'; '.join(reasons)}" if reasons else ""
+    return NoDeviceError(
+        f"This machine has no {vendor.names.ANY_NOUN} that a CDI document could name{because}",
+        "Look at `gpuhook info` and `gpuhook doctor`; an older document is as it was",
+    )
+
+
+def _names(device: "Device", vendor: "Vendor", strategies: "Iterable[str]") -> list[str]:
+    """Return what a device is called, without what can't be a device's name in CDI."""
+    names = [STRATEGIES[strategy](device, vendor) for strategy in strategies]
+    found = [name for name in names if is_device(name)]
+    if not found:
+        raise CdiError(
+            f"The {vendor.names.NOUN} {shown(names[0])} can't be named so in a CDI document",
+            "Choose another --device-name-strategy",
+        )
+    return found
+
+
+def _unwritten(source: Source, devices: "Iterable[Device]") -> list[str]:
+    """Return what a container gets from gpuhook itself and can't get by CDI, a sentence each."""
+    plan = make_plan([source.grant(devices)], Image(HostLayout()))
+    nodes = {op.node.numbers for op in plan.operations if isinstance(op, BindDevice)}
+    found = []
+    for op in plan.operations:
+        if isinstance(op, AllowDevice) and (op.major, op.minor) not in nodes:
+            found.append(f"CDI has no words for it: {op.describe()} ({op.reason})")
+        elif isinstance(op, SetVariable) and op.setting.front:
+            found.append(f"{op.setting.name} replaces what the image has there: {op.reason}")
+    return found
+
+
+# Operations as edits ------------------------------------------------------------------------
+
+
+def edits_of(operations: "Iterable[Operation]", fixed_majors: tuple[int, ...]) -> "Edits":
+    """Return what CDI has words for of a plan, under CDI's names and in the library's order.
+
+    The numbers of a node are written for majors that never change: those of others would be
+    taken as they are although a module that was loaded again has other ones.
+    """
+    found: Edits = {"env": [], "deviceNodes": [], "mounts": [], "additionalGids": []}
+    for op in operations:
+        if isinstance(op, BindDevice):
+            found["deviceNodes"].append(_node(op, fixed_majors))
+        elif isinstance(op, BindFile):
+            found["mounts"].append(_mount(op))
+        elif isinstance(op, SetVariable):
+            found["env"].append(f"{op.setting.name}={op.setting.value}")
+        elif isinstance(op, AddGroup):
+            found["additionalGids"].append(op.gid)
+    return {key: value for key, value in found.items() if value}
+
+
+def _node(op: BindDevice, fixed_majors: tuple[int, ...]) -> "dict[str, Any]":
+    node = op.node
+    entry: dict[str, Any] = {"path": op.destination}
+    if op.source != op.destination:
+        entry["hostPath"] = op.source
+    if op.major in fixed_majors:
+        entry.update(type="c", major=op.major, minor=op.minor)
+    if (node.mode, node.gid) != _OPEN_TO_ALL:
+        entry["fileMode"] = node.mode  # without it, runtimes make nodes for everybody
+    entry["permissions"] = AllowDevice.access
+    if node.gid:
+        entry["gid"] = node.gid
+    return entry
+
+
+def _mount(op: BindFile) -> "dict[str, Any]":
+    return {
+        "hostPath": op.source,
+        "containerPath": op.destination,
+        "options": [*op.options, *_MOUNT_OPTIONS],
+    }
+
+
+# Documents as they are written -----------------------------------------------------------------
+
+
+def tidy(document: "dict[str, Any]") -> "dict[str, Any]":
+    """Return a document without anything twice, and sorted, so that equal ones are equal texts.
+
+    What the common edits have goes from a device's, unless the device would have none. Devices
+    are sorted by name, nodes and mounts by the depth of their path in the container, then by the
+    path; the order of variables and hooks counts, and stays.
+    """
+    common = _tidy_edits(document.get("containerEdits") or {})
+    devices = []
+    for device in document.get("devices") or ():
+        edits = _tidy_edits(device["containerEdits"])
+        devices.append({**device, "containerEdits": _without(edits, common) or edits})
+    found = dict(document)
+    if devices:
+        found["devices"] = sorted(devices, key=lambda device: device["name"])
+    if common:
+        found["containerEdits"] = common
+    return found
+
+
+_LISTS = ("env", "deviceNodes", "netDevices", "hooks", "mounts", "additionalGids")
+_PATHS = {"deviceNodes": "path", "mounts": "containerPath"}  # what such entries are sorted by
+
+
+def _tidy_edits(edits: "Edits") -> "Edits":
+    found: Edits = {}
+    for key in (*_LISTS, *edits):
+        if key in found or not edits.get(key):
+            continue
+        found[key] = _once(edits[key]) if key in _LISTS else edits[key]
+        if key in _PATHS:
+            found[key].sort(key=lambda entry, name=_PATHS[key]: _depth_first(entry[name]))
+    return found
+
+
+def _depth_first(path: str) -> tuple[int, str]:
+    return path.rstrip("/").count("/"), path
+
+
+def _once(entries: "list[Any]") -> "list[Any]":
+    return [each for at, each in enumerate(entries) if each not in entries[:at]]
+
+
+def _without(edits: "Edits", common: "Edits") -> "Edits":
+    """Return what some edits have beyond others."""
+    found = {}
+    for key, value in edits.items():
+        shared = common.get(key)
+        if key not in _LISTS:
+            rest = None if value == shared else value
+        else:
+            rest = [each for each in value if each not in (shared or ())]
+        if rest:
+            found[key] = rest
+    return found

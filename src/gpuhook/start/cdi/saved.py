@@ -1,0 +1,86 @@
+"""Documents as they were read, saved for the next container's start.
+
+Reading YAML takes longer than a whole start may. What is saved lies in the state folder and is
+trusted as a saved inventory is. A file counts as read while it is the same one with the same
+size and times; whatever is wrong with the saved file costs time and nothing else.
+"""
+
+import os
+import time
+
+from gpuhook import __version__
+from gpuhook.ground.oci import jsontext
+from gpuhook.start.cdi import folders
+from gpuhook.start.cdi.reading import Problem, Reading
+from gpuhook.start.inventory import cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.ground.config.model import Config
+
+_MODE = 0o600  # a document may be for root alone to read
+_MOST_BYTES = 16 << 20  # of what is saved: more isn't read faster than the documents
+# A file that changes twice within one tick of the kernel's clock looks the same afterwards. So
+# what is as young as this when it is read isn't saved; some filesystems count in two seconds.
+_SETTLED_NS = 3 * 10**9
+
+
+def look(config: "Config") -> folders.Found:
+    """Return what the folders of the configuration hold; only what has changed is read again."""
+    began = time.time_ns()
+    before = _load(config)
+    parses = folders.Parses()
+    parses.known.update(before)
+    found = folders.look(config.cdi_spec_dirs, parses)
+    settled = {
+        path: known
+        for path, known in parses.known.items()
+        # The time of the last change, which nobody sets; to come if the clock was set back since.
+        if abs(began - known[0][-1]) > _SETTLED_NS
+    }
+    if settled != before:
+        _save(config, settled)
+    return found
+
+
+def _file_name(config: "Config") -> str:
+    """Return a name of its own for every list of folders, so that two don't fight."""
+    return f"cdi-documents-{cache.digest(jsontext.dumps(config.cdi_spec_dirs).encode())}"
+
+
+def _load(config: "Config") -> "dict[str, tuple[tuple[int, ...], Reading]]":
+    """Return what is saved, nothing where that can't be trusted, read or understood."""
+    folder = cache.open_folder(config.state_dir)
+    if folder is None:
+        return {}
+    try:
+        whole = cache.read_whole(folder, _file_name(config))
+    finally:
+        os.close(folder)
+    try:
+        version, files = jsontext.loads(whole[0]) if whole else ("", {})
+        if version != __version__:
+            return {}
+        return {
+            path: (tuple(stamp), Reading(document, tuple(Problem(*each) for each in problems)))
+            for path, (stamp, document, problems) in files.items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _save(config: "Config", known: "dict[str, tuple[tuple[int, ...], Reading]]") -> None:
+    files = {
+        path: (stamp, reading.document, [(each.line, each.sentence) for each in reading.problems])
+        for path, (stamp, reading) in known.items()
+    }
+    try:
+        body = jsontext.dumps([__version__, files]).encode()
+    except ValueError:  # half of a character that takes two, from an escape
+        return
+    folder = cache.make_folder(config.state_dir) if len(body) <= _MOST_BYTES else None
+    if folder is not None:
+        try:
+            cache.write_whole(folder, _file_name(config), body, _MODE)
+        finally:
+            os.close(folder)

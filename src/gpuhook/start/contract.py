@@ -1,0 +1,235 @@
+"""The contract between the house and the vendors of accelerators.
+
+``Vendor`` is what a vendor has to be, ``load`` returns one by its names, and a ``Grant`` is what
+one vendor gives to one container. Which vendors there are stands in ``gpuhook.vendors.registry``;
+who starts is handed that.
+
+docs/engineering/add-a-vendor.md goes through it step by step.
+"""
+
+from gpuhook.ground.errors import DriverError, listed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from types import ModuleType
+    from typing import Any
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.ground.oci.jsontext import Record
+    from gpuhook.ground.oci.process import Setting
+    from gpuhook.start.inventory.model import Device, Inventory, Node
+    from gpuhook.start.plan.image import Image
+    from gpuhook.start.plan.operations import Operation
+    from gpuhook.start.request.reader import Reading, Request
+
+    # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
+    Known = Mapping[str, ModuleType]
+
+
+def package(names: "ModuleType") -> str:
+    """Return the package that holds a vendor: the one that its names are in."""
+    return names.__name__.rpartition(".")[0]
+
+
+def load(names: "ModuleType") -> "Vendor":
+    """Return the vendor with these names, its own modules imported."""
+    name = f"{package(names)}.vendor"
+    module = __import__(name, fromlist=["VENDOR"])
+    vendor: Vendor = module.VENDOR
+    return vendor.of(names)
+
+
+class Grant:
+    """What one vendor gives to one container: the devices that its request means."""
+
+    __slots__ = ("_nodes", "devices", "inventory", "request", "vendor")
+
+    def __init__(
+        self,
+        vendor: "Vendor",
+        request: "Request",
+        inventory: "Any",
+        devices: "tuple[Device, ...]",
+    ) -> None:
+        self.vendor = vendor
+        self.request = request
+        self.inventory = inventory  # of the vendor's own class
+        self.devices = devices
+        self._nodes: list[tuple[Node, str]] | None = None
+
+    @property
+    def nodes(self) -> "list[tuple[Node, str]]":
+        """The nodes to give, each with the reason."""
+        if self._nodes is None:
+            self._nodes = self.vendor.nodes(self)
+        return self._nodes
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What the devices are told apart by."""
+        return tuple(device.id for device in self.devices)
+
+    def rules(self) -> "dict[tuple[int, int], str]":
+        """Return the (major, minor) of all that the container may open, each with the reason."""
+        found = {node.numbers: reason for node, reason in self.nodes}
+        for pair, reason in self.vendor.rules(self).items():
+            found.setdefault(pair, reason)
+        return found
+
+    def groups(self) -> dict[int, str]:
+        """Return the groups that its process needs to open the nodes, each with the reason."""
+        found: dict[int, str] = {}
+        for node, _ in self.nodes:
+            if node.group:
+                found.setdefault(node.group, f"{node.path} is for this group")
+        return found
+
+
+class Vendor:
+    """What the house asks of a vendor; by default, that of one whose devices are nodes alone.
+
+    Everything is a pure function of its arguments but ``discover``, ``surroundings`` and
+    ``look``, which read. Nothing here changes anything, and no device is opened: the house does
+    what the operations say.
+    """
+
+    names: "ModuleType"
+    # The settings that its inventory depends on beside the driver root (attributes of Config), and
+    # folders below /dev whose nodes are too many to look at each at every start: that such a
+    # folder is as it was stands for them.
+    settings: tuple[str, ...] = ()
+    crowded: tuple[str, ...] = ()
+
+    def of(self, names: "ModuleType") -> "Vendor":  # noqa: ARG002
+        """Return the vendor with these names, which ``load`` was asked for."""
+        return self
+
+    # What the machine has ---------------------------------------------------------------
+
+    @property
+    def inventory(self) -> "type[Inventory]":
+        """The class of its inventory."""
+        from gpuhook.start.inventory.model import Inventory  # noqa: PLC0415 - where it is asked
+
+        return Inventory
+
+    def root(self, config: "Config") -> str:
+        """Return the driver root that the configuration names, / for the host's own."""
+        return config.driver_root_of(self.names.NAME)
+
+    def discover(self, config: "Config") -> "Inventory":
+        """Look at the driver root.
+
+        NoDriverError where there is no driver of this vendor, or it isn't loaded; DriverError
+        where it doesn't work, or a file can't be looked at; a driver without devices is an
+        inventory without any.
+        """
+        try:
+            return self._discover(config)
+        except OSError as error:
+            where = f": {error.filename}" if error.filename else ""
+            raise DriverError(
+                f"{self.names.TITLE}'s driver below {self.root(config)} can't be looked at: "
+                f"{error.strerror}{where}",
+                "See who has mounted or changed something there, and run gpuhook doctor",
+            ) from None
+
+    def _discover(self, config: "Config") -> "Inventory":  # noqa: ARG002
+        """Look at the driver root, as ``discover`` says; an OSError is said there."""
+        raise DriverError(f"gpuhook can't look for {self.names.TITLE}'s devices", "Report it")
+
+    def surroundings(self, config: "Config") -> "list[Any]":  # noqa: ARG002
+        """Return, as JSON values, what an inventory was made in: a change of it makes it stale.
+
+        Asked at every start, so a few reads of small files or folders at most.
+        """
+        return []
+
+    def volatile_paths(self) -> list[str]:
+        """Return paths below the driver root whose coming or going makes an inventory stale.
+
+        Those that exist when it is made are among its files, which are looked at anyhow.
+        """
+        return []
+
+    # What a container asks for ----------------------------------------------------------
+
+    def options(self) -> "Record | None":
+        """Return an empty record of what its variables may say beside devices, if anything."""
+        return None
+
+    def everything(self, config: "Config") -> "Any":  # noqa: ARG002
+        """Return the options of a container that gets all that belongs to its devices.
+
+        A CDI document can't know what a container asks for, so it brings that.
+        """
+        return self.options()
+
+    def offered(self, grant: "Grant") -> "tuple[list[Device], list[str]]":
+        """Return the devices to name in a CDI document, and why others aren't, a sentence each.
+
+        ``grant`` is of all devices and ``everything``. A device whose parts can be asked for is
+        none itself.
+        """
+        devices = grant.inventory.devices
+        whole = {device.parent for device in devices}
+        found = [device for device in devices if not device.state and device.id not in whole]
+        noun = self.names.NOUN
+        return found, [f"{noun} {each.label}: {each.state}" for each in devices if each.state]
+
+    def read(self, reading: "Reading", options: "Any") -> None:
+        """Fill in the options; RequestError for what is malformed or not allowed.
+
+        Nothing is refused to a container that asks for no device (``reading.devices`` is None).
+        """
+
+    def check(self, grant: Grant) -> None:
+        """Raise a RequestError or DriverError for devices that can't be given together."""
+
+    def warnings(self, grant: Grant) -> list[str]:
+        """Return what a container gets only in part, a sentence each, without a full stop."""
+        return [*grant.inventory.refused]
+
+    # What it gets -----------------------------------------------------------------------
+
+    def nodes(self, grant: Grant) -> "list[tuple[Node, str]]":
+        """Return the nodes to give, each once, with the reason; DriverError without one of them."""
+        noun, title = self.names.NOUN, self.names.TITLE
+        wanted = dict.fromkeys(grant.inventory.control, f"control of {title}'s devices")
+        for device in grant.devices:
+            for path in device.nodes:
+                wanted.setdefault(path, f"{noun} {device.label}")
+        missing = [path for path in grant.inventory.missing() if path in wanted]
+        if missing:
+            raise DriverError(
+                f"{title}'s driver has no node {listed(missing)}",
+                "See that udev makes it, or load the driver again",
+            )
+        return existing(wanted, grant.inventory.nodes)
+
+    def rules(self, grant: Grant) -> "Mapping[tuple[int, int], str]":  # noqa: ARG002
+        """Return (major, minor) to allow beyond those of the nodes, each with the reason."""
+        return {}
+
+    def environment(self, grant: Grant) -> "list[Setting]":  # noqa: ARG002
+        """Return the variables to set in the container; only the runtime can, the hook can't."""
+        return []
+
+    def look(self, root: "Rootfs", config: "Config") -> "Record | None":  # noqa: ARG002
+        """Look at what an image brings that changes the plan; equal records make equal plans."""
+        return None
+
+    def edits(self, grant: Grant, image: "Image") -> "list[Operation]":  # noqa: ARG002
+        """Return what is done beyond nodes and rules: files, links, covers, the loader's cache.
+
+        What ``look`` found is ``image.brings[names.NAME]``.
+        """
+        return []
+
+
+def existing(wanted: "Mapping[str, str]", nodes: "Iterable[Node]") -> "list[tuple[Node, str]]":
+    """Return the nodes with these paths, in their order, each with its reason."""
+    there = {node.path: node for node in nodes}
+    return [(there[path], reason) for path, reason in wanted.items() if path in there]

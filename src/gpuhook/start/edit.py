@@ -1,0 +1,208 @@
+"""The edit of config.json for the devices that a container is granted.
+
+gpu-py calls it, podman's precreate hook does, and so does the process that stands ready.
+"""
+
+import os
+
+from gpuhook.ground import log, names, preload
+from gpuhook.ground.errors import RuntimeMissingError, SpecError
+from gpuhook.ground.oci.spec import hook_name
+from gpuhook.start.resolve import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.oci.spec import Spec
+    from gpuhook.start.contract import Known
+    from gpuhook.start.inventory.model import Inventory
+    from gpuhook.start.resolve import Resolved
+
+HELPER_OPTION = "--helper"
+
+
+def edit(
+    spec: "Spec",
+    config: "Config",
+    known: "Known",
+    folder: str,
+    helped: "Callable[[Spec, Resolved], list[str]] | None" = None,
+    inventories: "Mapping[str, Inventory] | None" = None,
+) -> "Spec | None":
+    """Return a spec with what its devices need; None where it gets none.
+
+    ``known`` are the vendors there are. ``folder`` is where gpuhook-prestart lies. ``helped``
+    finds a helper for the hook and returns the words that lead to it, none where there is no
+    helper. ``inventories``, by vendor, are known to be the machine's.
+    """
+    resolved = resolve(spec.data, config, known, inventories=inventories)
+    if resolved is None or not (resolved.grants or resolved.cdi_devices):
+        if resolved is not None:
+            log.without(spec.path, resolved.absent, config)
+        # It may have devices all the same: engines carry out documents themselves.
+        edited = _lease(spec, resolved, config, known, folder, "") if config.exclusive else spec
+        return None if edited is spec else edited
+    spec.require_mount_namespace()
+    edited = _edit_process(_apply_documents(spec, resolved, config), resolved)
+    way = "cdi"
+    if resolved.grants:
+        preload.load(preload.EDIT)
+        from gpuhook.start.request import reader  # noqa: PLC0415 - only where a GPU is asked for
+
+        way = reader.effective_mode(config.mode, resolved.requests)
+        if way == "spec":
+            edited = _edit_spec(edited, resolved, config)
+        else:
+            edited = _edit_for_hook(edited, resolved, config, folder, helped)
+    if config.exclusive:
+        edited = _lease(edited, resolved, config, known, folder, way)
+    log.edited(spec.path, way, (*resolved.ids, *resolved.cdi_devices), config)
+    return edited
+
+
+def _lease(
+    spec: "Spec",
+    resolved: "Resolved | None",
+    config: "Config",
+    known: "Known",
+    folder: str,
+    way: str,
+) -> "Spec":
+    """Return the spec with a hook that takes exclusive devices for the container, where needed.
+
+    HeldError where another container has one now. In the way ``hook`` the hook that injects
+    takes them.
+    """
+    from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
+
+    if not claims.check(spec, resolved, known, config) or way == "hook":
+        return spec
+    return add_hook(make_way(spec), config, folder, verb=names.LEASE_VERB)
+
+
+def _apply_documents(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
+    """Return the spec with what CDI documents say of the devices that they describe."""
+    if not resolved.cdi_devices:
+        return spec
+    from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - only for documents
+
+    found = saved.look(config)
+    edits = apply.resolve(found, resolved.cdi_devices)
+    apply.check_writers(found, resolved.cdi_devices)
+    return apply.apply_to_spec(spec, edits)
+
+
+def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":
+    """Return the spec with the variables and groups that its process needs."""
+    if not resolved.settings and not resolved.groups:
+        return spec
+    from gpuhook.ground.oci import process  # noqa: PLC0415 - few vendors need it
+
+    for each in resolved.settings:
+        spec = process.set_variable(spec, each)
+    return process.add_groups(spec, resolved.groups)
+
+
+def _edit_for_hook(
+    spec: "Spec",
+    resolved: "Resolved",
+    config: "Config",
+    folder: str,
+    helped: "Callable[[Spec, Resolved], list[str]] | None",
+) -> "Spec":
+    """Return the spec with the device rules and our hook, if it hasn't got it already."""
+    devices = dict.fromkeys(pair for grant in resolved.grants for pair in grant.rules())
+    _link_nodes(spec, resolved)
+    spec = _add_device_rules(make_way(spec), list(devices))
+    if has_hook(spec):
+        return spec
+    words = helped(spec, resolved) if helped is not None else []
+    return add_hook(spec, config, folder, [HELPER_OPTION, *words] if words else [])
+
+
+def _link_nodes(spec: "Spec", resolved: "Resolved") -> None:
+    """Let systemd, where it manages the container's cgroup, find the devices allowed in it."""
+    from gpuhook.start import dev_char  # noqa: PLC0415 - only where a GPU is asked for
+
+    linux = spec.data.get("linux")
+    if isinstance(linux, dict) and dev_char.wanted(linux.get("cgroupsPath")):
+        for grant in resolved.grants:
+            allowed = grant.rules()
+            nodes = grant.inventory.nodes
+            given = (node for node in nodes if node.numbers in allowed)
+            dev_char.make_links(given, grant.inventory.root)
+
+
+def _edit_spec(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
+    """Return the spec with all that mode spec does, for the image as the engine laid it out."""
+    from gpuhook.ground.container.rootfs import Rootfs  # noqa: PLC0415
+    from gpuhook.start.plan import image, spec_edits  # noqa: PLC0415 - only in mode spec
+    from gpuhook.start.plan.operations import Plan, usable  # noqa: PLC0415
+    from gpuhook.start.planner import make_plan  # noqa: PLC0415
+
+    try:
+        with Rootfs(spec.root_path) as root:
+            found = image.look(root, config, resolved.looks())
+    except OSError as error:
+        raise SpecError(
+            f"The root filesystem {spec.root_path} can't be opened: {error.strerror}",
+            "Have it mounted before the runtime is called, or use mode hook",
+        ) from None
+    for stage in names.HOOK_STAGES:  # nothing is left for them to do
+        spec = spec.drop_hooks(stage, (*names.TOOLKIT_HOOKS, names.HOOK))
+    plan = Plan(usable(make_plan(resolved.grants, found, resolved.groups).operations)[0])
+    return spec_edits.apply(_add_device_rules(spec, plan.devices), plan)
+
+
+def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
+    from gpuhook.ground.cgroup import access  # noqa: PLC0415 - only where a GPU is asked for
+
+    missing = [pair for pair in devices if not access.spec_allows(spec.device_rules, *pair)]
+    if not missing:
+        return spec
+    return spec.append(("linux", "resources", "devices"), access.device_rules(missing))
+
+
+def make_way(spec: "Spec") -> "Spec":
+    """Return a spec without the hooks that ours replaces.
+
+    NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone
+    or which took a lease alone.
+    """
+    for stage in names.HOOK_STAGES:
+        spec = spec.drop_hooks(stage, names.TOOLKIT_HOOKS)
+        for hook in spec.hooks(stage):
+            ours = {HELPER_OPTION, names.LEASE_VERB}.intersection(hook.get("args") or ())
+            if hook_name(hook) == names.HOOK and ours:
+                spec = spec.drop_hooks(stage, (names.HOOK,))
+    return spec
+
+
+def has_hook(spec: "Spec") -> bool:
+    """Tell whether somebody else, a hooks folder of podman's, has added our hook already."""
+    return any(
+        hook_name(hook) == names.HOOK for stage in names.HOOK_STAGES for hook in spec.hooks(stage)
+    )
+
+
+def add_hook(
+    spec: "Spec",
+    config: "Config",
+    folder: str,
+    words: "Sequence[str]" = (),
+    verb: str = "prestart",
+) -> "Spec":
+    """Return the spec with our hook as the last prestart hook; ``words`` lead to its helper."""
+    path = os.path.join(os.path.abspath(folder), names.HOOK)
+    if not os.access(path, os.X_OK):
+        raise RuntimeMissingError(
+            f"The hook {path} doesn't exist beside {names.RUNTIME}",
+            "Reinstall gpuhook, so that both lie in one folder",
+        )
+    options = ["--config", os.path.abspath(config.path)] if config.path else []
+    args = [names.HOOK, *words, *options, verb]
+    return spec.append(
+        ("hooks", "prestart"), [{"path": path, "args": args, "env": names.HOOK_ENVIRONMENT}]
+    )

@@ -1,0 +1,415 @@
+"""The inventories of this machine, one per vendor, saved below /run.
+
+So a driver is asked once and not at every start. A saved inventory counts only while nothing
+around it has changed (``freshness``), and only if nobody but root (or this very user) can have
+written it. One that is stale, damaged or suspicious is made again, by one process under a lock
+while the others wait.
+"""
+
+import _imp
+import errno
+import os
+import stat
+import time
+
+from gpuhook.ground.errors import DriverError, NoDriverError
+from gpuhook.ground.oci import jsontext
+from gpuhook.start.inventory import freshness
+from gpuhook.start.inventory.model import SOCKET
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.inventory.freshness import Source
+    from gpuhook.start.inventory.model import Inventory
+
+_LIMIT = 64 << 20
+_FOLDER_MODE = 0o755  # what is saved is no secret: vendors' tools tell it to everybody
+_HASH_KEY = 0x67707568  # any number; the hash finds damage, it keeps no secret
+_POLL = 0.01  # seconds between two tries to get the lock
+_TRIES = 3  # to make an inventory while nothing around it changes
+_LOST_SECONDS = 10.0  # how long an inventory counts that misses a device
+_SPARE = 5.0  # seconds that a waiter grants the others beyond a driver's own limit
+
+
+def get_inventory(config: "Config", vendor: "Source", *, save: bool = True) -> "Inventory":
+    """Return what this machine has of a vendor: the saved one while it is fresh, else a new one.
+
+    A new one is saved for the next caller, unless ``save`` is off or this user can't.
+    Raises DriverError where there is no working driver.
+    """
+    folder = open_folder(config.state_dir)
+    if folder is None:
+        return _make_unsaved(config, vendor, save=save)
+    try:
+        found = _load(folder, config, vendor)
+        if found is not None:
+            return found.inventory
+        if not save:
+            return _discover(config, vendor).inventory
+        return _make_once(folder, config, vendor).inventory
+    finally:
+        os.close(folder)
+
+
+def follow(
+    config: "Config", vendor: "Source", before: "Loaded | None" = None, *, ask: bool = False
+) -> "Loaded":
+    """Return what this machine has of a vendor, for somebody who looks again and again.
+
+    That is ``before``, what this returned the last time, while nothing around it has changed.
+    Otherwise, and in any case with ``ask``, the driver is asked as by ``get_inventory``; where
+    the answer can't be saved, it is kept in memory alone.
+    """
+    if before is not None and not ask and before.is_fresh(config):
+        return before
+    folder = make_folder(config.state_dir)
+    if folder is None:
+        return _discover(config, vendor)
+    try:
+        if not ask:
+            return _load(folder, config, vendor) or _make_once(folder, config, vendor)
+        with _Lock(folder, config, vendor) as lock:
+            return _make(folder, config, vendor, lock)
+    finally:
+        os.close(folder)
+
+
+def refresh(config: "Config", vendor: "Source") -> "Inventory":
+    """Make a vendor's inventory again, whether the saved one is fresh or not, and save it.
+
+    DriverError where there is no working driver, or it can't be saved.
+    """
+    folder = make_folder(config.state_dir)
+    if folder is None:
+        raise DriverError(
+            f"The state folder {config.state_dir} can't be used",
+            "Run this as root, and let the folder belong to root and be writable by root alone",
+        )
+    try:
+        with _Lock(folder, config, vendor) as lock:
+            made = _make(folder, config, vendor, lock)
+    finally:
+        os.close(folder)
+    if not made.is_saved:
+        raise DriverError(
+            f"{made.inventory.sentence()}: nothing was saved, as {config.state_dir} can't be "
+            "written to",
+            "Run this as root, and see that its disk isn't full",
+        )
+    return made.inventory
+
+
+def saved(config: "Config", vendor: "Source") -> "Inventory | None":
+    """Return the saved inventory if there is a fresh one; asks no driver."""
+    found = load(config, vendor)
+    return None if found is None else found.inventory
+
+
+# Making -------------------------------------------------------------------------------------
+
+
+def _make_unsaved(config: "Config", vendor: "Source", *, save: bool) -> "Inventory":
+    folder = make_folder(config.state_dir) if save else None
+    if folder is None:
+        return _discover(config, vendor).inventory
+    try:
+        return _make_once(folder, config, vendor).inventory
+    finally:
+        os.close(folder)
+
+
+def _make_once(folder: int, config: "Config", vendor: "Source") -> "Loaded":
+    """Make the inventory, or wait for somebody who is just doing that."""
+    with _Lock(folder, config, vendor) as lock:
+        found = _load(folder, config, vendor)
+        if found is not None:
+            return found
+        lock.raise_failure()
+        return _make(folder, config, vendor, lock)
+
+
+def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Loaded":
+    try:
+        content = _discover(config, vendor)
+    except DriverError as error:
+        lock.note_failure(error)
+        raise
+    if lock.held:
+        content.is_saved = _save(folder, _file_name(config, vendor), content)
+    return content
+
+
+def _discover(config: "Config", vendor: "Source") -> "Loaded":
+    """Look at the machine, again if anything around it changed meanwhile."""
+    for _ in range(_TRIES):
+        around = freshness.surroundings(config, vendor)
+        root = vendor.root(config)
+        missing = freshness.settled(root, freshness.missing(root, vendor.volatile_paths()))
+        inventory = vendor.discover(config)
+        # A node may come after its device: udev makes it.
+        content = Loaded(vendor, inventory, around, [*missing, *inventory.missing()])
+        if freshness.surroundings(config, vendor) == around:
+            break
+    # Where it never rests, what was seen before goes with it: it won't match, and so not be used.
+    return content
+
+
+class _Lock:
+    """The right to make the inventory; the file also tells waiters of a failure.
+
+    Whoever waits longer than a driver may take goes on without it (``held`` is False): the lock
+    saves work and guards nothing.
+    """
+
+    def __init__(self, folder: int, config: "Config", vendor: "Source") -> None:
+        self._folder = folder
+        self._name = _file_name(config, vendor) + ".lock"
+        self._limit = config.nvml_timeout + _SPARE
+        self._fd = -1
+        self._began = time.monotonic()
+        self.held = False
+
+    def __enter__(self) -> "Self":
+        import fcntl  # noqa: PLC0415 - no need while the saved inventory is fresh
+
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._fd = os.open(self._name, flags, 0o600, dir_fd=self._folder)
+        except OSError:
+            return self
+        while time.monotonic() < self._began + self._limit:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
+                    break
+                time.sleep(_POLL)
+            else:
+                self.held = True
+                break
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def note_failure(self, error: DriverError) -> None:
+        """Tell those who are waiting now why there is no inventory."""
+        if self.held:
+            absent = isinstance(error, NoDriverError)
+            text = jsontext.dumps([time.monotonic(), error.cause, error.remedy, absent])
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, text.encode(), 0)
+
+    def raise_failure(self) -> None:
+        """Raise the failure of the one we waited for: it would be ours as well."""
+        if not self.held:
+            return
+        try:
+            moment, cause, remedy, absent = jsontext.loads(os.pread(self._fd, 1 << 16, 0).decode())
+        except (ValueError, TypeError, OSError):
+            return
+        if isinstance(moment, float) and moment > self._began:
+            raise (NoDriverError if absent else DriverError)(str(cause), str(remedy))
+
+
+# Loading and saving --------------------------------------------------------------------------
+
+
+def _file_name(config: "Config", vendor: "Source") -> str:
+    """Return a name of its own for every vendor and set of settings, so that two don't fight."""
+    settings = jsontext.dumps(freshness.settings_of(config, vendor))
+    return f"inventory-{vendor.names.NAME}-{digest(settings.encode())}"
+
+
+def digest(data: "bytes | memoryview") -> str:
+    """Return 16 hexadecimal digits by which damage is found, and names are made."""
+    return _imp.source_hash(_HASH_KEY, data).hex()
+
+
+def open_folder(path: str) -> int | None:
+    """Open the state folder; None where there is none that we may trust."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if _is_ours(os.fstat(fd)):
+        return fd
+    os.close(fd)
+    return None
+
+
+def make_folder(path: str) -> int | None:
+    """Make the state folder and open it; None where that can't be, or it can't be trusted."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.mkdir(path, _FOLDER_MODE)
+        os.chmod(path, _FOLDER_MODE)  # whatever the umask is
+    except FileExistsError:
+        pass  # made by another one just now, or one that isn't ours: see below
+    except OSError:
+        return None
+    return open_folder(path)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Tell whether root or this user alone can have written it."""
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+
+
+class Loaded:
+    """An inventory, and what tells whether it still is this machine's.
+
+    ``around`` is what it was made in, ``missing`` the paths that didn't exist then;
+    ``is_saved`` says whether it was saved when it was made.
+    """
+
+    def __init__(
+        self, vendor: "Source", inventory: "Inventory", around: "list[Any]", missing: list[str]
+    ) -> None:
+        self.inventory = inventory
+        self.around = around
+        self.missing = missing
+        self._vendor = vendor
+        self.is_saved = False
+        self._file: tuple[int, ...] = ()
+        self._saved_at = time.time()
+
+    def read_from(self, status: os.stat_result) -> None:
+        """Note which file it was read from, and when that was written."""
+        self._file = identity(status)
+        self._saved_at = status.st_mtime
+
+    def is_fresh(self, config: "Config") -> bool:
+        """Tell whether it can be believed: nothing has changed, nor can a lost device be back."""
+        # Either way: the clock may have been set back since.
+        if self.inventory.lost and abs(time.time() - self._saved_at) > _LOST_SECONDS:
+            return False  # nothing but the driver tells when a lost device is back
+        return self.is_same(config)
+
+    def is_same(self, config: "Config") -> bool:
+        """Tell whether nothing around it has changed."""
+        if self.around != freshness.surroundings(config, self._vendor):
+            return False
+        return _still_there(self.inventory, self.missing, self._vendor.crowded)
+
+    def is_latest(self, config: "Config") -> bool:
+        """Tell whether it is fresh, and the file is still the one that it was read from."""
+        try:
+            status = os.stat(
+                f"{config.state_dir}/{_file_name(config, self._vendor)}", follow_symlinks=False
+            )
+        except OSError:
+            return False
+        return identity(status) == self._file and self.is_fresh(config)
+
+
+def identity(status: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a file from what it was: nobody can set all of it back."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def load(config: "Config", vendor: "Source") -> Loaded | None:
+    """Return the saved inventory with what tells its freshness; None if there is no fresh one."""
+    folder = open_folder(config.state_dir)
+    if folder is None:
+        return None
+    try:
+        return _load(folder, config, vendor)
+    finally:
+        os.close(folder)
+
+
+def _load(folder: int, config: "Config", vendor: "Source") -> Loaded | None:
+    """Return the saved inventory, None unless it is whole, trustworthy and fresh."""
+    whole = read_whole(folder, _file_name(config, vendor))
+    if whole is None:
+        return None
+    text, status = whole
+    try:
+        around, missing, inventory = jsontext.loads(text)
+        found = Loaded(vendor, vendor.inventory.from_json(inventory), around, missing)
+    except (ValueError, KeyError, TypeError):
+        return None
+    found.read_from(status)
+    return found if found.is_fresh(config) else None
+
+
+def _still_there(inventory: "Inventory", missing: list[str], crowded: tuple[str, ...]) -> bool:
+    """Tell whether the nodes and files exist that did, and those don't that didn't."""
+    root = inventory.root
+    files = [file.path for file in inventory.files if file.kind != SOCKET]
+    return (
+        freshness.same_nodes(root, inventory.nodes, crowded)
+        and not freshness.missing(root, files)
+        and freshness.missing(root, missing) == missing
+    )
+
+
+def read_whole(folder: int, name: str) -> tuple[str, os.stat_result] | None:
+    """Return a file's text as given to ``write_whole``, None unless it is whole and trustworthy."""
+    try:
+        data, status = _read(folder, name)
+        begin = data.find(b"\n") + 1
+        body = memoryview(data)[begin:]  # no copy: there may be much of it
+        if not begin or data[: begin - 1] != digest(body).encode():
+            return None
+        return str(body, "utf-8"), status
+    except (OSError, ValueError):
+        return None
+
+
+def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(name, flags, dir_fd=folder)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or not _is_ours(status) or status.st_size > _LIMIT:
+            return b"", status
+        return os.read(fd, status.st_size + 1), status
+    finally:
+        os.close(fd)
+
+
+def _save(folder: int, name: str, content: Loaded) -> bool:
+    parts = [content.around, content.missing, content.inventory.to_json()]
+    return write_whole(folder, name, jsontext.dumps(parts).encode())
+
+
+def write_whole(folder: int, name: str, body: bytes, mode: int = 0o644) -> bool:
+    """Write the file whole or not at all; failing to costs time later and nothing else.
+
+    Where two write at once, what is damaged by that is found by ``read_whole``. Returns
+    whether it was written.
+    """
+    temporary = f".{name}.new"
+    try:
+        _remove(folder, temporary)  # one killed while writing may have left it
+        _write(folder, temporary, digest(body).encode() + b"\n" + body, mode)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        _remove(folder, temporary)
+        return False
+    return True
+
+
+def _remove(folder: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass
+
+
+def _write(folder: int, name: str, data: bytes, mode: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, mode, dir_fd=folder)
+    try:
+        os.fchmod(fd, mode)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)

@@ -1,0 +1,155 @@
+"""What tells at little cost whether a machine still is as it was when an inventory was made.
+
+Names, small texts and file statuses alone, no times of anything in /proc: its inodes are
+made anew in every mount of it, and whenever memory is short.
+"""
+
+import os
+import stat
+
+from gpuhook import __version__
+from gpuhook.ground.errors import UntrustedPathError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, Protocol
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.inventory.model import Inventory, Node
+
+    class Source(Protocol):
+        """Where an inventory comes from: what is used here of a vendor."""
+
+        @property
+        def names(self) -> Any:
+            """The vendor's names."""
+
+        @property
+        def inventory(self) -> type[Inventory]:
+            """The class of its inventory."""
+
+        @property
+        def settings(self) -> tuple[str, ...]:
+            """The settings that an inventory depends on beside the root, attributes of Config."""
+
+        @property
+        def crowded(self) -> tuple[str, ...]:
+            """Folders whose nodes are too many to look at each."""
+
+        def root(self, config: Config) -> str:
+            """Return the driver root."""
+
+        def discover(self, config: Config) -> Inventory:
+            """Look at the machine; DriverError where there is no driver."""
+
+        def surroundings(self, config: Config) -> list[Any]:
+            """Return, as JSON values, what a change of makes an inventory stale."""
+
+        def volatile_paths(self) -> list[str]:
+            """Return paths whose coming makes an inventory stale."""
+
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def settings_of(config: "Config", vendor: "Source") -> "list[Any]":
+    """Return what a vendor's inventory depends on of the settings, as JSON values."""
+    values = [vendor.root(config), *(getattr(config, name) for name in vendor.settings)]
+    return [list(value) if isinstance(value, tuple) else value for value in values]
+
+
+def surroundings(config: "Config", vendor: "Source") -> "list[Any]":
+    """Return, as JSON values, what an inventory was made in: any change may change it."""
+    return [
+        __version__,
+        # The vendor's folder: code that was replaced is another one, of the same version too.
+        status(os.path.dirname(vendor.names.__file__)),
+        settings_of(config, vendor),
+        text(_BOOT_ID),
+        *vendor.surroundings(config),
+    ]
+
+
+def same_nodes(root: str, nodes: "Iterable[Node]", crowded: tuple[str, ...]) -> bool:
+    """Tell whether these device nodes are what they were, owner and mode included.
+
+    Those in a ``crowded`` folder are left to the folder's own status: there may be thousands.
+    """
+    root = root.rstrip("/")
+    for node in nodes:
+        if node.path.rpartition("/")[0] in crowded:
+            continue
+        try:
+            found = os.stat(root + node.path)
+        except OSError:
+            return False
+        now = (found.st_rdev, found.st_mode, found.st_uid, found.st_gid)
+        rdev = os.makedev(node.major, node.minor)
+        if now != (rdev, stat.S_IFCHR | node.mode, node.uid, node.gid):
+            return False
+    return True
+
+
+def missing(root: str, paths: "Iterable[str]") -> list[str]:
+    """Return those of the paths below the driver root that don't exist."""
+    root = root.rstrip("/")
+    # /var/run is a link, often an absolute one, which below a driver root leads elsewhere.
+    return [path for path in paths if not _exists(root + path.replace("/var/run/", "/run/"))]
+
+
+def settled(root: str, paths: "Iterable[str]") -> list[str]:
+    """Return those of the paths below the driver root that nobody but root can make."""
+    from gpuhook.ground.container.rootfs import Rootfs  # noqa: PLC0415 - when an inventory is made alone
+
+    found = []
+    try:
+        with Rootfs(root) as host:
+            for path in paths:
+                try:
+                    host.own_path(path)
+                except UntrustedPathError:
+                    continue
+                except OSError:
+                    pass
+                found.append(path)
+    except OSError:
+        pass  # there is no such root, and nothing to wait for
+    return found
+
+
+def _exists(path: str) -> bool:
+    """Tell whether there is such a name, even of a link that leads nowhere."""
+    # As os.path.lexists does, in half the time.
+    return os.access(path, os.F_OK, follow_symlinks=False)
+
+
+def names(folder: str) -> list[str]:
+    """Return the names in a folder, sorted; none where it can't be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def text(path: str) -> str:
+    """Return a small file's beginning, "" where it can't be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, 1 << 12).decode("ascii", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def status(path: str) -> "list[int] | None":
+    """Return what changes of a file or folder when it is changed; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return [found.st_ino, found.st_size, found.st_mtime_ns]

@@ -1,0 +1,257 @@
+"""What a host has to give, as plain data: devices with their names, nodes and files.
+
+Nothing here looks at the host; a vendor's ``discover`` fills these classes in, ``selection``
+and the plan read them. They go to JSON and back without loss, so an inventory can be saved.
+
+They are plain classes, because importing dataclasses costs two interpreter starts.
+"""
+
+import os
+import stat
+
+from gpuhook.ground.oci.jsontext import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Self
+
+EVERYBODY = 0o666  # the mode of a node that everybody may open
+SOCKET = "ipc"  # the kind of a file that is there or not: each start looks, and no inventory
+NOBODY = 65534  # how the kernel shows an owner that a user namespace has no number for
+
+
+class Node(Record):
+    """A character device: its path below the driver root, its numbers, mode and owner.
+
+    ``inside`` is its path in a container, "" where that is the same one.
+    """
+
+    __slots__ = ("gid", "inside", "major", "minor", "mode", "path", "uid")
+
+    def __init__(
+        self,
+        path: str,
+        major: int,
+        minor: int,
+        mode: int = EVERYBODY,
+        uid: int = 0,
+        gid: int = 0,
+        inside: str = "",
+    ) -> None:
+        self.path = path
+        self.major = major
+        self.minor = minor
+        self.mode = mode
+        self.uid = uid
+        self.gid = gid
+        self.inside = inside
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        return cls(**data)
+
+    @classmethod
+    def of(cls, path: str, status: os.stat_result | None, inside: str = "") -> "Self | None":
+        """Return the node with that path and status, None if it is no character device."""
+        if status is None or not stat.S_ISCHR(status.st_mode):
+            return None
+        numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
+        mode = stat.S_IMODE(status.st_mode)
+        return cls(path, *numbers, mode, status.st_uid, status.st_gid, inside)
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return the fields as JSON values, without those that most nodes have."""
+        found = {"path": self.path, "major": self.major, "minor": self.minor}
+        if (self.mode, self.uid, self.gid) != (EVERYBODY, 0, 0):
+            found.update(mode=self.mode, uid=self.uid, gid=self.gid)
+        return {**found, "inside": self.inside} if self.inside else found
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """The device's (major, minor)."""
+        return self.major, self.minor
+
+    @property
+    def group(self) -> int:
+        """The group that may do with it what not everybody may, 0 where there is none.
+
+        A group that this user namespace has no number for is none: nobody can be put in it.
+        """
+        alone = (self.mode >> 3) & ~self.mode & 0o006
+        return self.gid if alone and self.gid != NOBODY else 0
+
+
+class DriverFile(Record):
+    """A file of the driver, found below the driver root.
+
+    ``kind`` is one of library, library32, binary, firmware, ipc, config, folder, link. ``path``
+    is where it is: absolute below the driver root, every symbolic link resolved. ``target`` is
+    where it goes in a container: an absolute path, for libraries the bare file name if their
+    folder is the container's choice. A link's ``path`` is its own, and ``target`` what it says.
+    ``capability`` is the part of the driver it belongs to (the empty string: always), ``soname``
+    a library's DT_SONAME, else None.
+    """
+
+    __slots__ = ("capability", "kind", "path", "soname", "target")
+
+    def __init__(
+        self, kind: str, path: str, target: str, capability: str = "", soname: str | None = None
+    ) -> None:
+        self.kind = kind
+        self.path = path
+        self.target = target
+        self.capability = capability
+        self.soname = soname
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        return cls(**data)
+
+
+class Device(Record):
+    """One accelerator, or a part of one that can be asked for by itself.
+
+    ``id`` tells it from every other device of its vendor, as long as that is possible (a
+    UUID, a serial number, else a bus id); ``label`` is what a person calls it here (3, 0:1).
+    ``names`` are the names by which it can be asked for, by name space; a name may be shared
+    by several devices. ``nodes`` are paths of nodes of the inventory. ``bus_id`` is the PCI
+    address as /sys spells it (0000:1b:00.0), ``model`` the product, ``parent`` the ``id`` of
+    the device that it is a part of, ``state`` why it can't be used ("": it can). A part has
+    no nodes of its parent's among its own: the vendor adds what it needs of them.
+    """
+
+    __slots__ = ("bus_id", "id", "label", "model", "names", "nodes", "parent", "state")
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 - what it is
+        label: str,
+        names: "Mapping[str, tuple[str, ...]]",
+        nodes: tuple[str, ...] = (),
+        bus_id: str = "",
+        model: str = "",
+        parent: str = "",
+        state: str = "",
+    ) -> None:
+        self.id = id
+        self.label = label
+        self.names = names
+        self.nodes = nodes
+        self.bus_id = bus_id
+        self.model = model
+        self.parent = parent
+        self.state = state
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        names = {space: tuple(texts) for space, texts in data["names"].items()}
+        return cls(**{**data, "names": names, "nodes": tuple(data["nodes"])})
+
+
+class Inventory(Record):
+    """What one host has of one vendor.
+
+    ``vendor`` is the vendor's name, ``root`` the driver root as a host path (/ or for
+    instance /run/nvidia/driver), ``version`` the driver's. ``nodes`` are all nodes that a
+    container may get, those of ``control`` with whatever device it asks for (paths).
+    ``lost`` are the labels of devices that are there and can't be reached any more, ``refused``
+    says, a sentence each, which files no container is given although they are listed for it.
+    """
+
+    __slots__ = (
+        "control", "devices", "files", "lost", "nodes", "refused", "root", "vendor", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        vendor: str,
+        root: str,
+        version: str,
+        devices: tuple[Device, ...],
+        nodes: tuple[Node, ...],
+        control: tuple[str, ...] = (),
+        files: tuple[DriverFile, ...] = (),
+        lost: tuple[int, ...] = (),
+        refused: tuple[str, ...] = (),
+    ) -> None:
+        self.refused = refused
+        self.vendor = vendor
+        self.root = root
+        self.version = version
+        self.devices = devices
+        self.nodes = nodes
+        self.control = control
+        self.files = files
+        self.lost = lost
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        found = cls(
+            vendor=data["vendor"],
+            root=data["root"],
+            version=data["version"],
+            devices=tuple(Device.from_json(item) for item in data["devices"]),
+            nodes=tuple(Node.from_json(item) for item in data["nodes"]),
+            control=tuple(data["control"]),
+            files=tuple(DriverFile.from_json(item) for item in data["files"]),
+            lost=tuple(data["lost"]),
+        )
+        found.refused = tuple(data["refused"])
+        return found
+
+    def node(self, path: str) -> Node | None:
+        """Return the node with that path below the driver root, if it exists."""
+        for node in self.nodes:
+            if node.path == path:
+                return node
+        return None
+
+    def remembering(self, before: "Self") -> "Self":  # noqa: ARG002
+        """Return the inventory with those of its lost devices that an older one still has.
+
+        A driver may say no more than the number of a device that is lost.
+        """
+        return self
+
+    def missing(self) -> list[str]:
+        """Return the paths of nodes that should be there, of its devices and of all, and aren't."""
+        there = {node.path for node in self.nodes}
+        wanted = [*self.control, *(path for device in self.devices for path in device.nodes)]
+        return [path for path in dict.fromkeys(wanted) if path not in there]
+
+    def summary(self) -> "dict[str, Any]":
+        """Return the "inventory" object of `gpuhook explain --format json`."""
+        return {
+            "vendor": self.vendor,
+            "driver_version": self.version,
+            "devices": [device.to_json() for device in self.devices],
+        }
+
+    def sentence(self) -> str:
+        """Return what there is in a few words: Driver 1.2, 8 devices."""
+        return f"{self.vendor}: driver {self.version}, {len(self.devices)} devices"
+
+    def facts(self) -> "list[tuple[str, str]]":
+        """Return what else there is to tell a person, each with its title."""
+        return []
+
+    def table(self) -> "tuple[tuple[str, ...], list[tuple[object, ...]]]":
+        """Return the devices as a table for a person: header and rows."""
+        rows: list[tuple[object, ...]] = [
+            (device.label, device.model, device.bus_id, device.id, device.state or "-")
+            for device in self.devices
+        ]
+        return ("INDEX", "NAME", "BUS ID", "ID", "STATE"), rows
+
+    def listing(self, users: "Mapping[str, list[str]]") -> "dict[str, list[Any]]":
+        """Return the devices for `gpuhook list --format json`, each with its ``users`` by id."""
+        found = [
+            {"vendor": self.vendor, **device.to_json(), "containers": users[device.id]}
+            for device in self.devices
+        ]
+        return {"devices": found}

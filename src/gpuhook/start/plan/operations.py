@@ -1,0 +1,565 @@
+"""What can be done to a container: small objects that execute, describe and serialise themselves.
+
+``prepare`` runs in the host's mount namespace and opens what comes from the driver root;
+``execute`` runs in the container's and changes it below its root. Everything that changes
+anything goes through ``kernel`` and ``rootfs``.
+"""
+
+import os
+import stat
+
+from gpuhook.ground.container import kernel
+from gpuhook.ground.container.changes import Container
+from gpuhook.ground.container.rootfs import Roots, find_socket
+from gpuhook.ground.errors import InjectError, LdCacheError, UntrustedPathError
+from gpuhook.ground.loader import ldcache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.ground.oci.process import Setting
+    from gpuhook.start.inventory.model import Node
+
+_ATTRIBUTES = {
+    "ro": kernel.MOUNT_ATTR_RDONLY,
+    "nosuid": kernel.MOUNT_ATTR_NOSUID,
+    "nodev": kernel.MOUNT_ATTR_NODEV,
+    "noexec": kernel.MOUNT_ATTR_NOEXEC,
+}
+
+FILE_OPTIONS = ("ro", "nosuid", "nodev")
+SOCKET_OPTIONS = ("nosuid", "nodev", "noexec")
+DEVICE_OPTIONS = ("ro", "nosuid", "noexec")
+# What is left out where it would have to be made in a volume. Libraries, programs and nodes
+# aren't: a container that asked for them and hasn't got them must not start.
+_OPTIONAL_FOLDERS = (
+    "/etc/", "/lib/firmware/", "/run/", "/usr/lib/firmware/", "/usr/share/", "/var/run/",
+)  # fmt: skip
+# Where packages have their files: for sockets, discovery has looked there, and no start does.
+_SETTLED_FOLDERS = ("/usr/", "/lib/", "/lib64/", "/opt/", "/etc/")
+
+LD_CACHE = "/etc/ld.so.cache"
+_LD_CACHE_LIMIT = 64 << 20
+_WRITTEN_LIMIT = 1 << 20
+
+
+def attributes_of(options: tuple[str, ...]) -> int:
+    """Return the MOUNT_ATTR_* bits of mount options."""
+    bits = 0
+    for option in options:
+        bits |= _ATTRIBUTES[option]
+    return bits
+
+
+class Operation:
+    """One step of an injection, and why it is done."""
+
+    kind = ""
+    by_runtime = False  # whether config.json alone has words for it
+    root = "/"  # the driver root, for what it takes from there
+    left_out = ""  # why the step isn't done, as far as ``prepare`` or ``look`` has found
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def is_in(self, spec: "dict[str, Any]") -> bool:  # noqa: ARG002
+        """Tell whether the runtime has done it: of what it does alone, whether it's in a spec."""
+        return False
+
+    @property
+    def optional(self) -> bool:
+        """Whether a container with a volume in this step's way does without it."""
+        return False
+
+    def look(self, host: "Rootfs") -> bool:  # noqa: ARG002
+        """Tell whether the step is done with what its ``root``, which ``host`` is, has now.
+
+        Where it isn't, ``left_out`` says why, "" for what isn't there and needn't be.
+        UntrustedPathError where the container can't do without it.
+        """
+        return True
+
+    def prepare(self, host: "Rootfs") -> None:
+        """Open whatever the step takes from its ``root``, which ``host`` is."""
+
+    def execute(self, container: Container) -> None:
+        """Do the step below the container's root."""
+
+    def close(self) -> None:
+        """Let go of what ``prepare`` opened."""
+
+    def describe(self) -> str:
+        """Say in words what the step does."""
+        return self.kind
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return the step as JSON values."""
+        return {"kind": self.kind, "reason": self.reason}
+
+
+class _Bind(Operation):
+    """Base of the steps that mount something of the driver root in the container."""
+
+    cleared = 0  # MOUNT_ATTR_* bits that the source's mount may have and ours must not
+
+    def __init__(
+        self,
+        root: str,
+        path: str,
+        destination: str,
+        options: tuple[str, ...],
+        reason: str,
+    ) -> None:
+        super().__init__(reason)
+        self.root = root
+        self.path = path
+        self.source = root.rstrip("/") + path
+        self.destination = destination
+        self.options = options
+        self._folder = False
+        self._status: os.stat_result | None = None
+        self._tree = -1
+
+    def check(self, status: os.stat_result) -> None:
+        """Raise InjectError where the source isn't what it should be."""
+
+    def look(self, host: "Rootfs") -> bool:
+        """Tell whether there is a source that may be mounted; OSError where it can't be opened."""
+        fd = self._opened(host)
+        if fd is not None:
+            os.close(fd)
+        return fd is not None
+
+    def _opened(self, host: "Rootfs") -> int | None:
+        """Return a descriptor of the source, None where the step is left out."""
+        return host.open(self.path)
+
+    def prepare(self, host: "Rootfs") -> None:
+        """Clone the source into a detached mount with its final flags."""
+        fd = self._opened(host)
+        if fd is None:
+            return
+        try:
+            status = self._status = os.fstat(fd)
+            self.check(status)
+            self._folder = stat.S_ISDIR(status.st_mode)
+            self._tree = kernel.clone_tree(fd, self.source)
+        finally:
+            os.close(fd)
+        attributes = attributes_of(self.options)
+        kernel.set_mount_attributes(self._tree, attributes, self.source, self.cleared)
+
+    def execute(self, container: Container) -> None:
+        """Mount the clone on the destination, whose mount point is made where missing."""
+        if self._tree < 0:
+            if self.left_out:
+                container.skipped.append(f"{self.describe()}: {self.left_out}")
+            return
+        target = container.mount_point(self.destination, folder=self._folder, source=self._status)
+        if target is None:
+            return
+        try:
+            container.attach(self._tree, target, self.destination)
+        finally:
+            os.close(target)
+
+    def close(self) -> None:
+        """Let go of the clone; where it wasn't mounted, it is gone."""
+        if self._tree >= 0:
+            os.close(self._tree)
+            self._tree = -1
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return source, destination and options beside kind and reason."""
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "destination": self.destination,
+            "options": list(self.options),
+            "reason": self.reason,
+        }
+
+
+class BindFile(_Bind):
+    """Mount a file or a folder of the driver; never a socket, nor a folder with one in it."""
+
+    kind = "bind"
+
+    @property
+    def optional(self) -> bool:
+        """Whether it is a convenience: a vendor's file, firmware."""
+        return self.destination.startswith(_OPTIONAL_FOLDERS)
+
+    def _opened(self, host: "Rootfs") -> int | None:
+        try:
+            fd = host.open_own(self.path)
+            if not self.path.startswith(_SETTLED_FOLDERS):
+                _refuse_socket(fd, self.source)
+        except UntrustedPathError as error:
+            if not (self.optional or isinstance(error, _SocketError)):
+                raise
+            self.left_out = error.cause
+            return None
+        return fd
+
+    def describe(self) -> str:
+        """Say what is mounted where, and how."""
+        return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
+
+    def check(self, status: os.stat_result) -> None:
+        """Accept files and folders."""
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise InjectError(
+                f"{self.source} is neither a file nor a folder",
+                "Reinstall the driver",
+            )
+
+
+class _SocketError(UntrustedPathError):
+    """A socket would be given: whoever has it can talk to who listens."""
+
+
+def _refuse_socket(fd: int, path: str) -> None:
+    """Close the descriptor and raise an error where it is of a socket or a folder with one."""
+    mode = os.fstat(fd).st_mode
+    socket = find_socket(fd) if stat.S_ISDIR(mode) else ""
+    if socket or stat.S_ISSOCK(mode):
+        os.close(fd)
+        why = f"it holds the socket {socket}" if socket else "it is a socket"
+        raise _SocketError(
+            f"Nothing of {path} is given to containers: {why}",
+            "Name the files that containers need",
+        )
+
+
+class BindSocket(_Bind):
+    """Mount the socket of a daemon of the driver's, where there is one just now."""
+
+    kind = "bind"
+    optional = True  # daemons come and go
+
+    def _opened(self, host: "Rootfs") -> int | None:
+        try:
+            return host.open_socket(self.path)
+        except UntrustedPathError as error:
+            self.left_out = error.cause
+        except OSError:
+            pass  # nothing is there
+        return None
+
+    def describe(self) -> str:
+        """Say what is mounted where, and how."""
+        return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
+
+
+class BindDevice(_Bind):
+    """Mount a device node of the driver, as it is or under another name."""
+
+    kind = "device"
+    cleared = kernel.MOUNT_ATTR_NODEV
+
+    def __init__(self, root: str, node: "Node", reason: str) -> None:
+        super().__init__(root, node.path, node.inside or node.path, DEVICE_OPTIONS, reason)
+        self.node = node
+        self.major, self.minor = node.numbers
+
+    def describe(self) -> str:
+        """Say which node with which numbers, and where it goes if not to the same place."""
+        where = f" on {self.destination}" if self.node.inside else ""
+        return f"mount the device node {self.source} ({self.major}:{self.minor}){where}"
+
+    def check(self, status: os.stat_result) -> None:
+        """Accept the character device with our numbers alone."""
+        numbers = (os.major(status.st_rdev), os.minor(status.st_rdev))
+        if not stat.S_ISCHR(status.st_mode) or numbers != (self.major, self.minor):
+            raise InjectError(
+                f"{self.source} is not the character device {self.major}:{self.minor}",
+                "Remove it and have the driver's own program or udev make it again",
+            )
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add the numbers."""
+        return {**super().to_json(), "major": self.major, "minor": self.minor}
+
+
+class AllowDevice(Operation):
+    """Allow a device in the container's cgroup: in the OCI spec, or by the hook.
+
+    All of a plan's are done together before anything else: see ``inject``.
+    """
+
+    kind = "allow-device"
+    access = "rw"
+
+    def __init__(self, numbers: tuple[int, int], reason: str) -> None:
+        super().__init__(reason)
+        self.major, self.minor = numbers
+
+    def describe(self) -> str:
+        """Say which numbers and which access."""
+        return f"allow c {self.major}:{self.minor} {self.access} in the device cgroup"
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add numbers and access."""
+        return {
+            "kind": self.kind,
+            "major": self.major,
+            "minor": self.minor,
+            "access": self.access,
+            "reason": self.reason,
+        }
+
+
+class SetVariable(Operation):
+    """Set a variable of the container's process: by the runtime, in config.json."""
+
+    kind = "environment"
+    by_runtime = True
+
+    def __init__(self, setting: "Setting") -> None:
+        super().__init__(setting.reason)
+        self.setting = setting
+
+    def describe(self) -> str:
+        """Say which variable, and what of it."""
+        if self.setting.front:
+            return f"put {self.setting.value} in front of {self.setting.name}"
+        return f"set {self.setting.name}={self.setting.value}"
+
+    def is_in(self, spec: "dict[str, Any]") -> bool:
+        """Tell whether the process has it."""
+        from gpuhook.ground.oci import process  # noqa: PLC0415 - few containers have such steps
+
+        return process.has_variable(spec, self.setting)
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add name and value."""
+        setting = self.setting
+        return {
+            "kind": self.kind,
+            "name": setting.name,
+            "value": setting.value,
+            "front": setting.front,
+            "reason": self.reason,
+        }
+
+
+class ApplyDocument(Operation):
+    """Do what a CDI document says of a device: by the runtime, in config.json."""
+
+    kind = "cdi-device"
+    by_runtime = True
+
+    def __init__(self, name: str, file: str, edits: "dict[str, Any]", reason: str) -> None:
+        super().__init__(reason)
+        self.name = name
+        self.file = file
+        self.edits = edits
+
+    def describe(self) -> str:
+        """Say which device of which file, and how much of what it brings."""
+        counts = [f"{len(value)} {field}" for field, value in self.edits.items() if value]
+        return f"do what {self.file} says of {self.name} ({', '.join(counts) or 'nothing'})"
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add the device's name, its file and its edits."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "source": self.file,
+            "edits": self.edits,
+            "reason": self.reason,
+        }
+
+
+class AddGroup(Operation):
+    """Put the container's process in a group: by the runtime, in config.json."""
+
+    kind = "group"
+    by_runtime = True
+
+    def __init__(self, gid: int, reason: str) -> None:
+        super().__init__(reason)
+        self.gid = gid
+
+    def describe(self) -> str:
+        """Say which group."""
+        return f"put the process in the host's group {self.gid}"
+
+    def is_in(self, spec: "dict[str, Any]") -> bool:
+        """Tell whether the process is in it."""
+        from gpuhook.ground.oci import process  # noqa: PLC0415 - as above
+
+        inside = process.group_inside(spec, self.gid)
+        return inside is not None and process.missing_group(spec, self.gid) is None
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add the group."""
+        return {"kind": self.kind, "gid": self.gid, "reason": self.reason}
+
+
+class Symlink(Operation):
+    """Make a symbolic link beside a library."""
+
+    kind = "symlink"
+
+    def __init__(self, destination: str, target: str, *, replace: bool, reason: str) -> None:
+        super().__init__(reason)
+        self.destination = destination
+        self.target = target
+        self._replace = replace
+
+    def describe(self) -> str:
+        """Say where the link is and where it points."""
+        return f"link {self.destination} to {self.target}"
+
+    def execute(self, container: Container) -> None:
+        """Make the link."""
+        container.make_link(self.destination, self.target, replace=self._replace)
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add place and target."""
+        return {
+            "kind": self.kind,
+            "destination": self.destination,
+            "target": self.target,
+            "reason": self.reason,
+        }
+
+
+class UpdateLdCache(Operation):
+    """Put the driver's libraries into the container's /etc/ld.so.cache.
+
+    ``libraries`` are (SONAME, absolute path in the container, cache flags) in order of
+    precedence. Always the last step: it is whole or not at all, and nothing after it can fail.
+    Where the image's cache is damaged, ``ldconfig``, a program of the host, makes one; LdCacheError
+    without it.
+    """
+
+    kind = "ldcache"
+
+    def __init__(
+        self, libraries: tuple[tuple[str, str, int], ...], reason: str, ldconfig: str = ""
+    ) -> None:
+        super().__init__(reason)
+        self.libraries = libraries
+        self.ldconfig = ldconfig
+        self._program = -1
+
+    def describe(self) -> str:
+        """Say how many libraries enter the cache."""
+        return f"add {len(self.libraries)} libraries to {LD_CACHE}"
+
+    def prepare(self, host: "Rootfs") -> None:  # noqa: ARG002 - not the driver root's program
+        """Copy the host's ldconfig, which can't be seen from the container's namespace."""
+        if self.ldconfig:
+            from gpuhook.ground.loader import ldconfig_fallback  # noqa: PLC0415 - hardly anybody has it on
+
+            self._program = ldconfig_fallback.load(self.ldconfig)
+
+    def close(self) -> None:
+        """Let go of the copy."""
+        if self._program >= 0:
+            os.close(self._program)
+            self._program = -1
+
+    def execute(self, container: Container) -> None:
+        """Merge and replace the file; an equal one is left as it is."""
+        old = container.read_file(LD_CACHE, _LD_CACHE_LIMIT)
+        if old is None and not container.may_write(LD_CACHE):
+            # Without a cache the loader looks in its default folders, where the libraries are.
+            container.skipped.append(f"{LD_CACHE}: it would have to be made in a volume")
+            return
+        try:
+            new = ldcache.merge(old, self.libraries, LD_CACHE)
+        except LdCacheError:
+            if self._program < 0:
+                raise
+            new = self._rebuild(container)
+        if new != old:
+            container.replace_file(LD_CACHE, new, 0o644)
+
+    def _rebuild(self, container: Container) -> bytes:
+        from gpuhook.ground.loader import ldconfig_fallback  # noqa: PLC0415 - as in prepare
+
+        made = ldconfig_fallback.build(self._program, container)
+        return ldcache.merge(made, self.libraries, "the cache that the host's ldconfig made")
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add the file and the libraries' names."""
+        return {
+            "kind": self.kind,
+            "destination": LD_CACHE,
+            "libraries": [soname for soname, _, _ in self.libraries],
+            "reason": self.reason,
+        }
+
+
+class WriteFile(Operation):
+    """Write a file whole, over what the image may have under that name."""
+
+    kind = "write"
+
+    def __init__(self, destination: str, content: str, mode: int, reason: str) -> None:
+        super().__init__(reason)
+        self.destination = destination
+        self.content = content
+        self.mode = mode
+
+    @property
+    def optional(self) -> bool:
+        """Say yes: what we write makes things better, but not possible."""
+        return True
+
+    def describe(self) -> str:
+        """Say which file."""
+        return f"write {self.destination}"
+
+    def execute(self, container: Container) -> None:
+        """Replace the file; one that says the same is left as it is."""
+        new = self.content.encode()
+        if container.read_file(self.destination, _WRITTEN_LIMIT) != new:
+            container.replace_file(self.destination, new, self.mode)
+
+    def to_json(self) -> "dict[str, Any]":
+        """Add place, mode and content."""
+        return {
+            "kind": self.kind,
+            "destination": self.destination,
+            "mode": f"{self.mode:04o}",
+            "content": self.content,
+            "reason": self.reason,
+        }
+
+
+def usable(operations: "list[Operation]") -> "tuple[list[Operation], list[str]]":
+    """Return the steps that are done with what driver roots have now, and why others aren't.
+
+    UntrustedPathError where a container can't do without one.
+    """
+    found, left_out = [], []
+    with Roots() as roots:
+        for op in operations:
+            try:
+                done = op.look(roots.of(op.root))
+            except OSError:
+                done = True  # a root that isn't there is said by whoever opens it
+            if done:
+                found.append(op)
+            elif op.left_out:
+                left_out.append(op.left_out)
+    return found, left_out
+
+
+class Plan:
+    """What will be done, in order."""
+
+    def __init__(self, operations: "list[Operation]") -> None:
+        self.operations = operations
+
+    @property
+    def devices(self) -> list[tuple[int, int]]:
+        """The (major, minor) pairs that the container may open."""
+        return [(op.major, op.minor) for op in self.operations if isinstance(op, AllowDevice)]

@@ -1,0 +1,154 @@
+"""Mode spec: the plan written into config.json, for the low-level runtime to do; no hook.
+
+What the OCI spec has no words for stays undone, and the mode is for those who can do
+without: nothing in /proc is covered, ld.so.cache isn't merged (libraries are mounted under
+their SONAMEs in a folder that the loader searches by itself), no file is written.
+"""
+
+import os
+
+from gpuhook.start.plan.operations import (
+    DEVICE_OPTIONS,
+    AllowDevice,
+    BindDevice,
+    BindFile,
+    Operation,
+    Symlink,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.ground.oci.spec import Spec
+    from gpuhook.start.plan.operations import Plan
+
+
+class MakeNode(Operation):
+    """Have the low-level runtime make a device node with the numbers of the driver's."""
+
+    kind = "device"
+
+    def __init__(self, op: BindDevice) -> None:
+        super().__init__(op.reason)
+        self.source = op.source
+        self.destination = op.destination
+        self.major, self.minor = op.major, op.minor
+        self.node = op.node
+
+    def describe(self) -> str:
+        """Say which node with which numbers."""
+        return f"make the device node {self.destination} ({self.major}:{self.minor})"
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return what a mounted node has; options it has none."""
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "destination": self.destination,
+            "options": [],
+            "reason": self.reason,
+            "major": self.major,
+            "minor": self.minor,
+        }
+
+
+def steps(plan: "Plan") -> list[Operation]:
+    """Return what is done of a plan: rules, the process, nodes and mounts, in the plan's order."""
+    found: list[Operation] = []
+    for op in plan.operations:
+        if op.by_runtime or isinstance(op, (AllowDevice, BindFile)):
+            found.append(op)
+        elif isinstance(op, BindDevice):
+            found.append(MakeNode(op))
+    return found + list(_links_as_mounts(plan).values())
+
+
+def undone(plan: "Plan") -> list[Operation]:
+    """Return the operations of a plan that config.json has no words for."""
+    done = (AllowDevice, BindDevice, BindFile)
+    linked = _links_as_mounts(plan)
+    return [
+        op
+        for op in plan.operations
+        if not (
+            op.by_runtime
+            or isinstance(op, done)
+            or (isinstance(op, Symlink) and op.destination in linked)
+        )
+    ]
+
+
+def apply(spec: "Spec", plan: "Plan") -> "Spec":
+    """Return the spec with the plan's device nodes and mounts; the rest is added elsewhere."""
+    done = steps(plan)
+    nodes = [op for op in done if isinstance(op, MakeNode)]
+    # In a user namespace no node can be made, and runtimes mount the host's of the same name.
+    elsewhere = [op for op in nodes if op.source != op.destination and spec.has_user_namespace]
+    devices = [_node(op) for op in nodes if op not in elsewhere]
+    mounts = [_mount(op.source, op.destination, DEVICE_OPTIONS) for op in elsewhere]
+    mounts += [
+        _mount(op.source, op.destination, op.options) for op in done if isinstance(op, BindFile)
+    ]
+    # A bundle that is started again holds them already, perhaps as they were then.
+    linux = spec.data.get("linux")
+    found = linux.get("devices") if isinstance(linux, dict) else None
+    there = found if isinstance(found, list) else []
+    devices = _missing(devices, found)
+    mounts = _missing(mounts, spec.data.get("mounts"))
+    places = {node["path"] for node in devices}
+    others = [node for node in there if _path(node) not in places]
+    if len(others) < len(there):
+        spec = spec.put({("linux", "devices"): [*others, *devices]})
+    elif devices:
+        spec = spec.append(("linux", "devices"), devices)
+    return spec.append(("mounts",), mounts) if mounts else spec
+
+
+def _path(node: "Any") -> "Any":
+    return node.get("path") if isinstance(node, dict) else None
+
+
+def _missing(wanted: "list[dict[str, Any]]", there: "Any") -> "list[dict[str, Any]]":
+    return [one for one in wanted if not isinstance(there, list) or one not in there]
+
+
+def _node(op: MakeNode) -> "dict[str, Any]":
+    return {
+        "path": op.destination,
+        "type": "c",
+        "major": op.major,
+        "minor": op.minor,
+        "fileMode": op.node.mode,
+        "uid": op.node.uid,
+        "gid": op.node.gid,
+    }
+
+
+def _mount(source: str, destination: str, options: "tuple[str, ...]") -> "dict[str, Any]":
+    return {
+        "destination": destination,
+        "type": "bind",
+        "source": source,
+        "options": ["bind", "rprivate", *options],
+    }
+
+
+def _links_as_mounts(plan: "Plan") -> dict[str, BindFile]:
+    """Return, by its place, a mount for each link to something mounted.
+
+    config.json can't make links.
+    """
+    binds = {op.destination: op for op in plan.operations if isinstance(op, BindFile)}
+    links = {
+        op.destination: (op, os.path.join(os.path.dirname(op.destination), op.target))
+        for op in plan.operations
+        if isinstance(op, Symlink)
+    }
+    mounts = {}
+    for destination, (link, target) in links.items():
+        further = links[target][1] if target in links else target
+        op = binds.get(further)
+        if op is not None:
+            mounts[destination] = BindFile("", op.source, destination, op.options, link.reason)
+    return mounts

@@ -1,0 +1,106 @@
+"""From what vendors give a container to the ordered list of operations that makes it true.
+
+Pure: looks at nothing, changes nothing. The hook executes the list, ``gpuhook explain`` prints
+it, and in mode ``spec`` the runtime writes it into config.json.
+"""
+
+from gpuhook.ground.errors import RequestError
+from gpuhook.start.plan.operations import (
+    AddGroup,
+    AllowDevice,
+    BindDevice,
+    Plan,
+    SetVariable,
+    UpdateLdCache,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Any
+
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import Node
+    from gpuhook.start.plan.image import Image
+    from gpuhook.start.plan.operations import Operation
+
+_ONE_VENDOR = "Ask for the devices of one of the two vendors alone"
+
+
+def make_plan(
+    grants: "Iterable[Grant]", image: "Image", groups: "Mapping[int, str] | None" = None
+) -> Plan:
+    """Return the operations that give the container what was granted.
+
+    ``groups`` are those that its process is put in. RequestError where two vendors would put
+    different things in one place.
+    """
+    grants = list(grants)
+    by_vendor = [grant.vendor.edits(grant, image) for grant in grants]
+    if len(by_vendor) > 1:
+        _check_places(by_vendor)
+    edits = [op for edits in by_vendor for op in edits]
+    caches = [op for op in edits if isinstance(op, UpdateLdCache)]
+    return Plan(
+        [
+            *(AllowDevice(pair, reason) for pair, reason in rules(grants).items()),
+            *(AddGroup(gid, reason) for gid, reason in (groups or {}).items()),
+            *(SetVariable(each) for grant in grants for each in grant.vendor.environment(grant)),
+            *_nodes(grants),
+            *(op for op in edits if not isinstance(op, UpdateLdCache)),
+            *_one_cache(caches),
+        ]
+    )
+
+
+def rules(grants: "Iterable[Grant]") -> dict[tuple[int, int], str]:
+    """Return the (major, minor) of all that the container may open, each with the reason."""
+    found: dict[tuple[int, int], str] = {}
+    for grant in grants:
+        for pair, reason in grant.rules().items():
+            found.setdefault(pair, reason)
+    return found
+
+
+def _nodes(grants: "Iterable[Grant]") -> "Iterator[Operation]":
+    """Yield a mount for each node, one that several vendors give once."""
+    taken: dict[str, Node] = {}
+    for grant in grants:
+        for node, reason in grant.nodes:
+            place = node.inside or node.path
+            before = taken.setdefault(place, node)
+            if before is node:
+                yield BindDevice(grant.inventory.root, node, reason)
+            elif before.numbers != node.numbers:
+                raise RequestError(
+                    f"{before.path} and {node.path} would both be {place} in the container",
+                    _ONE_VENDOR,
+                )
+
+
+def _check_places(by_vendor: "list[list[Operation]]") -> None:
+    """Raise RequestError where two vendors would put different files in one place."""
+    taken: dict[str, tuple[list[Operation], Operation]] = {}
+    for edits in by_vendor:
+        for op in edits:
+            place = op.to_json().get("destination")
+            if place is None or isinstance(op, UpdateLdCache):
+                continue
+            others, before = taken.setdefault(place, (edits, op))
+            if others is not edits and _without_reason(before) != _without_reason(op):
+                raise RequestError(
+                    f"Two vendors would put different files at {place} in the container",
+                    _ONE_VENDOR,
+                )
+
+
+def _without_reason(op: "Operation") -> "dict[str, Any]":
+    return {**op.to_json(), "reason": ""}
+
+
+def _one_cache(caches: "list[UpdateLdCache]") -> "list[UpdateLdCache]":
+    """Return one step for the loader's cache, always the last: nothing after it can fail."""
+    if len(caches) < 2:
+        return caches
+    libraries = tuple(entry for cache in caches for entry in cache.libraries)
+    return [UpdateLdCache(libraries, caches[0].reason, caches[0].ldconfig)]

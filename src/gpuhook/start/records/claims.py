@@ -1,0 +1,236 @@
+"""What a container wants of exclusive devices: its record, written before it gets anything.
+
+Its devices are those that it asks for and those whose nodes config.json has, whoever put them
+there and by whatever name: a document of another kind gives no device a second time. ``leases``
+says what that record is worth, and who has a device now.
+"""
+
+import os
+import stat
+
+from gpuhook.ground.cgroup.access import in_first_user_namespace, spec_allows
+from gpuhook.ground.errors import CdiError, DriverError, InjectError
+from gpuhook.ground.oci.spec import State
+from gpuhook.start import contract
+from gpuhook.start.inventory.cache import get_inventory
+from gpuhook.start.records import leases, records
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.oci.spec import Spec
+    from gpuhook.start.contract import Grant, Known
+    from gpuhook.start.inventory.model import Device, Inventory
+    from gpuhook.start.resolve import Resolved
+
+    Numbers = tuple[int, int]  # major and minor
+
+_NO_CHARACTERS = ("b", "p")  # types of nodes that are no character device; c and u are
+
+# What it has ------------------------------------------------------------------------------------
+
+
+def describe(
+    state: "State",
+    spec: "Spec",
+    grants: "Sequence[Grant]",
+    names: "Sequence[str]",
+    known: "Known",
+    config: "Config",
+    *,
+    save: bool = True,
+) -> "dict[str, Any]":
+    """Return the record of a container, with all that it has of exclusive kinds.
+
+    ``spec`` has what documents give; ``names`` are the devices that were asked of them. Those of
+    a vendor that we know are told by their nodes: what a document calls 0 need not be what we
+    do. Of other kinds the record has the names, and the nodes that are one device's alone.
+    ``known`` are the vendors there are. An inventory that had to be made is saved only with
+    ``save``.
+    """
+    record = records.describe(state, spec.data.get("annotations"), grants)
+    has = _given(spec, names, config)
+    documents = [name for name in names if name.partition("=")[0] in config.exclusive]
+    record["nodes"] = {}
+    for kind in config.exclusive if has else ():
+        ours = _inventory(kind, grants, known, config, save)
+        if ours is None:
+            record["nodes"][kind] = _of_documents(kind, has, config)
+        elif found := _devices(has, ours[1]):
+            nodes = (node.numbers for node in ours[1].nodes if node.numbers in has)
+            rules = [pair for pair in nodes if spec_allows(spec.device_rules, *pair)]
+            _add(record, records.given(*ours, found, rules))
+            documents = [name for name in documents if name.partition("=")[0] != kind]
+    return {**record, "documents": documents}
+
+
+def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> "set[Numbers]":
+    """Return the character devices that a container is given.
+
+    Of one that may have every device it is what documents gave: the rest it has by its privilege.
+    """
+    if not any(_allows_all(rule) for rule in _objects(spec.device_rules)):
+        return _numbers(spec.data, os.path.dirname(spec.path))
+    if not names:
+        return set()
+    from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - for such containers alone
+
+    return _numbers(apply.apply({}, apply.resolve(saved.look(config), names)))
+
+
+def _numbers(data: "dict[str, Any]", bundle: str = "") -> "set[Numbers]":
+    """Return the character devices that a config.json gives, by nodes or by mounts of nodes.
+
+    Where there is a user namespace, runtimes mount the host's node of the same path, whatever
+    numbers stand there.
+    """
+    linux = data.get("linux")
+    linux = linux if isinstance(linux, dict) else {}
+    found: set[Numbers] = set()
+    sources = [each.get("source") for each in _objects(data.get("mounts"))]
+    for node in _objects(linux.get("devices")):
+        major, minor = node.get("major"), node.get("minor")
+        if node.get("type") not in _NO_CHARACTERS:
+            if isinstance(major, int) and isinstance(minor, int):
+                found.add((major, minor))
+            sources.append(node.get("path") if _is_mapped(linux) else None)
+    for source in sources:
+        try:
+            status = os.stat(os.path.join(bundle, source)) if isinstance(source, str) else None
+        except (OSError, ValueError):  # not there, or no path
+            continue
+        if status is not None and stat.S_ISCHR(status.st_mode):
+            found.add((os.major(status.st_rdev), os.minor(status.st_rdev)))
+    return found
+
+
+def _is_mapped(linux: "dict[str, Any]") -> bool:
+    spaces = _objects(linux.get("namespaces"))
+    return not in_first_user_namespace() or any(each.get("type") == "user" for each in spaces)
+
+
+def _allows_all(rule: "dict[str, Any]") -> bool:
+    """Tell whether a rule of linux.resources.devices allows every device, as --privileged does."""
+    every = rule.get("type") in (None, "", "a") and rule.get("access") == "rwm"
+    return rule.get("allow") is True and every and {rule.get("major"), rule.get("minor")} <= {None}
+
+
+def _objects(value: "Any") -> "Iterator[dict[str, Any]]":
+    if isinstance(value, list):
+        yield from (each for each in value if isinstance(each, dict))
+
+
+def _inventory(
+    kind: str, grants: "Sequence[Grant]", known: "Known", config: "Config", save: bool
+) -> "tuple[Any, Inventory] | None":
+    """Return a vendor's names and inventory, None where there are none of such a kind."""
+    for grant in grants:
+        if kind == grant.vendor.names.KIND:
+            return grant.vendor.names, grant.inventory
+    for names in known.values():
+        if kind == names.KIND:
+            try:
+                return names, get_inventory(config, contract.load(names), save=save)
+            except DriverError:
+                return None
+    return None
+
+
+def _devices(has: "set[Numbers]", inventory: "Inventory") -> "list[Device]":
+    """Return the devices that have one of these nodes for themselves, or all that they have.
+
+    One that is there for the sake of its part is left out.
+    """
+    numbers = {node.path: node.numbers for node in inventory.nodes}
+    every = [path for device in inventory.devices for path in device.nodes]
+
+    def is_there(device: "Device") -> bool:
+        own = [path for path in device.nodes if every.count(path) == 1]
+        given = [numbers.get(path) in has for path in own or device.nodes]
+        return any(given) if own else bool(given) and all(given)
+
+    there = [device for device in inventory.devices if is_there(device)]
+    parents = {device.parent for device in there}
+    return [device for device in there if device.id not in parents]
+
+
+def _add(record: "dict[str, Any]", found: "dict[str, Any]") -> None:
+    """Add to a record what its container has by nodes of a vendor; a part stands for its whole."""
+    for place, given in enumerate(record["given"]):
+        if given["vendor"] == found["vendor"]:
+            parts = given["nodes"].keys() - {*given["selected"]}
+            found["selected"] = [name for name in found["selected"] if name not in parts]
+            record["given"][place] = records.added(found, given)
+            return
+    record["given"].append(found)
+
+
+def _of_documents(kind: str, has: "set[Numbers]", config: "Config") -> dict[str, str]:
+    """Return nodes of a kind that documents alone describe, "MAJOR:MINOR", and whose each is.
+
+    A node counts as a device's own where the devices that have it contain each other, as ``all``
+    and other names for the same do; what belongs to the kind as a whole does not count.
+    """
+    from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - for such kinds alone
+
+    owners: dict[Numbers, list[tuple[int, str, set[Numbers]]]] = {}
+    for name, device in saved.look(config).devices.items():
+        if name.partition("=")[0] != kind:
+            continue
+        try:
+            nodes = _numbers(apply.apply({}, device.edits))
+        except CdiError:  # a node that this machine hasn't got, so nobody has
+            continue
+        for pair in nodes & has:
+            owners.setdefault(pair, []).append((len(nodes), name, nodes))
+    found = {}
+    for pair, several in sorted(owners.items()):
+        several.sort(key=lambda each: each[:2])
+        if all(several[at][2] <= several[at + 1][2] for at in range(len(several) - 1)):
+            found[f"{pair[0]}:{pair[1]}"] = several[0][1]
+    return found
+
+
+# Who takes it -----------------------------------------------------------------------------------
+
+
+def check(spec: "Spec", resolved: "Resolved | None", known: "Known", config: "Config") -> bool:
+    """Tell whether a container has exclusive devices; HeldError where another one has one of them.
+
+    To say so before the low-level runtime is called, or where no container is started: it is
+    made sure when the record is written. ``resolved`` is None where nothing is asked of us.
+    """
+    record = describe(State("", 0, "", None), spec, *_asked(resolved), known, config)
+    if not leases.wants(record, config.exclusive):
+        return False
+    leases.refuse(record, records.read_all(config.state_dir), config.exclusive)
+    return True
+
+
+def take(
+    state: "State", spec: "Spec", resolved: "Resolved | None", known: "Known", config: "Config"
+) -> None:
+    """Write the record of a container that gets its devices by its config.json.
+
+    HeldError where another container has one of them.
+    """
+    try:
+        process = os.open(f"/proc/{state.pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InjectError(
+            f"The container's process {state.pid} can't be looked at: {error.strerror}",
+            "Look at the runtime's log for why the container ended while it was created",
+        ) from None
+    try:
+        record = describe(state, spec, *_asked(resolved), known, config)
+        with records.Written(config.state_dir, process, record, exclusive=config.exclusive):
+            pass
+    finally:
+        os.close(process)
+
+
+def _asked(resolved: "Resolved | None") -> "tuple[Sequence[Grant], tuple[str, ...]]":
+    return ((), ()) if resolved is None else (resolved.grants, resolved.cdi_devices)

@@ -1,0 +1,154 @@
+"""Leases: a device of a kind in ``[gpuhook] exclusive`` is one running container's at a time.
+
+The record of a container (``records``) is its lease. It is looked for a holder and written under
+one lock, so of many containers that want a device at once a single one gets it. It counts as
+long as the container's first process lives, so nothing has to be done when that ends, whatever
+ended it. A device and the parts of it are held together, parts beside each other are not.
+"""
+
+import errno
+import os
+import time
+
+from gpuhook.ground.errors import HeldError, shown
+from gpuhook.ground.host import proc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any, Self
+
+LOCK = "lock"  # in the folder of the records
+
+_WAIT = 20.0  # seconds that the others may take; each has it for a millisecond or two
+_POLL = 0.01
+_MARKS = dict.fromkeys(map(ord, "-_."))  # beside letters and digits, in a name
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+# What a container holds of one kind: its devices, and those with the ones that they are parts of.
+_Held = tuple[frozenset[str], frozenset[str]]
+
+# Who has it ------------------------------------------------------------------------------------
+
+
+def refuse(
+    record: "dict[str, Any]", others: "Iterable[dict[str, Any]]", kinds: tuple[str, ...]
+) -> None:
+    """Raise HeldError where one of the other records has a device of this one, of these kinds."""
+    boot = boot_id()
+    wanted = {kind: held for kind, held in _held(record) if kind in kinds}
+    nodes = {kind: held for kind, held in record.get("nodes", {}).items() if kind in kinds}
+    for other in others if wanted or nodes else ():
+        if other.get("boot", boot) != boot:
+            continue
+        for kind, theirs in _held(other):
+            found = _conflict(wanted[kind], theirs) if kind in wanted else None
+            if found is not None:
+                raise _refusal(f"{kind}={found[0]} {found[1]}", kind, other)
+        for kind, ours in nodes.items():
+            for node in sorted(ours.keys() & other.get("nodes", {}).get(kind, {}).keys()):
+                raise _refusal(f"{ours[node]} is", kind, other)
+
+
+def _refusal(what: str, kind: str, other: "dict[str, Any]") -> HeldError:
+    return HeldError(
+        f"{what} held by {holder(other)}, and {kind} is exclusive here",
+        "Stop that container, or ask for another device; `gpuhook list` shows who has which",
+    )
+
+
+def wants(record: "dict[str, Any]", kinds: tuple[str, ...]) -> str:
+    """Return a device of a record that is of these kinds, "" where none is."""
+    for kind, (selected, _) in _held(record):
+        if kind in kinds and selected:
+            return f"{kind}={min(selected)}"
+    nodes = record.get("nodes", {})
+    return next((name for kind in kinds for name in nodes.get(kind, {}).values()), "")
+
+
+def _held(record: "dict[str, Any]") -> "Iterator[tuple[str, _Held]]":
+    """Yield what a record holds, by kind."""
+    found: dict[str, tuple[set[str], set[str]]] = {}
+    for given in record["given"]:
+        kind = given.get("kind", "")
+        selected, every = found.setdefault(kind, (set(), set()))
+        selected.update(given["selected"])
+        every.update(given["nodes"])
+    for name in record.get("documents", ()):
+        kind, _, device = name.partition("=")
+        selected, _ = found.setdefault(kind, (set(), set()))
+        selected.add(device)
+    for kind, (selected, every) in found.items():
+        yield kind, (frozenset(selected), frozenset(selected | every))
+
+
+def _conflict(ours: _Held, theirs: _Held) -> "tuple[str, str] | None":
+    """Return which of our devices is theirs, and how; None where all can be had."""
+    (selected, every), (their_selected, their_every) = ours, theirs
+    for name in sorted(selected & their_selected):
+        return name, "is"
+    for name in sorted(every & their_selected):
+        return name, "is whole, and not in parts,"
+    for name in sorted(selected & their_every):
+        return name, "is in parts"
+    for name in sorted(selected):
+        if "all" in their_selected or (name == "all" and their_selected):
+            return name, "is"
+    return None
+
+
+def holder(record: "dict[str, Any]") -> str:
+    """Return what to call the container of a record."""
+    name = _called(record["id"]) or f"of process {record['pid']}"
+    words = [_called(record[key]) for key in ("namespace", "pod", "container") if record[key]]
+    pod = "/".join(words)
+    engine = f"{record['engine']}'s container" if record["engine"] else "the container"
+    return f"{engine} {name}{f' ({pod})' if pod else ''}"
+
+
+def _called(name: str) -> str:
+    """Return a name as it is where Kubernetes and engines have such names, else as quoted."""
+    return name if name.isascii() and name.translate(_MARKS).isalnum() else name and shown(name)
+
+
+def boot_id() -> str:
+    """Return what this start of the machine is called: no container is older than that."""
+    return os.fsdecode(proc.read(_BOOT_ID)).strip()
+
+
+# One at a time ---------------------------------------------------------------------------------
+
+
+class Lock:
+    """The right to look for holders and to write a record, for a block; HeldError without it.
+
+    ``folder`` is a descriptor of that of the records. OSError where the lock can't be made.
+    """
+
+    def __init__(self, folder: int) -> None:
+        self._folder = folder
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(LOCK, flags, 0o600, dir_fd=folder)
+
+    def __enter__(self) -> "Self":
+        import fcntl  # noqa: PLC0415 - for leases alone
+
+        end = time.monotonic() + _WAIT
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
+                    break
+                time.sleep(_POLL)
+            else:
+                return self
+        os.close(self._fd)
+        path = os.readlink(f"/proc/self/fd/{self._folder}")
+        raise HeldError(
+            f"Another process keeps {path}/{LOCK}, so nobody can say who has which device",
+            "End that process (`lslocks` names it), and start the container again",
+        )
+
+    def __exit__(self, *details: object) -> None:
+        os.close(self._fd)

@@ -1,0 +1,455 @@
+"""What each container was given, written down when it is injected: one small file for each.
+
+    STATE-DIR/containers/PID-STARTED     root's alone
+
+PID is the container's first process and STARTED when it began, in ticks since the machine
+did (proc_pid_stat(5), field 22), so that a record is another's neither by its name nor when
+the process id is. A record whose process is gone counts for nothing; whoever comes by
+removes it. ``gpuhook repair`` gives back what stands here and not what a container has in
+its /dev, where it can put what it likes.
+"""
+
+import errno
+import os
+import stat
+
+from gpuhook.ground.cgroup import access
+from gpuhook.ground.errors import HeldError
+from gpuhook.ground.host import proc
+from gpuhook.ground.oci import jsontext
+from gpuhook.start.inventory.cache import make_folder, open_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, Self
+
+    from gpuhook.ground.oci.spec import State
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import Device, Inventory
+
+FOLDER = "containers"
+VERSION = 2
+
+_LIMIT = 1 << 20  # bytes of a record
+_TEXT_LIMIT = 256  # characters of a name; Kubernetes' names have at most 253
+_NAMES_LIMIT = 16  # names that are kept of what was asked for
+_SWEPT = 4  # other records that are looked at when one is written
+_LOCK = "lock"  # no record: ``leases`` has it
+_NEW = "."  # before the name of a record that is being written
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+# What an engine calls a container, its image, its pod and the pod's namespace. containerd's CRI
+# plugin (internal/cri/annotations) and CRI-O (internal/annotations) have annotations for that;
+# other keys among a container's annotations may be its pod's author's, as CRI-O copies all.
+_CONTAINERD_KEYS = {
+    "container": "io.kubernetes.cri.container-name",
+    "pod": "io.kubernetes.cri.sandbox-name",
+    "namespace": "io.kubernetes.cri.sandbox-namespace",
+    "uid": "io.kubernetes.cri.sandbox-uid",
+    "image": "io.kubernetes.cri.image-name",
+}
+# CRI-O's are in the labels that the kubelet gives, as JSON in one annotation, but for the image.
+_LABEL_KEYS = {
+    "container": "io.kubernetes.container.name",
+    "pod": "io.kubernetes.pod.name",
+    "namespace": "io.kubernetes.pod.namespace",
+    "uid": "io.kubernetes.pod.uid",
+}
+_CRIO_LABELS = "io.kubernetes.cri-o.Labels"
+_CRIO_IMAGE = "io.kubernetes.cri-o.ImageName"
+_MANAGER = "io.container.manager"  # written by podman and CRI-O
+_MANAGERS = {"libpod": "podman", "cri-o": "cri-o"}
+_SHIM_FOLDER = "/io.containerd.runtime.v2.task/"  # then containerd's namespace and the id
+_CONTAINERD = {"moby": "docker", "k8s.io": "kubernetes"}
+
+
+def describe(state: "State", annotations: "Any", grants: "Iterable[Grant]") -> "dict[str, Any]":
+    """Return the record of a container: who it is, what it asked for and what it is given.
+
+    ``annotations`` are those of config.json, of whatever shape.
+    """
+    annotations = annotations if isinstance(annotations, dict) else {}
+    engine = _engine(state.bundle, annotations)
+    return {
+        "version": VERSION,
+        "id": state.container_id,
+        "pid": state.pid,
+        "engine": engine,
+        "bundle": state.bundle,
+        **_names(engine, annotations),
+        "given": [_given(grant) for grant in grants],
+    }
+
+
+def _given(grant: "Grant") -> "dict[str, Any]":
+    asked = list(grant.request.devices or ())[:_NAMES_LIMIT]
+    found = given(grant.vendor.names, grant.inventory, grant.devices, grant.rules())
+    return {**found, "request": {"source": grant.request.source, "devices": asked}}
+
+
+def given(
+    names: "Any", inventory: "Inventory", devices: "Iterable[Device]", rules: "Iterable[Any]"
+) -> "dict[str, Any]":
+    """Return what a container has of one vendor: ``selected`` devices, and the ``nodes`` of each.
+
+    Those of the devices that they are parts of are among them, because they are given too.
+    ``names`` are the vendor's, ``rules`` the (major, minor) of all that it may open.
+    """
+    devices = tuple(devices)
+    numbers = {node.path: list(node.numbers) for node in inventory.nodes}
+    wanted = {found for device in devices for found in (device.id, device.parent)}
+    return {
+        "vendor": names.NAME,
+        "kind": names.KIND,
+        "request": {"source": "none", "devices": []},
+        "selected": [device.id for device in devices],
+        "nodes": {
+            device.id: [numbers[path] for path in device.nodes if path in numbers]
+            for device in inventory.devices
+            if device.id in wanted
+        },
+        "devices": [list(pair) for pair in rules],
+    }
+
+
+def _engine(bundle: str, annotations: "dict[str, Any]") -> str:
+    """Return the engine's name, "" where nothing tells it.
+
+    The folder of the bundle comes first: no annotation of a pod's changes that.
+    """
+    _, found, rest = bundle.partition(_SHIM_FOLDER)
+    if found:
+        return _CONTAINERD.get(rest.partition("/")[0], "containerd")
+    manager = annotations.get(_MANAGER)
+    return _MANAGERS.get(manager, "") if isinstance(manager, str) else ""
+
+
+def _names(engine: str, annotations: "dict[str, Any]") -> dict[str, str]:
+    """Return what the engine calls the container, by the keys that it has itself written."""
+    read: dict[str, Any] = {}
+    if engine == "kubernetes":
+        read = {name: annotations.get(key) for name, key in _CONTAINERD_KEYS.items()}
+    elif engine == "cri-o":
+        labels = annotations.get(_CRIO_LABELS)
+        if isinstance(labels, str) and len(labels) < _LIMIT:
+            read = _labels(labels)
+        read["image"] = annotations.get(_CRIO_IMAGE)
+    values = {name: read.get(name) for name in _CONTAINERD_KEYS}
+    return {name: it[:_TEXT_LIMIT] if isinstance(it, str) else "" for name, it in values.items()}
+
+
+def _labels(text: str) -> "dict[str, Any]":
+    try:
+        read = jsontext.loads(text)
+    except ValueError:
+        read = None
+    found = read if isinstance(read, dict) else {}
+    return {name: found.get(key) for name, key in _LABEL_KEYS.items()}
+
+
+class Written:
+    """Write a container's record for a block; where the block fails, it is removed again.
+
+    ``process`` is a descriptor of /proc/PID, -1 where that isn't known: no record then. One
+    that can't be written fails no container: without one, ``gpuhook repair`` gives back nothing
+    that config.json doesn't. With ``add``, what was written of the same container before stays.
+
+    With devices of the kinds in ``exclusive`` it is the container's lease (``leases``):
+    HeldError where another container has one of them, or it can't be written.
+    """
+
+    def __init__(
+        self,
+        state_dir: str,
+        process: int,
+        record: "dict[str, Any]",
+        *,
+        add: bool = False,
+        exclusive: tuple[str, ...] = (),
+    ) -> None:
+        self._name = ""
+        self._folder = _open(state_dir, make=True) if process >= 0 else None
+        try:
+            if exclusive:
+                self._take(process, record, add, exclusive)
+            elif self._folder is not None:
+                self._keep(self._folder, process, record, add)
+        except BaseException:
+            self._close()
+            raise
+
+    def _keep(self, folder: int, process: int, record: "dict[str, Any]", add: bool) -> None:
+        try:
+            self._write(folder, {**record, **_now(process)}, add=add)
+            _sweep(folder, record["pid"])
+        except OSError:
+            pass
+
+    def _take(
+        self, process: int, record: "dict[str, Any]", add: bool, exclusive: tuple[str, ...]
+    ) -> None:
+        from gpuhook.start.records import leases  # noqa: PLC0415 - few have exclusive devices
+
+        device = leases.wants(record, exclusive)
+        if self._folder is None:
+            if device:
+                unknown = "its first process isn't known" if process < 0 else ""
+                raise _no_lease(device, unknown or "the folder of the records can't be used")
+            return
+        if not device:
+            self._keep(self._folder, process, record, add)
+            return
+        try:
+            with leases.Lock(self._folder):
+                lease = {**record, **_now(process), "boot": leases.boot_id()}
+                others = [each for each in _read_folder(self._folder) if not _same(each, lease)]
+                leases.refuse(lease, others, exclusive)
+                self._write(self._folder, lease, add=add)
+        except OSError as error:
+            raise _no_lease(device, str(error.strerror)) from None
+
+    def _write(self, folder: int, record: "dict[str, Any]", *, add: bool) -> None:
+        name = f"{record['pid']}-{record['started']}"
+        before = _load(folder, name) if add else None
+        if before is not None:
+            record = _merged(before, record)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(_NEW + name, flags, 0o600, dir_fd=folder)
+        try:
+            text = jsontext.dumps(record).encode()
+            if os.write(fd, text) != len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(fd)
+        os.rename(_NEW + name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        self._name = name
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        if kind is not None and self._name and self._folder is not None:
+            _remove(self._folder, self._name)
+        self._close()
+
+    def _close(self) -> None:
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
+
+
+def _same(one: "dict[str, Any]", other: "dict[str, Any]") -> bool:
+    """Tell whether two records are of the same container."""
+    return all(one[key] == other[key] for key in ("pid", "started"))
+
+
+def _merged(before: "dict[str, Any]", record: "dict[str, Any]") -> "dict[str, Any]":
+    """Return a record with what an earlier one of the same container has besides."""
+    by_vendor = {each["vendor"]: each for each in before["given"]}
+    for each in record["given"]:
+        old = by_vendor.get(each["vendor"])
+        by_vendor[each["vendor"]] = each if old is None else added(old, each)
+    documents = dict.fromkeys([*before.get("documents", ()), *record.get("documents", ())])
+    nodes = {**before.get("nodes", {}), **record.get("nodes", {})}
+    cgroups = {**before.get("cgroups", {}), **record["cgroups"]}
+    return {
+        **before,
+        **record,
+        "given": [*by_vendor.values()],
+        "documents": [*documents],
+        "nodes": nodes,
+        "cgroups": cgroups,
+    }
+
+
+def added(old: "dict[str, Any]", new: "dict[str, Any]") -> "dict[str, Any]":
+    """Return what a container has of one vendor in two steps, with what ``new`` says of asking."""
+    selected = dict.fromkeys([*old["selected"], *new["selected"]])
+    devices = [*old["devices"], *(each for each in new["devices"] if each not in old["devices"])]
+    nodes = {**old["nodes"], **new["nodes"]}
+    return {**new, "selected": [*selected], "nodes": nodes, "devices": devices}
+
+
+def _no_lease(device: str, why: str) -> HeldError:
+    return HeldError(
+        f"It can't be written down that the container has {device}: {why}",
+        "Name a state-dir in [gpuhook] that is a folder of the user who runs gpuhook alone",
+    )
+
+
+def first_process() -> tuple[int, int]:
+    """Return who started this process, a hook in a container's namespaces: its first process.
+
+    That is the process id that our /proc has for it, and a descriptor of /proc/PID, which the
+    caller closes; (0, -1) where it isn't in our mount namespace, or may not be looked at.
+    Source: proc_pid_stat(5), field 4.
+    """
+    parent = int(proc.stat_fields(_read("/proc/self/stat"))[1])
+    try:
+        process = os.open(f"/proc/{parent}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return 0, -1
+    try:
+        ours, theirs = os.stat("/proc/self/ns/mnt"), os.stat("ns/mnt", dir_fd=process)
+        if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+            return parent, process
+    except OSError:
+        pass
+    os.close(process)
+    return 0, -1
+
+
+def started(process: int) -> int:
+    """Return when a process began, in ticks since the machine did; OSError if it is gone.
+
+    ``process`` is a descriptor of /proc/PID. Source: proc_pid_stat(5), field 22.
+    """
+    return _began(_read("stat", process))
+
+
+def read_all(state_dir: str) -> "list[dict[str, Any]]":
+    """Return the records of the containers that run, and remove those of the others.
+
+    There are none for whom they aren't: root alone may read them.
+    """
+    folder = _open(state_dir, make=False)
+    if folder is None:
+        return []
+    try:
+        return _read_folder(folder)
+    finally:
+        os.close(folder)
+
+
+def _read_folder(folder: int) -> "list[dict[str, Any]]":
+    found = []
+    for name in sorted(os.listdir(folder)):
+        if _is_gone(name):
+            _remove(folder, name)
+        elif not name.startswith(_NEW) and (record := _load(folder, name)) is not None:
+            found.append(record)
+    return found
+
+
+def _load(folder: int, name: str) -> "dict[str, Any] | None":
+    """Return a record; None where there is none of a form that this version knows."""
+    try:
+        record = jsontext.loads(_read(name, folder).decode())
+    except (OSError, ValueError):
+        return None
+    known = isinstance(record, dict) and record.get("version") == VERSION
+    return record if known and name == f"{record.get('pid')}-{record.get('started')}" else None
+
+
+def _sweep(folder: int, start: int) -> None:
+    """Remove some records whose processes are gone: more than are written, in the long run."""
+    names = os.listdir(folder)
+    for number in range(min(_SWEPT, len(names))):
+        name = names[(start + number) % len(names)]
+        if _is_gone(name):
+            _remove(folder, name)
+
+
+def _is_gone(name: str) -> bool:
+    """Tell whether the process has ended that a record is of."""
+    if name == _LOCK:
+        return False
+    pid, _, began = name.removeprefix(_NEW).partition("-")
+    if not (pid.isdecimal() and began.isdecimal()):
+        return True
+    try:
+        status = _read(f"/proc/{pid}/stat")
+        return _began(status) != int(began) or _has_ended(status)
+    except OSError:
+        return True
+
+
+def _has_ended(status: bytes) -> bool:
+    """Tell whether a process has ended, and nobody has waited for it yet.
+
+    One whose other threads go on has not: proc_pid_stat(5), fields 3 and 20.
+    """
+    fields = proc.stat_fields(status)
+    return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
+
+
+def _now(process: int) -> "dict[str, Any]":
+    """Return when a process began and its cgroups by version; OSError if it is gone."""
+    began = started(process)
+    try:
+        cgroups = access.places(proc.read("cgroup", process))
+    except OSError:  # a kernel without cgroups
+        cgroups = {}
+    return {"started": began, "cgroups": {str(key): path for key, path in cgroups.items()}}
+
+
+def cgroups_of(record: "dict[str, Any]") -> dict[int, str]:
+    """Return the cgroups by version that a container got its devices in, as far as is known."""
+    found = record.get("cgroups", {})
+    return {int(key): path for key, path in found.items()}
+
+
+def _began(status: bytes) -> int:
+    """Return field 22 of /proc/PID/stat; the second one, in brackets, may hold anything."""
+    return int(proc.stat_fields(status)[19])
+
+
+def _read(path: str, folder: int | None = None) -> bytes:
+    fd = os.open(path, _FLAGS, dir_fd=folder)
+    try:
+        return os.read(fd, _LIMIT)
+    finally:
+        os.close(fd)
+
+
+def _open(state_dir: str, *, make: bool) -> int | None:
+    """Open the folder of the records; None where another user could have written in it.
+
+    A user of a rootless engine, who can't write to root's, has one of his own.
+    """
+    found = _open_in(state_dir, make=make)
+    own = _users_folder() if found is None else ""
+    return _open_in(own, make=make) if own else found
+
+
+def _users_folder() -> str:
+    """Return where a user's own state is, "" for root and where there is no such folder.
+
+    In the user namespace of a rootless engine root is that user, whose number outside the map
+    has; user_namespaces(7).
+    """
+    user = os.geteuid()
+    for inside, outside, size in proc.id_map(_read("/proc/self/uid_map")):
+        if inside <= user < inside + size:
+            folder = f"/run/user/{user - inside + outside}"
+            return f"{folder}/gpuhook" if folder != "/run/user/0" and os.path.isdir(folder) else ""
+    return ""
+
+
+def _open_in(state_dir: str, *, make: bool) -> int | None:
+    parent = open_folder(state_dir)
+    if parent is None and make:
+        parent = make_folder(state_dir)
+    if parent is None:
+        return None
+    try:
+        if make and not os.access(FOLDER, os.F_OK, dir_fd=parent):
+            os.mkdir(FOLDER, 0o700, dir_fd=parent)
+        fd = os.open(FOLDER, _FLAGS | os.O_DIRECTORY, dir_fd=parent)
+    except OSError:
+        return None
+    finally:
+        os.close(parent)
+    status = os.fstat(fd)
+    if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022:
+        return fd
+    os.close(fd)
+    return None
+
+
+def _remove(folder: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass

@@ -1,0 +1,196 @@
+"""From a spec and the configuration to what is asked for, what exists and what is granted.
+
+The one sequence that the runtime, the hook and ``gpuhook explain`` share.
+"""
+
+from gpuhook.ground import preload
+from gpuhook.ground.errors import NoDriverError, RequestError, shown
+from gpuhook.start import contract
+from gpuhook.start.request.reader import SpecReader, check_kinds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+    from typing import Any
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.oci.process import Setting
+    from gpuhook.start.contract import Grant, Known, Vendor
+    from gpuhook.start.inventory.model import Inventory
+    from gpuhook.start.plan.image import Look
+    from gpuhook.start.request.reader import Request
+
+    Asked = list[tuple[Vendor, Request]]
+
+
+class Progress:
+    """How far the sequence got, for those who want to show a failure's circumstances."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.inventories: list[Inventory] = []
+
+
+class Resolved:
+    """Requests that can be met: what each vendor gives.
+
+    ``groups`` are those of the host that the container's process needs to open its nodes, and
+    why; ``settings`` its variables. ``cdi_devices`` are those that documents describe, which
+    the runtime alone can give. ``absent`` says, a sentence each, which vendors' devices a
+    container doesn't get, because there is no driver here and the configuration ignores that.
+    RequestError where two vendors need different values of one variable.
+    """
+
+    def __init__(
+        self,
+        grants: "list[Grant]",
+        config: "Config",
+        known: "Known",
+        absent: tuple[str, ...] = (),
+        cdi_devices: tuple[str, ...] = (),
+    ) -> None:
+        self.grants = grants
+        self.known = known
+        self.absent = absent
+        self.cdi_devices = cdi_devices
+        self.settings: list[Setting] = []
+        self.groups: dict[int, str] = {}
+        adds_groups = not config.feature("no-additional-gids-for-device-nodes")
+        for grant in grants:
+            self.settings += grant.vendor.environment(grant)
+            self.groups = {**grant.groups(), **self.groups} if adds_groups else {}
+        if len(grants) > 1:
+            _check_settings(grants)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What all devices are told apart by."""
+        return tuple(found for grant in self.grants for found in grant.ids)
+
+    @property
+    def requests(self) -> "list[Request]":
+        """What the container asks for, of each vendor."""
+        return [grant.request for grant in self.grants]
+
+    def looks(self) -> "dict[str, Look]":
+        """Return how each vendor looks at an image, by vendor."""
+        return {grant.vendor.names.NAME: grant.vendor.look for grant in self.grants}
+
+    def preload_injection(self) -> None:
+        """Import what the hook's work needs, before it comes near the container."""
+        more = [name for grant in self.grants for name in grant.vendor.names.HOOK_MODULES]
+        preload.load((*preload.INJECTION, *more))
+
+    def warnings(self) -> list[str]:
+        """Return what the container gets only in part, a sentence each."""
+        found = [text for grant in self.grants for text in grant.vendor.warnings(grant)]
+        return [*self.absent, *found]
+
+
+def resolve(
+    spec: "dict[str, Any]",
+    config: "Config",
+    known: "Known",
+    progress: Progress | None = None,
+    *,
+    save: bool = True,
+    inventories: "Mapping[str, Inventory] | None" = None,
+) -> Resolved | None:
+    """Return how a container's requests are met, None where it asks for nothing.
+
+    ``known`` are the vendors there are. Raises the GpuhookError of the step that failed;
+    ``progress`` holds the steps before it. With ``save`` off, an inventory that had to be made is
+    not saved. ``inventories``, by vendor, are known to be the machine's.
+    """
+    progress = progress or Progress()
+    asked, cdi_devices = _asked(spec, config, known, progress)
+    if not asked and not cdi_devices:
+        return None
+    from gpuhook.start.inventory import cache, selection  # noqa: PLC0415 - where a device is asked for
+
+    grants: list[Grant] = []
+    absent: list[NoDriverError] = []
+    for vendor, request in asked:
+        try:
+            inventory = (inventories or {}).get(request.vendor)
+            if inventory is None:
+                inventory = cache.get_inventory(config, vendor, save=save)
+        except NoDriverError as error:
+            if config.missing_driver != "ignore" or not _is_general(request):
+                raise
+            absent.append(error)
+            continue
+        progress.inventories.append(inventory)
+        devices = selection.select(request.selectors, inventory, vendor.names, request.spaces)
+        grants.append(contract.Grant(vendor, request, inventory, devices))
+    for grant in grants:
+        grant.vendor.check(grant)
+    return Resolved(grants, config, known, tuple(error.cause for error in absent), cdi_devices)
+
+
+def _asked(
+    spec: "dict[str, Any]", config: "Config", known: "Known", progress: Progress
+) -> "tuple[Asked, tuple[str, ...]]":
+    """Return the vendors that devices are asked of, and the CDI devices of documents."""
+    reader = SpecReader(spec, config)
+    asked: dict[str, tuple[Vendor, Request]] = {}
+    for names in known.values():
+        if reader.asks(names):
+            asked[names.NAME] = _read(reader, names, (), known, progress)
+    every = [name for _, request in asked.values() for name in request.cdi_devices]
+    for names in known.values() if every and config.mode != "cdi" else ():
+        ours = tuple(name for name in every if name.startswith(f"{names.KIND}="))
+        if ours:
+            asked[names.NAME] = _read(reader, names, ours, known, progress)
+            every = [name for name in every if name not in ours]
+    progress.requests = [request for _, request in asked.values()]
+    wanting = [(vendor, request) for vendor, request in asked.values() if _wants(request)]
+    return wanting, tuple(dict.fromkeys(every))
+
+
+def _read(
+    reader: SpecReader,
+    names: "ModuleType",
+    more: tuple[str, ...],
+    known: "Known",
+    progress: Progress,
+) -> "tuple[Vendor, Request]":
+    """Return a vendor and what is asked of it; ``more`` are names that stood elsewhere."""
+    preload.load((*preload.INVENTORY, *names.MODULES))
+    vendor = contract.load(names)
+    try:
+        request = reader.read(names, vendor, more)
+        if request.cdi_devices:
+            check_kinds(request, known.values(), reader.config)
+    except RequestError as error:
+        progress.requests.append(error.request)
+        raise
+    return vendor, request
+
+
+def _wants(request: "Request") -> bool:
+    """Tell whether it asks for something of its vendor, and not for CDI devices alone."""
+    return request.devices is not None and (bool(request.selectors) or not request.cdi_devices)
+
+
+def _is_general(request: "Request") -> bool:
+    """Tell whether it asks for whatever there is: images do so for machines they don't know."""
+    return all(name.lower() == "all" for name in request.selectors)
+
+
+def _check_settings(grants: "list[Grant]") -> None:
+    """Refuse where one vendor would change what another one has set."""
+    values: dict[str, tuple[Grant, Setting]] = {}
+    for grant in grants:
+        for each in grant.vendor.environment(grant):
+            other, before = values.setdefault(each.name, (grant, each))
+            in_front = before.front and each.front
+            same = (before.value, before.front) == (each.value, each.front)
+            if other is not grant and not in_front and not same:
+                names = other.vendor.names.TITLE, grant.vendor.names.TITLE
+                raise RequestError(
+                    f"{' and '.join(names)} need different values of the variable {each.name} in "
+                    f"the container: {shown(before.value)} and {shown(each.value)}",
+                    "Ask for the devices of one of the two vendors alone",
+                )

@@ -1,0 +1,1 @@
+"""What commands and services use, and no start of a container does."""

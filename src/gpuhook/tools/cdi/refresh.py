@@ -1,0 +1,273 @@
+"""Bring the documents that ``install --cdi`` keeps in line with the machine, one for each kind.
+
+A document goes with its driver, and with the last device, because engines refuse one without.
+Where a driver only fails to answer, the old document stays, and the reason is remembered.
+"""
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpuhook.ground import names as ours
+from gpuhook.ground.config.loader import DEFAULT_PATH, load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import CdiError, GpuhookError, NoDeviceError, NoDriverError
+from gpuhook.ground.host import files as host_files
+from gpuhook.start import contract, dev_char
+from gpuhook.start.cdi import folders
+from gpuhook.start.cdi.generate import Generated, Source, generate
+from gpuhook.start.inventory import cache
+from gpuhook.tools.cdi import write as writing
+from gpuhook.tools.cdi.kept import Failure, Kept, kept, save_errors
+from gpuhook.tools.engines.files import Change
+from gpuhook.tools.engines.lock import Lock
+from gpuhook.vendors import registry
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator
+    from types import ModuleType
+
+_PATIENCE = 60.0  # seconds; a driver that answers does so in fewer
+
+
+@dataclass
+class Report:
+    """What a refresh did, a sentence each without a full stop.
+
+    ``done`` are changes, ``said`` is what is as it should be, ``absent`` are drivers that this
+    machine hasn't, and so no documents.
+    """
+
+    done: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    documents: dict[str, str] = field(default_factory=dict)  # path -> version, of those there now
+
+    def fail(self, kind: str, error: GpuhookError) -> None:
+        """Note an error that concerns a kind."""
+        self.failures.append(Failure(time.time(), kind, error.cause, error.remedy))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A file as it is to be: of a document, or none because of an error."""
+
+    change: Change
+    kind: str
+    made: Generated | NoDriverError | NoDeviceError
+
+
+def refresh(state: str, prefix: str = "") -> Report | None:
+    """Write, replace and remove documents as the state folder says; None if it says nothing.
+
+    ``prefix`` is a folder that stands for / . What fails is in the report, and remembered until
+    it succeeds. CdiError where the state can't be read, or another process is doing this for
+    too long.
+    """
+    if kept(state) is None:
+        return None
+    with locked(state):
+        found = kept(state)
+        return None if found is None else refresh_kept(found.below(prefix), state)
+
+
+def refresh_kept(found: Kept, state: str) -> Report:
+    """Do as ``refresh``, for somebody who holds the lock."""
+    report = Report()
+    for wanted in _all_wanted(found, report, save=True):
+        try:
+            _carry_out(wanted, report)
+        except GpuhookError as error:
+            report.fail(wanted.kind, error)
+    save_errors(state, report.failures)
+    return report
+
+
+def preview(found: Kept) -> tuple[list[Change], Report]:
+    """Return what ``refresh_kept`` would change, and what else it would say."""
+    report = Report()
+    return [each.change for each in _all_wanted(found, report, save=False)], report
+
+
+def locked(state: str) -> contextlib.AbstractContextManager[None]:
+    """Keep other processes from changing the documents of this state folder meanwhile."""
+    folder = os.path.join(state, "cdi")
+    return Lock(folder, "writing CDI documents", _PATIENCE, CdiError).held()
+
+
+def look(vendor: contract.Vendor, config: Config, hook: str, *, save: bool) -> Source:
+    """Return what documents of a vendor's devices are made of; DriverError where it has none."""
+    inventory = cache.get_inventory(config, vendor, save=save)
+    path = config.path and os.path.abspath(config.path)
+    return Source(vendor, inventory, config, hook, path if path != DEFAULT_PATH else None)
+
+
+def others(path: str, kind: str) -> list[str]:
+    """Return warnings of files beside a document that name its devices: none counts then."""
+    conflicts = folders.look([os.path.dirname(path)]).conflicts
+    files = [each for name, each in conflicts.items() if name.startswith(f"{kind}=")]
+    found = dict.fromkeys(file for each in files if path in each for file in each if file != path)
+    return [
+        f"{other} names the same devices of {kind}, and engines take neither: remove one of "
+        "the two files"
+        for other in found
+    ]
+
+
+def written(made: Generated, path: str) -> str:
+    """Return a sentence on a document that was written."""
+    document = made.document
+    return f"wrote {path} (version {document['cdiVersion']}, {len(document['devices'])} names)"
+
+
+# What is ours -------------------------------------------------------------------------------
+
+
+def removable(found: Kept) -> list[Change]:
+    """Return the removal of each document that is there and ours, of whatever kind."""
+    return [Change(path, writing.read_old(path), None) for path in _ours_in(found)]
+
+
+def _ours_in(found: Kept, but: "Container[str]" = ()) -> "dict[str, str]":
+    """Return our documents in the folder, and the kind of each: those that bear its name."""
+    try:
+        names = sorted(os.listdir(found.folder))
+    except OSError:
+        return {}
+    kinds = {}
+    for path in (os.path.join(found.folder, name) for name in names):
+        document = None if path in but else folders.examine(path)[1]
+        if document is None or not is_ours(document):
+            continue
+        if os.path.basename(path) == writing.file_name(document["kind"], found.format):
+            kinds[path] = document["kind"]
+    return kinds
+
+
+def remove(change: Change) -> None:
+    """Remove a document; CdiError where that can't be done."""
+    try:
+        host_files.check_way(change.path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(change.path)
+    except OSError as error:
+        raise CdiError(
+            f"{change.path} can't be removed: {error.strerror}",
+            host_files.remedy(error, "Run this as root, and see that this disk can be written to"),
+        ) from None
+
+
+def is_ours(document: dict[str, Any]) -> bool:
+    """Tell whether we made a document: our hook is in it.
+
+    One whose devices are nodes alone has no hook. It has a variable by which nobody else does
+    anything to its containers, which no other generator writes into such a document.
+    """
+    edits = document.get("containerEdits") or {}
+    hooks = edits.get("hooks") or ()
+    if hooks:
+        return any(os.path.basename(hook["path"]) == ours.CDI_HOOK for hook in hooks)
+    return any(entry.endswith("=void") for entry in edits.get("env") or ())
+
+
+def naming(hook: str, places: "Iterable[str]") -> list[str]:
+    """Return the documents in folders that name a hook's program, whoever wrote them."""
+    documents = folders.look(places).documents
+    return [path for path, each in documents.items() if any(_is(hook, it) for it in _hooks(each))]
+
+
+def _hooks(document: dict[str, Any]) -> "Iterator[str]":
+    """Yield the programs of all hooks in a document."""
+    for table in (document, *(document.get("devices") or ())):
+        for hook in (table.get("containerEdits") or {}).get("hooks") or ():
+            yield hook["path"]
+
+
+def _is(program: str, path: str) -> bool:
+    try:
+        return path == program or os.path.samefile(path, program)
+    except OSError:
+        return False
+
+
+def _change(path: str, text: str | None) -> Change:
+    """Return a change of a file of ours; CdiError if it would replace another's."""
+    old = writing.read_old(path)
+    if not os.path.lexists(path):
+        return Change(path, None, None if text is None else text.encode())
+    _, document = folders.examine(path)
+    if document is None or not is_ours(document):
+        if text is None:
+            return Change(path, old, old)
+        raise CdiError(
+            f"{path} is there and isn't gpuhook's",
+            "Remove it or move it away, and run gpuhook cdi refresh",
+        )
+    return Change(path, old, None if text is None else text.encode())
+
+
+# What is to be ------------------------------------------------------------------------------
+
+
+def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
+    """Return what every known kind's file is to be; what can't be told is noted as failed."""
+    try:
+        config = load(found.config or (DEFAULT_PATH if os.path.exists(DEFAULT_PATH) else None))
+        known = registry.known(config).values()
+    except GpuhookError as error:
+        report.fail("", error)
+        return []
+    wanted, paths = [], set()
+    for names in known:
+        path = os.path.join(found.folder, writing.file_name(names.KIND, found.format))
+        paths.add(path)
+        try:
+            wanted.append(_wanted(path, names, found, config, save=save))
+        except GpuhookError as error:
+            report.fail(names.KIND, error)
+    for path, kind in _ours_in(found, but=paths).items():
+        unknown = NoDriverError(f"gpuhook knows no devices of the kind {kind} any more", "")
+        wanted.append(Wanted(_change(path, None), kind, unknown))
+    return wanted
+
+
+def _wanted(path: str, names: "ModuleType", found: Kept, config: Config, *, save: bool) -> Wanted:
+    try:
+        source = look(contract.load(names), config, found.hook, save=save)
+        if save:  # containers with CDI devices have no gpu-py that would
+            dev_char.make_links(source.inventory.nodes, source.inventory.root)
+        made = generate(source)
+    except (NoDriverError, NoDeviceError) as error:
+        return Wanted(_change(path, None), names.KIND, error)
+    text = writing.to_text(made.document, found.format)
+    return Wanted(_change(path, text), names.KIND, made)
+
+
+def _carry_out(wanted: Wanted, report: Report) -> None:
+    change = wanted.change
+    made = wanted.made
+    if isinstance(made, GpuhookError):
+        _do_without(change, made, report)
+        return
+    report.warnings += made.warnings
+    if writing.write(change.path, (change.new or b"").decode()):
+        report.done.append(written(made, change.path))
+    else:
+        report.said.append(f"{change.path} is as it should be")
+    report.documents[change.path] = made.document["cdiVersion"]
+    report.warnings += others(change.path, wanted.kind)
+
+
+def _do_without(change: Change, error: GpuhookError, report: Report) -> None:
+    """Remove a document that can't be any more, or say why there is none."""
+    if change:
+        remove(change)
+        report.done.append(f"removed {change.path}: {error.cause}")
+    elif isinstance(error, NoDriverError):
+        report.absent.append(error.cause)
+    else:
+        report.said.append(error.cause)

@@ -1,0 +1,103 @@
+"""A CDI document for a driver root that is elsewhere: paths of host or container, moved.
+
+Whoever makes a document in a container sees the host's files below another folder than the
+engine that reads it.
+"""
+
+import copy
+
+from gpuhook.ground.errors import CdiError, shown
+from gpuhook.start.cdi import versions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    Move = Callable[[str], str]
+
+HOST, CONTAINER = "host", "container"
+
+# Hooks' stages whose program lies in the container, and those whose arguments are its paths.
+_RUNS_INSIDE = ("startContainer",)
+_SEES_INSIDE = ("createContainer", "startContainer")
+
+
+def mover(old: str, new: str) -> "Move":
+    """Return what moves paths in and below one folder to another; others stay.
+
+    Whole names count: /run/driver-2 isn't below /run/driver. CdiError for a relative folder.
+    """
+    for folder in (old, new):
+        if not folder.startswith("/"):
+            raise CdiError(
+                f"{shown(folder)} is no absolute path", "Give --from and --to whole paths"
+            )
+    old, new = old.rstrip("/"), new.rstrip("/")
+
+    def move(path: str) -> str:
+        if path == old or path.startswith(f"{old}/"):
+            return new + path.removeprefix(old) or "/"
+        return path
+
+    return move
+
+
+def root(document: "dict[str, Any]", old: str, new: str, relative_to: str) -> "dict[str, Any]":
+    """Return the document with a root moved: in paths of the host, or in those of the container.
+
+    The version becomes that which the new document needs, where it has a lower one or none.
+    """
+    move = mover(old, new)
+    found = copy.deepcopy(document)
+    for edits in _all_edits(found):
+        if relative_to == HOST:
+            _move_host(edits, move)
+        else:
+            _move_container(edits, move)
+    version = versions.needed(found)
+    if versions.is_below(found.get("cdiVersion") or "0.0.0", version):
+        found["cdiVersion"] = version
+    return found
+
+
+def _all_edits(document: "dict[str, Any]") -> "Iterator[dict[str, Any]]":
+    for part in (document, *(document.get("devices") or ())):
+        if part.get("containerEdits"):
+            yield part["containerEdits"]
+
+
+def _move_host(edits: "dict[str, Any]", move: "Move") -> None:
+    for node in edits.get("deviceNodes") or ():
+        path = node.get("hostPath") or node["path"]
+        # Without a hostPath, the path is the host's as well.
+        if "hostPath" in node or move(path) != path:
+            node["hostPath"] = move(path)
+    for mount in edits.get("mounts") or ():
+        mount["hostPath"] = move(mount["hostPath"])
+    for hook in edits.get("hooks") or ():
+        if hook["hookName"] not in _RUNS_INSIDE:
+            hook["path"] = move(hook["path"])
+        if hook["hookName"] not in _SEES_INSIDE:
+            _move_arguments(hook, move)
+
+
+def _move_container(edits: "dict[str, Any]", move: "Move") -> None:
+    for node in edits.get("deviceNodes") or ():
+        path = node["path"]
+        node["path"] = move(path)
+        if "hostPath" not in node and node["path"] != path:
+            node["hostPath"] = path
+    for mount in edits.get("mounts") or ():
+        mount["containerPath"] = move(mount["containerPath"])
+    for hook in edits.get("hooks") or ():
+        if hook["hookName"] in _RUNS_INSIDE:
+            hook["path"] = move(hook["path"])
+        if hook["hookName"] in _SEES_INSIDE:
+            _move_arguments(hook, move)
+
+
+def _move_arguments(hook: "dict[str, Any]", move: "Move") -> None:
+    """Move each argument that is a path, and both sides of those such as target::link."""
+    if hook.get("args"):
+        hook["args"] = ["::".join(move(part) for part in arg.split("::")) for arg in hook["args"]]

@@ -1,0 +1,86 @@
+"""CDI documents as text, YAML or JSON, and as files that engines read while they are replaced."""
+
+import json
+import os
+import re
+
+import yaml
+
+from gpuhook.ground.errors import CdiError
+from gpuhook.ground.host import files as host_files
+from gpuhook.start.cdi.names import file_stem, split_kind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FORMATS = ("yaml", "json")
+MODE = 0o644  # whoever runs a rootless engine reads it, too
+
+# What every reader of YAML 1.1 takes for text as it stands. All else is quoted: Go's reader takes
+# 1e3 for a number, others 0:1 for one to the base 60.
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./=,+-]*")
+_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's, with strings quoted wherever it isn't plain that they are strings."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - a list may stand there twice
+        """Write everything out: an alias saves a reader nothing."""
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, None if plain else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def to_text(document: "dict[str, Any]", form: str) -> str:
+    """Return a document as text: ``form`` is yaml or json."""
+    if form == "json":
+        return json.dumps(document, indent=4) + "\n"
+    width = 1 << 20  # no line is folded
+    text: str = yaml.dump(
+        document, Dumper=_Dumper, sort_keys=False, explicit_start=True, indent=4, width=width
+    )
+    return text
+
+
+def file_name(kind: str, form: str) -> str:
+    """Return the name that a document of that kind has in a folder: vendor-class.yaml."""
+    return f"{file_stem(*split_kind(kind))}.{form}"
+
+
+def write(path: str, text: str, mode: int = MODE) -> bool:
+    """Write a document where engines look; tell whether that changed the file.
+
+    A file that says the same stays as it is, so that no engine reads all folders again.
+    Otherwise it is replaced as a whole, by a temporary file in the same folder: engines watch
+    that, and don't notice a file moved there from another one. CdiError, and the old file as
+    it was, where that fails.
+    """
+    data = text.encode()
+    try:
+        host_files.check_way(path)
+        if read_old(path) == data and os.stat(path).st_mode & 0o777 == mode:
+            return False
+        os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
+        host_files.replace(path, data, mode)
+    except OSError as error:
+        raise CdiError(
+            f"{path} can't be written: {error.strerror}; what was there is as it was",
+            host_files.remedy(error, "Run this as root, and see that this disk can be written to"),
+        ) from None
+    return True
+
+
+def read_old(path: str) -> bytes | None:
+    """Return a file's content, None where there is none that could be kept."""
+    try:
+        return host_files.read(path)
+    except OSError:
+        return None

@@ -1,0 +1,46 @@
+"""What the commands call running containers."""
+
+import os
+from collections.abc import Iterable
+
+import click
+
+from gpuhook.ground.errors import printable
+from gpuhook.tools.running.holders import WITHOUT_ROOT, Container
+from gpuhook.tools.running.names import Names
+
+_SHORT = 12  # characters of a container's id, as Docker prints it
+_WHOLE = 64  # characters of an id as engines make them
+_PATIENCE = 0.5  # seconds for an engine's answer: who waits for a list is given ids instead
+
+
+def names_of(containers: Iterable[Container]) -> Names:
+    """Return what the engines call these containers, as far as they say it in time."""
+    names = Names(patience=_PATIENCE)
+    names.look([(each.engine, each.name, each.bundle) for each in containers])
+    return names
+
+
+def say_what_is_missing(problems: Iterable[str]) -> None:
+    """Say on standard error what a look at the containers didn't see."""
+    if os.geteuid() != 0:
+        click.echo(WITHOUT_ROOT, err=True)
+    for sentence in problems:
+        click.echo(f"{sentence}.", err=True)
+
+
+def title(container: Container, called: str) -> str:
+    """Return what to call a container: Kubernetes' names, else its engine's, else its id.
+
+    ``called`` is the engine's name for it, "" where that isn't known.
+    """
+    if container.pod:
+        words = (container.namespace, container.pod, container.container)
+        return printable("/".join(word for word in words if word))
+    name = called or (short(container.name) if container.engine else container.name)
+    return printable(f"{container.engine}:{name}" if container.engine else name)
+
+
+def short(container: str) -> str:
+    """Return an id as engines print it."""
+    return container[:_SHORT] if len(container) == _WHOLE else container

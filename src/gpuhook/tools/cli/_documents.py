@@ -1,0 +1,263 @@
+"""What install --cdi does for CDI documents, and uninstall takes back: folder, documents, units."""
+
+import contextlib
+import os
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import click
+
+from gpuhook.ground import names
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.errors import CdiError, ConfigError, GpuhookError
+from gpuhook.ground.host import files as host_files
+from gpuhook.start.cdi import versions
+from gpuhook.tools.cdi import refresh as refreshing
+from gpuhook.tools.cdi import units
+from gpuhook.tools.cdi.kept import Kept, below, forget, save
+from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli import _systemd as systemd
+from gpuhook.tools.cli.cdi_refresh import tell
+from gpuhook.tools.engines import installed
+from gpuhook.tools.engines.files import Change, make_folders, remove_folders
+from gpuhook.tools.host.programs import our_program
+
+_FORMAT = "yaml"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A system: its state folder, and the folder that stands for its / ."""
+
+    state: str
+    prefix: str = ""
+    dry_run: bool = False
+
+    @property
+    def own_state(self) -> str:
+        """The state folder as programs of the system see it."""
+        return self.state.removeprefix(self.prefix.rstrip("/"))
+
+
+def versions_of(engines: Iterable[str], prefix: str) -> dict[str, str | None]:
+    """Return the engines' versions, None where it isn't known: below a prefix nothing is run."""
+    return {engine: None if prefix else installed.version(engine) for engine in engines}
+
+
+def check_folders(prefix: str) -> None:
+    """Raise UntrustedPathError if others than root decide what a folder of documents is."""
+    for folder in versions.FOLDERS:
+        host_files.check_way(below(prefix, folder))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was done, or would be: whether anything changed, and whether no document failed."""
+
+    changed: bool = False
+    is_whole: bool = True
+
+
+def install(
+    site: Site, programs: str, config: str | None, engines: Iterable[str], before: Kept | None
+) -> Result:
+    """Have documents kept for engines, and write those that there can be now.
+
+    ``programs`` is the folder of our programs, ``config`` the configuration file to make
+    documents with, ``before`` what has been kept.
+    """
+    every = tuple(dict.fromkeys([*(before.engines if before else ()), *engines]))
+    found = versions_of(every, site.prefix)
+    folder = versions.folder_for(found)
+    hook = _hook(site, programs)
+    command = os.path.join(os.path.dirname(hook), "gpuhook")
+    changes, warnings = units.wanted(command, site.own_state, site.prefix)
+    paths = tuple(change.path.removeprefix(site.prefix.rstrip("/")) for change in changes)
+    kept = Kept(folder, config, _FORMAT, every, hook, paths, before.made if before else ())
+    for warning in (*warnings, *_without_cdi(found)):
+        shared.warn(warning)
+    changes += _outdated(site, before, kept)
+    if site.dry_run:
+        more, report = refreshing.preview(kept.below(site.prefix))
+        _show([*changes, *more])
+        tell(report)
+        return Result(any([*changes, *more]))
+    with refreshing.locked(site.state):
+        kept = _put(site, kept, changes)
+        report = refreshing.refresh_kept(kept.below(site.prefix), site.state)
+    _tell_changes(changes)
+    tell(report)
+    for warning in _too_new(found, report):
+        shared.warn(warning)
+    _enable(site, kept.units)
+    return Result(any(changes) or bool(report.done), not report.failures)
+
+
+def _hook(site: Site, programs: str) -> str:
+    """Return the hook's path: beside gpu-py, or where gpu-py was named by a link, beside us."""
+    path = os.path.join(programs, names.CDI_HOOK)
+    if site.prefix or os.access(path, os.X_OK):
+        return path
+    return our_program(names.CDI_HOOK)
+
+
+def uninstall(site: Site, engines: Iterable[str], before: Kept) -> Result:
+    """Keep no documents for these engines; the last of them takes all documents with it."""
+    rest = tuple(engine for engine in before.engines if engine not in set(engines))
+    if rest:
+        if not site.dry_run:
+            save(site.state, replace(before, engines=rest))
+        click.echo(f"kept for {', '.join(rest)}: the CDI documents in {before.folder}")
+        return Result(rest != before.engines)
+    files = units.removals(before.units, site.prefix)
+    if site.dry_run:
+        _show([*refreshing.removable(before.below(site.prefix)), *files])
+        return Result(changed=True)
+    if files:
+        _systemctl(site, "disable", "--now", *units.ENABLED)
+    with refreshing.locked(site.state):
+        documents = refreshing.removable(before.below(site.prefix))
+        for change in documents:
+            refreshing.remove(change)
+        for change in files:
+            change.commit()
+        forget(site.state)
+        remove_folders([below(site.prefix, path) for path in before.made])
+    if files:
+        _systemctl(site, "daemon-reload")
+    _tell_changes([*documents, *files])
+    return Result(changed=True)
+
+
+def check_unused(site: Site, programs: str, before: Kept | None) -> None:
+    """Raise CdiError while documents name our hook that don't go with ``before``."""
+    hook = os.path.join(programs, names.CDI_HOOK)
+    folders = [*versions.FOLDERS, *_configured_folders(before)]
+    going = (
+        [change.path for change in refreshing.removable(before.below(site.prefix))]
+        if before
+        else []
+    )
+    paths = refreshing.naming(hook, [below(site.prefix, folder) for folder in folders])
+    gone = {os.path.realpath(path) for path in going}
+    left = [path for path in paths if os.path.realpath(path) not in gone]
+    if left:
+        raise CdiError(
+            f"These CDI documents name {hook}, and engines start no container with their "
+            f"devices without it: {', '.join(left)}",
+            f"Run this first: {shlex.join(('rm', *left))}",
+        )
+
+
+def _configured_folders(before: Kept | None) -> list[str]:
+    try:
+        return [*load(before.config if before else None).cdi_spec_dirs]
+    except ConfigError:
+        return []
+
+
+def _without_cdi(found: dict[str, str | None]) -> Iterable[str]:
+    for engine, version in found.items():
+        if version is not None and versions.highest(engine, version) is None:
+            first = versions.ENGINES[engine][0][0]
+            yield (
+                f"{engine} {version} knows no CDI, which came with {first}: there, only gpu-py "
+                "gives GPUs; run this again after an upgrade"
+            )
+
+
+def _too_new(found: dict[str, str | None], report: refreshing.Report) -> Iterable[str]:
+    for path, needed in report.documents.items():
+        for engine, version in found.items():
+            top = versions.highest(engine, version) if version else None
+            if top is not None and versions.is_below(top, needed):
+                yield (
+                    f"{engine} {version} takes documents up to version {top} and refuses {path}, "
+                    f"which needs {needed}"
+                )
+
+
+def _outdated(site: Site, before: Kept | None, kept: Kept) -> list[Change]:
+    """Return the removal of what was written before and isn't to be there any more."""
+    if before is None:
+        return []
+    gone = tuple(path for path in before.units if path not in kept.units)
+    documents = (
+        [] if before.folder == kept.folder else refreshing.removable(before.below(site.prefix))
+    )
+    return [*units.removals(gone, site.prefix), *documents]
+
+
+def _put(site: Site, kept: Kept, changes: list[Change]) -> Kept:
+    """Remember what is to be, and then make it so; return it with the folders made for it."""
+    save(site.state, kept)
+    made: list[str] = []
+    done: list[Change] = []
+    try:
+        for change in changes:
+            if change:
+                made += change.commit()
+                done.append(change)
+        made += _made_folders(below(site.prefix, kept.folder))
+        if made:
+            new = [path.removeprefix(site.prefix.rstrip("/")) for path in made]
+            kept = replace(kept, made=(*kept.made, *new))
+            save(site.state, kept)
+    except GpuhookError:
+        for change in reversed(done):
+            with contextlib.suppress(GpuhookError):
+                Change(change.path, change.new, change.old, change.mode).commit()
+        remove_folders(made)
+        raise
+    return kept
+
+
+def _made_folders(path: str) -> list[str]:
+    try:
+        return make_folders(path)
+    except OSError as error:
+        raise CdiError(
+            f"The folder {path} can't be made: {error.strerror}",
+            host_files.remedy(error, "Run this as root, and see that this disk can be written to"),
+        ) from None
+
+
+def _show(changes: Iterable[Change]) -> None:
+    for change in changes:
+        click.echo(change.diff(), nl=False)
+
+
+def _tell_changes(changes: Iterable[Change]) -> None:
+    for change in changes:
+        if change.new is None:
+            click.echo(f"cdi: removed {change.path}")
+        elif change:
+            click.echo(f"cdi: wrote {change.path}")
+
+
+# systemd ------------------------------------------------------------------------------------
+
+
+def _enable(site: Site, paths: tuple[str, ...]) -> None:
+    """Have systemd use the units that we wrote, or say how to; the package's are enabled by it."""
+    if not paths:
+        return
+    if site.prefix:
+        click.echo(f"cdi: Enable the units: systemctl --root={site.prefix} enable {_joined()}")
+    elif not _systemctl(site, "daemon-reload") or not _systemctl(
+        site, "enable", "--now", *units.ENABLED
+    ):
+        click.echo(
+            "cdi: Have systemd keep documents fresh: systemctl daemon-reload && systemctl enable "
+            f"--now {_joined()}; without systemd, run gpuhook watch"
+        )
+
+
+def _joined() -> str:
+    return " ".join(units.ENABLED)
+
+
+def _systemctl(site: Site, *words: str) -> bool:
+    """Have a running systemd do something; tell whether it did."""
+    return not site.prefix and systemd.call(*words)

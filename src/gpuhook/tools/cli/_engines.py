@@ -1,0 +1,126 @@
+"""What install, uninstall and configure share: where things are, and how results are told."""
+
+import contextlib
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+import click
+
+from gpuhook.ground.errors import EngineError, shown
+from gpuhook.tools.engines import DEFAULT_STATE, ENGINES
+from gpuhook.tools.engines.installer import Outcome
+from gpuhook.tools.engines.links import LinkRecord
+from gpuhook.tools.engines.merge import Path
+
+ALL = "all"
+
+
+def is_rootless(prefix: str) -> bool:
+    """Tell whether the user's own files are meant and not the system's."""
+    return os.geteuid() != 0 and not prefix
+
+
+def state_folder(given: str | None, prefix: str) -> str:
+    """Return where it is remembered what was changed."""
+    if given:
+        return os.path.abspath(given)
+    if is_rootless(prefix):
+        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        return os.path.join(base, "gpuhook")
+    return prefix.rstrip("/") + DEFAULT_STATE
+
+
+def absolute(path: str | None) -> str | None:
+    """Return a path that was given by the user as an absolute one."""
+    return os.path.abspath(path) if path else None
+
+
+def checked_program(path: str, prefix: str) -> str:
+    """Return the path of a program that an engine is to start; EngineError if it can't be."""
+    if not os.path.isabs(path):
+        raise EngineError(f"{path} is no absolute path", "Give the whole path of the program")
+    if not prefix and not os.access(path, os.X_OK):
+        raise EngineError(
+            f"{path} is no program that can be started", "Check the path, or reinstall gpuhook"
+        )
+    return path
+
+
+def check_name(name: str) -> None:
+    """Raise EngineError for a runtime's name that not every engine understands."""
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) is None:
+        raise EngineError(
+            f"{shown(name)} can't be a runtime's name",
+            "Use letters, digits, dots, dashes and underscores, at most 63",
+        )
+
+
+def reload(engine: str, config: str) -> bool:
+    """Have the engine's daemons read a file again and say so; False if they can't."""
+    pids = ENGINES[engine].reload(config)
+    if pids is None:
+        return False
+    words = " ".join(str(pid) for pid in pids)
+    click.echo(f"{engine}: " + (f"reloaded {words}" if pids else "nothing to reload"))
+    return True
+
+
+def tell(outcomes: list[Outcome], *, dry_run: bool) -> None:
+    """Print what was done to the files, or as a diff what would be."""
+    for outcome in outcomes:
+        change = outcome.change
+        if not change:
+            click.echo(f"{outcome.engine}: unchanged {change.path}")
+        elif dry_run:
+            click.echo(change.diff(), nl=False)
+        elif change.new is None:
+            click.echo(f"{outcome.engine}: removed {change.path}")
+        else:
+            word = "wrote" if change.old is None else "changed"
+            click.echo(f"{outcome.engine}: {word} {change.path}")
+
+
+def changed(engine: str, outcomes: Iterable[Outcome]) -> list[str]:
+    """Return the paths of an engine's files that were changed."""
+    mine = [outcome.change for outcome in outcomes if outcome.engine == engine]
+    return [change.path for change in mine if change]
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Print nothing to standard output in the block, because JSON comes after it."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+def runtimes_in(owned: Iterable[Path]) -> tuple[str, ...]:
+    """Return the runtimes' names: what we own in an engine's table of runtimes."""
+    return tuple(dict.fromkeys(path[-1] for path in owned if path[-2:-1] == ("runtimes",)))
+
+
+def take_links_back(record: LinkRecord, *, is_last: bool, dry_run: bool) -> list[str]:
+    """Remove NVIDIA's names with the last configuration; until then say that they stay.
+
+    Returns the paths that were removed, or would be.
+    """
+    there = [link for link in record.links() if link.is_there]
+    if not is_last:
+        if there:
+            paths = ", ".join(link.path for link in there)
+            click.echo(
+                f"kept for what else is installed: {paths}; "
+                "gpuhook uninstall without --engine and --config removes them too"
+            )
+        return []
+    word = "would remove" if dry_run else "removed"
+    gone = there if dry_run else record.remove()
+    for link in gone:
+        click.echo(f"{word} {link.path}")
+    return [link.path for link in gone]
+
+
+def warn(text: str) -> None:
+    """Print a warning to standard error."""
+    click.echo(f"gpuhook: warning: {text}", err=True)

@@ -1,0 +1,264 @@
+"""What a container would get and why: its requests followed through the house."""
+
+import os
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from gpuhook import inject
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import GpuhookError, printable
+from gpuhook.ground.oci import process
+from gpuhook.ground.oci.spec import Spec
+from gpuhook.start import contract
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.start.inventory.selection import fallen_off
+from gpuhook.start.plan import image, spec_edits
+from gpuhook.start.plan.operations import AddGroup, ApplyDocument, Operation, usable
+from gpuhook.start.planner import make_plan
+from gpuhook.start.records import claims
+from gpuhook.start.request import sources as environments
+from gpuhook.start.request.reader import Request, SpecReader, effective_mode
+from gpuhook.start.resolve import Progress, Resolved, resolve
+from gpuhook.vendors import registry
+
+_HEADINGS = {
+    "cdi": "What gpu-py writes into config.json, from CDI documents:",
+    "hook": "What the hook does, in order:",
+    "spec": "What gpu-py writes into config.json (mode spec), in order:",
+}
+
+_UNDONE = "What is left undone, because config.json has no words for it:"
+_UNDONE_ALONE = "What is left undone, because only the runtime gpu-py can do it:"
+
+
+class Row(NamedTuple):
+    """One fact, a sentence without title; ``tone`` is good, poor or bad.
+
+    One that is ``extra`` is the first to be left out where there is no room.
+    """
+
+    title: str
+    text: str
+    tone: str = ""
+    extra: bool = False
+
+
+class Explanation:
+    """A container's requests followed through the house, as far as they get.
+
+    ``mode`` is how the container gets its devices, hook or spec; ``operations`` are what is
+    done then, and ``undone`` is what can't be: what only the other mode does, or only gpu-py.
+    ``circumstances`` are facts to begin with, and ``container`` is the running container that it
+    is about, as JSON.
+    """
+
+    def __init__(self, *, hook_alone: bool = False) -> None:
+        self.progress = Progress()
+        self.resolved: Resolved | None = None
+        self.mode: str | None = None
+        self.operations: list[Operation] = []
+        self.undone: list[Operation] = []
+        self.left_out: list[str] = []
+        self.error: GpuhookError | None = None
+        self.why_nothing = ""
+        self.known: Mapping[str, ModuleType] = registry.KNOWN
+        self.circumstances: list[Row] = []
+        self.container: dict[str, Any] | None = None
+        self._hook_alone = hook_alone
+
+    def follow(self, spec: Spec, root_path: str | None, config_path: str | None) -> None:
+        """Take the steps that runtime and hook would take, short of changing anything."""
+        try:
+            config = load(config_path)
+            self.known = registry.known(config)
+            self.resolved = resolve(spec.data, config, self.known, self.progress, save=False)
+            if self.resolved is None:
+                self._explain_nothing(SpecReader(spec.data, config), config)
+            else:
+                spec.require_mount_namespace()
+                self._plan(self.resolved, spec, root_path, config)
+        except GpuhookError as error:
+            self.error = error
+
+    def _explain_nothing(self, reader: SpecReader, config: Config) -> None:
+        if not self.progress.requests:
+            names = next(iter(self.known.values()))
+            self.progress.requests.append(reader.read(names, contract.load(names)))
+        self.why_nothing = _why_nothing(reader.env, config, self.known)
+
+    def _plan(self, resolved: Resolved, spec: Spec, root_path: str | None, config: Config) -> None:
+        documents = _documents(resolved, config)
+        found = _image(root_path, config, resolved)
+        if config.exclusive and self.container is None:
+            claims.check(_with_documents(spec, documents), resolved, self.known, config)
+        plan = make_plan(resolved.grants, found, resolved.groups)
+        plan.operations, self.left_out = usable(plan.operations)
+        plan.operations[:0] = documents
+        self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"
+        if self._hook_alone:
+            self.mode = "hook"
+            self.undone = inject.left_to_runtime(plan, spec.data)
+        else:
+            self.undone = [op for op in plan.operations if _is_no_group(op, spec)]
+        self.operations = plan.operations
+        if self.mode == "spec":
+            self.operations = spec_edits.steps(plan)
+            self.undone += spec_edits.undone(plan)
+        self.operations = [op for op in self.operations if op not in self.undone]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the container would get only in part."""
+        found = [] if self.resolved is None else self.resolved.warnings()
+        return list(dict.fromkeys([*found, *self.left_out]))
+
+    @property
+    def lost(self) -> list[str]:
+        """Which devices of the vendors that are asked can't be used, a sentence each."""
+        found = []
+        for inventory in self.progress.inventories:
+            names = self.known[inventory.vendor]
+            if inventory.lost:
+                found.append(fallen_off(inventory.lost, names))
+            found += [
+                f"{names.NOUN} {device.label} can't be used: {device.state}"
+                for device in inventory.devices
+                if device.state
+            ]
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON of the command's contract: every key, null where it didn't get.
+
+        ``requests`` and ``inventories`` are those of all vendors; the keys in the singular
+        are the first one's.
+        """
+        requests = [request.to_json() for request in self.progress.requests]
+        inventories = [
+            {**inventory.summary(), "driver_root": inventory.root}
+            for inventory in self.progress.inventories
+        ]
+        return {
+            "request": requests[0] if requests else None,
+            "inventory": inventories[0] if inventories else None,
+            "requests": requests,
+            "inventories": inventories,
+            "selected": list(self.resolved.ids) if self.resolved else [],
+            "warnings": self.warnings,
+            "mode": self.mode,
+            "operations": [op.to_json() for op in self.operations],
+            "undone": [op.to_json() for op in self.undone],
+            "lost": self.lost,
+            "container": self.container,
+            "error": {"code": self.error.code, "message": str(self.error)} if self.error else None,
+        }
+
+    def to_text(self) -> str:
+        """Return every step for people."""
+        lines = [f"{row.title + ':':<16} {printable(row.text)}" for row in self.circumstances]
+        lines += _request_lines(self)
+        if self.mode is not None:
+            lines += ["", _HEADINGS[self.mode]]
+            for number, operation in enumerate(self.operations, 1):
+                lines.append(f"{number:4}. {operation.describe()}")
+                lines.append(f"      because: {operation.reason}")
+        if self.undone:
+            lines += ["", _UNDONE_ALONE if self._hook_alone else _UNDONE]
+            lines += [f"      {operation.describe()}" for operation in self.undone]
+        if self.error is not None:
+            lines += ["", f"Error ({self.error.code}): {self.error}"]
+        return "\n".join(lines)
+
+
+def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:
+    """Return what documents give; UnknownDeviceError for a name that is in none."""
+    if not resolved.cdi_devices:
+        return []
+    from gpuhook.start.cdi import apply, folders  # noqa: PLC0415 - slow: only for documents
+
+    found = folders.look(config.cdi_spec_dirs)
+    apply.resolve(found, resolved.cdi_devices)
+    operations = []
+    seen: set[str] = set()
+    for device in (found.devices[name] for name in resolved.cdi_devices):
+        common = {} if device.file in seen else device.document.get("containerEdits") or {}
+        seen.add(device.file)
+        edits = apply.merge([common, device.edits])
+        operations.append(ApplyDocument(device.name, device.file, edits, "asked for by name"))
+    return operations
+
+
+def _with_documents(spec: Spec, documents: list[ApplyDocument]) -> Spec:
+    """Return a spec with what documents give, as the runtime writes it."""
+    from gpuhook.start.cdi import apply  # noqa: PLC0415 - slow: only for documents
+
+    return apply.apply_to_spec(spec, apply.merge(each.edits for each in documents))
+
+
+def _is_no_group(operation: Operation, spec: Spec) -> bool:
+    """Tell whether a step adds a group that the container's user namespace hasn't got."""
+    unknown = isinstance(operation, AddGroup) and process.group_inside(spec.data, operation.gid)
+    return unknown is None
+
+
+def _image(root_path: str | None, config: Config, resolved: Resolved) -> image.Image:
+    """Look at the image, where there is one to look at."""
+    if root_path is None or not os.path.isdir(root_path):
+        return image.unknown()
+    with Rootfs(root_path) as root:
+        return image.look(root, config, resolved.looks())
+
+
+def _request_lines(explanation: Explanation) -> list[str]:
+    requests = explanation.progress.requests
+    lines = [
+        f"Ignored from {source}: {reason}"
+        for request in requests
+        for source, reason in request.ignored
+    ]
+    asking = [request for request in requests if request.devices is not None]
+    if requests and not asking:
+        lines.append("The container asks for no GPU: nothing is done to it.")
+        return [*lines, *([f"Because: {why}"] if (why := explanation.why_nothing) else [])]
+    inventories = {each.vendor: each for each in explanation.progress.inventories}
+    for request in asking:
+        title = explanation.known[request.vendor].TITLE
+        lines += _vendor_lines(request, title, inventories.get(request.vendor))
+    if explanation.resolved is not None:
+        noun = " or ".join(explanation.known[request.vendor].NOUN for request in asking)
+        lines.append(f"Selected:        {', '.join(explanation.resolved.ids) or f'no {noun}'}")
+    lines += [f"Lost:            {text}" for text in explanation.lost]
+    return [*lines, *(f"Warning:         {text}" for text in explanation.warnings)]
+
+
+def _vendor_lines(request: Request, title: str, inventory: Inventory | None) -> list[str]:
+    options = request.options.facts() if request.options is not None else []
+    facts = [
+        ("Vendor", title),
+        ("Asked for by", request.source),
+        ("Devices", ", ".join(request.devices or ()) or "none (driver files alone)"),
+        *options,
+    ]
+    if inventory is not None:
+        facts.append(("Driver root", inventory.root))
+        facts.append(("This machine", inventory.sentence()))
+    return [f"{title + ':':<16} {text}" for title, text in facts]
+
+
+def _why_nothing(env: dict[str, str], config: Config, known: Mapping[str, ModuleType]) -> str:
+    """Return why the environment asks for nothing, "" where it names devices."""
+    swarm = environments.swarm_variables(config.swarm_resource)
+    variables = [name for _, name in swarm if name in env]
+    every = [name for names in known.values() for name in names.VARIABLES]
+    variables = variables or [name for name in every if name in env] or every[:1]
+    what = " and ".join(variables)
+    values = [env[name] for name in variables if name in env]
+    names = [name for value in values for name in environments.items(value)]
+    if not values:
+        return f"{what} isn't set"
+    if not names:
+        return f"{what} is empty"
+    return f"void is among the names in {what}" if "void" in map(str.lower, names) else ""

@@ -1,0 +1,46 @@
+"""What the commands share: the --format and --config options, and what they print."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from gpuhook.ground.errors import GpuhookError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def format_option(command: Command) -> Command:
+    """Add --format text|json."""
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="How to print the answer.",
+    )(command)
+
+
+def config_option(command: Command) -> Command:
+    """Add --config FILE."""
+    return click.option(
+        "--config",
+        "config_path",
+        metavar="FILE",
+        help="Another configuration file than $GPUHOOK_CONFIG or /etc/gpuhook/config.toml.",
+    )(command)
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def raise_last(errors: Sequence[GpuhookError]) -> None:
+    """Say what went wrong beside an answer, if anything did: the command has failed then."""
+    for error in errors[:-1]:
+        click.echo(f"gpuhook: {error}", err=True)
+    if errors:
+        raise errors[-1]

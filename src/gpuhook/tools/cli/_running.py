@@ -1,0 +1,132 @@
+"""What a running container was given, for `gpuhook explain`: its record, and what it has now."""
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, GpuhookError, listed
+from gpuhook.ground.oci.spec import Spec, read_spec
+from gpuhook.start.inventory.cache import get_inventory
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.cli._containers import short, title
+from gpuhook.tools.cli._explanation import Explanation, Row
+from gpuhook.tools.running import repair
+from gpuhook.tools.running.find import Found, find
+from gpuhook.tools.running.holders import Container
+from gpuhook.tools.vendors import survey
+
+_NAMED = 4
+_PATHS = 8
+
+
+def look(word: str, explanation: Explanation, config_path: str | None) -> Spec | None:
+    """Put into an explanation what a running container was given; return what its engine wrote.
+
+    None where that isn't found. Raises ContainerError for a word that means no container.
+    """
+    config = load(config_path)
+    inventories = _inventories(config)
+    found = find(word, inventories, config.state_dir)
+    holder = found.holder
+    gone, lost = _lost(holder, inventories) if holder is not None and holder.record else ([], "")
+    missing = [] if lost or holder is None or not holder.record else _missing(holder, inventories)
+    explanation.container = _to_json(found, missing, gone)
+    rows = explanation.circumstances
+    rows.append(Row("Container", _who(found)))
+    rows += _given(holder, inventories) if holder is not None else [Row("Was given", "nothing")]
+    if lost:
+        rows.append(Row("Lost", lost, "bad"))
+    if missing:
+        text = f"access to {listed(missing, _PATHS)}: gpuhook repair gives it back"
+        rows.append(Row("Lost", text, "bad"))
+    spec = read_spec(f"{found.bundle}/config.json") if found.bundle else None
+    if spec is None:
+        rows.append(Row("Given now", "isn't known: its config.json isn't found", "poor"))
+    else:
+        rows.append(Row("Given now", f"what follows, by {found.bundle}/config.json"))
+    return spec
+
+
+def _inventories(config: Config) -> list[Inventory]:
+    """Return what the machine has, nothing where its drivers fail: a record says more."""
+    try:
+        found, _ = survey.present(config, lambda vendor: get_inventory(config, vendor))
+    except DriverError:
+        found = []
+    return found
+
+
+def _who(found: Found) -> str:
+    holder = found.holder
+    name = title(holder, found.name) if holder is not None else _plain(found)
+    process = f", process {holder.pid} ({holder.command})" if holder is not None else ""
+    image = str((holder.record or {}).get("image", "")) if holder is not None else ""
+    return f"{name}, id {short(found.id)}{process}{f', image {image}' if image else ''}"
+
+
+def _plain(found: Found) -> str:
+    name = found.name or short(found.id)
+    return f"{found.engine}:{name}" if found.engine else name
+
+
+def _given(holder: Container, inventories: Collection[Inventory]) -> Iterator[Row]:
+    """Yield what a container was given, by its record or by the nodes that it has."""
+    if holder.record is None:
+        nodes = _paths(holder.nodes, inventories)
+        text = f"{listed(nodes, _PATHS)}, by its nodes: gpuhook has no record of it"
+        yield Row("Was given", text)
+        return
+    labels = {
+        (each.vendor, device.id): device.label for each in inventories for device in each.devices
+    }
+    for given in holder.record["given"]:
+        vendor, request = given["vendor"], given["request"]
+        names = [
+            f"{labels[vendor, each]} ({each})" if labels.get((vendor, each), each) != each else each
+            for each in given["selected"]
+        ]
+        what = listed(names, _NAMED) or "no device, the driver alone"
+        asked = listed(request["devices"], _NAMED) or "none"
+        yield Row("Was given", f"{what} of {given['kind']}: its {request['source']} said {asked}")
+    if holder.cdi_devices:
+        yield Row("Was given", f"{listed(holder.cdi_devices, _NAMED)}, from CDI documents")
+
+
+def _paths(numbers: Iterable[tuple[int, int]], inventories: Iterable[Inventory]) -> list[str]:
+    wanted = {*numbers}
+    nodes = [node for each in inventories for node in each.nodes if node.numbers in wanted]
+    return [node.path for node in nodes]
+
+
+def _missing(holder: Container, inventories: Collection[Inventory]) -> list[str]:
+    """Return the nodes that its cgroup no longer lets it open; none where that can't be told."""
+    try:
+        return [node.path for node in repair.missing(holder, inventories)]
+    except GpuhookError:
+        return []
+
+
+def _lost(holder: Container, inventories: Collection[Inventory]) -> tuple[list[str], str]:
+    """Return the devices that were given and that the machine has no more, and a sentence."""
+    gone = repair.moved(holder, inventories)
+    if not gone:
+        return [], ""
+    return gone, f"{listed(gone, _NAMED)}: this machine has it no more, or under another number"
+
+
+def _to_json(found: Found, missing: list[str], gone: list[str]) -> dict[str, Any]:
+    holder = found.holder
+    record = (holder.record if holder is not None else None) or {}
+    return {
+        "id": found.id,
+        "engine": found.engine,
+        "engine_name": found.name,
+        "pid": holder.pid if holder is not None else None,
+        "bundle": found.bundle or None,
+        "given": record.get("given", []),
+        "cdi_devices": holder.cdi_devices if holder is not None else [],
+        "known_from": None if holder is None else "record" if record else "nodes",
+        "missing_nodes": missing,
+        "gone": gone,
+    }

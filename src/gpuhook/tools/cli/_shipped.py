@@ -1,0 +1,101 @@
+"""The files that come with the programs: manual pages, completion, units, scripts for Slurm.
+
+This is the list of them: the Debian package has all, and ``gpuhook install --files`` places those
+that have a folder among the administrator's or the user's own. Sources of the folders: manpath(5),
+the README of bash-completion, zshmisc(1) and Debian's zsh, "Where to put completions" of fish,
+systemd.unit(5), udev(7).
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from gpuhook.tools.cdi import units as cdi_units
+from gpuhook.tools.cli import _manual as manual
+from gpuhook.tools.cli import cli
+from gpuhook.tools.cli.completion import script
+
+UNIT = "unit"
+SLURM = "script for Slurm"
+# The units that the package enables; others are for the administrator to enable.
+ENABLED = ("gpuhook-watch.service", *cdi_units.ENABLED)
+_COMPLETIONS = {"bash": "gpuhook", "zsh": "_gpuhook", "fish": "gpuhook.fish"}
+
+
+def _manuals(share: str) -> dict[str, str]:
+    return {f"man{section}": f"{share}/man/man{section}" for section in (1, 5, 8)}
+
+
+# Kind of file -> its folder. The last two kinds are placed by ``install --cdi`` elsewhere.
+OF_PACKAGE: Mapping[str, str] = {
+    **_manuals("/usr/share"),
+    "bash": "/usr/share/bash-completion/completions",
+    "zsh": "/usr/share/zsh/vendor-completions",
+    "fish": "/usr/share/fish/vendor_completions.d",
+    UNIT: "/usr/lib/systemd/system",
+    SLURM: "/usr/libexec/gpuhook/slurm",
+    "unit for CDI": "/usr/lib/systemd/system",
+    "rule for CDI": "/usr/lib/udev/rules.d",
+}
+OF_ADMINISTRATOR: Mapping[str, str] = {
+    **_manuals("/usr/local/share"),
+    "bash": "/usr/local/share/bash-completion/completions",
+    "zsh": "/usr/local/share/zsh/site-functions",
+    "fish": "/etc/fish/completions",
+    UNIT: "/etc/systemd/system",
+    SLURM: "/usr/local/libexec/gpuhook/slurm",
+}
+
+
+def of_user() -> Mapping[str, str]:
+    """Return the folders of the user's own files; units and Slurm's scripts are root's."""
+    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return {
+        **_manuals(data),
+        "bash": f"{data}/bash-completion/completions",
+        "zsh": f"{data}/zsh/site-functions",
+        "fish": f"{config}/fish/completions",
+    }
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that comes with the programs; ``kind`` is a key of the folders above."""
+
+    kind: str
+    name: str
+    text: str
+
+    @property
+    def mode(self) -> int:
+        """The file's mode: scripts for Slurm are programs."""
+        return 0o755 if self.kind == SLURM else 0o644
+
+    def path(self, folders: Mapping[str, str]) -> str | None:
+        """Return where the file is to be, None where there is no folder for it."""
+        folder = folders.get(self.kind)
+        return folder and f"{folder}/{self.name}"
+
+
+def files(command: str) -> Iterator[File]:
+    """Yield all files; units run the gpuhook at ``command``."""
+    for name, text in (*_texts("man"), *((name, manual.page(name)) for name in manual.PAGES)):
+        yield File(f"man{name[-1]}", name, text)
+    for shell, name in _COMPLETIONS.items():
+        yield File(shell, name, script(shell, cli))
+    for name, text in _texts("units"):
+        yield File(UNIT, name, cdi_units.for_command(text, command))
+    for name, text in _texts("slurm_scripts"):
+        yield File(SLURM, name, text)
+    for name in cdi_units.FILES:
+        kind = "rule for CDI" if name.endswith(".rules") else "unit for CDI"
+        yield File(kind, name, cdi_units.for_command(cdi_units.shipped(name), command))
+
+
+def _texts(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield name and text of the files in a folder beside this module."""
+    entries = (resources.files("gpuhook") / "tools/cli" / folder).iterdir()
+    for entry in sorted(entries, key=lambda each: each.name):
+        yield entry.name, entry.read_text("utf-8")

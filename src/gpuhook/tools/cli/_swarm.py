@@ -1,0 +1,58 @@
+"""``gpuhook install --swarm``: the devices that this node offers, and what is still to do."""
+
+from collections.abc import Iterable
+
+from gpuhook.ground.config.model import Config
+from gpuhook.start import contract
+from gpuhook.start.cdi.generate import grant
+from gpuhook.start.request.sources import swarm_variables
+from gpuhook.tools.cli._engines import warn
+from gpuhook.tools.engines import json_text, swarm
+from gpuhook.tools.engines.docker import node_resources
+from gpuhook.tools.engines.store import Target
+from gpuhook.tools.vendors import survey
+
+
+def resources(config: Config) -> tuple[swarm.Resource, ...]:
+    """Return the devices of this machine that containers can have one by one.
+
+    DriverError where it has none of any vendor. A device that doesn't work is left out.
+    """
+    offers, failed = survey.present(config, lambda vendor: _offered(vendor, config))
+    for error in failed:
+        warn(str(error))
+    return tuple(resource for found in offers for resource in found)
+
+
+def _offered(vendor: contract.Vendor, config: Config) -> list[swarm.Resource]:
+    inventory = vendor.discover(config)
+    devices, reasons = vendor.offered(grant(vendor, inventory, config, inventory.devices))
+    for reason in reasons:
+        warn(f"not for the swarm: {reason}")
+    company, _, sort = vendor.names.KIND.partition("/")
+    company = company.partition(".")[0]
+    found = []
+    for device in devices:
+        kind = f"{company}-{vendor.names.TYPES[1] if device.parent else sort}".upper()
+        if device.id.isdecimal():  # KIND=0 would be a number of devices without names
+            warn(f"not for the swarm: {vendor.names.NOUN} {device.label} has no name but a number")
+        else:
+            found.append(swarm.Resource(vendor.names.NAME, kind, device.id))
+    return found
+
+
+def advice(target: Target, devices: Iterable[swarm.Resource], config: Config) -> list[str]:
+    """Return what is still to be done, a sentence each, once a node's daemon.json is written."""
+    document = json_text.parse(target.text, target.path)
+    node = swarm.Node(node_resources(document, target.path), devices)
+    said = swarm_variables(config.swarm_resource)
+    known = {variable for _, variable in said}
+    wanted = {name: vendors for name, vendors in node.variables().items() if name not in known}
+    if not wanted:
+        return []
+    # A variable that several vendors' devices are in is for whom each name has the form of.
+    more = [
+        name if len(vendors) > 1 else f"{vendors[0]}={name}" for name, vendors in wanted.items()
+    ]
+    setting = ",".join([*filter(None, [config.swarm_resource]), *more])
+    return [f"Have services' containers get them: gpuhook config set swarm-resource={setting}"]

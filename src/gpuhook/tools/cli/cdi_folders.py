@@ -1,0 +1,137 @@
+"""gpuhook cdi list and validate: which devices CDI documents name, and what is wrong with them."""
+
+import sys
+from collections.abc import Callable
+
+import click
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.errors import GpuhookError, printable
+from gpuhook.start.cdi import folders
+from gpuhook.start.cdi.folders import FileError, Found
+from gpuhook.tools.cdi import kept
+from gpuhook.tools.cli._engines import state_folder
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option, format_option, print_json
+
+
+def _folders_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--spec-dir",
+        "spec_dirs",
+        metavar="FOLDER",
+        multiple=True,
+        help="A folder of documents instead of the configuration's; the last one counts most.",
+    )(command)
+
+
+@command(
+    "list",
+    examples={
+        "gpuhook cdi list": "Show the names that podman and docker run --device take",
+        "gpuhook cdi list --spec-dir /etc/cdi --format json": "The same of one folder, as JSON",
+    },
+)
+@_folders_option
+@config_option
+@format_option
+def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: str) -> None:
+    """Show the names that engines know, and the file that each one comes from.
+
+    Also says which names two files contend for, and which files engines don't take, and why.
+    """
+    chosen = spec_dirs or load(config_path).cdi_spec_dirs
+    found = folders.look(chosen)
+    devices = [found.devices[name] for name in sorted(found.devices)]
+    if output_format == "json":
+        print_json(
+            {
+                "devices": [{"name": each.name, "file": each.file} for each in devices],
+                "conflicts": [
+                    {"name": name, "files": files}
+                    for name, files in sorted(found.conflicts.items())
+                ],
+                "errors": [error.to_json() for error in found.errors],
+                "ignored": [each.to_json() for each in found.ignored],
+            }
+        )
+        return
+    if devices:
+        from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
+
+        rows = [(each.name, each.file) for each in devices]
+        _screen.show(_screen.table(("NAME", "FILE"), rows))
+    else:
+        click.echo(f"There is no CDI device in {printable(', '.join(chosen))}.")
+    _report([*map(str, found.errors), *_conflicts(found)], found)
+    _report_refresh()
+
+
+def _report_refresh() -> None:
+    """Say why the last refresh failed: who misses a device should know."""
+    try:
+        found = kept.last_errors(state_folder(None, ""))
+        failures = [f"{each.kind} {each.error}".strip() for each in found]
+    except GpuhookError as error:
+        failures = [error.cause]
+    for each in failures:
+        click.echo(f"last refresh: {printable(each)}", err=True)
+
+
+@command(
+    examples={
+        "gpuhook cdi validate": "Check the documents in the folders that engines read",
+        "gpuhook cdi validate ./nvidia.yaml": "Check one file before it goes there",
+    },
+)
+@click.argument("files", metavar="[FILE]...", nargs=-1)
+@_folders_option
+@config_option
+def validate(files: tuple[str, ...], spec_dirs: tuple[str, ...], config_path: str | None) -> None:
+    """Check CDI documents; exit with status 1 if engines refuse anything in them.
+
+    Without FILE all documents are checked that are in the folders, and that no two of them
+    contend for a name.
+    """
+    if files and spec_dirs:
+        raise click.UsageError("Name files, or folders with --spec-dir, but not both.")
+    if files:
+        found = Found()
+        for file in files:
+            _examine(file, found)
+    else:
+        found = folders.look(spec_dirs or load(config_path).cdi_spec_dirs)
+    errors = [*map(str, found.errors), *_conflicts(found)]
+    if spec_dirs:
+        errors += [str(each) for each in found.ignored if each.reason == folders.MISSING]
+    _report(errors, found)
+    if errors:
+        sys.exit(1)
+    count = len(found.documents)
+    click.echo(f"{count} CDI document{'' if count == 1 else 's'} checked, nothing is wrong")
+
+
+def _examine(file: str, found: Found) -> None:
+    """Check one file, and that engines read files of such a name."""
+    errors, document = folders.examine(file)
+    if not file.endswith(folders.ENDINGS):
+        errors.append(FileError(file, None, folders.OTHER_ENDING))
+    found.errors += errors
+    if document is not None:
+        found.documents[file] = document
+
+
+def _conflicts(found: Found) -> list[str]:
+    return [
+        f"{name} is in {' and '.join(files)}, and is taken from none of them"
+        for name, files in sorted(found.conflicts.items())
+    ]
+
+
+def _report(errors: list[str], found: Found) -> None:
+    """Print errors, and what is ignored, beside the answer."""
+    for error in errors:
+        click.echo(f"error: {printable(error)}", err=True)
+    for each in found.ignored:
+        if str(each) not in errors:
+            click.echo(f"ignored: {printable(str(each))}", err=True)

@@ -1,0 +1,248 @@
+"""gpuhook cdi generate and cdi transform root: make CDI documents, and move the paths in them."""
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from gpuhook.ground import names
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import CdiError, DriverError, listed, shown
+from gpuhook.ground.host import files as host_files
+from gpuhook.start import contract
+from gpuhook.start.cdi import document as reader
+from gpuhook.start.cdi.generate import DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
+from gpuhook.start.cdi.generate import generate as generate_document
+from gpuhook.start.cdi.reading import MOST_BYTES
+from gpuhook.tools.cdi import refresh as refreshing
+from gpuhook.tools.cdi import transform as transforming
+from gpuhook.tools.cdi import write as writing
+from gpuhook.tools.cli import _completion as completing
+from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli._help import command, group
+from gpuhook.tools.cli._output import config_option, raise_last
+from gpuhook.tools.engines.files import Change
+from gpuhook.tools.host.programs import our_program
+from gpuhook.tools.vendors import survey
+from gpuhook.vendors import registry
+
+STDIO = "-"
+_ENDINGS = tuple(f".{form}" for form in writing.FORMATS)
+
+
+class Place:
+    """Where documents go: to standard output, into a file, or into a folder under their kinds."""
+
+    def __init__(self, output: str, form: str | None) -> None:
+        self.output = output
+        self.is_file = output.endswith(_ENDINGS) and not os.path.isdir(output)
+        self.form = form or _form_of(output) or "yaml"
+        name = os.path.basename(output.rstrip("/"))
+        if output == STDIO or self.is_file or os.path.isdir(output) or output.endswith("/"):
+            return
+        if "." in name:
+            raise CdiError(
+                f"{shown(output)} is a file that no engine reads: they take .yaml and .json alone",
+                "Give the file one of these endings, or name a folder",
+            )
+
+    def path_of(self, kind: str) -> str:
+        """Return the file of a document of that kind."""
+        name = "" if self.is_file else writing.file_name(kind, self.form)
+        return os.path.abspath(os.path.join(self.output, name) if name else self.output)
+
+
+def _form_of(path: str) -> str | None:
+    return next((form for form in writing.FORMATS if path.endswith(f".{form}")), None)
+
+
+@command(
+    examples={
+        "gpuhook cdi generate": "Print a document of the devices of this machine",
+        "gpuhook cdi generate --output /etc/cdi/": "Write one for each vendor there",
+        "gpuhook cdi generate --kind nvidia.com/gpu --output gpus.yaml": "Write one kind to a file",
+    },
+)
+@config_option
+@click.option(
+    "--output", metavar="FILE", default=STDIO, show_default=True,
+    help="The file, ending in .yaml or .json, or a folder for vendor-class.yaml; - prints it.",
+)  # fmt: skip
+@click.option(
+    "--format", "form", type=click.Choice(writing.FORMATS),
+    help="How to write it.  [default: as the file ends, else yaml]",
+)  # fmt: skip
+@click.option(
+    "--device-name-strategy", "strategies", type=click.Choice([*STRATEGIES]), multiple=True,
+    default=DEFAULT_STRATEGIES, show_default=True,
+    help="What devices are called: 0 and 1:0, GPU-..., or gpu0 and mig1:0; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--kind", "kinds", metavar="KIND", multiple=True, shell_complete=completing.kinds,
+    help="Devices of this kind alone, such as nvidia.com/gpu.  [default: all there are]",
+)  # fmt: skip
+@click.option(
+    "--mode", type=click.Choice(["auto", "nvml"]), default="auto", show_default=True,
+    help="How devices are found: there is one way, and nvidia-ctk's users name it.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Print the change as a diff and make none.")
+def generate(
+    config_path: str | None,
+    output: str,
+    form: str | None,
+    strategies: tuple[str, ...],
+    kinds: tuple[str, ...],
+    mode: str,
+    dry_run: bool,
+) -> None:
+    """Write a CDI document of the devices of this machine.
+
+    An engine that reads it gives them to containers without gpu-py: podman run --device
+    nvidia.com/gpu=0, docker run --device nvidia.com/gpu=all. Make it again whenever the driver,
+    the devices or their MIG devices change. A file that would stay the same isn't touched.
+    """
+    del mode
+    config = load(config_path)
+    place = Place(output, form)
+    sources, failed = _sources(config, kinds, save=not dry_run)
+    made = _made(sources, strategies, explicit=bool(kinds))
+    if place.is_file and len(made) > 1:
+        found = [each.document["kind"] for each in made]
+        raise CdiError(
+            f"One file can't hold the devices of several kinds ({listed(found)})",
+            "Name a folder with --output, or one of them with --kind",
+        )
+    for each in made:
+        for warning in each.warnings:
+            shared.warn(warning)
+        _deliver(each, place, dry_run=dry_run)
+    raise_last(failed)
+
+
+def _sources(
+    config: Config, kinds: tuple[str, ...], *, save: bool
+) -> tuple[list[Source], list[DriverError]]:
+    """Return what there is to make documents of, and which drivers fail beside it.
+
+    DriverError where there is nothing.
+    """
+    hook = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs lie together")
+
+    def look(vendor: contract.Vendor) -> Source:
+        return refreshing.look(vendor, config, hook, save=save)
+
+    known = {each.KIND: each for each in registry.known(config).values()}
+    unknown = [kind for kind in kinds if kind not in known]
+    if unknown:
+        raise CdiError(
+            f"gpuhook knows no devices of the kind {shown(unknown[0])}",
+            f"Name one of {listed([*known])} with --kind",
+        )
+    if kinds:
+        return [look(contract.load(known[kind])) for kind in dict.fromkeys(kinds)], []
+    return survey.present(config, look)
+
+
+def _made(sources: list[Source], strategies: tuple[str, ...], *, explicit: bool) -> list[Generated]:
+    """Return the documents; of kinds that nobody named, those that there are devices of."""
+    made, errors = [], []
+    for source in sources:
+        try:
+            made.append(generate_document(source, strategies))
+        except CdiError as error:
+            errors.append(error)
+    if errors and (explicit or not made):
+        raise errors[0]
+    return made
+
+
+def _deliver(made: Generated, place: Place, *, dry_run: bool) -> None:
+    text = writing.to_text(made.document, place.form)
+    if place.output == STDIO:
+        click.echo(text, nl=False)
+        return
+    path = place.path_of(made.document["kind"])
+    if dry_run:
+        click.echo(Change(path, writing.read_old(path), text.encode()).diff(), nl=False)
+        return
+    if writing.write(path, text):
+        click.echo(refreshing.written(made, path))
+    else:
+        click.echo(f"{path} is as it should be")
+    for warning in refreshing.others(path, made.document["kind"]):
+        shared.warn(warning)
+
+
+@group()
+def transform() -> None:
+    """Change a CDI document as nvidia-ctk cdi transform does."""
+
+
+@transform.command(
+    examples={
+        "gpuhook cdi transform root --from /driver --to / --input in.yaml": "Move the driver root",
+    },
+)
+@click.option("--from", "old", metavar="DIR", required=True, help="The root that is in its paths.")
+@click.option("--to", "new", metavar="DIR", required=True, help="The root to be there instead.")
+@click.option(
+    "--relative-to", type=click.Choice([transforming.HOST, transforming.CONTAINER]),
+    default=transforming.HOST, show_default=True, help="Whose paths are changed.",
+)  # fmt: skip
+@click.option(
+    "--input",
+    "source",
+    metavar="FILE",
+    default=STDIO,
+    show_default=True,
+    help="The document; - reads standard input.",
+)
+@click.option(
+    "--output",
+    metavar="FILE",
+    default=STDIO,
+    show_default=True,
+    help="The file to write; - prints it.",
+)
+def root(old: str, new: str, relative_to: str, source: str, output: str) -> None:
+    """Move a root in the paths of a CDI document.
+
+    Where documents are made in a container that sees the host's driver in another folder,
+    that folder has to become the host's own, in paths of the host, and nothing else changes.
+    """
+    document = _read(source)
+    moved = transforming.root(document, old, new, relative_to)
+    form = _form_of(output) or _form_of(source) or "yaml"
+    text = writing.to_text(moved, form)
+    if output == STDIO:
+        click.echo(text, nl=False)
+        return
+    mode = host_files.copy_mode(source) or writing.MODE
+    if writing.write(os.path.abspath(output), text, mode):
+        click.echo(f"wrote {os.path.abspath(output)}")
+    else:
+        click.echo(f"{os.path.abspath(output)} is as it should be")
+
+
+def _read(source: str) -> dict[str, Any]:
+    """Return the document in a file, or on standard input."""
+    most = MOST_BYTES + 1  # one more than a document may have: its reader says so
+    name = "The document on standard input" if source == STDIO else source
+    try:
+        given = source == STDIO
+        data = sys.stdin.buffer.read(most) if given else host_files.read_start(source, most)
+    except OSError as error:
+        raise CdiError(
+            f"{name} can't be read: {error.strerror}", "Give a file's name with --input"
+        ) from None
+    reading = reader.read(data)
+    if reading.document is None:
+        first = reading.problems[0]
+        line = f", line {first.line}" if first.line else ""
+        raise CdiError(
+            f"{name}{line}: {first.sentence}",
+            "Correct it; `gpuhook cdi validate` shows all that engines would refuse",
+        )
+    return reading.document

@@ -1,0 +1,165 @@
+"""``gpuhook config``: show, check and change config.toml."""
+
+import os
+import sys
+from importlib import resources
+
+import click
+
+from gpuhook.ground.config.loader import DEFAULT_PATH, PATH_VARIABLE, examine, load, loads
+from gpuhook.ground.config.locate import line_of
+from gpuhook.ground.config.schema import WITHOUT_EFFECT
+from gpuhook.ground.config.source import read_text
+from gpuhook.ground.errors import ConfigError
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.cli import _completion as completing
+from gpuhook.tools.cli._help import group
+from gpuhook.tools.config.edit import parse_assignment, set_value, similar_keys
+from gpuhook.tools.config.render import as_toml
+from gpuhook.vendors import registry
+
+_FILE = click.option(
+    "--config",
+    "path",
+    metavar="FILE",
+    help=f"The file to use.  [default: ${PATH_VARIABLE} or {DEFAULT_PATH}]",
+)
+
+
+def default_text() -> str:
+    """Return the commented config.toml that lists every key with its default."""
+    return (resources.files("gpuhook") / "tools/config/config.toml").read_text("utf-8")
+
+
+def chosen_file(path: str | None) -> str:
+    """Return the file to use where ``path`` may have been given."""
+    return path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
+
+
+@group()
+def config() -> None:
+    """Show, check and change the configuration."""
+
+
+@config.command(
+    examples={
+        "gpuhook config show": "Print every setting in force, and the file it comes from",
+    },
+)
+@_FILE
+def show(path: str | None) -> None:
+    """Print the settings in force, as TOML."""
+    settings = load(path)
+    click.echo(f"# {settings.path or 'no configuration file: all defaults'}")
+    click.echo(as_toml(settings), nl=False)
+
+
+@config.command(
+    examples={
+        "gpuhook config default > /etc/gpuhook/config.toml": "Start with every default",
+    },
+)
+def default() -> None:
+    """Print a config.toml with every key, its meaning and its default."""
+    click.echo(default_text(), nl=False)
+
+
+@config.command(
+    examples={
+        "gpuhook config validate": "Check the file that is in force",
+        "gpuhook config validate ./config.toml": "Check a file before it goes there",
+    },
+)
+@click.argument("file", required=False)
+@_FILE
+def validate(file: str | None, path: str | None) -> None:
+    """Check a configuration file; exit with status 1 if it has an error.
+
+    Keys that change nothing are listed as warnings.
+    """
+    chosen = chosen_file(file or path)
+    try:
+        text = read_text(chosen)
+    except FileNotFoundError:
+        if file or path or os.environ.get(PATH_VARIABLE):
+            load(chosen)
+        click.echo(f"{chosen} does not exist: all settings have their defaults")
+        return
+    settings, errors = examine(text, chosen)
+    for key, reason in settings.ignored:
+        line = line_of(text, key)
+        place = f"{chosen}, line {line}" if line else chosen
+        question = "" if key in WITHOUT_EFFECT else similar_keys(key)
+        full_stop = "." if question else ""
+        click.echo(
+            f"warning: {place}: {key} changes nothing: {reason}{full_stop}{question}", err=True
+        )
+    for error in errors:
+        click.echo(f"error: {error}", err=True)
+    try:
+        registry.known(settings)
+    except ConfigError as error:
+        errors.append(error)
+        click.echo(f"error: {error}", err=True)
+    if errors:
+        sys.exit(1)
+    click.echo(f"{chosen} is valid")
+
+
+@config.command(
+    "set",
+    examples={
+        "gpuhook config set nvidia-container-runtime.mode=spec": "Choose another mode",
+        "gpuhook config set nvidia-container-runtime.runtimes=crun:runc": "Try crun first",
+        "gpuhook config set gpuhook.accept-annotations --dry-run": "Print the changed file",
+    },
+)
+@click.argument(
+    "assignments",
+    metavar="KEY=VALUE...",
+    nargs=-1,
+    required=True,
+    shell_complete=completing.settings,
+)
+@_FILE
+@click.option(
+    "--list-separator", default=":", help="What stands between a list's elements.  [default: :]"
+)
+@click.option("--dry-run", is_flag=True, help="Print the changed file and write nothing.")
+def set_(
+    assignments: tuple[str, ...], path: str | None, list_separator: str, dry_run: bool
+) -> None:
+    """Change settings in the configuration file; comments and order stay.
+
+    A key is written with its section: nvidia-container-runtime.mode=spec. A key that is true
+    or false needs no value to become true; the features also take nil, which removes them. A
+    file that does not exist is made from the commented default.
+    """
+    if not list_separator:
+        raise click.BadParameter("it can't be empty", param_hint="--list-separator")
+    chosen = chosen_file(path)
+    try:
+        text = read_text(chosen)
+    except FileNotFoundError:
+        text = default_text()
+    for assignment in assignments:
+        key, value = parse_assignment(assignment, list_separator)
+        text = set_value(text, key, value)
+    registry.known(loads(text))  # what a setting says of vendors, only they know
+    if dry_run:
+        click.echo(text, nl=False)
+        return
+    save(chosen, text)
+
+
+def save(path: str, text: str, mode: int | None = None) -> None:
+    """Write a configuration, with its mode where none is given; ConfigError if that fails."""
+    host_files.check_way(path)
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        host_files.replace(path, text.encode("utf-8"), mode)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} can't be written: {error.strerror}",
+            host_files.remedy(error, "Run this as root, or name another file with --config"),
+        ) from None

@@ -1,0 +1,184 @@
+"""gpuhook device-plugin: hand this machine's devices to a Kubernetes cluster."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import PluginError, RequestError, printable
+from gpuhook.start import contract
+from gpuhook.start.inventory import cache
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option, raise_last
+from gpuhook.tools.kubernetes import configure, options
+from gpuhook.tools.kubernetes.allocate import Answer, allocate
+from gpuhook.tools.kubernetes.health import policy
+from gpuhook.tools.kubernetes.resources import resources
+from gpuhook.tools.kubernetes.settings import Settings
+from gpuhook.tools.kubernetes.state import Resource, State
+from gpuhook.tools.vendors import survey
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add every option of the plugin's, and those of NVIDIA's that have no effect, hidden."""
+    for old in reversed([*options.INEFFECTIVE]):
+        command = click.option(f"--{old.flag}", hidden=True)(command)
+    for option in reversed(options.OPTIONS):
+        names = [f"--{each}" for each in (option.flag, *option.old)]
+        command = click.option(*names, option.field, **_look(option))(command)
+    return command
+
+
+def _look(option: options.Option) -> dict[str, Any]:
+    """Return how click shows and reads an option; what it means is read elsewhere."""
+    several = option.kind in (options.WORDS, options.NUMBERS, options.XIDS)
+    metavar = "|".join(option.choices) or {
+        options.FLAG: "true|false",
+        options.PATH: "PATH",
+        options.SECONDS: "SECONDS",
+        options.NUMBERS: "N,...",
+        options.XIDS: "N=ACTION",
+    }.get(option.kind, "TEXT")
+    default = getattr(Settings, option.field, None)
+    text = option.help
+    if default is not None and "[default" not in text:
+        text = f"{text}  [default: {_default(option, default)}]"
+    look: dict[str, Any] = {"metavar": metavar, "help": text, "multiple": several}
+    if option.kind == options.FLAG:
+        look.update(is_flag=False, flag_value="true")
+    return look
+
+
+def _default(option: options.Option, value: Any) -> str:
+    if option.field == "kubelet_folder":
+        return f"{value}/kubelet.sock"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "none"
+
+
+@command(
+    "device-plugin",
+    examples={
+        "gpuhook device-plugin --dry-run": "Print the resources, and what a container would get",
+        "gpuhook device-plugin --mig-strategy single": "Serve MIG devices of one size as GPUs",
+    },
+)
+@_options
+@click.option(
+    "--config-file", metavar="FILE",
+    help="A file with these options, as NVIDIA's plugin has it (version: v1).",
+)  # fmt: skip
+@click.option(
+    "--dry-run", is_flag=True, help="Print the devices and what a container would get, and end."
+)
+@config_option
+def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
+    """Hand the machine's devices to a Kubernetes cluster, as its device plugin.
+
+    Registers the resources of every vendor with the kubelet, nvidia.com/gpu and others. Each
+    option can also be set by a variable of the environment that is called like it
+    (MIG_STRATEGY, and GPUHOOK_INTERVAL for --interval and the others that NVIDIA's plugin
+    doesn't have), or in a file; flags count before the environment, and that before the file.
+    Runs until it is told to stop (SIGTERM, SIGINT). --dry-run needs no kubelet.
+    """
+    config = load(config_path)
+    flags = _flags(given)
+    settings, warnings = configure.read(flags, os.environ, policy)
+    settings = configure.apply(settings, config)
+    for warning in warnings:
+        click.echo(f"gpuhook: {printable(warning)}.", err=True)
+    if dry_run:
+        _show(settings, config)
+        return
+    from gpuhook.tools.kubernetes import service  # noqa: PLC0415 - nothing of it is needed above
+
+    sys.exit(service.run(settings, config))
+
+
+def _flags(given: dict[str, Any]) -> dict[str, str]:
+    """Return the flags that were given, by their names; several words as one list."""
+    by_field = {option.field: option.flag for option in options.OPTIONS}
+    found = {}
+    for key, value in given.items():
+        text = ",".join(value) if isinstance(value, tuple) and value else value
+        if isinstance(text, str):
+            found[by_field.get(key, key.replace("_", "-"))] = text
+    return found
+
+
+# What would be ----------------------------------------------------------------------------------
+
+
+def _show(settings: Settings, config: Config) -> None:
+    """Print the resources, their devices, and what a container with the first device gets."""
+    found, failed = survey.present(config, lambda vendor: (vendor, _asked(config, vendor)))
+    state, warnings = resources(found, settings, config)
+    for warning in warnings:
+        click.echo(f"gpuhook: {printable(warning)}.", err=True)
+    if not state.resources:
+        raise PluginError(
+            "There is no device to hand out",
+            "Look at `gpuhook info` and `gpuhook doctor`",
+        )
+    _show_devices(state)
+    for resource in state.resources:
+        click.echo(f"\n{resource.name}: 1 gives a container\n{_first(resource, settings)}")
+    raise_last(failed)
+
+
+def _asked(config: Config, vendor: contract.Vendor) -> Inventory:
+    """Return what a driver says now: a saved inventory may have a GPU that is lost since."""
+    return cache.follow(config, vendor, ask=True).inventory
+
+
+def _show_devices(state: State) -> None:
+    from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
+
+    rows = [
+        (
+            resource.name,
+            unit.id,
+            resource.replicas,
+            "-" if unit.numa is None else unit.numa,
+            f"unhealthy: {unit.reason}" if unit.reason else "healthy",
+        )
+        for resource in state.resources
+        for unit in resource.units
+    ]
+    _screen.show(_screen.table(("RESOURCE", "DEVICE", "REPLICAS", "NUMA", "HEALTH"), rows))
+
+
+def _first(resource: Resource, settings: Settings) -> str:
+    """Return what the first device that can be given would be answered with, line by line."""
+    ids = [name for name, unit in resource.offers().items() if not unit.reason]
+    try:
+        answer = allocate(resource, ids[:1] or [*resource.offers()][:1], settings)
+    except RequestError as error:
+        return f"  nothing: {error}"
+    return "\n".join(f"  {line}" for line in _lines(answer)) or "  nothing"
+
+
+def _lines(answer: Answer) -> list[str]:
+    mounts = (
+        f"{each.host} at {each.container}{', read-only' if each.read_only else ''}"
+        for each in answer.mounts
+    )
+    nodes = (
+        each.host if each.host == each.container else f"{each.host} as {each.container}"
+        for each in answer.devices
+    )
+    return [
+        *(f"variable    {name}={value}" for name, value in answer.envs.items()),
+        *(f"mount       {each}" for each in mounts),
+        *(f"node        {each}" for each in nodes),
+        *(f"annotation  {key}={value}" for key, value in answer.annotations.items()),
+        *(f"CDI device  {each}" for each in answer.cdi_devices),
+    ]

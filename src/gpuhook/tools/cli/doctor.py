@@ -1,0 +1,101 @@
+"""gpuhook doctor: what a support engineer would check, each line with its remedy."""
+
+import sys
+
+import click
+
+from gpuhook.ground.errors import printable
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option, format_option, print_json
+from gpuhook.tools.doctor import Case, Examination, Finding, Status, examine, worst
+from gpuhook.tools.doctor.report import write_report
+from gpuhook.tools.engines import ENGINES
+
+_WIDTH = 9  # of the column with the statuses
+
+
+@command(
+    examples={
+        "gpuhook doctor": "Check this machine",
+        "gpuhook doctor --report gpuhook-report.tar.gz": "Pack what a bug report needs",
+    },
+)
+@click.option(
+    "--engine",
+    type=click.Choice([*ENGINES]),
+    help="Look at this engine alone, and at what every engine needs.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Print only what is wrong.")
+@click.option(
+    "--report",
+    "report_path",
+    metavar="FILE",
+    help="Also write a tar.gz for bug reports; it holds no environment values.",
+)
+@config_option
+@format_option
+def doctor(
+    engine: str | None,
+    quiet: bool,
+    report_path: str | None,
+    config_path: str | None,
+    output_format: str,
+) -> None:
+    """Check the driver, gpuhook and the engines, and say what to do. Changes nothing.
+
+    The cause of a problem is reported first, and checks that would only report the same again
+    are skipped. The exit status is 0 if all is well, 1 with warnings and 2 with failures.
+    """
+    case = Case.of_this_machine(config_path, sys.argv[0])
+    case.engine = engine or ""
+    examination = examine(case)
+    for finding in examination:
+        if output_format == "text" and _is_wanted(finding, quiet):
+            _print(finding)
+    status = worst(examination.findings)
+    if output_format == "json":
+        print_json(_to_json(status, examination, quiet))
+    elif not quiet:
+        _print_summary(examination)
+    if report_path:
+        write_report(report_path, case, examination.findings)
+        if output_format == "text" and not quiet:
+            click.echo(f"The report is in {printable(report_path)}; read it before you send it.")
+    sys.exit(status.exit_status)
+
+
+def _is_wanted(finding: Finding, quiet: bool) -> bool:
+    return not quiet or finding.status is not Status.OK
+
+
+def _to_json(status: Status, examination: Examination, quiet: bool) -> dict[str, object]:
+    wanted = [each.to_json() for each in examination.findings if _is_wanted(each, quiet)]
+    return {"status": status, "findings": wanted, "skipped": examination.skipped}
+
+
+def _print(finding: Finding) -> None:
+    from gpuhook.tools.cli._screen import BAD, GOOD, POOR, beside, show, text  # noqa: PLC0415
+
+    styles = {Status.OK: GOOD, Status.WARNING: POOR, Status.FAILURE: BAD}
+    head = text(finding.status, styles[finding.status])
+    show(beside(head, text(f"{finding.check}: {finding.message}."), _WIDTH))
+    if finding.remedy:
+        arrow = "->".rjust(_WIDTH + 2)
+        show(beside(text(arrow), text(f"{finding.remedy}."), _WIDTH + 3))
+
+
+def _print_summary(examination: Examination) -> None:
+    from gpuhook.tools.cli._screen import show, text  # noqa: PLC0415
+
+    found = examination.findings
+    ok, warnings, failures = (sum(each.status is status for each in found) for status in Status)
+    click.echo()
+    if examination.skipped:
+        checks = _number(len(examination.skipped), "check")
+        again = "run the doctor again when that is mended"
+        show(text(f"{checks} skipped, which would find the same: {again}."))
+    click.echo(f"{ok} ok, {_number(warnings, 'warning')}, {_number(failures, 'failure')}")
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,81 @@
+"""gpuhook driver-folder: the driver in one folder, for runtimes that know no GPUs."""
+
+import sys
+
+import click
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.errors import NoDriverError
+from gpuhook.start import contract
+from gpuhook.start.inventory import cache
+from gpuhook.tools.cli import _completion as completing
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option
+from gpuhook.tools.driver_folder import content
+from gpuhook.tools.driver_folder import keep as keeping
+from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia.names import NAME
+
+_GONE = "; a driver folder that is there stays as it is"
+
+
+@command(
+    "driver-folder",
+    examples={
+        "gpuhook driver-folder /srv/nvidia": "Put the driver there, or bring it up to date",
+        "gpuhook driver-folder --remove /srv/nvidia": "Take it away",
+    },
+)
+@click.argument("directory", metavar="DIR")
+@click.option(
+    "--capabilities", metavar="LIST", default="all", show_default=True,
+    shell_complete=completing.capabilities,
+    help="The driver's parts to put there, as in a container's request.",
+)  # fmt: skip
+@click.option("--check", is_flag=True, help="Change nothing; exit with status 1 if a run would.")
+@click.option("--remove", "removing", is_flag=True, help="Take the folder away.")
+@config_option
+def driver_folder(
+    directory: str, capabilities: str, check: bool, removing: bool, config_path: str | None
+) -> None:
+    """Put NVIDIA's driver of this machine into DIR: bin, lib (32-bit) and lib64.
+
+    Mounted read-only at /usr/local/nvidia it gives nvidia-smi, CUDA and the rest to a container
+    of a CUDA image, whatever its runtime. Run it again when the driver has changed: DIR is
+    replaced in one step, containers that run keep what they have, and the next ones get the new
+    one.
+    """
+    if removing:
+        _remove(directory)
+        return
+    config = load(config_path)
+    vendor = contract.load(registry.known(config)[NAME])
+    try:
+        inventory = cache.get_inventory(config, vendor)
+    except NoDriverError as error:
+        raise NoDriverError(error.cause + _GONE, error.remedy) from None
+    words = [word.strip() for word in capabilities.split(",")]
+    wanted = content.of(config, inventory, [word for word in words if word])
+    if check:
+        _check(directory, wanted)
+    elif keeping.update(directory, wanted):
+        click.echo(f"{directory}: driver {wanted.version}, {len(wanted.files)} files")
+    else:
+        click.echo(f"{directory}: unchanged, driver {wanted.version}")
+
+
+def _check(directory: str, wanted: content.Content) -> None:
+    if not keeping.is_current(directory, wanted):
+        click.echo(f"{directory}: not as driver {wanted.version} has it")
+        sys.exit(1)
+    click.echo(f"{directory}: unchanged, driver {wanted.version}")
+
+
+def _remove(directory: str) -> None:
+    stay = keeping.remove(directory)
+    click.echo(f"{directory}: removed")
+    if stay:
+        click.echo(
+            f"Running containers may still use what it held ({stay} of that kind): run this again "
+            "when they have ended, on the machine itself, or after a reboot"
+        )

@@ -1,0 +1,168 @@
+"""gpuhook explain: what a container would get and why, without starting it."""
+
+import itertools
+import os
+import sys
+from typing import Any, NamedTuple
+
+import click
+
+from gpuhook.ground.errors import GpuhookError, shown
+from gpuhook.ground.oci import jsontext
+from gpuhook.ground.oci.spec import Spec, read_spec
+from gpuhook.tools.cli import _completion as completing
+from gpuhook.tools.cli import _running, _summary
+from gpuhook.tools.cli._explanation import Explanation
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option, format_option, print_json
+from gpuhook.tools.engines import images
+from gpuhook.tools.vendors.nvidia import docker_gpus
+from gpuhook.vendors import registry
+
+_VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
+
+
+class _Given(NamedTuple):
+    """What the command line names: a container that exists, or one that is spelled out."""
+
+    container: str | None
+    bundle: str | None
+    spec: str | None
+    image: str | None
+    gpus: str | None
+    environment: tuple[str, ...]
+    privileged: bool
+
+    def check(self) -> None:
+        """Raise UsageError unless it is one container."""
+        spelled = self.image or self.environment or self.privileged or self.gpus is not None
+        if sum(map(bool, (self.container, self.bundle, self.spec, spelled))) != 1:
+            raise click.UsageError(
+                "Give one of CONTAINER, --bundle, --spec, or what docker run would be given: "
+                "--image, -e, --gpus."
+            )
+
+    def read(self, explanation: Explanation, config_path: str | None) -> Spec | None:
+        """Return the container's spec, None where a running one's isn't found."""
+        if self.container:
+            return _running.look(self.container, explanation, config_path)
+        if self.bundle or self.spec:
+            return read_spec(self.spec or os.path.join(self.bundle or "", "config.json"))
+        return self._spelled_out()
+
+    def _spelled_out(self) -> Spec:
+        """Return the spec that an engine would make of it; EngineError for an unknown image."""
+        changes = [_setting(word) for word in self.environment]
+        try:
+            gpus = docker_gpus.variables(self.gpus) if self.gpus is not None else []
+        except ValueError as error:
+            raise click.UsageError(f"{error}.") from None
+        of_image = images.environment(self.image) if self.image else []
+        env = dict(each.partition("=")[::2] for each in of_image)
+        for name, value in changes:
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = value
+        bounding = ["CAP_SYS_ADMIN"] if self.privileged else []
+        words = [*(f"{name}={value}" for name, value in env.items()), *gpus]
+        data = {
+            "ociVersion": "1.0.2",
+            "process": {"env": words, "capabilities": {"bounding": bounding}},
+            "linux": {"namespaces": [{"type": "mount"}]},
+        }
+        return Spec("The request", jsontext.dumps(data))
+
+
+def _setting(word: str) -> tuple[str, str | None]:
+    """Return the name and the value of -e; without one it is ours, None for none, as docker's."""
+    name, equals, value = word.partition("=")
+    if not name:
+        raise click.UsageError(f"-e takes NAME=VALUE or NAME, not {shown(word)}.")
+    return name, value if equals else os.environ.get(name)
+
+
+@command(
+    examples={
+        "gpuhook explain training": "Show what a running container was given",
+        f"gpuhook explain -e {_VARIABLE}=0,2": "Ask for two GPUs",
+        "gpuhook explain --gpus 2": "Ask as docker run --gpus does",
+        "gpuhook explain --spec config.json -v": "Every step for a container with this spec",
+    },
+)
+@click.argument("container", required=False, shell_complete=completing.containers)
+@click.option("--bundle", metavar="DIR", help="An OCI bundle: a folder with config.json.")
+@click.option("--spec", "spec_path", metavar="FILE", help="An OCI spec (config.json).")
+@click.option(
+    "--image", metavar="IMAGE",
+    help="An image that Docker or podman has here: what it sets counts as in docker run.",
+)  # fmt: skip
+@click.option(
+    "-e", "--env", "environment", metavar="NAME[=VALUE]", multiple=True,
+    shell_complete=completing.variables,
+    help="An environment variable of the container; may be repeated. NAME alone takes it from "
+    "your own environment.",
+)  # fmt: skip
+@click.option(
+    "--gpus", metavar="GPUS",
+    help="As docker run has it: all, 2, device=0, '\"device=0,1\"', capabilities=video.",
+)  # fmt: skip
+@click.option("--privileged", is_flag=True, help="As if the container were privileged.")
+@click.option(
+    "--hook-alone", is_flag=True,
+    help="As if podman's --hooks-dir had added the hook, and the runtime weren't gpu-py.",
+)  # fmt: skip
+@click.option("-v", "--verbose", is_flag=True, help="Show every step, with its reason.")
+@config_option
+@format_option
+def explain(
+    container: str | None,
+    bundle: str | None,
+    spec_path: str | None,
+    image: str | None,
+    environment: tuple[str, ...],
+    gpus: str | None,
+    privileged: bool,
+    hook_alone: bool,
+    verbose: bool,
+    config_path: str | None,
+    output_format: str,
+) -> None:
+    """Show what a container would get, and why; or what a running one was given.
+
+    CONTAINER is a running container's id or name: root sees what it was given when it was
+    started, and what it would be given now. Any other is given by its bundle, by its spec, or
+    spelled out as for docker run: --image, -e and --gpus. Nothing is changed, and without
+    CONTAINER no root is needed. The exit status is 1 if the container could not be started.
+    """
+    given = _Given(container, bundle, spec_path, image, gpus, environment, privileged)
+    given.check()
+    explanation = Explanation(hook_alone=hook_alone)
+    try:
+        spec = given.read(explanation, config_path)
+        if spec is not None:
+            root = spec.root_path if container or bundle or spec_path else None
+            explanation.follow(spec, root, config_path)
+    except GpuhookError as error:
+        explanation.error = error
+    if output_format == "json":
+        print_json(explanation.to_json())
+    elif verbose:
+        click.echo(explanation.to_text())
+    else:
+        _draw(explanation)
+    sys.exit(1 if explanation.error else 0)
+
+
+def _draw(explanation: Explanation) -> None:
+    """Print the summary."""
+    from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
+
+    drawn: list[Any] = []
+    for titled, group in itertools.groupby(_summary.rows(explanation), lambda row: bool(row.title)):
+        rows = [*group]
+        if titled:
+            drawn.append(_screen.facts([row[:3] for row in rows]))
+        else:
+            drawn += [_screen.text(row.text, _screen.TONES[row.tone]) for row in rows]
+    _screen.show(*drawn)

@@ -1,0 +1,366 @@
+"""``gpuhook install``: tell container engines about gpu-py."""
+
+import contextlib
+import dataclasses
+import os
+import sys
+from typing import Any
+
+import click
+
+from gpuhook.ground import names
+from gpuhook.ground.config.loader import PATH_VARIABLE, load
+from gpuhook.ground.errors import EngineError
+from gpuhook.ground.host import files as host_files
+from gpuhook.start.cdi import versions
+from gpuhook.tools.cdi.kept import Kept, kept
+from gpuhook.tools.cli import _documents as documents
+from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli import _files as place
+from gpuhook.tools.cli import _swarm as swarm
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import format_option, print_json
+from gpuhook.tools.engines import ENGINES, Answer, Ask, Store, docker, installer
+from gpuhook.tools.engines import ask as options
+from gpuhook.tools.engines import links as aliases
+from gpuhook.tools.engines.store import Record
+from gpuhook.tools.host.programs import our_program
+
+_NO_HOOK = "none"
+_ROOTS = {"docker": "no Docker of yours was found; for the system's, "}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One installation: the engines, what each is told, and where that is remembered.
+
+    ``documents`` says whether CDI documents are to be kept for the engines. ``roots`` are
+    engines of this machine that only root can tell. ``as_json`` has the result printed as JSON.
+    """
+
+    engines: tuple[str, ...]
+    ask: Ask
+    state: str
+    links: str | None = None
+    reload: bool = False
+    dry_run: bool = False
+    documents: bool = False
+    roots: tuple[str, ...] = ()
+    as_json: bool = False
+
+
+def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the engines meant, and those of them that only root can tell.
+
+    ``all`` are those that are present. EngineError where nothing can be done.
+    """
+    every = shared.ALL in engines
+    present = (name for name, engine in ENGINES.items() if engine.is_present(ask))
+    chosen = list(present if every else dict.fromkeys(engines))
+    if not chosen:
+        raise EngineError(
+            "No container engine was found", f"Name one with --engine: {', '.join(ENGINES)}"
+        )
+    roots = [name for name in chosen if not _may_be_told(name, ask, by_name=not every)]
+    rest = tuple(name for name in chosen if name not in roots)
+    if roots and not (rest and every):
+        raise EngineError(
+            f"What {' and '.join(roots)} should know is in files of root's",
+            f"Run this as root: gpuhook install --engine {roots[0]}; an ordinary user can install "
+            "for rootless Docker and podman",
+        )
+    return rest, tuple(roots)
+
+
+def _may_be_told(name: str, ask: Ask, *, by_name: bool) -> bool:
+    """Tell whether we may write an engine's files; any Docker is a user's who names it."""
+    if not ask.rootless or ask.config or ask.drop_in:
+        return True
+    return ENGINES[name].is_users(ask) or (by_name and name == "docker")
+
+
+def carry_out(job: Job) -> None:
+    """Do an installation and print what was done, as text or as JSON."""
+    with shared.silent() if job.as_json else contextlib.nullcontext():
+        is_whole, report = _carry_out(job)
+    if job.as_json:
+        print_json(report)
+    if not is_whole:
+        sys.exit(1)
+
+
+def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
+    """Do it; return whether all of it succeeded, and what is printed as JSON."""
+    if job.links is not None:
+        host_files.check_way(job.links)
+    if job.documents:
+        documents.check_folders(job.ask.prefix)
+    store = Store(job.state)
+    # Read under the lock too: what another installation writes meanwhile must not be lost.
+    with contextlib.nullcontext() if job.dry_run else store.locked():
+        before = kept(job.state)
+        records = store.records()
+        asks = _asks(job, before, records)
+        answers = {name: ENGINES[name].install(ask) for name, ask in asks.items()}
+        targets = [target for answer in answers.values() for target in answer.targets]
+        act = installer.preview if job.dry_run else installer.install
+        outcomes = act(store, targets)
+        shared.tell(outcomes, dry_run=job.dry_run)
+        links = _make_links(job) + _take_links_back(job, records)
+        kept_now = _keep_documents(job, before)
+    told = [
+        _tell_answer(name, answer, asks[name], job, shared.changed(name, outcomes), links)
+        for name, answer in answers.items()
+    ]
+    for name in job.roots:
+        click.echo(f"{name}: {_ROOTS.get(name, '')}run gpuhook install --engine {name} as root")
+    changed = any(each["changed"] for each in told) or bool(links) or kept_now.changed
+    report = {"changed": changed, "engines": told, "links": links, "needs_root": [*job.roots]}
+    return kept_now.is_whole, report
+
+
+def _asks(job: Job, before: Kept | None, records: list[Record]) -> dict[str, Ask]:
+    """Return what each engine is asked: CDI as well where documents have been kept for it."""
+    asks = {}
+    for name in job.engines:
+        owned = [path for record in records if record.engine == name for path in record.owned]
+        asked = dataclasses.replace(job.ask, known=frozenset(shared.runtimes_in(owned)))
+        if job.documents or _is_kept(name, job, before):
+            [version] = documents.versions_of([name], job.ask.prefix).values()
+            setting = versions.is_switched(name, version)
+            asked = dataclasses.replace(asked, cdi=True, cdi_setting=setting)
+        asks[name] = asked
+    return asks
+
+
+def _is_kept(name: str, job: Job, before: Kept | None) -> bool:
+    """Tell whether documents have been kept for an engine, and are to be from now on."""
+    return before is not None and name in before.engines and options.CDI not in job.ask.without
+
+
+def _keep_documents(job: Job, before: Kept | None) -> documents.Result:
+    """Keep CDI documents for the engines that ask or have asked, or no longer."""
+    site = documents.Site(job.state, job.ask.prefix, job.dry_run)
+    if options.CDI in job.ask.without:
+        ends = [each for each in job.engines if before and each in before.engines]
+        return documents.uninstall(site, ends, before) if before and ends else documents.Result()
+    engines = [each for each in job.engines if job.documents or _is_kept(each, job, before)]
+    if not engines:
+        return documents.Result()
+    if job.ask.rootless:
+        shared.warn("CDI documents are for the whole machine: have root run gpuhook install --cdi")
+        return documents.Result()
+    programs = os.path.dirname(job.ask.runtimes[0][1])
+    config = before.config if before and not job.documents else job.ask.gpuhook_config
+    return documents.install(site, programs, config, engines, before)
+
+
+def _make_links(job: Job) -> list[str]:
+    """Make NVIDIA's names where they are asked for; return the paths of the new ones.
+
+    Those of an earlier installation are made again where they lead nowhere any more.
+    """
+    record = aliases.LinkRecord(job.state)
+    folder = job.links
+    if folder is None and options.ALIASES not in job.ask.without:
+        folder = record.folder_of_dead()
+    if folder is None:
+        return []
+    programs = os.path.dirname(job.ask.runtimes[0][1])
+    links, reasons = aliases.plan(folder, programs, job.ask.prefix, record.links())
+    for reason in reasons:
+        shared.warn(reason)
+    if job.dry_run:
+        missing = [link for link in links if not link.is_there]
+        word = "would link"
+    else:
+        missing = record.make(links)
+        word = "linked"
+    for link in missing:
+        click.echo(f"{word} {link.path} to {link.program}")
+    return [link.path for link in missing]
+
+
+def _take_links_back(job: Job, records: list[Record]) -> list[str]:
+    """Remove NVIDIA's names where they are to be taken back; return their paths."""
+    if options.ALIASES not in job.ask.without:
+        return []
+    others = {record.engine for record in records} - set(job.engines)
+    record = aliases.LinkRecord(job.state)
+    return shared.take_links_back(record, is_last=not others, dry_run=job.dry_run)
+
+
+def _tell_answer(
+    name: str, answer: Answer, ask: Ask, job: Job, changed: list[str], links: list[str]
+) -> dict[str, Any]:
+    """Say what is still to be done for an engine; return that with what was done, for JSON.
+
+    Nothing is to be done where nothing changed.
+    """
+    for warning in answer.warnings:
+        shared.warn(warning)
+    reloaded = False
+    if job.reload and not job.dry_run:
+        reloaded = shared.reload(name, answer.targets[0].config)
+    advice: list[str] = []
+    if changed and (not reloaded or answer.restart):
+        advice += answer.afterwards
+    if name == "docker" and ask.swarm:
+        advice += swarm.advice(answer.targets[0], ask.swarm, load())
+    if name == "docker" and links and job.links is not None:
+        advice.append(
+            "For --gpus, restart Docker, which looks for nvidia-container-runtime-hook only at "
+            f"its start: {docker.restart_command()}"
+        )
+    for line in advice if not job.dry_run else ():
+        click.echo(f"{name}: {line}")
+    restart = bool(changed and answer.restart) or (name == "docker" and bool(links))
+    return {
+        "engine": name,
+        "changed": bool(changed),
+        "files": changed,
+        "restart": restart,
+        "advice": advice,
+    }
+
+
+@command(
+    examples={
+        "gpuhook install --engine docker --dry-run": "Show what would change",
+        "gpuhook install --engine docker --nvidia-names": "Serve --gpus and compose, too",
+        "gpuhook install --engine podman --hook precreate": "Serve every runtime of podman",
+        "gpuhook install --cdi": "Have engines give devices themselves, by CDI",
+    },
+)
+@click.option(
+    "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
+    default=[shared.ALL], show_default=True, help="A container engine to tell; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--set-default/--no-set-default", default=None, help="Make gpu-py the default runtime."
+)
+@click.option(
+    "--nvidia-names/--no-nvidia-names", default=None,
+    help="Serve NVIDIA's program names too, which --gpus of docker and ctr, and compose, need.",
+)  # fmt: skip
+@click.option(
+    "--cdi/--no-cdi", default=None, help="Keep CDI documents for the engine, and switch CDI on."
+)
+@click.option(
+    "--swarm/--no-swarm", "for_swarm", default=None,
+    help="Have Docker offer the devices to a swarm.",
+)  # fmt: skip
+@click.option(
+    "--hook", type=click.Choice(["prestart", "precreate", _NO_HOOK]),
+    help="Have podman call the hook for all containers, whatever their runtime.",
+)  # fmt: skip
+@click.option(
+    "--files", is_flag=True,
+    help="Place manual pages, completion, units and scripts for Slurm, and tell no engine.",
+)  # fmt: skip
+@click.option("--config", metavar="FILE", help="The engine's configuration file.")
+@click.option(
+    "--drop-in-config", metavar="FILE", help="The drop-in file of containerd, CRI-O, podman."
+)
+@click.option(
+    "--runtime-name", default=names.RUNTIME, show_default=True, help="What the engine calls gpu-py."
+)
+@click.option("--runtime-path", metavar="PATH", help="Where gpu-py is.  [default: beside gpuhook]")
+@click.option(
+    "--bin-dir", metavar="DIR", help="The folder for NVIDIA's names.  [default: /usr/local/bin]"
+)
+@click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    help="Where to remember what was changed.  [default: /var/lib/gpuhook]",
+)
+@click.option("--reload", is_flag=True, help="Have the running Docker read its configuration.")
+@click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
+@format_option
+def install(
+    engines: tuple[str, ...],
+    set_default: bool | None,
+    nvidia_names: bool | None,
+    cdi: bool | None,
+    for_swarm: bool | None,
+    hook: str | None,
+    files: bool,
+    config: str | None,
+    drop_in_config: str | None,
+    runtime_name: str,
+    runtime_path: str | None,
+    bin_dir: str | None,
+    prefix: str,
+    state_dir: str | None,
+    reload: bool,
+    dry_run: bool,
+    output_format: str,
+) -> None:
+    """Tell container engines about gpu-py.
+
+    What was installed before stays: options add to it, and those that begin with --no- take
+    one back (--hook none the hook). With nothing new, nothing changes. ``gpuhook uninstall``
+    takes back everything.
+
+    With --nvidia-names also docker run --gpus, devices in a compose file, ctr run --gpus and
+    whoever else calls NVIDIA's programs are served. With --cdi documents are written and kept up
+    to date, by which engines give GPUs without gpu-py. With --swarm each device becomes a resource
+    of this node, for which services ask, and gpu-py becomes the default runtime, because a
+    service can't choose one.
+    """
+    if files:
+        place.install(place.site(prefix, state_dir, dry_run=dry_run))
+        return
+    if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
+        raise click.UsageError("--config and --drop-in-config need one --engine.")
+    if hook not in (None, _NO_HOOK) and not {shared.ALL, "podman"} & {*engines}:
+        shared.warn("--hook is for podman alone, and changes nothing for other engines")
+    shared.check_name(runtime_name)
+    program = shared.checked_program(runtime_path or our_program(names.RUNTIME), prefix)
+    ask = Ask(
+        runtimes=((runtime_name, program),),
+        also=((options.NVIDIAS_NAME, program),) if nvidia_names else (),
+        set_default=bool(set_default),
+        cdi=bool(cdi),
+        swarm=swarm.resources(load()) if for_swarm else (),
+        config=shared.absolute(config),
+        drop_in=shared.absolute(drop_in_config),
+        prefix=prefix and os.path.abspath(prefix),
+        hook=None if hook == _NO_HOOK else hook,
+        hook_path=os.path.join(os.path.dirname(program), names.HOOK),
+        gpuhook_config=shared.absolute(os.environ.get(PATH_VARIABLE)),
+        rootless=shared.is_rootless(prefix),
+        without=_taken_back(set_default, nvidia_names, cdi, for_swarm, hook),
+    )
+    links = _links_folder(bin_dir, ask) if nvidia_names else None
+    state = shared.state_folder(state_dir, ask.prefix)
+    chosen, roots = chosen_engines(engines, ask)
+    if for_swarm and "docker" not in chosen:
+        raise click.UsageError("--swarm is Docker's: it needs --engine docker.")
+    as_json = output_format == "json"
+    carry_out(Job(chosen, ask, state, links, reload, dry_run, bool(cdi), roots, as_json))
+
+
+def _taken_back(
+    set_default: bool | None,
+    nvidia_names: bool | None,
+    cdi: bool | None,
+    for_swarm: bool | None,
+    hook: str | None,
+) -> frozenset[str]:
+    """Return the options of earlier installations that are to be taken back."""
+    said = {
+        options.SET_DEFAULT: set_default is False,
+        options.ALIASES: nvidia_names is False,
+        options.CDI: cdi is False,
+        options.SWARM: for_swarm is False,
+        options.HOOK: hook == _NO_HOOK,
+    }
+    return frozenset(option for option, is_said in said.items() if is_said)
+
+
+def _links_folder(bin_dir: str | None, ask: Ask) -> str:
+    """Return the folder that NVIDIA's names go to."""
+    usual = os.path.expanduser("~/.local/bin") if ask.rootless else aliases.DEFAULT_FOLDER
+    return os.path.abspath(bin_dir or ask.system(usual))

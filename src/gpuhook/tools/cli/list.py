@@ -1,0 +1,155 @@
+"""gpuhook list: the machine's devices, and the running containers that have them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import click
+
+from gpuhook.ground.config.loader import load
+from gpuhook.start.inventory.cache import get_inventory
+from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.start.inventory.selection import fallen_off
+from gpuhook.tools.cli import _containers
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
+from gpuhook.tools.running.holders import Container, running, without_record
+from gpuhook.tools.running.names import Names
+from gpuhook.tools.vendors import survey
+from gpuhook.vendors import registry
+
+
+@command(
+    "list",
+    examples={
+        "gpuhook list": "Show the devices, and which container has which",
+        "gpuhook list --format json": "The same for programs",
+    },
+)
+@click.option("--files", is_flag=True, help="Also list the driver's files.")
+@config_option
+@format_option
+def list_(files: bool, config_path: str | None, output_format: str) -> None:
+    """Show the machine's GPUs and other devices, and which running container has which.
+
+    Without root only your own containers are seen.
+    """
+    config = load(config_path)
+    inventories, failed = survey.present(config, lambda vendor: get_inventory(config, vendor))
+    containers, problems = running(inventories, config.state_dir)
+    _containers.say_what_is_missing(problems)
+    names = _containers.names_of(containers)
+    if output_format == "json":
+        print_json({**_as_json(inventories, containers, names), "complete": not problems})
+    else:
+        _show(inventories, registry.known(config), containers, names)
+        if files:
+            every = [file for inventory in inventories for file in inventory.files]
+            rows = [(file.kind, file.capability or "-", file.path) for file in every]
+            _table(("KIND", "CAPABILITY", "PATH"), rows)
+    raise_last(failed)
+
+
+def _show(
+    inventories: list[Inventory],
+    known: Mapping[str, ModuleType],
+    containers: list[Container],
+    names: Names,
+) -> None:
+    """Print each vendor's devices, and what else is known of the containers."""
+    titles = {id(each): _containers.title(each, names.of(each.name)[0]) for each in containers}
+    for number, inventory in enumerate(inventories):
+        users_of = _users(inventory, containers)
+        rows = [
+            (
+                device.label,
+                device.model,
+                device.id,
+                ", ".join(titles[id(each)] for each in users_of[device.id]) or "-",
+            )
+            for device in inventory.devices
+        ]
+        vendor = known[inventory.vendor]
+        header = ("INDEX", "NAME", vendor.ID_TITLE, "CONTAINERS")
+        _table(header, rows, f"No {vendor.NOUN}.", whole=vendor.ID_TITLE, blank=number > 0)
+        if inventory.lost:
+            click.echo(f"{fallen_off(inventory.lost, vendor)}.")
+    of_documents = [(name, titles[id(each)]) for each in containers for name in each.cdi_devices]
+    if of_documents:
+        _table(("CDI DEVICE", "CONTAINER"), sorted(of_documents))
+    looked_at = [titles[id(each)] for each in without_record(containers)]
+    if looked_at:
+        text = f"Without a record, so told by the nodes that they have: {', '.join(looked_at)}"
+        click.echo(f"\n{text}")
+
+
+def _table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    none: str = "",
+    *,
+    whole: str = "",
+    blank: bool = True,
+) -> None:
+    """Print a table, or ``none`` where it has no rows, after an empty line if ``blank``."""
+    from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
+
+    if blank:
+        click.echo()
+    if rows or not none:
+        drawn = _screen.table(header, rows)
+        _screen.show(_screen.keep_whole(drawn, whole) if whole else drawn)
+    else:
+        click.echo(none)
+
+
+def _users(inventory: Inventory, containers: list[Container]) -> dict[str, list[Container]]:
+    """Return by device the containers that have it as a whole, not just a part of it."""
+    holders = {device.id: _holders(inventory, device, containers) for device in inventory.devices}
+    of_parts: dict[str, set[int]] = {}
+    for device in inventory.devices:
+        if device.parent:
+            of_parts.setdefault(device.parent, set()).update(map(id, holders[device.id]))
+    return {
+        device: [each for each in found if id(each) not in of_parts.get(device, ())]
+        for device, found in holders.items()
+    }
+
+
+def _holders(
+    inventory: Inventory, device: Device, containers: Iterable[Container]
+) -> list[Container]:
+    """Return the containers that have all nodes of a device."""
+    nodes = [inventory.node(path) for path in device.nodes]
+    if not nodes or None in nodes:
+        return []
+    wanted = {node.numbers for node in nodes if node is not None}
+    return [each for each in containers if wanted <= each.nodes]
+
+
+def _as_json(
+    inventories: list[Inventory], containers: list[Container], names: Names
+) -> dict[str, Any]:
+    """Return what each vendor has, the ids of its devices' containers added, and all those.
+
+    ``lost`` are devices that have fallen off the bus.
+    """
+    found: dict[str, Any] = {}
+    for inventory in inventories:
+        users_of = _users(inventory, containers)
+        by_id = {device: [each.name for each in users] for device, users in users_of.items()}
+        for key, devices in inventory.listing(by_id).items():
+            found[key] = [*found.get(key, ()), *devices]
+    return {
+        "gpus": [],
+        **found,
+        "lost": [
+            {"vendor": inventory.vendor, "index": index}
+            for inventory in inventories
+            for index in inventory.lost
+        ],
+        "files": [file.to_json() for inventory in inventories for file in inventory.files],
+        "containers": [
+            {**each.to_json(), "engine_name": names.of(each.name)[0]} for each in containers
+        ],
+    }

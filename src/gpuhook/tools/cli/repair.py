@@ -1,0 +1,106 @@
+"""gpuhook repair: give back GPUs to running containers that lost access to them."""
+
+import click
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.errors import ContainerError, GpuhookError, listed, printable
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.cli import _completion as completing
+from gpuhook.tools.cli._containers import names_of, say_what_is_missing, title
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option
+from gpuhook.tools.running import holders
+from gpuhook.tools.running import repair as repairs
+from gpuhook.tools.running.holders import Container
+from gpuhook.tools.running.names import Names
+from gpuhook.tools.vendors import survey
+
+_SHOWN = 16  # nodes of a container that are named
+
+# Why a cgroup takes nothing away: the reasons of cgroup.access.allow.
+_NOTHING_TO_DO = {
+    "no-devices": ": it was given no device",
+    "no-cgroups": ": this machine has no device cgroups",
+    "shared": ": it has no cgroup of its own",
+    "no-program": ": its cgroup restricts no devices",
+    "rootless": ": what a user's engine starts is restricted by permissions alone",
+}
+
+
+@command(
+    examples={
+        "gpuhook repair training": "Give the container called training its GPUs back",
+        "gpuhook repair --all": "The same for all containers",
+    },
+)
+@click.argument("names", metavar="[CONTAINER]...", nargs=-1, shell_complete=completing.containers)
+@click.option("--all", "everything", is_flag=True, help="Repair every container that has a GPU.")
+@config_option
+def repair(names: tuple[str, ...], everything: bool, config_path: str | None) -> None:
+    """Give back GPUs to running containers that lost access to them.
+
+    For "Failed to initialize NVML: Unknown Error" in a container that worked before: systemctl
+    daemon-reload or docker update has taken its device rules away. The container goes on
+    running. It gets what was written down when it was started, never more, and what was missing
+    is named. CONTAINER is an id (or its beginning) or the engine's name for it.
+    """
+    from gpuhook.start.inventory.cache import get_inventory  # noqa: PLC0415
+
+    if bool(names) == everything:
+        raise click.UsageError("Name the containers, or give --all alone.")
+    config = load(config_path)
+    inventories, _ = survey.present(config, lambda vendor: get_inventory(config, vendor))
+    running, problems = holders.running(inventories, config.state_dir)
+    say_what_is_missing(problems)
+    called = names_of(running)
+    if everything:
+        _repair_all(running, inventories, called)
+        return
+    for container in repairs.select(names, running, called):
+        click.echo(_line(_title(container, called), repairs.repair(container, inventories)))
+
+
+def _repair_all(running: list[Container], inventories: list[Inventory], called: Names) -> None:
+    """Repair the containers that have a record; name those that haven't and can't be."""
+    if not running:
+        click.echo("No running container with a GPU was found.")
+    failed = [each for each in running if not _repaired(each, inventories, called)]
+    if any(each.record is not None for each in failed):
+        raise ContainerError(
+            f"{len(failed)} of the containers could not be repaired",
+            "The messages above say why; stop and start these containers",
+        )
+
+
+def _repaired(container: Container, inventories: list[Inventory], called: Names) -> bool:
+    name = _title(container, called)
+    try:
+        done = repairs.repair(container, inventories)
+    except GpuhookError as error:
+        click.echo(f"{name}: {printable(str(error))}", err=True)
+        return False
+    click.echo(_line(name, done))
+    return True
+
+
+def _title(container: Container, called: Names) -> str:
+    return title(container, called.of(container.name)[0])
+
+
+def _line(name: str, done: repairs.Repaired) -> str:
+    """Return what was missing, and what is given back."""
+    found = []
+    if done.nodes:
+        paths = listed([node.path for node in done.nodes], _SHOWN)
+        found.append(f"access to {paths} was missing and is given back")
+    if done.links:
+        links = listed([f"/dev/char/{link}" for link in done.links], _SHOWN)
+        found.append(f"without {links}, made now, systemd would take the access away again")
+    if not done.lasts:
+        found.append(
+            f"{'' if found else 'nothing was missing, but '}the next systemctl daemon-reload takes "
+            "it away, as a hook alone gave it: start the container with gpu-py, or podman's with a "
+            "hook at precreate"
+        )
+    why = _NOTHING_TO_DO.get(done.how.partition(":")[2], "")
+    return f"{name}: {'; '.join(found) or f'nothing was missing{why}'}"

@@ -1,0 +1,95 @@
+"""gpuhook slurm: gres.conf for Slurm, and a job's devices for its containers."""
+
+import os
+
+import click
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.errors import printable
+from gpuhook.tools.cdi import write as writing
+from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli._help import group
+from gpuhook.tools.cli._output import config_option, raise_last
+from gpuhook.tools.slurm import devices, gres, job
+from gpuhook.tools.slurm.cores import Cores
+
+STDIO = "-"
+
+
+@group()
+def slurm() -> None:
+    """Hand out this machine's devices with Slurm.
+
+    gres writes what slurmd has to know, on each node as root. request runs in a job, by a line
+    of oci.conf:
+
+    \b
+    RunTimeRun="gpuhook slurm request %b && gpu-py run -b %b %n.%u.%j.%s.%t"
+    """  # noqa: D301 - \b keeps click from filling the line
+
+
+@slurm.command(
+    "gres",
+    examples={
+        "gpuhook slurm gres --output /etc/slurm/gres.conf": "Write the lines of this node, as root",
+        "gpuhook slurm gres --node gpu7": "Print those of a node with another name in slurm.conf",
+    },
+)
+@config_option
+@click.option(
+    "--node", metavar="NAME",
+    help="The NodeName in slurm.conf, or of several alike: node[0-7].  [default: the host's name]",
+)  # fmt: skip
+@click.option(
+    "--output", metavar="FILE", default=STDIO, show_default=True,
+    help="The file to replace, where it says something else; - prints it.",
+)  # fmt: skip
+def gres_(config_path: str | None, node: str | None, output: str) -> None:
+    """Write the lines of gres.conf for the devices of this machine.
+
+    They stand in the order in which Slurm numbers them; what slurm.conf needs is a comment.
+    Run it where all devices can be opened: not in a job.
+    """
+    config = load(config_path)
+    machine = devices.look(config)
+    links, unknown = devices.links(machine.devices, config)
+    cores = Cores()
+    entries = [_entry(each, cores, links) for each in machine.devices]
+    name = os.uname().nodename.partition(".")[0] if node is None else node
+    text = gres.text(entries, name)
+    if output == STDIO:
+        click.echo(text, nl=False)
+    elif writing.write(os.path.abspath(output), text):
+        click.echo(f"wrote {os.path.abspath(output)}")
+    else:
+        click.echo(f"{os.path.abspath(output)} is as it should be")
+    for warning in (*machine.warnings, *unknown):
+        shared.warn(printable(warning))
+    raise_last(machine.failed)
+
+
+def _entry(owned: devices.Owned, cores: Cores, links: devices.Links) -> gres.Entry:
+    vendor, device = owned.vendor.names.NAME, owned.device
+    near = cores.near(device.bus_id, (owned.inventory.root,))
+    word, files = gres.word(owned.model, vendor), tuple(owned.files)
+    return gres.Entry(vendor, word, files, near, device.id, links.get(device.id, {}))
+
+
+@slurm.command(
+    examples={
+        "gpuhook slurm request /run/user/1000/job/bundle": "Give a bundle what the job has",
+    },
+)
+@config_option
+@click.option(
+    "--cgroup-conf", metavar="FILE", default=job.CGROUP_CONF, show_default=True,
+    help="Slurm's file that says ConstrainDevices=yes.",
+)  # fmt: skip
+@click.argument("bundle", metavar="BUNDLE")
+def request(config_path: str | None, cgroup_conf: str, bundle: str) -> None:
+    """Let the container of BUNDLE ask for the devices that Slurm gave to this job.
+
+    Runs in the job, before gpu-py, by a pattern of oci.conf, in which %b is the bundle. The devices
+    are those that the kernel lets this process open; no variable of the user's adds one.
+    """
+    job.write_request(bundle, load(config_path), cgroup_conf)

@@ -1,0 +1,160 @@
+"""gpuhook stats: which container uses which device how much, live in a terminal."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.live import Live
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.errors import printable
+from gpuhook.start.inventory.cache import get_inventory
+from gpuhook.tools.cli import _screen, _stats_view
+from gpuhook.tools.cli._help import Seconds, command
+from gpuhook.tools.cli._output import config_option, format_option, print_json
+from gpuhook.tools.metrics.model import Snapshot
+from gpuhook.tools.metrics.observer import Observer
+from gpuhook.tools.vendors import survey
+
+_INTERVAL = 2.0  # seconds between two looks
+_SHORTEST, _LONGEST = 0.2, 86400.0
+
+
+@command(
+    examples={
+        "gpuhook stats": "Watch the GPUs and the containers",
+        "gpuhook stats --no-stream": "Look once",
+        "gpuhook stats --format json --interval 10": "A line of JSON each ten seconds",
+    },
+)
+@click.option("--no-stream", is_flag=True, help="Take one look and end.")
+@click.option(
+    "--interval", type=Seconds(_SHORTEST, _LONGEST), default=_INTERVAL, show_default=True,
+    metavar="SECONDS", help=f"The time between two looks, {_SHORTEST:g} or more.",
+)  # fmt: skip
+@config_option
+@format_option
+def stats(no_stream: bool, interval: float, config_path: str | None, output_format: str) -> None:
+    """Show what the GPUs do, and how much of them each container uses, until Ctrl-C ends it.
+
+    On a terminal the view is drawn again at each look. Elsewhere, and on a terminal that can't
+    redraw (TERM=dumb), each look is printed below the one before; with --format json it is one
+    line. The SM column is the mean since the look before, of the first look that of two seconds.
+
+    Run it as root: other users see their own containers alone.
+    """
+    config = load(config_path)
+    observer = Observer(config)
+    as_json = output_format == "json"
+    with _ended_by_signals():
+        try:
+            look = observer.take()
+            if not look.devices and (no_stream or not look.errors.get("inventory")):
+                survey.present(config, lambda vendor: get_inventory(config, vendor))  # or says why
+                look = observer.take()
+            if no_stream:
+                _show_once(_opened(observer, look), as_json=as_json)
+            elif as_json:
+                _stream(observer, look, interval, _line_of_json)
+            elif _screen.can_redraw():
+                _live(observer, look, interval)
+            else:
+                _stream(observer, look, interval, _Printed().show)
+        except KeyboardInterrupt:
+            pass  # it is how this ends
+        finally:
+            observer.let_go()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP do what Ctrl-C does, so that the terminal is put in order."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.signal(each, signal.default_int_handler) for each in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _opened(observer: Observer, look: Snapshot) -> Snapshot:
+    """Return a look that has what the driver says: the first may come while it is opened."""
+    waited = 0
+    while look.errors.get("starting", 0) > waited:
+        waited = look.errors["starting"]
+        look = observer.take()
+    return look
+
+
+def _show_once(look: Snapshot, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_stats_view.as_json(look, time.time()))
+        return
+    _Printed().show(look)
+
+
+def _line_of_json(look: Snapshot) -> None:
+    click.echo(json.dumps(_stats_view.as_json(look, time.time())))
+
+
+class _Printed:
+    """Looks one below the other; what is missing goes to standard error, when it changes."""
+
+    def __init__(self) -> None:
+        self._problems: tuple[str, ...] = ()
+        self._is_first = True
+
+    def show(self, look: Snapshot) -> None:
+        """Print a look."""
+        if not self._is_first:
+            click.echo()
+        self._is_first = False
+        bars = _screen.can_redraw()
+        width = _screen.console().width
+        _screen.show(*_stats_view.tables(look, width, bars=bars))
+        if look.problems != self._problems:
+            for problem in look.problems:
+                click.echo(f"gpuhook: {printable(problem)}.", err=True)
+        self._problems = look.problems
+
+
+def _stream(
+    observer: Observer, look: Snapshot, interval: float, show: Callable[[Snapshot], None]
+) -> None:
+    while True:
+        show(look)
+        sys.stdout.flush()
+        time.sleep(interval)
+        look = observer.take()
+
+
+def _live(observer: Observer, look: Snapshot, interval: float) -> None:
+    """Draw looks on the whole terminal, again where its size changes."""
+    # Signals that are blocked and waited for interrupt nothing else.
+    waited = {signal.SIGWINCH, signal.SIGTSTP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    with _screen.live() as drawn:
+        while True:
+            heading = f"{time.strftime('%H:%M:%S')}, every {interval:g} s; Ctrl-C ends this"
+            drawn.update(_stats_view.View(look, heading), refresh=True)
+            end = time.monotonic() + interval
+            while (patience := end - time.monotonic()) > 0:
+                came = signal.sigtimedwait(waited, patience)
+                if came and came.si_signo == signal.SIGTSTP:
+                    _pause(drawn)
+                elif came:
+                    drawn.refresh()
+            look = observer.take()
+
+
+def _pause(drawn: Live) -> None:
+    """Do what Ctrl-Z asks for: give the terminal back until somebody says to go on."""
+    drawn.stop()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    drawn.start(refresh=True)

@@ -1,0 +1,197 @@
+"""``gpuhook uninstall``: take back what ``gpuhook install`` did to container engines."""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from gpuhook.ground import names
+from gpuhook.tools.cdi.kept import Kept, kept
+from gpuhook.tools.cli import _documents as documents
+from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli import _files as place
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import format_option, print_json
+from gpuhook.tools.engines import ENGINES, Ask, Store, in_use, installer
+from gpuhook.tools.engines import links as nvidia_names
+from gpuhook.tools.engines.installer import Outcome
+from gpuhook.tools.engines.store import Record
+from gpuhook.tools.host.programs import our_program
+
+_NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is to be taken back: whose, and of which configuration file if it isn't None.
+
+    ``state`` is where it was remembered; paths are below ``prefix``.
+    """
+
+    engines: frozenset[str]
+    config: str | None
+    prefix: str
+    state: str
+    reload: bool
+    unless_in_use: bool
+    dry_run: bool
+
+    def has(self, record: Record) -> bool:
+        """Tell whether a record's changes are among it."""
+        is_file = self.config is None or os.path.abspath(record.config) == self.config
+        return record.engine in self.engines and is_file
+
+
+@command(
+    examples={
+        "gpuhook uninstall --dry-run": "Show what would be taken back",
+        "gpuhook uninstall --engine docker --reload": "Have the running Docker forget gpu-py",
+    },
+)
+@click.option(
+    "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
+    default=[shared.ALL], show_default=True, help="A container engine; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--files", is_flag=True,
+    help="Remove the files that install --files placed, and tell no engine.",
+)  # fmt: skip
+@click.option("--config", metavar="FILE", help="Only what belongs to this configuration file.")
+@click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    help="Where it was remembered what was changed.  [default: /var/lib/gpuhook]",
+)
+@click.option("--reload", is_flag=True, help="Have the running Docker forget the runtime.")
+@click.option(
+    "--unless-in-use", is_flag=True,
+    help="As --reload, but change nothing while a container, an engine or a CDI document of "
+    "somebody else needs gpuhook.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Print the changes as a diff and make none.")
+@format_option
+def uninstall(
+    engines: tuple[str, ...],
+    files: bool,
+    config: str | None,
+    prefix: str,
+    state_dir: str | None,
+    reload: bool,
+    unless_in_use: bool,
+    dry_run: bool,
+    output_format: str,
+) -> None:
+    """Take back what ``gpuhook install`` did.
+
+    A file that nobody else changed becomes what it was, byte for byte; from another one only
+    our settings are taken out. CDI documents that ``--cdi`` kept go with the last engine.
+    Containers that still need the runtime are listed.
+    """
+    if files:
+        place.uninstall(place.site(prefix, state_dir, dry_run=dry_run))
+        return
+    prefix = prefix and os.path.abspath(prefix)
+    chosen = Chosen(
+        frozenset(ENGINES if shared.ALL in engines else engines), shared.absolute(config), prefix,
+        shared.state_folder(state_dir, prefix), reload or unless_in_use, unless_in_use, dry_run,
+    )  # fmt: skip
+    as_json = output_format == "json"
+    with shared.silent() if as_json else contextlib.nullcontext():
+        report = _take_back(chosen)
+    if as_json:
+        print_json(report)
+
+
+def _take_back(chosen: Chosen) -> dict[str, Any]:
+    """Do it; return what is printed as JSON."""
+    state, dry_run = chosen.state, chosen.dry_run
+    store = Store(state)
+    links = nvidia_names.LinkRecord(state)
+    site = documents.Site(state, chosen.prefix, dry_run)
+    with contextlib.nullcontext() if dry_run else store.locked():
+        known = store.records()
+        records = [record for record in known if chosen.has(record)]
+        is_last = len(records) == len(known)
+        before = kept(state)
+        ends = _engines_that_end(before, chosen, records, known)
+        if chosen.unless_in_use:
+            program = our_program(names.RUNTIME)
+            in_use.check(program, store, records)
+            if is_last and (before is None or {*ends} == {*before.engines}):
+                documents.check_unused(site, os.path.dirname(program), before)
+        if not records and not ends and not (is_last and links.links()):
+            click.echo(_NOTHING)
+            return {"changed": False, "engines": [], "links": []}
+        _warn_of_bound(records, chosen.prefix)
+        outcomes = installer.preview_removal(store, records)
+        if not dry_run:
+            if chosen.reload:
+                _have_forgotten(records, outcomes)
+            outcomes = installer.uninstall(store, records)
+        shared.tell(outcomes, dry_run=dry_run)
+        gone = shared.take_links_back(links, is_last=is_last, dry_run=dry_run)
+        if before and ends:
+            documents.uninstall(site, ends, before)
+    advice = _advice(records, chosen.reload)
+    for engine, lines in advice.items() if not dry_run else ():
+        for line in lines:
+            click.echo(f"{engine}: {line}")
+    told = [
+        {"engine": engine, "files": shared.changed(engine, outcomes), "advice": lines}
+        for engine, lines in advice.items()
+    ]
+    return {"changed": True, "engines": told, "links": gone}
+
+
+def _engines_that_end(
+    before: Kept | None, chosen: Chosen, records: list[Record], known: list[Record]
+) -> list[str]:
+    """Return the engines that CDI documents are kept for, and whose last file is taken back."""
+    stay = {record.engine for record in known if record not in records}
+    all_files = chosen.config is None
+    gone = chosen.engines if all_files else {record.engine for record in records}
+    return [each for each in (before.engines if before else ()) if each in gone - stay]
+
+
+def _warn_of_bound(records: list[Record], prefix: str) -> None:
+    """List the containers that can't be started, or even stopped, without the runtime."""
+    for engine, config in dict.fromkeys((record.engine, record.config) for record in records):
+        owned = [
+            path
+            for record in records
+            if (record.engine, record.config) == (engine, config)
+            for path in record.owned
+        ]
+        names = shared.runtimes_in(owned)
+        ask = Ask(
+            runtimes=tuple((name, name) for name in names),
+            config=config,
+            prefix=prefix,
+            rootless=shared.is_rootless(prefix),
+        )
+        bound = ENGINES[engine].bound(names, ask)
+        if bound:
+            shared.warn(
+                f"these containers of {engine} were made for {' or '.join(names)} and can't be "
+                f"started without it; make them again with another runtime: {', '.join(bound)}"
+            )
+
+
+def _have_forgotten(records: list[Record], outcomes: list[Outcome]) -> None:
+    """Have running engines forget what is about to be taken out of their files."""
+    for record, outcome in zip(records, outcomes, strict=True):
+        pids = ENGINES[record.engine].forget(outcome.change, shared.runtimes_in(record.owned))
+        if pids:
+            click.echo(f"{record.engine}: reloaded {' '.join(str(pid) for pid in pids)}")
+
+
+def _advice(records: list[Record], reload: bool) -> dict[str, list[str]]:
+    """Return by engine what is still to be done."""
+    found: dict[str, list[str]] = {}
+    for engine in dict.fromkeys(record.engine for record in records):
+        advice = ENGINES[engine].afterwards()
+        found[engine] = [advice] if advice and not (reload and engine == "docker") else []
+    return found

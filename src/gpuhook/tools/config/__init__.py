@@ -1,0 +1,1 @@
+"""The configuration as commands change it and show it."""

@@ -1,0 +1,197 @@
+"""Change settings in the text of a config.toml without disturbing the rest of it."""
+
+import re
+import tomllib
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.schema import (
+    BOOL,
+    FEATURE_PREFIX,
+    FEATURES,
+    KEYS,
+    LIST,
+    PAUSE,
+    SECONDS,
+    WITHOUT_EFFECT,
+)
+from gpuhook.ground.config.source import flatten, parse
+from gpuhook.ground.errors import ConfigError, shown
+from gpuhook.tools.config.misspelt import did_you_mean, similar
+
+_TRUE = ("1", "t", "T", "TRUE", "true", "True")
+_FALSE = ("0", "f", "F", "FALSE", "false", "False")
+_REMOVE = "nil"  # NVIDIA's word for "unset this feature"
+
+Value = bool | str | float | list[str] | None
+
+
+def parse_assignment(assignment: str, separator: str = ":") -> tuple[str, Value]:
+    """Return (key, value) of KEY=VALUE; a KEY alone switches a boolean on.
+
+    Lists are split at ``separator`` if the value has one, else at commas. The value None
+    removes an optional feature. Raises ConfigError for unknown keys and wrong types.
+    """
+    key, equals, text = assignment.partition("=")
+    kind = _kind(key)
+    if not equals and kind != BOOL:
+        raise _not_a_value(key, kind, "nothing")
+    if kind == BOOL:
+        return key, _boolean(key, text if equals else "true")
+    if kind == LIST:
+        return key, (text.split(separator) if separator in text else _items(text))
+    if kind in (SECONDS, PAUSE):
+        return key, _seconds(key, kind, text)
+    return key, text
+
+
+def _kind(key: str) -> str:
+    if key in KEYS:
+        return KEYS[key][1]
+    if key.startswith(FEATURE_PREFIX) and key.removeprefix(FEATURE_PREFIX) in FEATURES:
+        return BOOL
+    if key in WITHOUT_EFFECT:
+        raise ConfigError(f"{key} would change nothing: {WITHOUT_EFFECT[key]}", "Leave it out")
+    question = similar_keys(key).lstrip()
+    raise ConfigError(
+        f"{shown(key)} is not a configuration key that gpuhook uses",
+        f"{question} All keys are in `gpuhook config default`; their section stands before a dot"
+        if question
+        else "Take one from `gpuhook config default`, with its section before a dot",
+    )
+
+
+def similar_keys(key: str) -> str:
+    """Return a question that names keys like one that nobody knows, "" if there are none.
+
+    The same name in another section, or without any, is the likeliest.
+    """
+    known = [*KEYS, *(FEATURE_PREFIX + name for name in FEATURES)]
+    names = {each: each.rpartition(".")[2] for each in known}
+    name = key.rpartition(".")[2]
+    same = [each for each in known if names[each] == name]
+    near = similar(name, names.values())
+    like = [each for each in known if names[each] in near]
+    return did_you_mean(same or like or similar(key, known))
+
+
+def _boolean(key: str, text: str) -> bool | None:
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if text == _REMOVE and key.startswith(FEATURE_PREFIX):
+        return None
+    raise _not_a_value(key, BOOL, text)
+
+
+def _items(text: str) -> list[str]:
+    return [item for part in text.split(",") if (item := part.strip())]
+
+
+def _seconds(key: str, kind: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _not_a_value(key, kind, text) from None
+
+
+def _not_a_value(key: str, kind: str, text: str) -> ConfigError:
+    return ConfigError(
+        f"{key} must be {kind}, not {shown(text)}", f"Write {key}=VALUE with such a value"
+    )
+
+
+def set_value(text: str, key: str, value: Value) -> str:
+    """Return the TOML text with one key set (None: removed), all else left as it was.
+
+    A default that stands there behind a # comes to life in its place. Raises ConfigError if
+    the text isn't a valid configuration before or after.
+    """
+    before = flatten(parse(text))
+    if value is None and key not in before:
+        return text
+    after = {name: known for name, known in before.items() if name != key}
+    if value is not None:
+        after[key] = value
+    ways = (_replace,) if value is None else (_replace, _uncomment, _below_header, _at_end)
+    for change in ways:
+        changed = change(text, key, value)
+        if changed is not None and _reads_as(changed, after):
+            loads(changed)
+            return changed
+    raise ConfigError(
+        f"The file is written in a way that {key} can't be changed in without harm",
+        "Edit it by hand and run `gpuhook config validate`",
+    )
+
+
+def _reads_as(text: str, expected: dict[str, object]) -> bool:
+    try:
+        return flatten(tomllib.loads(text)) == expected
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _split(key: str) -> tuple[list[str], str]:
+    *tables, name = key.split(".")
+    return tables, name
+
+
+def _replace(text: str, key: str, value: Value) -> str | None:
+    """Change the key where it is set; tomlkit keeps the comment behind it."""
+    tables, name = _split(key)
+    try:
+        document = tomlkit.parse(text)
+        table: Any = document
+        for part in tables:
+            table = table.get(part)
+            if not isinstance(table, dict):
+                return None
+        if name not in table:
+            return None
+        if value is None:
+            del table[name]
+        else:
+            table[name] = value
+        return tomlkit.dumps(document)
+    except TOMLKitError:
+        return None
+
+
+def _uncomment(text: str, key: str, value: Value) -> str | None:
+    """Replace the line ``#name = ...`` in the key's own section."""
+    tables, name = _split(key)
+    section, lines = "", text.split("\n")
+    pattern = re.compile(rf"\s*#\s*{re.escape(name)}\s*=.*")
+    for number, line in enumerate(lines):
+        header = re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?\s*", line)
+        if header:
+            section = header[1].strip()
+        elif section == ".".join(tables) and pattern.fullmatch(line.removesuffix("\r")):
+            lines[number] = _line(name, value) + "\r"[: line.endswith("\r")]
+            return "\n".join(lines)
+    return None
+
+
+def _below_header(text: str, key: str, value: Value) -> str | None:
+    """Write the key below its section's header; one without a section at the very top."""
+    tables, name = _split(key)
+    line = _line(name, value)
+    if not tables:
+        return f"{line}\n{text}"
+    header = rf"(?m)^[ \t]*\[\s*{re.escape('.'.join(tables))}\s*\][ \t]*(#.*)?$"
+    found = re.search(header, text)
+    return f"{text[: found.end()]}\n{line}{text[found.end() :]}" if found else None
+
+
+def _at_end(text: str, key: str, value: Value) -> str | None:
+    """Write the key with a new header at the end."""
+    tables, name = _split(key)
+    ending = "" if not text or text.endswith("\n") else "\n"
+    return f"{text}{ending}\n[{'.'.join(tables)}]\n{_line(name, value)}\n"
+
+
+def _line(name: str, value: Value) -> str:
+    return f"{name} = {tomlkit.item(value).as_string()}"

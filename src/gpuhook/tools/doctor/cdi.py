@@ -1,0 +1,378 @@
+"""Checks of CDI documents: can they be read, is all there that they name, and do names mean that.
+
+A document of another generator is looked at like our own: an engine fails by either.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from gpuhook.ground import names as ours
+from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError, listed, shown
+from gpuhook.start import contract
+from gpuhook.start.cdi import folders
+from gpuhook.start.cdi.generate import STRATEGIES
+from gpuhook.start.cdi.generate import grant as grant_of
+from gpuhook.start.inventory import cache
+from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.tools.cdi import kept
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.doctor.host import is_ours
+from gpuhook.tools.engines.store import DEFAULT_STATE
+from gpuhook.vendors import registry
+
+ALL = "all"
+REMAKE = (
+    "Make it again: gpuhook cdi generate --output FOLDER, or the tool that wrote it; "
+    "or delete the file"
+)
+_MEANT = (".yaml", ".yml", ".json")  # what the name of a document ends in, whatever its case
+_HOOK = "the hook"
+_SHOWN = 4  # of a kind in one sentence
+
+Edits = dict[str, Any]
+
+
+def remake(case: Case, document: str) -> str:
+    """Return what makes a document (its path on the machine) again."""
+    try:
+        found = kept.kept(state_folder(case))
+    except GpuhookError:
+        found = None
+    is_kept = found is not None and os.path.dirname(document) == found.folder
+    return "Run gpuhook cdi refresh" if is_kept else REMAKE
+
+
+def is_used(case: Case) -> bool:
+    """Tell whether engines here get devices by documents of ours."""
+    try:
+        if kept.kept(state_folder(case)) is not None:
+            return True
+    except GpuhookError:
+        pass
+    named = (each for paths in host_paths(case).values() for each in paths)
+    return any(os.path.basename(path) == ours.CDI_HOOK for path in named)
+
+
+def state_folder(case: Case) -> str:
+    """Return where install --cdi and cdi refresh keep what they know."""
+    return case.machine.path(DEFAULT_STATE)
+
+
+def files(case: Case) -> Iterator[Finding]:
+    """Ask which files engines don't take, or can't read."""
+    broken: dict[str, folders.FileError] = {}
+    for error in case.cdi.errors:
+        broken.setdefault(error.file, error)
+    for path, error in broken.items():
+        place = case.path_on(path)
+        if case.machine.is_closed(place):
+            text = f"You may not read {place}, nor can engines of users (rootless ones)"
+            yield _if(_has_rootless(case), "cdi-mode", text, f"Run chmod 644 {place} as root")
+            continue
+        line = f", line {error.line}" if error.line else ""
+        yield warning(
+            "cdi-broken",
+            f"No engine takes anything from {place}{line}: {error.message}",
+            f"Correct the file or delete it; gpuhook cdi validate {place} shows all that is wrong",
+        )
+    for each in case.cdi.ignored:
+        if each.file.lower().endswith(_MEANT):
+            place = case.path_on(each.file)
+            better = os.path.splitext(place)[0] + ".yaml"
+            yield warning(
+                "cdi-ignored", f"No engine reads {place}: {each.reason}", f"Run mv {place} {better}"
+            )
+    for path in case.cdi.documents:
+        status = case.machine.stat(case.path_on(path))
+        if status is not None and not status.st_mode & stat.S_IROTH:
+            place = case.path_on(path)
+            mode = f"{stat.S_IMODE(status.st_mode):04o}"
+            text = f"{place} has the mode {mode}: engines of users (rootless ones) can't read it"
+            yield _if(_has_rootless(case), "cdi-mode", text, f"Run chmod 644 {place}")
+
+
+def _has_rootless(case: Case) -> bool:
+    """Tell whether an engine is here that users run by themselves."""
+    if case.machine.which("podman", ours.SEARCH_PATH):
+        return True
+    return any(docker.process.uid != 0 for docker in case.dockers)
+
+
+def _if(matters: bool, check: str, text: str, remedy: str) -> Finding:
+    """Return a warning where it matters, else a remark."""
+    return warning(check, text, remedy) if matters else ok(check, text, f"If it matters: {remedy}")
+
+
+# What documents name of the host ----------------------------------------------------------
+
+
+def every_edits(document: dict[str, Any]) -> list[Edits]:
+    """Return the edits of a document: those common to all, and each device's."""
+    devices = (device["containerEdits"] for device in document["devices"])
+    return [document.get("containerEdits") or {}, *devices]
+
+
+def _named(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (path of the host, what it is) of all that a document names, each once."""
+    found: dict[str, str] = {}
+    for edits in every_edits(document):
+        for mount in edits.get("mounts") or ():
+            if mount["hostPath"].startswith("/"):
+                found.setdefault(mount["hostPath"], "the file")
+        for node in edits.get("deviceNodes") or ():
+            found.setdefault(node.get("hostPath") or node["path"], "the device node")
+        for hook in edits.get("hooks") or ():
+            found.setdefault(hook["path"], _HOOK)
+    yield from found.items()
+
+
+def host_paths(case: Case) -> dict[str, list[str]]:
+    """Return what each document names of the host, by the document's path on the machine."""
+    documents = case.cdi.documents.items()
+    return {case.path_on(path): [name for name, _ in _named(whole)] for path, whole in documents}
+
+
+def paths(case: Case) -> Iterator[Finding]:
+    """Look for what documents name: the driver's files, nodes, and the programs of hooks."""
+    complete = []
+    for path, document in case.cdi.documents.items():
+        yield from _foreign_hooks(case, path, document)
+        missing = [each for each in _named(document) if not _is_there(case, *each)]
+        if missing:
+            hooks_first = sorted(missing, key=lambda each: each[1] != _HOOK)
+            yield _missing(case, case.path_on(path), hooks_first)
+        else:
+            complete.append(case.path_on(path))
+    if complete:
+        number = len(case.cdi.devices)
+        text = f"Everything exists that is named by {listed(complete, _SHOWN)}"
+        yield ok("cdi-paths", f"{text} ({number} CDI device{'' if number == 1 else 's'})")
+
+
+def _foreign_hooks(case: Case, path: str, document: dict[str, Any]) -> Iterator[Finding]:
+    """Look for another toolkit's hook whose name leads to us, who refuse its words."""
+    for name, what in _named(document):
+        if (
+            what == _HOOK
+            and os.path.basename(name) != ours.CDI_HOOK
+            and is_ours(case.machine, name)
+        ):
+            yield warning(
+                "cdi-foreign-hook",
+                f"{case.path_on(path)} was made by another toolkit, and {name}, the hook that it "
+                "names, is gpuhook's, which refuses to work for it",
+                REMAKE,
+            )
+
+
+def _missing(case: Case, document: str, missing: list[tuple[str, str]]) -> Finding:
+    """Return what to say of a document and what it names in vain."""
+    path, what = missing[0]
+    more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+    text = f"{document} is stale: {what} {path} doesn't exist{more}, so its devices can't be given"
+    remedy = remake(case, document)
+    if os.path.basename(path) == ours.CDI_HOOK:
+        remedy = f"Where gpuhook was moved or removed: {remedy}"
+    return warning("cdi-paths", text, remedy)
+
+
+def _is_there(case: Case, path: str, what: str) -> bool:
+    if what == _HOOK:
+        return case.machine.is_program(path)
+    return case.machine.exists(path)
+
+
+def numbers(case: Case) -> Iterator[Finding]:
+    """Compare numbers of nodes in documents with the host's: engines take a document's."""
+    for path, document in case.cdi.documents.items():
+        wrong: dict[str, str] = {}
+        for edits in every_edits(document):
+            for node in edits.get("deviceNodes") or ():
+                place = node.get("hostPath") or node["path"]
+                found = _numbers(case, place)
+                given = node.get("major") or 0, node.get("minor") or 0
+                if given[0] and found and given != found:
+                    pairs = "{}:{}, and is {}:{}".format(*given, *found)
+                    wrong[place] = f"{place} is {pairs} on this machine"
+        if wrong:
+            yield warning(
+                "cdi-numbers",
+                f"{case.path_on(path)} is stale: in it {listed([*wrong.values()], _SHOWN)}",
+                remake(case, case.path_on(path)),
+            )
+
+
+def _numbers(case: Case, path: str) -> tuple[int, int] | None:
+    """Return a node's numbers, None for what is no device node."""
+    status = case.machine.stat(path)
+    if status is None or not (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
+        return None
+    return os.major(status.st_rdev), os.minor(status.st_rdev)
+
+
+# What names mean ---------------------------------------------------------------------------
+
+
+def names(case: Case) -> Iterator[Finding]:
+    """Compare the names of the kinds that we know with the devices that this machine has."""
+    kinds = {document["kind"] for document in case.cdi.documents.values()}
+    for vendor_names in registry.known(case.config).values():
+        if vendor_names.KIND not in kinds:
+            continue
+        vendor = contract.load(vendor_names)
+        try:
+            inventory = cache.get_inventory(case.config, vendor, save=False)
+        except NoDriverError as error:
+            text = f"Documents name devices of {vendor_names.KIND}, and {error.cause}"
+            yield warning("cdi-names", text, f"{error.remedy}; or delete {_files(case, vendor)}")
+        except DriverError:
+            continue  # said by the vendor's own checks
+        else:
+            yield from _Comparison(case, vendor, inventory).findings()
+
+
+def _files(case: Case, vendor: contract.Vendor) -> str:
+    documents = case.cdi.documents.items()
+    found = [path for path, whole in documents if whole["kind"] == vendor.names.KIND]
+    return listed([case.path_on(path) for path in found], _SHOWN)
+
+
+class _Comparison:
+    """The names of one kind that count, beside the devices of one vendor."""
+
+    def __init__(self, case: Case, vendor: contract.Vendor, inventory: Inventory) -> None:
+        self.case = case
+        self.vendor = vendor
+        granted = grant_of(vendor, inventory, case.config, inventory.devices)
+        self.offered = vendor.offered(granted)[0]
+        self.devices = inventory.devices
+        kind = f"{vendor.names.KIND}="
+        self.named = {
+            name.removeprefix(kind): device
+            for name, device in case.cdi.devices.items()
+            if name.startswith(kind)
+        }
+        self.meant = {
+            strategy(device, vendor): device
+            for strategy in STRATEGIES.values()
+            for device in self.devices
+        }
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what differs, or that nothing does."""
+        others = {name: self._other(name) for name in self.named}
+        shifted = [f"{shown(name)} is {other}" for name, other in others.items() if other]
+        gone = [name for name in self.named if name not in self.meant and name != ALL]
+        missing = self._missing()
+        noun = self.vendor.names.NOUN
+        if shifted:
+            text = f"CDI names mean other devices than here: {listed(shifted, _SHOWN)}"
+            where = [name for name, other in others.items() if other]
+            remedy = f"{self._remake(where)}; who asks should name devices by their UUIDs"
+            yield failure("cdi-names", f"{self._where(where)}: {text}", remedy)
+        if gone:
+            quoted = [shown(name) for name in gone]
+            text = f"this machine has no {noun} {listed(quoted, _SHOWN)} (any more)"
+            text = f"{self._where(gone)} is stale: {text}"
+            yield warning("cdi-gone-devices", text, self._remake(gone))
+        if missing:
+            labels = [device.label for device in missing]
+            text = f"{noun} {listed(labels, _SHOWN)} of this machine isn't in it"
+            text = f"{self._where([*self.named])} is stale: {text}"
+            yield warning("cdi-new-devices", text, self._remake([*self.named]))
+        if not (shifted or gone or missing) and self.named:
+            text = f"The names of the kind {self.vendor.names.KIND} are those of this machine"
+            yield ok("cdi-names", text)
+
+    def _files(self, found: list[str]) -> list[str]:
+        return [*dict.fromkeys(self.case.path_on(self.named[name].file) for name in found)]
+
+    def _where(self, found: list[str]) -> str:
+        """Return the files of some names."""
+        return listed(self._files(found), _SHOWN)
+
+    def _remake(self, found: list[str]) -> str:
+        """Return what makes the files of some names again."""
+        return remake(self.case, self._files(found)[0])
+
+    def _missing(self) -> list[Device]:
+        """Return the devices that have no name, unless documents name none by itself."""
+        if not {*self.named} - {ALL}:
+            return []
+        known = {self.meant[name].id for name in self.named if name in self.meant}
+        return [device for device in self.offered if device.id not in known]
+
+    def _other(self, name: str) -> str:
+        """Return the device that a name gives where it means another one here, else ""."""
+        device = self.meant.get(name)
+        if device is None:
+            return ""
+        edits = self.named[name].edits
+        given = {node["path"] for node in edits.get("deviceNodes") or ()}
+        if given.issuperset(device.nodes):
+            return ""
+        family = {device.id, device.parent}
+        for other in self.devices:
+            alien = other.id not in family and other.parent != device.id
+            if alien and other.nodes and given.issuperset(other.nodes):
+                return f"{self.vendor.names.NOUN} {other.label} ({other.id})"
+        return ""
+
+
+# Several documents ---------------------------------------------------------------------------
+
+
+def conflicts(case: Case) -> Iterator[Finding]:
+    """Ask which names are in several files: with one folder none counts, with two the later."""
+    by_files: dict[tuple[str, ...], list[str]] = {}
+    for name, paths_ in case.cdi.conflicts.items():
+        by_files.setdefault(tuple(map(case.path_on, paths_)), []).append(name)
+    for found, conflicting in by_files.items():
+        yield warning(
+            "cdi-conflict",
+            f"{listed(conflicting, _SHOWN)} can't be used: {' and '.join(found)} both have it",
+            "Keep the one that is made again with the driver, and delete the other",
+        )
+    for (lower, upper), hidden in _hidden(case).items():
+        yield warning(
+            "cdi-hidden",
+            f"{listed(hidden, _SHOWN)} of {lower} isn't used: {upper} has it with other content",
+            f"Delete {lower} if {upper} is kept fresh, or the other way round",
+        )
+
+
+def _hidden(case: Case) -> dict[tuple[str, str], list[str]]:
+    """Return (file, later file) with the names that both have, and that mean something else."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for folder in case.cdi.folders:
+        for name, device in folders.look([folder]).devices.items():
+            other = case.cdi.devices.get(name)
+            if other is None or other.file == device.file:
+                continue
+            common = [each.document.get("containerEdits") for each in (device, other)]
+            if device.edits != other.edits or common[0] != common[1]:
+                files = (case.path_on(device.file), case.path_on(other.file))
+                found.setdefault(files, []).append(name)
+    return found
+
+
+# Refreshing ----------------------------------------------------------------------------------
+
+
+def refresh_errors(case: Case) -> Iterator[Finding]:
+    """Show why the last refresh of the documents failed: who starts a container doesn't see it."""
+    try:
+        failures = kept.last_errors(state_folder(case))
+    except GpuhookError as error:
+        yield warning("cdi-refresh", error.cause, error.remedy)
+        return
+    for each in failures:
+        kind = f" of {each.kind}" if each.kind else ""
+        yield warning(
+            "cdi-refresh",
+            f"The last refresh of the CDI document{kind} failed: {each.error}",
+            f"{each.remedy}; then run gpuhook cdi refresh",
+        )

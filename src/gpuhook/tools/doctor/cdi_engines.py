@@ -1,0 +1,252 @@
+"""Checks of the engines here beside the CDI documents: do they look there, and take the version."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuhook.ground.errors import GpuhookError, listed
+from gpuhook.start.cdi import versions
+from gpuhook.tools.cdi import kept
+from gpuhook.tools.doctor import engines
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.cdi import every_edits, state_folder
+from gpuhook.tools.doctor.finding import Finding, ok, warning
+from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG
+
+# Engine -> its package in Debian, which is built with Debian's copy of the library.
+_PACKAGES = {
+    "podman": "podman",
+    "docker": "docker.io",
+    "containerd": "containerd",
+    "crio": "cri-o",
+}
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An engine that knows CDI: its version, whether it is switched on, and where it looks.
+
+    ``needed`` says whether somebody is likely to ask it for CDI devices: those that ``install
+    --cdi`` was called for, or by themselves.
+    """
+
+    engine: str
+    version: str
+    is_on: bool
+    folders: tuple[str, ...]
+    needed: bool
+
+    @property
+    def title(self) -> str:
+        """What to call it."""
+        return f"{self.engine} {self.version}"
+
+
+def readers(case: Case) -> Iterator[Finding]:
+    """Ask of each engine whether it gets to see the documents that there are."""
+    if not case.cdi.documents:
+        return
+    asked_for = _asked_for(case)
+    for found in _readers(case):
+        if case.engine not in ("", found.engine):
+            continue
+        reader = replace(found, needed=found.engine in asked_for) if asked_for else found
+        if not reader.is_on:
+            yield _switched_off(case, reader)
+            continue
+        yield from _unseen(case, reader)
+        yield from _unreadable(case, reader)
+
+
+def _say(reader: Reader, check: str, text: str, remedy: str) -> Finding:
+    """Return a warning where the engine is asked for CDI devices, else a remark."""
+    if reader.needed:
+        return warning(check, text, remedy)
+    return ok(check, text, f"If you want its containers to have CDI devices: {remedy}")
+
+
+def _switched_off(case: Case, reader: Reader) -> Finding:
+    text = f"{reader.title} takes no CDI documents: it is switched off in its configuration"
+    remedy = f"Run gpuhook install --cdi --engine {reader.engine}, and restart {reader.engine}"
+    if reader.engine in _asked_for(case):
+        return warning("cdi-engine", text, remedy)
+    return ok("cdi-engine", text, f"If you want it: {remedy}")
+
+
+def _asked_for(case: Case) -> tuple[str, ...]:
+    """Return the engines that ``install --cdi`` was called for."""
+    try:
+        found = kept.kept(state_folder(case))
+    except GpuhookError:
+        return ()
+    return found.engines if found is not None else ()
+
+
+def _unseen(case: Case, reader: Reader) -> Iterator[Finding]:
+    """Look for documents in an engines' folder that this engine doesn't look into."""
+    looked = [_plain(folder) for folder in reader.folders]
+    there: set[str] = set()
+    elsewhere: dict[str, set[str]] = {}
+    for path, document in case.cdi.documents.items():
+        place = case.path_on(path)
+        folder = _plain(os.path.dirname(place))
+        named = {f"{document['kind']}={device['name']}" for device in document["devices"]}
+        if folder in looked:
+            there |= named
+        elif folder in map(_plain, versions.FOLDERS):
+            elsewhere[place] = named
+    unseen = [place for place, named in elsewhere.items() if named - there]
+    if unseen:
+        where = " and ".join(reader.folders) or "no folder"
+        target = reader.folders[0] if reader.folders else versions.FOLDERS[0]
+        yield _say(
+            reader,
+            "cdi-folder",
+            f"{reader.title} looks into {where} alone, and so not at {listed(unseen, _SHOWN)}",
+            f"Run gpuhook cdi generate --output {target}",
+        )
+
+
+def _unreadable(case: Case, reader: Reader) -> Iterator[Finding]:
+    """Look for documents whose version the engine's library refuses."""
+    highest = _highest(case, reader)
+    if highest is None:
+        return
+    for path, document in case.cdi.documents.items():
+        version = document["cdiVersion"]
+        if versions.accepts(highest, version):
+            continue
+        lowest = versions.needed(document)
+        place = case.path_on(path)
+        remedy = f"Update {reader.engine}"
+        if versions.accepts(highest, lowest):
+            remedy = f"Set cdiVersion to {lowest}, which is enough for what is in it"
+        elif any(each.get("additionalGids") for each in every_edits(document)):
+            remedy += (
+                "; or set no-additional-gids-for-device-nodes in [features] of config.toml, and "
+                "make the document again with gpuhook cdi generate"
+            )
+        text = f"{reader.title} takes CDI documents up to version {highest}, and {place} has"
+        yield _say(reader, "cdi-version", f"{text} {version}", remedy)
+
+
+def _plain(folder: str) -> str:
+    """Return a folder's path for comparing: /var/run is a link to /run."""
+    path = os.path.normpath(folder)
+    return path.removeprefix("/var") if path.startswith("/var/run/") else path
+
+
+# Which engines there are ---------------------------------------------------------------------
+
+
+def _readers(case: Case) -> Iterator[Reader]:
+    """Yield the engines here that know CDI."""
+    yield from _podman(case)
+    yield from _dockers(case)
+    yield from _containerd(case)
+    yield from _crio(case)
+
+
+def _known(engine: str, version: str) -> bool:
+    return bool(version) and versions.highest(engine, version) is not None
+
+
+def _highest(case: Case, reader: Reader) -> str | None:
+    """Return the highest version of documents that an engine takes, as it was built."""
+    package = f"/var/lib/dpkg/info/{_PACKAGES[reader.engine]}.list"
+    if case.machine.exists(package) and "ID=debian" in (case.machine.text("/etc/os-release") or ""):
+        lines = (case.machine.text("/etc/os-release") or "").split("\n")
+        found = [line.partition("=")[2] for line in lines if line.startswith("VERSION_CODENAME=")]
+        testing = (case.machine.text("/etc/debian_version") or "").strip().rpartition("/")[2]
+        for release in (testing, *found):
+            if release in versions.DEBIAN:
+                return versions.DEBIAN[release]
+    return versions.highest(reader.engine, reader.version)
+
+
+def _podman(case: Case) -> Iterator[Reader]:
+    version = engines.version_of(case.machine, "podman")
+    if not _known("podman", version):
+        return
+    named: list[str] = []
+    for path in engines.podman_files(case):
+        table = engines.table(engines.toml(case.machine, path)[0], "engine")
+        named = engines.strings(table.get("cdi_spec_dirs")) or named
+    found = tuple(named) or versions.FOLDERS
+    if not named and versions.folder_for({"podman": version}) != versions.FOLDERS[1]:
+        found = versions.FOLDERS[:1]
+    yield Reader("podman", version, True, found, True)
+
+
+def _dockers(case: Case) -> Iterator[Reader]:
+    """Yield the running dockerds, or the installed one as its file says."""
+    asked = [docker.info for docker in case.dockers if docker.info]
+    for info in asked:
+        version = str(info.get("ServerVersion", ""))
+        looked = engines.strings(info.get("CDISpecDirs"))
+        if _known("docker", version):
+            yield Reader("docker", version, bool(looked), tuple(looked), True)
+    if asked:
+        return
+    version = engines.version_of(case.machine, "dockerd")
+    if not _known("docker", version) or case.machine.is_closed(DEFAULT_CONFIG):
+        return
+    settings = _json(case, DEFAULT_CONFIG)
+    features = settings.get("features")
+    switch = features.get("cdi") if isinstance(features, dict) else None
+    is_on = switch is True if versions.is_switched("docker", version) else switch is not False
+    given = settings.get("cdi-spec-dirs")
+    found = versions.FOLDERS if given is None else tuple(engines.strings(given))
+    yield Reader("docker", version, is_on and bool(found), found, True)
+
+
+def _json(case: Case, path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(case.machine.text(path) or "{}")
+    except ValueError:  # said by the check of Docker
+        found = {}
+    return found if isinstance(found, dict) else {}
+
+
+def _containerd(case: Case) -> Iterator[Reader]:
+    """Yield containerd's CRI plugin; Docker's containerd gets no CDI names."""
+    version = engines.version_of(case.machine, "containerd")
+    if not _known("containerd", version):
+        return
+    main = engines.CONTAINERD_FILE
+    switches: list[object] = []
+    named: list[str] = []
+    for path in [main, *engines.imports(case.machine, main)]:
+        tables = engines.toml(case.machine, path)[0]
+        switches += _values(tables, "enable_cdi")
+        named = _all_strings(_values(tables, "cdi_spec_dirs")) or named
+    switch = switches[-1] if switches else None
+    is_on = switch is True if versions.is_switched("containerd", version) else switch is not False
+    needed = any(case.machine.processes("kubelet")) or case.machine.exists("/var/lib/kubelet")
+    yield Reader("containerd", version, is_on, tuple(named) or versions.FOLDERS, needed)
+
+
+def _crio(case: Case) -> Iterator[Reader]:
+    version = engines.version_of(case.machine, "crio")
+    if not _known("crio", version):
+        return
+    named: list[str] = []
+    for path in ["/etc/crio/crio.conf", *case.machine.glob("/etc/crio/crio.conf.d/*")]:
+        tables = engines.toml(case.machine, path)[0]
+        named = _all_strings(_values(tables, "cdi_spec_dirs")) or named
+    yield Reader("crio", version, True, tuple(named) or versions.FOLDERS, True)
+
+
+def _all_strings(lists: list[object]) -> list[str]:
+    return [each for given in lists for each in engines.strings(given)]
+
+
+def _values(value: object, key: str) -> list[object]:
+    """Return all values of a key, however deep in tables."""
+    if not isinstance(value, dict):
+        return []
+    found = [value[key]] if key in value else []
+    return found + [each for inner in value.values() for each in _values(inner, key)]

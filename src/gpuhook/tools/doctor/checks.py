@@ -1,0 +1,96 @@
+"""All checks, in the order in which a person would look, and how they are made."""
+
+from collections.abc import Iterable, Iterator
+
+from gpuhook.ground.config.model import Config
+from gpuhook.tools.doctor import cdi, cdi_engines, docker, engines, host, install, kubernetes
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.finding import Finding, Status, failure
+from gpuhook.tools.doctor.step import DRIVER, Check, Step, step_of
+from gpuhook.tools.doctor.vendors import CONFIGURATION, doctors
+
+# Documents are compared with a driver that works, as the configuration says.
+_DOCUMENTS = (CONFIGURATION, DRIVER)
+
+# Those that are about no vendor's driver; the first one is made before the vendors'.
+FIRST = Step(install.configuration)
+STEPS: tuple[Step, ...] = (
+    Step(install.launchers),
+    Step(install.low_level_runtime, needs=(CONFIGURATION,)),
+    Step(install.runtime_starts, needs=(CONFIGURATION, "launchers", "low-level-runtime")),
+    Step(install.python),
+    Step(install.launcher_settings, needs=(CONFIGURATION,)),
+    Step(install.driver_roots, needs=(CONFIGURATION,)),
+    Step(install.saved_inventory, needs=(CONFIGURATION,)),
+    Step(install.recent_errors, needs=(CONFIGURATION,)),
+    Step(engines.engine_found),
+    Step(docker.docker, engine="docker"),
+    Step(engines.containerd, engine="containerd"),
+    Step(engines.crio, engine="crio"),
+    Step(engines.podman, engine="podman"),
+    Step(engines.used, needs=engines.REGISTERED),
+    Step(host.kernel),
+    Step(host.cgroups),
+    Step(host.security_modules),
+    Step(host.rootless, engine="docker"),
+    Step(cdi.files, needs=(CONFIGURATION,)),
+    Step(cdi.paths, needs=_DOCUMENTS),
+    Step(cdi.numbers, needs=_DOCUMENTS),
+    Step(cdi.names, needs=_DOCUMENTS),
+    Step(cdi.conflicts, needs=(CONFIGURATION,)),
+    Step(cdi.refresh_errors, needs=_DOCUMENTS),
+    Step(cdi_engines.readers, needs=(CONFIGURATION,)),
+    Step(kubernetes.device_plugin),
+)
+
+
+def every_step(config: Config) -> list[Step]:
+    """Return the configuration's check, the vendors' of drivers, ours, and the vendors' others."""
+    vendors = list(doctors(config))
+    drivers = [step for vendor in vendors for step in vendor.driver_checks]
+    hosts = [step for vendor in vendors for step in vendor.host_checks]
+    return [FIRST, *drivers, *STEPS, *hosts]
+
+
+class Examination:
+    """One round of checks, made while the findings are iterated over.
+
+    ``findings`` are those so far, ``skipped`` the names of checks that weren't made, because what
+    they need was reported as a failure.
+    """
+
+    def __init__(self, case: Case, steps: Iterable[Step]) -> None:
+        self._case = case
+        self._steps = steps
+        self.findings: list[Finding] = []
+        self.skipped: list[str] = []
+
+    def __iter__(self) -> Iterator[Finding]:
+        failed: set[str] = set()
+        for step in self._steps:
+            if step.engine and self._case.engine not in ("", step.engine):
+                continue
+            if not failed.isdisjoint(step.needs):
+                self.skipped.append(step.name)
+                continue
+            for finding in _made(step, self._case):
+                self.findings.append(finding)
+                if finding.status is Status.FAILURE:
+                    failed |= {finding.check, step.part}
+                yield finding
+
+
+def _made(step: Step, case: Case) -> Iterator[Finding]:
+    """Make one check; one that fails itself is a finding."""
+    try:
+        yield from step.check(case)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks are of use
+        text = f"The check {step.name} itself failed: {type(error).__name__}: {error}"
+        yield failure(step.name, text, "Report it, with gpuhook doctor --report FILE")
+
+
+def examine(case: Case, checks: Iterable[Check | Step] | None = None) -> Examination:
+    """Return an examination of all checks, or of these; one that fails itself stops no other."""
+    return Examination(
+        case, every_step(case.config) if checks is None else [step_of(check) for check in checks]
+    )

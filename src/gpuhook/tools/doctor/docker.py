@@ -1,0 +1,155 @@
+"""Checks of Docker: the runtime registered and loaded, --gpus served, no snap."""
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+
+from gpuhook.ground import names
+from gpuhook.start.cdi import versions
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.doctor.host import is_ours
+from gpuhook.tools.doctor.machine import Machine, seen_by
+from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG, DockerInfo
+
+_HOOK = names.TOOLKIT_HOOKS[0]
+_GPUS_BY_CDI = "29.2.0"
+_REGISTER = "gpuhook install --engine docker"
+
+
+def docker(case: Case) -> Iterator[Finding]:
+    """Compare daemon.json with what each running dockerd has loaded."""
+    yield from _snap(case)
+    if not case.dockers and case.machine.which("dockerd", names.SEARCH_PATH):
+        paths = [path for path in case.settings("docker/daemon.json") if case.machine.exists(path)]
+        yield from _registered(case, case.machine, (paths or [DEFAULT_CONFIG])[-1], {})
+        yield ok("docker-loaded", "dockerd is installed and doesn't run")
+    for found in case.dockers:
+        yield from _registered(case, seen_by(found.process), found.config_path, found.runtimes)
+        yield from _loaded(found)
+        yield from _gpus_option(found)
+
+
+def _snap(case: Case) -> Iterator[Finding]:
+    if case.machine.exists("/snap/bin/docker") or case.machine.exists("/var/snap/docker"):
+        yield warning(
+            "docker-snap",
+            "Docker is installed as a snap, which can't start programs outside of it",
+            "Remove the snap and install Docker's or the distribution's package",
+        )
+
+
+def _runtimes(machine: Machine, path: str) -> dict[str, str]:
+    """Return daemon.json's runtimes, name -> path; ValueError if it isn't JSON."""
+    settings = json.loads(machine.text(path) or "{}")
+    runtimes = settings.get("runtimes", {}) if isinstance(settings, dict) else {}
+    return {
+        name: str(entry.get("path", ""))
+        for name, entry in (runtimes.items() if isinstance(runtimes, dict) else ())
+        if isinstance(entry, dict)
+    }
+
+
+def _registered(
+    case: Case, machine: Machine, path: str, loaded: dict[str, str]
+) -> Iterator[Finding]:
+    if machine.is_closed(path):
+        case.unseen.append(path)
+        yield closed("docker", path)
+        return
+    try:
+        runtimes = _runtimes(machine, path)
+    except ValueError as error:
+        text = f"{path} isn't JSON, and dockerd won't start with it: {error}"
+        yield failure("docker-registered", text, "Correct the file; dockerd --validate checks it")
+        return
+    ours = {name: path for name, path in runtimes.items() if is_gpu_py(machine, path)}
+    if ours or any(is_gpu_py(machine, program) for program in loaded.values()):
+        case.registered.append("docker")
+    else:
+        text = f"{path} doesn't register the runtime {names.RUNTIME}"
+        yield ok("docker-unused", text, f"If Docker is to use it: {_REGISTER}")
+    for name, program in ours.items():
+        if machine.is_program(program):
+            yield ok("docker-registered", f"{path} registers the runtime {name}: {program}")
+        else:
+            yield failure(
+                "docker-registered",
+                f"{path} registers {program} as the runtime {name}, which can't be executed",
+                f"Run {_REGISTER} again, or gpuhook uninstall --engine docker",
+            )
+
+
+def closed(engine: str, path: str) -> Finding:
+    """Return what to say of an engine's file that we may not read."""
+    text = f"You may not read {path}, so whether {engine} knows {names.RUNTIME} isn't known"
+    return ok(f"{engine}-unseen", text, "To have it looked at: run the doctor as root")
+
+
+def is_gpu_py(machine: Machine, program: str) -> bool:
+    """Tell whether a configured program is our runtime, under its own name or another."""
+    return os.path.basename(program) == names.RUNTIME or is_ours(machine, program)
+
+
+def _loaded(found: DockerInfo) -> Iterator[Finding]:
+    who = f"The running dockerd ({found.socket_path})"
+    if found.info is None:
+        text = f"{who} couldn't be asked what it has loaded: {found.problem}"
+        if found.problem == os.strerror(errno.EACCES):
+            yield ok("docker-loaded", text, "To have it asked: run the doctor as root")
+        else:
+            remedy = "Look why in dockerd's log (journalctl -u docker)"
+            yield warning("docker-loaded", text, remedy)
+        return
+    machine = seen_by(found.process)
+    ours = [name for name, program in found.runtimes.items() if is_gpu_py(machine, program)]
+    try:
+        wanted = _runtimes(machine, found.config_path)
+    except ValueError:
+        wanted = {}
+    for name, program in wanted.items():
+        if is_gpu_py(machine, program) and found.runtimes.get(name) != program:
+            yield failure(
+                "docker-loaded",
+                f"{who} hasn't loaded the runtime {name} that {found.config_path} registers",
+                "Run systemctl reload docker (or send dockerd a SIGHUP)",
+            )
+            return
+    if ours:
+        default = found.default_runtime or "unknown"
+        text = f"{who} has loaded {', '.join(ours)}; its default runtime is {default}"
+        yield ok("docker-loaded", text)
+
+
+def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
+    """Docker serves --gpus by the programs that dockerd finds in its own PATH at its start.
+
+    From 29.2 on by CDI documents, if it finds the CDI hook there, and by the older hook if a name
+    is in no document; before that by the older hook alone.
+    """
+    if found.process.environment is None:
+        text = "Whether docker run --gpus is served isn't known: the PATH of dockerd can't be read"
+        yield ok("docker-gpus-option", text, "To have it looked at: run the doctor as root")
+        return
+    folders = found.process.environment.get("PATH", names.SEARCH_PATH)
+    path = seen_by(found.process).which(_HOOK, folders)
+    version = str((found.info or {}).get("ServerVersion", ""))
+    by_cdi = seen_by(found.process).which(names.TOOLKIT_CDI_HOOK, folders)
+    if by_cdi and version and not versions.is_below(version, _GPUS_BY_CDI):
+        yield ok(
+            "docker-gpus-option",
+            f"docker run --gpus is served from CDI documents by Docker {version} itself ({by_cdi})"
+            + (f", and else by {path}" if path else ""),
+            "For --gpus all, a document must have the device all: see gpuhook cdi list",
+        )
+    elif path is None:
+        yield ok(
+            "docker-gpus-option",
+            f"docker run --gpus isn't served: {_HOOK} isn't on dockerd's PATH",
+            "If you want it: gpuhook install --engine docker --nvidia-names, and restart Docker",
+        )
+    elif is_ours(seen_by(found.process), path):
+        yield ok("docker-gpus-option", f"docker run --gpus is served by gpuhook: {path}")
+    else:
+        yield ok("docker-gpus-option", f"docker run --gpus is served by NVIDIA's {path}")

@@ -1,0 +1,296 @@
+"""Checks of containerd, CRI-O and podman: the runtime or the hook registered, and loaded."""
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+from gpuhook.ground import names
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.cdi import is_used
+from gpuhook.tools.doctor.docker import closed, is_gpu_py
+from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.doctor.machine import Machine, seen_by
+from gpuhook.tools.host.processes import Process
+
+CONTAINERD_FILE = "/etc/containerd/config.toml"
+_HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
+_READ_SINCE_PODMAN_5 = "/etc/containers/oci/hooks.d"
+_PATIENCE = 5.0  # seconds
+_START_PRECISION = 2.0  # seconds: /proc/stat has the boot in whole ones, and clocks are corrected
+ENGINES = ("docker", "containerd", "crio", "podman")
+_PROGRAMS = {engine: engine for engine in ENGINES} | {"docker": "dockerd"}
+_OF_PODS = ("containerd", "crio")
+# What has to be right before it matters that an engine knows nothing of us.
+REGISTERED = ("docker-registered", "containerd-registered", "crio-registered", "podman-hook")
+_PROGRAM_KEYS = ("BinaryName", "runtime_path", "runtime_engine")
+
+
+def engine_found(case: Case) -> Iterator[Finding]:
+    """Ask whether there is any engine to put GPUs into containers of."""
+    every = [_PROGRAMS[engine] for engine in ([case.engine] if case.engine else ENGINES)]
+    found = [program for program in every if _is_here(case, program)]
+    if found:
+        yield ok("engines", f"Found {', '.join(found)}")
+    elif case.engine:
+        yield warning("engines", f"{every[0]} was not found", f"Install {case.engine}")
+    else:
+        text = f"None of {', '.join(every)} was found"
+        yield warning("engines", text, "Install a container engine")
+
+
+def _is_here(case: Case, program: str) -> bool:
+    found = case.machine.which(program, names.SEARCH_PATH) or _runs(case, program)
+    return found is not None
+
+
+def used(case: Case) -> Iterator[Finding]:
+    """Ask whether any engine knows gpu-py; who uses one of several lacks nothing.
+
+    The CDI documents that we make serve engines without gpu-py.
+    """
+    wanted = _wanted(case)
+    if not wanted or {*wanted} & {*case.registered} or is_used(case):
+        return
+    if case.unseen:
+        text = f"Whether an engine here knows {names.RUNTIME} isn't known"
+        why = f"you may not read {', '.join(case.unseen)}"
+        yield warning("engines-registered", f"{text}: {why}", "Run the doctor as root")
+        return
+    # containerd is mostly there for Docker, which says what it is to run.
+    asked = [engine for engine in wanted if engine != "containerd"] or wanted
+    text = f"No engine here knows {names.RUNTIME} ({', '.join(asked)})"
+    remedy = f"Run gpuhook install --engine {asked[0]}"
+    more = f", or with {' or '.join(asked[1:])} if that is what you use" if asked[1:] else ""
+    yield warning("engines-registered", text, remedy + more)
+
+
+def _wanted(case: Case) -> list[str]:
+    """Return the engines here of which one should know gpu-py: with a kubelet, one for pods."""
+    here = [engine for engine in ENGINES if _is_here(case, _PROGRAMS[engine])]
+    if case.engine:
+        return [case.engine] if case.engine in here else []
+    if _has_kubelet(case):
+        return [engine for engine in here if engine in _OF_PODS] or here
+    return here
+
+
+def _has_kubelet(case: Case) -> bool:
+    return _runs(case, "kubelet") is not None or case.machine.exists("/var/lib/kubelet")
+
+
+def _runs(case: Case, name: str) -> Process | None:
+    return next(iter(case.machine.processes(name)), None)
+
+
+def containerd(case: Case) -> Iterator[Finding]:
+    """Look for the runtime in containerd's configuration and compare with when it started.
+
+    What is true of several containerds alike is said once.
+    """
+    yield from dict.fromkeys(_containerds(case))
+
+
+def _containerds(case: Case) -> Iterator[Finding]:
+    running = [
+        process
+        for process in case.machine.processes("containerd")
+        if not any("/docker/containerd/" in path for path in process.option("--config", "-c"))
+    ]
+    for process in running:
+        path = (process.option("--config", "-c") or [CONTAINERD_FILE])[-1]
+        machine = seen_by(process)
+        files = [path, *imports(machine, path)]
+        yield from _registered(case, machine, "containerd", files, process)
+    if not running and case.machine.which("containerd", names.SEARCH_PATH):
+        files = [CONTAINERD_FILE, *imports(case.machine, CONTAINERD_FILE)]
+        yield from _registered(case, case.machine, "containerd", files, None)
+
+
+def crio(case: Case) -> Iterator[Finding]:
+    """Look for the runtime in CRI-O's configuration and compare with when it started."""
+    running = _runs(case, "crio")
+    if running or case.machine.which("crio", names.SEARCH_PATH):
+        machine = seen_by(running) if running else case.machine
+        files = ["/etc/crio/crio.conf", *machine.glob("/etc/crio/crio.conf.d/*")]
+        yield from _registered(case, machine, "crio", files, running)
+
+
+def imports(machine: Machine, path: str) -> list[str]:
+    """Return the files that containerd's configuration imports."""
+    found: list[str] = []
+    for pattern in strings(toml(machine, path)[0].get("imports")):
+        absolute = os.path.join(os.path.dirname(path), pattern)
+        found += [name for name in machine.glob(absolute) if name != path]
+    return found
+
+
+def toml(machine: Machine, path: str) -> tuple[dict[str, Any], str]:
+    """Return a file's tables and what is wrong with it; no file is an empty one."""
+    try:
+        return tomllib.loads(machine.text(path) or ""), ""
+    except tomllib.TOMLDecodeError as error:
+        return {}, str(error)
+
+
+def table(table: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a table's table, an empty one where there is something else."""
+    value = table.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def strings(value: object) -> list[str]:
+    """Return the strings in a list, none where there is something else."""
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def _programs(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (name of the runtime's table, program) wherever one is configured."""
+    if not isinstance(value, dict):
+        return
+    for key, entry in value.items():
+        if key in _PROGRAM_KEYS and isinstance(entry, str):
+            yield name, entry
+        yield from _programs(entry, name if key == "options" else key)
+
+
+def _registered(
+    case: Case, machine: Machine, engine: str, files: list[str], running: Process | None
+) -> Iterator[Finding]:
+    check, install = f"{engine}-registered", f"gpuhook install --engine {engine}"
+    unseen = [path for path in files if machine.is_closed(path)]
+    for path in files:
+        tables, problem = toml(machine, path)
+        if problem:
+            text = f"{path} isn't TOML, and {engine} won't start with it: {problem}"
+            yield failure(check, text, "Correct the file")
+            return
+        for name, program in _programs(tables):
+            if not is_gpu_py(machine, program):
+                continue
+            if not machine.is_program(program):
+                text = f"{path} registers {program} as {name}, which can't be executed"
+                yield failure(check, text, f"Run {install} again")
+                return
+            case.registered.append(engine)
+            yield ok(check, f"{path} registers the runtime {name}: {program}")
+            yield from _started_after(machine, engine, path, running)
+            return
+    if unseen:
+        case.unseen.extend(unseen)
+        yield closed(engine, unseen[0])
+    else:
+        text = f"{engine} doesn't know the runtime {names.RUNTIME} ({files[0]})"
+        yield ok(f"{engine}-unused", text, f"If {engine} is to use it: {install}")
+
+
+def _started_after(
+    machine: Machine, engine: str, path: str, running: Process | None
+) -> Iterator[Finding]:
+    """Neither daemon can be asked, but both read their files only when they start."""
+    check, status = f"{engine}-loaded", machine.stat(path)
+    if not running:
+        yield ok(check, f"{engine} doesn't run; it will read the file when it starts")
+    elif status is None or not running.started:
+        text = f"When {engine} started is unknown, and so whether it has read {path}"
+        yield warning(check, text, f"Run systemctl restart {engine} if in doubt")
+    elif status.st_mtime > running.started + _START_PRECISION:
+        text = f"{path} is newer than the running {engine}, which hasn't read it"
+        yield failure(check, text, f"Run systemctl restart {engine}")
+    else:
+        yield ok(check, f"The running {engine} started after {path} was written")
+
+
+def podman(case: Case) -> Iterator[Finding]:
+    """Look for the runtime and the hook in podman's files, which it reads at every start."""
+    if not case.machine.which("podman", names.SEARCH_PATH):
+        return
+    found = list(_podman_hooks(case))
+    yield from found
+    for path in podman_files(case):
+        runtimes = table(table(toml(case.machine, path)[0], "engine"), "runtimes")
+        for name, programs in runtimes.items():
+            if any(is_gpu_py(case.machine, program) for program in strings(programs)):
+                found.append(ok("podman-runtime", f"{path} registers the runtime {name}"))
+                yield found[-1]
+    if found:
+        case.registered.append("podman")
+    else:
+        yield ok(
+            "podman-unused",
+            f"podman knows neither the runtime {names.RUNTIME} nor the hook {names.HOOK}",
+            "If podman is to use them: gpuhook install --engine podman",
+        )
+
+
+def podman_files(case: Case) -> list[str]:
+    """Return podman's configuration files, the user's own included where we aren't root."""
+    files = ["/usr/share/containers/containers.conf", *case.settings("containers/containers.conf")]
+    return [name for path in files for name in (path, *case.machine.glob(f"{path}.d/*.conf"))]
+
+
+def _podman_hooks(case: Case) -> Iterator[Finding]:
+    named = []
+    for path in podman_files(case):
+        more = strings(table(toml(case.machine, path)[0], "engine").get("hooks_dir"))
+        named += [os.path.normpath(folder) for folder in more]
+    for folder in dict.fromkeys((*_HOOK_FOLDERS, *named)):
+        for name in case.machine.names(folder):
+            if name.endswith(".json"):
+                is_new = folder == _READ_SINCE_PODMAN_5 and folder not in named
+                yield from _podman_hook(case, f"{folder}/{name}", is_new)
+
+
+def _podman_hook(case: Case, path: str, needs_podman_5: bool) -> Iterator[Finding]:
+    """Judge one hook file; one that lies where only podman 5 looks may not be read at all."""
+    if case.machine.is_closed(path):
+        case.unseen.append(path)
+        yield closed("podman", path)
+        return
+    try:
+        described = json.loads(case.machine.text(path) or "")
+        program = described.get("hook")
+        if isinstance(program, dict):
+            program = program["path"]
+        is_usable = case.machine.is_program(str(program))
+    except (ValueError, AttributeError, KeyError) as error:
+        text = f"{path} is no OCI hook file, and every container fails at it: {error!r}"
+        yield failure("podman-hook", text, "Correct or delete the file")
+        return
+    if not is_usable:
+        text = f"{path} names the hook {program}, which can't be executed; every container fails"
+        yield failure("podman-hook", text, "Reinstall the hook, or delete the file")
+    elif os.path.basename(str(program)) == names.HOOK:
+        yield _read_hook(case, path, f"{path} registers {program}", needs_podman_5)
+
+
+def _read_hook(case: Case, path: str, text: str, needs_podman_5: bool) -> Finding:
+    version = version_of(case.machine, "podman") if needs_podman_5 else ""
+    folder = os.path.dirname(path)
+    if needs_podman_5 and not version:
+        text += "; podman before 5.0 reads this folder only if hooks_dir names it"
+    elif needs_podman_5 and int(version.partition(".")[0]) < 5:
+        return warning(
+            "podman-hook",
+            f"podman {version} doesn't read {path}: podman before 5.0 looks into {folder} "
+            "only if hooks_dir names it",
+            f"Add {folder} to hooks_dir in containers.conf, as gpuhook install --engine podman "
+            "--hook precreate does",
+        )
+    return ok("podman-hook", text)
+
+
+def version_of(machine: Machine, program: str) -> str:
+    """Return what a program's --version says, "" if it isn't there or says nothing of use."""
+    path = machine.path(machine.which(program, names.SEARCH_PATH) or "")
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, timeout=_PATIENCE, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = re.search(rb"\b\d{1,4}\.\d[\d.]*", done.stdout)
+    return found[0].decode() if found else ""

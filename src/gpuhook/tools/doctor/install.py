@@ -1,0 +1,225 @@
+"""Checks of gpuhook itself: its programs, its configuration, its saved inventory."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import gpuhook
+from gpuhook import __version__
+from gpuhook.ground import log, names
+from gpuhook.ground.config.schema import WITHOUT_EFFECT
+from gpuhook.ground.errors import RuntimeMissingError, shown
+from gpuhook.runtime_shim import find_runtime
+from gpuhook.standby import launcher_files
+from gpuhook.start import contract
+from gpuhook.start.inventory import cache
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.vendors import registry
+
+_LAUNCHERS = (names.RUNTIME, names.HOOK)
+_PATIENCE = 20.0  # seconds
+_REINSTALL = "Reinstall gpuhook, so that gpu-py and gpuhook-prestart lie in one folder"
+
+
+def launchers(case: Case) -> Iterator[Finding]:
+    """Look for the programs that engines call, and who may change them."""
+    missing = [name for name in _LAUNCHERS if not case.machine.is_program(f"{case.bin}/{name}")]
+    if missing:
+        text = f"{' and '.join(missing)} can't be executed in {case.bin}"
+        yield failure("launchers", text, _REINSTALL)
+        return
+    yield ok("launchers", f"gpu-py and gpuhook-prestart {__version__} are in {case.bin}")
+    open_to_all = [path for path in _trusted_paths(case) if _writable_by_others(case, path)]
+    if open_to_all:
+        yield failure(
+            "launcher-owner",
+            f"Others than root may change {', '.join(open_to_all)}, which root runs",
+            "Take the right to write away (chmod go-w, chown root), or install elsewhere",
+        )
+
+
+def _trusted_paths(case: Case) -> list[str]:
+    """Return the launchers, the package and every folder above them."""
+    package = os.path.dirname(os.path.abspath(gpuhook.__file__))
+    paths = [f"{case.bin}/{name}" for name in _LAUNCHERS]
+    paths += [package] if not case.machine.root else []
+    for path in list(paths):
+        folder = os.path.dirname(path)
+        while folder not in ("/", ""):
+            paths.append(folder)
+            folder = os.path.dirname(folder)
+    return sorted(set(paths))
+
+
+def _writable_by_others(case: Case, path: str) -> bool:
+    status = case.machine.stat(path)
+    if status is None or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+        return False
+    group = status.st_mode & stat.S_IWGRP and status.st_gid != 0
+    return bool(status.st_uid not in (0, os.geteuid()) or group or status.st_mode & stat.S_IWOTH)
+
+
+def low_level_runtime(case: Case) -> Iterator[Finding]:
+    """Look for the runtime that gpu-py hands over to."""
+    launcher = f"{case.bin}/{names.RUNTIME}"
+    try:
+        folders = os.fsencode(os.environ.get("PATH", ""))
+        low_level = find_runtime(case.config.runtimes, folders, launcher)
+    except RuntimeMissingError as error:
+        yield failure("low-level-runtime", error.cause, error.remedy)
+    else:
+        yield ok("low-level-runtime", f"gpu-py hands over to {low_level}")
+
+
+def runtime_starts(case: Case) -> Iterator[Finding]:
+    """Start gpu-py, which starts its low-level runtime, and take the time."""
+    launcher = f"{case.bin}/{names.RUNTIME}"
+    before = time.monotonic()
+    try:
+        done = subprocess.run(
+            [case.machine.path(launcher), "--version"],
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield failure("runtime-starts", f"gpu-py --version fails: {error}", _REINSTALL)
+        return
+    milliseconds = (time.monotonic() - before) * 1000
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().split("\n")
+        text = (
+            f"gpu-py --version ends with status {done.returncode} and says: {said[-1] or 'nothing'}"
+        )
+        yield failure("runtime-starts", text, _REINSTALL)
+    else:
+        yield ok("runtime-starts", f"gpu-py --version takes {milliseconds:.0f} ms")
+
+
+def python(case: Case) -> Iterator[Finding]:
+    """Tell which interpreter this is."""
+    del case
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield ok("python", f"Python {version} from {sys.executable}")
+
+
+def configuration(case: Case) -> Iterator[Finding]:
+    """Check the configuration: valid, safe from others, every key of use."""
+    if case.config_error:
+        cause, _, remedy = case.config_error.rstrip(".").rpartition(". ")
+        yield failure("configuration", cause or remedy, remedy)
+        return
+    path = case.config.path
+    yield ok("configuration", f"{path} is valid" if path else "No configuration file: all defaults")
+    if path and _writable_by_others(case, path):
+        yield failure(
+            "configuration-owner",
+            f"Others than root may change {path}",
+            f"Run chown root:root {path} and chmod go-w {path}",
+        )
+    yield from _keys_without_effect(case)
+
+
+def _keys_without_effect(case: Case) -> Iterator[Finding]:
+    """Warn of keys that nobody knows; NVIDIA's that change nothing here do no harm."""
+    known = [key for key, _ in case.config.ignored if key in WITHOUT_EFFECT]
+    if known:
+        text = f"Keys of NVIDIA's that change nothing here: {', '.join(known)}"
+        yield ok("configuration-unused-keys", text)
+    for key, reason in case.config.ignored:
+        if key not in WITHOUT_EFFECT:
+            text = f"{key} changes nothing: {reason}"
+            remedy = f"Correct or delete it in {case.config.path}"
+            yield warning("configuration-keys", text, remedy)
+
+
+def driver_roots(case: Case) -> Iterator[Finding]:
+    """Say where the vendors' drivers are looked for, if not on the host itself."""
+    known = registry.known(case.config)
+    for entry in case.config.driver_roots:
+        vendor = entry.partition("=")[0]
+        if vendor not in known:
+            yield warning(
+                "driver-roots",
+                f"driver-roots names the vendor {shown(vendor)}, which gpuhook doesn't know",
+                f"Use one of {', '.join(known)}",
+            )
+    roots = {names.TITLE: case.config.driver_root_of(name) for name, names in known.items()}
+    first, *others = dict.fromkeys(roots.values())
+    if others:
+        places = ", ".join(f"{title}'s below {root}" for title, root in roots.items())
+        yield ok("driver-roots", f"Drivers are looked for: {places}")
+    elif first != "/":
+        yield ok("driver-roots", f"Drivers are looked for below {first}")
+
+
+def saved_inventory(case: Case) -> Iterator[Finding]:
+    """Ask whether container starts find a fresh inventory, and who may write it."""
+    folder = case.config.state_dir
+    if case.machine.exists(folder) and _writable_by_others(case, folder):
+        yield failure(
+            "saved-inventory",
+            f"Others than root may change {folder}, and so nothing saved there is used",
+            f"Run chown root:root {folder} and chmod 755 {folder}",
+        )
+        return
+    known = registry.known(case.config).values()
+    saved = [cache.saved(case.config, contract.load(names)) for names in known]
+    found = [inventory.sentence() for inventory in saved if inventory is not None]
+    if found:
+        text = f"The inventory saved in {folder} is fresh: {'; '.join(found)}"
+        yield ok("saved-inventory", text)
+    else:
+        yield ok(
+            "saved-inventory",
+            f"No fresh inventory is saved in {folder}: the next GPU container waits for the driver",
+            "To have it done now, as root: gpuhook refresh",
+        )
+
+
+def recent_errors(case: Case) -> Iterator[Finding]:
+    """Show what stopped containers lately: not every engine shows what gpuhook says."""
+    text = case.machine.text(f"{case.config.state_dir}/{log.ERRORS}") or ""
+    yesterday = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 86400))
+    lately = []
+    for line in text.split("\n"):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # cut off while it was written
+        if isinstance(record, dict) and str(record.get("time", "")) > yesterday:
+            lately.append(f"{record['time']} {record.get('msg', '')}".rstrip("."))
+    if lately:
+        count = f"{len(lately)} containers failed" if len(lately) > 1 else "A container failed"
+        remedy = "Do what the message says; crun, and podman at precreate, hide what hooks say"
+        yield ok("recent-errors", f"{count} within a day, the last: {lately[-1]}", remedy)
+
+
+def launcher_settings(case: Case) -> Iterator[Finding]:
+    """Ask whether the launcher knows the configuration, or has to start Python to read it."""
+    path = case.config.path
+    if path is None or case.config_error:
+        return
+    folder = f"{launcher_files.FOLDER}{path}"
+    saved = case.machine.stat(f"{folder}/runtimes")
+    newest = [case.machine.stat(place) for place in (path, os.path.dirname(path))]
+    times = [status.st_mtime for status in newest if status is not None]
+    if saved is not None and saved.st_uid == 0 and all(saved.st_mtime > time for time in times):
+        yield ok("launcher-settings", f"gpu-py knows what {path} says")
+    elif times and times[0] < launcher_files.LONG_AGO:
+        yield ok(
+            "launcher-settings",
+            f"{path} has the time of all files of a reproducible build, so gpu-py, which couldn't "
+            "tell a new one by it, may read it at each call",
+            f"To save that time: touch {path}",
+        )
+    else:
+        yield ok(
+            "launcher-settings",
+            f"gpu-py hasn't read {path} since it was changed; the next container start does",
+        )

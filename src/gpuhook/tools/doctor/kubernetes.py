@@ -1,0 +1,59 @@
+"""Checks of a node of a Kubernetes cluster: device plugins' sockets beside the kubelet's."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.finding import Finding, ok, warning
+
+_CHECK = "device-plugin"
+_FOLDER = "/var/lib/kubelet/device-plugins"
+_REGISTRY = "kubelet.sock"
+_SERVER = "gpuhook-server"  # what the plugin's server calls itself: kubernetes/children.py
+
+
+def device_plugin(case: Case) -> Iterator[Finding]:
+    """Ask who hands devices to the kubelet, where there is one."""
+    sockets = [name for name in case.machine.names(_FOLDER) if name.endswith(".sock")]
+    if not sockets:
+        return
+    ours = [name for name in sockets if name.startswith("gpuhook-")]
+    others = [name for name in sockets if name.startswith("nvidia-")]
+    runs = bool(case.machine.processes(_SERVER))
+    if others and (ours or runs):
+        yield warning(
+            _CHECK,
+            f"NVIDIA's device plugin ({_FOLDER}/{others[0]}) serves this kubelet beside gpuhook's, "
+            "and it heeds whichever registers last",
+            "Remove NVIDIA's plugin from this node, or don't run gpuhook's there; a socket that "
+            "nobody serves goes when the kubelet is restarted",
+        )
+    if runs and not ours and _REGISTRY in sockets:
+        yield warning(
+            _CHECK,
+            f"gpuhook's device plugin runs, and has no socket in {_FOLDER}",
+            "Look at its log; in a pod, mount this folder at the same place",
+        )
+    elif ours:
+        ending = "" if len(ours) == 1 else "s"
+        yield ok(_CHECK, f"gpuhook's device plugin serves {len(ours)} resource{ending}")
+    elif others and not runs:
+        yield ok(
+            _CHECK,
+            f"NVIDIA's device plugin ({_FOLDER}/{others[0]}) serves this kubelet, and gpu-py gives "
+            "containers what it says",
+        )
+    elif not runs:
+        extra = "" if _has_extra() else "the Python packages grpcio and protobuf, and "
+        yield ok(
+            _CHECK,
+            "A kubelet runs here, and no device plugin of gpuhook's or NVIDIA's",
+            f"For a cluster's pods to get devices: {extra}gpuhook device-plugin",
+        )
+
+
+def _has_extra() -> bool:
+    try:
+        return find_spec("grpc") is not None and find_spec("google.protobuf") is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,101 @@
+"""The machine that the doctor looks at, below a prefix that is / except in tests."""
+
+import glob
+import os
+from collections.abc import Container
+
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.host import processes as host_processes
+from gpuhook.tools.host.processes import Process
+
+_ROOT = 0
+
+
+class Machine:
+    """Files and processes below ``root``; every path given to it is one on that machine.
+
+    ``users`` are those whose processes count: root and ourselves, unless others are named.
+    """
+
+    def __init__(self, root: str = "/", users: Container[int] | None = None) -> None:
+        self.root = root.rstrip("/")
+        self._users = (_ROOT, os.geteuid()) if users is None else users
+
+    def path(self, path: str) -> str:
+        """Return where a path of the machine is for us."""
+        return self.root + path
+
+    def text(self, path: str) -> str | None:
+        """Return a file's text, None where it isn't there or may not be read."""
+        try:
+            return host_files.read_start(self.path(path)).decode("utf-8", "replace")
+        except OSError:
+            return None
+
+    def data(self, path: str) -> bytes:
+        """Return what is in a file, b"" where it isn't there or may not be read."""
+        try:
+            return host_files.read_start(self.path(path))
+        except OSError:
+            return b""
+
+    def is_closed(self, path: str) -> bool:
+        """Tell whether a file is kept from us, so that nothing is known of it."""
+        try:
+            host_files.read_start(self.path(path), 1)
+        except PermissionError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def stat(self, path: str) -> os.stat_result | None:
+        """Return a path's status, links followed, or None."""
+        try:
+            return os.stat(self.path(path))
+        except (OSError, ValueError):
+            return None
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a path exists."""
+        return self.stat(path) is not None
+
+    def is_program(self, path: str) -> bool:
+        """Tell whether a path is a file that may be executed."""
+        found = self.path(path)
+        return os.path.isfile(found) and os.access(found, os.X_OK)
+
+    def target(self, path: str) -> str:
+        """Return what a link says, the path itself where it is none."""
+        try:
+            return os.readlink(self.path(path))
+        except (OSError, ValueError):
+            return path
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, sorted; empty where there is none."""
+        try:
+            return sorted(os.listdir(self.path(folder)))
+        except (OSError, ValueError):
+            return []
+
+    def glob(self, pattern: str) -> list[str]:
+        """Return the machine's paths that fit a shell pattern, sorted."""
+        found = glob.glob(glob.escape(self.root) + pattern)
+        return sorted(path[len(self.root) :] for path in found)
+
+    def which(self, name: str, folders: str) -> str | None:
+        """Return the program's path in the first of the folders (``a:b``) that has it."""
+        for folder in folders.split(":"):
+            if folder.startswith("/") and self.is_program(f"{folder}/{name}"):
+                return f"{folder.rstrip('/')}/{name}"
+        return None
+
+    def processes(self, name: str) -> list[Process]:
+        """Return the processes of that name (15 characters count) that may be believed."""
+        return host_processes.running(name, self.root, self._users)
+
+
+def seen_by(process: Process) -> Machine:
+    """Return the machine as a process sees it, in its mount namespace."""
+    return Machine(process.root)

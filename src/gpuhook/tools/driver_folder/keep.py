@@ -1,0 +1,280 @@
+"""Make a driver folder, compare it with the driver, take it away.
+
+Files are hard links where the kernel allows it, so that they cost nothing, and else copies. What
+is left of the driver's own rights is what a container may have: root's files without set-user-ID,
+and nothing that others may write.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import stat
+from typing import Any
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.kernel import LABEL
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverFolderError
+from gpuhook.ground.host.files import sync_folder
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.driver_folder import content
+from gpuhook.tools.driver_folder.content import FOLDERS, Content
+from gpuhook.tools.driver_folder.place import FOLDER_MODE, MARKER, Place, failure
+from gpuhook.vendors.nvidia.names import NAME
+
+_FICLONE = 0x40049409  # linux/fs.h
+_CHUNK = 1 << 20
+_FORBIDDEN = stat.S_ISUID | stat.S_ISGID | stat.S_IWGRP | stat.S_IWOTH
+_CAPABILITIES = "security.capability"  # an extended attribute that is as good as set-user-ID
+_LIKE = "/usr"  # of the driver root: the folders get its SELinux label
+
+Facts = dict[str, Any]  # of a folder, as its marker has them
+
+
+def keep(config: Config, inventory: Inventory, folder: str) -> bool:
+    """Have ``folder`` hold the driver's files of an inventory; return whether it changed.
+
+    For the device plugin, at its start and whenever the driver may have changed: where nothing
+    has, it costs a look at each file. Only NVIDIA's driver has files that go there; for an
+    inventory of another vendor nothing is done. What ``folder`` holds is replaced as a whole or
+    not at all, and containers that have it mounted keep what they have. GpuhookError (mostly
+    DriverFolderError) where it can't be made, or something else is there; an old one stays then.
+    """
+    if inventory.vendor != NAME:
+        return False
+    return update(folder, content.of(config, inventory))
+
+
+def update(folder: str, wanted: Content) -> bool:
+    """Have ``folder`` hold a content; return whether it changed, GpuhookError if it can't."""
+    place = Place(folder)
+    place.check()
+    try:
+        with place.locked(), Rootfs(wanted.root) as root:
+            place.clean()
+            facts = _facts(root, wanted)
+            if _holds(place, facts):
+                return False
+            _check_programs_run(os.path.dirname(place.path))
+            made = place.new_folder()
+            try:
+                _fill(made, root, facts)
+                place.put(made)
+            except BaseException:
+                place.clean()
+                raise
+            return True
+    except OSError as error:
+        raise failure(place.path, error) from None
+
+
+def is_current(folder: str, wanted: Content) -> bool:
+    """Tell whether ``folder`` holds a content already; nothing is changed."""
+    place = Place(folder)
+    place.check()
+    with Rootfs(wanted.root) as root:
+        return _holds(place, _facts(root, wanted))
+
+
+def remove(folder: str) -> int:
+    """Take a driver folder away; return how many older ones stay, since containers may use them.
+
+    DriverFolderError where there is none.
+    """
+    place = Place(folder)
+    place.check()
+    if not place.exists():
+        raise DriverFolderError(f"There is no driver folder {place.path}", "Name another one")
+    try:
+        with place.locked():
+            if place.is_whole():
+                place.take_away()
+            stay = place.clean()
+            place.forget()
+            return stay
+    except OSError as error:
+        raise failure(place.path, error) from None
+
+
+# What is to be there, and what is -------------------------------------------------------------
+
+
+def _facts(root: Rootfs, wanted: Content) -> Facts:
+    """Return what is to be there, each file with its source's path, size and time."""
+    files = {}
+    for name, path in sorted(wanted.files.items()):
+        status = root.stat(path)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            raise _changed(root, path)
+        files[name] = [path, status.st_size, status.st_mtime_ns]
+    return {
+        "version": wanted.version,
+        "root": wanted.root,
+        "files": files,
+        "links": dict(sorted(wanted.links.items())),
+    }
+
+
+def _changed(root: Rootfs, path: str) -> DriverFolderError:
+    return DriverFolderError(
+        f"{root.path.rstrip('/')}{path} has changed or gone since the driver was looked at",
+        "Run gpuhook refresh, and this again",
+    )
+
+
+def _holds(place: Place, facts: Facts) -> bool:
+    """Tell whether these facts are those of the folder, and its files are there."""
+    if not place.is_whole() or place.marker() != _text(facts):
+        return False
+    found = dict(_tree(place.path))
+    for name, (_, size, time) in facts["files"].items():
+        status = found.pop(name, None)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return False
+        if (status.st_size, status.st_mtime_ns) != (size, time):
+            return False
+    for name, text in facts["links"].items():
+        if found.pop(name, None) is None or _read_link(f"{place.path}/{name}") != text:
+            return False
+    return set(found) == {MARKER}
+
+
+def _tree(folder: str) -> list[tuple[str, os.stat_result]]:
+    """Return all in a folder that is no folder itself, by its path in it."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        for name in (*names, *(each for each in folders if os.path.islink(f"{parent}/{each}"))):
+            path = os.path.join(parent, name)
+            found.append((os.path.relpath(path, folder), os.lstat(path)))
+    return found
+
+
+def _read_link(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _text(facts: Facts) -> bytes:
+    return json.dumps(facts, indent=1).encode() + b"\n"
+
+
+# Making ----------------------------------------------------------------------------------------
+
+
+def _check_programs_run(folder: str) -> None:
+    """Raise DriverFolderError where no library can be used: containers get the mount's flags."""
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise DriverFolderError(
+            f"{folder} is on a filesystem mounted with noexec, where nothing can be run from",
+            "Choose a folder on another filesystem",
+        )
+
+
+def _fill(made: str, root: Rootfs, facts: Facts) -> None:
+    """Fill an empty folder, its marker last: it says that all is there and on disk."""
+    names = [*facts["files"], *facts["links"]]
+    folders = {*FOLDERS, *(os.path.dirname(name) for name in names)}
+    label = _label_below(root, _LIKE)
+    _set_label(made, label)
+    for name in sorted(folders):
+        path = os.path.join(made, name)
+        os.makedirs(path)
+        os.chmod(path, FOLDER_MODE)  # whatever the umask is
+        _set_label(path, label)
+    for name, (path, size, time) in facts["files"].items():
+        fd = root.open_file(path)
+        if fd is None:
+            raise _changed(root, path)
+        try:
+            status = os.fstat(fd)
+            if (status.st_size, status.st_mtime_ns) != (size, time):
+                raise _changed(root, path)
+            _bring(fd, status, f"{made}/{name}")
+        finally:
+            os.close(fd)
+    for name, text in facts["links"].items():
+        os.symlink(text, f"{made}/{name}")
+    for name in sorted(folders):
+        sync_folder(f"{made}/{name}")
+    _write(f"{made}/{MARKER}", _text(facts))
+    sync_folder(made)
+
+
+def _bring(fd: int, status: os.stat_result, target: str) -> None:
+    """Make ``target`` the open file by another name, or a copy of it."""
+    if _is_for_containers(fd, status) and _link(fd, target):
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(target, flags, 0o600), "wb") as copy, open(os.dup(fd), "rb") as source:
+        try:
+            fcntl.ioctl(copy, _FICLONE, fd)
+        except OSError:
+            shutil.copyfileobj(source, copy, _CHUNK)
+        copy.flush()
+        os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode) & ~_FORBIDDEN)
+        _set_label(copy.fileno(), _label_of(fd))
+        os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.fsync(copy.fileno())
+
+
+def _is_for_containers(fd: int, status: os.stat_result) -> bool:
+    """Tell whether a file may be had as it is: a link's owner and rights are the file's own."""
+    if (status.st_uid, status.st_gid) != (0, 0) or status.st_mode & _FORBIDDEN:
+        return False
+    return _attribute(fd, _CAPABILITIES) is None
+
+
+def _link(fd: int, target: str) -> bool:
+    """Make a hard link to an open file; False where that can't be, as on another filesystem."""
+    parent = os.open(os.path.dirname(target), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # With a folder's descriptor Python calls linkat(2), which follows the link in /proc.
+        os.link(f"/proc/self/fd/{fd}", os.path.basename(target), dst_dir_fd=parent)
+    except OSError:
+        return False
+    finally:
+        os.close(parent)
+    return True
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fchmod(file.fileno(), 0o444)
+        os.fsync(file.fileno())
+
+
+# SELinux ---------------------------------------------------------------------------------------
+
+
+def _label_below(root: Rootfs, path: str) -> bytes | None:
+    with contextlib.suppress(OSError):
+        fd = root.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return _label_of(fd)
+        finally:
+            os.close(fd)
+    return None
+
+
+def _label_of(fd: int) -> bytes | None:
+    return _attribute(fd, LABEL)
+
+
+def _set_label(file: int | str, label: bytes | None) -> None:
+    """Have containers read a file as they read the driver's: a new one has its folder's label."""
+    if label is not None:
+        with contextlib.suppress(OSError):  # a filesystem without labels
+            os.setxattr(file, LABEL, label)
+
+
+def _attribute(fd: int, name: str) -> bytes | None:
+    try:
+        return os.getxattr(fd, name)
+    except OSError:
+        return None

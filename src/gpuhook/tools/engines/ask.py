@@ -1,0 +1,154 @@
+"""What an installation is asked to do, and what an engine answers.
+
+An installation adds to what stands in an engine's files: each engine reads there what earlier
+ones have registered. What is to be taken back is named in ``Ask.without``.
+"""
+
+import os
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gpuhook.tools.engines.files import Change
+from gpuhook.tools.engines.store import Target
+from gpuhook.tools.engines.swarm import Resource
+
+# Options that can be taken back one by one.
+SET_DEFAULT, ALIASES, CDI, SWARM, HOOK = "set-default", "nvidia-names", "cdi", "swarm", "hook"
+NVIDIAS_NAME = "nvidia"  # the runtime that is registered with ALIASES
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What an engine is to be told.
+
+    ``runtimes`` are (name, absolute path) pairs, of which the first may become the default
+    runtime; ``also`` are more of them, to be left out where the engine has a runtime of that
+    name already. ``config`` and ``drop_in`` are files to use instead of the engine's own,
+    ``prefix`` a folder that stands for / . ``cdi`` has the engine take devices by CDI,
+    ``cdi_setting`` says whether this version of it needs a setting for that. ``hook`` is the
+    stage (prestart, precreate) at which podman is to call ``hook_path``, None for not at all.
+    ``swarm`` are the devices that Docker is to offer to a swarm; none: nothing about it changes.
+    ``without`` are the options of earlier installations that are to be taken back, ``known``
+    the names of runtimes that are remembered as registered by them. ``default`` is found by
+    ``following``: which of our runtimes is the default one.
+    """
+
+    runtimes: tuple[tuple[str, str], ...]
+    also: tuple[tuple[str, str], ...] = ()
+    set_default: bool = False
+    cdi: bool = False
+    cdi_setting: bool = True
+    swarm: tuple[Resource, ...] = ()
+    config: str | None = None
+    drop_in: str | None = None
+    prefix: str = ""
+    hook: str | None = None
+    hook_path: str = ""
+    gpuhook_config: str | None = None
+    rootless: bool = False
+    without: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
+    default: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The runtimes' names."""
+        return tuple(name for name, _ in self.runtimes)
+
+    def beside(self, existing: Container[str]) -> "Ask":
+        """Return the same with those of ``also`` among the runtimes that don't exist."""
+        more = tuple(pair for pair in self.also if pair[0] not in existing)
+        return replace(self, runtimes=self.runtimes + more, also=())
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The names of runtimes that are to be taken back."""
+        return (NVIDIAS_NAME,) if ALIASES in self.without else ()
+
+    def moved(self, earlier: Mapping[str, str]) -> dict[str, str]:
+        """Return the programs that our names led to before, each with the one it is now.
+
+        ``earlier`` are the programs of registered runtimes by name.
+        """
+        return {
+            earlier[name]: program
+            for name, program in self.runtimes
+            if earlier.get(name, program) != program
+        }
+
+    def following(self, earlier: Mapping[str, str], default: str | None) -> "Ask":
+        """Return the same with what earlier installations have registered.
+
+        ``earlier`` are their runtimes' programs by name, ``default`` is the default runtime
+        that they have set. Runtimes that led to a program of ours that is elsewhere now move
+        with it.
+        """
+        moved = self.moved(earlier)
+        runtimes = {
+            name: moved.get(program, program)
+            for name, program in earlier.items()
+            if name not in self.dropped
+        }
+        runtimes.update(self.runtimes)
+        if self.set_default:
+            default = self.names[0]
+        elif SET_DEFAULT in self.without or default not in runtimes:
+            default = None
+        return replace(self, runtimes=tuple(runtimes.items()), default=default)
+
+    def system(self, path: str) -> str:
+        """Return a path of the system below the prefix."""
+        return self.prefix.rstrip("/") + path
+
+    def user(self, path: str) -> str:
+        """Return a path below the user's configuration folder."""
+        base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        return self.prefix.rstrip("/") + os.path.join(base, path)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The files an engine wants, what to do afterwards, and what the admin should know.
+
+    ``restart`` says that there is something new among it that no reload switches on.
+    """
+
+    targets: tuple[Target, ...]
+    afterwards: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = field(default=())
+    restart: bool = False
+
+
+class Engine(Protocol):
+    """A container engine that can be told about gpu-py."""
+
+    name: str
+
+    def install(self, ask: Ask) -> Answer:
+        """Return what tells the engine about the runtimes; change nothing."""
+
+    def afterwards(self) -> str:
+        """Return what makes the engine see that it no longer has the runtimes."""
+
+    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+        """Return the containers that were made for one of these runtimes."""
+
+    def reload(self, config: str) -> list[int] | None:
+        """Have running daemons read ``config`` again; return their process ids.
+
+        None: they only read it at their start, and nothing was done.
+        """
+
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+        """Have running daemons forget the runtimes before a change takes them out of its file.
+
+        Returns their process ids; none where no daemon runs, or where it only reads its file
+        at its start. EngineError, with everything as it was, if one doesn't forget.
+        """
+
+    def is_present(self, ask: Ask) -> bool:
+        """Tell whether the engine seems to be on this machine."""
+
+    def is_users(self, ask: Ask) -> bool:
+        """Tell whether a user who isn't root has, or can have, an engine of this kind."""

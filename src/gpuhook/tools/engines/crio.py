@@ -1,0 +1,125 @@
+"""CRI-O: a runtime handler in a drop-in file of its own; the main file is never touched.
+
+Source: crio.conf(5), "crio.runtime.runtimes", and crio.conf.d(5).
+"""
+
+import copy
+import glob
+import os
+import shutil
+
+from gpuhook.tools.engines import toml_text
+from gpuhook.tools.engines.ask import Answer, Ask
+from gpuhook.tools.engines.files import Change, read_json, read_text
+from gpuhook.tools.engines.merge import Document, get
+from gpuhook.tools.engines.store import DROP_IN_HEADER, Target
+
+_CONFIG = "/etc/crio/crio.conf"
+_DROP_IN = "crio.conf.d/99-gpuhook.conf"
+_CONTAINERS = "/var/lib/containers/storage/overlay-containers"
+_HANDLER = "io.kubernetes.cri-o.RuntimeHandler"
+_RUNTIMES = ("crio", "runtime", "runtimes")
+_DEFAULT = ("crio", "runtime", "default_runtime")
+
+
+class Crio:
+    """CRI-O, as Kubernetes uses it."""
+
+    name = "crio"
+
+    def install(self, ask: Ask) -> Answer:
+        """Write the drop-in with the options that the present default has.
+
+        Runtimes and the default of earlier installations stay in it.
+        """
+        config = _config(ask)
+        usual = os.path.join(os.path.dirname(config), _DROP_IN)
+        path = ask.drop_in or usual
+        sources = _sources(config, path)
+        default, known = _known(sources)
+        ask = ask.beside(known).following(*_registered(path))
+        entry = _template(default, known, ask)
+        entry["runtime_type"] = "oci"
+        runtimes = {name: {**entry, "runtime_path": program} for name, program in ask.runtimes}
+        runtime: Document = {"runtimes": runtimes}
+        if ask.default:
+            runtime["default_runtime"] = ask.default
+        text = toml_text.render({"crio": {"runtime": runtime}}, DROP_IN_HEADER)
+        owned = tuple((*_RUNTIMES, name) for name in ask.names)
+        target = Target(
+            self.name, path, "toml", text, config, owned, ours=True, usual=usual, sources=sources
+        )
+        return Answer((target,), (self.afterwards(),), restart=True)
+
+    def afterwards(self) -> str:
+        """Return what makes CRI-O read its configuration."""
+        return "Restart CRI-O, if it is running: systemctl restart crio"
+
+    def reload(self, config: str) -> None:
+        """Do nothing: not every CRI-O takes a new handler at a reload."""
+        del config
+
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+        """Do nothing: CRI-O reads its handlers only at its start."""
+        del change, names
+        return []
+
+    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+        """Return the containers made with one of the handlers.
+
+        CRI-O can't stop them once it has forgotten the handler.
+        """
+        pattern = f"{glob.escape(ask.system(_CONTAINERS))}/*/userdata/config.json"
+        found = []
+        for path in sorted(glob.glob(pattern)):
+            handler = get(read_json(path), ("annotations", _HANDLER))
+            if handler in names:
+                found.append(path.split("/")[-3][:12])
+        return found
+
+    def is_present(self, ask: Ask) -> bool:
+        """Tell whether CRI-O or its configuration is here."""
+        return bool(shutil.which("crio")) or os.path.isdir(os.path.dirname(_config(ask)))
+
+    def is_users(self, ask: Ask) -> bool:
+        """Return False: CRI-O is root's, and so are its files."""
+        del ask
+        return False
+
+
+def _config(ask: Ask) -> str:
+    return ask.config or ask.system(_CONFIG)
+
+
+def _sources(config: str, drop_in: str) -> tuple[str, ...]:
+    """Return the main file and the drop-ins beside ours, in CRI-O's order."""
+    paths = sorted(glob.glob(f"{glob.escape(os.path.dirname(drop_in))}/*"))
+    return config, *(path for path in paths if path != drop_in and os.path.isfile(path))
+
+
+def _known(sources: tuple[str, ...]) -> tuple[str | None, Document]:
+    """Return the default runtime's name and all runtimes that the files describe."""
+    default = None
+    runtimes: Document = {}
+    for path in sources:
+        document = toml_text.parse(read_text(path) or "", path)
+        default = get(document, _DEFAULT) or default
+        table = get(document, _RUNTIMES)
+        runtimes.update(table if isinstance(table, dict) else {})
+    return default, runtimes
+
+
+def _registered(drop_in: str) -> tuple[dict[str, str], str | None]:
+    """Return our runtimes' programs by name, and the default runtime, as our file has them."""
+    default, runtimes = _known((drop_in,))
+    programs = {name: get(entry, ("runtime_path",)) for name, entry in runtimes.items()}
+    return {name: path for name, path in programs.items() if isinstance(path, str)}, default
+
+
+def _template(default: str | None, runtimes: Document, ask: Ask) -> Document:
+    """Copy the options of the present default runtime, of runc or of crun."""
+    for name in (default, "runc", "crun"):
+        entry = None if name in (None, *ask.names) else runtimes.get(str(name))
+        if isinstance(entry, dict):
+            return copy.deepcopy(entry)
+    return {}

@@ -1,0 +1,312 @@
+"""Docker: the runtimes in daemon.json.
+
+Source: dockerd(8), "Daemon configuration file" and "Configuration reload behavior".
+"""
+
+import glob
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+
+from gpuhook.ground import names as our_names
+from gpuhook.ground.errors import EngineError, shown
+from gpuhook.tools.engines import docker_api, json_text, swarm
+from gpuhook.tools.engines.ask import CDI, NVIDIAS_NAME, SET_DEFAULT, SWARM, Answer, Ask
+from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG
+from gpuhook.tools.engines.files import Change, decode, read_json, read_text, remove_folders
+from gpuhook.tools.engines.merge import Document, Path, get
+from gpuhook.tools.engines.store import Target
+from gpuhook.tools.host import processes as host_processes
+from gpuhook.tools.host.processes import Process
+
+_DATA = "/var/lib/docker"
+# What a reload doesn't change unless the file says it, and dockerd's own values for it.
+_BUILT_IN: Document = {"runtimes": {}, "default-runtime": "runc"}
+_KEEPS_DEFAULT = "Restart Docker, which keeps a default runtime that its file no longer names: "
+_RELOAD_S = 15.0  # for a dockerd to read its file again; it takes a fraction of a second
+_POLL = 0.05
+
+
+class Docker:
+    """dockerd, rootful or rootless."""
+
+    name = "docker"
+
+    def install(self, ask: Ask) -> Answer:
+        """Merge the runtimes into daemon.json; whatever else stands there stays."""
+        path = self._config(ask)
+        text = read_text(path) or ""
+        document = json_text.parse(text, path)
+        ask = ask.beside(_foreign(document, ask, path))
+        wanted = wanted_document(document, ask, path)
+        owned: tuple[Path, ...] = tuple(("runtimes", name) for name in ask.names)
+        foreign = _taken_by_others(document, ask, path)
+        released = tuple(each for each in _released(document, ask) if each not in foreign)
+        edited = json_text.edited(text, wanted, path)
+        target = Target(
+            self.name, path, "json", edited, path, owned, released=released, foreign=foreign
+        )
+        new = {key for key in ("features", swarm.KEY) if wanted.get(key) != document.get(key)}
+        new |= {key for key, *_ in released if key in ("features", swarm.KEY)}
+        if ask.cdi and ask.cdi_setting:
+            new.add("features")  # it may have been there, and dockerd be older than it
+        advice = [self._advice(path, sorted(new))]
+        if ("default-runtime",) in released:
+            new.add("default-runtime")
+            advice = [f"{_KEEPS_DEFAULT}{restart_command()}", *(advice if len(new) > 1 else ())]
+        return Answer((target,), tuple(advice), restart=bool(new))
+
+    def _config(self, ask: Ask) -> str:
+        if ask.config:
+            return ask.config
+        return ask.user("docker/daemon.json") if ask.rootless else ask.system(DEFAULT_CONFIG)
+
+    def _advice(self, path: str, at_start: list[str]) -> str:
+        if at_start:
+            what = " and ".join(at_start)
+            return f"Restart Docker, which reads {what} only at its start: {restart_command()}"
+        daemons = _daemons(path)
+        if daemons:
+            pids = " ".join(str(daemon.pid) for daemon in daemons)
+            return f"Have Docker read it: kill -HUP {pids} (or run this again with --reload)"
+        return "No running Docker has this file: one that is started from now on reads it"
+
+    def afterwards(self) -> str:
+        """Return what makes dockerd see the old daemon.json, where it wasn't made to forget."""
+        return (
+            f"Restart Docker, if it is running, so that it forgets the runtime: {restart_command()}"
+        )
+
+    def reload(self, config: str) -> list[int]:
+        """Have every dockerd of ours that reads this daemon.json read it again: SIGHUP.
+
+        Returns once their runtimes are those of the file. EngineError where one keeps others.
+        """
+        said = json_text.parse(read_text(config) or "", config)
+        sent = _have_read_again(config)
+        if problem := _wait_until_none(config, partial(_still_missing, document=said)):
+            raise EngineError(
+                problem,
+                "See what it says of the file: journalctl --unit docker; then restart Docker",
+            )
+        return sent
+
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+        """Have running daemons forget the runtimes before daemon.json is changed.
+
+        When dockerd reads a file without "runtimes" again, it keeps those that it knows, and
+        likewise the default. So the file says both until dockerd has read it. EngineError,
+        with everything as it was, if a daemon doesn't forget.
+        """
+        text = decode(change.new or b"", change.path)
+        document = json_text.parse(text, change.path)
+        _check_default(document, names, change.path)
+        pids = [daemon.pid for daemon in _daemons(change.path)]
+        if not pids:
+            return []
+        said = json_text.edited(text, {**_BUILT_IN, **document}, change.path).encode()
+        made = Change(change.path, change.old, said).commit()
+        try:
+            _have_read_again(change.path)
+            problem = _wait_until_none(change.path, partial(_still_known, names=names))
+        finally:
+            Change(change.path, said, change.old).commit()
+            remove_folders(made)
+        if problem:
+            _have_read_again(change.path)
+            raise EngineError(
+                problem,
+                "Run gpuhook uninstall --engine docker && systemctl restart docker, "
+                "which ends containers unless live-restore is on",
+            )
+        return pids
+
+    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+        """Return the containers, running or not, whose runtime is one of ``names``."""
+        config = self._config(ask)
+        folders = [glob.escape(root) + "/containers/*" for root in _data_roots(config, ask)]
+        return [
+            _name_of(folder)
+            for pattern in folders
+            for folder in sorted(glob.glob(pattern))
+            if read_json(os.path.join(folder, "hostconfig.json")).get("Runtime") in names
+        ]
+
+    def is_present(self, ask: Ask) -> bool:
+        """Tell whether dockerd or its configuration is here."""
+        return bool(shutil.which("dockerd")) or os.path.exists(self._config(ask))
+
+    def is_users(self, ask: Ask) -> bool:
+        """Tell whether the user runs a Docker of his own, or has set one up.
+
+        Source: dockerd-rootless-setuptool.sh, which writes a unit of the user's.
+        """
+        signs = (self._config(ask), ask.user("systemd/user/docker.service"))
+        return any(map(os.path.exists, signs)) or bool(host_processes.running("dockerd"))
+
+
+def restart_command() -> str:
+    """Return what restarts the system's Docker, or an ordinary user's own."""
+    return f"systemctl {'--user ' if os.geteuid() else ''}restart docker"
+
+
+def wanted_document(document: Document, ask: Ask, path: str) -> Document:
+    """Return daemon.json as it is to be."""
+    runtimes = dict(_table(document, "runtimes", path))
+    moved = ask.moved(_programs(runtimes))
+    for name, program in _programs(runtimes).items():
+        if program in moved and name not in ask.names:
+            runtimes[name] = {**runtimes[name], "path": moved[program]}
+    for name, program in ask.runtimes:
+        if name == "runc":
+            raise EngineError(
+                "Docker keeps the runtime name runc for itself", "Choose another --runtime-name"
+            )
+        entry = runtimes.get(name)
+        if not isinstance(entry, dict) or entry.get("path") != program:
+            runtimes[name] = {"path": program}
+    wanted = {**document, "runtimes": runtimes}
+    if ask.swarm:
+        wanted[swarm.KEY] = swarm.Node(node_resources(document, path), ask.swarm).merged()
+    if ask.set_default or ask.swarm:  # a service can't choose a runtime
+        wanted["default-runtime"] = ask.names[0]
+    if ask.cdi:
+        features = _table(document, "features", path)
+        if ask.cdi_setting or "cdi" in features:  # a false, too: --cdi is said later
+            wanted["features"] = {**features, "cdi": True}
+    return wanted
+
+
+def _programs(runtimes: Document) -> dict[str, str]:
+    """Return the programs of a table of runtimes by name."""
+    found = {name: get(entry, ("path",)) for name, entry in runtimes.items()}
+    return {name: path for name, path in found.items() if isinstance(path, str)}
+
+
+def _released(document: Document, ask: Ask) -> tuple[Path, ...]:
+    """Return the settings that are to be taken back: what they were before is remembered."""
+    paths: list[Path] = [("runtimes", name) for name in ask.dropped]
+    if SET_DEFAULT in ask.without and document.get("default-runtime") in _ours(document, ask):
+        paths.append(("default-runtime",))
+    paths += [(swarm.KEY,)] if SWARM in ask.without else []
+    paths += [("features", "cdi")] if CDI in ask.without else []
+    return tuple(path for path in paths if get(document, path) is not None)
+
+
+def _ours(document: Document, ask: Ask) -> set[str]:
+    """Return the names of the runtimes that lead to us, or led there before we moved."""
+    runtimes = document.get("runtimes", {})
+    programs = _programs(runtimes if isinstance(runtimes, dict) else {})
+    moved = ask.moved(programs)
+    ours = {program for _, program in ask.runtimes} | set(moved)
+    return {name for name, program in programs.items() if program in ours}
+
+
+def node_resources(document: Document, path: str) -> list[str]:
+    """Return the node-generic-resources of a daemon.json."""
+    value = document.get(swarm.KEY, [])
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise EngineError(
+            f'"{swarm.KEY}" in {path} is no list of strings',
+            "Correct it and run this again; the file was left as it is",
+        )
+    return value
+
+
+def _foreign(document: Document, ask: Ask, path: str) -> set[str]:
+    """Return the names of the runtimes that don't lead to us."""
+    return set(_table(document, "runtimes", path)) - _ours(document, ask)
+
+
+def _taken_by_others(document: Document, ask: Ask, path: str) -> tuple[Path, ...]:
+    """Return where NVIDIA's name leads to another program than ours, as its own toolkit does."""
+    program = _programs(_table(document, "runtimes", path)).get(NVIDIAS_NAME)
+    if program is None or os.path.basename(program) == our_names.RUNTIME:
+        return ()
+    return (("runtimes", NVIDIAS_NAME),) if NVIDIAS_NAME in _foreign(document, ask, path) else ()
+
+
+def _table(document: Document, key: str, path: str) -> Document:
+    value = document.get(key, {})
+    if not isinstance(value, dict):
+        raise EngineError(
+            f'"{key}" in {path} is no JSON object',
+            "Correct it and run this again; the file was left as it is",
+        )
+    return value
+
+
+def _check_default(document: Document, names: tuple[str, ...], path: str) -> None:
+    """Refuse to take a runtime out of a daemon.json that somebody else made the default."""
+    default = document.get("default-runtime")
+    if default in names and default not in _table(document, "runtimes", path):
+        raise EngineError(
+            f'"default-runtime" in {path} is {default}, and it wasn\'t gpuhook install that set it',
+            "Set it to runc there and run this again; the file was left as it is",
+        )
+
+
+def _daemons(config: str) -> list[Process]:
+    """Return our running dockerds that read a configuration file."""
+    return [
+        daemon
+        for daemon in host_processes.running("dockerd")
+        if daemon.reads(docker_api.config_of(daemon), config)
+    ]
+
+
+def _have_read_again(config: str) -> list[int]:
+    """Send SIGHUP to the running dockerds that read a configuration file; return their ids."""
+    found = _daemons(config)
+    return [daemon.pid for daemon in found if host_processes.send(daemon, signal.SIGHUP)]
+
+
+def _wait_until_none(config: str, problem_of: Callable[[docker_api.DockerInfo], str]) -> str:
+    """Return "" once no running daemon's answer is a problem, else one that is left."""
+    end = time.monotonic() + _RELOAD_S
+    while True:
+        answers = docker_api.asked(_daemons(config))
+        problems = [problem for answer in answers if (problem := problem_of(answer))]
+        if not problems or time.monotonic() > end:
+            return problems[0] if problems else ""
+        time.sleep(_POLL)
+
+
+def _still_missing(answer: docker_api.DockerInfo, document: Document) -> str:
+    """Return what of its file a daemon doesn't know yet, "" where it can't be asked."""
+    if answer.info is None:
+        return ""
+    who = f"The running dockerd {answer.process.pid} doesn't take"
+    missing = {*_programs(document.get("runtimes", {})).items()} - {*answer.runtimes.items()}
+    if missing:
+        return f"{who} the runtime {shown(min(missing)[0])} from {answer.config_path}"
+    default = document.get("default-runtime", answer.default_runtime)
+    return "" if default == answer.default_runtime else f"{who} its new default runtime"
+
+
+def _still_known(answer: docker_api.DockerInfo, names: tuple[str, ...]) -> str:
+    who = f"The running dockerd {answer.process.pid}"
+    if answer.info is None:
+        return f"{who} couldn't be asked whether it has forgotten the runtime: {answer.problem}"
+    if answer.default_runtime in names:
+        return f"{who} keeps {answer.default_runtime} as its default runtime"
+    known = [name for name in names if name in answer.runtimes]
+    return f"{who} keeps the runtime {known[0]}" if known else ""
+
+
+def _data_roots(config: str, ask: Ask) -> list[str]:
+    document = json_text.parse(read_text(config) or "", config)
+    configured = str(document.get("data-root") or document.get("graph") or ask.system(_DATA))
+    roots = [
+        daemon.root + (daemon.option("--data-root") or [configured])[-1]
+        for daemon in _daemons(config)
+    ]
+    return list(dict.fromkeys(roots or [configured]))
+
+
+def _name_of(folder: str) -> str:
+    name = read_json(os.path.join(folder, "config.v2.json")).get("Name")
+    return name.removeprefix("/") if isinstance(name, str) else os.path.basename(folder)[:12]

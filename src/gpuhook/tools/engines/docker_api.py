@@ -1,0 +1,159 @@
+"""Ask running Docker daemons what they have loaded, and of their containers and images.
+
+That is GET /info, /containers/json and /images/NAME/json on their unix sockets.
+
+Whoever listens there is given a few seconds and some megabytes, and has to be root or us.
+"""
+
+import http.client
+import json
+import os
+import socket
+import struct
+import time
+import urllib.parse
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.host.processes import Process
+
+DEFAULT_CONFIG = "/etc/docker/daemon.json"
+_DEFAULT_SOCKET = "/var/run/docker.sock"
+_REQUEST = "GET {} HTTP/1.0\r\nHost: docker\r\n\r\n"  # 1.0: it ends where the answer does
+_PATIENCE = 5.0  # seconds for the whole answer
+_LIMIT = 4 << 20  # bytes; a usual answer has 5,000
+_PIECE = 1 << 16
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): process, user, group
+_ROOT = 0
+
+
+@dataclass(frozen=True)
+class DockerInfo:
+    """One running dockerd; ``info`` is None where it can't be asked, ``problem`` says why."""
+
+    process: Process
+    config_path: str
+    socket_path: str
+    info: dict[str, Any] | None
+    problem: str
+
+    @property
+    def runtimes(self) -> dict[str, str]:
+        """The loaded runtimes: name -> path."""
+        loaded = (self.info or {}).get("Runtimes")
+        return {
+            name: str(entry.get("path", ""))
+            for name, entry in (loaded.items() if isinstance(loaded, dict) else ())
+            if isinstance(entry, dict)
+        }
+
+    @property
+    def default_runtime(self) -> str:
+        """The default runtime's name, "" where it isn't known."""
+        return str((self.info or {}).get("DefaultRuntime", ""))
+
+
+def ask(path: str) -> dict[str, Any]:
+    """Return what GET /info answers on a socket; OSError or ValueError if nothing usable."""
+    answer = _get(path, "/info", _PATIENCE)
+    if not isinstance(answer, dict):
+        raise OSError("it answers something else than an object")
+    return answer
+
+
+def sockets(processes: Iterable[Process]) -> list[str]:
+    """Return where dockerds listen."""
+    return [process.root + _socket_of(process, config_of(process)) for process in processes]
+
+
+def containers(path: str, patience: float) -> list[dict[str, Any]]:
+    """Return the running containers within so many seconds; OSError or ValueError as ``ask``."""
+    answer = _get(path, "/containers/json", patience)
+    return [each for each in answer if isinstance(each, dict)] if isinstance(answer, list) else []
+
+
+def image(path: str, name: str, patience: float) -> object:
+    """Return what describes an image; OSError or ValueError as ``ask``, and without that image."""
+    return _get(path, f"/images/{urllib.parse.quote(name, safe='/:@')}/json", patience)
+
+
+def _get(path: str, what: str, patience: float) -> object:
+    head, _, body = _talk(path, _REQUEST.format(what).encode(), patience).partition(b"\r\n\r\n")
+    words = head.partition(b"\r\n")[0].decode("ascii", "replace").split(" ", 2)
+    if not words[0].startswith("HTTP/") or len(words) < 2:
+        raise OSError("it doesn't speak HTTP")
+    if words[1] != str(int(http.client.OK)):
+        raise OSError(f"it answers {' '.join(words[1:])}")
+    try:
+        answer: object = json.loads(body)
+    except RecursionError:
+        answer = None
+    return answer
+
+
+def _talk(path: str, request: bytes, limit: float) -> bytes:
+    """Return all that is answered, if that comes in time, isn't too much and is root's or ours."""
+    end = time.monotonic() + limit
+    data = bytearray()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(limit)
+        connection.connect(path)
+        _check_peer(connection)
+        connection.sendall(request)
+        while (patience := end - time.monotonic()) > 0:
+            connection.settimeout(patience)
+            piece = connection.recv(_PIECE)
+            if not piece:
+                return bytes(data)
+            data += piece
+            if len(data) > _LIMIT:
+                raise OSError(f"it answers more than {_LIMIT >> 20} MiB")
+    raise TimeoutError(f"it doesn't finish its answer within {limit:.0f} seconds")
+
+
+def _check_peer(connection: socket.socket) -> None:
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user = _CREDENTIALS.unpack(data)[1]
+    if user not in (_ROOT, os.geteuid()):
+        raise OSError(f"user {user} listens there")
+
+
+def asked(processes: Iterable[Process]) -> Iterator[DockerInfo]:
+    """Yield each dockerd with what it answers."""
+    for process in processes:
+        config = config_of(process)
+        path = _socket_of(process, config)
+        try:
+            yield DockerInfo(process, config, path, ask(process.root + path), "")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            yield DockerInfo(process, config, path, None, reason)
+
+
+def config_of(process: Process) -> str:
+    """Return where a dockerd reads its settings: in the user's home where it is rootless."""
+    given = process.option("--config-file")
+    if given:
+        return given[-1]
+    environment = process.environment or {}
+    if process.uid == _ROOT or "HOME" not in environment:
+        return DEFAULT_CONFIG
+    folder = environment.get("XDG_CONFIG_HOME") or f"{environment['HOME']}/.config"
+    return f"{folder}/docker/daemon.json"
+
+
+def _socket_of(process: Process, config: str) -> str:
+    hosts = process.option("-H", "--host")
+    try:
+        listed = json.loads(host_files.read(process.root + config)).get("hosts", [])
+    except (OSError, ValueError, AttributeError):
+        listed = []
+    for host in (*hosts, *listed):
+        if isinstance(host, str) and host.startswith("unix://"):
+            return host.removeprefix("unix://")
+    runtime_dir = (process.environment or {}).get("XDG_RUNTIME_DIR")
+    if process.uid != _ROOT and runtime_dir:
+        return f"{runtime_dir}/docker.sock"
+    return _DEFAULT_SOCKET

@@ -1,0 +1,131 @@
+"""Read engine configurations, and show and make a change to one as a whole.
+
+Nothing but ``Change.commit`` writes to a file of an engine.
+"""
+
+import contextlib
+import difflib
+import json
+import os
+from dataclasses import dataclass
+
+from gpuhook.ground.errors import EngineError
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.engines.merge import Document
+
+_NOT_WRITABLE = (
+    "Run this as root; where the system's folders are read-only, name a file elsewhere with "
+    "--config, or a writable copy of the system with --prefix"
+)
+
+
+def read(path: str) -> bytes | None:
+    """Return a file's content, None where there is no such file.
+
+    EngineError where it can't be read, UntrustedPathError where that is for a stranger's link.
+    """
+    try:
+        return host_files.read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        host_files.check_way(path)
+        raise EngineError(
+            f"{path} can't be read: {error.strerror}",
+            "Run this as root and check that it is an ordinary file",
+        ) from None
+
+
+def read_json(path: str) -> Document:
+    """Return the JSON object in a file of an engine's own, an empty one where there is none."""
+    try:
+        document = json.loads(host_files.read(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def read_text(path: str) -> str | None:
+    """Return a file's text, None where there is no such file."""
+    data = read(path)
+    return None if data is None else decode(data, path)
+
+
+def decode(data: bytes, path: str) -> str:
+    """Return the text that a file's bytes spell; EngineError if they are not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise EngineError(
+            f"{path} is not UTF-8 text",
+            "Correct it and run this again; the file was left as it is",
+        ) from None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A file as it is and as it is to be; None stands for no file, as a mode for what it has."""
+
+    path: str
+    old: bytes | None
+    new: bytes | None
+    mode: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.old != self.new
+
+    def diff(self) -> str:
+        """Return the change as a unified diff."""
+        before, after = (_lines(data) for data in (self.old, self.new))
+        names = (
+            "/dev/null" if self.old is None else self.path,
+            "/dev/null" if self.new is None else self.path,
+        )
+        return "".join(difflib.unified_diff(before, after, *names))
+
+    def commit(self) -> list[str]:
+        """Make the change, whole or not at all; return the folders made for it."""
+        host_files.check_way(self.path)
+        made = []
+        try:
+            if self.new is None:
+                os.unlink(self.path)
+            elif self:
+                made = make_folders(os.path.dirname(self.path))
+                host_files.replace(self.path, self.new, self.mode)
+            elif self.mode is not None:
+                os.chmod(self.path, self.mode)
+        except OSError as error:
+            remove_folders(made)
+            raise EngineError(
+                f"{self.path} can't be changed: {error.strerror}",
+                host_files.remedy(error, _NOT_WRITABLE),
+            ) from None
+        return made
+
+
+def _lines(data: bytes | None) -> list[str]:
+    *lines, last = (data or b"").decode("utf-8", "replace").split("\n")
+    whole = [f"{line}\n" for line in lines]
+    return [*whole, f"{last}\n\\ No newline at end of file\n"] if last else whole
+
+
+def make_folders(path: str) -> list[str]:
+    """Make a folder and the missing ones above it; return those made, outermost first."""
+    missing: list[str] = []
+    while path and not os.path.isdir(path):
+        missing.insert(0, path)
+        path = os.path.dirname(path)
+    made = []
+    for folder in missing:
+        with contextlib.suppress(FileExistsError):  # somebody was faster, or it's a dead link
+            os.mkdir(folder, 0o755)
+            made.append(folder)
+    return made
+
+
+def remove_folders(paths: list[str]) -> None:
+    """Remove folders that were made by us and are empty, innermost first."""
+    for path in reversed(paths):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)

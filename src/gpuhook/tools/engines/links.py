@@ -1,0 +1,135 @@
+"""NVIDIA's program names as links to ours, for the engines that look for those names.
+
+Docker's --gpus wants a nvidia-container-runtime-hook on dockerd's PATH, old daemon.json
+entries call nvidia-container-runtime, and ctr --gpus, Apptainer, enroot and gVisor call
+nvidia-container-cli. Docker 29.2 and newer serve --gpus from CDI documents if dockerd finds a
+nvidia-cdi-hook. Scripts call nvidia-ctk. A program of NVIDIA's own is never replaced nor hidden.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+
+from gpuhook.ground import names
+from gpuhook.ground.errors import EngineError
+from gpuhook.ground.host import files as host_files
+
+LINKS = {
+    "nvidia-container-runtime": names.RUNTIME,
+    "nvidia-container-runtime-hook": names.HOOK,
+    "nvidia-container-cli": "gpuhook-container-cli",
+    names.TOOLKIT_CDI_HOOK: names.CDI_HOOK,
+    "nvidia-ctk": "gpuhook-ctk",
+}
+DEFAULT_FOLDER = "/usr/local/bin"
+# What daemons started by systemd search; NVIDIA's packages install to one of these.
+_SEARCHED = (
+    "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
+    "/usr/local/nvidia/toolkit",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Link:
+    """A name to be made in a folder, and the program of ours that it leads to."""
+
+    path: str
+    program: str
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the link exists and leads to our program."""
+        return os.path.islink(self.path) and os.readlink(self.path) == self.program
+
+
+def plan(
+    folder: str, programs: str, prefix: str = "", ours: "list[Link] | None" = None
+) -> tuple[list[Link], list[str]]:
+    """Return the links to make in ``folder``, and why each of the others isn't to be.
+
+    ``programs`` is the folder of our programs, ``ours`` are links that were made before: they
+    may lead to where the programs were then.
+    """
+    before = {link.path for link in ours or () if link.is_there}
+    links, reasons = [], []
+    for name, program in LINKS.items():
+        link = Link(os.path.join(folder, name), os.path.join(programs, program))
+        found = None if link.path in before else _installed(name, folder, prefix, link)
+        if found:
+            reasons.append(f"{found} is installed already, so {link.path} is not made")
+        else:
+            links.append(link)
+    return links, reasons
+
+
+def _installed(name: str, folder: str, prefix: str, link: Link) -> str | None:
+    """Return where a program of that name is that is not our link."""
+    places = dict.fromkeys([folder, *(prefix.rstrip("/") + place for place in _SEARCHED)])
+    for place in places:
+        path = os.path.join(place, name)
+        if os.path.lexists(path) and os.path.realpath(path) != os.path.realpath(link.program):
+            return path
+    return None
+
+
+class LinkRecord:
+    """Which links were made, kept below the state folder."""
+
+    def __init__(self, state: str) -> None:
+        self._path = os.path.join(state, "nvidia-names.json")
+
+    def links(self) -> list[Link]:
+        """Return the links that were made."""
+        try:
+            known = json.loads(host_files.read(self._path))
+            return [Link(path, program) for path, program in known.items()]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, AttributeError) as error:
+            raise EngineError(
+                f"{self._path} is damaged: {error}",
+                "Remove NVIDIA's names that are links to gpuhook by hand, and this file",
+            ) from None
+
+    def folder_of_dead(self) -> str | None:
+        """Return where a link of ours leads nowhere, because gpuhook has moved; None if none."""
+        dead = [link for link in self.links() if link.is_there and not os.path.exists(link.program)]
+        return os.path.dirname(dead[0].path) if dead else None
+
+    def make(self, links: list[Link]) -> list[Link]:
+        """Make the links that aren't there; return them."""
+        for link in links:
+            host_files.check_way(os.path.dirname(link.path))
+        missing = [link for link in links if not link.is_there]
+        before = {link.path for link in self.links() if link.is_there}
+        known = {link.path: link.program for link in [*self.links(), *links]}
+        try:
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            host_files.replace(self._path, json.dumps(known, indent=2).encode())
+            for link in missing:
+                os.makedirs(os.path.dirname(link.path), exist_ok=True)
+                if link.path in before:
+                    os.unlink(link.path)
+                os.symlink(link.program, link.path)
+        except OSError as error:
+            raise EngineError(
+                f"{error.filename2 or error.filename} can't be made: {error.strerror}",
+                "Run this as root, or name another folder of dockerd's PATH with --bin-dir",
+            ) from None
+        return missing
+
+    def remove(self) -> list[Link]:
+        """Remove the links that are still ours; return them."""
+        ours = [link for link in self.links() if link.is_there]
+        for link in ours:
+            host_files.check_way(os.path.dirname(link.path))
+        try:
+            for link in ours:
+                os.unlink(link.path)
+            if os.path.exists(self._path):
+                os.unlink(self._path)
+        except OSError as error:
+            raise EngineError(
+                f"{error.filename} can't be removed: {error.strerror}", "Run this as root"
+            ) from None
+        return ours

@@ -1,0 +1,103 @@
+"""The right to change something that has one folder: one process at a time, and nobody waits long.
+
+Nobody else may look into that folder: who can open a file can lock it.
+"""
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.engines.files import make_folders, remove_folders
+
+NAME = "lock"  # of the file in the folder
+_FOLDER_MODE = 0o700
+_ATTEMPTS = 100
+_POLL = 0.02
+_ID_DIGITS = 20
+
+
+class Lock:
+    """A lock in a folder, which is made for it and goes with it where it is empty then.
+
+    ``doing`` says what whoever holds it does, ``patience`` for how many seconds others wait,
+    ``error`` is what they raise then.
+    """
+
+    def __init__(self, folder: str, doing: str, patience: float, error: type[GpuhookError]) -> None:
+        self._folder = folder
+        self._doing = doing
+        self._patience = patience
+        self._error = error
+        self._file = os.path.join(folder, NAME)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock; ``error`` if somebody else does so for too long, or it can't be made."""
+        made = {os.path.dirname(self._folder), self._folder}
+        fd = self._lock(made, time.monotonic() + self._patience)
+        try:
+            yield
+        finally:
+            os.unlink(self._file)
+            remove_folders(sorted(made))
+            os.close(fd)
+
+    def _lock(self, made: set[str], end: float) -> int:
+        """Lock the file; whoever held the lock before has removed it meanwhile.
+
+        The folders that had to be made for it are added to ``made``. The process that holds
+        the lock writes its id into the file.
+        """
+        while True:
+            fd = self._open(made)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(fd), os.stat(self._file)):
+                    with contextlib.suppress(OSError):  # a full disk, and it only tells others
+                        os.pwrite(fd, str(os.getpid()).encode(), 0)
+                    return fd
+            except FileNotFoundError:
+                pass
+            except BlockingIOError:
+                self._wait(fd, end)
+            os.close(fd)
+
+    def _open(self, made: set[str]) -> int:
+        host_files.check_way(self._folder)
+        attempts = _ATTEMPTS
+        while True:
+            attempts -= 1
+            try:
+                made.update(make_folders(self._folder))
+                if stat.S_IMODE(os.stat(self._folder).st_mode) != _FOLDER_MODE:
+                    os.chmod(self._folder, _FOLDER_MODE)
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                return os.open(self._file, flags, 0o600)
+            except OSError as error:
+                # Whoever held the lock removes the folders.
+                if isinstance(error, FileNotFoundError) and attempts:
+                    continue
+                raise self._error(
+                    f"The state folder {self._folder} can't be used: {error.strerror}",
+                    host_files.remedy(
+                        error, "Run this as root, or name another folder with --state-dir"
+                    ),
+                ) from None
+
+    def _wait(self, fd: int, end: float) -> None:
+        """Wait a moment; an error that names who holds the lock once it has been too long."""
+        if time.monotonic() < end:
+            time.sleep(_POLL)
+            return
+        holder = os.pread(fd, _ID_DIGITS, 0).decode("ascii", "replace")
+        os.close(fd)
+        raise self._error(
+            f"The process {holder or '(unknown)'} has been {self._doing} for more "
+            f"than {self._patience:.0f} seconds: it holds {self._file}",
+            "Wait until it has ended, or end it if it hangs, and run this again",
+        )

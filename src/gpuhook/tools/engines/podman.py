@@ -1,0 +1,211 @@
+"""podman: a runtime in containers.conf.d, or a hook in the hooks-dir and no runtime at all.
+
+Sources: containers.conf(5), "engine.runtimes"; oci-hooks(5), schema 1.0.0.
+"""
+
+import glob
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from gpuhook.ground import names
+from gpuhook.tools.engines import json_text, toml_text
+from gpuhook.tools.engines.ask import HOOK, Answer, Ask
+from gpuhook.tools.engines.files import Change, read_json, read_text
+from gpuhook.tools.engines.merge import Document, get
+from gpuhook.tools.engines.store import DROP_IN_HEADER, Target
+
+_DROP_IN = "containers/containers.conf.d/99-gpuhook.conf"
+_HOOK = "containers/oci/hooks.d/gpuhook.json"
+# Lists with podman's default, which a setting replaces: the runtimes that are asked for
+# errors as JSON, those that may have --cgroups=disabled (the manual has another name for the
+# key, which no podman from 4.3 to 5.8 reads), and where hooks are looked for (from 5.0 also
+# where ours is).
+_JSON_RUNTIMES = ("runtime_supports_json", ["crun", "runc", "kata", "runsc", "youki", "krun"])
+_NO_CGROUPS = ("runtime_supports_nocgroup", ["crun", "krun"])
+_HOOK_FOLDERS = ("hooks_dir", ["/usr/share/containers/oci/hooks.d"])
+_LIST_S = 20
+# All of a hook file is ours: half of one would stop every container.
+HOOK_KEYS = (("version",), ("hook",), ("when",), ("stages",))
+
+
+class Podman:
+    """podman, rootful or rootless; it has no daemon and reads its files every time."""
+
+    name = "podman"
+
+    def install(self, ask: Ask) -> Answer:
+        """Register the runtimes, and where asked the hook for all containers.
+
+        What earlier installations have written stays: runtimes, the default, the hook.
+        """
+        path = _drop_in(ask)
+        earlier, default = _registered(path)
+        moved = ask.moved(earlier)
+        ask = ask.beside(()).following(earlier, default)
+        engine: Document = {}
+        if ask.default:
+            engine["runtime"] = ask.default
+        sources = _sources(path, ask)
+        for setting in (_JSON_RUNTIMES, _NO_CGROUPS):
+            engine[setting[0]] = _extended(sources, setting, ask.names)
+        engine["runtimes"] = {name: [program] for name, program in ask.runtimes}
+        hook = _hook_target(ask, path, moved)
+        if hook is not None and not hook.gone:
+            folder = os.path.dirname(hook.path).removeprefix(ask.prefix.rstrip("/"))
+            engine["hooks_dir"] = _extended(sources, _HOOK_FOLDERS, (folder,))
+        text = toml_text.render({"engine": engine}, DROP_IN_HEADER)
+        owned = tuple(("engine", "runtimes", name) for name in ask.names)
+        usual = _configured(_DROP_IN, ask)
+        drop_in = Target(self.name, path, "toml", text, path, owned, ours=True, usual=usual)
+        return Answer((drop_in, hook) if hook else (drop_in,))
+
+    def afterwards(self) -> str:
+        """Return nothing: podman reads its files every time."""
+        return ""
+
+    def reload(self, config: str) -> list[int]:
+        """Do nothing: podman has no daemon."""
+        del config
+        return []
+
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+        """Do nothing: podman has no daemon."""
+        del change, names
+        return []
+
+    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+        """Return the containers that were made for one of the runtimes."""
+        podman = shutil.which("podman")
+        if podman is None or ask.prefix:
+            return []
+        listed = _podman_json(podman, "ps", "--all", "--format", "json")
+        ids = [item["Id"] for item in listed if isinstance(item, dict) and "Id" in item]
+        details = _podman_json(podman, "container", "inspect", *ids) if ids else []
+        return [item["Name"] for item in details if item.get("OCIRuntime") in names]
+
+    def is_present(self, ask: Ask) -> bool:
+        """Tell whether podman is here."""
+        del ask
+        return bool(shutil.which("podman"))
+
+    def is_users(self, ask: Ask) -> bool:
+        """Return True: every user may start podman."""
+        del ask
+        return True
+
+
+def _podman_json(podman: str, *words: str) -> list[Any]:
+    try:
+        done = subprocess.run([podman, *words], capture_output=True, timeout=_LIST_S, check=True)
+        answer = json.loads(done.stdout or b"[]")
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+    return answer if isinstance(answer, list) else []
+
+
+def _configured(path: str, ask: Ask) -> str:
+    """Return a path below the system's or the user's configuration folder."""
+    return ask.user(path) if ask.rootless else ask.system(f"/etc/{path}")
+
+
+def _drop_in(ask: Ask) -> str:
+    return ask.config or ask.drop_in or _configured(_DROP_IN, ask)
+
+
+def _registered(drop_in: str) -> tuple[dict[str, str], str | None]:
+    """Return our runtimes' programs by name, and the default runtime, as our file has them."""
+    engine = toml_text.parse(read_text(drop_in) or "", drop_in).get("engine")
+    engine = engine if isinstance(engine, dict) else {}
+    runtimes = engine.get("runtimes")
+    programs = {
+        name: str(paths[0])
+        for name, paths in (runtimes.items() if isinstance(runtimes, dict) else ())
+        if isinstance(paths, list) and paths
+    }
+    default = engine.get("runtime")
+    return programs, default if isinstance(default, str) else None
+
+
+def _hook_target(ask: Ask, config: str, moved: Mapping[str, str]) -> Target | None:
+    """Return the hook file as asked, or as an earlier installation wrote it; None for neither.
+
+    ``moved`` are programs of ours and where they are now: the hook beside one moved with it.
+    """
+    path = _configured(_HOOK, ask)
+    program, stage, configuration = _read_hook(path)
+    if ask.hook:
+        program, stage = ask.hook_path, ask.hook
+    if not stage:
+        return None
+    folders = {os.path.dirname(old): os.path.dirname(new) for old, new in moved.items()}
+    folder, name = os.path.split(program)
+    program = os.path.join(folders.get(folder, folder), name)
+    text = hook_document(program, stage, ask.gpuhook_config or configuration)
+    gone = HOOK in ask.without
+    return Target("podman", path, "json", text, config, HOOK_KEYS, ours=True, gone=gone)
+
+
+def _read_hook(path: str) -> tuple[str, str, str | None]:
+    """Return program, stage and configuration file of our hook file; no stage where there is none.
+
+    It has the words that ``hook_document`` gives it.
+    """
+    document = read_json(path)
+    program = get(document, ("hook", "path"))
+    words = get(document, ("hook", "args"))
+    if os.path.basename(str(program)) != names.HOOK or not isinstance(words, list) or not words:
+        return "", "", None
+    options = [str(word) for word in words]
+    at = options.index("--config") + 1 if "--config" in options else 0
+    return str(program), options[-1], options[at] if 0 < at < len(options) else None
+
+
+def _sources(drop_in: str, ask: Ask) -> list[Document]:
+    """Return what the other files say about the engine, in podman's order."""
+    folders = [ask.system("/etc/containers/containers.conf.d")]
+    if ask.rootless:
+        folders.append(ask.user("containers/containers.conf.d"))
+    paths = [ask.system("/usr/share/containers/containers.conf")]
+    for folder in folders:
+        paths.append(folder.removesuffix(".d"))
+        paths += sorted(glob.glob(f"{glob.escape(folder)}/*.conf"))
+    documents = [
+        toml_text.parse(read_text(path) or "", path)
+        for path in paths
+        if os.path.abspath(path) != os.path.abspath(drop_in)
+    ]
+    return [engine for one in documents if isinstance(engine := one.get("engine"), dict)]
+
+
+def _extended(
+    sources: list[Document], setting: tuple[str, list[str]], more: tuple[str, ...]
+) -> list[str]:
+    """Return a list setting as it is in force without our file, and ``more``."""
+    key, found = setting
+    for engine in sources:
+        if isinstance(engine.get(key), list):
+            found = engine[key]
+    return [*(item for item in found if item not in more), *more]
+
+
+def hook_document(hook: str, stage: str, gpuhook_config: str | None) -> str:
+    """Return a hook file that has all containers call ``hook`` at a stage.
+
+    The hook does nothing to a container that asks for no GPU.
+    """
+    options = ["--config", gpuhook_config] if gpuhook_config else []
+    document: Document = {
+        "version": "1.0.0",
+        "hook": {
+            "path": hook,
+            "args": [os.path.basename(hook), *options, stage],
+            "env": names.HOOK_ENVIRONMENT,
+        },
+        "when": {"always": True},
+        "stages": [stage],
+    }
+    return json_text.render(document)

@@ -1,0 +1,321 @@
+"""What gpuhook changed in the engines' files, kept so that it can be taken back exactly.
+
+For every file there is one folder below the state folder, named after the file's path:
+
+    record.json   whose file it is, what we own in it, the folders made for it
+    original      the file before the first change (absent: there was no file)
+    written       the file as we last wrote it
+
+The record is written before the engine's file and goes after that is as it was, so that a crash
+loses nothing; record.json is the last of it to be written and the first to go, so a folder without
+one is what a crash let lie, and says nothing. Nobody else may look into that folder (``lock``): the
+files of engines may hold passwords.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+from gpuhook.ground import names
+from gpuhook.ground.errors import EngineError
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.engines import json_text, lock, toml_text
+from gpuhook.tools.engines.files import Change, decode, read, remove_folders
+from gpuhook.tools.engines.lock import Lock
+from gpuhook.tools.engines.merge import Document, Path, beside, restored, without_ours
+
+DEFAULT_STATE = "/var/lib/gpuhook"
+# The first line of a file of its own, with which it is known as ours without a record too.
+DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it back."
+_RECORD = "record.json"
+_VERSION = "version"
+_PATIENCE = 20.0  # seconds; an installation takes less than one
+_MODE = 0o600  # whatever the engine's file has: its owner reads that one
+
+
+class Syntax(Protocol):
+    """A way to write a configuration, with an editor that keeps what it doesn't change."""
+
+    def parse(self, text: str, path: str, /) -> Document:
+        """Return the document that a text says."""
+
+    def edited(self, text: str, wanted: Document, path: str, /) -> str:
+        """Return the text changed so that it says another document."""
+
+
+_SYNTAXES: dict[str, Syntax] = {"json": json_text, "toml": toml_text}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file as an engine wants it.
+
+    ``syntax`` is json or toml. ``owned`` are the paths in the document that are ours whatever
+    stands there, ``released`` those that were and become what they are without us. ``ours`` is
+    true for a file that holds nothing but what we write and goes with it; ``usual`` is where
+    such a file of that engine usually is. ``config`` is the engine's main configuration file.
+    ``gone`` is true for a file that is to be as it is without us, whatever its ``text``.
+    ``foreign`` are paths that are somebody else's now, even if they were ours before.
+    ``sources`` are files whose settings the text repeats: who may not read one of those may not
+    read this one.
+    """
+
+    engine: str
+    path: str
+    syntax: str
+    text: str
+    config: str
+    owned: tuple[Path, ...] = ()
+    ours: bool = False
+    usual: str = ""
+    released: tuple[Path, ...] = ()
+    gone: bool = False
+    foreign: tuple[Path, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+@dataclass
+class Record:
+    """What is remembered of one changed file."""
+
+    engine: str
+    path: str
+    syntax: str
+    config: str
+    owned: list[Path] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+
+
+class Store:
+    """The records below one state folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = os.path.join(folder, "engines")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep others from changing the engines' files meanwhile.
+
+        EngineError if somebody else does so for longer than a few seconds.
+        """
+        with Lock(self.folder, "changing the engines' files", _PATIENCE, EngineError).held():
+            for name in os.listdir(self.folder):
+                place = os.path.join(self.folder, name)
+                if os.path.isdir(place) and not _is_whole(place):
+                    shutil.rmtree(place)
+                elif os.path.isdir(place):  # earlier versions let everybody read what is in it
+                    for file in os.listdir(place):
+                        os.chmod(f"{place}/{file}", _MODE)
+            yield
+
+    def records(self) -> list[Record]:
+        """Return all records, by path."""
+        try:
+            names = sorted(os.listdir(self.folder))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise EngineError(
+                f"The state folder {self.folder} can't be read: {error.strerror}",
+                "Run this as root, or name another folder with --state-dir",
+            ) from None
+        host_files.check_way(self.folder)
+        places = [os.path.join(self.folder, name) for name in names if name != lock.NAME]
+        return [self._load(place) for place in places if _is_whole(place)]
+
+    def _load(self, folder: str) -> Record:
+        path = os.path.join(folder, _RECORD)
+        try:
+            record = Record(**json.loads(host_files.read(path)))
+        except (OSError, RecursionError, ValueError, TypeError) as error:
+            raise EngineError(
+                f"{path} is damaged: {error}",
+                f"Compare {folder}/original with the engine's file by hand, then remove {folder}",
+            ) from None
+        record.owned = [tuple(item) for item in record.owned]
+        return record
+
+    def _place(self, path: str) -> str:
+        return os.path.join(self.folder, urllib.parse.quote(path, safe=""))
+
+    def plan(self, target: Target) -> Change:
+        """Return what ``apply`` would change; EngineError if it would replace another's file."""
+        host_files.check_way(target.path)
+        old = read(target.path)
+        if target.ours and old is not None and not _is_whole(self._place(target.path)):
+            _check_ours(target, old)
+        mode = host_files.copy_mode(*target.sources)
+        return Change(target.path, old, self._wanted(target, old), mode)
+
+    def _wanted(self, target: Target, current: bytes | None) -> bytes | None:
+        """Return a file's wanted content; None where it is to go."""
+        is_known = _is_whole(self._place(target.path))
+        if not (target.ours or (is_known and (target.gone or target.released))):
+            return None if target.gone else target.text.encode("utf-8")
+        before = self._others(target, current)
+        if target.gone:
+            return before
+        text, syntax, path = target.text, _SYNTAXES[target.syntax], target.path
+        original = syntax.parse(decode(before or b"", path), path)
+        wanted = restored(syntax.parse(text, path), original, target.released)
+        if target.ours and before is not None:  # somebody has written more into it
+            text, wanted = decode(current or b"", path), beside(wanted, original)
+        return syntax.edited(text, wanted, path).encode("utf-8")
+
+    def _others(self, target: Target, current: bytes | None) -> bytes | None:
+        """Return a file without what is ours, None where nothing else was in it.
+
+        One of ours that nothing is remembered of may hold what others wrote, too.
+        """
+        if _is_whole(self._place(target.path)):
+            return self._rebased(self._record_of(target), current)
+        if not target.ours:
+            return current
+        if target.syntax == "json":  # a hook, of which nobody wants a part
+            return None
+        record = Record(target.engine, target.path, target.syntax, target.config, [*target.owned])
+        return _separate(record, current, None, target.text.encode("utf-8"))
+
+    def _record_of(self, target: Target) -> Record:
+        """Return what is remembered of a target's file, without what is somebody else's now."""
+        record = self._load(self._place(target.path))
+        record.owned = [path for path in record.owned if path not in target.foreign]
+        return record
+
+    def apply(self, target: Target) -> Change:
+        """Bring a file into the wanted state and remember how it was."""
+        change = self.plan(target)
+        place = self._place(target.path)
+        known = _is_whole(place)
+        if target.gone:
+            return self._remove(change, place)
+        if not change and not known and not target.ours:
+            return change
+        original = self._others(target, change.old)
+        if known:
+            record = self._record_of(target)
+        else:
+            record = Record(target.engine, target.path, target.syntax, target.config)
+        record.owned = list(dict.fromkeys([*record.owned, *target.owned]))
+        made: list[str] = []
+        try:
+            self._save(place, record, original, change.new)
+            made = change.commit()
+            record.folders += made
+            record.owned = [path for path in record.owned if path not in target.released]
+            self._save(place, record, original, change.new)
+        except EngineError:
+            if not known:
+                if (current := read(change.path)) != change.old:
+                    Change(change.path, current, change.old, change.mode).commit()
+                remove_folders(made)
+                shutil.rmtree(place, ignore_errors=True)
+            raise
+        return change
+
+    def _rebased(self, record: Record, current: bytes | None) -> bytes | None:
+        """Return the original of a file as it is now: with what others changed, without ours."""
+        place = self._place(record.path)
+        original, written = (read(f"{place}/{name}") for name in ("original", "written"))
+        if current in (written, original):
+            return original
+        return _separate(record, current, original, written)
+
+    def _save(self, place: str, record: Record, original: bytes | None, new: bytes | None) -> None:
+        try:
+            os.makedirs(place, exist_ok=True)
+            for name, data in (("original", original), ("written", new)):
+                if data is not None:
+                    host_files.replace(f"{place}/{name}", data, _MODE)
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(f"{place}/{name}")
+            data = json.dumps(asdict(record), indent=2).encode()
+            host_files.replace(f"{place}/{_RECORD}", data, _MODE)
+        except OSError as error:
+            raise EngineError(
+                f"It can't be remembered in {place} how {record.path} was: {error.strerror}",
+                host_files.remedy(
+                    error, "Run this as root, or name another folder with --state-dir"
+                ),
+            ) from None
+
+    def plan_removal(self, record: Record) -> Change:
+        """Return what ``take_back`` would change."""
+        host_files.check_way(record.path)
+        current = read(record.path)
+        return Change(record.path, current, self._rebased(record, current))
+
+    def written(self, record: Record) -> Document:
+        """Return a file's document as we last wrote it."""
+        data = read(f"{self._place(record.path)}/written")
+        return _SYNTAXES[record.syntax].parse(decode(data or b"", record.path), record.path)
+
+    def _remove(self, change: Change, place: str) -> Change:
+        if _is_whole(place):
+            return self.take_back(self._load(place))
+        if change:
+            change.commit()
+        return change
+
+    def take_back(self, record: Record) -> Change:
+        """Undo everything that was done to a file, and forget it."""
+        change = self.plan_removal(record)
+        if change:
+            change.commit()
+        remove_folders(record.folders)
+        place = self._place(record.path)
+        os.unlink(f"{place}/{_RECORD}")
+        shutil.rmtree(place)
+        return change
+
+
+def _is_whole(place: str) -> bool:
+    """Tell whether a folder has a record, and not just parts of one."""
+    return os.path.lexists(f"{place}/{_RECORD}")
+
+
+def _check_ours(target: Target, old: bytes) -> None:
+    """Refuse to change a file that we don't remember and that doesn't look as if we wrote it."""
+    if old == target.text.encode("utf-8") or old.startswith(f"# {DROP_IN_HEADER}".encode()):
+        return
+    if target.syntax == "json" and _is_our_hook(old):
+        return
+    elsewhere = f", such as {target.usual}," if target.usual not in ("", target.path) else ""
+    raise EngineError(
+        f"{target.path} exists and is not gpuhook's",
+        f"Name a new file{elsewhere} or move it away; the file was left as it is",
+    )
+
+
+def _is_our_hook(data: bytes) -> bool:
+    try:
+        path = json.loads(data)["hook"]["path"]
+    except (ValueError, TypeError, KeyError):
+        return False
+    return os.path.basename(str(path)) == names.HOOK  # a hook file has no comments
+
+
+def _separate(
+    record: Record, current: bytes | None, original: bytes | None, written: bytes | None
+) -> bytes | None:
+    """Take only our own keys out of a file that somebody else has changed too."""
+    if current is None:
+        return None
+    syntax = _SYNTAXES[record.syntax]
+
+    def parsed(data: bytes | None) -> Document:
+        return syntax.parse(decode(data or b"", record.path), record.path)
+
+    ours = parsed(written)
+    wanted = without_ours(parsed(current), parsed(original), ours, record.owned)
+    if wanted and _VERSION in ours and (_VERSION,) not in record.owned:
+        wanted.setdefault(_VERSION, ours[_VERSION])  # it says how to read the rest
+    if not wanted and original is None:
+        return None
+    return syntax.edited(decode(current, record.path), wanted, record.path).encode("utf-8")

@@ -1,0 +1,1 @@
+"""Processes, programs and namespaces of the host, as commands look at them."""

@@ -1,0 +1,25 @@
+"""Where gpuhook's own programs are."""
+
+import os
+import shutil
+import sys
+
+from gpuhook.ground.errors import EngineError
+
+
+def our_program(
+    name: str, remedy: str = "Reinstall gpuhook, or give its place with --runtime-path"
+) -> str:
+    """Return the absolute path of one of our programs: beside gpuhook, else on PATH."""
+    beside = [os.path.dirname(os.path.abspath(word)) for word in (sys.argv[0], sys.executable)]
+    for folder in beside:
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK):
+            return path
+    found = shutil.which(name)
+    if found is None:
+        raise EngineError(
+            f"The program {name} was not found beside gpuhook nor on PATH",
+            remedy,
+        )
+    return os.path.abspath(found)

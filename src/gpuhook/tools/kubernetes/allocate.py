@@ -1,0 +1,153 @@
+"""What a container gets for the devices that the kubelet has chosen for it: the answer to Allocate.
+
+Pure, but for the number of an allocation.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpuhook.ground.errors import RequestError, UnknownDeviceError, listed, shown
+from gpuhook.start.cdi.names import ANNOTATION_PREFIX, annotation_key
+from gpuhook.tools.kubernetes.settings import (
+    CDI_ANNOTATIONS,
+    CDI_CRI,
+    ENVVAR,
+    MOUNTS,
+    VOLUME_MOUNTS,
+    Settings,
+)
+from gpuhook.tools.kubernetes.state import Node, Resource, Unit
+
+_PLUGIN = "nvidia-device-plugin"  # in the annotation's key, for whom engines know it by
+_NULL = "/dev/null"  # what is mounted where a mount's place is all that counts
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A path of the host that is seen in the container."""
+
+    container: str
+    host: str
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the kubelet adds to a container; the fields are those of its API.
+
+    Nodes are for reading and writing. ``cdi_devices`` are qualified names.
+    """
+
+    envs: dict[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[Node, ...] = ()
+    annotations: dict[str, str] = field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
+
+
+def allocate(
+    resource: Resource, ids: Sequence[str], settings: Settings, allocation_id: str = ""
+) -> Answer:
+    """Return what a container with these devices gets; RequestError if it can't have them.
+
+    ``ids`` are the kubelet's, in its order, which the answer keeps; replicas of one device are
+    that device once. Several strategies add up. ``allocation_id`` is a number that no other
+    allocation has ("": a new one).
+    """
+    units = chosen(resource, ids)
+    strategies = settings.device_list_strategy
+    names = [*(unit.cdi for unit in units), *resource.cdi]
+    by_mounts = VOLUME_MOUNTS in strategies and bool(resource.mounts)
+    by_variable = ENVVAR in strategies or (VOLUME_MOUNTS in strategies and not by_mounts)
+    by_nodes = MOUNTS in strategies
+    without_names = by_mounts or by_variable or by_nodes
+    gives_nodes = by_nodes or (settings.pass_device_specs and without_names)
+    envs = _variables(resource, units, by_variable, by_mounts, by_nodes)
+    if not (by_variable or by_mounts):
+        envs.update(_of_devices(units))
+    return Answer(
+        envs=envs,
+        mounts=_mounts(resource, units, settings, by_mounts, by_nodes),
+        devices=_nodes(units) if gives_nodes else (),
+        annotations=_annotations(names, settings, allocation_id),
+        cdi_devices=tuple(names) if CDI_CRI in strategies else (),
+    )
+
+
+def chosen(resource: Resource, ids: Sequence[str]) -> list[Unit]:
+    """Return the devices with these ids, each once; RequestError where one can't be given."""
+    offers = resource.offers()
+    unknown = [each for each in ids if each not in offers]
+    if unknown:
+        raise UnknownDeviceError(
+            f"{resource.name} has no device {listed([shown(each) for each in unknown], 4)}",
+            "Start the pod again; the kubelet may have an old list of this machine's devices",
+        )
+    if resource.single and len(ids) > 1:
+        raise RequestError(
+            f"A container may have one {resource.name}, and this one asks for {len(ids)}: its "
+            "devices are shared, so that more of them are no more of a device",
+            f"Ask for {resource.name}: 1, or set failRequestsGreaterThanOne to false",
+        )
+    units = {offers[each].id: offers[each] for each in ids}
+    for unit in units.values():
+        if unit.reason:
+            raise RequestError(
+                f"The device {unit.id} of {resource.name} can't be given away: {unit.reason}",
+                "Start the pod again; it will get another one if there is one",
+            )
+    return [*units.values()]
+
+
+def _variables(
+    resource: Resource, units: list[Unit], by_variable: bool, by_mounts: bool, by_nodes: bool
+) -> dict[str, str]:
+    """Return the variables; the place of the mounts wins, as in NVIDIA's plugin.
+
+    Who is given nodes alone is asked for nothing: gpu-py, and programs like it, add nothing then,
+    whatever the image says.
+    """
+    if not resource.variable:
+        return {}
+    if by_mounts:
+        return {resource.variable: resource.mounts, **resource.environment}
+    if by_variable:
+        words = ",".join(unit.selector for unit in units)
+        return {resource.variable: words or resource.nothing, **resource.environment}
+    return {resource.variable: resource.nothing} if by_nodes else {}
+
+
+def _of_devices(units: list[Unit]) -> dict[str, str]:
+    """Return the variables that gpu-py would set: those that all devices have, values joined."""
+    found: dict[str, list[str]] = {}
+    for unit in units:
+        for name, value in unit.variables.items():
+            found.setdefault(name, []).append(value)
+    return {name: ",".join(each) for name, each in found.items() if len(each) == len(units)}
+
+
+def _mounts(
+    resource: Resource, units: list[Unit], settings: Settings, by_mounts: bool, by_nodes: bool
+) -> tuple[Mount, ...]:
+    found = []
+    if by_mounts:
+        places = [unit.selector for unit in units]
+        places += [f"imex/{channel}" for channel in settings.imex_channel_ids]
+        found += [Mount(f"{resource.mounts}/{place}", _NULL, read_only=False) for place in places]
+    if by_nodes and units and resource.driver_folder:
+        found.append(Mount(resource.driver_folder, settings.driver_folder, read_only=True))
+    return tuple(found)
+
+
+def _nodes(units: list[Unit]) -> tuple[Node, ...]:
+    """Return the nodes of all devices, those that several have once."""
+    return tuple({node.container: node for unit in units for node in unit.nodes}.values())
+
+
+def _annotations(names: list[str], settings: Settings, allocation_id: str) -> dict[str, str]:
+    if CDI_ANNOTATIONS not in settings.device_list_strategy or not names:
+        return {}
+    key = annotation_key(_PLUGIN, allocation_id or str(uuid.uuid4()))
+    prefix = settings.cdi_annotation_prefix
+    return {prefix + key.removeprefix(ANNOTATION_PREFIX): ",".join(names)}

@@ -1,0 +1,330 @@
+"""The supervisor's children: the server, and one for each vendor's events.
+
+A child that ends is started again, after a pause that grows while it doesn't live long. What is
+written to one never waits for it, and one that takes or says nothing for too long is killed.
+Times are of the clock that is passed in, in seconds.
+"""
+
+import json
+import os
+import select
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.tools.kubernetes.settings import Settings
+
+_PAUSES = (1.0, 30.0)  # seconds before a child is started again: the first and the longest one
+_LIVED = 60.0  # seconds after which an end counts as the first one
+_READING = 30.0  # seconds that the server may leave a state unread
+_ENDING = 3.0  # seconds to end in when asked to
+_LONGEST_LINE = 1 << 16
+_OUTPUT = (0, 1, 2)
+
+Tell = Callable[[str], None]
+Clock = Callable[[], float]
+
+
+class Child:
+    """A process that is started again when it ends; ``again`` is when, while there is none."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = 0.0
+        self._pause = 0.0
+        self._zombies: list[int] = []
+        self.pid = 0
+        self.again: float | None = 0.0
+
+    def _note_start(self, pid: int) -> None:
+        self.pid, self._began, self.again = pid, self._clock(), None
+
+    def _note_end(self) -> None:
+        """Note that it is no more, and when to start it again."""
+        now = self._clock()
+        first, longest = _PAUSES
+        lived = now - self._began >= _LIVED
+        self._pause = first if lived or not self._pause else min(2 * self._pause, longest)
+        self.pid, self.again = 0, now + self._pause
+
+    def _kill(self) -> None:
+        """Kill it and don't wait: a driver may keep it for as long as it hangs."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            self._zombies.append(self.pid)
+
+    def reap(self) -> int | None:
+        """Collect what has ended; return the wait status of the child itself if it has."""
+        self._zombies = [pid for pid in self._zombies if os.waitpid(pid, os.WNOHANG)[0] == 0]
+        if not self.pid:
+            return None
+        done, status = os.waitpid(self.pid, os.WNOHANG)
+        return status if done else None
+
+
+class Server(Child):
+    """The process that speaks with the kubelet; it reads states from a pipe."""
+
+    def __init__(self, settings: Settings, tell: Tell, clock: Clock) -> None:
+        super().__init__(clock)
+        self._settings = settings
+        self._tell = tell
+        self._fd = -1
+        self._state = b""
+        self._rest = b""  # of a state that was written in part
+        self._is_new = False  # whether the state hasn't been begun
+        self._stuck = 0.0
+
+    def wants(self) -> int:
+        """Return the descriptor to write on when it takes something, -1 if there is nothing."""
+        return self._fd if self._rest or self._is_new else -1
+
+    def give(self, state: bytes) -> None:
+        """Have the server read a state, a line; of several that wait only the last one counts."""
+        self._state, self._is_new = state, True
+        self.write()
+
+    def write(self) -> None:
+        """Write as much as the server takes."""
+        while self._fd >= 0 and (self._rest or self._is_new):
+            if not self._rest:
+                self._rest, self._is_new = self._state, False
+            try:
+                written = os.write(self._fd, self._rest)
+            except BlockingIOError:
+                return
+            except OSError:  # it has ended: its status says so
+                return
+            self._rest = self._rest[written:]
+            self._stuck = self._clock()
+
+    def deadline(self) -> float | None:
+        """Return when something is to be done, None if never."""
+        return self._stuck + _READING if self.wants() >= 0 else self.again
+
+    def tend(self) -> None:
+        """Start it where there is none, and end it where it hangs."""
+        status = self.reap()
+        if status is not None:
+            how = os.waitstatus_to_exitcode(status)
+            why = f"signal {-how}" if how < 0 else f"status {how}"
+            self._tell(f"The server ended with {why}; it is started again")
+            self._close()
+            self._note_end()
+        self.write()  # we may have been busy ourselves
+        now = self._clock()
+        if self.pid and self.wants() >= 0 and now >= self._stuck + _READING:
+            self._tell("The server reads nothing any more; it is started again")
+            self._kill()
+            self._close()
+            self._note_end()
+        if self.again is not None and now >= self.again:
+            self._start()
+
+    def _start(self) -> None:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            _serve(self._settings, reader, self._tell)
+        os.close(reader)
+        os.set_blocking(writer, False)
+        self._note_start(pid)
+        self._fd, self._rest, self._is_new = writer, b"", bool(self._state)
+        self._stuck = self._clock()
+        self.write()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._rest = -1, b""
+
+    def end(self) -> None:
+        """Have it take leave of the kubelet, and wait for its end."""
+        self._close()
+        if not self.pid:
+            return
+        os.kill(self.pid, signal.SIGTERM)
+        if kernel.reap(self.pid, _ENDING) == signal.SIGKILL:
+            self._kill()
+        self.pid = 0
+
+
+def _serve(settings: Settings, reader: int, tell: Tell) -> None:
+    """Be the server. Only here is gRPC imported: it has threads, and doesn't bear forks."""
+    status = 1
+    try:
+        kernel.die_with_parent()  # another child may hold the pipe's other end for a while
+        start = 3
+        os.closerange(start, reader)
+        os.closerange(reader + 1, os.sysconf("SC_OPEN_MAX"))
+        kernel.set_name("gpuhook-server")
+        from gpuhook.tools.kubernetes import server  # noqa: PLC0415
+
+        status = server.serve(settings, reader, tell)
+    except GpuhookError as error:
+        tell(str(error))
+    except Exception as error:  # noqa: BLE001 - a process of its own: nobody else would say it
+        tell(f"The server failed: {type(error).__name__}: {error}")
+    finally:
+        os._exit(status)
+
+
+class Listener(Child):
+    """The process that hears of a vendor's errors; ``module`` is the vendor's ``events``.
+
+    ``silent`` are the devices that it hung in: it leaves them alone until ``forgive``.
+    While it is ``away``, it has let go of the driver.
+    """
+
+    def __init__(self, module: Any, title: str, config: Config, tell: Tell, clock: Clock) -> None:
+        super().__init__(clock)
+        self.module = module
+        self._title = title
+        self._config = config
+        self._tell = tell
+        self._fd = -1
+        self._buffer = b""
+        self._asking = ""
+        self._heard = 0.0
+        self._listens = False
+        self._said = ""
+        self._away = 0.0
+        self.silent: set[str] = set()
+
+    def fileno(self) -> int:
+        """Return the descriptor to read from when it says something, -1 while there is none."""
+        return self._fd
+
+    def deadline(self) -> float | None:
+        """Return when something is to be done."""
+        return self._limit() if self.pid else self.again
+
+    def _limit(self) -> float:
+        """Return until when it has to say something: at first, the driver may take long."""
+        patience = 3.0 * float(self.module.BEAT)
+        return self._heard + patience + (0.0 if self._listens else self._config.nvml_timeout)
+
+    def tend(self, inventory: Any) -> None:
+        """Start it where there is none and something to listen to, and end it where it hangs.
+
+        A device that it was asking when it hung is left alone from then on.
+        """
+        if self.reap() is not None:
+            self._close()
+            self._note_end()
+        now = self._clock()
+        if self.pid and now >= self._limit() and not self._has_spoken():
+            self._give_up()
+        if self.again is None or now < self.again:
+            return
+        if inventory is None or not self.module.can_listen(inventory):
+            self.again = None
+            return
+        try:
+            pid, self._fd = self.module.begin(self._config, inventory, self.silent)
+        except GpuhookError as error:
+            self._report(str(error))
+            self._note_end()
+            return
+        self._note_start(pid)
+        self._buffer, self._asking, self._listens, self._heard = b"", "", False, now
+
+    def _give_up(self) -> None:
+        what = f"asking {self._asking}" if self._asking else "waiting"
+        self._tell(f"{self._title}: the driver hangs in {what}; its events are asked for again")
+        if self._asking:
+            self.silent.add(self._asking)
+        self._kill()
+        self._close()
+        self._note_end()
+
+    def _has_spoken(self) -> bool:
+        """Tell whether there is something to read that we only haven't come to."""
+        return self._fd >= 0 and bool(select.select([self._fd], [], [], 0)[0])
+
+    def restart(self) -> None:
+        """Listen from the start, as devices have changed."""
+        self.stop()
+        self.again = max(self._clock(), self._away)
+        self._pause, self._said = 0.0, ""
+
+    def stop(self) -> None:
+        """Let go of the driver."""
+        self._kill()
+        self._close()
+        self.pid, self.again = 0, None
+
+    def let_go(self, seconds: float) -> None:
+        """Let go of the driver for so long."""
+        self.silent.clear()
+        self._away = self._clock() + seconds
+        self.restart()
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return what it says: the events, and which devices are lost."""
+        lines = self._lines()
+        found = []
+        for line in lines:
+            self._heard = self._clock()
+            if "asking" in line:
+                self._asking = str(line["asking"])
+                continue
+            self._asking = ""
+            if "watched" in line:
+                self._listens = True
+                self._say_unwatched(line.get("unwatched"))
+            elif "error" in line:
+                self._report(str(line["error"]))
+            elif _is_event(line):
+                found.append(line)
+        return found
+
+    def _lines(self) -> list[dict[str, Any]]:
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return []
+        if not data:  # it has ended, which its status says
+            self._close()
+            return []
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > _LONGEST_LINE:
+            self._buffer = b""
+        return [line for line in map(_decoded, lines) if line]
+
+    def _say_unwatched(self, unwatched: object) -> None:
+        if isinstance(unwatched, dict) and unwatched:
+            why = "; ".join(f"{device}: {reason}" for device, reason in unwatched.items())
+            self._report(f"These aren't watched for errors: {why}")
+
+    def _report(self, problem: str) -> None:
+        """Say what is wrong, once."""
+        if problem != self._said:
+            self._tell(f"{self._title}: {problem}")
+        self._said = problem
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def _is_event(line: Mapping[str, Any]) -> bool:
+    """Tell whether a line is an event as it should be: a driver's own code runs in the child."""
+    if "lost" in line:
+        return isinstance(line["lost"], str) and isinstance(line.get("why"), str)
+    instances = (line.get("gi", 0), line.get("ci", 0))
+    numbers = (line.get("xid"), *instances)
+    return isinstance(line.get("gpu"), str) and all(isinstance(each, int) for each in numbers)
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    """Return a line's content; nothing of what a child said that was ended in a word."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,290 @@
+"""The device plugin's file (--config-file): NVIDIA's layout ``version: v1``, in YAML or JSON.
+
+What has no effect here is said, with its line; what would change what pods get is refused.
+"""
+
+import re
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from gpuhook.ground.errors import ConfigError, shown
+from gpuhook.ground.host import files
+from gpuhook.start.cdi import tree
+from gpuhook.tools.kubernetes import options
+from gpuhook.tools.kubernetes.names import full_name
+from gpuhook.tools.kubernetes.options import Content
+from gpuhook.tools.kubernetes.settings import Sharing
+
+VERSION = "v1"
+_SECTIONS = ("version", "flags", "resources", "sharing", "imex", "gpuhook")
+_SHARED = ".shared"
+_MOST_REPLICAS = 1024  # of a device; the kubelet has a limit for what one list may hold
+_UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_REFERENCES = {
+    "gpuIndex": re.compile(r"[0-9]+", re.ASCII),
+    "migIndex": re.compile(r"[0-9]+:[0-9]+", re.ASCII),
+    "uuid": re.compile(rf"GPU-{_UUID}|MIG-{_UUID}|MIG-GPU-{_UUID}/[0-9]+/[0-9]+", re.ASCII),
+}
+
+
+class Replicated(NamedTuple):
+    """One resource to be shared, as the file has it; ``devices`` are all, a number or names."""
+
+    name: str
+    replicas: int
+    rename: str | None
+    devices: str | int | list[str]
+
+
+def read(path: str) -> Content:
+    """Return what a file says; ConfigError where it can't be read or is wrong."""
+    try:
+        data = files.read(path)
+    except OSError as error:
+        raise ConfigError(
+            f"The device plugin's file {path} can't be read: {error.strerror or error}",
+            "Correct --config-file or $CONFIG_FILE, or make the file readable",
+        ) from None
+    reader = Reader(path)
+    try:
+        root = tree.read(data)
+        if root is not None:
+            reader.read(root)
+    except tree.TreeError as error:
+        raise reader.wrong(error.line, error.sentence) from None
+    return reader.content
+
+
+class Reader:
+    """Goes through a file's values and fills in ``content``."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.content = Content()
+
+    def wrong(self, line: int | None, sentence: str) -> ConfigError:
+        """Return the error about a line."""
+        at = f", line {line}" if line else ""
+        return ConfigError(
+            f"The device plugin's file {self._path}{at}: {sentence}",
+            "Correct it; docs/kubernetes/device-plugin.md lists what it may hold",
+        )
+
+    def read(self, root: tree.Node) -> None:
+        """Read the whole file."""
+        sections = self.table(root, (), _SECTIONS)
+        version = sections.get("version")
+        if version is not None and (self._scalar(version) or VERSION) != VERSION:
+            raise self.wrong(version.line, f"the version is {shown(version.text)}, not {VERSION}")
+        places = {option.place: option for option in options.OPTIONS if option.place}
+        silent = {each.place: each for each in options.INEFFECTIVE if each.place}
+        for name in ("flags", "imex", "gpuhook"):
+            if name in sections:
+                self._options(sections[name], (name,), places, silent)
+        if "resources" in sections:
+            self._resources(sections["resources"])
+        if "sharing" in sections:
+            self._sharing(sections["sharing"])
+
+    # Options -----------------------------------------------------------------------------------
+
+    def _options(
+        self,
+        node: tree.Node,
+        place: tuple[str, ...],
+        known: dict[tuple[str, ...], options.Option],
+        silent: dict[tuple[str, ...], options.Ineffective],
+    ) -> None:
+        every = [*known, *silent, *options.OF_OTHERS]
+        size = len(place)
+        names = {each[size] for each in every if each[:size] == place and len(each) > size}
+        for name, value in self.table(node, place, names).items():
+            here = (*place, name)
+            if here in options.OF_OTHERS or _is_null(value):
+                continue
+            if here in known:
+                self._option(value, known[here])
+            elif here in silent:
+                self._ineffective(value, silent[here])
+            else:
+                self._options(value, here, known, silent)
+
+    def _option(self, node: tree.Node, option: options.Option) -> None:
+        value = self._plain(node)
+        try:
+            self.content.values[option.field] = options.check(option, value)
+        except ValueError as why:
+            name = ".".join(option.place)
+            text = node.text if node.text is not None else value
+            raise self.wrong(node.line, options.wrong(name, text, why)) from None
+
+    def _ineffective(self, node: tree.Node, option: options.Ineffective) -> None:
+        if node.text not in option.silent:
+            self._warn(node.line, f"{'.'.join(option.place)} has no effect: {option.why}")
+
+    def _resources(self, node: tree.Node) -> None:
+        for name, value in self.table(node, ("resources",), ("gpus", "migs")).items():
+            if value.items:
+                self._warn(
+                    value.line,
+                    f"resources.{name} has no effect, as in NVIDIA's plugin: resources keep "
+                    "their names",
+                )
+
+    # Sharing -----------------------------------------------------------------------------------
+
+    def _sharing(self, node: tree.Node) -> None:
+        ways = self.table(node, ("sharing",), ("timeSlicing", "mps"))
+        mps = ways.get("mps")
+        if mps is not None and not _is_null(mps):
+            raise self.wrong(
+                mps.line,
+                "sharing.mps can't be served: gpuhook starts no MPS, and pods would get whole "
+                "GPUs; use sharing.timeSlicing",
+            )
+        slicing = ways.get("timeSlicing")
+        if slicing is None or _is_null(slicing):
+            return
+        place = ("sharing", "timeSlicing")
+        found = self.table(
+            slicing, place, ("renameByDefault", "failRequestsGreaterThanOne", "resources")
+        )
+        renames = self._is_true(found.get("renameByDefault"), "renameByDefault")
+        one = "failRequestsGreaterThanOne"
+        self.content.single_requests = self._is_true(found.get(one), one)
+        listed = found.get("resources")
+        if listed is None or _is_null(listed):
+            return
+        if not listed.is_list:
+            raise self.wrong(listed.line, f"{'.'.join(place)}.resources must be a list")
+        for each in listed.items:
+            self._shared(each, renames)
+
+    def _is_true(self, node: tree.Node | None, name: str) -> bool:
+        value = None if node is None else self._scalar(node)
+        if node is not None and not isinstance(value, bool) and not _is_null(node):
+            raise self.wrong(node.line, f"sharing.timeSlicing.{name} must be true or false")
+        return value is True
+
+    def _shared(self, node: tree.Node, renames: bool) -> None:
+        found = self.replicated(node)
+        if found.name in self.content.sharing:
+            raise self.wrong(node.line, f"the resource {found.name} is shared twice")
+        rename = found.name + _SHARED if renames else found.name
+        try:
+            full_name(rename)
+        except ValueError as error:
+            raise self.wrong(node.line, str(error)) from None
+        for name, is_set in (
+            ("rename", found.rename not in (None, rename)),
+            ("devices", found.devices != "all"),
+        ):
+            if is_set:
+                self._warn(
+                    node.line,
+                    f"{name} of {found.name} has no effect, as in NVIDIA's plugin: all devices "
+                    f"are shared, as {rename}",
+                )
+        self.content.sharing[found.name] = Sharing(found.name, found.replicas, rename)
+
+    def replicated(self, node: tree.Node) -> Replicated:
+        """Return one entry of the resources to be shared; ConfigError where it is wrong."""
+        place = ("sharing", "timeSlicing", "resources")
+        found = self.table(node, place, ("name", "rename", "devices", "replicas"))
+        for name in ("name", "replicas"):
+            if name not in found or _is_null(found[name]):
+                raise self.wrong(node.line, f"a resource to be shared lacks {name}")
+        replicas = self._scalar(found["replicas"])
+        if not isinstance(replicas, int) or isinstance(replicas, bool):
+            raise self.wrong(found["replicas"].line, "replicas must be a whole number")
+        if not 2 <= replicas <= _MOST_REPLICAS:
+            wanted = f"from 2 to {_MOST_REPLICAS}"
+            raise self.wrong(found["replicas"].line, f"replicas must be {wanted}, not {replicas}")
+        rename = found.get("rename")
+        devices = found.get("devices")
+        return Replicated(
+            self._name(found["name"]),
+            replicas,
+            None if rename is None or _is_null(rename) else self._name(rename),
+            "all" if devices is None or _is_null(devices) else self.devices(devices),
+        )
+
+    def _name(self, node: tree.Node) -> str:
+        value = self._scalar(node)
+        if not isinstance(value, str):
+            raise self.wrong(node.line, f"{shown(node.text)} can't be a resource")
+        try:
+            return full_name(value)
+        except ValueError as error:
+            raise self.wrong(node.line, str(error)) from None
+
+    def devices(self, node: tree.Node) -> str | int | list[str]:
+        """Return which devices are to be shared: "all", how many, or their names."""
+        if node.is_list:
+            return [self._reference(each) for each in node.items]
+        value = self._scalar(node)
+        if value == "all":
+            return "all"
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+        raise self.wrong(node.line, f'devices is {shown(node.text)}, not "all", a number or a list')
+
+    def _reference(self, node: tree.Node) -> str:
+        value = self._scalar(node)
+        text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+        if reference_kind(text) is None:
+            raise self.wrong(node.line, f"{shown(node.text)} is no GPU's number or UUID")
+        return text
+
+    # Values --------------------------------------------------------------------------------------
+
+    def table(
+        self, node: tree.Node, place: tuple[str, ...], known: Collection[str]
+    ) -> dict[str, tree.Node]:
+        """Return the values of a table by name; those of unknown names are passed over."""
+        where = ".".join(place) or "the file"
+        if _is_null(node):
+            return {}
+        if not node.is_table:
+            raise self.wrong(node.line, f"{where} must be a table, not {node.kind}")
+        found: dict[str, tree.Node] = {}
+        for key, value in zip(node.items[::2], node.items[1::2], strict=True):
+            name = key.text or ""
+            if name in found:
+                raise self.wrong(key.line, f"{'.'.join((*place, name))} comes twice")
+            if name in known:
+                found[name] = value
+            else:
+                text = shown(".".join((*place, name)))
+                self._warn(key.line, f"{text} is unknown, and has no effect")
+        return found
+
+    def _plain(self, node: tree.Node) -> Any:
+        """Return what an option's value means: a single value, a list or a table of such."""
+        if node.is_list:
+            return [self._scalar(each) for each in node.items]
+        if node.is_table:
+            keys, values = node.items[::2], node.items[1::2]
+            return {
+                self._scalar(key): self._scalar(value)
+                for key, value in zip(keys, values, strict=True)
+            }
+        return self._scalar(node)
+
+    def _scalar(self, node: tree.Node) -> "tree.Scalar":
+        try:
+            return tree.scalar(node)
+        except tree.TreeError as error:
+            raise self.wrong(error.line, error.sentence) from None
+
+    def _warn(self, line: int, sentence: str) -> None:
+        self.content.warnings.append(f"{self._path}, line {line}: {sentence}")
+
+
+def reference_kind(text: str) -> str | None:
+    """Return how a text names a device (gpuIndex, migIndex, uuid), None where it doesn't."""
+    return next((kind for kind, form in _REFERENCES.items() if form.fullmatch(text)), None)
+
+
+def _is_null(node: tree.Node) -> bool:
+    return node.is_scalar and not node.tag and node.plain and tree.scalar(node) is None

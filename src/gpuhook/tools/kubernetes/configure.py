@@ -1,0 +1,132 @@
+"""The device plugin's settings: flags, then the environment, then the file, then defaults."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import ConfigError
+from gpuhook.tools.kubernetes import options
+from gpuhook.tools.kubernetes.options import INEFFECTIVE, OPTIONS, Content, Option
+from gpuhook.tools.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, VOLUME_MOUNTS, Settings
+
+FILE = "config-file"
+# What the environment says of health: whether devices are watched, and an action for some XIDs.
+Policy = Callable[[Mapping[str, str]], tuple[bool, dict[int, str]]]
+
+
+def read(
+    flags: Mapping[str, str], environ: Mapping[str, str], policy: Policy | None = None
+) -> tuple[Settings, list[str]]:
+    """Return the settings, and what a person should know of them, a sentence each.
+
+    ``flags`` are those of the command line that were given, by name. ConfigError for what is
+    wrong. ``policy`` reads the variables about health (``health.policy``).
+    """
+    path = flags.get(FILE) or environ.get(_variable(FILE), "")
+    content = _content(path) if path else Content()
+    watched, xids = policy(environ) if policy else (True, {})
+    values = {**content.values}
+    for option in OPTIONS:
+        for where, text in _texts(option, flags, environ):
+            try:
+                values[option.field] = options.parse(option, text)
+            except ValueError as why:
+                raise ConfigError(
+                    options.wrong(where, text, why), "Correct it; see gpuhook device-plugin --help"
+                ) from None
+    folder = values.get("kubelet_folder")
+    if folder == "":
+        values = {**values, "kubelet_folder": Settings.kubelet_folder, "register": False}
+    settings = Settings(**{**values, "xids": {**xids, **values.get("xids", {})}})
+    settings = replace(
+        settings,
+        health_checks=watched,
+        sharing=content.sharing,
+        single_requests=content.single_requests,
+    )
+    given = [*_ineffective(flags, environ), *content.warnings]
+    return settings, given + _together(settings)
+
+
+def apply(settings: Settings, config: Config) -> Settings:
+    """Have the configuration look where the settings say; return them with the host's root in.
+
+    In a pod the driver root has another path than on the host: it is looked at by the one, and
+    the kubelet is given the other. Outside of one there is no such folder.
+    """
+    on_host = settings.driver_root or config.root or config.driver_root or "/"
+    if os.path.isdir(settings.driver_root_ctr_path):
+        config.root = settings.driver_root_ctr_path
+        return replace(settings, driver_root=on_host)
+    if settings.driver_root:
+        config.root = settings.driver_root
+    return settings
+
+
+def _content(path: str) -> Content:
+    from gpuhook.tools.kubernetes import config_file  # noqa: PLC0415 - YAML's memory is for who has a file
+
+    return config_file.read(path)
+
+
+def _variable(flag: str) -> str:
+    return flag.upper().replace("-", "_")
+
+
+def _texts(
+    option: Option, flags: Mapping[str, str], environ: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield where an option is set and to what: the one place that counts, or none.
+
+    An empty text sets nothing, but for the socket, which isn't used then.
+    """
+    places = [(f"--{each}", flags.get(each)) for each in (option.flag, *option.old)]
+    places += [(f"${each}", environ.get(each)) for each in option.variables]
+    for where, text in places:
+        if text or (text == "" and option.field == "kubelet_folder"):
+            yield where, text
+            return
+
+
+def _ineffective(flags: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[str]:
+    for option in INEFFECTIVE:
+        variable = _variable(option.flag)
+        places = {f"--{option.flag}": flags.get(option.flag), f"${variable}": environ.get(variable)}
+        for where, text in places.items():
+            if text and text not in option.silent:
+                yield f"{where} has no effect: {option.why}"
+
+
+def _together(settings: Settings) -> list[str]:
+    """Return what to know of settings that don't go well together."""
+    chosen = {*settings.device_list_strategy}
+    named = {CDI_CRI, CDI_ANNOTATIONS} & chosen
+    others = chosen - named
+    found = []
+    if len(named) > 1:
+        found.append(
+            "With cdi-cri and cdi-annotations engines get every name twice: one of them is enough"
+        )
+    if named and VOLUME_MOUNTS in others:
+        found.append(
+            "With volume-mounts and CDI a container gets its devices twice where gpu-py heeds the "
+            "mounts: CDI documents silence the variable alone"
+        )
+    if named and not others and settings.pass_device_specs:
+        found.append(
+            "pass-device-specs has no effect with CDI alone, whose documents have the nodes"
+        )
+    features = {
+        "gds": settings.gds_enabled,
+        "mofed": settings.mofed_enabled,
+        "gdrcopy": settings.gdrcopy_enabled,
+        "imex-channel": bool(settings.imex_channel_ids),
+    }
+    wanted = [f"nvidia.com/{name}" for name, on in features.items() if on]
+    if named and wanted:
+        found.append(
+            f"gpuhook makes no CDI documents of {', '.join(wanted)}: containers start only where "
+            "others are there (nvidia-ctk cdi generate)"
+        )
+    return found

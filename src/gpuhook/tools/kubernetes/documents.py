@@ -1,0 +1,136 @@
+"""The CDI documents that a cluster's answers name, kept in line with the machine.
+
+That is done in a child, which ends when it is done: what makes documents takes memory that a
+supervisor shouldn't have for the rest of its life.
+"""
+
+import os
+from collections.abc import Callable, Container, Iterable
+from typing import TYPE_CHECKING
+
+from gpuhook.ground import names as ours
+from gpuhook.ground.config.loader import DEFAULT_PATH
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import CdiError, GpuhookError, NoDeviceError
+from gpuhook.tools.kubernetes.machine import Found
+from gpuhook.tools.kubernetes.settings import Settings
+from gpuhook.vendors import registry
+
+if TYPE_CHECKING:
+    from gpuhook.start.cdi.generate import Generated
+
+_PATIENCE = 60  # seconds
+_FORMAT = "yaml"
+
+
+def bring(
+    settings: Settings,
+    config: Config,
+    found: Iterable[Found],
+    failing: Container[str],
+    tell: Callable[[str], None],
+) -> bool:
+    """Write a document of each vendor's devices, and remove those of vendors that are gone.
+
+    Those of ``failing`` vendors stay as they are. Only documents of ours are replaced. Where
+    ``gpuhook install --cdi`` keeps documents, those are brought in line instead. ``tell`` gets a
+    sentence for each change; return whether all went well.
+    """
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            kernel.die_with_parent()
+            kernel.end_after(_PATIENCE)
+            status = 0 if _bring(settings, config, found, failing, tell) else 1
+        except GpuhookError as error:
+            tell(f"CDI documents: {error}")
+        finally:
+            os._exit(status)
+    return kernel.reap(child, _PATIENCE + 1.0) == 0
+
+
+def _bring(
+    settings: Settings,
+    config: Config,
+    found: Iterable[Found],
+    failing: Container[str],
+    tell: Callable[[str], None],
+) -> bool:
+    from gpuhook.tools.cdi import refresh as refreshing  # noqa: PLC0415 - in the child alone
+    from gpuhook.tools.cdi import write as writing  # noqa: PLC0415
+    from gpuhook.tools.engines import DEFAULT_STATE  # noqa: PLC0415
+
+    report = refreshing.refresh(DEFAULT_STATE) if os.geteuid() == 0 else None
+    if report is not None:
+        for line in (*report.done, *report.warnings):
+            tell(line)
+        for failure in report.failures:
+            tell(f"CDI documents: {failure.error}")
+        return not report.failures
+    here = {vendor.names.NAME: (vendor, inventory) for vendor, inventory in found}
+    well = True
+    for names in registry.known(config).values():
+        if names.NAME in failing:
+            continue
+        path = os.path.join(settings.cdi_folder, writing.file_name(names.KIND, _FORMAT))
+        try:
+            _bring_one(path, settings, config, here.get(names.NAME), tell)
+        except GpuhookError as error:
+            tell(f"CDI documents: {error}")
+            well = False
+    return well
+
+
+def _bring_one(
+    path: str,
+    settings: Settings,
+    config: Config,
+    found: Found | None,
+    tell: Callable[[str], None],
+) -> None:
+    from gpuhook.start.cdi import folders  # noqa: PLC0415 - as above
+    from gpuhook.tools.cdi import refresh as refreshing  # noqa: PLC0415
+    from gpuhook.tools.cdi import write as writing  # noqa: PLC0415
+    from gpuhook.tools.engines.files import Change  # noqa: PLC0415
+
+    try:
+        made = None if found is None else _made(settings, config, found)
+    except NoDeviceError as error:
+        tell(f"CDI documents: {error.cause}")
+        made = None
+    is_there = os.path.lexists(path)
+    document = folders.examine(path)[1] if is_there else None
+    mine = document is not None and refreshing.is_ours(document)
+    if made is None:
+        if mine:
+            refreshing.remove(Change(path, writing.read_old(path), None))
+            tell(f"removed {path}")
+        return
+    if is_there and not mine:
+        raise CdiError(f"{path} is there and isn't gpuhook's", "Remove it or move it away")
+    if writing.write(path, writing.to_text(made.document, _FORMAT)):
+        tell(refreshing.written(made, path))
+        for warning in made.warnings:
+            tell(warning)
+
+
+def _made(settings: Settings, config: Config, found: Found) -> "Generated":
+    """Return the document of a vendor's devices, with the paths that they have on the host."""
+    from gpuhook.start.cdi.generate import Generated, Source, generate  # noqa: PLC0415
+    from gpuhook.tools.cdi import transform  # noqa: PLC0415 - as above
+    from gpuhook.tools.host.programs import our_program  # noqa: PLC0415
+
+    remedy = "Reinstall gpuhook, so that its programs lie together"
+    hook = settings.cdi_hook_path or our_program(ours.CDI_HOOK, remedy)
+    own = config.path and os.path.abspath(config.path)
+    made = generate(Source(*found, config, hook, own if own != DEFAULT_PATH else None))
+    document, root = made.document, found[1].root.rstrip("/")
+    if settings.dev_root:
+        real = settings.dev_root.rstrip("/")
+        document = transform.root(document, f"{root}/dev", f"{real}/dev", transform.HOST)
+    if settings.driver_root:
+        seen, real = settings.driver_root_ctr_path, settings.driver_root
+        document = transform.root(document, seen, real, transform.HOST)
+    return Generated(document, made.warnings)

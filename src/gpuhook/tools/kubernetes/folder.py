@@ -1,0 +1,147 @@
+"""The kubelet's folder for device plugins: whose sockets are in it, and when they change.
+
+A kubelet that starts removes all sockets in it and then makes its own, so both are watched: by
+inotify(7) on the folder, and by looking again where that says nothing. A socket is known by
+its identity, because a new one has the name of the old one.
+"""
+
+import os
+import re
+import socket
+import stat
+
+from gpuhook.ground.container.clib import Library
+from gpuhook.ground.errors import PluginError, UntrustedPathError, shown
+from gpuhook.ground.host import files
+
+_LONGEST = 107  # bytes of a socket's path, without the NUL: sun_path of unix(7)
+_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?", re.ASCII)
+_OURS = re.compile(r"gpuhook-.+\.sock")
+
+# sys/inotify.h: entries that come or go, by another name or not, and the folder itself.
+_MOVED, _CREATED, _DELETED, _SELF = 0xC0, 0x100, 0x200, 0x400 | 0x800
+_ONLY_A_FOLDER = 0x1000000
+_MASK = _MOVED | _CREATED | _DELETED | _SELF | _ONLY_A_FOLDER
+_PIECE = 1 << 16  # bytes of events that are read at once
+
+Identity = tuple[int, int, int]
+
+_libc = Library()
+
+
+class Folder:
+    """The folder, which may not be there, or be removed and made again."""
+
+    def __init__(self, path: str) -> None:
+        """Begin to watch. ``events`` is readable after a change; -1 where the kernel has none."""
+        self.path = path
+        self.events: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._watched = -1
+        self.watch()
+
+    def watch(self) -> None:
+        """Forget the events so far, and watch the folder that has this path now."""
+        if self.events < 0:
+            return
+        try:
+            while os.read(self.events, _PIECE):
+                pass
+        except BlockingIOError:
+            pass
+        # The kernel knows a folder that is watched already, and gives the same number.
+        watched = _libc.inotify_add_watch(self.events, os.fsencode(self.path), _MASK)
+        if self._watched not in (-1, watched):
+            _libc.inotify_rm_watch(self.events, self._watched)  # fails if that one was removed
+        self._watched = watched
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self.events >= 0:
+            os.close(self.events)
+            self.events = -1
+
+    def identity(self, name: str) -> Identity | None:
+        """Return what a socket in the folder is known by, None where there is none."""
+        try:
+            found = os.lstat(f"{self.path}/{name}")
+        except OSError:
+            return None
+        # Small filesystems use a number again at once, so the time counts as well.
+        is_socket = stat.S_ISSOCK(found.st_mode)
+        return (found.st_dev, found.st_ino, found.st_ctime_ns) if is_socket else None
+
+    def sweep(self) -> None:
+        """Remove what processes of ours that were killed have left: sockets that nobody serves."""
+        try:
+            names = os.listdir(self.path)
+        except OSError:
+            return
+        for name in filter(_OURS.fullmatch, names):
+            if self.identity(name) and not self._is_served(name):
+                self.remove(name)
+
+    def prepare(self, resource: str) -> str:
+        """Return the name for a resource's socket, which isn't there; PluginError if none can be.
+
+        One that nobody serves is removed.
+        """
+        if not _RESOURCE.fullmatch(resource):
+            raise PluginError(
+                f"{shown(resource)} is no name of a resource",
+                "Name it like nvidia.com/gpu in the device plugin's configuration",
+            )
+        # A domain has no "_", so two resources never share a name.
+        name = f"gpuhook-{resource.replace('/', '_')}.sock"
+        path = f"{self.path}/{name}"
+        if len(os.fsencode(path)) > _LONGEST:
+            raise PluginError(
+                f"The path {path} is too long for a socket, which may have {_LONGEST} bytes",
+                "Use a shorter folder, or a shorter name for the resource",
+            )
+        if not os.path.isdir(self.path):
+            raise PluginError(
+                f"The kubelet's folder {self.path} isn't there",
+                "The kubelet makes it when it starts; where it has another one, name that with "
+                "--kubelet-socket",
+            )
+        try:
+            files.check_way(path)
+        except UntrustedPathError as error:
+            raise PluginError(error.cause, error.remedy) from None
+        self._make_free(name)
+        return name
+
+    def _make_free(self, name: str) -> None:
+        path = f"{self.path}/{name}"
+        if self.identity(name) is None:
+            if os.path.lexists(path):
+                raise PluginError(f"{path} is there and is no socket", "Remove it")
+            return
+        if self._is_served(name):
+            raise PluginError(
+                f"Another process serves {path}", "Run one device plugin of gpuhook on a node"
+            )
+        self.remove(name)
+
+    def _is_served(self, name: str) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(f"{self.path}/{name}")
+            except BlockingIOError:  # so many wait already
+                return True
+            except OSError:
+                return False
+        return True
+
+    def remove(self, name: str) -> None:
+        """Remove a socket of ours, if it is still there; PluginError if that fails."""
+        try:
+            os.unlink(f"{self.path}/{name}")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise PluginError(
+                f"{self.path}/{name} can't be removed: {error.strerror}",
+                "Run the device plugin as root, with this folder writable",
+            ) from None

@@ -1,0 +1,218 @@
+"""What this machine has of all vendors, looked at again and again at little cost.
+
+A look costs a few stat calls while nothing has changed: then the driver isn't asked. A vendor that
+isn't here, or whose driver fails, is asked again when something around it has changed, after a
+pause that grows, or when somebody says so.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError
+from gpuhook.start import contract
+from gpuhook.start.inventory import cache, freshness
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.vendors.parts import part
+from gpuhook.vendors import registry
+
+Found = tuple[contract.Vendor, Inventory]
+Links = dict[str, Mapping[str, int]]
+
+_PAUSES = (30.0, 600.0)  # seconds until a driver that fails is asked again: the first, the longest
+
+
+class NotYet(Exception):  # noqa: N818 - no error: what was found before stays
+    """Raised by what follows a vendor's inventory for us, where nobody can say just now."""
+
+
+@dataclass
+class _Seen:
+    """What the last look at one vendor found, and when the next one is worth it.
+
+    ``around`` is what the driver failed in. ``inventory`` is the last one, with lost devices as
+    they were known before, whose ids are ``lost``; ``failure`` says why it may not be true any
+    more. ``linked`` is what ``links`` were asked for.
+    """
+
+    vendor: contract.Vendor
+    loaded: cache.Loaded | None = None
+    inventory: Any = None
+    lost: list[str] = field(default_factory=list)
+    failure: DriverError | None = None
+    around: list[Any] = field(default_factory=list)
+    pause: float = 0.0
+    again: float = 0.0
+    links: Links = field(default_factory=dict)
+    linked: object = None
+
+    def wait(self, now: float) -> None:
+        """Ask again after a longer pause than the last time."""
+        first, longest = _PAUSES
+        self.pause = min(2 * self.pause or first, longest)
+        self.again = now + self.pause
+
+
+class Machine:
+    """The vendors that this machine has something of; ``tell`` gets a sentence for what changes.
+
+    ``follow`` does what ``inventory.cache.follow`` does, and may raise NotYet. Without ``linked``
+    nobody is asked how near devices are.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tell: Callable[[str], None],
+        clock: Callable[[], float],
+        *,
+        follow: Callable[[Config, Any, cache.Loaded | None], cache.Loaded] = cache.follow,
+        linked: bool = True,
+    ) -> None:
+        self._config = config
+        self._tell = tell
+        self._clock = clock
+        self._follow = follow
+        self._linked = linked
+        self._seen = {
+            name: _Seen(contract.load(names)) for name, names in registry.known(config).items()
+        }
+
+    @property
+    def found(self) -> list[Found]:
+        """Each vendor with its inventory, in their order."""
+        return [
+            (seen.vendor, seen.inventory)
+            for seen in self._seen.values()
+            if seen.inventory is not None
+        ]
+
+    @property
+    def present(self) -> list[Found]:
+        """Each vendor with its inventory as the driver said it, without what was remembered."""
+        return [
+            (seen.vendor, seen.loaded.inventory)
+            for seen in self._seen.values()
+            if seen.loaded is not None
+        ]
+
+    def lost(self) -> list[str]:
+        """Return the ids of whole devices that were there and are lost."""
+        return [device for seen in self._seen.values() for device in seen.lost]
+
+    @property
+    def links(self) -> Links:
+        """How near devices are, of all vendors."""
+        return {device: near for seen in self._seen.values() for device, near in seen.links.items()}
+
+    def failures(self) -> dict[str, DriverError]:
+        """Return what is wrong with drivers that are here, by vendor."""
+        return {
+            name: seen.failure
+            for name, seen in self._seen.items()
+            if seen.failure is not None and not isinstance(seen.failure, NoDriverError)
+        }
+
+    def why_nothing(self) -> DriverError | None:
+        """Return why nothing was found: the first driver that fails, or that isn't there."""
+        if self.found:
+            return None
+        every = [seen.failure for seen in self._seen.values() if seen.failure is not None]
+        return (list(self.failures().values()) or every)[0]
+
+    def look(self, *, eager: bool = False) -> bool:
+        """Look at all vendors; tell whether anything is different. ``eager`` waits for no pause."""
+        news = [self._look(seen, eager=eager) for seen in self._seen.values()]
+        return any(news)
+
+    def ask(self, devices: Collection[str]) -> set[str]:
+        """Ask the drivers of these devices; return which devices answer, of all of those vendors.
+
+        What they say besides counts at the next look.
+        """
+        answering: set[str] = set()
+        for seen in self._seen.values():
+            asked = seen.inventory.devices if seen.inventory is not None else ()
+            if not any(device.id in devices for device in asked):
+                continue
+            try:
+                seen.loaded = cache.follow(self._config, seen.vendor, ask=True)
+            except DriverError as error:
+                self._tell(f"{seen.vendor.names.TITLE}: {error}")
+                continue
+            seen.again = 0.0
+            here = seen.loaded.inventory.devices
+            answering |= {device.id for device in here if not device.state}
+        return answering
+
+    # One vendor -----------------------------------------------------------------------------
+
+    def _look(self, seen: _Seen, *, eager: bool) -> bool:
+        before = seen.inventory, str(seen.failure), seen.lost
+        if not self._is_worth_it(seen, eager=eager):
+            return False
+        try:
+            loaded = self._follow(self._config, seen.vendor, seen.loaded)
+        except NotYet:
+            return False
+        except DriverError as error:
+            self._fail(seen, error)
+            return (seen.inventory, str(seen.failure), seen.lost) != before
+        if seen.failure is not None:
+            seen.failure, seen.pause = None, 0.0
+        if loaded.inventory.lost:
+            seen.wait(self._clock())
+        else:
+            seen.pause = 0.0
+        seen.loaded = loaded
+        seen.inventory = loaded.inventory.remembering(before[0]) if before[0] else loaded.inventory
+        here = {device.id for device in loaded.inventory.devices}
+        every = seen.inventory.devices
+        seen.lost = [each.id for each in every if not each.parent and each.id not in here]
+        if seen.inventory != before[0]:
+            self._tell(f"{seen.vendor.names.TITLE}: {seen.inventory.sentence()}")
+            if self._linked:
+                self._ask_links(seen)
+        return (seen.inventory, str(seen.failure), seen.lost) != before
+
+    def _is_worth_it(self, seen: _Seen, *, eager: bool) -> bool:
+        if eager or self._clock() >= seen.again:
+            return True
+        if seen.failure is None and seen.loaded is not None and seen.pause:  # a device is lost
+            return not seen.loaded.is_same(self._config)
+        if seen.failure is not None:
+            return seen.around != freshness.surroundings(self._config, seen.vendor)
+        return True
+
+    def _fail(self, seen: _Seen, error: DriverError) -> None:
+        """Note that a driver isn't there, or fails; the last inventory is of use then no more."""
+        absent = isinstance(error, NoDriverError)
+        gone = absent and seen.inventory is not None
+        if gone or (not absent and str(error) != str(seen.failure)):
+            self._tell(f"{seen.vendor.names.TITLE}: {error}")
+        if absent:
+            seen.inventory, seen.links, seen.linked = None, {}, None
+        seen.lost = []
+        seen.loaded, seen.failure = None, error
+        seen.around = freshness.surroundings(self._config, seen.vendor)
+        seen.wait(self._clock())
+
+    def _ask_links(self, seen: _Seen) -> None:
+        """Ask how near devices are, once for each set of devices and driver."""
+        inventory = seen.inventory
+        module = _links(seen.vendor.names)
+        whole = sorted(device.id for device in inventory.devices if not device.parent)
+        if module is None or seen.linked == (inventory.version, whole):
+            return
+        seen.linked = (inventory.version, whole)
+        try:
+            seen.links = module.links(self._config, inventory)
+        except GpuhookError as error:
+            seen.links = {}
+            self._tell(f"{seen.vendor.names.TITLE}: how devices are linked isn't known: {error}")
+
+
+def _links(names: ModuleType) -> Any:
+    return part(names, "links")

@@ -1,0 +1,305 @@
+"""What this machine's vendors have, as the resources of a cluster.
+
+Reads small files below the driver roots (which memory a device is near to, which driver it has),
+and changes nothing. One vendor, or one device, with something wrong never stops the others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError, GpuhookError, RequestError, listed
+from gpuhook.start.cdi.generate import SOURCE
+from gpuhook.start.cdi.names import is_device
+from gpuhook.start.contract import Grant, Vendor
+from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.start.request.reader import Request
+from gpuhook.tools.cdi.transform import mover
+from gpuhook.tools.kubernetes.names import wrong_name
+from gpuhook.tools.kubernetes.settings import (
+    CDI_ANNOTATIONS,
+    CDI_CRI,
+    ENVVAR,
+    INDEX,
+    VOLUME_MOUNTS,
+    Settings,
+)
+from gpuhook.tools.kubernetes.state import Node, Resource, State, Unit
+from gpuhook.tools.vendors import cluster
+from gpuhook.vendors import bound
+
+Links = Mapping[str, Mapping[str, int]]  # by the ids of devices
+
+_PCI = "/sys/bus/pci/devices"
+
+
+def resources(
+    found: Sequence[tuple[Vendor, Inventory]],
+    settings: Settings,
+    config: Config,
+    health: Mapping[str, str] | None = None,
+    links: Links | None = None,
+) -> tuple[State, list[str]]:
+    """Return what there is to hand out, and what a person should know of it, a sentence each.
+
+    ``health`` says of devices, by the id that the inventory has for each, why they can't be given
+    away; what it says of a whole device holds for its parts. ``links`` says how near devices are
+    to each other, by these ids.
+    """
+    made: dict[str, Resource] = {}
+    warnings: list[str] = []
+    for vendor, inventory in found:
+        try:
+            one = _Vendors(vendor, inventory, settings, config, health or {}, links or {})
+            offered = one.resources()
+        except GpuhookError as error:
+            warnings.append(f"{vendor.names.TITLE}'s devices aren't handed out: {error.cause}")
+            continue
+        warnings += one.warnings
+        for resource in offered:
+            if resource.name in made:
+                warnings.append(f"Two kinds of devices would be {resource.name}: rename one")
+            else:
+                made[resource.name] = resource
+    shared = {name for name, each in settings.sharing.items() if each.rename not in made}
+    warnings += [f"The resource {name} is to be shared, and there is none" for name in shared]
+    return State(tuple(made.values())), warnings
+
+
+class _Vendors:
+    """One vendor's devices becoming resources; ``warnings`` are filled meanwhile."""
+
+    def __init__(
+        self,
+        vendor: Vendor,
+        inventory: Inventory,
+        settings: Settings,
+        config: Config,
+        health: Mapping[str, str],
+        links: Links,
+    ) -> None:
+        self.vendor = vendor
+        self.inventory = inventory
+        self.settings = settings
+        self.config = config
+        self.health = health
+        self.links = links
+        self.cluster = cluster.of(vendor.names)
+        self.by_id = {device.id: device for device in inventory.devices}
+        self.wholes = {device.parent for device in inventory.devices}
+        self.missing = set(inventory.missing())
+        self.warnings: list[str] = []
+        self.options = vendor.everything(config)
+        self.variables, self.names = self._enable()
+        self.on_host = _on_host(settings, inventory.root)
+
+    def resources(self) -> list[Resource]:
+        """Return the resources, without those that the kubelet would refuse for their names."""
+        path = self.inventory.root
+        try:
+            with Rootfs(path) as root:
+                return self._resources(root)
+        except OSError as error:
+            raise DriverError(
+                f"the driver root {path} can't be read: {error.strerror}", "Start the driver"
+            ) from None
+
+    def _resources(self, root: Rootfs) -> list[Resource]:
+        self._check_variable()
+        strategy = self.settings.mig_strategy
+        offers, warnings = self.cluster.offers(self.inventory, root, strategy)
+        self.warnings += warnings
+        for each in self.cluster.lost(self.inventory, root):
+            offers.setdefault(self.cluster.resource(each, root), []).append(each)
+        found = []
+        for name, devices in offers.items():
+            wrong = wrong_name(name)
+            if wrong:
+                self.warnings.append(
+                    f"The devices {name} can't be handed out by that name: {wrong}"
+                )
+            else:
+                found.append(self._resource(name, [self._unit(each, root) for each in devices]))
+        return found
+
+    def _resource(self, name: str, units: list[Unit]) -> Resource:
+        names = self.vendor.names
+        shared = self.settings.sharing.get(name)
+        return Resource(
+            name=shared.rename if shared else name,
+            vendor=names.NAME,
+            variable=next(iter(names.VARIABLES), ""),
+            mounts=names.MOUNTS,
+            units=tuple(_unique(units)),
+            replicas=shared.replicas if shared else 1,
+            single=bool(shared) and self.settings.single_requests,
+            environment=self.variables,
+            links=self._links(),
+            cdi=self.names,
+            nothing=self.cluster.nothing,
+            driver_folder=self.cluster.driver_folder,
+        )
+
+    def _check_variable(self) -> None:
+        """Refuse to hand out what nothing can ask for: a declared vendor may have the variable."""
+        others = {*self.settings.device_list_strategy} - {ENVVAR, VOLUME_MOUNTS}
+        if not self.vendor.names.VARIABLES and not others:
+            raise DriverError(
+                "there is no variable by which a container could ask for them",
+                "Use the strategy mounts or one of CDI's",
+            )
+
+    # What every container gets ---------------------------------------------------------------
+
+    def _enable(self) -> tuple[dict[str, str], tuple[str, ...]]:
+        chosen = self.settings
+        switches = {
+            "gds": chosen.gds_enabled,
+            "mofed": chosen.mofed_enabled,
+            "gdrcopy": chosen.gdrcopy_enabled,
+        }
+        features = [name for name, on in switches.items() if on]
+        by_variable = {ENVVAR, VOLUME_MOUNTS}.intersection(chosen.device_list_strategy)
+        if features and by_variable and not self.config.accept_envvar_unprivileged:
+            self.warnings.append(
+                f"Containers that aren't privileged don't get {listed(features)}: no variable asks "
+                "for it where accept-nvidia-visible-devices-envvar-when-unprivileged is off"
+            )
+        channels = chosen.imex_channel_ids
+        found = self._enabled(features, channels)
+        if channels and not chosen.imex_required and self._why_not(()):
+            wanted = listed([*map(str, channels)])
+            self.warnings.append(f"Containers get no IMEX channel: of {wanted} not all are there")
+            found = self._enabled(features, ())
+        return found
+
+    def _enabled(
+        self, features: list[str], channels: tuple[int, ...]
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Return variables and CDI devices; channels that mounts ask for are in no variable."""
+        by_mounts = self.vendor.names.MOUNTS and ENVVAR not in self.settings.device_list_strategy
+        first = self.cluster.enable(
+            self.inventory, self.options, features, () if by_mounts else channels
+        )
+        return first[0], self.cluster.enable(self.inventory, self.options, features, channels)[1]
+
+    # Devices ---------------------------------------------------------------------------------
+
+    def _unit(self, device: Device, root: Rootfs) -> Unit:
+        by_index = self.settings.device_id_strategy == INDEX
+        whole = self.by_id.get(device.parent, device)
+        identity = self.cluster.id(device)
+        known = {name for space in device.names.values() for name in space}
+        nodes, reason = self._nodes(device)
+        return Unit(
+            id=identity,
+            selector=device.label if by_index or identity not in known else identity,
+            cdi=self._cdi_name(device, by_index),
+            whole=self.cluster.id(whole),
+            nodes=nodes,
+            numa=_numa(root, device.bus_id or whole.bus_id),
+            reason=self._reason(device) or reason,
+            variables=self.cluster.variables(device),
+        )
+
+    def _cdi_name(self, device: Device, by_index: bool) -> str:
+        """Return the name that our documents have for it, "" where they have none."""
+        if device.id in self.wholes:
+            return ""
+        name = device.label if by_index or not is_device(device.id) else device.id
+        return f"{self.vendor.names.KIND}={name}"
+
+    def _reason(self, device: Device) -> str:
+        """Return why a device can't be given away, by its state and by what is known beside."""
+        noun = self.vendor.names.NOUN
+        if device.state:
+            return f"{noun} {device.label}: {device.state}"
+        said = self.health.get(device.id) or self.health.get(device.parent, "")
+        if said:
+            return said
+        absent = [path for path in self._paths(device) if path in self.missing]
+        if absent:
+            return f"{noun} {device.label}: there is no device node {listed(absent)}"
+        if self._needs_name() and not self._cdi_name(device, by_index=False):
+            parts = "its parts alone have names for CDI; mig-strategy single or mixed offers those"
+            return f"{noun} {device.label}: {parts}"
+        return ""
+
+    def _needs_name(self) -> bool:
+        return bool({CDI_CRI, CDI_ANNOTATIONS} & {*self.settings.device_list_strategy})
+
+    def _paths(self, device: Device) -> list[str]:
+        """Return the nodes of a device and of that which it is a part of."""
+        whole = self.by_id.get(device.parent)
+        return [*device.nodes, *(whole.nodes if whole else ())]
+
+    def _nodes(self, device: Device) -> tuple[tuple[Node, ...], str]:
+        """Return all nodes for a container with this device alone, or why it can't have them."""
+        if device.id not in self.by_id:
+            return (), ""
+        try:
+            nodes = self._grant((device,)).nodes
+        except (DriverError, RequestError) as error:
+            return (), error.cause
+        found = (Node(self.on_host(node.path), node.inside or node.path) for node, _ in nodes)
+        return tuple(found), ""
+
+    def _why_not(self, devices: tuple[Device, ...]) -> str:
+        """Return why a container can't have these devices and what goes with all, "" if it can."""
+        try:
+            self.vendor.nodes(self._grant(devices))
+        except (DriverError, RequestError) as error:
+            return error.cause
+        return ""
+
+    def _grant(self, devices: tuple[Device, ...]) -> Grant:
+        labels = tuple(device.label for device in devices)
+        name = self.vendor.names.NAME
+        request = Request(name, SOURCE, labels, selectors=labels, options=self.options)
+        return Grant(self.vendor, request, self.inventory, devices)
+
+    def _links(self) -> dict[str, dict[str, int]]:
+        """Return the links between this vendor's devices, by the ids that the cluster has."""
+        ids = {device.id: self.cluster.id(device) for device in self.inventory.devices}
+        own = self.cluster.links(self.inventory)
+        found: dict[str, dict[str, int]] = {}
+        for source in (own, self.links):
+            for one, others in source.items():
+                near = {ids[other]: score for other, score in others.items() if other in ids}
+                if one in ids and near:
+                    found[ids[one]] = near
+        return found
+
+
+def _unique(units: list[Unit]) -> list[Unit]:
+    """Return the units without those whose id another has before them."""
+    found: dict[str, Unit] = {}
+    for unit in units:
+        found.setdefault(unit.id, unit)
+    return [*found.values()]
+
+
+def _on_host(settings: Settings, root: str) -> Callable[[str], str]:
+    """Return what makes the host's path of one below a driver root that we see as ``root``."""
+    above = settings.dev_root or (settings.driver_root and _moved(settings, root)) or root
+    return lambda path: above.rstrip("/") + path
+
+
+def _moved(settings: Settings, root: str) -> str:
+    return mover(settings.driver_root_ctr_path, settings.driver_root)(root)
+
+
+def _numa(root: Rootfs, bus_id: str) -> int | None:
+    """Return the node of memory that a PCI device is near to, None where the kernel says none.
+
+    A driver container's root may have no /sys; then ours is the machine's as well.
+    """
+    if not bus_id:
+        return None
+    path = f"{_PCI}/{bus_id}/numa_node"
+    if root.exists(_PCI):
+        text = bound.text(root, path)
+    else:
+        with Rootfs("/") as own:
+            text = bound.text(own, path)
+    return int(text) if text.isascii() and text.isdecimal() else None

@@ -1,0 +1,121 @@
+"""Which containers were given which devices: by our records, else by the nodes that they have."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.start.records import records
+from gpuhook.tools.metrics.containers import owner_of
+from gpuhook.tools.metrics.processes import started
+from gpuhook.tools.running import groups, holders
+
+_PAUSE = 15.0  # seconds between two looks at containers without a record, at least
+_SHARE = 100  # of the time, that such looks may take: one part in so many
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A container, its first process' cgroup ("" for none of its own) and its engine's folder."""
+
+    container: holders.Container
+    group: str
+    pod_uid: str
+    image: str
+    bundle: str
+    devices: tuple[str, ...]
+
+
+class Holders:
+    """The running containers that have devices."""
+
+    def __init__(self, state_dir: str, clock: Callable[[], float]) -> None:
+        self._state_dir = state_dir
+        self._clock = clock
+        self._others: list[tuple[holders.Container, str]] = []  # with when its process began
+        self.problems: tuple[str, ...] = ()  # sentences on what the last look around missed
+        self._again = 0.0
+        self._places: dict[tuple[int, str], tuple[str, str]] = {}
+
+    def look_around(self, inventories: Iterable[Inventory]) -> None:
+        """Look for containers without a record, unless that was just done: it takes a while."""
+        before = self._clock()
+        if before < self._again:
+            return
+        seen = holders.running(inventories, self._state_dir)
+        found = holders.without_record(seen.containers)
+        self._others = [(each, started(each.pid)) for each in found]
+        self.problems = seen.problems
+        took = self._clock() - before
+        self._again = before + max(_PAUSE, _SHARE * took)
+
+    def forget(self) -> None:
+        """Look around again the next time."""
+        self._again = 0.0
+
+    def look(self, inventories: Iterable[Inventory], *, around: bool) -> list[Holder]:
+        """Return the containers: those with a record as they are now, others as of a while ago.
+
+        With ``around`` it looks for those first, where it is time; it does so the first time.
+        """
+        inventories = list(inventories)
+        if around or not self._again:
+            self.look_around(inventories)
+        recorded = [
+            (holders.of_record(each), str(each["started"]))
+            for each in records.read_all(self._state_dir)
+        ]
+        names = {each.name for each, _ in recorded}
+        others = [
+            (each, began)
+            for each, began in self._others
+            if began == started(each.pid) != "" and each.name not in names  # or an impostor
+        ]
+        places, self._places = self._places, {}
+        return [self._holder(*each, inventories, places) for each in (*recorded, *others)]
+
+    def _holder(
+        self,
+        container: holders.Container,
+        began: str,
+        inventories: list[Inventory],
+        places: Mapping[tuple[int, str], tuple[str, str]],
+    ) -> Holder:
+        record = container.record or {}
+        key = (container.pid, began)
+        place = places.get(key)
+        if place is None:
+            mine, ours = groups.groups_of(container.pid), groups.groups_of("self")
+            made = groups.Made().of(mine)
+            # Of a user who has a cgroup of his own, all below it is one.
+            path = groups.own_path(mine if container.record else made, ours)
+            place = ("" if path == "/" else path, owner_of(made).pod_uid)
+        self._places[key] = place
+        return Holder(
+            container,
+            place[0],
+            record.get("uid") or place[1],
+            record.get("image", ""),
+            record.get("bundle", ""),
+            tuple(device for each in inventories for device in _devices(container, each)),
+        )
+
+
+def _devices(container: holders.Container, inventory: Inventory) -> list[str]:
+    """Return the ids of the devices that a container was given, as a whole and not just in part."""
+    selected = _selected(container.record or {}, inventory.vendor)
+    if selected:
+        return [device.id for device in inventory.devices if device.id in selected]
+    held = []
+    for device in inventory.devices:
+        nodes = [inventory.node(path) for path in device.nodes]
+        numbers = {node.numbers for node in nodes if node is not None}
+        if nodes and None not in nodes and numbers <= container.nodes:
+            held.append(device)
+    whole = {device.parent for device in held}
+    return [device.id for device in held if device.id not in whole]
+
+
+def _selected(record: Mapping[str, Any], vendor: str) -> set[str]:
+    given = record.get("given", ())
+    return {name for each in given if each["vendor"] == vendor for name in each["selected"]}

@@ -1,0 +1,318 @@
+"""A look as the families of Prometheus' series, of prometheus_client's classes.
+
+No series is there for a value that isn't known. Process ids are no labels; a container's id is.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from gpuhook.ground.errors import MetricsError, shown
+from gpuhook.ground.host import files
+from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
+
+try:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+    from gpuhook.tools.metrics.text import Family, encode
+except ImportError as error:
+    raise MetricsError(
+        "The Python package prometheus_client isn't installed, and without it there are no metrics",
+        "Install it: pip install prometheus_client, with the pip beside gpuhook, or the package "
+        "python3-prometheus-client",
+    ) from error
+
+_MODE = 0o644  # node_exporter is another user
+_MIB = 1 << 20
+_PERCENT = 100
+_DEVICE = ("vendor", "uuid", "index")
+_CONTAINER = (
+    "vendor", "uuid", "index", "container_id", "engine", "name", "pod", "namespace", "container",
+)  # fmt: skip
+# Family, what it says, and a device's value.
+_GAUGES: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
+    ("memory_total_bytes", "Memory of the device.", lambda it: it.memory_total_bytes),
+    ("memory_used_bytes", "Memory in use on the device.", lambda it: it.memory_used_bytes),
+    (
+        "memory_reserved_bytes",
+        "Memory that the driver keeps for itself.",
+        lambda it: it.memory_reserved_bytes,
+    ),
+    ("utilization_ratio", "Share of the time in which something ran.", lambda it: it.utilization),
+    ("temperature_celsius", "Temperature of the device.", lambda it: it.temperature_celsius),
+    ("power_watts", "Power that the device draws.", lambda it: it.power_watts),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which series there are beside ours: cAdvisor's three, DCGM's."""
+
+    cadvisor: bool = False
+    dcgm: bool = False
+
+
+def families(snapshot: Snapshot, options: Options, seconds: float) -> Iterator[Family]:
+    """Yield the families of a look that took so many seconds."""
+    yield from _of_devices(snapshot)
+    yield from _of_containers(snapshot)
+    if options.cadvisor:
+        yield from _of_cadvisor(snapshot)
+    if options.dcgm:
+        yield from _of_dcgm(snapshot)
+    yield from _of_ourselves(snapshot, seconds)
+
+
+def text(snapshot: Snapshot, options: Options, seconds: float, *, openmetrics: bool) -> bytes:
+    """Return the series, as OpenMetrics or in text format 0.0.4."""
+    return encode(families(snapshot, options, seconds), openmetrics=openmetrics)
+
+
+def write(snapshot: Snapshot, options: Options, seconds: float, path: str) -> None:
+    """Write the series into a file for node_exporter, in one step; MetricsError if that fails."""
+    data = text(snapshot, options, seconds, openmetrics=False)
+    try:
+        files.replace(path, data, _MODE)
+    except OSError as error:
+        raise MetricsError(
+            f"{shown(path)} can't be written: {error.strerror or error}",
+            "Name a file in a folder that is yours, for node_exporter its textfile folder",
+        ) from None
+
+
+def _gauge(name: str, about: str, labels: Iterable[str]) -> Family:
+    return GaugeMetricFamily(name, about, labels=[*labels])
+
+
+def _of_devices(snapshot: Snapshot) -> Iterator[Family]:
+    info = _gauge(
+        "gpuhook_gpu_info",
+        "A device, or a part of one (parent), with what doesn't change.",
+        (*_DEVICE, "minor", "bus_id", "model", "driver", "parent", "mig_profile"),
+    )
+    for each in snapshot.devices:
+        minor = "" if each.minor is None else str(each.minor)
+        driver = snapshot.drivers.get(each.vendor, "")
+        labels = [minor, each.bus_id, each.model, driver, each.parent, each.mig_profile]
+        info.add_metric([*_device_labels(each), *labels], 1)
+    yield info
+    for name, about, value_of in _GAUGES:
+        family = _gauge(f"gpuhook_gpu_{name}", about, _DEVICE)
+        for each in snapshot.devices:
+            value = value_of(each)
+            if value is not None:
+                family.add_metric(_device_labels(each), value)
+        yield family
+    energy = CounterMetricFamily(
+        "gpuhook_gpu_energy_joules", "Energy since the driver was loaded.", labels=[*_DEVICE]
+    )
+    xids = CounterMetricFamily(
+        "gpuhook_gpu_xid_errors",
+        "Errors (XIDs) of the device since this was started.",
+        labels=[*_DEVICE, "xid"],
+    )
+    for each in snapshot.devices:
+        if each.energy_joules is not None:
+            energy.add_metric(_device_labels(each), each.energy_joules)
+        for number, count in sorted(each.xids.items()):
+            xids.add_metric([*_device_labels(each), str(number)], count)
+    yield energy
+    yield xids
+
+
+def _device_labels(device: Device) -> list[str]:
+    return [device.vendor, device.id, device.label]
+
+
+def _container_labels(device: Device, container: Container) -> list[str]:
+    return [
+        *_device_labels(device),
+        container.id,
+        container.engine,
+        container.name,
+        container.pod,
+        container.namespace,
+        container.container,
+    ]
+
+
+def _of_containers(snapshot: Snapshot) -> Iterator[Family]:
+    assigned = _gauge(
+        "gpuhook_container_gpu_assigned",
+        "1 for each device that a container was given, also where nothing runs.",
+        _CONTAINER,
+    )
+    for container, device in _pairs(snapshot):
+        assigned.add_metric(_container_labels(device, container), 1)
+    yield assigned
+    memory = _gauge(
+        "gpuhook_container_gpu_memory_used_bytes",
+        "Device memory of a container's processes; container_id is empty for those in none.",
+        _CONTAINER,
+    )
+    share = _gauge(
+        "gpuhook_container_gpu_sm_utilization_ratio",
+        "Share of the device's multiprocessors that a container's processes used.",
+        _CONTAINER,
+    )
+    count = _gauge(
+        "gpuhook_container_gpu_processes", "A container's processes on the device.", _CONTAINER
+    )
+    for usage, labels in _usages(snapshot):
+        if usage.memory_bytes is not None:
+            memory.add_metric(labels, usage.memory_bytes)
+        if usage.sm_utilization is not None:
+            share.add_metric(labels, usage.sm_utilization)
+        count.add_metric(labels, usage.processes)
+    yield from (memory, share, count)
+
+
+def _usages(snapshot: Snapshot) -> Iterator[tuple[Usage, list[str]]]:
+    devices = {device.id: device for device in snapshot.devices}
+    containers = {each.id: each for each in snapshot.containers if each.id}
+    for usage in snapshot.usages:
+        device = devices.get(usage.device)
+        if device is not None:
+            container = containers.get(usage.container, Container(usage.container))
+            yield usage, _container_labels(device, container)
+
+
+def _pairs(snapshot: Snapshot) -> Iterator[tuple[Container, Device]]:
+    """Yield each container with each device that it was given."""
+    devices = {device.id: device for device in snapshot.devices}
+    for container in snapshot.containers:
+        for name in container.devices:
+            if name in devices:
+                yield container, devices[name]
+
+
+# As others have called it ---------------------------------------------------------------------
+
+
+def _of_cadvisor(snapshot: Snapshot) -> Iterator[Family]:
+    """Yield cAdvisor's three series: of the device, one for each container that has it."""
+    labels = (
+        "make", "model", "acc_id", "id", "name", "image", "container", "pod", "namespace",
+    )  # fmt: skip
+    families: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
+        ("memory_total_bytes", "Total accelerator memory.", lambda it: it.memory_total_bytes),
+        ("memory_used_bytes", "Total accelerator memory allocated.",
+         lambda it: it.memory_used_bytes),
+        ("duty_cycle", "Percent of time in which the accelerator was actively processing.",
+         lambda it: None if it.utilization is None else it.utilization * _PERCENT),
+    )  # fmt: skip
+    for name, about, value_of in families:
+        family = _gauge(f"container_accelerator_{name}", about, labels)
+        for each, device in _pairs(snapshot):
+            value = value_of(device)
+            if value is not None:
+                given = [each.id, each.name or each.id, each.image, each.container, each.pod]
+                words = [device.vendor, device.model, device.id, *given, each.namespace]
+                family.add_metric(words, value)
+        yield family
+
+
+_DCGM = (
+    ("SM_CLOCK", "gauge", "SM clock frequency (in MHz)."),
+    ("MEM_CLOCK", "gauge", "Memory clock frequency (in MHz)."),
+    ("GPU_TEMP", "gauge", "GPU temperature (in C)."),
+    ("POWER_USAGE", "gauge", "Power draw (in W)."),
+    ("TOTAL_ENERGY_CONSUMPTION", "counter", "Energy since the driver was loaded (in mJ)."),
+    ("PCIE_REPLAY_COUNTER", "counter", "Total number of PCIe retries."),
+    ("GPU_UTIL", "gauge", "GPU utilization (in %)."),
+    ("MEM_COPY_UTIL", "gauge", "Memory utilization (in %)."),
+    ("ENC_UTIL", "gauge", "Encoder utilization (in %)."),
+    ("DEC_UTIL", "gauge", "Decoder utilization (in %)."),
+    ("XID_ERRORS", "gauge", "Value of the last XID error encountered."),
+    ("FB_FREE", "gauge", "Framebuffer memory free (in MiB)."),
+    ("FB_USED", "gauge", "Framebuffer memory used (in MiB)."),
+    ("FB_RESERVED", "gauge", "Framebuffer memory reserved (in MiB)."),
+    ("UNCORRECTABLE_REMAPPED_ROWS", "counter", "Rows remapped for uncorrectable errors."),
+    ("CORRECTABLE_REMAPPED_ROWS", "counter", "Rows remapped for correctable errors."),
+    ("ROW_REMAP_FAILURE", "gauge", "Whether remapping of rows has failed."),
+)
+_DCGM_LABELS = (
+    "gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID",
+    "DCGM_FI_DRIVER_VERSION", "container", "namespace", "pod", "pod_uid",
+)  # fmt: skip
+
+
+def _of_dcgm(snapshot: Snapshot) -> Iterator[Family]:
+    """Yield the series of DCGM's exporter that NVML knows, of NVIDIA's devices.
+
+    As there, one for each pod that has the device, and one without a pod where none has. Their
+    names are kept to the letter: also those of counters, which end in no _total.
+    """
+    rows = [
+        ([*labels, container.container, container.namespace, container.pod, container.pod_uid],
+         _dcgm_values(device))
+        for device in snapshot.devices
+        if device.vendor == "nvidia"
+        for labels in [_dcgm_labels(device, snapshot)]
+        for container in _pods(device, snapshot) or [Container("")]
+    ]  # fmt: skip
+    for name, kind, about in _DCGM:
+        whole = f"DCGM_FI_DEV_{name}"
+        # A counter of prometheus_client would be called _total.
+        family = Metric(whole, about, "unknown" if kind == "counter" else kind)
+        for labels, values in rows:
+            if (value := values.get(name)) is not None:
+                pairs = zip(_DCGM_LABELS, labels, strict=True)
+                family.add_sample(whole, {key: word for key, word in pairs if word}, value)
+        yield family
+
+
+def _pods(device: Device, snapshot: Snapshot) -> list[Container]:
+    return [each for each in snapshot.containers if each.pod and device.id in each.devices]
+
+
+def _dcgm_labels(device: Device, snapshot: Snapshot) -> list[str]:
+    gpu = device.label.partition(":")[0]
+    node = "" if device.minor is None else f"nvidia{device.minor}"
+    instance = "" if device.gpu_instance is None else str(device.gpu_instance)
+    domain, _, rest = device.bus_id.upper().partition(":")
+    bus_id = f"{domain:0>8}:{rest}" if rest else ""
+    parents = {each.id: each for each in snapshot.devices}
+    whole = parents.get(device.parent, device)
+    driver = snapshot.drivers.get(device.vendor, "")
+    words = [gpu, whole.id, bus_id, node, whole.model]
+    return [*words, device.mig_profile, instance, driver]
+
+
+def _dcgm_values(device: Device) -> dict[str, float | None]:
+    total, used = device.memory_total_bytes, device.memory_used_bytes
+    reserved, energy = device.memory_reserved_bytes, device.energy_joules
+    share = device.utilization
+    free = None if total is None or used is None else total - used - (reserved or 0)
+    last = [*device.xids][-1:]
+    return {
+        **device.readings,
+        "GPU_TEMP": device.temperature_celsius,
+        "POWER_USAGE": device.power_watts,
+        "TOTAL_ENERGY_CONSUMPTION": None if energy is None else energy * 1000,
+        "GPU_UTIL": None if share is None else round(share * _PERCENT),
+        "XID_ERRORS": None if device.parent else float(last[0]) if last else 0.0,
+        "FB_FREE": None if free is None else free // _MIB,
+        "FB_USED": None if used is None else used // _MIB,
+        "FB_RESERVED": None if reserved is None else reserved // _MIB,
+    }
+
+
+def _of_ourselves(snapshot: Snapshot, seconds: float) -> Iterator[Family]:
+    errors = CounterMetricFamily(
+        "gpuhook_metrics_errors", "What failed since this was started, by kind.", labels=["kind"]
+    )
+    for kind, count in sorted(snapshot.errors.items()):
+        errors.add_metric([kind], count)
+    yield errors
+    yield GaugeMetricFamily(
+        "gpuhook_metrics_scrape_duration_seconds", "How long this look took.", value=seconds
+    )
+    steps = _gauge("gpuhook_metrics_step_duration_seconds", "How long its steps took.", ["step"])
+    for step, took in snapshot.durations.items():
+        steps.add_metric([step], took)
+    yield steps
+    yield GaugeMetricFamily(
+        "gpuhook_metrics_complete",
+        "1 where nothing is missing from this look, else 0: the service's log has what.",
+        value=float(not snapshot.problems),
+    )

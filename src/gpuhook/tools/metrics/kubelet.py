@@ -1,0 +1,121 @@
+"""Ask the kubelet which devices pods have (PodResources), in a child: gRPC has threads.
+
+It is asked as a driver is, by ``telemetry.Telemetry``, and says
+
+    {"ready": 1}
+    {"answer": 7, "pods": [[namespace, pod, container, [[resource, id], ...]], ...]}
+    {"error": text}         it can't be asked at all; the child ends
+
+A CDI device of a claim (DRA) stands there as [its kind, its name].
+"""
+
+import json
+import os
+import socket
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import GpuhookError
+
+SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+_DEADLINE = 0.5  # seconds that the child waits for the kubelet
+_LIMIT = 16 << 20  # bytes of an answer, as many as the kubelet's own clients take
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a kubelet is asked, with what ``Telemetry`` wants to know of an inventory."""
+
+    root: str = SOCKET
+    version: str = ""
+    devices: tuple[Any, ...] = ()
+
+
+def can_ask(place: Place) -> bool:
+    """Tell whether there is a kubelet that we may ask."""
+    return os.access(place.root, os.R_OK | os.W_OK)
+
+
+def begin(config: Config, place: Place, but: Collection[str]) -> tuple[int, socket.socket]:  # noqa: ARG001 - as every vendor's
+    """Start a child; return it, and where to write and read."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        _child(theirs.fileno(), place.root)
+    theirs.close()
+    ours.setblocking(False)
+    return child, ours
+
+
+def _child(fd: int, path: str) -> NoReturn:
+    status = 1
+    try:
+        kernel.die_with_parent()
+        kernel.keep_only((fd,))
+        kernel.set_name("gpuhook-kubelet")
+        with (
+            open(fd, "rb", buffering=0) as asked,
+            open(fd, "wb", buffering=0, closefd=False) as out,
+        ):
+            _answer_all(path, asked, out)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _answer_all(path: str, asked: Any, out: Any) -> None:
+    def say(**words: Any) -> None:
+        data = memoryview(json.dumps(words).encode() + b"\n")
+        while data:
+            data = data[out.write(data) :]
+
+    try:
+        import grpc  # noqa: PLC0415 - in this process alone
+
+        from gpuhook.tools.kubernetes import api  # noqa: PLC0415
+    except (ImportError, GpuhookError):
+        say(error="the kubelet can't be asked without the Python packages grpcio and protobuf")
+        return
+    say(ready=1)
+    options = (
+        ("grpc.max_receive_message_length", _LIMIT),
+        ("grpc.default_authority", "localhost"),
+        ("grpc.enable_http_proxy", 0),
+    )
+    messages = api.pod_resources
+    for line in asked:
+        number = json.loads(line)["ask"]
+        with grpc.insecure_channel(f"unix:{quote(path)}", options=options) as channel:
+            call = channel.unary_unary(
+                api.LIST_POD_RESOURCES,
+                request_serializer=messages.ListPodResourcesRequest.SerializeToString,
+                response_deserializer=messages.ListPodResourcesResponse.FromString,
+            )
+            try:
+                found = call(messages.ListPodResourcesRequest(), timeout=_DEADLINE)
+            except grpc.RpcError as error:
+                why = f"the kubelet doesn't say which pods have devices: {error.details()}"
+                say(answer=number, failed={path: why})
+                continue
+        say(answer=number, pods=[*_pods(found)])
+
+
+def _pods(answer: Any) -> Iterator[list[Any]]:
+    """Yield the containers that have a device of any kind."""
+    for pod in answer.pod_resources:
+        for container in pod.containers:
+            ids = [
+                [each.resource_name, name] for each in container.devices for name in each.device_ids
+            ]
+            for claim in container.dynamic_resources:
+                for resource in claim.claim_resources:
+                    names = (device.name for device in resource.cdi_devices)
+                    ids += [
+                        [kind, name] for kind, _, name in (each.partition("=") for each in names)
+                    ]
+            if ids:
+                yield [pod.namespace, pod.name, container.name, ids]

@@ -1,0 +1,294 @@
+"""Look at all devices and containers: what the drivers say, and whose the processes are."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from gpuhook.ground.config.model import Config
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.start.inventory.selection import fallen_off
+from gpuhook.tools.kubernetes.machine import Machine
+from gpuhook.tools.metrics import kubelet, pods
+from gpuhook.tools.metrics.assigned import Holder, Holders
+from gpuhook.tools.metrics.inventories import Inventories
+from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
+from gpuhook.tools.metrics.processes import Processes, find, poses, sees_all_processes
+from gpuhook.tools.metrics.telemetry import PATIENCE, Telemetry
+from gpuhook.tools.running.holders import LIMIT, WITHOUT_ROOT
+from gpuhook.tools.running.names import Names
+from gpuhook.tools.vendors.parts import part
+
+_OTHER_NAMESPACE = (
+    "This runs in a pid namespace of its own, where the processes of containers can't be told "
+    "apart; start it in the machine's (--pid host, hostPID: true)"
+)
+
+_MANY = (
+    f"Processes of more than {LIMIT} containers without a record use devices: those of the others "
+    "are counted with the processes that are in none"
+)
+
+Values = Mapping[str, Mapping[str, Any]]
+Clock = Callable[[], float]
+
+
+class Observer:
+    """Takes looks, one after the other; it must be the only thread, because it forks.
+
+    ``readings`` asks drivers for further values. With ``prepared`` somebody calls ``prepare``
+    between two looks. ``patience`` is how many seconds a driver may take to answer, and half as
+    many to say what there is; a kubelet has a quarter. ``pod_resources`` is the kubelet's socket.
+    ``tell`` gets a sentence for what changes.
+    Between two looks a child may hold a driver open, until ``let_go``.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        readings: bool = False,
+        prepared: bool = False,
+        patience: float = PATIENCE,
+        pod_resources: str = kubelet.SOCKET,
+        tell: Callable[[str], None] = lambda _: None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._readings = readings
+        self._prepared = prepared
+        self._clock = clock
+        self._patience = patience
+        self._inventories = Inventories(clock)
+        self._machine = Machine(config, tell, clock, follow=self._inventories.follow, linked=False)
+        self._telemetry: dict[str, Telemetry | None] = {}
+        self._place = kubelet.Place(pod_resources)
+        self._kubelet = Telemetry(kubelet, "Kubernetes", config, clock, patience / 4, "kubelet")
+        self._holders = Holders(config.state_dir, clock)
+        self._processes = Processes()
+        self._names = Names(clock)
+        self._room, self._left_out = LIMIT, False  # for containers that are known by use alone
+        self._errors: Counter[str] = Counter()
+        self._durations: dict[str, float] = {}
+
+    def take(self) -> Snapshot:
+        """Return what there is now; what can't be had in time is absent, and counted as error."""
+        problems = [] if sees_all_processes() else [_OTHER_NAMESPACE]
+        problems += [WITHOUT_ROOT.rstrip(".")] if os.geteuid() else []
+        with self._timed("inventory"):
+            self._look(self._patience / 2)
+            found = self._machine.found
+            problems += self._inventories.problems()
+            problems += [
+                fallen_off(inventory.lost, vendor.names)
+                for vendor, inventory in found
+                if inventory.lost
+            ]
+            failures = self._machine.failures()
+            for failure in failures.values():
+                problems.append(str(failure))
+                self._errors["inventory"] += 1
+        with self._timed("driver"):
+            answers = [self._ask(*each, problems) for each in found]
+        with self._timed("containers"):
+            inventories = [inventory for _, inventory in found]
+            holders = self._holders.look(inventories, around=not self._prepared)
+            values = {key: value for answer in answers for key, value in answer.items()}
+            problems += self._holders.problems
+            containers, usages = self._assemble(holders, values, problems)
+        with self._timed("kubelet"):
+            containers = self._name_pods(containers, found, values, problems)
+        devices = [device for each in found for device in self._devices(*each, values)]
+        return Snapshot(
+            tuple(devices),
+            tuple(containers),
+            tuple(usages),
+            {vendor.names.NAME: inventory.version for vendor, inventory in found},
+            self._all_errors(),
+            dict(self._durations),
+            tuple(problems),
+        )
+
+    def prepare(self, patience: float = 0.0) -> None:
+        """Do what a look would wait for, if it is due; with ``prepared`` the caller's to call."""
+        self._look(patience)
+        if patience:
+            self._kubelet.ask(self._place)  # to have started what asks it
+        if self._machine.found:
+            self._holders.look_around(inventory for _, inventory in self._machine.found)
+
+    def _look(self, patience: float) -> None:
+        self._inventories.wait_for(patience)
+        if self._machine.look():
+            self._holders.forget()  # others may have devices now
+
+    def let_go(self, seconds: float = 0.0) -> None:
+        """Let go of all drivers, for so long at least; a later look opens them again."""
+        self._inventories.let_go(seconds)
+        self._kubelet.let_go()
+        for each in self._telemetry.values():
+            if each is not None:
+                each.let_go(seconds)
+
+    @contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        before = self._clock()
+        yield
+        self._durations[step] = self._clock() - before
+
+    def _all_errors(self) -> dict[str, int]:
+        """Return how often what failed; the kinds that there are, also those that didn't."""
+        found = Counter({"inventory": 0, "starting": 0, "timeout": 0, "ended": 0, "failed": 0})
+        found.update({"device": 0, **self._errors})
+        for each in self._telemetry.values():
+            if each is not None:
+                found.update(each.errors)
+        found["kubelet"] = self._kubelet.errors.total()
+        return dict(found)
+
+    # Devices --------------------------------------------------------------------------------
+
+    def _ask(self, vendor: Any, inventory: Any, problems: list[str]) -> dict[str, Any]:
+        """Return what a vendor's driver says of each device now."""
+        names = vendor.names
+        module = part(names, "telemetry")
+        if hasattr(module, "read"):  # of files that nobody waits for
+            return dict(module.read(inventory))
+        if names.NAME not in self._telemetry:
+            self._telemetry[names.NAME] = (
+                Telemetry(module, names.TITLE, self._config, self._clock, self._patience)
+                if module
+                else None
+            )
+        telemetry = self._telemetry[names.NAME]
+        if telemetry is None:
+            return {}
+        answer = telemetry.ask(inventory, more=self._readings)
+        if telemetry.problem:
+            problems.append(telemetry.problem)
+        found = telemetry.facts(inventory)
+        for device, values in (answer or {}).get("devices", {}).items():
+            found.setdefault(device, {}).update(values)
+        return found
+
+    def _devices(self, vendor: Any, inventory: Inventory, values: Values) -> Iterator[Device]:
+        telemetry = self._telemetry.get(vendor.names.NAME)
+        fields = set(Device.__dataclass_fields__)
+        for each in inventory.devices:
+            node = inventory.node(each.nodes[0]) if each.nodes and not each.parent else None
+            said = {"minor": node and node.minor, **values.get(each.id, {})}
+            yield Device(
+                vendor=vendor.names.NAME,
+                id=each.id,
+                label=each.label,
+                bus_id=each.bus_id,
+                model=each.model,
+                parent=each.parent,
+                xids=telemetry.xids_of(each.id) if telemetry else {},
+                **{name: value for name, value in said.items() if name in fields},
+            )
+
+    # Containers -----------------------------------------------------------------------------
+
+    def _assemble(
+        self, holders: list[Holder], values: Values, problems: list[str]
+    ) -> tuple[list[Container], list[Usage]]:
+        """Return the containers, and what their processes do on each device."""
+        self._room, self._left_out = LIMIT, False
+        groups = {each.group: each.container.name for each in holders if each.group}
+        known = {each.container.name: self._container(each) for each in holders}
+        used: dict[tuple[str, str], Usage] = {}
+        for device, said in values.items():
+            for usage in self._usages(device, said, groups, known):
+                used[usage.container, device] = usage
+        self._processes.forget()
+        if self._left_out:
+            problems.append(_MANY)
+        for each in known.values():
+            for device in each.devices:
+                said = values.get(device, {})
+                if "processes" in said and (each.id, device) not in used:
+                    sm = 0.0 if "sm" in said else None
+                    used[each.id, device] = Usage(each.id, device, 0, sm, 0)
+        self._ask_names(holders, known)
+        named = [self._named(each) for each in known.values()]
+        return named, [*used.values()]
+
+    def _usages(
+        self,
+        device: str,
+        said: Mapping[str, Any],
+        groups: Mapping[str, str],
+        known: dict[str, Container],
+    ) -> Iterator[Usage]:
+        """Yield what each container does on a device; one that wasn't known becomes known."""
+        memory: dict[str, int | None] = {}
+        share: dict[str, float] = {}
+        count: Counter[str] = Counter()
+        for pid, used in said.get("processes", ()):
+            container = self._container_of(pid, groups, known)
+            count[container] += 1
+            before = memory.get(container, 0)
+            memory[container] = None if used is None or before is None else before + used
+        for pid, part_of in said.get("sm", {}).items():
+            container = self._container_of(int(pid), groups, known)
+            share[container] = share.get(container, 0.0) + part_of
+        for container in {**memory, **share}:
+            sm = share.get(container, 0.0) if "sm" in said else None
+            yield Usage(container, device, memory.get(container, 0), sm, count[container])
+
+    def _container_of(
+        self, pid: int, groups: Mapping[str, str], known: dict[str, Container]
+    ) -> str:
+        group, owner = self._processes.place(pid)
+        found = find(group, groups)
+        if not found and owner.id and not poses(group, owner.id, groups):
+            found = owner.id
+            if found not in known and not self._room:
+                self._left_out = True
+                return ""
+            if found not in known:
+                self._room -= 1
+                known[found] = Container(found, owner.engine, pod_uid=owner.pod_uid)
+        return found
+
+    def _container(self, holder: Holder) -> Container:
+        each = holder.container
+        words = {"pod": each.pod, "namespace": each.namespace, "container": each.container}
+        return Container(
+            id=each.name,
+            engine=each.engine,
+            pod_uid=holder.pod_uid,
+            image=holder.image,
+            devices=holder.devices,
+            **words,
+        )
+
+    def _name_pods(
+        self,
+        containers: list[Container],
+        found: list[Any],
+        values: Values,
+        problems: list[str],
+    ) -> list[Container]:
+        """Return the containers with the names of pods that the kubelet has and we haven't."""
+        answer = self._kubelet.ask(self._place)
+        if self._kubelet.problem and any(each.pod_uid and not each.pod for each in containers):
+            problems.append(self._kubelet.problem)
+        if not answer or not answer.get("pods"):
+            return containers
+        known = [(vendor.names.KIND, inventory, values) for vendor, inventory in found]
+        return pods.name(containers, pods.read(answer["pods"], known))
+
+    def _ask_names(self, holders: list[Holder], known: Mapping[str, Container]) -> None:
+        bundles = {each.container.name: each.bundle for each in holders}
+        self._names.look(
+            [(each.engine, each.id, bundles.get(each.id, "")) for each in known.values()]
+        )
+
+    def _named(self, container: Container) -> Container:
+        name, image = self._names.of(container.id)
+        changes = {"name": name or container.name, "image": container.image or image}
+        return Container(**{**vars(container), **changes})

@@ -1,0 +1,246 @@
+"""Ask a vendor's driver by way of its child, which may hang: no question waits for long."""
+
+import json
+import select
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.tools.kubernetes.children import Child
+
+PATIENCE = 4.0  # seconds; Prometheus waits for ten
+_SILENCE = 300.0  # seconds that a device is left alone in which the driver hung
+_REAP = 0.5  # seconds that a killed child may take to end
+_PAUSE = 0.005
+_LIMIT = 16 << 20  # bytes of one line
+_PAIR = 2  # a process id, and what that process uses
+_DIGITS = 10  # of a process id
+_MOST = 1 << 64  # of any value
+
+Clock = Callable[[], float]
+
+
+class Telemetry(Child):
+    """The child of one vendor; ``module`` is the vendor's ``telemetry``.
+
+    A question waits for ``patience`` seconds. ``who`` is asked, in the sentences on it.
+
+    ``errors`` counts what went wrong, by kind; ``problem`` is the last one, "" if all is well.
+    ``xids`` counts errors of devices: (GPU, number) -> how many, the latest number last.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        title: str,
+        config: Config,
+        clock: Clock,
+        patience: float = PATIENCE,
+        who: str = "driver",
+    ) -> None:
+        super().__init__(clock)
+        self._who = who
+        self._patience = patience
+        self._module = module
+        self._title = title
+        self._config = config
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+        self._number = 0
+        self._ready = False
+        self._asking = ""
+        self._silent: dict[str, float] = {}
+        self._devices: object = None
+        self._away = 0.0
+        self.errors: Counter[str] = Counter()
+        self.xids: dict[tuple[str, int], int] = {}
+        self.problem = ""
+
+    def ask(self, inventory: Any, *, more: bool = False) -> dict[str, Any] | None:
+        """Return the child's answer, None where there is none in time."""
+        if not self._module.can_ask(inventory):
+            return None
+        self.problem = ""
+        self._tend(inventory)
+        if not self.pid:
+            self.problem = self.problem or f"{self._title}: the {self._who} isn't asked just now"
+            return None
+        self._number += 1
+        question = json.dumps({"ask": self._number, "more": more}).encode() + b"\n"
+        try:
+            if self._socket is not None:
+                self._socket.sendall(question)
+        except BlockingIOError:
+            self._give_up()  # it has read nothing for a long time
+            return None
+        except OSError:
+            pass  # it has ended, which is seen below
+        return self._wait(self._clock() + self._patience)
+
+    def facts(self, inventory: Any) -> dict[str, dict[str, Any]]:
+        """Return what only the vendor knows of each device, by fields of ``Device``."""
+        found: dict[str, dict[str, Any]] = self._module.facts(inventory)
+        return found
+
+    def xids_of(self, device: str) -> dict[int, int]:
+        """Return how often each error was heard of a device."""
+        return {xid: count for (each, xid), count in self.xids.items() if each == device}
+
+    def _tend(self, inventory: Any) -> None:
+        """Start the child where there is none, or others devices than those that it knows."""
+        if self.reap() is not None:
+            self._note_loss()
+        now = self._clock()
+        forgiven = [uuid for uuid, until in self._silent.items() if now >= until]
+        devices = (inventory.root, inventory.version, [each.id for each in inventory.devices])
+        if self.pid and (forgiven or devices != self._devices):
+            self._stop()
+        for uuid in forgiven:
+            del self._silent[uuid]
+        if self.pid or now < max(self.again or 0.0, self._away):
+            return
+        try:
+            pid, self._socket = self._module.begin(self._config, inventory, self._silent)
+        except GpuhookError as error:
+            self._fail("failed", str(error))
+            self._note_end()
+            return
+        self._note_start(pid)
+        self._buffer, self._ready, self._asking, self._devices = b"", False, "", devices
+
+    def _wait(self, deadline: float) -> dict[str, Any] | None:
+        while True:
+            for line in self._lines():
+                if line.get("answer") == self._number:
+                    if not _is_sound(line):
+                        self._refuse()
+                        return None
+                    for why in line.get("failed", {}).values():
+                        self._fail("device", f"{self._title}: {why}")
+                    return line
+                self._note(line)
+            if self._socket is None:
+                return None
+            patience = deadline - self._clock()
+            if patience <= 0:
+                break
+            select.select([self._socket], [], [], patience)
+        if not self._ready and self._clock() < self._began + self._config.nvml_timeout:
+            self.problem = f"{self._title}: the {self._who} isn't ready to answer yet"
+            self.errors["starting"] += 1
+        else:
+            self._give_up()
+        return None
+
+    def _note(self, line: dict[str, Any]) -> None:
+        if "ready" in line:
+            self._ready = True
+        elif "asking" in line:
+            self._asking = str(line["asking"])
+        elif "error" in line:
+            self._fail("failed", f"{self._title}: {line['error']}")
+        elif isinstance(line.get("xid"), int) and isinstance(line.get("gpu"), str):
+            key = (line["gpu"], line["xid"])
+            self.xids[key] = self.xids.pop(key, 0) + 1
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Return what the child has said until now."""
+        try:
+            data = self._socket.recv(1 << 20) if self._socket else b""
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            if self._socket:
+                self._kill()  # in case it has only closed its side
+                self._note_loss()
+            return []
+        *whole, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > _LIMIT:
+            self._give_up()
+        found = []
+        for each in whole:
+            try:
+                line = json.loads(each)
+            except (ValueError, RecursionError):
+                continue
+            found += [line] if isinstance(line, dict) else []
+        return found
+
+    def _fail(self, kind: str, problem: str) -> None:
+        self.errors[kind] += 1
+        self.problem = problem
+
+    def _note_loss(self) -> None:
+        """Note that the child has ended by itself."""
+        if not self.problem:
+            self._fail("ended", f"{self._title}: the process that asks the {self._who} has ended")
+        self._close()
+        self._note_end()
+
+    def _refuse(self) -> None:
+        """End a child whose answer has no form."""
+        self._fail("failed", f"{self._title}: the {self._who} says what has no meaning")
+        self._kill()
+        self._close()
+        self._note_end()
+
+    def _give_up(self) -> None:
+        """Leave a child that hangs to itself, and the device alone that it hangs in."""
+        where = f" in {self._asking}" if self._asking else ""
+        self._fail("timeout", f"{self._title}: the {self._who} hangs{where}")
+        if self._asking:
+            self._silent[self._asking] = self._clock() + _SILENCE
+        self._kill()
+        self._close()
+        self._note_end()
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+
+    def _stop(self) -> None:
+        """End the child, and wait a moment for that: it may hang."""
+        self._kill()
+        self._close()
+        self.pid, self.again = 0, 0.0
+        end = time.monotonic() + _REAP
+        while self.reap() is None and self._zombies and time.monotonic() < end:
+            time.sleep(_PAUSE)
+
+    def let_go(self, seconds: float = 0.0) -> None:
+        """Let go of the driver, for so long at least."""
+        self._silent.clear()
+        self._away = self._clock() + seconds
+        self._stop()
+
+
+def _is_sound(answer: dict[str, Any]) -> bool:
+    """Tell whether an answer has its form: a driver's code runs in the child."""
+    devices, failed = answer.get("devices", {}), answer.get("failed", {})
+    is_whole = isinstance(devices, dict) and isinstance(failed, dict)
+    return is_whole and all(isinstance(each, dict) and _is_said(each) for each in devices.values())
+
+
+def _is_said(values: dict[str, Any]) -> bool:
+    """Tell whether the values of one device are numbers, as ``vendors.nvidia.telemetry`` has it."""
+    rest = dict(values)
+    processes, sm = rest.pop("processes", []), rest.pop("sm", {})
+    readings = rest.pop("readings", {})
+    if not (isinstance(processes, list) and isinstance(sm, dict) and isinstance(readings, dict)):
+        return False
+    pairs = [
+        each if isinstance(each, list) and len(each) == _PAIR else ["", ""] for each in processes
+    ]
+    numbers = [*rest.values(), *sm.values(), *readings.values(), *(pid for pid, _ in pairs)]
+    return (
+        all(isinstance(each, int | float) and -_MOST <= each <= _MOST for each in numbers)
+        and all(used is None or (isinstance(used, int) and used <= _MOST) for _, used in pairs)
+        and all(pid.isdecimal() and len(pid) <= _DIGITS for pid in sm)
+    )

@@ -1,0 +1,87 @@
+"""Prometheus' two text formats, of prometheus_client's families.
+
+To the byte what prometheus_client writes itself, but for what isn't printable in the value of a
+label. That looks at each label of each sample again to see whether its name is a legal one, and
+with hundreds of containers takes longer for the text than everything before it took. And its
+choice of a format fails for some Accept headers.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client.utils import floatToGoString
+
+from gpuhook.ground.errors import printable
+
+Family = Any  # of prometheus_client, which has no types for it
+_number: Callable[[float], str] = floatToGoString  # which has no types, either
+_KINDS = {"unknown": "untyped"}  # what is called otherwise in the older format
+# The content types, by whether they are OpenMetrics.
+TYPES = {
+    False: "text/plain; version=0.0.4; charset=utf-8",
+    True: "application/openmetrics-text; version=1.0.0; charset=utf-8",
+}
+_WEIGHT = re.compile(r"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")  # RFC 9110, 12.4.2
+
+
+def is_openmetrics(accept: str) -> bool:
+    """Tell whether an Accept header would rather have OpenMetrics 1.0.0 than text format 0.0.4.
+
+    What isn't as RFC 9110, 12.5.1, has it says nothing: 0.0.4 is what everybody reads.
+    """
+    weights = {True: 0.0, False: 0.0}
+    for each in accept.split(","):
+        kind, *parameters = [word.strip(" \t").lower() for word in each.split(";")]
+        given = dict(word.split("=", 1) for word in parameters if "=" in word)
+        weight, version = given.get("q", "1"), given.get("version", "").strip('"')
+        if not _WEIGHT.fullmatch(weight):
+            continue
+        for openmetrics, content_type in TYPES.items():
+            ours, _, rest = content_type.partition("; version=")
+            if kind == ours and version in ("", rest.partition(";")[0]):
+                weights[openmetrics] = max(weights[openmetrics], float(weight))
+    return weights[True] > 0 and weights[True] >= weights[False]
+
+
+def encode(families: Iterable[Family], *, openmetrics: bool) -> bytes:
+    """Return gauges, counters and unknowns as OpenMetrics 1.0.0, or as text format 0.0.4.
+
+    Names are taken as they are: they must be of letters, digits, _ and :.
+    """
+    known: dict[str, str] = {}  # label values, escaped
+    lines: list[str] = []
+    for family in families:
+        lines += _head(family, openmetrics=openmetrics)
+        for sample in family.samples:
+            labels = _labels(sample.labels, known) if sample.labels else ""
+            lines.append(f"{sample.name}{labels} {_number(sample.value)}\n")
+    return "".join([*lines, "# EOF\n"] if openmetrics else lines).encode()
+
+
+def _head(family: Family, *, openmetrics: bool) -> Iterator[str]:
+    name, kind = family.name, family.type
+    about = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
+    if openmetrics:
+        about = about.replace('"', r"\"")
+    else:
+        name = f"{name}_total" if kind == "counter" else name
+        kind = _KINDS.get(kind, kind)
+    yield f"# HELP {name} {about}\n"
+    yield f"# TYPE {name} {kind}\n"
+
+
+def _labels(labels: dict[str, str], known: dict[str, str]) -> str:
+    pairs = [
+        f'{name}="{known.get(value) or _escaped(value, known)}"'
+        for name, value in sorted(labels.items())
+    ]
+    return f"{{{','.join(pairs)}}}"
+
+
+def _escaped(value: str, known: dict[str, str]) -> str:
+    # A tenant may have chosen it, and it may be no text: what isn't printable becomes escapes.
+    text = "\n".join(map(printable, value.split("\n")))
+    found = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    known[value] = found
+    return found

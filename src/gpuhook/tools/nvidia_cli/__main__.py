@@ -1,0 +1,17 @@
+"""Where the launcher starts gpuhook-container-cli: an isolated interpreter, as for gpu-py."""
+
+import os
+import sys
+
+from gpuhook.ground import names
+from gpuhook.tools.nvidia_cli import main as program
+
+
+def main() -> None:
+    """Carry out the words after the launcher's own two."""
+    os.umask(names.UMASK)
+    program.main(sys.argv[3:])
+
+
+if __name__ == "__main__":
+    main()

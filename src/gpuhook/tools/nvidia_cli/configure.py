@@ -1,0 +1,62 @@
+"""``nvidia-container-cli configure``: put the driver into a container, as the hook does.
+
+The same request, plan and injection as everywhere; only the way to ask is another.
+"""
+
+from gpuhook import inject
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.oci.spec import State
+from gpuhook.start.contract import Grant
+from gpuhook.start.plan import image
+from gpuhook.start.plan.operations import BindDevice, Plan
+from gpuhook.start.planner import make_plan
+from gpuhook.start.records import records
+from gpuhook.tools.nvidia_cli import callers
+from gpuhook.tools.nvidia_cli.errors import CliError
+from gpuhook.vendors.nvidia import completeness, requirements
+from gpuhook.vendors.nvidia.names import NAME
+
+
+class Target:
+    """The container: its process (None: we are in its mount namespace already) and root."""
+
+    def __init__(self, pid: int | None, root: str) -> None:
+        self.pid = pid
+        self.root = root
+
+
+class Switches:
+    """What is left out: the bind mounts of devices, and their rules in the cgroup."""
+
+    def __init__(self, *, devbind: bool, cgroups: bool) -> None:
+        self.devbind = devbind
+        self.cgroups = cgroups
+
+
+def configure(target: Target, grant: Grant, config: Config, switches: Switches) -> None:
+    """Inject what was granted; GpuhookError, and nothing left behind, if that fails."""
+    completeness.check(grant)
+    requirements.check(grant)
+    pid = target.pid or callers.parent()
+    with inject.open_container(pid, target.root) as container:
+        if target.pid is None:
+            container.adopt(callers.mount_tables())
+        found = image.look(container, config, {NAME: grant.vendor.look})
+        plan = make_plan([grant], found)
+        record = records.describe(State("", pid, "", None), None, [grant])
+        exclusive = config.exclusive
+        with records.Written(config.state_dir, container.process, record, exclusive=exclusive):
+            if switches.cgroups:
+                inject.allow_devices(
+                    container.process, plan.devices, [], no_cgroups=config.no_cgroups
+                )
+            if not switches.devbind:
+                plan = Plan([step for step in plan.operations if not isinstance(step, BindDevice)])
+            inject.inject(plan, container, enter=target.pid is not None)
+
+
+def checked_root(path: str) -> str:
+    """Return the container's root; CliError if it can't be one."""
+    if not path.startswith("/") or not path.strip("/"):
+        raise CliError("input error", "invalid rootfs directory")
+    return path

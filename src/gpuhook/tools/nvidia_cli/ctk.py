@@ -1,0 +1,174 @@
+"""nvidia-ctk's command line, carried out by gpuhook: for scripts that have it.
+
+Started as gpuhook-ctk, to which the name nvidia-ctk is a link. What is asked for goes to
+standard output, everything else to standard error. The exit status is 0 or 1.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from gpuhook import __version__
+from gpuhook.ground import names
+from gpuhook.ground.errors import CdiError, EngineError, GpuhookError, printable, shown
+from gpuhook.tools.cli import configure as configuring
+from gpuhook.tools.cli._help import Group
+from gpuhook.tools.cli.cdi_generate import transform
+from gpuhook.tools.cli.install import carry_out
+from gpuhook.tools.engines import ENGINES, Store, installer
+from gpuhook.tools.nvidia_cli import ctk_cdi, ctk_config, ctk_system
+from gpuhook.tools.nvidia_cli.ctk_words import PROGRAM, say
+
+_RUNTIME_NAME = "nvidia"
+_SOURCES = ("file", "command")
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Carry out a command line, this process' own if none is given, and exit."""
+    if os.geteuid() == 0:
+        os.umask(names.UMASK)
+    try:
+        status = ctk.main(argv, prog_name=PROGRAM, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        status = 1
+    except click.Abort:
+        status = 1
+    except GpuhookError as error:
+        click.echo(f"{PROGRAM}: {printable(str(error))}", err=True)
+        status = 1
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+@click.group(
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    examples={
+        f"{PROGRAM} runtime configure --runtime=docker": "Tell Docker about gpu-py",
+        f"{PROGRAM} cdi generate --output=/etc/cdi/nvidia.yaml": "Write a CDI document",
+    },
+)
+@click.version_option(
+    __version__, "-v", "--version", message=f"NVIDIA Container Toolkit CLI version {__version__}"
+)
+@click.option("-d", "--debug", is_flag=True, envvar="NVIDIA_CTK_DEBUG", help="Has no effect.")
+@click.option(
+    "-q", "--quiet", is_flag=True, envvar="NVIDIA_CTK_QUIET",
+    help="Print errors and what is asked for alone.",
+)  # fmt: skip
+@click.option(
+    "--config", "config_path", metavar="FILE", envvar="NVIDIA_CTK_CONFIG",
+    help="Another configuration than gpuhook's.",
+)  # fmt: skip
+def ctk(**_: Any) -> None:
+    """Do what nvidia-ctk does, by gpuhook.
+
+    gpuhook's own commands do more: gpuhook install, gpuhook cdi, gpuhook config.
+    """
+
+
+@ctk.group()
+def runtime() -> None:
+    """Have container engines use gpu-py."""
+
+
+@runtime.command(
+    examples={
+        f"{PROGRAM} runtime configure --runtime=docker --set-as-default": "Make it the default",
+        f"{PROGRAM} runtime configure --runtime=containerd --dry-run": "Print the new files",
+    },
+)
+@configuring.options(_RUNTIME_NAME)
+@click.option(
+    "--config-source", multiple=True, metavar="WORD",
+    help="Has no effect: gpuhook reads the engine's files.",
+)  # fmt: skip
+@click.option("--executable-path", metavar="PATH", help="Has no effect: no engine is run.")
+@configuring.switch("--dry-run", help="Print the files as they would be, and change none.")
+def configure(
+    dry_run: bool, config_source: tuple[str, ...], executable_path: str | None, **given: Any
+) -> None:
+    """Tell a container engine about gpu-py, under the name nvidia.
+
+    Files that are changed are remembered, and gpuhook uninstall takes it back.
+    """
+    for word in config_source:
+        if word.partition("=")[0] not in _SOURCES:
+            raise EngineError(
+                f"{shown(word)} is no source of a configuration",
+                f"Give {' or '.join(_SOURCES)}, or leave --config-source out",
+            )
+        if word == "command":
+            say("warning: --config-source=command has no effect: the engine's files are read")
+    if executable_path:
+        say("warning: --executable-path has no effect: no engine is run")
+    given["runtime_path"] = _absolute(given["runtime_path"])
+    job = configuring.job_of(**given)
+    if job is None:
+        configuring.write_hook(dry_run, **given)
+    elif dry_run:
+        [engine] = job.engines
+        answer = ENGINES[engine].install(job.ask)
+        for outcome in installer.preview(Store(job.state), [*answer.targets]):
+            click.echo((outcome.change.new or b"").decode(), nl=False)
+    else:
+        with _to_standard_error():
+            carry_out(dataclasses.replace(job, dry_run=False))
+
+
+def _absolute(program: str | None) -> str | None:
+    """Return where a program is that may be given by its name alone."""
+    if program is None or "/" in program:
+        return program
+    found = shutil.which(program)
+    if found is None:
+        raise EngineError(
+            f"There is no program {shown(program)} on PATH",
+            f"Give a whole path, or leave it out for {names.RUNTIME}",
+        )
+    return os.path.abspath(found)
+
+
+@contextlib.contextmanager
+def _to_standard_error() -> Any:
+    """Have what is said of the work on standard error, or nowhere with --quiet."""
+    quiet = click.get_current_context().find_root().params["quiet"]
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: SIM117 - it is the other's
+        with contextlib.redirect_stdout(nowhere if quiet else sys.stderr):
+            yield
+
+
+@ctk.group()
+def cdi() -> None:
+    """Make CDI documents of NVIDIA's devices, and list what there is."""
+
+
+cdi.add_command(ctk_cdi.generate)
+cdi.add_command(ctk_cdi.list_)
+cdi.add_command(transform)
+ctk.add_command(ctk_config.config)
+ctk.add_command(ctk_system.system)
+
+
+@ctk.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    hidden=True,
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def hook(words: tuple[str, ...]) -> None:
+    """Refuse to be the hook of a document that NVIDIA's toolkit has made."""
+    del words
+    raise CdiError(
+        f"A CDI document calls {PROGRAM} hook, and {names.CDI_HOOK} is what gpuhook's documents "
+        "call",
+        "Make the document again with `gpuhook cdi generate`, and delete the other one",
+    )
+
+
+if __name__ == "__main__":
+    main()

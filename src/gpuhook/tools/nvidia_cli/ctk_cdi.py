@@ -1,0 +1,259 @@
+"""``nvidia-ctk cdi generate`` and ``cdi list``, with the documents and folders of gpuhook's."""
+
+import os
+from typing import Any
+
+import click
+
+from gpuhook.ground import names
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import CdiError, listed, shown
+from gpuhook.start import contract
+from gpuhook.start.cdi import folders, versions
+from gpuhook.start.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES
+from gpuhook.start.cdi.generate import generate as generate_document
+from gpuhook.tools.cdi import refresh as refreshing
+from gpuhook.tools.cdi import write as writing
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli.configure import switch
+from gpuhook.tools.host.programs import our_program
+from gpuhook.tools.nvidia_cli.ctk_words import PROGRAM, config_path, items, say
+from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia.names import NAME
+
+_ENV = "NVIDIA_CTK_CDI_GENERATE_"
+_MODES = ("auto", "nvml", "wsl", "csv")
+_MODES_WITHOUT = ("management", "gds", "mofed", "gdrcopy", "nvswitch", "imex")
+_ENDINGS = (".yaml", ".yml", ".json")
+# What is NVIDIA's generator's own -> why it changes nothing.
+_ONE_HOOK = "gpuhook's documents call one hook, which does all"
+_INEFFECTIVE = {
+    "config_search_path": "gpuhook looks where the driver's packages put such files",
+    "ldconfig_path": "gpuhook's hook runs no ldconfig",
+    "csv_file": "the folder is modes.csv.mount-spec-path in config.toml",
+    "csv_ignore_pattern": "set csv-ignore in config.toml",
+    "csv_compat_container_root": "newer CUDA in an image isn't looked for on Tegra",
+    "disable_hook": _ONE_HOOK,
+    "enable_hook": _ONE_HOOK,
+    "feature_flag": "they tune NVIDIA's own generator",
+}
+
+
+def _ineffective(function: Any) -> Any:
+    """Add the options that are taken and change nothing."""
+    spelled = {
+        "csv_file": ("--csv.file", "CSV_FILES"),
+        "csv_ignore_pattern": ("--csv.ignore-pattern", "CSV_IGNORE_PATTERNS"),
+        "csv_compat_container_root": (
+            "--csv.compat-container-root",
+            "CSV_CONTAINER_COMPAT_ROOT",
+        ),
+        "config_search_path": ("--config-search-path", "CONFIG_SEARCH_PATHS"),
+        "ldconfig_path": ("--ldconfig-path", "LDCONFIG_PATH"),
+        "disable_hook": ("--disable-hook", "--disable-hooks", "DISABLED_HOOKS"),
+        "enable_hook": ("--enable-hook", "--enable-hooks", "ENABLED_HOOKS"),
+        "feature_flag": ("--feature-flag", "--feature-flags", "FEATURE_FLAGS"),
+    }
+    for field, (*options, variable) in reversed(spelled.items()):
+        function = click.option(
+            *options, field, multiple=True, metavar="TEXT", envvar=_ENV + variable,
+            help=f"Has no effect: {_INEFFECTIVE[field]}.",
+        )(function)  # fmt: skip
+    return function
+
+
+@command(
+    examples={
+        f"{PROGRAM} cdi generate --output=/etc/cdi/nvidia.yaml": "Write it where engines look",
+        f"{PROGRAM} cdi generate --format=json": "Print it as JSON",
+    },
+)
+@click.option(
+    "--output", metavar="FILE", default="", envvar="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
+    help="The file to write.  [default: standard output]",
+)  # fmt: skip
+@click.option(
+    "--format", "form", metavar="yaml|json", envvar=f"{_ENV}OUTPUT_FORMAT",
+    help="How to write it.  [default: as the file ends, else yaml]",
+)  # fmt: skip
+@click.option(
+    "--mode", "--discovery-mode", "mode", default="auto", show_default=True, metavar="WORD",
+    envvar=f"{_ENV}MODE", help="How devices are found: auto, nvml, wsl or csv.",
+)  # fmt: skip
+@click.option(
+    "--driver-root", metavar="DIR", envvar="NVIDIA_CTK_DRIVER_ROOT",
+    help="The driver root, which has to be that of config.toml.",
+)  # fmt: skip
+@click.option(
+    "--dev-root", metavar="DIR", envvar="NVIDIA_CTK_DEV_ROOT",
+    help="The folder above /dev, which has to be the driver root.",
+)  # fmt: skip
+@click.option(
+    "--library-search-path", "search_paths", multiple=True, metavar="DIR",
+    envvar=f"{_ENV}LIBRARY_SEARCH_PATHS",
+    help="Where libraries are, which has to be as config.toml says.",
+)  # fmt: skip
+@click.option(
+    "--device-name-strategy", "strategies", multiple=True, metavar="WORD",
+    envvar=f"{_ENV}DEVICE_NAME_STRATEGIES",
+    help="What devices are called: index, uuid, type-index.  [default: index, uuid]",
+)  # fmt: skip
+@click.option(
+    "--device-id", "--device-ids", "--device", "--devices", "devices", multiple=True,
+    metavar="ID", envvar=f"{_ENV}DEVICE_IDS", help="Has to be all, or none to leave out all.",
+)  # fmt: skip
+@switch("--no-all-device", envvar=f"{_ENV}NO_ALL_DEVICE", help="Leave out the device all.")
+@click.option(
+    "--nvidia-cdi-hook-path", "--nvidia-ctk-path", "hook_path", metavar="PATH",
+    envvar="NVIDIA_CTK_CDI_HOOK_PATH", help="The hook to call, a link to gpuhook-cdi-hook.",
+)  # fmt: skip
+@click.option(
+    "--vendor", "--cdi-vendor", "vendor", default="nvidia.com", show_default=True,
+    metavar="NAME", envvar=f"{_ENV}VENDOR", help="The first part of the document's kind.",
+)  # fmt: skip
+@click.option(
+    "--class", "--cdi-class", "device_class", default="gpu", show_default=True,
+    metavar="NAME", envvar=f"{_ENV}CLASS", help="The second part of the document's kind.",
+)  # fmt: skip
+@_ineffective
+def generate(
+    output: str,
+    form: str | None,
+    strategies: tuple[str, ...],
+    devices: tuple[str, ...],
+    no_all_device: bool,
+    vendor: str,
+    device_class: str,
+    **given: Any,
+) -> None:
+    """Write a CDI document of NVIDIA's devices on this machine.
+
+    gpuhook cdi generate does so for the devices of all vendors.
+    """
+    config = load(config_path())
+    _check(config, given)
+    ids = items(devices)
+    if set(ids) - {"all", "none"}:
+        raise CdiError(
+            "gpuhook writes documents of all devices, not of some",
+            "Leave --device-id out, and name devices where containers ask for them",
+        )
+    kind = _kind(vendor, device_class)
+    hook = _hook(given["hook_path"])
+    source = refreshing.look(contract.load(registry.known(config)[NAME]), config, hook, save=False)
+    made = generate_document(source, _strategies(strategies))
+    document = {**made.document, "kind": kind}
+    if no_all_device or "none" in ids:
+        document["devices"] = [each for each in document["devices"] if each["name"] != ALL]
+    document["cdiVersion"] = versions.needed(document)
+    for warning in made.warnings:
+        say(f"warning: {warning}")
+    _deliver(document, output, form)
+
+
+def _check(config: Config, given: dict[str, Any]) -> None:
+    """Say which options change nothing; CdiError for what gpuhook can't do."""
+    for field, why in _INEFFECTIVE.items():
+        if given[field]:
+            say(f"warning: --{field.replace('_', '-')} has no effect: {why}")
+    mode = given["mode"].lower()
+    if mode in _MODES_WITHOUT:
+        raise CdiError(
+            f"gpuhook writes no documents of mode {mode}",
+            "Have containers ask by a variable, such as those of docs/requests.md",
+        )
+    if mode not in _MODES:
+        raise CdiError(
+            f"invalid discovery mode: {shown(given['mode'])}", f"Give one of {', '.join(_MODES)}"
+        )
+    root = _normal(config.driver_root)
+    for option, path in (("driver-root", given["driver_root"]), ("dev-root", given["dev_root"])):
+        if path and _normal(path) != root:
+            raise CdiError(
+                f"--{option} is {shown(path)}, and containers would get what is in {root}",
+                f"Run gpuhook config set nvidia-container-cli.root={path}",
+            )
+    paths = items(given["search_paths"])
+    if paths and paths != tuple(config.library_search_paths):
+        raise CdiError(
+            "--library-search-path isn't what config.toml says, by which containers start",
+            f"Run gpuhook config set gpuhook.library-search-paths={':'.join(paths)}",
+        )
+
+
+def _normal(path: str) -> str:
+    return os.path.normpath(path or "/")
+
+
+def _strategies(words: tuple[str, ...]) -> tuple[str, ...]:
+    chosen = items(words) or DEFAULT_STRATEGIES
+    unknown = [word for word in chosen if word not in STRATEGIES]
+    if unknown:
+        raise CdiError(
+            f"{shown(unknown[0])} is no way to name devices",
+            f"Give some of {listed([*STRATEGIES])}",
+        )
+    return chosen
+
+
+def _kind(vendor: str, device_class: str) -> str:
+    kind = f"{vendor}/{device_class}"
+    if names.cdi_parts(f"{kind}=0") is None:
+        raise CdiError(f"{shown(kind)} can't be a CDI kind", "Give a vendor such as nvidia.com")
+    return kind
+
+
+def _hook(given: str | None) -> str:
+    """Return the hook's path, as it was given if that leads to ours."""
+    ours = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs lie together")
+    if given and os.path.realpath(given) == os.path.realpath(ours):
+        return given
+    if given:
+        say(f"warning: {given} is no link to {names.CDI_HOOK}: the document calls {ours}")
+    return ours
+
+
+def _deliver(document: dict[str, Any], output: str, form: str | None) -> None:
+    """Print a document, or write it to a file with an ending that engines read."""
+    ending = next((each for each in _ENDINGS if output.endswith(each)), "")
+    style = (form or ending.lstrip(".").replace("yml", "yaml") or "yaml").lower()
+    if style not in writing.FORMATS:
+        raise CdiError(f"{shown(form)} is no format", "Give yaml or json")
+    text = writing.to_text(document, style)
+    if not output:
+        click.echo(text, nl=False)
+        return
+    path = os.path.abspath(output if ending else f"{output}.{style}")
+    writing.write(path, text)
+    say(f"Generated CDI spec {path} with version {document['cdiVersion']}")
+    if path.endswith(".yml"):
+        say("warning: engines read .yaml and .json alone")
+    for warning in refreshing.others(path, document["kind"]):
+        say(f"warning: {warning}")
+
+
+@command(
+    "list",
+    examples={
+        f"{PROGRAM} cdi list": "Print the names of all devices in documents",
+        f"{PROGRAM} cdi list --spec-dir=/etc/cdi": "Look into one folder alone",
+    },
+)
+@click.option(
+    "--spec-dir", "spec_dirs", multiple=True, metavar="DIR", envvar="NVIDIA_CTK_CDI_SPEC_DIRS",
+    help="A folder of documents; may be repeated.  [default: those of config.toml]",
+)  # fmt: skip
+def list_(spec_dirs: tuple[str, ...]) -> None:
+    """Print the names of the devices in CDI documents, one a line.
+
+    gpuhook cdi list also says which file each comes from.
+    """
+    found = folders.look(items(spec_dirs) or load(config_path()).cdi_spec_dirs)
+    for error in found.errors:
+        say(f"warning: {error}")
+    for name, files in sorted(found.conflicts.items()):
+        say(f"warning: {name} is in {' and '.join(files)}, and is taken from none of them")
+    say(f"Found {len(found.devices)} CDI devices")
+    for name in sorted(found.devices):
+        click.echo(name)

@@ -1,0 +1,158 @@
+"""``nvidia-ctk system``: the driver's nodes, and links in /dev/char by which systemd finds them."""
+
+import os
+import shlex
+import subprocess
+from typing import Any
+
+import click
+
+from gpuhook.ground import names
+from gpuhook.ground.errors import DriverError
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.cli._help import Group
+from gpuhook.tools.cli.configure import switch
+from gpuhook.tools.nvidia_cli import dev_nodes
+from gpuhook.tools.nvidia_cli.ctk_words import PROGRAM, say
+
+_MODPROBE_SECONDS = 60
+_ENVIRONMENT = {"PATH": names.SEARCH_PATH}
+_DRY_RUN = switch("--dry-run", envvar="DRY_RUN", help="Say what would be done, and do nothing.")
+
+
+@click.group(cls=Group)
+def system() -> None:
+    """Prepare what containers need of this machine."""
+
+
+@system.command(
+    "create-dev-char-symlinks",
+    examples={
+        f"{PROGRAM} system create-dev-char-symlinks": "Make links to the nodes that are there",
+        f"{PROGRAM} system create-dev-char-symlinks --create-all": "For later nodes, too",
+    },
+)
+@click.option(
+    "--dev-char-path", "folder", default="/dev/char", show_default=True, metavar="DIR",
+    envvar="DEV_CHAR_PATH", help="The folder of the links.",
+)  # fmt: skip
+@click.option(
+    "--driver-root", default="/", show_default=True, metavar="DIR",
+    envvar=["NVIDIA_DRIVER_ROOT", "DRIVER_ROOT"], help="The root whose modprobe loads modules.",
+)  # fmt: skip
+@switch(
+    "--create-all", envvar="CREATE_ALL",
+    help="Make links for all nodes that the GPUs can have, for MIG devices too.",
+)  # fmt: skip
+@switch(
+    "--load-kernel-modules", envvar="LOAD_KERNEL_MODULES",
+    help="Load the driver's modules before; with --create-all.",
+)  # fmt: skip
+@switch(
+    "--create-device-nodes", envvar="CREATE_DEVICE_NODES",
+    help="Make the driver's control nodes before; with --create-all.",
+)  # fmt: skip
+@_DRY_RUN
+def create_dev_char_symlinks(
+    folder: str,
+    driver_root: str,
+    create_all: bool,
+    load_kernel_modules: bool,
+    create_device_nodes: bool,
+    dry_run: bool,
+) -> None:
+    """Make links /dev/char/MAJOR:MINOR to the driver's nodes.
+
+    systemd finds devices by them, and a container keeps its GPUs when systemd writes its rules
+    again. gpu-py and gpuhook refresh make those of nodes that are there.
+    """
+    if not create_all and (load_kernel_modules or create_device_nodes):
+        say("warning: modules and nodes are made with --create-all alone")
+    if create_all and load_kernel_modules:
+        _load_modules(driver_root, dry_run=dry_run)
+    if create_all and create_device_nodes:
+        _make_nodes("/", dry_run=dry_run)
+    nodes = dev_nodes.possible() if create_all else [*dev_nodes.existing()]
+    if not nodes:
+        say("no node of NVIDIA's is there")
+    if nodes and not dry_run:
+        _prepare(folder)
+    for node in nodes:
+        try:
+            done = dev_nodes.link(folder, node, dry_run=dry_run)
+        except OSError as error:
+            raise _failed(f"A link in {folder}", error) from None
+        if done:
+            say(done)
+
+
+@system.command(
+    "create-device-nodes",
+    examples={
+        f"{PROGRAM} system create-device-nodes --control-devices": "Make /dev/nvidiactl and others",
+    },
+)
+@click.option(
+    "--root", "--driver-root", "root", default="/", show_default=True, metavar="DIR",
+    envvar=["ROOT", "NVIDIA_DRIVER_ROOT", "DRIVER_ROOT"], help="The driver root.",
+)  # fmt: skip
+@click.option(
+    "--dev-root", metavar="DIR", envvar=["NVIDIA_DEV_ROOT", "DEV_ROOT"],
+    help="The folder above /dev.  [default: the driver root]",
+)  # fmt: skip
+@switch("--control-devices", help="Make the nodes that are no GPU's.")
+@switch("--load-kernel-modules", help="Load the driver's modules before.")
+@_DRY_RUN
+def create_device_nodes(
+    root: str, dev_root: str | None, control_devices: bool, load_kernel_modules: bool, dry_run: bool
+) -> None:
+    """Make the driver's control nodes in /dev, where nothing else has made them."""
+    if load_kernel_modules:
+        _load_modules(root, dry_run=dry_run)
+    if control_devices:
+        _make_nodes(dev_root or root, dry_run=dry_run)
+
+
+def _load_modules(root: str, *, dry_run: bool) -> None:
+    for words in dev_nodes.module_commands(root):
+        if dry_run:
+            say(f"would run {shlex.join(words)}")
+            continue
+        try:
+            subprocess.run(
+                words, check=True, capture_output=True, timeout=_MODPROBE_SECONDS, env=_ENVIRONMENT
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            output: Any = getattr(error, "stderr", b"") or b""
+            detail = output.decode(errors="replace").strip() or str(error)
+            raise DriverError(
+                f"{shlex.join(words)} failed: {detail}", "Install the driver for this kernel"
+            ) from None
+
+
+def _make_nodes(root: str, *, dry_run: bool) -> None:
+    known = dev_nodes.majors(dev_nodes.text_of_devices())
+    if not dry_run:
+        _prepare(os.path.join(root, "dev"))
+    for node in dev_nodes.control_nodes(known):
+        try:
+            done = dev_nodes.make(node, root, dry_run=dry_run)
+        except OSError as error:
+            raise _failed(f"The node {node.path}", error) from None
+        if done:
+            say(done)
+
+
+def _prepare(folder: str) -> None:
+    """Make a folder, where nobody but root can lead its path elsewhere."""
+    host_files.check_way(folder)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise _failed(folder, error) from None
+
+
+def _failed(what: str, error: OSError) -> DriverError:
+    return DriverError(
+        f"{what} can't be made: {error.strerror}", "Run this as root, where /dev can be written to"
+    )

@@ -1,0 +1,113 @@
+"""``nvidia-container-cli info`` and ``list``: what the machine has, in the peer's formats."""
+
+import os
+from collections.abc import Iterator
+
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import UntrustedPathError
+from gpuhook.start.inventory.model import SOCKET
+from gpuhook.vendors.nvidia.device_nodes import IMEX_FOLDER
+from gpuhook.vendors.nvidia.discover import CONTROL_NODES
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Selection
+
+_LABEL_WIDTH = 15
+_CAPABILITIES = "/proc/driver/nvidia/capabilities"
+_HEADER = "Device Index,Device Minor,Model,Brand,GPU UUID,Bus Location,Architecture"
+
+
+def info(inventory: Inventory, *, csv: bool) -> str:
+    """Return the text of ``info``."""
+    if csv:
+        rows = ["NVRM version,CUDA version", f"{inventory.driver_version},{inventory.cuda_version}"]
+        rows += ["", _HEADER, *(",".join(_fields(gpu)) for gpu in inventory.gpus)]
+        return "\n".join(rows) + "\n"
+    lines = [
+        _labelled("NVRM version", inventory.driver_version),
+        _labelled("CUDA version", inventory.cuda_version),
+    ]
+    for gpu in inventory.gpus:
+        lines.append("")
+        lines += map(_labelled, _HEADER.split(","), _fields(gpu))
+    return "\n".join(lines) + "\n"
+
+
+def _labelled(label: str, value: str) -> str:
+    return f"{label + ':':<{_LABEL_WIDTH}} {value}"
+
+
+def _fields(gpu: Gpu) -> tuple[str, ...]:
+    bus = gpu.pci_bus_id.lower()
+    return (
+        str(gpu.index), str(gpu.minor), gpu.name, gpu.brand, gpu.uuid, bus, gpu.architecture
+    )  # fmt: skip
+
+
+class Wanted:
+    """What ``list`` is to print: kinds of driver files, and the devices (None: none)."""
+
+    def __init__(
+        self,
+        kinds: tuple[str, ...],
+        selection: Selection | None,
+        imex: tuple[int, ...] = (),
+        mig: tuple[str, ...] = (),
+    ) -> None:
+        """``mig`` holds config and monitor, where the files for it are to be listed."""
+        self.kinds = kinds
+        self.selection = selection
+        self.imex = imex
+        self.mig = mig
+
+
+def listing(inventory: Inventory, wanted: Wanted) -> Iterator[str]:
+    """Yield the paths, counted from the driver root, in the peer's order.
+
+    Links are resolved, but in the folder of firmware, which is called /lib/firmware everywhere.
+    """
+    if wanted.selection is not None:
+        yield from _devices(inventory, wanted.selection, with_migs=not wanted.mig)
+    for channel in wanted.imex:
+        yield f"{IMEX_FOLDER}/channel{channel}"
+    for name in wanted.mig:
+        yield from _mig_management(inventory, name)
+    for kind in wanted.kinds:
+        for file in inventory.files:
+            if file.kind == kind and (kind != SOCKET or _is_there(inventory.root, file.path)):
+                yield file.target if kind == "firmware" else file.path
+
+
+def _is_there(root: str, socket: str) -> bool:
+    try:
+        with Rootfs(root) as host:
+            os.close(host.open_socket(socket))
+    except (OSError, UntrustedPathError):
+        return False
+    return True
+
+
+def _devices(inventory: Inventory, selection: Selection, *, with_migs: bool) -> Iterator[str]:
+    yield from (path for path in CONTROL_NODES if inventory.node(path))
+    yield from (f"/dev/nvidia{gpu.minor}" for gpu in selection.gpus)
+    for gpu, mig in selection.migs if with_migs else ():
+        instance = f"{_CAPABILITIES}/gpu{gpu.minor}/mig/gi{mig.gi}"
+        yield from (f"{instance}/access", f"{instance}/ci{mig.ci}/access")
+        for cap in (mig.gi_cap, mig.ci_cap):
+            if cap is not None:
+                yield f"{CAPS_FOLDER}/nvidia-cap{cap}"
+
+
+def _mig_management(inventory: Inventory, name: str) -> Iterator[str]:
+    """Yield what a container needs to configure or monitor MIG."""
+    if not any(gpu.mig_enabled for gpu in inventory.gpus):
+        return
+    lines = inventory.mig_minors.removesuffix("\n").split("\n")
+    minors = {key: minor for key, _, minor in (line.partition(" ") for line in lines) if minor}
+    yield f"{_CAPABILITIES}/mig/{name}"
+    if name in minors:
+        yield f"{CAPS_FOLDER}/nvidia-cap{minors[name]}"
+    for gpu in inventory.gpus:
+        yield f"{_CAPABILITIES}/gpu{gpu.minor}"
+        yield CAPS_FOLDER
+        for key, minor in minors.items():
+            if key.startswith(f"gpu{gpu.minor}/"):
+                yield f"{CAPS_FOLDER}/nvidia-cap{minor}"

@@ -1,0 +1,52 @@
+"""A running container by its id or its engine's name, whether or not it has a device."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gpuhook.ground.errors import ContainerError, shown
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.running import bundles, holders, names
+from gpuhook.tools.running.holders import Container
+
+_PATIENCE = 5.0  # seconds for Docker's answer
+
+
+class Found(NamedTuple):
+    """A running container; ``holder`` is None for one that has no device.
+
+    ``name`` is the engine's, "" where it isn't known, and so is ``bundle``, the folder with its
+    config.json.
+    """
+
+    id: str
+    engine: str
+    name: str
+    bundle: str
+    holder: Container | None
+
+
+def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
+    """Return the container that a word means: an id, its beginning, or an engine's name.
+
+    Raises ContainerError for one that means none, or several.
+    """
+    engines = {}
+    called = {}
+    for engine, known in (("docker", names.of_docker(_PATIENCE)), ("podman", names.of_podman())):
+        called.update({container: name for container, (name, _) in known.items()})
+        engines.update(dict.fromkeys(known, engine))
+    running = holders.believed(holders.running(inventories, state_dir).containers)
+    held = {each.name: each for each in running}
+    called = {**dict.fromkeys(held, ""), **called}
+    found = names.meant(word, called)
+    if len(found) != 1:
+        what = "means several containers" if found else "is no running container"
+        raise ContainerError(
+            f"{shown(word)} {what}",
+            "Use an id or a name as the engine shows it, as root unless the engine is your own",
+        )
+    [container] = found
+    holder = held.get(container)
+    engine = holder.engine if holder is not None else engines.get(container, "")
+    bundle = (holder.bundle if holder is not None else "") or bundles.find(container)
+    return Found(container, engine, called[container], bundle, holder)

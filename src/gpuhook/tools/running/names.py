@@ -1,0 +1,108 @@
+"""What engines call their containers, asked of them with a short limit and remembered."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from gpuhook.ground.host import files
+from gpuhook.tools.engines import docker_api
+from gpuhook.tools.host import processes
+
+_PATIENCE = 1.0  # seconds for Docker's answer
+_PAUSE = 10.0  # seconds between two questions
+_SHORTEST_ID = 4  # characters of an id that mean it
+_LIMIT = 16 << 20  # bytes of podman's list
+
+Called = dict[str, tuple[str, str]]  # a container's id -> its name and its image, "" if unknown
+
+
+class Names:
+    """Names and images of containers by their ids; ``patience`` is for one Docker's answer."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, patience: float = _PATIENCE
+    ) -> None:
+        self._clock = clock
+        self._patience = patience
+        self._known: Called = {}
+        self._again = {"docker": 0.0, "podman": 0.0}
+
+    def look(self, wanted: Collection[tuple[str, str, str]]) -> None:
+        """Ask for those that aren't known: (engine, id, bundle); forget the others."""
+        ids = {container for _, container, _ in wanted}
+        self._known = {key: value for key, value in self._known.items() if key in ids}
+        unknown = [each for each in wanted if each[1] not in self._known]
+        now = self._clock()
+        if any(engine == "docker" for engine, _, _ in unknown) and now >= self._again["docker"]:
+            self._again["docker"] = now + _PAUSE
+            self._known.update(of_docker(self._patience))
+        bundles = {bundle for engine, _, bundle in unknown if engine == "podman"}
+        if bundles and now >= self._again["podman"]:
+            self._again["podman"] = now + _PAUSE
+            more = watched().values() if "" in bundles else ()
+            self._known.update(_of_podman({*bundles, *more} - {""}))
+
+    def of(self, container: str) -> tuple[str, str]:
+        """Return the name and the image, "" for each that isn't known."""
+        return self._known.get(container, ("", ""))
+
+
+def of_docker(patience: float = _PATIENCE) -> Called:
+    """Return the running containers of all Dockers that may be believed and answer in time."""
+    found = {}
+    for path in docker_api.sockets(processes.running("dockerd")):
+        try:
+            answer = docker_api.containers(path, patience)
+        except (OSError, ValueError):
+            continue
+        for each in answer:
+            names, image = each.get("Names"), each.get("Image")
+            if isinstance(names, list) and names and isinstance(each.get("Id"), str):
+                found[each["Id"]] = (str(names[0]).removeprefix("/"), str(image or ""))
+    return found
+
+
+def of_podman() -> Called:
+    """Return the running containers of podman and of CRI-O, which start a conmon for each."""
+    found = watched()
+    named = _of_podman(found.values())
+    return {container: named.get(container, ("", "")) for container in found}
+
+
+def watched() -> dict[str, str]:
+    """Return the bundles of the containers that a conmon watches, by their ids (conmon(8))."""
+    found = {}
+    for process in processes.running("conmon"):
+        ids, bundles = process.option("-c", "--cid"), process.option("-b", "--bundle")
+        if ids and bundles:
+            found[ids[-1]] = process.root + bundles[-1]
+    return found
+
+
+def _of_podman(bundles: Iterable[str]) -> Called:
+    """Return what stands in the lists of podman's stores, beside the containers' folders."""
+    found: Called = {}
+    for folder in {os.path.dirname(os.path.dirname(bundle)) for bundle in bundles}:
+        try:
+            answer = json.loads(files.read(f"{folder}/containers.json", _LIMIT))
+            named = [each for each in answer if each.get("names")]
+            found |= {each["id"]: (str(each["names"][0]), "") for each in named}
+        except (
+            OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, AttributeError
+        ):  # fmt: skip
+            continue
+    return found
+
+
+def meant(word: str, called: Mapping[str, str]) -> list[str]:
+    """Return the ids that a word means; ``called`` are the names by ids, "" for none.
+
+    As Docker has it: an id, else a name, else the beginning of ids.
+    """
+    if not word or word in called:
+        return [word] if word else []
+    named = [container for container, name in called.items() if name == word]
+    if named or len(word) < _SHORTEST_ID:
+        return named
+    return [container for container in called if container.startswith(word)]

@@ -1,0 +1,153 @@
+"""Which of the host's device nodes a process has: mounted, or made in its /dev.
+
+Its mount table says which are mounted; its /dev is looked at only where that can't wait for a
+filesystem that somebody else serves (FUSE).
+"""
+
+import contextlib
+import itertools
+import os
+import stat
+from collections.abc import Iterable, Iterator
+
+from gpuhook.ground.container import kernel
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.host import proc
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.host.namespaces import Look
+
+_NODES_LIMIT = 1 << 14  # entries of a container's /dev that are looked at
+# Filesystems of the kernel's own, whose answers wait for nobody else.
+_LOCAL = frozenset(
+    {
+        b"overlay",
+        b"ext4",
+        b"xfs",
+        b"btrfs",
+        b"zfs",
+        b"f2fs",
+        b"tmpfs",
+        b"devtmpfs",
+        b"squashfs",
+        b"erofs",
+    }
+)
+
+Numbers = tuple[int, int]  # of a device: major, minor
+
+
+class HostNodes:
+    """The nodes of the driver roots, and where they would be in a mount table."""
+
+    def __init__(self, inventories: Iterable[Inventory]) -> None:
+        self.numbers: set[Numbers] = set()
+        self.by_place: dict[tuple[bytes, str], Numbers] = {}
+        self.folders = {"."}
+        for inventory in inventories:
+            for node in inventory.nodes:
+                self.numbers.add(node.numbers)
+                self.folders.add(os.path.dirname(node.inside or node.path)[len("/dev/") :] or ".")
+            self.by_place.update(self._places(inventory))
+
+    def _places(self, inventory: Inventory) -> Iterator[tuple[tuple[bytes, str], Numbers]]:
+        """Yield ((filesystem, path in it), numbers) as proc_pid_mountinfo(5) has them."""
+        table = proc.Mounts(proc.data_of("/proc/self/mountinfo"))
+        with Rootfs(inventory.root) as root:
+            for node in inventory.nodes:
+                try:
+                    fd = root.open(node.path)
+                except OSError:
+                    continue
+                try:
+                    path = os.readlink(f"/proc/self/fd/{fd}")
+                    mount = table.find(b"%d" % kernel.mount_id(fd))
+                finally:
+                    os.close(fd)
+                if mount is not None:
+                    below = path.removeprefix(proc.unescaped(mount.point).rstrip("/"))
+                    place = proc.unescaped(mount.root).rstrip("/") + below
+                    yield (mount.device, place), node.numbers
+
+
+def nodes_of(entry: str, host: HostNodes, look: Look) -> Iterator[Numbers]:
+    """Yield the numbers of the host's nodes that a process has mounted, or in its /dev."""
+    data = look.table(entry)
+    if data is None:
+        return
+    table = proc.Mounts(data)
+    for mount in table:
+        numbers = host.by_place.get((mount.device, proc.unescaped(mount.root)))
+        if numbers is not None:
+            yield numbers
+    if _user_namespace(entry) == _user_namespace("self"):  # else nobody can have made nodes
+        with contextlib.suppress(OSError):  # it has no /dev
+            yield from host.numbers & set(_made_nodes(entry, table, host.folders, look))
+
+
+def _user_namespace(entry: str) -> int:
+    return os.stat(f"/proc/{entry}/ns/user").st_ino
+
+
+def _made_nodes(
+    entry: str, table: proc.Mounts, folders: Iterable[str], look: Look
+) -> Iterator[Numbers]:
+    """Yield the numbers of the nodes in ``folders`` of a process' /dev, by its mount table.
+
+    No link is followed and no mount entered but /dev itself, and that only where both are
+    filesystems of the kernel's own: the question would wait for whoever serves another.
+    """
+
+    def is_local(fd: int) -> bool:
+        mount = table.find(b"%d" % kernel.mount_id(fd))
+        return mount is not None and mount.kind in _LOCAL
+
+    with _opened(f"/proc/{entry}/root") as root:
+        if not is_local(root):
+            return
+        flags = os.O_PATH | os.O_DIRECTORY
+        with _held(kernel.openat2(root, "dev", flags, kernel.RESOLVE_NO_SYMLINKS)) as dev:
+            if is_local(dev):
+                for folder in folders:
+                    yield from _nodes_in(dev, folder, look)
+
+
+def _nodes_in(dev: int, folder: str, look: Look) -> Iterator[Numbers]:
+    within = kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_XDEV
+    try:
+        opened = kernel.openat2(dev, folder, os.O_RDONLY | os.O_DIRECTORY, within)
+    except OSError:
+        return
+    with _held(opened) as fd, os.scandir(fd) as entries:
+        for entry in itertools.islice(entries, _NODES_LIMIT):
+            if not look.goes_on():
+                return
+            try:
+                node = kernel.openat2(fd, entry.name, os.O_PATH, within)
+            except OSError:
+                continue  # a link, or a mount, which was told by the mount table
+            with _held(node):
+                status = os.fstat(node)
+            if stat.S_ISCHR(status.st_mode):
+                yield os.major(status.st_rdev), os.minor(status.st_rdev)
+
+
+def has_our_root(entry: str) -> bool:
+    """Tell whether a process' root is the folder that ours is, as in a namespace for mounts alone.
+
+    Whoever serves it isn't asked.
+    """
+    with _opened(f"/proc/{entry}/root") as theirs, _opened("/") as ours:
+        return kernel.identity(theirs) == kernel.identity(ours)
+
+
+@contextlib.contextmanager
+def _held(fd: int) -> Iterator[int]:
+    """Close a descriptor at the end of the block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _opened(path: str) -> contextlib.AbstractContextManager[int]:
+    return _held(os.open(path, os.O_PATH | os.O_CLOEXEC))

@@ -1,0 +1,205 @@
+"""Give running containers back the devices that their cgroups no longer allow.
+
+``systemctl daemon-reload`` and ``docker update`` write a container's device rules again, and
+what only the cgroup knew is lost: "Failed to initialize NVML: Unknown Error".
+
+What a container was given is what we wrote down when it was injected (``records``), or what
+root's own config.json says (``bundles``). Its /dev and its mounts are never asked: a
+container with CAP_MKNOD makes what nodes it likes, and mounts them in a user namespace.
+"""
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+from gpuhook.ground.cgroup import access
+from gpuhook.ground.errors import ContainerError
+from gpuhook.ground.host import proc
+from gpuhook.start import dev_char
+from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.start.records import records
+from gpuhook.tools.running import bundles, verdict
+from gpuhook.tools.running.groups import group_of
+from gpuhook.tools.running.holders import Container, believed
+from gpuhook.tools.running.names import Names, meant
+from gpuhook.tools.running.nodes import Numbers
+
+_SCOPE = ".scope"  # what systemd calls a cgroup that it made for somebody else's processes
+
+
+class Repaired(NamedTuple):
+    """What was missing of a container's devices, and is given back.
+
+    ``how`` as ``access.allow`` returns it. ``nodes`` are those that its cgroup didn't let it
+    open, ``links`` the names in /dev/char that systemd didn't find them by. ``lasts`` is False
+    where systemd takes them away again, because it was never told of them: a hook alone gave them.
+    """
+
+    how: str
+    nodes: tuple[Node, ...]
+    links: tuple[str, ...]
+    lasts: bool
+
+
+def repair(container: Container, inventories: Collection[Inventory]) -> Repaired:
+    """Allow a container the devices that it was given; return what was missing.
+
+    Raises CgroupError, and ContainerError where nothing says what it was given.
+    """
+    with _first_process(container) as process:
+        given = given_devices(container, process, inventories)
+        written = _written(container, process)
+        missing = _nodes(verdict.missing(process, given, written=written), inventories)
+        how = access.allow(process, given, written=written)
+        of_systemd = any(part.endswith(_SCOPE) for part in group_of(str(container.pid)).split("/"))
+        lasts = not of_systemd or _is_in_spec(container, process, given)
+    links = [
+        link
+        for inventory in (inventories if of_systemd and lasts else ())
+        for link in dev_char.make_links(_nodes(given, [inventory]), inventory.root)
+    ]
+    return Repaired(how, missing, tuple(links), lasts)
+
+
+def _is_in_spec(container: Container, process: int, given: list[Numbers]) -> bool:
+    """Tell whether the container's config.json allows what it was given, or can't be found."""
+    try:
+        started = records.started(process)
+    except OSError:
+        raise _ended(container) from None
+    allowed = bundles.allowed_devices(container.pid, started, given)
+    return allowed is None or {*given} <= {*allowed}
+
+
+def missing(container: Container, inventories: Collection[Inventory]) -> tuple[Node, ...]:
+    """Return the nodes that ``repair`` would give back; it raises the same."""
+    with _first_process(container) as process:
+        given = given_devices(container, process, inventories)
+        written = _written(container, process)
+        return _nodes(verdict.missing(process, given, written=written), inventories)
+
+
+def _written(container: Container, process: int) -> dict[int, str]:
+    """Return the cgroups by version that a container got its devices in; none for the one it is in.
+
+    A container may move its processes to cgroups that it can write to, and call those what it
+    likes. Where a record doesn't say (one of an earlier version, or written in a cgroup
+    namespace), the cgroup that it is in counts if that is called after it. Raises ContainerError.
+    """
+    if container.record is None:
+        return {}
+    found = records.cgroups_of(container.record)
+    if found:
+        return found
+    try:
+        now = access.places(proc.read("cgroup", process))
+    except OSError:
+        raise _ended(container) from None
+    if all(any(container.name in part for part in path.split("/")) for path in now.values()):
+        return {}
+    raise ContainerError(
+        f"Nothing says in which cgroup {container.name} was given its devices, and the one that "
+        "its first process is in isn't called after it",
+        "Stop the container and start it again",
+    )
+
+
+@contextlib.contextmanager
+def _first_process(container: Container) -> Iterator[int]:
+    """Hold a descriptor of /proc/PID of a container's first process."""
+    try:
+        process = os.open(f"/proc/{container.pid}", os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        raise _ended(container) from None
+    try:
+        yield process
+    finally:
+        os.close(process)
+
+
+def _nodes(wanted: Iterable[Numbers], inventories: Iterable[Inventory]) -> tuple[Node, ...]:
+    numbers = {*wanted}
+    every = {node.numbers: node for inventory in inventories for node in inventory.nodes}
+    return tuple(node for pair, node in every.items() if pair in numbers)
+
+
+def given_devices(
+    container: Container, process: int, inventories: Collection[Inventory]
+) -> list[Numbers]:
+    """Return the devices that a container was given, of those that this machine has now.
+
+    ``process`` is a descriptor of /proc/PID of its first process.
+    """
+    try:
+        started = records.started(process)
+    except OSError:
+        raise _ended(container) from None
+    present = {node.numbers for inventory in inventories for node in inventory.nodes}
+    if container.record is None:
+        allowed = bundles.allowed_devices(container.pid, started, present)
+        if not allowed:
+            raise ContainerError(
+                f"{container.name} has no record of what it was given, and no config.json that "
+                "allows it a device",
+                "Start it again: its GPUs were given by something else than gpuhook, or by a "
+                "version before records were kept",
+            )
+        return allowed
+    if started != container.record["started"]:
+        raise _ended(container)
+    _check_devices(container, inventories)
+    return sorted(container.nodes & present)
+
+
+def _check_devices(container: Container, inventories: Iterable[Inventory]) -> None:
+    """Refuse where a device has other numbers than when the container got it."""
+    found = moved(container, inventories)
+    if found:
+        raise ContainerError(
+            f"{container.name} was given {', '.join(found)}, which this machine has no more, or "
+            "under another number",
+            "Start it again",
+        )
+
+
+def moved(container: Container, inventories: Iterable[Inventory]) -> list[str]:
+    """Return the devices in a container's record that have other numbers now, or are gone."""
+    now: dict[tuple[str, str], list[list[int]]] = {}  # by vendor and id
+    for inventory in inventories:
+        numbers = {node.path: list(node.numbers) for node in inventory.nodes}
+        for device in inventory.devices:
+            found = [numbers[path] for path in device.nodes if path in numbers]
+            now[inventory.vendor, device.id] = found
+    return [
+        name
+        for one in (container.record or {})["given"]
+        for name, nodes in one["nodes"].items()
+        if now.get((one["vendor"], name)) != nodes
+    ]
+
+
+def _ended(container: Container) -> ContainerError:
+    return ContainerError(
+        f"The first process of {container.name} has ended", "Start the container again"
+    )
+
+
+def select(words: Iterable[str], running: Collection[Container], names: Names) -> list[Container]:
+    """Return the containers that the words (ids, their beginnings, engines' names) mean.
+
+    Raises ContainerError for a word that means none of them, or several.
+    """
+    chosen = []
+    running = believed(running)
+    called = {each.name: names.of(each.name)[0] for each in running}
+    for name in words:
+        found = [each for each in running if each.name in meant(name, called)]
+        if len(found) != 1:
+            what = "means several containers" if found else "is no running container with a GPU"
+            raise ContainerError(
+                f"{name} {what}",
+                "Use an id or name as `gpuhook list` or the engine shows it, or --all",
+            )
+        chosen += found
+    return chosen

@@ -1,0 +1,84 @@
+"""Where a simulated root may be: check a place, put a finished tree there, delete one."""
+
+import os
+import shutil
+
+from gpuhook.ground.errors import SimulateError
+from gpuhook.ground.host import proc
+from gpuhook.ground.host.files import exchange
+
+_MOUNTS = "/proc/self/mountinfo"
+MARKER = ".gpuhook-simulated"  # lies at the top of every simulated root
+
+
+def check_place(root: str) -> None:
+    """Raise SimulateError unless a driver root can be built or replaced at this path."""
+    if os.geteuid() != 0:
+        raise SimulateError("Only root can make device nodes", "Run the command as root")
+    existing = root
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    if not os.path.isdir(existing):
+        raise SimulateError(f"{existing} is not a folder", "Choose a folder for the driver root")
+    if existing == root:
+        _check_replaceable(root)
+    if os.statvfs(existing).f_flag & os.ST_NODEV:
+        raise SimulateError(
+            f"{existing} is on a file system mounted with nodev, where device nodes don't work",
+            "Choose a folder on another file system",
+        )
+
+
+def _check_replaceable(root: str) -> None:
+    if os.listdir(root) and not is_simulated(root):
+        raise SimulateError(
+            f"{root} is not empty and no simulated driver root",
+            "Choose a folder that doesn't exist yet",
+        )
+    _check_no_mounts(root)
+
+
+def is_simulated(root: str) -> bool:
+    """Tell whether the folder is a root that simulate built."""
+    return os.path.isfile(os.path.join(root, MARKER))
+
+
+def _check_no_mounts(root: str) -> None:
+    """Refuse a tree with mounts: deleting it could reach the machine's own /dev."""
+    mounted = [proc.unescaped(mount.point) for mount in proc.Mounts(proc.read(_MOUNTS))]
+    inside = [point for point in mounted if point == root or point.startswith(f"{root}/")]
+    if inside:
+        raise SimulateError(f"Something is mounted on {inside[0]}", "Unmount it and try again")
+
+
+def put_in_place(new: str, root: str) -> None:
+    """Move the tree ``new`` to ``root``.
+
+    A tree that is there changes places with it in one step; ``new`` then holds the old one.
+    """
+    if not os.path.isdir(root):
+        os.rename(new, root)
+        return
+    try:
+        exchange(new, root)
+    except OSError as error:
+        raise SimulateError(
+            f"{root} can't be replaced ({error.strerror})",
+            "Remove it with gpuhook simulate --remove and build it again",
+        ) from None
+
+
+def remove(root: str) -> None:
+    """Delete a simulated driver root; SimulateError if the folder isn't one."""
+    root = os.path.realpath(root)
+    if not is_simulated(root):
+        raise SimulateError(
+            f"{root} is not a simulated driver root", "Name the folder that simulate built"
+        )
+    _check_no_mounts(root)
+    try:
+        shutil.rmtree(root)
+    except OSError as error:
+        raise SimulateError(
+            f"{root} can't be removed ({error})", "Check that you are root and try again"
+        ) from error

@@ -1,0 +1,112 @@
+"""The devices that Slurm can hand out here, in the order in which it numbers them."""
+
+from typing import NamedTuple
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import DriverError, listed
+from gpuhook.start import contract
+from gpuhook.start.cdi.generate import grant
+from gpuhook.start.inventory.cache import get_inventory
+from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.start.inventory.selection import fallen_off
+from gpuhook.tools.vendors import survey
+from gpuhook.tools.vendors.parts import part
+
+Links = dict[str, dict[str, int]]  # a device's id -> the others' -> the number of links
+
+
+class Owned(NamedTuple):
+    """A device, whose it is, and what has it."""
+
+    vendor: contract.Vendor
+    inventory: Inventory
+    device: Device
+
+    @property
+    def model(self) -> str:
+        """The product's name; of a part, the name of the whole stands in it, too."""
+        own = self.device.model
+        wholes = [each for each in self.inventory.devices if each.id == self.device.parent]
+        return " ".join([*(each.model for each in wholes if each.model not in own), own])
+
+    @property
+    def files(self) -> list[str]:
+        """The paths on the host of the nodes that a job must be able to open to use it.
+
+        A part needs the node of its whole, too.
+        """
+        wholes = [each for each in self.inventory.devices if each.id == self.device.parent]
+        paths = [path for each in (*wholes, self.device) for path in each.nodes]
+        return [f"{self.inventory.root.rstrip('/')}{path}" for path in dict.fromkeys(paths)]
+
+
+class Machine(NamedTuple):
+    """What there is: devices to hand out, why others aren't, and drivers that fail."""
+
+    devices: list[Owned]
+    warnings: list[str]
+    failed: list[DriverError]
+
+
+def look(config: Config, *, save: bool = True) -> Machine:
+    """Return the machine's devices; DriverError where no vendor's driver works here.
+
+    ``save`` says whether what a driver answers is saved: in a job it knows the job's devices alone.
+    """
+
+    def ask(vendor: contract.Vendor) -> tuple[list[Owned], list[str]]:
+        return _of(vendor, get_inventory(config, vendor, save=save), config)
+
+    found, failed = survey.present(config, ask)
+    devices = [device for each, _ in found for device in each]
+    return Machine(devices, [line for _, lines in found for line in lines], failed)
+
+
+def _of(
+    vendor: contract.Vendor, inventory: Inventory, config: Config
+) -> tuple[list[Owned], list[str]]:
+    """Return a vendor's devices by their places on the bus, and why others are left out."""
+    offered, warnings = vendor.offered(grant(vendor, inventory, config, inventory.devices))
+    if inventory.lost:
+        warnings.append(fallen_off(inventory.lost, vendor.names))
+    missing = set(inventory.missing())
+    found = []
+    for device in offered:
+        absent = [path for path in device.nodes if path in missing]
+        if absent:
+            what = f"{vendor.names.NOUN} {device.label}"
+            warnings.append(f"{what}: there is no device node {listed(absent)}")
+        elif device.nodes:
+            found.append(Owned(vendor, inventory, device))
+    # The order of discovery is that of parts of one device, and of what has no place on a bus.
+    return sorted(found, key=lambda each: _place(each.device.bus_id)), warnings
+
+
+def links(devices: list[Owned], config: Config) -> tuple[Links, list[str]]:
+    """Return how many links join each whole device with others, by their ids, and what failed.
+
+    Vendors that know of links have a module for that, whose scores count PER_LINK for each.
+    """
+    found: Links = {}
+    failures = []
+    for name in dict.fromkeys(each.vendor.names.NAME for each in devices):
+        first = next(each for each in devices if name == each.vendor.names.NAME)
+        module = part(first.vendor.names, "links")
+        try:
+            scores = module.links(config, first.inventory) if module else {}
+        except DriverError as error:
+            failures.append(f"how {first.vendor.names.NOUN}s are linked isn't known: {error.cause}")
+            continue
+        for one, others in scores.items():
+            counts = {other: score // module.PER_LINK for other, score in others.items()}
+            found[one] = {other: count for other, count in counts.items() if count}
+    return found, failures
+
+
+def _place(bus_id: str) -> tuple[int, ...]:
+    """Return a PCI address as numbers to sort by; those without one come last."""
+    parts = bus_id.replace(".", ":").split(":")
+    try:
+        return 0, *(int(part, 16) for part in parts)
+    except ValueError:
+        return (1,)

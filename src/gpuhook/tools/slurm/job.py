@@ -1,0 +1,132 @@
+"""Which devices Slurm has given to the job that this process is in, and the request for them.
+
+The kernel is asked, which nobody in the job can change: Slurm's task/cgroup keeps a job from the
+devices of others (ConstrainDevices), and access(2) says which are those, without opening any.
+Variables such as SLURM_STEP_GPUS are the user's to write, and Slurm 22.05 puts them neither
+into a container's config.json nor into the runtime's environment.
+"""
+
+import errno
+import os
+import re
+from collections.abc import Iterable
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.clib import Library, get_errno
+from gpuhook.ground.errors import ConfigError, RequestError
+from gpuhook.ground.host import files
+from gpuhook.ground.oci.process import Setting, set_variable
+from gpuhook.ground.oci.spec import Spec, read_spec
+from gpuhook.tools.slurm.devices import Owned, look
+from gpuhook.vendors import registry
+
+CGROUP_CONF = "/etc/slurm/cgroup.conf"
+VOID = "void"
+_REASON = "what Slurm gave to this job"
+_CONSTRAIN = re.compile(r"^[^#\n]*\bConstrainDevices\s*=\s*\"?yes\b", re.IGNORECASE | re.MULTILINE)
+# Numbers of devices as Slurm's node has them mean nothing in a container that has a few of them.
+_COUNTS = {
+    "CUDA_VISIBLE_DEVICES": "nvidia",
+    "ROCR_VISIBLE_DEVICES": "amd",
+    "GPU_DEVICE_ORDINAL": "amd",
+    "ZE_AFFINITY_MASK": "intel_gpu",
+}
+
+
+def write_request(bundle: str, config: Config, cgroup_conf: str = CGROUP_CONF) -> list[Owned]:
+    """Let a bundle's config.json ask for the devices that the job has, and return those.
+
+    Whatever else asks for devices by a variable no longer counts. ConfigError where Slurm doesn't
+    keep jobs from each other's devices, SpecError for a bundle that can't be read or written.
+    """
+    _require_constraint(cgroup_conf)
+    spec = read_spec(os.path.join(bundle, "config.json"))
+    machine = look(config, save=False)
+    if machine.failed:
+        raise machine.failed[0]
+    mine = [each for each in machine.devices if is_given(map(answer, each.files))]
+    changed = requesting(spec, mine, machine.devices, config)
+    if changed is not spec:
+        changed.write()
+    return mine
+
+
+def requesting(spec: Spec, mine: list[Owned], every: list[Owned], config: Config) -> Spec:
+    """Return a spec that asks for ``mine`` and for nothing else, by each vendor's first variable.
+
+    Vendors that this machine has nothing of, and that the spec doesn't ask, aren't mentioned.
+    """
+    here = {each.vendor.names.NAME for each in every}
+    for name, names in registry.known(config).items():
+        ids = [each.device.id for each in mine if name == each.vendor.names.NAME]
+        asked = [variable for variable in names.VARIABLES if _value(spec, variable) is not None]
+        if name not in here and not asked:
+            continue
+        first = next(iter(names.VARIABLES))
+        spec = set_variable(spec, Setting(first, ",".join(ids) or VOID, _REASON))
+    for variable, vendor in _COUNTS.items():
+        if _value(spec, variable) is not None:
+            spec = set_variable(spec, Setting(variable, _counted(mine, vendor), _REASON))
+    return spec
+
+
+def _counted(mine: list[Owned], vendor: str) -> str:
+    """Return what a vendor's library calls the devices in a container that has these alone."""
+    devices = [each.device for each in mine if vendor == each.vendor.names.NAME]
+    if any(device.parent for device in devices):
+        return ",".join(device.id for device in devices)
+    return ",".join(map(str, range(len(devices))))
+
+
+def _value(spec: Spec, variable: str) -> str | None:
+    process = spec.data.get("process")
+    entries = process.get("env") if isinstance(process, dict) else None
+    pairs = [entry.partition("=") for entry in entries or () if isinstance(entry, str)]
+    return next((value for name, _, value in pairs if name == variable), None)
+
+
+def answer(path: str) -> int:
+    """Return what the kernel says to this process reading a device: 0, EPERM or EACCES.
+
+    EPERM is the device cgroup's answer, EACCES that of the node's mode. Opens nothing.
+    RequestError where the kernel can't say.
+    """
+    if _ACCESS(os.fsencode(path), os.R_OK) == 0:
+        return 0
+    number = get_errno()
+    if number in (errno.EPERM, errno.EACCES):
+        return number
+    raise RequestError(
+        f"The kernel can't say who may open {path}: {os.strerror(number)}",
+        "See that the driver's device nodes are there, and run `gpuhook doctor`",
+    )
+
+
+def is_given(answers: Iterable[int]) -> bool:
+    """Tell by the answers for a device's nodes whether Slurm gave it.
+
+    The mode of a node says nothing of that: capabilities of MIG devices are there to be read, and
+    many users may open a GPU's render node and not its card.
+    """
+    found = {*answers}
+    return 0 in found and errno.EPERM not in found
+
+
+_ACCESS = Library().access
+
+
+def _require_constraint(path: str) -> None:
+    """Raise ConfigError unless Slurm is configured to keep jobs from devices of others."""
+    try:
+        text = files.read(path).decode("utf-8", "replace")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} can't be read: {error.strerror}",
+            "Give Slurm's cgroup.conf with --cgroup-conf, and have ConstrainDevices=yes in it",
+        ) from None
+    if not _CONSTRAIN.search(text):
+        raise ConfigError(
+            f"{path} hasn't ConstrainDevices=yes, so every job may open every device, and nothing "
+            "that can be trusted says which are this one's",
+            "Set it, with TaskPlugin=task/cgroup in slurm.conf, and restart slurmd",
+        )

@@ -1,0 +1,1 @@
+"""What commands know of each vendor beyond what a start does."""

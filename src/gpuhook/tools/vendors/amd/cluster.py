@@ -1,0 +1,9 @@
+"""AMD's GPUs and partitions for a cluster."""
+
+from gpuhook.tools.vendors import cluster
+
+
+class Cluster(cluster.Cluster):
+    """GPUs and partitions, each one of a resource."""
+
+    nothing = "none"  # AMD's own runtime takes void for the name of a GPU

@@ -1,0 +1,79 @@
+"""What the doctor looks at of AMD's driver; ``tools/doctor/vendors`` says how it is used."""
+
+from collections.abc import Callable, Iterator
+
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError, listed
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.devices import is_on_bus, missing_nodes, unusable
+from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.vendors.amd import names
+from gpuhook.vendors.amd.discover import discover
+from gpuhook.vendors.amd.paths import GPUS
+from gpuhook.vendors.amd.vendor import VENDOR
+
+_GPU_CLASSES = ("0x03", "0x12")  # display controllers and processing accelerators
+
+
+def amd_devices(case: Case) -> Iterator[Finding]:
+    """Ask what the driver has; a machine without AMD's GPUs needs none."""
+    root = case.machine.path(VENDOR.root(case.config))
+    try:
+        inventory = discover(root)
+    except DriverError as error:
+        if is_on_bus(case.machine, _is_gpu):
+            yield failure("amd-driver", error.cause, error.remedy)
+        return
+    yield ok("amd-driver", f"AMD's driver {inventory.version} is loaded")
+    yield from missing_nodes("amd-nodes", "AMD", inventory.missing())
+    yield from _devices(inventory, root)
+    if inventory.devices:
+        yield from _groups(case, inventory)
+
+
+def _is_gpu(fact: Callable[[str], str]) -> bool:
+    return fact("vendor") == f"0x{names.PCI_VENDOR}" and fact("class").startswith(_GPU_CLASSES)
+
+
+def _devices(inventory: Inventory, root: str) -> Iterator[Finding]:
+    """Say how many devices there are, and which can't be used."""
+    count = len(inventory.devices)
+    yield ok("amd-devices", f"Containers can have {count} of AMD's GPUs and partitions")
+    remedy = "Delete the node, and have udev make it again"
+    yield from unusable("amd-devices", names.NOUN, remedy, inventory.devices)
+    with Rootfs(root) as below:
+        bound = [name for name in below.list_folder(GPUS) if ":" in name]
+    unknown = sorted({*bound} - {device.bus_id for device in inventory.devices})
+    if unknown:
+        yield warning(
+            "amd-devices",
+            f"KFD, the compute driver, doesn't know the GPU at {listed(unknown)}: no container "
+            "can have it",
+            "Look for kfd in dmesg; some GPUs are for displays alone",
+        )
+
+
+def _groups(case: Case, inventory: Inventory) -> Iterator[Finding]:
+    groups = sorted({node.group for node in inventory.nodes} - {0})
+    if groups and case.config.feature("no-additional-gids-for-device-nodes"):
+        numbers = " and ".join(map(str, groups))
+        yield warning(
+            "amd-groups",
+            f"The nodes of AMD's GPUs are for the groups {numbers}, and no container's process is "
+            "put in them: one that isn't root's finds no GPU, and no error",
+            "Delete no-additional-gids-for-device-nodes from [features], or use docker run "
+            "--group-add",
+        )
+
+
+DRIVER_CHECKS = (amd_devices,)
+HOST_CHECKS = ()
+REPORT_FILES = (
+    "/sys/module/amdgpu/version",
+    "/sys/class/kfd/kfd/topology/generation_id",
+    "/sys/class/kfd/kfd/topology/nodes/*/properties",
+    f"{GPUS}/*/current_compute_partition",
+    f"{GPUS}/*/current_memory_partition",
+)
+REPORT_NODES = ("/dev/kfd", "/dev/dri/*")

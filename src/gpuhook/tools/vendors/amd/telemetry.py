@@ -1,0 +1,21 @@
+"""What amdgpu says in sysfs of how its GPUs are; Documentation/gpu/amdgpu of the kernel."""
+
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.vendors import sensors
+
+
+def read(inventory: Inventory) -> dict[str, sensors.Values]:
+    """Return the values of each GPU that isn't partitioned, by its id."""
+    return sensors.read(inventory, _more)
+
+
+def _more(root: Rootfs, folder: str) -> sensors.Values:
+    """Return memory in bytes, and the share of the time in which the GPU was busy."""
+    busy = sensors.integer(root, f"{folder}/gpu_busy_percent")
+    found = {
+        "memory_total_bytes": sensors.integer(root, f"{folder}/mem_info_vram_total"),
+        "memory_used_bytes": sensors.integer(root, f"{folder}/mem_info_vram_used"),
+        "utilization": None if busy is None else busy / 100,
+    }
+    return {name: value for name, value in found.items() if value is not None}

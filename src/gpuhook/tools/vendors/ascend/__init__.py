@@ -1,0 +1,1 @@
+"""Huawei's Ascend NPUs, for commands."""

@@ -1,0 +1,32 @@
+"""NPUs under the names that Huawei's device plugin gives them.
+
+It has one name for a family of chips: Ascend910 for 910, 910B and 910C. Newer families, and chips
+that the driver doesn't name, are npu, as in its newer versions. A vNPU's size isn't known
+here, so vNPUs have one name for all sizes.
+"""
+
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.start.inventory.model import Device
+from gpuhook.tools.vendors import cluster
+
+_DOMAIN = "huawei.com"
+_FAMILIES = {
+    "310": "Ascend310",
+    "310B": "Ascend310B",
+    "310P": "Ascend310P",
+    "910": "Ascend910",
+    "910B": "Ascend910",
+    "910C": "Ascend910",
+}
+_VIRTUAL = "vNPU"
+
+
+class Cluster(cluster.Cluster):
+    """NPUs, and vNPUs by the chip that they are on."""
+
+    def resource(self, device: Device, root: Rootfs) -> str:
+        del root
+        words = device.model.split()
+        chip = words[1] if len(words) > 1 else ""
+        name = f"{_DOMAIN}/{_FAMILIES.get(chip, 'npu')}"
+        return f"{name}-vnpu" if _VIRTUAL in words else name

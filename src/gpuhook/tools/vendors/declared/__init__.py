@@ -1,0 +1,1 @@
+"""Vendors that config.toml declares, for commands."""

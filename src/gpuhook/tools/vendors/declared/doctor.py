@@ -1,0 +1,47 @@
+"""What the doctor looks at of a declared vendor; ``tools/doctor/vendors`` says how it is used."""
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+from gpuhook.ground.errors import DriverError
+from gpuhook.start import contract
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.finding import Finding, ok, warning
+
+
+class Doctor:
+    """The checks of one declared vendor."""
+
+    def __init__(self, names: ModuleType) -> None:
+        self.DRIVER_CHECKS = (_check_of(names),)
+        self.HOST_CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = ()
+        table = names.TABLE
+        self.REPORT_FILES: tuple[str, ...] = ()
+        paths = [*table.nodes, *table.optional_nodes, *table.control]
+        self.REPORT_NODES = tuple(path.replace("{n}", "[0-9]*") for path in paths)
+
+
+def _check_of(names: ModuleType) -> Callable[[Case], Iterator[Finding]]:
+    check_name = f"{names.NAME}-devices"
+
+    def check(case: Case) -> Iterator[Finding]:
+        """Ask whether there is what the table declares."""
+        vendor = contract.load(names)
+        try:
+            found = vendor.discover(case.config)
+        except DriverError as error:
+            yield warning(check_name, error.cause, error.remedy)
+            return
+        labels = ", ".join(device.label for device in found.devices) or "none"
+        yield ok(check_name, f"{names.TITLE}'s devices below {found.root}: {labels}")
+        if missing := found.missing():
+            text = f"{names.TITLE}'s driver has no node {', '.join(missing)}"
+            yield warning(check_name, text, "See that udev makes it, or load the driver again")
+
+    check.__name__ = check_name.replace("-", "_")
+    return check
+
+
+def of(names: ModuleType) -> Doctor:
+    """Return the checks of the vendor with these names."""
+    return Doctor(names)

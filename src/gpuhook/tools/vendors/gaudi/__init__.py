@@ -1,0 +1,1 @@
+"""Intel Gaudi (Habana), for commands."""

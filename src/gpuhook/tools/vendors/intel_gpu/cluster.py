@@ -1,0 +1,22 @@
+"""GPUs under the names that Intel's device plugin gives them: those of their drivers."""
+
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.start.inventory.model import Device
+from gpuhook.tools.vendors import cluster
+from gpuhook.vendors import bound
+from gpuhook.vendors.intel_gpu.discover import DRIVERS
+
+_DOMAIN = "gpu.intel.com"
+
+
+class Cluster(cluster.Cluster):
+    """GPUs and virtual functions, by address: cards may have other numbers after a reboot."""
+
+    def id(self, device: Device) -> str:
+        return next(iter(device.names.get("uid", ())), device.id)
+
+    def resource(self, device: Device, root: Rootfs) -> str:
+        old, *newer = DRIVERS
+        folders = {driver: bound.driver_folder(driver) for driver in newer}
+        found = [each for each in newer if root.exists(f"{folders[each]}/{device.bus_id}")]
+        return f"{_DOMAIN}/{(found or [old])[0]}"

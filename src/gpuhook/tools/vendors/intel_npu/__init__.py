@@ -1,0 +1,1 @@
+"""Intel's NPUs, for commands."""

@@ -1,0 +1,16 @@
+"""NPUs under the name that Intel's device plugin gives them."""
+
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.start.inventory.model import Device
+from gpuhook.tools.vendors import cluster
+
+
+class Cluster(cluster.Cluster):
+    """NPUs by address: nodes may have other numbers after a reboot."""
+
+    def id(self, device: Device) -> str:
+        return device.bus_id or device.id
+
+    def resource(self, device: Device, root: Rootfs) -> str:
+        del device, root
+        return "npu.intel.com/accel"

@@ -1,0 +1,77 @@
+"""What the doctor looks at of Neuron's driver; ``tools/doctor/vendors`` says how it is used."""
+
+from collections.abc import Callable, Iterator
+
+from gpuhook.ground.errors import DriverError, listed
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.devices import closed_nodes, is_on_bus, missing_nodes, unusable
+from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.doctor.machine import Machine
+from gpuhook.vendors.neuron.discover import connected, device_numbers, discover, product
+from gpuhook.vendors.neuron.model import CLASS, Inventory
+from gpuhook.vendors.neuron.vendor import VENDOR, between, ranges
+
+_CHECK = "neuron-devices"
+_RELOAD = VENDOR.names.LOST_REMEDY
+_UDEV = "Install the package aws-neuronx-dkms, whose udev rule makes them for everybody"
+
+
+def neuron_devices(case: Case) -> Iterator[Finding]:
+    """Ask whether the driver is loaded, and whether all its devices can be used.
+
+    Nothing is said of a machine without any.
+    """
+    driver = Machine(case.machine.path(VENDOR.root(case.config)))
+    try:
+        inventory = discover(driver.path("/"))
+    except DriverError as error:
+        if is_on_bus(driver, _is_device) or is_on_bus(case.machine, _is_device):
+            yield failure(_CHECK, error.cause, error.remedy)
+        return
+    if not inventory.devices:
+        yield warning(_CHECK, "AWS Neuron's driver has no device", _RELOAD)
+        return
+    count = len(inventory.devices)
+    yield ok(_CHECK, f"AWS Neuron's driver {inventory.version} has {count} devices")
+    yield from unusable(_CHECK, VENDOR.names.NOUN, _RELOAD, inventory.devices)
+    yield from missing_nodes(_CHECK, "AWS Neuron", inventory.missing(), _UDEV)
+    yield from _stray_nodes(driver, inventory)
+    yield from closed_nodes(_CHECK, inventory, _UDEV)
+    yield from _gaps(driver, inventory)
+
+
+def _is_device(fact: Callable[[str], str]) -> bool:
+    return bool(product(fact("vendor"), fact("device")))
+
+
+def _stray_nodes(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
+    names = [path.rpartition("/")[2] for path in driver.glob("/dev/neuron*")]
+    known = {f"neuron{device.label}" for device in inventory.devices}
+    stray = [f"/dev/neuron{n}" for n in device_numbers(names) if f"neuron{n}" not in known]
+    if stray:
+        text = f"The driver has no device of the node {listed(stray)}; no container gets it"
+        yield warning(_CHECK, text, "Remove what made the node")
+
+
+def _gaps(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
+    """Say which devices should be there by the numbers of the others and by their connections."""
+    have = [int(device.label) for device in inventory.devices]
+    gone = {*between(have)}
+    for number in have:
+        gone |= {*connected(driver.text(f"{CLASS}/neuron{number}/connected_devices") or "")}
+    gone -= {*have}
+    if gone:
+        text = f"There is no Neuron device {ranges(gone)}: no container gets those on both sides"
+        yield warning(_CHECK, text, _RELOAD)
+
+
+DRIVER_CHECKS = (neuron_devices,)
+HOST_CHECKS = ()
+REPORT_FILES = (
+    "/sys/module/neuron/version",
+    f"{CLASS}/neuron*/dev",
+    f"{CLASS}/neuron*/core_count",
+    f"{CLASS}/neuron*/connected_devices",
+    f"{CLASS}/neuron*/info/architecture/*",
+)
+REPORT_NODES = ("/dev/neuron*",)

@@ -1,0 +1,1 @@
+"""NVIDIA's GPUs, for commands: what they do, their links, their simulated driver."""

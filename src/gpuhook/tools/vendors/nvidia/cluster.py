@@ -1,0 +1,146 @@
+"""GPUs and MIG devices as a cluster hands them out, by the rules of NVIDIA's device plugin."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import RequestError, listed
+from gpuhook.start.inventory.model import Device
+from gpuhook.tools.vendors import cluster
+from gpuhook.tools.vendors.cluster import Offers
+from gpuhook.vendors.nvidia.model import Inventory, Mig
+from gpuhook.vendors.nvidia.variables import IMEX_CHANNELS, Options, feature_variable
+
+_DOMAIN = "nvidia.com"
+_GPUS = "/proc/driver/nvidia/gpus"
+_SMALL = 1 << 14  # bytes
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", re.MULTILINE)
+# What ends the name of a MIG device: the slices of its compute instance, where those aren't all
+# of its GPU instance's, the slices and the memory of that, and what else it has (+me).
+_PROFILE = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.[0-9]+gb(?:[-+][a-z0-9.+-]+)?")
+
+
+class Cluster(cluster.Cluster):
+    """GPUs, or their MIG devices."""
+
+    driver_folder = "/usr/local/nvidia"  # where CUDA images look, since nvidia-docker 1
+
+    def offers(
+        self, inventory: Inventory, root: Rootfs, mig_strategy: str
+    ) -> tuple[Offers, list[str]]:
+        del root
+        kind: str = self.names.KIND
+        if mig_strategy == "none":
+            gpus = [device for device in inventory.devices if not device.parent]
+            return ({kind: gpus} if gpus else {}), []
+        whole = {gpu.id for gpu in inventory.gpus if not gpu.mig_enabled}
+        found: Offers = {}
+        for device in inventory.devices:
+            if device.id in whole:
+                found.setdefault(kind, []).append(device)
+        warnings = _empty(inventory)
+        parts, left_out = _by_profile(inventory)
+        warnings += left_out
+        if mig_strategy == "single":
+            _check_alike(inventory, parts)
+            alone = [device for devices in parts.values() for device in devices]
+            return ({kind: alone} if alone else found), warnings
+        for profile, devices in parts.items():
+            found[f"{_DOMAIN}/mig-{profile.replace('+', '.')}"] = devices
+        return found, warnings
+
+    def lost(self, inventory: Inventory, root: Rootfs) -> list[Device]:
+        """Return the GPUs that have fallen off the bus, by what the kernel module says of them.
+
+        NVML says no more than how many there are; the module still has their UUIDs, as a rule.
+        """
+        known = {gpu.uuid for gpu in inventory.gpus}
+        uuids = [uuid for uuid in _uuids(root) if uuid not in known]
+        certain = len(uuids) == len(inventory.lost)
+        found = []
+        for at, index in enumerate(inventory.lost):
+            identity = uuids[at] if certain else f"lost-{index}"
+            state = "it has fallen off the bus"
+            found.append(Device(identity, str(index), {}, state=state))
+        return found
+
+    def enable(
+        self,
+        inventory: Inventory,  # noqa: ARG002
+        options: Options,
+        features: Iterable[str],
+        channels: Iterable[int],
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
+        features = tuple(features)
+        options.features = tuple(sorted(features))
+        options.imex_channels = tuple(channels)
+        variables = {feature_variable(name): "enabled" for name in features}
+        if options.imex_channels:
+            variables[IMEX_CHANNELS] = ",".join(map(str, options.imex_channels))
+        names = [f"{_DOMAIN}/imex-channel={each}" for each in options.imex_channels]
+        names += [f"{_DOMAIN}/{name}=all" for name in features]
+        return variables, tuple(names)
+
+
+def profile(mig: Mig) -> str:
+    """Return a MIG device's profile (1g.10gb+me), "" where its name has none."""
+    word = mig.name.rpartition(" ")[2]
+    return word if _PROFILE.fullmatch(word) else ""
+
+
+def _is_whole(name: str) -> bool:
+    """Tell whether a profile is of a compute instance with all of its GPU instance."""
+    match = _PROFILE.fullmatch(name)
+    return match is not None and match[1] in (None, match[2])
+
+
+def _by_profile(inventory: Inventory) -> tuple[Offers, list[str]]:
+    """Return the MIG devices by profile, in the order of their GPUs, and those left out."""
+    found: Offers = {}
+    left_out = []
+    migs = {mig.uuid: mig for gpu in inventory.gpus for mig in gpu.mig}
+    for device in inventory.devices:
+        if not device.parent:
+            continue
+        name = profile(migs[device.id])
+        if _is_whole(name):
+            found.setdefault(name, []).append(device)
+        else:
+            why = "has only a part of its GPU instance" if name else "has no known profile"
+            left_out.append(f"MIG device {device.label} isn't handed out: it {why}")
+    return found, left_out
+
+
+def _empty(inventory: Inventory) -> list[str]:
+    empty = [gpu.index for gpu in inventory.gpus if gpu.mig_enabled and not gpu.mig]
+    return [f"GPU {index} is in MIG mode and has no MIG device" for index in empty]
+
+
+def _check_alike(inventory: Inventory, parts: Offers) -> None:
+    """Refuse GPUs of which some are in MIG mode, and MIG devices of several profiles."""
+    remedy = "Use mig-strategy mixed, or give all GPUs one profile (nvidia-smi mig)"
+    others = [str(gpu.index) for gpu in inventory.gpus if not gpu.mig_enabled]
+    if others and len(others) < len(inventory.gpus):
+        raise RequestError(
+            "With mig-strategy single all GPUs must be in MIG mode or none, and of these some are "
+            f"and others aren't ({listed(others)})",
+            remedy,
+        )
+    if len(parts) > 1:
+        raise RequestError(
+            "With mig-strategy single all MIG devices must have one profile, and here are "
+            f"{listed(sorted(parts))}",
+            remedy,
+        )
+
+
+def _uuids(root: Rootfs) -> Iterator[str]:
+    """Yield the UUIDs that the kernel module has of its GPUs, in the order of their addresses."""
+    for name in sorted(root.list_folder(_GPUS)):
+        try:
+            data = root.read_file(f"{_GPUS}/{name}/information", _SMALL) or b""
+        except OSError:
+            continue
+        match = _UUID.search(data.decode("ascii", "replace"))
+        if match:
+            yield match[1]

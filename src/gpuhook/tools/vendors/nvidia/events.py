@@ -1,0 +1,220 @@
+"""Listen to NVML's events, in a child that says in lines of JSON what it hears.
+
+The child lives as long as its parent wants and holds NVML open meanwhile: before the driver can
+be unloaded, it has to end. Like the one of ``nvml`` it is below the driver root, without
+privileges. NVML may hang in it. So it says which GPU it is asking before it asks, and that it
+still lives every few seconds:
+
+    {"asking": UUID}                          the next answer depends on this GPU
+    {"watched": 7, "unwatched": {UUID: why}}  it listens now; the others say nothing
+    {"xid": 79, "gpu": UUID, "gi": 1, "ci": 0}  an error; "gi" and "ci" where it is an instance's
+    {"lost": UUID, "why": text}               this GPU can't be reached any more
+    {"beat": 1}
+    {"error": text}                           it can't listen, and ends
+"""
+
+import os
+import time
+
+from gpuhook.ground.container import kernel
+from gpuhook.ground.oci import jsontext
+from gpuhook.vendors.nvidia import nvml
+from gpuhook.vendors.nvidia.discover import library
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Any, NoReturn
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.inventory.model import Device
+    from gpuhook.vendors.nvidia.model import Inventory
+
+    Say = Callable[[dict[str, Any]], None]
+
+BEAT = 10.0  # seconds between two signs of life where nothing happens
+
+_NO_INSTANCE = 0xFFFFFFFF  # nvmlEventData_t in nvml.h: the whole GPU is meant
+_MOST = 1000  # events that are fetched at once
+_PAUSES = (1.0, 30.0)  # seconds; the first and the longest one after a wait that failed
+
+
+def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> tuple[int, int]:
+    """Start to listen; return the child, and a descriptor that its lines are read from.
+
+    ``but`` are UUIDs of GPUs to leave alone. DriverError where there is no NVML.
+    """
+    uid, gid = nvml.ids(config.user)
+    path = library(config)
+    uuids = [gpu.uuid for gpu in inventory.gpus if gpu.uuid and gpu.uuid not in but]
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        _child(writer, lambda: nvml.start(inventory.root, path, uid, gid), uuids)
+    os.close(writer)
+    os.set_blocking(reader, False)
+    return child, reader
+
+
+def can_listen(inventory: "Inventory") -> bool:
+    """Tell whether there is something to listen to: only NVIDIA's driver for Linux has events."""
+    return bool(inventory.gpus) and not inventory.platform
+
+
+def concerned(inventory: "Inventory", event: "dict[str, Any]") -> "list[Device]":
+    """Return the devices that an event is about: a GPU, or the instances that it names.
+
+    A GPU's instances are as well as the GPU is, and aren't named beside it. Nothing is guessed
+    of a GPU or an instance that isn't there any more.
+    """
+    uuid, gi, ci = event["gpu"], event.get("gi"), event.get("ci")
+    if gi is None:
+        return [device for device in inventory.devices if device.id == uuid]
+    found = {mig.uuid for gpu in inventory.gpus if gpu.uuid == uuid
+             for mig in gpu.mig if mig.gi == gi and ci in (None, mig.ci)}  # fmt: skip
+    return [device for device in inventory.devices if device.id in found]
+
+
+# In the child -------------------------------------------------------------------------------
+
+
+def _child(writer: int, start: "Callable[[], Any]", uuids: list[str]) -> "NoReturn":
+    """Listen until the end."""
+    status = 1
+    try:
+        kernel.keep_only((writer,))
+        kernel.set_name("gpuhook-events")
+        _say_all(start, uuids, lambda line: _write(writer, line))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _write(writer: int, line: "dict[str, Any]") -> None:
+    os.write(writer, jsontext.dumps(line).encode() + b"\n")  # whole: shorter than PIPE_BUF
+
+
+def _say_all(start: "Callable[[], Any]", uuids: list[str], say: "Say") -> None:
+    try:
+        pynvml = start()
+        pynvml.nvmlInit()
+        Ears(pynvml, say).listen(uuids)
+    except OSError as error:
+        say({"error": f"NVML can't be loaded: {error}"})
+    except Exception as error:
+        if type(error).__name__.startswith("NVMLError"):
+            say({"error": f"NVML failed: {error}"})
+        raise
+
+
+class Ears:
+    """A set of events and the GPUs in it."""
+
+    def __init__(self, nvml: "Any", say: "Say") -> None:
+        self._nvml = nvml
+        self._say = say
+        self._handles: dict[str, Any] = {}
+        self._events: Any = None
+        self._gone = (nvml.NVML_ERROR_GPU_IS_LOST, getattr(nvml, "NVML_ERROR_RESET_REQUIRED", 16))
+
+    def listen(self, uuids: list[str]) -> None:
+        """Say what happens to these GPUs, for ever."""
+        events = self._register(uuids)
+        pause, longest = _PAUSES
+        while True:
+            try:
+                data = self._nvml.nvmlEventSetWait_v2(events, int(BEAT * 1000))
+            except self._nvml.NVMLError as error:
+                if error.value == self._nvml.NVML_ERROR_TIMEOUT:
+                    self._say({"beat": 1})
+                    continue
+                # One GPU that is lost fails the wait for all: go on with the others.
+                self._nvml.nvmlEventSetFree(events)
+                lost = self._find_lost()
+                if not lost:
+                    time.sleep(pause)
+                    pause = min(2 * pause, longest)
+                events = self._register([uuid for uuid in self._handles if uuid not in lost])
+                continue
+            pause = _PAUSES[0]
+            self._hear(data)
+
+    def register(self, uuids: list[str]) -> None:
+        """Begin to hear of these GPUs, for ``poll``."""
+        self._events = self._register(uuids)
+
+    def poll(self) -> None:
+        """Say what has happened since the last time, without waiting."""
+        for _ in range(_MOST):
+            try:
+                data = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+            except self._nvml.NVMLError as error:
+                if error.value != self._nvml.NVML_ERROR_TIMEOUT:
+                    self._nvml.nvmlEventSetFree(self._events)
+                    lost = self._find_lost()
+                    self.register([uuid for uuid in self._handles if uuid not in lost])
+                return
+            self._hear(data)
+
+    def _register(self, uuids: list[str]) -> "Any":
+        """Return a new set of the events of these GPUs, as far as they have any."""
+        events = self._nvml.nvmlEventSetCreate()
+        self._handles, unwatched = {}, {}
+        for uuid in uuids:
+            self._say({"asking": uuid})
+            try:
+                handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+                wanted = self._wanted() & self._nvml.nvmlDeviceGetSupportedEventTypes(handle)
+                self._nvml.nvmlDeviceRegisterEvents(handle, wanted, events)
+            except self._nvml.NVMLError as error:
+                if error.value in self._gone:
+                    self._lose(uuid, error)
+                else:
+                    unwatched[uuid] = str(error)
+                continue
+            self._handles[uuid] = handle
+        self._say({"watched": len(self._handles), "unwatched": unwatched})
+        return events
+
+    def _wanted(self) -> int:
+        nvml = self._nvml
+        ecc: int = nvml.nvmlEventTypeDoubleBitEccError | nvml.nvmlEventTypeSingleBitEccError
+        return ecc | int(nvml.nvmlEventTypeXidCriticalError)
+
+    def _find_lost(self) -> set[str]:
+        """Ask each GPU what its hardware has to answer; return those that are lost."""
+        found = set()
+        for uuid, handle in self._handles.items():
+            self._say({"asking": uuid})
+            try:
+                self._nvml.nvmlDeviceGetMemoryInfo(handle)
+            except self._nvml.NVMLError as error:
+                if error.value in self._gone:
+                    self._lose(uuid, error)
+                    found.add(uuid)
+        return found
+
+    def _lose(self, uuid: str, error: Exception) -> None:
+        self._say({"lost": uuid, "why": str(error)})
+
+    def _hear(self, data: "Any") -> None:
+        """Say what an event is; of those that aren't errors with a number, nothing."""
+        if data.eventType != self._nvml.nvmlEventTypeXidCriticalError:
+            return
+        event = {"xid": int(data.eventData), "gpu": self._uuid(data.device)}
+        instances = {"gi": data.gpuInstanceId, "ci": data.computeInstanceId}
+        given = {name: number for name, number in instances.items() if number != _NO_INSTANCE}
+        self._say({**event, **given} if "gi" in given else event)
+
+    def _uuid(self, handle: "Any") -> str:
+        """Return whose handle it is; a GPU that is lost may not say so itself."""
+        import ctypes  # noqa: PLC0415 - pynvml has it
+
+        place = ctypes.cast(handle, ctypes.c_void_p).value
+        for uuid, known in self._handles.items():
+            if ctypes.cast(known, ctypes.c_void_p).value == place:
+                return uuid
+        try:
+            return nvml.text_of(self._nvml.nvmlDeviceGetUUID(handle))
+        except self._nvml.NVMLError:
+            return ""

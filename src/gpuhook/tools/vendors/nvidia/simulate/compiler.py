@@ -1,0 +1,105 @@
+"""Compile the simulated libraries and programs with the machine's C compiler."""
+
+import concurrent.futures
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+
+from gpuhook.ground.errors import SimulateError
+
+SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "c")
+
+_FLAGS = (
+    "-std=gnu11",
+    "-O0",  # a build is waited for; what is built does next to nothing
+    "-pipe",
+    "-Wall",
+    "-Wextra",
+    "-fvisibility=hidden",
+    "-fno-ident",
+    "-Wl,--build-id=none",
+    "-Wl,-z,relro,-z,now",
+    "-Wl,--no-as-needed",
+)
+# From glibc 2.38 on, strtol is by default a function that images of older releases don't have.
+# What is built for 32 bits has no C library.
+_PREAMBLE = """\
+#ifdef __LP64__
+#define _GNU_SOURCE
+#include <features.h>
+#undef __GLIBC_USE_C23_STRTOL
+#define __GLIBC_USE_C23_STRTOL 0
+#undef __GLIBC_USE_C2X_STRTOL
+#define __GLIBC_USE_C2X_STRTOL 0
+#endif
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One file to compile and link: source names, and what tells the compiler how.
+
+    The sources become one translation unit, because most of what a compilation takes is its start
+    and the headers: their static names are common.
+    """
+
+    output: str
+    sources: tuple[str, ...]
+    flags: tuple[str, ...] = field(default=())
+
+
+def shared(output: str, soname: str, *sources: str, flags: tuple[str, ...] = ()) -> Job:
+    """Return the job that links a shared library with that DT_SONAME."""
+    return Job(output, sources, ("-shared", "-fPIC", f"-Wl,-soname,{soname}", *flags))
+
+
+def program(output: str, *sources: str) -> Job:
+    """Return the job that links a program against libc alone."""
+    return Job(output, sources, ("-fPIE", "-pie", "-ldl"))
+
+
+def compile_all(jobs: list[Job], include: str) -> None:
+    """Run the jobs side by side; ``include`` is the folder with the generated header.
+
+    Raises SimulateError when there is no compiler or it refuses a source.
+    """
+    compiler = find_compiler()
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for running in [pool.submit(_compile, compiler, job, include) for job in jobs]:
+            running.result()
+
+
+def find_compiler() -> str:
+    """Return the path of gcc; SimulateError if there is none."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if not compiler:
+        raise SimulateError(
+            "There is no C compiler on this machine, and the simulated driver is written in C",
+            "Install gcc and the C library's headers (apt-get install gcc libc6-dev)",
+        )
+    return compiler
+
+
+def _compile(compiler: str, job: Job, include: str) -> None:
+    unit = _PREAMBLE + "".join(f'#include "{name}"\n' for name in job.sources)
+    arguments = [
+        compiler,
+        *_FLAGS,
+        f"-I{include}",
+        f"-I{SOURCES}",
+        "-o",
+        job.output,
+        "-xc",
+        "-",
+        "-xnone",
+        *job.flags,
+    ]
+    done = subprocess.run(arguments, input=unit, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    first = next((line for line in done.stderr.split("\n") if "error" in line), done.stderr)
+    raise SimulateError(
+        f"The C compiler can't build {os.path.basename(job.output)} ({first.strip()})",
+        "Check that gcc works and that the C library's headers are installed (libc6-dev)",
+    )

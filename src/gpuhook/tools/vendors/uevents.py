@@ -1,0 +1,20 @@
+"""Which of the kernel's events about devices are about an accelerator or its driver."""
+
+from collections.abc import Mapping
+
+from gpuhook.ground.config.model import Config
+from gpuhook.vendors import registry
+
+Event = Mapping[str, object]
+
+
+def concerns_us(event: Event, config: Config) -> bool:
+    """Tell whether a kernel event is about a known vendor's driver or one of its devices."""
+    path, driver = str(event.get("DEVPATH", "")), str(event.get("DRIVER", ""))
+    pci_vendor = str(event.get("PCI_ID", ""))[:4].lower()
+    return any(
+        (pci_vendor and pci_vendor == names.PCI_VENDOR)
+        or driver in names.DRIVER_WORDS
+        or any(word in path for word in names.DRIVER_WORDS)
+        for names in registry.known(config).values()
+    )

@@ -1,9 +1,0 @@
-"""AMD's GPUs and partitions for a cluster."""
-
-from gpuhook.vendors import cluster
-
-
-class Cluster(cluster.Cluster):
-    """GPUs and partitions, each one of a resource."""
-
-    nothing = "none"  # AMD's own runtime takes void for the name of a GPU

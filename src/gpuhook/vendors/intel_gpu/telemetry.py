@@ -1,9 +1,0 @@
-"""What i915 and xe say in sysfs of how their GPUs are: what hwmon has, and energy."""
-
-from gpuhook.inventory.model import Inventory
-from gpuhook.vendors import sensors
-
-
-def read(inventory: Inventory) -> dict[str, sensors.Values]:
-    """Return the values of each GPU, by its id."""
-    return sensors.read(inventory)

@@ -1,0 +1,74 @@
+"""The vendors there are.
+
+``KNOWN`` holds the names of every vendor there is code for: data alone, so that a container
+start imports no more of a vendor that it doesn't ask for. ``known`` returns those and the ones
+that a configuration declares.
+"""
+
+from gpuhook.ground.errors import ConfigError, shown
+from gpuhook.start.request.sources import swarm_variables
+from gpuhook.vendors.amd import names as amd
+from gpuhook.vendors.ascend import names as ascend
+from gpuhook.vendors.gaudi import names as gaudi
+from gpuhook.vendors.intel_gpu import names as intel_gpu
+from gpuhook.vendors.intel_npu import names as intel_npu
+from gpuhook.vendors.neuron import names as neuron
+from gpuhook.vendors.nvidia import names as nvidia
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.contract import Known
+
+# A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
+KNOWN: "dict[str, ModuleType]" = {
+    nvidia.NAME: nvidia,
+    amd.NAME: amd,
+    neuron.NAME: neuron,
+    gaudi.NAME: gaudi,
+    ascend.NAME: ascend,
+    intel_gpu.NAME: intel_gpu,
+    intel_npu.NAME: intel_npu,
+}
+
+
+def known(config: "Config") -> "Known":
+    """Return the names of every vendor, by name: KNOWN, and those that config.toml declares.
+
+    One of KNOWN whose variable a declared one has isn't asked by it any more. ConfigError where
+    a declared one has the name or the kind of one of KNOWN, and where swarm-resource names a
+    vendor that there isn't.
+    """
+    found = _with_declared(config) if config.vendors else KNOWN
+    if "=" in config.swarm_resource:
+        _check_swarm(config, found)
+    return found
+
+
+def _with_declared(config: "Config") -> "Known":
+    from gpuhook.vendors.declared.names import names_of, without  # noqa: PLC0415 - few declare any
+
+    given_away = [table.variable for table in config.vendors]
+    found = {name: without(names, given_away) for name, names in KNOWN.items()}
+    for table in config.vendors:
+        for names in KNOWN.values():
+            for word in {table.name, table.kind} & {names.NAME, names.KIND}:
+                raise ConfigError(
+                    f"{config.path or 'The configuration'} declares the vendor {table.name}, and "
+                    f"{word} is {names.TITLE}'s already",
+                    "Call it something else; gpuhook has code for the other one",
+                )
+        found[table.name] = names_of(table)
+    return found
+
+
+def _check_swarm(config: "Config", found: "Known") -> None:
+    """Refuse a variable that swarm-resource gives to no vendor: it would mean nothing."""
+    for vendor, _ in swarm_variables(config.swarm_resource):
+        if vendor and vendor not in found:
+            from gpuhook.ground.config.loader import wrong_setting  # noqa: PLC0415 - only of errors
+
+            problem = f"names the vendor {shown(vendor)}, which is none of {', '.join(found)}"
+            raise wrong_setting(config, "swarm-resource", problem)

@@ -1,0 +1,20 @@
+"""Steps of a start, handed the vendors that there are, as the programs hand them."""
+
+from typing import Any
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.oci.spec import Spec
+from gpuhook.start import edit as editing
+from gpuhook.start import resolve as resolving
+from gpuhook.start.resolve import Progress, Resolved
+from gpuhook.vendors.registry import known
+
+
+def resolve(
+    spec: dict[str, Any], config: Config, progress: Progress | None = None, **more: Any
+) -> Resolved | None:
+    return resolving.resolve(spec, config, known(config), progress, **more)
+
+
+def edit(spec: Spec, config: Config, folder: str, **more: Any) -> Spec | None:
+    return editing.edit(spec, config, known(config), folder, **more)
