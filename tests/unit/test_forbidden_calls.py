@@ -63,9 +63,13 @@ FORBIDDEN_MODULES = {
 
 # (module, function, call) -> why it is no path of an image.
 ALLOWED = {
-    ("ground/container/rootfs", "__init__" , "os.open"): "the root itself, named by its maker",
+    ("ground/container/rootfs", "__init__", "os.open"): "the root itself, named by its maker",
     ("ground/container/rootfs", "reopen", "os.open"): "our own descriptor, through /proc/self/fd",
-    ("ground/container/rootfs", "_inside", "os.readlink"): "our own descriptors, through /proc/self/fd",
+    (
+        "ground/container/rootfs",
+        "_inside",
+        "os.readlink",
+    ): "our own descriptors, through /proc/self/fd",
     ("ground/container/rootfs", "_socket_in", "os.scandir"): "a descriptor",
     ("ground/container/rootfs", "list_folder", "os.listdir"): "a descriptor",
     ("ground/container/mounts", "__init__", "os.open"): "our own mount table",
@@ -77,7 +81,7 @@ ALLOWED = {
     ("inject", "_refuse_host_root", "os.stat"): "the host's own root",
     ("inject", "_refuse_host_namespace", "os.stat"): "our own namespace",
     ("inject", "container_owner", "os.stat"): "our own namespace",
-}  # fmt: skip
+}
 
 
 # The rooms of the commands, which change no image, and of what never meets one; the vendors' too.
@@ -212,20 +216,44 @@ ALLOWED_TO_COMMANDS = {
     ("tools/cli/install", "_links_folder", "os.path.expanduser"): "only where we aren't root",
     ("tools/cli/stats", "_pause", "os.kill"): "to itself",
     ("tools/doctor/case", "settings", "os.path.expanduser"): "only where we aren't root",
-    ("tools/doctor/report", "write_report", "tarfile.open"): "a descriptor of host_files.create_private",
+    (
+        "tools/doctor/report",
+        "write_report",
+        "tarfile.open",
+    ): "a descriptor of host_files.create_private",
     ("tools/engines/ask", "user", "os.path.expanduser"): "only where we aren't root",
-    ("tools/engines/docker_api", "_talk", "socket.socket"): "bound in time and size, its peer checked",
-    ("tools/engines/lock", "_lock", "fcntl.flock"): "with a deadline, in a folder that is root's alone",
+    (
+        "tools/engines/docker_api",
+        "_talk",
+        "socket.socket",
+    ): "bound in time and size, its peer checked",
+    (
+        "tools/engines/lock",
+        "_lock",
+        "fcntl.flock",
+    ): "with a deadline, in a folder that is root's alone",
     ("tools/engines/lock", "_open", "os.open"): "in a folder that is root's alone",
-    ("tools/driver_folder/keep", "_bring", "open"): "descriptors: the driver's file, a new one of ours",
-    ("tools/driver_folder/keep", "_bring", "os.open"): "a new file, in a folder that is root's alone",
+    (
+        "tools/driver_folder/keep",
+        "_bring",
+        "open",
+    ): "descriptors: the driver's file, a new one of ours",
+    (
+        "tools/driver_folder/keep",
+        "_bring",
+        "os.open",
+    ): "a new file, in a folder that is root's alone",
     ("tools/driver_folder/keep", "_label_below", "root.open"): "the driver root, which is trusted",
     ("tools/driver_folder/keep", "_link", "os.open"): "a folder that was made just now",
     ("tools/driver_folder/keep", "_write", "open"): "a new file, in a folder that is root's alone",
     ("tools/driver_folder/place", "_lock", "fcntl.flock"): "with a deadline, root's alone",
     ("tools/driver_folder/place", "_open", "os.open"): "after a look at its owner, and no link",
-    ("tools/host/processes", "send", "signal.pidfd_send_signal"): "after a look at what runs there now",
-}  # fmt: skip
+    (
+        "tools/host/processes",
+        "send",
+        "signal.pidfd_send_signal",
+    ): "after a look at what runs there now",
+}
 
 
 def of_commands() -> dict[str, str]:
@@ -293,7 +321,11 @@ ALLOWED_TO_CUT = {
     ("tools/cli/_manual", "config_page", ".read_text"): "a file of our own package",
     ("tools/cli/_shipped", "_texts", ".read_text"): "a file of our own package",
     ("tools/cli/config", "default_text", ".read_text"): "a file of our own package",
-    ("ground/loader/ldcache", "order_key", ".split"): "names in which all but letters became blanks",
+    (
+        "ground/loader/ldcache",
+        "order_key",
+        ".split",
+    ): "names in which all but letters became blanks",
     ("tools/nvidia_cli/ctk", "_to_standard_error", "open"): "written to, and nowhere",
     ("tools/nvidia_cli/gpu_docker", "_split", ".split"): "a user's own command line",
     ("standby/helper", "serve", ".split"): "our own sentence, made one line",
@@ -303,9 +335,13 @@ ALLOWED_TO_CUT = {
     ("vendors/nvidia/variables", "_meant", ".split"): "one name of a model",
     ("tools/vendors/nvidia/simulate/activity", "_places", ".split"): "our own file",
     ("tools/vendors/nvidia/simulate/activity", "_places", "open"): "our own file",
-    ("tools/vendors/nvidia/simulate/check", "_of_file", "open"): "our own file, by its newlines alone",
+    (
+        "tools/vendors/nvidia/simulate/check",
+        "_of_file",
+        "open",
+    ): "our own file, by its newlines alone",
     ("tools/vendors/nvidia/simulate/state", "load", "open"): "our own file",
-}  # fmt: skip
+}
 
 
 def cutting(module: str, text: str) -> list[tuple[str, str, str]]:

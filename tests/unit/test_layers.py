@@ -153,7 +153,8 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_circles_are_found() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-    source = "if TYPE_CHECKING:\n    from gpuhook.ground import log\ndef f():\n    import gpuhook.inject\n"
+    source = "if TYPE_CHECKING:\n    from gpuhook.ground import log\n"
+    source += "def f():\n    import gpuhook.inject\n"
     assert [*imports(source)] == ["ground.log", "inject"]
     assert [*imports("from gpuhook.ground.errors import shown\n")] == ["ground.errors"]
 

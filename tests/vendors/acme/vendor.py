@@ -1,4 +1,4 @@
-"""ACME behind the seam: NPUs on boards, whole ones and parts of split ones."""
+"""ACME by the contract: NPUs on boards, whole ones and parts of split ones."""
 
 from gpuhook.ground.errors import RequestError
 from gpuhook.ground.oci.process import Setting

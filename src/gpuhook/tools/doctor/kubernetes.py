@@ -9,7 +9,7 @@ from gpuhook.tools.doctor.finding import Finding, ok, warning
 _CHECK = "device-plugin"
 _FOLDER = "/var/lib/kubelet/device-plugins"
 _REGISTRY = "kubelet.sock"
-_SERVER = "gpuhook-server"  # what the plugin's server calls itself: kubernetes/children.py
+_SERVER = "gpuhook-server"  # what the plugin's server calls itself: children.py of tools/kubernetes
 
 
 def device_plugin(case: Case) -> Iterator[Finding]:

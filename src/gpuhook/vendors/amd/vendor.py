@@ -1,4 +1,4 @@
-"""AMD behind the seam: nodes alone, for AMD's libraries are in the image."""
+"""AMD by the contract: nodes alone, for AMD's libraries are in the image."""
 
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.freshness import names as listed

@@ -1,4 +1,4 @@
-"""Ascend behind the seam: NPUs by their driver, files by the host's lists."""
+"""Ascend by the contract: NPUs by their driver, files by the host's lists."""
 
 from gpuhook.ground.errors import DriverError, RequestError
 from gpuhook.ground.oci.process import Setting

@@ -1,4 +1,4 @@
-"""A declared vendor behind the seam: what its table says, in the house's words."""
+"""A declared vendor by the contract: what its table says, in the house's words."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""Intel Gaudi (Habana) behind the seam."""
+"""Intel Gaudi (Habana) by the contract."""

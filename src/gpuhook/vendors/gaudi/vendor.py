@@ -1,4 +1,4 @@
-"""Intel Gaudi behind the seam: devices that are operational, and the seats that programs are told.
+"""Intel Gaudi by the contract: devices that are operational, and the seats that programs are told.
 
 Habana's libraries use the devices whose seats (module ids) HABANA_VISIBLE_MODULES names, so that
 variable is set to those of the devices that a container gets. The cards' own network ports are

@@ -1,4 +1,4 @@
-"""Intel's GPUs behind the seam: nodes, and the links by which programs find them."""
+"""Intel's GPUs by the contract: nodes, and the links by which programs find them."""
 
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory import freshness

@@ -1,4 +1,4 @@
-"""Intel's NPUs behind the seam: nodes alone."""
+"""Intel's NPUs by the contract: nodes alone."""
 
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory import freshness

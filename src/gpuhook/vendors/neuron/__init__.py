@@ -1,1 +1,1 @@
-"""AWS Neuron behind the seam: Inferentia and Trainium."""
+"""AWS Neuron by the contract: Inferentia and Trainium."""

@@ -1,4 +1,4 @@
-"""AWS Neuron behind the seam: devices that are neighbours, and the cores that they have.
+"""AWS Neuron by the contract: devices that are neighbours, and the cores that they have.
 
 The runtime in a container opens all devices between the first and the last one that it has, so
 they must be neighbours. It numbers cores over the whole machine, in a container too: device 12

@@ -1,4 +1,4 @@
-"""NVIDIA behind the seam: which of its modules answers what the house asks."""
+"""NVIDIA by the contract: which of its modules answers what the house asks."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A second vendor behind the seam, alone and beside NVIDIA: what containers ask for and get."""
+"""A second vendor by the contract, alone and beside NVIDIA: what containers ask for and get."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A second vendor behind the seam: where it is absent, what is saved, and what a start does."""
+"""A second vendor by the contract: where it is absent, what is saved, and what a start does."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""AMD behind the seam: requests, what they give, what makes a saved inventory stale."""
+"""AMD by the contract: requests, what they give, what makes a saved inventory stale."""
 
 import shutil
 import subprocess
