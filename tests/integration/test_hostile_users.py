@@ -220,10 +220,9 @@ def test_a_link_in_a_strangers_home(site: Site, link: str) -> None:
     else:
         os.chown(folder_of_his(home, "docker"), UID, UID)
         named.symlink_to(site.config)
-    for verb in ("install", "configure"):
-        option = "--engine" if verb == "install" else "--runtime"
-        words = [f"{option}=docker", f"--config={named}", f"--state-dir={site.folder}/state"]
-        done = run([site.command, verb, *words], timeout=LIMIT_S).failed()
+    for verb in (["install", "--engine=docker"], ["runtime", "configure", "--runtime=docker"]):
+        words = [f"--config={named}", f"--state-dir={site.folder}/state"]
+        done = run([site.command, *verb, *words], timeout=LIMIT_S).failed()
         assert f"{home}, which belongs to user {UID}" in done.stderr
         assert "Run this as that user" in done.stderr
     assert site.config.read_text() == OLD

@@ -271,7 +271,9 @@ def touched(path: Path) -> None:
 
 
 FILES: dict[str, Callable[[Installation], Path]] = {
-    "package": lambda installed: next(installed.bin.parent.glob("lib/*/*/gpuhook/plan/planner.py")),
+    "package": lambda installed: next(
+        installed.bin.parent.glob("lib/*/*/gpuhook/start/planner.py")
+    ),
     "launcher": lambda installed: installed.runtime,
     "interpreter": lambda installed: Path(os.path.realpath(installed.bin / "python3")),
 }

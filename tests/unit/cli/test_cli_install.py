@@ -253,7 +253,7 @@ def test_a_hand_written_document_stops_a_removal(system: Path) -> None:
 
 
 def configure(*words: str) -> Result:
-    return CliRunner().invoke(cli, ["configure", *words], catch_exceptions=False)
+    return CliRunner().invoke(cli, ["runtime", "configure", *words], catch_exceptions=False)
 
 
 @pytest.mark.vectors("runtime_configure", "runtime_configure")
@@ -297,14 +297,6 @@ def test_configure_writes_a_hook_file(tmp_path: Path) -> None:
     assert hook["hook"]["path"] == "/bin/true"
     assert hook["hook"]["args"] == ["true", "prestart"]
     assert hook["stages"] == ["prestart"]
-
-
-def test_configure_is_found_where_nvidia_has_it(tmp_path: Path) -> None:
-    words = ["--runtime=docker", f"--config={tmp_path}/daemon.json", "--runtime-path=/bin/true"]
-    words += [f"--state-dir={tmp_path}/state"]
-    done = CliRunner().invoke(cli, ["runtime", "configure", *words], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert "gpu-py" in (tmp_path / "daemon.json").read_text()
 
 
 def test_configure_has_nvidia_s_spelling_of_options(tmp_path: Path) -> None:

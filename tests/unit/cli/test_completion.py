@@ -100,7 +100,7 @@ def test_keys_of_the_configuration() -> None:
 
 def test_vendors_kinds_and_capabilities() -> None:
     assert _completed("gpuhook simulate /x --vendor ne") == ["neuron"]
-    assert _completed("gpuhook configure --runtime con") == ["containerd"]
+    assert _completed("gpuhook runtime configure --runtime con") == ["containerd"]
     assert "podman" in _completed("gpuhook install --engine ")
     assert _completed("gpuhook simulate /x --model H100,A100-") == ["H100,A100-40GB"]
     assert _completed("gpuhook cdi generate --kind nv") == ["nvidia.com/gpu"]

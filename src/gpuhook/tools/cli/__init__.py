@@ -18,10 +18,6 @@ _COMPLETE = "_GPUHOOK_COMPLETE"  # what the shells' scripts set
 _COMMANDS = {
     "cdi": ("gpuhook.tools.cli.cdi", "Make and check the CDI documents that engines read."),
     "completion": ("gpuhook.tools.cli.completion", "Print the script for a shell's completion."),
-    "configure": (
-        "gpuhook.tools.cli.configure",
-        "Tell one engine about gpu-py, by nvidia-ctk's options.",
-    ),
     "config": ("gpuhook.tools.cli.config", "Show, check and change the configuration."),
     "device-plugin": (
         "gpuhook.tools.cli.device_plugin",
@@ -49,7 +45,7 @@ _COMMANDS = {
     "uninstall": ("gpuhook.tools.cli.uninstall", "Take back what install did."),
     "runtime": (
         "gpuhook.tools.cli.runtime",
-        "Do what configure does, by the name it has in nvidia-ctk.",
+        "Do what install does, by the names that it has in nvidia-ctk.",
     ),
     "simulate": (
         "gpuhook.tools.cli.simulate",

@@ -1,12 +1,167 @@
-"""``gpuhook runtime configure``: where hands that know nvidia-ctk look for ``configure``."""
+"""``gpuhook runtime configure``: gpuhook install for hands that know nvidia-ctk."""
 
-from gpuhook.tools.cli._help import group
-from gpuhook.tools.cli.configure import configure
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from gpuhook.ground import names
+from gpuhook.ground.config.loader import PATH_VARIABLE
+from gpuhook.ground.errors import EngineError
+from gpuhook.tools.cli import _completion as completing
+from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli._help import command, group
+from gpuhook.tools.cli.install import Job, carry_out
+from gpuhook.tools.engines import ENGINES, Ask, Store, installer
+from gpuhook.tools.engines.podman import HOOK_KEYS, hook_document
+from gpuhook.tools.engines.store import Target
+from gpuhook.tools.host.programs import our_program
+
+_HOOK_MODES = ("oci-hook", "hook")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def switch(*names: str, **settings: Any) -> Callable[[Function], Function]:
+    """Return a click option that is on or off as Go's are: --dry-run, or --dry-run=true."""
+    return click.option(
+        *names, type=click.BOOL, is_flag=False, flag_value="true", default=False,
+        metavar="[true|false]", **settings,
+    )  # fmt: skip
+
+
+def options(runtime_name: str) -> Callable[[Function], Function]:
+    """Return what adds the options of nvidia-ctk runtime configure to a command."""
+    every: tuple[Callable[[Any], Any], ...] = (
+        click.option(
+            "--runtime", "engine", default="docker", show_default=True, metavar="NAME",
+            shell_complete=completing.engines, help="The engine to tell.",
+        ),
+        click.option("--config", metavar="FILE", help="The engine's configuration file."),
+        click.option(
+            "--drop-in-config", metavar="FILE",
+            help="The drop-in file of containerd, CRI-O, podman.",
+        ),
+        click.option(
+            "--config-mode", default="", metavar="WORD",
+            help="What to write: config-file, or oci-hook for a hook file.",
+        ),
+        click.option("--oci-hook-path", metavar="FILE", help="The hook file to write."),
+        click.option(
+            "--nvidia-runtime-name", "runtime_name", default=runtime_name, show_default=True,
+            help="What the engine calls gpu-py.",
+        ),
+        click.option(
+            "--nvidia-runtime-path", "--runtime-path", "runtime_path", metavar="PATH",
+            help="Where gpu-py is.  [default: beside gpuhook]",
+        ),
+        click.option(
+            "--nvidia-runtime-hook-path", "hook_path", metavar="PATH",
+            help="Where gpuhook-prestart is, for oci-hook.  [default: beside gpuhook]",
+        ),
+        switch(
+            "--nvidia-set-as-default", "--set-as-default", "set_default",
+            help="Make gpu-py the default runtime.",
+        ),
+        switch(
+            "--cdi.enabled", "--cdi.enable", "--enable-cdi", "cdi",
+            help="Switch CDI on in the engine.",
+        ),
+        click.option("--state-dir", metavar="DIR", help="Where to remember what was changed."),
+    )  # fmt: skip
+
+    def add(function: Function) -> Function:
+        for option in reversed(every):
+            function = option(function)
+        return function
+
+    return add
 
 
 @group()
 def runtime() -> None:
-    """Do what ``configure`` does, by the name it has in nvidia-ctk."""
+    """Do what install does, by the names that it has in nvidia-ctk."""
+
+
+@command(
+    examples={
+        "gpuhook runtime configure --runtime docker --set-as-default": (
+            "Use gpu-py where nothing is said"
+        ),
+        "gpuhook runtime configure --runtime containerd --dry-run": (
+            "Show the change to containerd's files"
+        ),
+    },
+)
+@options(names.RUNTIME)
+@switch("--dry-run", help="Print the changes as a diff and make none.")
+def configure(**given: Any) -> None:
+    """Tell one container engine about gpu-py, with the options of nvidia-ctk.
+
+    ``gpuhook install`` does the same and more, and ``gpuhook uninstall`` takes it back.
+    """
+    dry_run = given.pop("dry_run")
+    job = job_of(**given)
+    if job is None:
+        write_hook(dry_run, **given)
+    else:
+        carry_out(dataclasses.replace(job, dry_run=dry_run))
+
+
+def job_of(
+    engine: str,
+    config: str | None,
+    drop_in_config: str | None,
+    config_mode: str,
+    runtime_name: str,
+    runtime_path: str | None,
+    set_default: bool,
+    cdi: bool,
+    state_dir: str | None,
+    **_: Any,
+) -> Job | None:
+    """Return the installation that the options ask for, None where it is a hook file.
+
+    EngineError for what can't be done.
+    """
+    if engine not in ENGINES:
+        raise EngineError(f"Unrecognized runtime '{engine}'", f"Give one of {', '.join(ENGINES)}")
+    if engine == "docker" and drop_in_config:
+        raise EngineError("Docker does not support drop-in configs", "Leave --drop-in-config out")
+    if config_mode in _HOOK_MODES:
+        return None
+    shared.check_name(runtime_name)
+    program = shared.checked_program(runtime_path or our_program(names.RUNTIME), "")
+    ask = Ask(
+        runtimes=((runtime_name, program),),
+        set_default=set_default,
+        cdi=cdi,
+        config=shared.absolute(config),
+        drop_in=shared.absolute(drop_in_config),
+        rootless=shared.is_rootless(""),
+    )
+    return Job((engine,), ask, shared.state_folder(state_dir, ""))
+
+
+def write_hook(
+    dry_run: bool, hook_path: str | None, oci_hook_path: str | None, state_dir: str | None, **_: Any
+) -> None:
+    """Write a hook file for engines that read a hooks-dir; print it where no file is named."""
+    hook = shared.checked_program(hook_path or our_program(names.HOOK), "")
+    text = hook_document(hook, "prestart", os.environ.get(PATH_VARIABLE))
+    if oci_hook_path is None:
+        click.echo(text, nl=False)
+        return
+    path = os.path.abspath(oci_hook_path)
+    target = Target("podman", path, "json", text, path, HOOK_KEYS, ours=True)
+    store = Store(shared.state_folder(state_dir, ""))
+    if dry_run:
+        shared.tell(installer.preview(store, [target]), dry_run=True)
+        return
+    with store.locked():
+        shared.tell(installer.install(store, [target]), dry_run=False)
 
 
 runtime.add_command(configure)

@@ -16,7 +16,7 @@ import click
 from gpuhook import __version__
 from gpuhook.ground import names
 from gpuhook.ground.errors import CdiError, EngineError, GpuhookError, printable, shown
-from gpuhook.tools.cli import configure as configuring
+from gpuhook.tools.cli import runtime as configuring
 from gpuhook.tools.cli._help import Group
 from gpuhook.tools.cli.cdi_generate import transform
 from gpuhook.tools.cli.install import carry_out

@@ -16,7 +16,7 @@ from gpuhook.start.cdi.generate import generate as generate_document
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli._help import command
-from gpuhook.tools.cli.configure import switch
+from gpuhook.tools.cli.runtime import switch
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.nvidia_cli.ctk_words import PROGRAM, config_path, items, say
 from gpuhook.vendors import registry

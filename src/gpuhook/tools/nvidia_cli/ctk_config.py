@@ -11,7 +11,7 @@ from gpuhook.ground.errors import ConfigError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.cli._help import Command, Group
 from gpuhook.tools.cli.config import chosen_file, default_text, save
-from gpuhook.tools.cli.configure import switch
+from gpuhook.tools.cli.runtime import switch
 from gpuhook.tools.config.edit import parse_assignment, set_value
 from gpuhook.tools.nvidia_cli.ctk_words import PROGRAM, config_path, say
 from gpuhook.vendors import registry

@@ -11,7 +11,7 @@ from gpuhook.ground import names
 from gpuhook.ground.errors import DriverError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.cli._help import Group
-from gpuhook.tools.cli.configure import switch
+from gpuhook.tools.cli.runtime import switch
 from gpuhook.tools.nvidia_cli import dev_nodes
 from gpuhook.tools.nvidia_cli.ctk_words import PROGRAM, say
 
