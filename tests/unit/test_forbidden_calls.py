@@ -195,7 +195,7 @@ OF_OTHERS = {
     "io.open": "as open",
     "os.kill": "the id may be another process' by now; use host_processes.send",
     "signal.pidfd_send_signal": "use host_processes.send",
-    "fcntl.flock": "who may open a file may lock it for ever; use engines.lock",
+    "fcntl.flock": "who may open a file may lock it for ever; use host.lock",
     "fcntl.lockf": "as fcntl.flock",
     "socket.socket": "who answers may do so for ever; use docker_api.ask",
     "http.client.HTTPConnection": "as socket.socket",
@@ -227,11 +227,6 @@ ALLOWED_TO_COMMANDS = {
         "_talk",
         "socket.socket",
     ): "bound in time and size, its peer checked",
-    (
-        "tools/engines/lock",
-        "_lock",
-        "fcntl.flock",
-    ): "with a deadline, in a folder that is root's alone",
     ("tools/engines/lock", "_open", "os.open"): "in a folder that is root's alone",
     (
         "tools/driver_folder/keep",
@@ -246,7 +241,6 @@ ALLOWED_TO_COMMANDS = {
     ("tools/driver_folder/keep", "_label_below", "root.open"): "the driver root, which is trusted",
     ("tools/driver_folder/keep", "_link", "os.open"): "a folder that was made just now",
     ("tools/driver_folder/keep", "_write", "open"): "a new file, in a folder that is root's alone",
-    ("tools/driver_folder/place", "_lock", "fcntl.flock"): "with a deadline, root's alone",
     ("tools/driver_folder/place", "_open", "os.open"): "after a look at its owner, and no link",
     (
         "tools/host/processes",

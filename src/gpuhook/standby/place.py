@@ -4,7 +4,6 @@ It is a folder of the configuration's, with a lock that whoever stands ready hol
 the lock free may become that process.
 """
 
-import fcntl
 import os
 import select
 
@@ -12,6 +11,7 @@ from gpuhook.ground import names
 from gpuhook.ground.config.loader import PATH_VARIABLE
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
+from gpuhook.ground.host import lock as locking
 from gpuhook.standby import launcher_files
 
 TYPE_CHECKING = False
@@ -121,8 +121,7 @@ def take_lock(folder: int, launcher: str) -> int | None:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     lock = os.open(name, flags, 0o600, dir_fd=folder)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock), os.stat(name, dir_fd=folder)):
+        if locking.take(lock) and os.path.samestat(os.fstat(lock), os.stat(name, dir_fd=folder)):
             return lock  # and not one that its owner has just removed
     except OSError:
         pass

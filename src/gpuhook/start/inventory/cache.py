@@ -7,7 +7,6 @@ while the others wait.
 """
 
 import _imp
-import errno
 import os
 import stat
 import time
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 _LIMIT = 64 << 20
 _FOLDER_MODE = 0o755  # what is saved is no secret: vendors' tools tell it to everybody
 _HASH_KEY = 0x67707568  # any number; the hash finds damage, it keeps no secret
-_POLL = 0.01  # seconds between two tries to get the lock
 _TRIES = 3  # to make an inventory while nothing around it changes
 _LOST_SECONDS = 10.0  # how long an inventory counts that misses a device
 _SPARE = 5.0  # seconds that a waiter grants the others beyond a driver's own limit
@@ -173,23 +171,14 @@ class _Lock:
         self.held = False
 
     def __enter__(self) -> "Self":
-        import fcntl  # noqa: PLC0415 - no need while the saved inventory is fresh
+        from gpuhook.ground.host import lock  # noqa: PLC0415 - no need while what is saved is fresh
 
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             self._fd = os.open(self._name, flags, 0o600, dir_fd=self._folder)
+            self.held = lock.take(self._fd, self._limit)
         except OSError:
-            return self
-        while time.monotonic() < self._began + self._limit:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
-                    break
-                time.sleep(_POLL)
-            else:
-                self.held = True
-                break
+            pass
         return self
 
     def __exit__(self, *details: object) -> None:

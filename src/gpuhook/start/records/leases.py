@@ -6,9 +6,7 @@ long as the container's first process lives, so nothing has to be done when that
 ended it. A device and the parts of it are held together, parts beside each other are not.
 """
 
-import errno
 import os
-import time
 
 from gpuhook.ground.errors import HeldError, shown
 from gpuhook.ground.host import proc
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 LOCK = "lock"  # in the folder of the records
 
 _WAIT = 20.0  # seconds that the others may take; each has it for a millisecond or two
-_POLL = 0.01
 _MARKS = dict.fromkeys(map(ord, "-_."))  # beside letters and digits, in a name
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -131,18 +128,13 @@ class Lock:
         self._fd = os.open(LOCK, flags, 0o600, dir_fd=folder)
 
     def __enter__(self) -> "Self":
-        import fcntl  # noqa: PLC0415 - for leases alone
+        from gpuhook.ground.host import lock  # noqa: PLC0415 - for leases alone
 
-        end = time.monotonic() + _WAIT
-        while time.monotonic() < end:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
-                    break
-                time.sleep(_POLL)
-            else:
+        try:
+            if lock.take(self._fd, _WAIT):
                 return self
+        except OSError:  # a filesystem without locks
+            pass
         os.close(self._fd)
         path = os.readlink(f"/proc/self/fd/{self._folder}")
         raise HeldError(

@@ -7,7 +7,6 @@ whatever it is called by now. It goes when no container has it any more.
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 
 from gpuhook.ground.errors import DriverFolderError
 from gpuhook.ground.host import files as host_files
+from gpuhook.ground.host import lock
 from gpuhook.ground.host.proc import Mounts
 from gpuhook.tools.host.namespaces import Look
 
@@ -26,7 +26,6 @@ _SUPERSEDED = ".gpuhook-superseded"  # in one whose place another has: the boot 
 _WORK = ".{}.gpuhook"  # the folder beside it
 
 _PATIENCE = 30.0  # seconds; files are linked in fewer, and copied too
-_POLL = 0.05
 _MARKER_LIMIT = 1 << 20
 _LOOK = 10.0  # seconds for a look at what is mounted; nobody waits for it
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
@@ -87,21 +86,16 @@ class Place:
     def _lock(self, end: float) -> int:
         while True:
             fd = self._open()
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock.take(fd, end - time.monotonic()):
+                os.close(fd)
+                raise DriverFolderError(
+                    f"Another process has been changing {self.path} for more than "
+                    f"{_PATIENCE:.0f} seconds",
+                    "Wait until it has ended, or end it if it hangs, and run this again",
+                )
+            with contextlib.suppress(FileNotFoundError):  # by whoever held the lock before
                 if os.path.samestat(os.fstat(fd), os.lstat(self._work)):
                     return fd
-            except FileNotFoundError:  # removed by whoever held the lock before
-                pass
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    os.close(fd)
-                    raise DriverFolderError(
-                        f"Another process has been changing {self.path} for more than "
-                        f"{_PATIENCE:.0f} seconds",
-                        "Wait until it has ended, or end it if it hangs, and run this again",
-                    ) from None
-                time.sleep(_POLL)
             os.close(fd)
 
     def _open(self) -> int:

@@ -4,7 +4,6 @@ Nobody else may look into that folder: who can open a file can lock it.
 """
 
 import contextlib
-import fcntl
 import os
 import stat
 import time
@@ -12,12 +11,12 @@ from collections.abc import Iterator
 
 from gpuhook.ground.errors import GpuhookError
 from gpuhook.ground.host import files as host_files
+from gpuhook.ground.host import lock
 from gpuhook.tools.engines.files import make_folders, remove_folders
 
 NAME = "lock"  # of the file in the folder
 _FOLDER_MODE = 0o700
 _ATTEMPTS = 100
-_POLL = 0.02
 _ID_DIGITS = 20
 
 
@@ -55,16 +54,13 @@ class Lock:
         """
         while True:
             fd = self._open(made)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock.take(fd, end - time.monotonic()):
+                raise self._held_too_long(fd)
+            with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), os.stat(self._file)):
                     with contextlib.suppress(OSError):  # a full disk, and it only tells others
                         os.pwrite(fd, str(os.getpid()).encode(), 0)
                     return fd
-            except FileNotFoundError:
-                pass
-            except BlockingIOError:
-                self._wait(fd, end)
             os.close(fd)
 
     def _open(self, made: set[str]) -> int:
@@ -89,14 +85,11 @@ class Lock:
                     ),
                 ) from None
 
-    def _wait(self, fd: int, end: float) -> None:
-        """Wait a moment; an error that names who holds the lock once it has been too long."""
-        if time.monotonic() < end:
-            time.sleep(_POLL)
-            return
+    def _held_too_long(self, fd: int) -> GpuhookError:
+        """Return an error that names who holds the lock; closes the file."""
         holder = os.pread(fd, _ID_DIGITS, 0).decode("ascii", "replace")
         os.close(fd)
-        raise self._error(
+        return self._error(
             f"The process {holder or '(unknown)'} has been {self._doing} for more "
             f"than {self._patience:.0f} seconds: it holds {self._file}",
             "Wait until it has ended, or end it if it hangs, and run this again",

@@ -6,7 +6,6 @@ needed for a change of it.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpuhook.ground.errors import SimulateError
+from gpuhook.ground.host import lock
 from gpuhook.tools.simulate.tree import Tree
 from gpuhook.tools.vendors.nvidia.simulate.machine import Machine, SimulatedGpu, make_machine
 from gpuhook.tools.vendors.nvidia.simulate.options import Failure, Options
@@ -22,6 +22,7 @@ from gpuhook.tools.vendors.nvidia.simulate.options import Failure, Options
 FOLDER = "simulate"
 LOST, MIG, EVENTS, ACTIVITY = "lost", "mig", "events", "activity"
 _BUILT = "built.json"
+_PATIENCE = 60.0  # seconds that the others may take; each has it for a moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,12 @@ def locked(root: str) -> Iterator[None]:
         load(root)  # says it
         raise
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not lock.take(fd, _PATIENCE):
+            raise SimulateError(
+                f"Another process has been changing the machine below {root} for "
+                f"{_PATIENCE:.0f} seconds",
+                "Wait until it has ended, or end it if it hangs, and run this again",
+            )
         yield
     except OSError as error:
         raise SimulateError(
