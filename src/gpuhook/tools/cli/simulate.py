@@ -14,6 +14,7 @@ from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
 from gpuhook.tools.simulate.build import build as build_root
 from gpuhook.tools.simulate.place import is_simulated, remove
+from gpuhook.tools.vendors import parts
 from gpuhook.tools.vendors.nvidia.simulate import (
     Options,
     build,
@@ -37,7 +38,6 @@ from gpuhook.tools.vendors.nvidia.simulate.options import (
     parse_numbers,
 )
 from gpuhook.tools.vendors.nvidia.simulate.state import load_machine
-from gpuhook.tools.vendors.parts import part
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import names as nvidia
 
@@ -294,7 +294,7 @@ def _of_another(
     if names is None:
         known = ", ".join(vendors)
         raise SimulateError(f"There is no vendor {shown(vendor)}", f"Use one of these: {known}")
-    simulator = part(names, "simulate")
+    simulator = parts.simulator(names)
     if simulator is None:
         raise SimulateError(
             f"The devices of {vendor} can't be simulated",

@@ -15,7 +15,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure
 from gpuhook.tools.doctor.step import DRIVER, Check, Step, step_of
-from gpuhook.tools.vendors.parts import part
+from gpuhook.tools.vendors import parts
 from gpuhook.vendors import registry
 
 # What says where drivers are, and so what every check of a vendor needs.
@@ -36,7 +36,7 @@ def doctors(config: Config) -> Iterator[VendorDoctor]:
     """Yield what each known vendor has; where that can't be used, one check that says so."""
     for name, names in registry.known(config).items():
         try:
-            module = part(names, "doctor")
+            module = parts.doctor(names)
             if module is None:
                 continue
             found = VendorDoctor(

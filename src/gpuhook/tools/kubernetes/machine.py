@@ -7,7 +7,6 @@ pause that grows, or when somebody says so.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 from gpuhook.ground.config.model import Config
@@ -15,7 +14,7 @@ from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError
 from gpuhook.start import contract
 from gpuhook.start.inventory import cache, freshness
 from gpuhook.start.inventory.model import Inventory
-from gpuhook.tools.vendors.parts import part
+from gpuhook.tools.vendors import parts
 from gpuhook.vendors import registry
 
 Found = tuple[contract.Vendor, Inventory]
@@ -202,17 +201,13 @@ class Machine:
     def _ask_links(self, seen: _Seen) -> None:
         """Ask how near devices are, once for each set of devices and driver."""
         inventory = seen.inventory
-        module = _links(seen.vendor.names)
+        module = parts.links(seen.vendor.names)
         whole = sorted(device.id for device in inventory.devices if not device.parent)
         if module is None or seen.linked == (inventory.version, whole):
             return
         seen.linked = (inventory.version, whole)
         try:
-            seen.links = module.links(self._config, inventory)
+            seen.links = dict(module.links(self._config, inventory))
         except GpuhookError as error:
             seen.links = {}
             self._tell(f"{seen.vendor.names.TITLE}: how devices are linked isn't known: {error}")
-
-
-def _links(names: ModuleType) -> Any:
-    return part(names, "links")

@@ -26,7 +26,7 @@ from gpuhook.tools.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, 
 from gpuhook.tools.kubernetes.state import State
 from gpuhook.tools.kubernetes.uevents import KernelEvents
 from gpuhook.tools.ready import report_ready
-from gpuhook.tools.vendors.parts import part
+from gpuhook.tools.vendors import parts
 from gpuhook.tools.vendors.uevents import concerns_us
 
 _SETTLE = 0.5  # seconds of quiet after a kernel event: a driver is loaded in many steps
@@ -302,7 +302,7 @@ class Supervisor:
 
     def _watch(self, names: Any, inventory: Any) -> None:
         """See that somebody listens to a vendor's errors, of the devices that there are now."""
-        module = part(names, "events") if self._settings.health_checks else None
+        module = parts.events(names) if self._settings.health_checks else None
         if module is None:
             return
         listener = self._listeners.get(names.NAME)

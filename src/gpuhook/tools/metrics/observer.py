@@ -19,7 +19,7 @@ from gpuhook.tools.metrics.processes import Processes, find, poses, sees_all_pro
 from gpuhook.tools.metrics.telemetry import PATIENCE, Telemetry
 from gpuhook.tools.running.holders import LIMIT, WITHOUT_ROOT
 from gpuhook.tools.running.names import Names
-from gpuhook.tools.vendors.parts import part
+from gpuhook.tools.vendors import parts
 
 _OTHER_NAMESPACE = (
     "This runs in a pid namespace of its own, where the processes of containers can't be told "
@@ -153,8 +153,8 @@ class Observer:
     def _ask(self, vendor: Any, inventory: Any, problems: list[str]) -> dict[str, Any]:
         """Return what a vendor's driver says of each device now."""
         names = vendor.names
-        module = part(names, "telemetry")
-        if hasattr(module, "read"):  # of files that nobody waits for
+        module = parts.telemetry(names)
+        if module is not None and hasattr(module, "read"):  # of files that nobody waits for
             return dict(module.read(inventory))
         if names.NAME not in self._telemetry:
             self._telemetry[names.NAME] = (

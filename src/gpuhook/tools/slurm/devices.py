@@ -9,8 +9,7 @@ from gpuhook.start.cdi.generate import grant
 from gpuhook.start.inventory.cache import get_inventory
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.start.inventory.selection import fallen_off
-from gpuhook.tools.vendors import survey
-from gpuhook.tools.vendors.parts import part
+from gpuhook.tools.vendors import parts, survey
 
 Links = dict[str, dict[str, int]]  # a device's id -> the others' -> the number of links
 
@@ -91,9 +90,11 @@ def links(devices: list[Owned], config: Config) -> tuple[Links, list[str]]:
     failures = []
     for name in dict.fromkeys(each.vendor.names.NAME for each in devices):
         first = next(each for each in devices if name == each.vendor.names.NAME)
-        module = part(first.vendor.names, "links")
+        module = parts.links(first.vendor.names)
+        if module is None:
+            continue
         try:
-            scores = module.links(config, first.inventory) if module else {}
+            scores = module.links(config, first.inventory)
         except DriverError as error:
             failures.append(f"how {first.vendor.names.NOUN}s are linked isn't known: {error.cause}")
             continue

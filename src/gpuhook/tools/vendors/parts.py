@@ -1,14 +1,125 @@
-"""The modules that a vendor may have here for one command, imported when that command runs."""
+"""What a vendor may have for one command: a module of its folder here, imported when that runs.
+
+Each kind of module is a contract, which ``tests/unit/vendors/test_parts.py`` has mypy compare with
+every vendor's. Inventories are of the vendor's own class, so they are Any here.
+"""
 
 import importlib
+from collections.abc import Collection, Iterable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
+from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
+from gpuhook.start.inventory.model import Device
+from gpuhook.tools.simulate.tree import Tree
+
+Values = Mapping[str, Any]
+
+
+class Doctor(Protocol):
+    """``doctor``: what the doctor looks at; tools/doctor/vendors says how it is used."""
+
+    @property
+    def DRIVER_CHECKS(self) -> tuple[Any, ...]:  # noqa: N802 - these are a module's constants
+        """Checks of the driver: functions from a Case to findings, or Steps."""
+
+    @property
+    def HOST_CHECKS(self) -> tuple[Any, ...]:  # noqa: N802
+        """Checks of the host, which come last."""
+
+    @property
+    def REPORT_FILES(self) -> tuple[str, ...]:  # noqa: N802
+        """Patterns of files that a report for a bug holds."""
+
+    @property
+    def REPORT_NODES(self) -> tuple[str, ...]:  # noqa: N802
+        """Patterns of nodes whose owners and modes it says."""
+
+
+class Simulator(Protocol):
+    """``simulate``: devices that don't exist."""
+
+    def simulate(self, tree: Tree, count: int, settings: dict[str, str], /) -> Iterable[str]:
+        """Fill a tree with that many devices; return lines that say what was made."""
+
+
+class Readings(Protocol):
+    """``telemetry`` of a driver whose files nobody waits for."""
+
+    def read(self, inventory: Any, /) -> Mapping[str, Values]:
+        """Return what is measured of each device now, by its id."""
+
+
+class Telemetry(Protocol):
+    """``telemetry`` of a driver that is asked in a child; tools/metrics/telemetry says how."""
+
+    def can_ask(self, inventory: Any, /) -> bool:
+        """Tell whether the driver of this inventory can be asked."""
+
+    def facts(self, inventory: Any, /) -> Mapping[str, Values]:
+        """Return what the inventory itself says of each device, by its id."""
+
+    def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> tuple[int, Any]:
+        """Start a child that is asked about all devices ``but`` some; return it and its socket."""
+
+
+class Events(Protocol):
+    """``events`` of a driver that reports errors to whoever listens."""
+
+    def can_listen(self, inventory: Any, /) -> bool:
+        """Tell whether the driver of this inventory reports any."""
+
+    def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> tuple[int, int]:
+        """Start a child that listens to all devices ``but`` some; return it and where to read."""
+
+    def concerned(self, inventory: Any, event: dict[str, Any], /) -> Iterable[Device]:
+        """Return the devices that an event is about."""
+
+
+class Links(Protocol):
+    """``links``: how near devices are to each other."""
+
+    @property
+    def PER_LINK(self) -> int:  # noqa: N802
+        """What one link between two devices counts."""
+
+    def links(self, config: Config, inventory: Any, /) -> Mapping[str, Mapping[str, int]]:
+        """Return the scores of each device with others, by their ids."""
+
+
+def doctor(names: ModuleType) -> Doctor | None:
+    """Return what a vendor has for the doctor."""
+    found: Doctor | None = part(names, "doctor")
+    return found
+
+
+def simulator(names: ModuleType) -> Simulator | None:
+    """Return what makes a vendor's simulated devices."""
+    found: Simulator | None = part(names, "simulate")
+    return found
+
+
+def telemetry(names: ModuleType) -> Readings | Telemetry | None:
+    """Return what measures a vendor's devices."""
+    found: Readings | Telemetry | None = part(names, "telemetry")
+    return found
+
+
+def events(names: ModuleType) -> Events | None:
+    """Return what listens to a vendor's driver."""
+    found: Events | None = part(names, "events")
+    return found
+
+
+def links(names: ModuleType) -> Links | None:
+    """Return what knows how near a vendor's devices are."""
+    found: Links | None = part(names, "links")
+    return found
 
 
 def part(names: ModuleType, what: str) -> Any:
-    """Return the module ``what`` (doctor, simulate) of a vendor's folder here, None without one.
+    """Return the module ``what`` of a vendor's folder here, None without one.
 
     ``names`` is the vendor's of ``registry.known``. Where one module serves several vendors, it
     has a function ``of``, and what that returns for this one stands for the module. What the
