@@ -1,6 +1,7 @@
-"""With CI=true a skipped test is a failed one: nothing may be left out there."""
+"""What holds for all tests: temporary files lie where sockets fit, and CI skips nothing."""
 
 import os
+import tempfile
 from collections.abc import Generator
 
 import pytest
@@ -9,10 +10,14 @@ pytest_plugins = ["recording"]
 CI = os.environ.get("CI") == "true"
 # Before anything imports gRPC: its handlers would run in each child that a later test forks.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# The path of a socket has 107 characters at most (unix(7)), and pytest's own folders take 60.
+if len(tempfile.gettempdir()) > 40:
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With CI=true a skipped test is a failed one."""
     report = yield
     if CI and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
