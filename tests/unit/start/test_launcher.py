@@ -211,6 +211,23 @@ def test_python_is_asked_until_it_has_saved_its_files(installed: Installed) -> N
     assert installed.run("--future", "state", "ID") == "python runtime"
 
 
+def test_outside_a_virtual_environment_the_packages_folder_names_the_python(
+    installed: Installed,
+) -> None:
+    """pip puts both where the Python is, whichever version /usr/bin/python3 has."""
+    venv = installed.bin.parent
+    (venv / "pyvenv.cfg").unlink()
+    (venv / "lib/python3.11").rename(venv / "lib/python3.99")
+    (installed.bin / "python3").rename(installed.bin / "python3.99")
+    assert installed.create("{}").startswith("python")
+    (venv / "lib/python3.99").rename(venv / "lib/python3.98")
+    installed.log.unlink()
+    words = [installed.bin / "gpu-py", "create", "--bundle", installed.bundle, "ID"]
+    environment = {"PATH": "/usr/bin:/bin", "GPUHOOK_CONFIG": str(installed.config)}
+    subprocess.run(words, env=environment, check=False, capture_output=True)
+    assert not installed.log.exists()  # it was the system's
+
+
 def test_missing_bundle_is_pythons(installed: Installed) -> None:
     installed.configure()
     assert installed.run("create", "--bundle", "/nonexistent", "ID") == "python runtime"
