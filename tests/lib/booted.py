@@ -93,9 +93,8 @@ class Container:
     def scope(self) -> str:
         """Return the name of systemd's unit that is the container's cgroup."""
         pid = self.property("{{.State.Pid}}")
-        group = Path(f"/proc/{pid}/cgroup").read_text().strip()
-        [name] = [part for part in group.split("/") if part.endswith(".scope")][-1:]
-        return name
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()  # v1 has several
+        return next(part for part in "/".join(lines).split("/") if part.endswith(".scope"))
 
 
 @contextmanager
