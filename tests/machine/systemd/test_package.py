@@ -1,9 +1,13 @@
 """The Debian package with systemd: units run, upgrades ask nothing, a purge leaves nothing."""
 
+import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from booted import DRIVER, GPUS, call, package, traces
+from booted import ALLOWED, BUSYBOX, DRIVER, GIVEN, GPUS, REQUEST, call, package, traces
 from harness.commands import run, wait_until
 
 CONFIG = Path("/etc/gpuhook/config.toml")
@@ -89,6 +93,56 @@ def test_an_upgrade_without_a_terminal_keeps_what_was_set(installed: None, tmp_p
         call("dpkg", "--force-confold", "--force-downgrade", "--install", package())
         CONFIG.write_text(before)
         call("gpuhook", "config", "set", "disable-require=false")
+
+
+def start(docker: tuple[str, ...]) -> None:
+    """Start a container that opens the GPUs it asks for."""
+    words = [*docker, "run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST]
+    said = call(*words, BUSYBOX, "devopen", *(f"/dev/nvidia{minor}" for minor in GIVEN))
+    assert said.split()[1::2] == [ALLOWED] * len(GIVEN)
+
+
+def dpkg(*words: str | Path) -> "subprocess.Popen[bytes]":
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(
+        ["dpkg", *words], start_new_session=True, stdout=nowhere, stderr=nowhere
+    )
+
+
+def test_containers_start_while_it_is_upgraded(docker: tuple[str], tmp_path: Path) -> None:
+    try:
+        for version in (newer(tmp_path), package()):
+            upgrade = dpkg("--force-downgrade", "--install", version)
+            started = 0
+            while upgrade.poll() is None:
+                start(docker)
+                started += 1
+            assert upgrade.returncode == 0
+            assert started > 1
+    finally:
+        call("dpkg", "--force-downgrade", "--install", package())
+
+
+@pytest.fixture(scope="module")
+def takes(docker: tuple[str]) -> float:
+    """How many seconds the package takes to install again."""
+    started = time.monotonic()
+    call("dpkg", "--install", package())
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("moment", [0.2, 0.5, 0.8])
+def test_dpkg_is_killed(moment: float, takes: float, docker: tuple[str]) -> None:
+    """Where it has got to doesn't matter to who configures it again."""
+    killed = dpkg("--install", package())
+    time.sleep(takes * moment)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    run(["dpkg", "--configure", "--pending"])
+    call("dpkg", "--install", package())
+    assert call("dpkg", "--audit") == ""
+    call("dpkg", "--verify", "gpuhook")
+    start(docker)
 
 
 def test_a_purge_leaves_nothing(before: set[str], installed: None) -> None:
