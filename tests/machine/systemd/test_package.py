@@ -36,13 +36,13 @@ def test_units_are_no_more_exposed_than_written(unit: str, installed: None) -> N
 def test_metrics_are_served_below_its_protections(installed: None) -> None:
     script = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9836/metrics').read())"
     try:
-        call("systemctl", "start", "gpuhook-metrics.service")
+        call("systemctl", "enable", "--now", "gpuhook-metrics.service")
         ask = ["python3", "-c", script]
         wait_until(lambda: run(ask).status == 0, "metrics are served")
         said = call(*ask)
         assert all(f'gpu="{gpu}"' in said or f'index="{gpu}"' in said for gpu in range(GPUS)), said
     finally:
-        call("systemctl", "stop", "gpuhook-metrics.service")
+        call("systemctl", "disable", "--now", "gpuhook-metrics.service")
 
 
 def names(document: Path) -> set[str]:

@@ -3,6 +3,7 @@
 import os
 import pwd
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from booted import (
@@ -20,6 +21,7 @@ from booted import (
 from harness.commands import run
 
 USER = "ada"
+CDI = (Path("/etc/cdi"), Path("/run/cdi"))
 RUNTIMES = ("runc", "crun")
 # podman update needs the controller of what it changes.
 WHAT = [each for each in DISTURBANCES if each != "update" or CONTROLLERS is None]
@@ -74,3 +76,13 @@ def test_rootless(user: tuple[str, ...]) -> None:
     nodes = [f"/dev/nvidia{minor}" for minor in GIVEN]
     said = run([*words, BUSYBOX, "devopen", *nodes, "/dev/nvidia1"]).ok().stdout.splitlines()
     assert said == [*(f"{node} {ALLOWED}" for node in nodes), "/dev/nvidia1 ENOENT"]
+
+
+def test_what_root_installs_under_a_umask_of_077_is_everybodys(user: tuple[str, ...]) -> None:
+    os.chdir("/")
+    call("sh", "-c", "umask 077; gpuhook install --engine podman --hook precreate --cdi")
+    try:
+        call(*user, "podman", "info")
+        call(*user, "find", "/etc/containers", *(one for one in CDI if one.exists()))
+    finally:
+        call("gpuhook", "install", "--engine", "podman", "--hook", "none", "--no-cdi")
