@@ -6,25 +6,35 @@ import pytest
 from booted import DISTURBANCES, GIVEN, Container, call, disturb, running, set_config
 
 
-@pytest.fixture(scope="module", params=["runc", "crun"])
-def container(docker: tuple[str], request: pytest.FixtureRequest) -> Iterator[Container]:
-    """A container with two GPUs that the low-level runtime of that name has made."""
-    set_config(f"nvidia-container-runtime.runtimes={request.param}")
-    with running(f"gpus-{request.param}", docker, ["--runtime=gpu-py"]) as started:
+@pytest.fixture(scope="module")
+def container(docker: tuple[str]) -> Iterator[Container]:
+    """A container with two GPUs that crun has made."""
+    set_config("nvidia-container-runtime.runtimes=crun")
+    with running("gpus-crun", docker, ["--runtime=gpu-py"]) as started:
         yield started
     set_config("nvidia-container-runtime.runtimes=runc,crun")
 
 
-def test_it_has_the_gpus_that_it_asked_for_in_dockers_own_profile(container: Container) -> None:
+def test_from_the_package_to_a_container_in_dockers_own_profile(docker: tuple[str]) -> None:
+    with running("gpus-runc", docker, ["--runtime=gpu-py"]) as container:
+        assert container.has_what_it_asked_for()
+        assert profile(container) == "docker-default (enforce)"
+
+
+def test_with_crun_it_has_that_profile_too(container: Container) -> None:
     assert container.has_what_it_asked_for()
-    confined = container.exec("busybox", "cat", "/proc/1/attr/current").ok().stdout
-    assert confined == "docker-default (enforce)\n"
+    assert profile(container) == "docker-default (enforce)"
+
+
+def profile(container: Container) -> str:
+    """Return the AppArmor profile of a container's first process."""
+    return container.exec("busybox", "cat", "/proc/1/attr/current").ok().stdout.strip()
 
 
 def test_what_crun_tells_systemd_is_wider_than_what_it_allows(container: Container) -> None:
     """For a node of minor 0 crun has systemd allow the major; its own program refuses the rest."""
     rules = call("systemctl", "show", "--property=DeviceAllow", "--value", container.scope())
-    assert ("char-195 rw" in rules) == container.name.endswith("crun"), rules
+    assert "char-195 rw" in rules
     assert container.has_what_it_asked_for()
 
 

@@ -29,7 +29,7 @@ CASES.remove(("cgroupfs", "set-property"))
 EACH_CASE = pytest.mark.parametrize(
     ("cgroup_driver", "what"), CASES, indirect=["cgroup_driver"], scope="module"
 )
-# Where the hook alone loses them; docker update leaves v2's rules alone.
+# Where the hook alone loses them; docker update writes nothing to a v2 without controllers.
 LOST = {("systemd", what) for what in DISTURBANCES if what != "update" or CONTROLLERS is None}
 
 
