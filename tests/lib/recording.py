@@ -59,13 +59,11 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(Recorder(config, Path(path)))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     ran.begin()
-    try:
-        return (yield)
-    finally:
-        item.user_properties.extend(("ran", list(program)) for program in ran.noted())
+    yield
+    item.user_properties.extend(("ran", list(program)) for program in ran.noted())
 
 
 class Recorder:
