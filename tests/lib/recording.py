@@ -95,7 +95,7 @@ class Recorder:
         if self._lacking and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: "pytest.TerminalReporter") -> None:
         """Say where the file is, and what it lacks."""
         if self._path.exists():
             path = os.path.relpath(self._path)
