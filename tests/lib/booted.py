@@ -1,7 +1,8 @@
 """What the tests on a machine that has booted share: what was carried in, and GPUs' containers."""
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,10 @@ OURS = ("gpuhook", "gpu-py", "gpu-docker", "nvidia", "/cdi")
 BUSYBOX = image("busybox")  # the smallest with devopen
 # What open() gives: the driver of the node is not there, or the cgroup doesn't let it be asked.
 ALLOWED, DENIED = "ENXIO", "EPERM"
+# The controllers of cgroup v2; none where v1 has them, and None where there is no v2.
+_CONTROLLERS = Path("/sys/fs/cgroup/cgroup.controllers")
+CONTROLLERS = _CONTROLLERS.read_text().split() if _CONTROLLERS.exists() else None
+DAEMON_JSON = Path("/etc/docker/daemon.json")
 
 
 def call(*words: str | Path) -> str:
@@ -30,6 +35,20 @@ def wait_for_docker() -> None:
     """Wait until Docker starts containers: it answers before it has its containerd again."""
     words = ["docker", "run", "--rm", "--network=none", BUSYBOX, "busybox", "true"]
     wait_until(lambda: run(words).status == 0, "Docker starts containers")
+
+
+def restart_docker(*units: str) -> None:
+    """Restart units of Docker's, as often as a test likes."""
+    call("systemctl", "reset-failed", "docker", "docker.socket", "containerd")
+    call("systemctl", "restart", *units)
+    wait_for_docker()
+
+
+def set_docker(**settings: object) -> None:
+    """Change settings of Docker's, and restart it."""
+    before = json.loads(DAEMON_JSON.read_text()) if DAEMON_JSON.exists() else {}
+    DAEMON_JSON.write_text(json.dumps({**before, **settings}))
+    restart_docker("docker")
 
 
 def package() -> Path:
@@ -93,9 +112,55 @@ class Container:
     def scope(self) -> str:
         """Return the name of systemd's unit that is the container's cgroup."""
         pid = self.property("{{.State.Pid}}")
-        group = Path(f"/proc/{pid}/cgroup").read_text().strip()
-        [name] = [part for part in group.split("/") if part.endswith(".scope")][-1:]
-        return name
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()  # v1 has several
+        return next(part for part in "/".join(lines).split("/") if part.endswith(".scope"))
+
+
+def daemon_reload(_: Container) -> None:
+    """Have systemd read its units again, and wait until it has done what that queued."""
+    call("systemctl", "daemon-reload")
+    call("systemd-run", "--wait", "--quiet", "true")
+
+
+def set_property(container: Container) -> None:
+    """Have systemd write one of the cgroup's properties, and what else it knows of it."""
+    call("systemctl", "set-property", "--runtime", container.scope(), "CPUWeight=50")
+
+
+def update(container: Container) -> None:
+    """Have the engine and its low-level runtime write the cgroup."""
+    call(*container.engine, "update", "--cpu-shares=512", container.name)
+
+
+# What writes a container's cgroup again.
+DISTURBANCES: Mapping[str, Callable[[Container], None]] = {
+    "daemon-reload": daemon_reload,
+    "set-property": set_property,
+    "update": update,
+}
+
+
+def disturb(container: Container, what: str) -> bool:
+    """Do one of DISTURBANCES twice; tell whether the GPUs can still be opened.
+
+    If not, see that ``gpuhook repair`` gives them back.
+    """
+    assert container.has_what_it_asked_for()
+    for _ in range(2):
+        DISTURBANCES[what](container)
+    kept = container.has_what_it_asked_for()
+    if not kept:
+        said = call("gpuhook", "repair", container.name)
+        assert "is given back" in said
+        assert container.has_what_it_asked_for()
+    return kept
+
+
+def forget_links() -> None:
+    """Remove the links in /dev/char to the driver's nodes, of which /dev itself has none."""
+    for link in Path("/dev/char").iterdir():
+        if link.readlink().is_relative_to(DRIVER):
+            link.unlink()
 
 
 @contextmanager
@@ -109,4 +174,5 @@ def running(
         call(*words, BUSYBOX, "busybox", "sleep", "100000")
         yield started
     finally:
-        run([*engine, "rm", "--force", name])
+        at_once = ("--time=0",) if engine[-1] == "podman" else ()
+        run([*engine, "rm", "--force", *at_once, name])

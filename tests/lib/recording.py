@@ -59,13 +59,11 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(Recorder(config, Path(path)))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     ran.begin()
-    try:
-        return (yield)
-    finally:
-        item.user_properties.extend(("ran", list(program)) for program in ran.noted())
+    yield
+    item.user_properties.extend(("ran", list(program)) for program in ran.noted())
 
 
 class Recorder:
@@ -97,7 +95,7 @@ class Recorder:
         if self._lacking and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: "pytest.TerminalReporter") -> None:
         """Say where the file is, and what it lacks."""
         if self._path.exists():
             path = os.path.relpath(self._path)

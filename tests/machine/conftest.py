@@ -7,8 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from booted import CARRIED, DRIVER, GPUS, call, package, set_config, traces
+from booted import (
+    CARRIED,
+    CONTROLLERS,
+    DRIVER,
+    GPUS,
+    Container,
+    call,
+    forget_links,
+    package,
+    running,
+    set_config,
+    traces,
+)
 from harness.commands import run
+
+# The ways that podman calls gpuhook, and what it is installed with.
+WAYS = {"runtime": (), "precreate": ("--hook=precreate",), "prestart": ("--hook=prestart",)}
 
 collect_ignore_glob = [] if Path(CARRIED, "start").exists() else ["*/test_*.py"]
 
@@ -47,7 +62,33 @@ def docker(installed: None) -> tuple[str]:
 @pytest.fixture(scope="module")
 def podman(installed: None) -> Iterator[tuple[str]]:
     """Debian's podman knows gpu-py, and has the tests' images."""
+    if CONTROLLERS is not None and "pids" not in CONTROLLERS:
+        limits = Path("/etc/containers/containers.conf.d/10-limits.conf")
+        limits.parent.mkdir(exist_ok=True)
+        limits.write_text("[containers]\npids_limit = 0\n")  # its default can't be written
     call("gpuhook", "install", "--engine", "podman")
     call("podman", "load", "--input", CARRIED / "images.tar")
     yield ("podman",)
     call("gpuhook", "uninstall", "--engine", "podman")
+
+
+@pytest.fixture(scope="module")
+def way(podman: tuple[str], request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """A way that podman calls gpuhook, and a low-level runtime."""
+    name, runtime = request.param
+    set_config(f"nvidia-container-runtime.runtimes={runtime}")
+    call("gpuhook", "install", "--engine", "podman", *WAYS[name])
+    yield name, runtime
+    call("gpuhook", "install", "--engine", "podman", "--hook", "none")
+    set_config("nvidia-container-runtime.runtimes=runc,crun")
+
+
+@pytest.fixture
+def of_podman(way: tuple[str, str], podman: tuple[str]) -> Iterator[Container]:
+    """A container with two GPUs that podman has made."""
+    forget_links()
+    name, runtime = way
+    options = ["--network=none", "--cap-add=MKNOD"]
+    options.append("--runtime=gpu-py" if name == "runtime" else f"--runtime={runtime}")
+    with running(f"gpus-{name}-{runtime}", podman, options) as started:
+        yield started

@@ -4,7 +4,11 @@ from harness.commands import run
 from harness.images import REPOSITORY
 
 # Each a script below scripts/lib and its arguments.
-NEEDED = (("machine-root", "trixie"), ("machine-root", "bookworm"))
+NEEDED = (
+    ("machine-image", "trixie"),
+    ("machine-root", "bookworm"),
+    ("engine-root", "trixie", "qemu-system-x86"),
+)
 
 
 def fetch(words: tuple[str, ...]) -> None:

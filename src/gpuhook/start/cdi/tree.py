@@ -10,8 +10,13 @@ import base64
 import binascii
 import math
 import re
+import sys
 
-import yaml
+try:
+    import yaml
+except ModuleNotFoundError:  # of the Debian package, whose programs start without site-packages
+    sys.path.append("/usr/lib/python3/dist-packages")
+    import yaml
 
 from gpuhook.start.cdi.reading import MOST_BYTES
 

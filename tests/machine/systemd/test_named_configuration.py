@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from booted import BUSYBOX, CARRIED, REQUEST, call, wait_for_docker
+from booted import BUSYBOX, CARRIED, REQUEST, call, restart_docker
 from harness.commands import run, wait_until
 
 DEFAULT, NAMED = Path("/etc/gpuhook/config.toml"), Path("/srv/named.toml")
@@ -43,11 +43,7 @@ def counts(*docker: str) -> bool:
 
 def restart(*units: str) -> None:
     call("systemctl", "daemon-reload")
-    run(
-        ["systemctl", "reset-failed", "docker", "docker.socket", "containerd"]
-    )  # often is too often
-    call("systemctl", "restart", *units)
-    wait_for_docker()
+    restart_docker(*units)
 
 
 @contextmanager

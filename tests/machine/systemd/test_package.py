@@ -1,9 +1,13 @@
 """The Debian package with systemd: units run, upgrades ask nothing, a purge leaves nothing."""
 
+import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from booted import DRIVER, GPUS, call, package, traces
+from booted import ALLOWED, BUSYBOX, DRIVER, GIVEN, GPUS, REQUEST, call, package, traces
 from harness.commands import run, wait_until
 
 CONFIG = Path("/etc/gpuhook/config.toml")
@@ -32,13 +36,13 @@ def test_units_are_no_more_exposed_than_written(unit: str, installed: None) -> N
 def test_metrics_are_served_below_its_protections(installed: None) -> None:
     script = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9836/metrics').read())"
     try:
-        call("systemctl", "start", "gpuhook-metrics.service")
+        call("systemctl", "enable", "--now", "gpuhook-metrics.service")
         ask = ["python3", "-c", script]
         wait_until(lambda: run(ask).status == 0, "metrics are served")
         said = call(*ask)
         assert all(f'gpu="{gpu}"' in said or f'index="{gpu}"' in said for gpu in range(GPUS)), said
     finally:
-        call("systemctl", "stop", "gpuhook-metrics.service")
+        call("systemctl", "disable", "--now", "gpuhook-metrics.service")
 
 
 def names(document: Path) -> set[str]:
@@ -75,20 +79,54 @@ def newer(folder: Path) -> Path:
     return Path(call("dpkg-deb", "-Znone", "--build", root, folder).split("'")[-2])
 
 
-def test_an_upgrade_without_a_terminal_keeps_what_was_set(installed: None, tmp_path: Path) -> None:
+def start(docker: tuple[str, ...]) -> None:
+    """Start a container that opens the GPUs it asks for."""
+    words = [*docker, "run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST]
+    said = call(*words, BUSYBOX, "devopen", *(f"/dev/nvidia{minor}" for minor in GIVEN))
+    assert said.split()[1::2] == [ALLOWED] * len(GIVEN)
+
+
+def quietly(*words: str | Path) -> "subprocess.Popen[bytes]":
+    """Start a command without a terminal, in a group of its own with what it starts."""
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(words, start_new_session=True, stdin=nowhere, stdout=nowhere)
+
+
+def test_an_upgrade_without_a_terminal_keeps_what_was_set_and_containers_start(
+    docker: tuple[str], tmp_path: Path
+) -> None:
     call("gpuhook", "config", "set", "disable-require=true")
     before = CONFIG.read_text()
     try:
-        done = run(["apt-get", "install", "--yes", newer(tmp_path)], timeout=300.0)
+        upgrade = quietly("apt-get", "install", "--yes", newer(tmp_path))
+        started = 0
+        while upgrade.poll() is None:
+            start(docker)
+            started += 1
+        assert upgrade.returncode == 0
+        assert started > 1
         state = call("dpkg-query", "--show", "--showformat=${db:Status-Status}", "gpuhook")
-        assert state == "installed", str(done)
-        done.ok()
+        assert state == "installed"
         assert "disable-require = true" in CONFIG.read_text()
         assert states("gpuhook-watch.service") == ["active"]
     finally:
         call("dpkg", "--force-confold", "--force-downgrade", "--install", package())
         CONFIG.write_text(before)
         call("gpuhook", "config", "set", "disable-require=false")
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.5])
+def test_dpkg_is_killed(seconds: float, docker: tuple[str]) -> None:
+    """While it unpacks, or later; who configures it again need not know where it has got to."""
+    killed = quietly("dpkg", "--install", package())
+    time.sleep(seconds)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    run(["dpkg", "--configure", "--pending"])
+    call("dpkg", "--install", package())
+    assert call("dpkg", "--audit") == ""
+    call("dpkg", "--verify", "gpuhook")
+    start(docker)
 
 
 def test_a_purge_leaves_nothing(before: set[str], installed: None) -> None:

@@ -1,0 +1,107 @@
+"""Docker's containers keep their GPUs with gpu-py, whatever writes their cgroups."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from booted import (
+    CONTROLLERS,
+    DISTURBANCES,
+    DRIVER,
+    REQUEST,
+    Container,
+    call,
+    disturb,
+    forget_links,
+    restart_docker,
+    running,
+    set_docker,
+)
+from harness.commands import run
+from harness.images import image
+
+LIBRARIES = f"LD_LIBRARY_PATH={DRIVER}/usr/lib/x86_64-linux-gnu"
+HOOK = ("--gpus", '"device=0,2"')  # which names the GPUs that REQUEST does
+DRIVERS = ("systemd", "cgroupfs")
+# The other driver's cgroups are no units of systemd's.
+CASES = [(name, what) for name in DRIVERS for what in DISTURBANCES]
+CASES.remove(("cgroupfs", "set-property"))
+EACH_CASE = pytest.mark.parametrize(
+    ("cgroup_driver", "what"), CASES, indirect=["cgroup_driver"], scope="module"
+)
+# Where the hook alone loses them; docker update writes nothing to a v2 without controllers.
+LOST = {("systemd", what) for what in DISTURBANCES if what != "update" or CONTROLLERS is None}
+
+
+@pytest.fixture(scope="module")
+def cgroup_driver(docker: tuple[str], request: pytest.FixtureRequest) -> Iterator[str]:
+    """A cgroup driver of Docker, which calls the hook for --gpus."""
+    call("gpuhook", "install", "--engine", "docker", "--nvidia-names")
+    set_docker(**{"live-restore": True, "exec-opts": [f"native.cgroupdriver={request.param}"]})
+    assert call("docker", "info", "--format={{.CgroupDriver}}").strip() == request.param
+    yield request.param
+    set_docker(**{"live-restore": False, "exec-opts": []})
+    call("gpuhook", "install", "--engine", "docker", "--no-nvidia-names")
+
+
+@pytest.fixture
+def container(cgroup_driver: str, docker: tuple[str]) -> Iterator[Container]:
+    """A container with two GPUs by gpu-py."""
+    forget_links()
+    options = ["--runtime=gpu-py", "--cap-add=MKNOD", "--network=none"]
+    with running(f"gpus-{cgroup_driver}", docker, options) as started:
+        yield started
+
+
+@pytest.fixture
+def control(cgroup_driver: str, docker: tuple[str]) -> Iterator[Container]:
+    """A container with two GPUs by the hook alone."""
+    with running(
+        f"hook-{cgroup_driver}", docker, [*HOOK, "--network=none"], "NAME=value"
+    ) as started:
+        yield started
+
+
+def test_from_the_package_to_a_container(docker: tuple[str]) -> None:
+    words = ["run", "--rm", "--runtime=gpu-py", "--env", REQUEST]
+    said = call(*docker, *words, image("debian"), "nvidia-smi", "-L").splitlines()
+    assert [line.split(":")[0] for line in said] == ["GPU 0", "GPU 1"]
+    assert said == [
+        line.replace("GPU 2", "GPU 1")
+        for line in call("env", LIBRARIES, f"{DRIVER}/usr/bin/nvidia-smi", "-L").splitlines()
+        if line.startswith(("GPU 0", "GPU 2"))
+    ]
+
+
+@EACH_CASE
+def test_access_outlives(cgroup_driver: str, what: str, container: Container) -> None:
+    assert disturb(container, what)
+
+
+@EACH_CASE
+def test_the_hook_alone_loses_it(cgroup_driver: str, what: str, control: Container) -> None:
+    assert disturb(control, what) == ((cgroup_driver, what) not in LOST)
+
+
+@pytest.mark.parametrize("cgroup_driver", DRIVERS, indirect=True, scope="module")
+@pytest.mark.parametrize("unit", ["docker", "containerd"])
+def test_access_outlives_a_restart_of(unit: str, container: Container) -> None:
+    pid = container.property("{{.State.Pid}}")
+    restart_docker(unit)
+    assert container.has_what_it_asked_for()
+    assert container.property("{{.State.Pid}}") == pid
+
+
+def test_the_doctor_asks_for_links_until_they_are_there(docker: tuple[str]) -> None:
+    call("gpuhook", "install", "--engine", "docker", "--cdi")
+    forget_links()
+    assert findings()["dev-char"] == "warning"
+    call("gpuhook", "refresh")
+    assert findings()["dev-char"] == "ok"
+    call("gpuhook", "install", "--engine", "docker", "--no-cdi")
+
+
+def findings() -> dict[str, str]:
+    """Return what the doctor says of each thing that it looks at."""
+    said = json.loads(run(["gpuhook", "doctor", "--format=json"]).stdout)
+    return {each["check"]: each["status"] for each in said["findings"]}

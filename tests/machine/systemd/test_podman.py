@@ -1,0 +1,88 @@
+"""podman's containers keep their GPUs where the pages promise it, and get them back elsewhere."""
+
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from booted import (
+    ALLOWED,
+    BUSYBOX,
+    CARRIED,
+    CONTROLLERS,
+    DISTURBANCES,
+    GIVEN,
+    REQUEST,
+    Container,
+    call,
+    disturb,
+)
+from harness.commands import run
+
+USER = "ada"
+CDI = (Path("/etc/cdi"), Path("/run/cdi"))
+RUNTIMES = ("runc", "crun")
+# podman update needs the controller of what it changes.
+WHAT = [each for each in DISTURBANCES if each != "update" or CONTROLLERS is None]
+CASES = [
+    ((way, name), what)
+    for way in ("runtime", "precreate", "prestart")
+    for name in RUNTIMES
+    for what in WHAT
+]
+# Where access is lost, and comes back.
+if CONTROLLERS is None:
+    LOST = {(("prestart", "runc"), what) for what in DISTURBANCES}
+else:
+    LOST = {(("prestart", name), "set-property") for name in RUNTIMES}
+
+
+@pytest.mark.parametrize(
+    ("way", "what"),
+    CASES,
+    indirect=["way"],
+    scope="module",
+    ids=["-".join((*way, what)) for way, what in CASES],
+)
+def test_access_outlives_or_comes_back(
+    way: tuple[str, str], what: str, of_podman: Container
+) -> None:
+    assert disturb(of_podman, what) == ((way, what) not in LOST)
+
+
+@pytest.fixture
+def user(podman: tuple[str]) -> Iterator[tuple[str, ...]]:
+    """What begins a command of an ordinary user with a session of systemd's."""
+    call("useradd", "--create-home", "--shell=/bin/bash", USER)
+    call("loginctl", "enable-linger", USER)
+    number = pwd.getpwnam(USER).pw_uid
+    call("systemctl", "start", f"user@{number}.service")
+    environment = [f"XDG_RUNTIME_DIR=/run/user/{number}", f"HOME=/home/{USER}"]
+    environment.append(f"DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/{number}/bus")
+    became = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "--reset-env")
+    yield (*became, "env", *environment)
+    call("loginctl", "disable-linger", USER)
+    call("systemctl", "kill", "--signal=KILL", f"user-{number}.slice")  # podman's own would wait
+    call("systemctl", "stop", f"user@{number}.service", f"user-{number}.slice")
+    call("userdel", "--remove", USER)
+
+
+def test_rootless(user: tuple[str, ...]) -> None:
+    os.chdir("/")
+    call(*user, "podman", "load", "--input", CARRIED / "images.tar")
+    call(*user, "gpuhook", "install", "--engine", "podman")
+    words = [*user, "podman", "run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST]
+    nodes = [f"/dev/nvidia{minor}" for minor in GIVEN]
+    said = run([*words, BUSYBOX, "devopen", *nodes, "/dev/nvidia1"]).ok().stdout.splitlines()
+    assert said == [*(f"{node} {ALLOWED}" for node in nodes), "/dev/nvidia1 ENOENT"]
+
+
+def test_what_root_installs_under_a_umask_of_077_is_everybodys(user: tuple[str, ...]) -> None:
+    os.chdir("/")
+    call("sh", "-c", "umask 077; gpuhook install --engine podman --hook precreate --cdi")
+    try:
+        call(*user, "podman", "info")
+        call(*user, "find", "/etc/containers", *(one for one in CDI if one.exists()))
+    finally:
+        call("gpuhook", "install", "--engine", "podman", "--hook", "none", "--no-cdi")
