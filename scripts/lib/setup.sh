@@ -25,7 +25,6 @@ PACKAGES_ENGINES=(
 PACKAGES_DEBIAN=(
     lintian=lintian mandoc=mandoc deb-systemd-helper=init-system-helpers systemd-analyze=systemd
     /usr/lib/python3/dist-packages/click=python3-click
-    /usr/lib/python3/dist-packages/pyroute2=python3-pyroute2
     /usr/lib/python3/dist-packages/rich=python3-rich
     /usr/lib/python3/dist-packages/toml=python3-toml
     /usr/lib/python3/dist-packages/tomlkit=python3-tomlkit
@@ -146,7 +145,7 @@ install_python() {
 
 has_tools() {
     [[ -x .venv/bin/ruff ]] && .venv/bin/python - 2>/dev/null <<'PYTHON'
-import click, grpc, hypothesis, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest, rich, toml
+import click, grpc, hypothesis, material, mkdocs, mypy, prometheus_client, pynvml, pytest, rich, toml
 import gpuhook
 PYTHON
 }

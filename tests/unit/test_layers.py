@@ -127,8 +127,8 @@ LAYERS: Mapping[str, set[str]] = {
     "resolve": {"config", "inventory", "oci", "plan", "request", "start", "vendors"},
     "inject": {"cgroup", "config", "container", "host", "log", "oci", "plan", "resolve", "running"},
     "start": {
-        "cgroup", "config", "container", "inject", "inventory", "loader", "log", "oci", "plan",
-        "request", "resolve", "running", "vendors",
+        "cgroup", "config", "container", "host", "inject", "inventory", "loader", "log", "oci",
+        "plan", "request", "resolve", "running", "vendors",
     },
     "runtime_shim": {
         "cdi", "cgroup", "config", "container", "inventory", "log", "oci", "plan", "request",

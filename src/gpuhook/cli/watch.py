@@ -13,6 +13,7 @@ from gpuhook.cli.cdi_refresh import sentence
 from gpuhook.config import load
 from gpuhook.errors import GpuhookError, WatchError
 from gpuhook.host.programs import our_program
+from gpuhook.start.watch import Events, Watch
 from gpuhook.vendors.uevents import concerns_us
 
 _SHORTEST, _LONGEST = 0.1, 86400.0  # seconds between two looks
@@ -63,8 +64,6 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     to stop (SIGTERM, SIGINT). The Debian package runs it as gpuhook-watch.service; where it
     doesn't run, the first container after a pause starts more slowly.
     """
-    from gpuhook.start.watch import Events, Watch  # noqa: PLC0415 - pyroute2 takes 100 ms
-
     config = load(config_path)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))  # there is nothing to tidy up

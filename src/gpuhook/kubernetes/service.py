@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from gpuhook.config import Config
 from gpuhook.errors import PluginError
+from gpuhook.host.uevents import KernelEvents
 from gpuhook.kubernetes import INSTALL, documents, driver, health
 from gpuhook.kubernetes.children import Listener, Server
 from gpuhook.kubernetes.health import Health
@@ -24,7 +25,6 @@ from gpuhook.kubernetes.machine import Found, Machine
 from gpuhook.kubernetes.resources import resources
 from gpuhook.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, Settings
 from gpuhook.kubernetes.state import State
-from gpuhook.kubernetes.uevents import KernelEvents
 from gpuhook.start.ready import report_ready
 from gpuhook.vendors.parts import part
 from gpuhook.vendors.uevents import concerns_us

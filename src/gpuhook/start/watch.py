@@ -14,11 +14,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from pyroute2 import UeventSocket
-from pyroute2.netlink.nlsocket import NetlinkSocket
-
 from gpuhook.cgroup import dev_char
 from gpuhook.config import Config
+from gpuhook.host.uevents import KernelEvents
 from gpuhook.inventory import cache
 from gpuhook.inventory.model import Inventory
 from gpuhook.start import place
@@ -26,7 +24,6 @@ from gpuhook.start.ready import report_ready
 from gpuhook.vendors import seam
 from gpuhook.vendors.uevents import Event
 
-_KERNEL_GROUP = 1  # not udev's: its messages have a binary head that old pyroute2 trips over
 _SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many steps
 
 
@@ -36,9 +33,7 @@ class Events:
     def __init__(self, concerns: Callable[[Event], bool]) -> None:
         """Begin to listen; OSError where this process may not."""
         self._concerns = concerns
-        self._socket = UeventSocket()
-        # Its own bind() takes no group in pyroute2 0.7.
-        NetlinkSocket.bind(self._socket, groups=_KERNEL_GROUP)
+        self._kernel = KernelEvents()
 
     def __enter__(self) -> Self:
         return self
@@ -49,15 +44,15 @@ class Events:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._socket.close()
+        self._kernel.close()
 
     def wait(self, seconds: float) -> bool:
         """Wait that long for an event that matters and the quiet after it; tell if one came."""
         end, came = time.monotonic() + seconds, False
         while (left := end - time.monotonic()) > 0:
-            if not select.select([self._socket.fileno()], [], [], left)[0]:
+            if not select.select([self._kernel], [], [], left)[0]:
                 break
-            if any(self._concerns(event) for event in self._socket.get()):
+            if any(not event or self._concerns(event) for event in [*self._kernel.read()]):
                 came, end = True, time.monotonic() + _SETTLE
         return came
 

@@ -15,7 +15,7 @@ import pytest
 SCRIPTS = Path(__file__).parents[3] / "scripts/lib"
 LIBRARIES = {
     "click": "Name: click\nVersion: 8.1.3\nLicense-Expression: BSD-3-Clause\n",
-    "pyroute2": "Name: PyRoute2\nVersion: 0.7.2\nLicense: dual license GPLv2+ and Apache v2\n",
+    "PyYAML": "Name: PyYAML\nVersion: 6.0\nLicense: dual license GPLv2+ and Apache v2\n",
     "long": f"Name: long_one\nVersion: 1\nLicense: {'a whole text ' * 20}\n",
     "gpuhook": "Name: gpuhook\nVersion: 1.2.3\n",
 }
@@ -65,7 +65,7 @@ def test_an_images_libraries_and_packages(image: Path) -> None:
     licences = {each["purl"]: each.get("licenses") for each in entry["components"]}
     assert licences == {
         "pkg:pypi/click@8.1.3": [{"expression": "BSD-3-Clause"}],
-        "pkg:pypi/pyroute2@0.7.2": [{"license": {"name": "dual license GPLv2+ and Apache v2"}}],
+        "pkg:pypi/pyyaml@6.0": [{"license": {"name": "dual license GPLv2+ and Apache v2"}}],
         "pkg:pypi/long-one@1": None,
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=amd64": None,
         "pkg:deb/debian/zlib1g@1%3A1.2.13.dfsg-1?arch=amd64": None,

@@ -3,7 +3,7 @@
 import hypothesis
 from hypothesis import strategies as st
 
-from gpuhook.kubernetes.uevents import KernelEvents, parse
+from gpuhook.host.uevents import KernelEvents, parse
 
 
 def test_an_event() -> None:

@@ -1,13 +1,7 @@
-"""The kernel's events about devices, from a bare socket.
-
-``start.watch`` has pyroute2 for that, which costs more memory than all the rest of a supervisor.
-Source: netlink(7), lib/kobject_uevent.c of the kernel.
-"""
+"""The kernel's events about devices. Source: netlink(7), lib/kobject_uevent.c of the kernel."""
 
 import socket
-from collections.abc import Iterator
-
-from gpuhook.vendors.uevents import Event
+from collections.abc import Iterator, Mapping
 
 _KOBJECT_UEVENT = 15  # include/uapi/linux/netlink.h
 _KERNEL_GROUP = 1
@@ -35,8 +29,8 @@ class KernelEvents:
         """Listen no more."""
         self._socket.close()
 
-    def read(self) -> Iterator[Event]:
-        """Yield the events that have come."""
+    def read(self) -> Iterator[Mapping[str, str]]:
+        """Yield the events that have come, an empty one for those that were lost."""
         while True:
             try:
                 data, (sender, _) = self._socket.recvfrom(_MOST)
@@ -49,7 +43,7 @@ class KernelEvents:
                 yield parse(data)
 
 
-def parse(data: bytes) -> Event:
+def parse(data: bytes) -> Mapping[str, str]:
     """Return an event's variables; it is ACTION@PATH, and then NAME=VALUE, each with a zero."""
     lines = data.decode("utf-8", "replace").split("\0")
     return dict(line.split("=", 1) for line in lines[1:] if "=" in line)
