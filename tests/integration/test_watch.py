@@ -25,6 +25,7 @@ from gpuhook.tools.watch import Events
 # What a watch waits in, select or pselect6: asm/unistd.h.
 SELECT = {"x86_64": ("23", "270"), "aarch64": ("72",)}[os.uname().machine]
 NULL = Path("/sys/class/mem/null/uevent")  # writing to it makes the kernel send an event
+ZERO = Path("/sys/class/mem/zero/uevent")
 
 
 def about_null(event: Event) -> bool:
@@ -38,6 +39,14 @@ def test_an_event_ends_the_wait(workspace: Path) -> None:
         before = time.monotonic()
         assert events.wait(20.0)
         assert time.monotonic() - before < 15.0
+
+
+def test_an_event_behind_others_ends_the_wait(workspace: Path) -> None:
+    with Events(about_null) as events:
+        for _ in range(2):
+            for path in (ZERO, ZERO, ZERO, NULL):
+                path.write_text("change")
+            assert events.wait(5.0)
 
 
 def test_other_events_do_not(workspace: Path) -> None:

@@ -7,15 +7,18 @@ when MIG devices change, files are installed or settings are edited; that the in
 stale is then seen at the next regular look, which costs a few stat calls.
 """
 
+import errno
 import os
 import select
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
 from pyroute2 import UeventSocket
 from pyroute2.netlink.nlsocket import NetlinkSocket
+from pyroute2.netlink.uevent import MarshalUevent
 
 from gpuhook.ground.config.model import Config
 from gpuhook.standby import place
@@ -26,6 +29,8 @@ from gpuhook.tools.ready import report_ready
 from gpuhook.tools.vendors import survey
 from gpuhook.tools.vendors.uevents import Event
 
+_KERNEL = 0  # as a sender: its port (netlink(7))
+_MOST = 1 << 16  # bytes of an event; the kernel has 2 KiB for its variables
 _KERNEL_GROUP = 1  # not udev's: its messages have a binary head that old pyroute2 trips over
 _SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many steps
 
@@ -39,6 +44,11 @@ class Events:
         self._socket = UeventSocket()
         # Its own bind() takes no group in pyroute2 0.7.
         NetlinkSocket.bind(self._socket, groups=_KERNEL_GROUP)
+        # What comes is read here: get() of pyroute2 0.9 takes in more than it returns, and of the
+        # rest nobody hears who waits for the socket.
+        self._raw = socket.socket(fileno=os.dup(self._socket.fileno()))
+        self._raw.setblocking(False)
+        self._marshal = MarshalUevent()
 
     def __enter__(self) -> Self:
         return self
@@ -49,17 +59,33 @@ class Events:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._raw.close()
         self._socket.close()
 
     def wait(self, seconds: float) -> bool:
         """Wait that long for an event that matters and the quiet after it; tell if one came."""
         end, came = time.monotonic() + seconds, False
         while (left := end - time.monotonic()) > 0:
-            if not select.select([self._socket.fileno()], [], [], left)[0]:
+            if not select.select([self._raw], [], [], left)[0]:
                 break
-            if any(self._concerns(event) for event in self._socket.get()):
+            if any(not event or self._concerns(event) for event in [*self._read()]):
                 came, end = True, time.monotonic() + _SETTLE
         return came
+
+    def _read(self) -> Iterator[Event]:
+        """Yield the events that have come, an empty one for those that were lost."""
+        while True:
+            try:
+                data, (sender, _) = self._raw.recvfrom(_MOST)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                yield {}
+                continue
+            if sender == _KERNEL:
+                yield from self._marshal.parse(data)
 
 
 class Watch:

@@ -222,7 +222,7 @@ def test_outside_a_virtual_environment_the_packages_folder_names_the_python(
     assert installed.create("{}").startswith("python")
     (venv / "lib/python3.99").rename(venv / "lib/python3.98")
     installed.log.unlink()
-    words = [installed.bin / "gpu-py", "create", "--bundle", installed.bundle, "ID"]
+    words = [str(installed.bin / "gpu-py"), "create", "--bundle", str(installed.bundle), "ID"]
     environment = {"PATH": "/usr/bin:/bin", "GPUHOOK_CONFIG": str(installed.config)}
     subprocess.run(words, env=environment, check=False, capture_output=True)
     assert not installed.log.exists()  # it was the system's

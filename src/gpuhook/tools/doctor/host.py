@@ -12,6 +12,7 @@ from gpuhook.tools.doctor.finding import Finding, ok, warning
 from gpuhook.tools.doctor.machine import Machine
 
 _SELINUX_BOOLEAN = "/sys/fs/selinux/booleans/container_use_devices"  # current and pending value
+_SELINUX_ALLOW = "Run setsebool -P container_use_devices on, or the containers with"
 _OPENAT2_SINCE = (5, 6)
 
 
@@ -58,14 +59,14 @@ def security_modules(case: Case) -> Iterator[Finding]:
     """Ask whether SELinux or AppArmor keeps containers from the nodes."""
     enforcing = (case.machine.text("/sys/fs/selinux/enforce") or "").strip()
     apparmor = (case.machine.text("/sys/module/apparmor/parameters/enabled") or "").strip()
-    allowed = (case.machine.text(_SELINUX_BOOLEAN) or "").startswith("1")
-    if enforcing == "1" and allowed:
+    boolean = case.machine.text(_SELINUX_BOOLEAN)  # not every policy has it
+    if enforcing == "1" and boolean is not None and boolean.startswith("1"):
         yield ok("security-module", "SELinux is enforcing, and containers may use device nodes")
     elif enforcing == "1":
         yield warning(
             "security-module",
             "SELinux is enforcing and keeps confined containers from device nodes",
-            "Run setsebool -P container_use_devices on, or the containers with "
+            f"{_SELINUX_ALLOW if boolean is not None else 'Run the containers with'} "
             "--security-opt label=disable",
         )
     elif enforcing == "0":

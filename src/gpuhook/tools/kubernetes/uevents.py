@@ -1,6 +1,6 @@
 """The kernel's events about devices, from a bare socket.
 
-``start.watch`` has pyroute2 for that, which costs more memory than all the rest of a supervisor.
+``tools.watch`` has pyroute2 for that, which costs more memory than all the rest of a supervisor.
 Source: netlink(7), lib/kobject_uevent.c of the kernel.
 """
 
