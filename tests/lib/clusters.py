@@ -6,6 +6,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import ran
 from booted import ALLOWED, DENIED, GPUS
@@ -56,13 +57,17 @@ class Swarm:
             *(*options, DEBIAN, "sleep", "100000"),
         )
 
-    def scale(self, name: str, replicas: int) -> None:
-        FIRST.call("docker", "service", "scale", "--detach", f"{name}={replicas}")
+    def remove(self, *names: str) -> None:
+        """Remove services, or all, and wait until the nodes' GPUs are free."""
+        every = FIRST.call("docker", "service", "ls", "--format={{.Name}}").split()
+        for name in names or every:
+            FIRST.call("docker", "service", "rm", name)
+            wait_until(partial(self._is_gone, name), f"{name} is gone", interval=0.2)
 
-    def remove_all(self) -> None:
-        names = FIRST.call("docker", "service", "ls", "--quiet").split()
-        if names:
-            FIRST.call("docker", "service", "rm", *names)
+    @staticmethod
+    def _is_gone(name: str) -> bool:
+        label = f"label=com.docker.swarm.service.name={name}"
+        return not any(node.call("docker", "ps", "--quiet", "--filter", label) for node in NODES)
 
     def history(self, name: str) -> str:
         """Return all that the manager says of a service's tasks."""
@@ -103,9 +108,7 @@ class Swarm:
         assert set(lines) <= {ALLOWED, DENIED}
         assert len(lines) == GPUS
         opened = {
-            uuid
-            for uuid, said in zip(self._gpus[task.node], lines, strict=True)
-            if said == ALLOWED
+            uuid for uuid, said in zip(self._gpus[task.node], lines, strict=True) if said == ALLOWED
         }
         listed = task.node.call(*inside, "nvidia-smi -L || true") if opened else ""
         assert uuids(listed) == opened

@@ -1,8 +1,8 @@
 """Three machines on one network: node1 runs the tests, which send commands to all of them.
 
 scripts/lib/machine-networked boots them. Each runs this file as a service: it reads a line with the
-words of a command and its input, runs it as root, and answers how that ended. Nobody else is on that
-network.
+words of a command and its input, runs it as root, and answers how that ended. Nobody else is on
+that network.
 """
 
 import json
@@ -37,7 +37,8 @@ class Node:
         """Run a command there; OSError if the machine is off."""
         argv = [str(word) for word in words]
         ran.note(argv)
-        with socket.create_connection((self.address, PORT), timeout=TIMEOUT_S + 10) as connection:
+        with socket.create_connection((self.address, PORT), timeout=5.0) as connection:
+            connection.settimeout(TIMEOUT_S + 10)
             connection.sendall(json.dumps([argv, stdin]).encode() + b"\n")
             with connection.makefile("rb") as answer:
                 status, *texts = json.loads(answer.readline())

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ Prolog=/usr/libexec/gpuhook/slurm/prolog
 Epilog=/usr/libexec/gpuhook/slurm/epilog
 MpiDefault=none
 # A node that doesn't answer is down, and its jobs start elsewhere, as soon as may be.
-SlurmdTimeout=5
+MessageTimeout=4
+SlurmdTimeout=12
 AuthInfo=cred_expire=5
 SchedulerParameters=sched_interval=1,bf_interval=1
 # More processors than the machines have: GPUs are what is short.
@@ -45,21 +47,24 @@ scrape_configs:
 """
 
 
+def install(node: Node) -> list[str]:
+    """Install the package on a node, and a driver; return the UUIDs of its GPUs."""
+    wait_until(node.is_up, f"{node.name} has booted")
+    node.script(
+        f"apt-get install --yes {package()}",
+        f"gpuhook simulate {DRIVER} --gpus {GPUS} --model H100 --seed {node.name}",
+        f"gpuhook config set nvidia-container-cli.root={DRIVER}",
+        f"docker load --input {CARRIED}/images.tar",
+    )
+    gpus = json.loads(node.call("gpuhook", "info", "--format", "json"))["gpus"]
+    return [gpu["uuid"] for gpu in gpus]
+
+
 @pytest.fixture(scope="session")
 def nodes() -> Iterator[dict[Node, list[str]]]:
     """The machines, each with the package, a simulated driver and the UUIDs of its GPUs."""
-    for node in NODES:
-        wait_until(node.is_up, f"{node.name} has booted")
-    found = {}
-    for node in NODES:
-        node.script(
-            f"apt-get install --yes {package()}",
-            f"gpuhook simulate {DRIVER} --gpus {GPUS} --model H100 --seed {node.name}",
-            f"gpuhook config set nvidia-container-cli.root={DRIVER}",
-            f"docker load --input {CARRIED}/images.tar",
-        )
-        gpus = json.loads(node.call("gpuhook", "info", "--format", "json"))["gpus"]
-        found[node] = [gpu["uuid"] for gpu in gpus]
+    with ThreadPoolExecutor() as threads:
+        found = dict(zip(NODES, threads.map(install, NODES), strict=True))
     assert len({gpu for gpus in found.values() for gpu in gpus}) == len(NODES) * GPUS
     yield found
     for node in NODES:
@@ -87,7 +92,7 @@ def made_swarm(nodes: dict[Node, list[str]]) -> Swarm:
 def swarm(made_swarm: Swarm) -> Iterator[Swarm]:
     """The swarm, without services before and after."""
     yield made_swarm
-    made_swarm.remove_all()
+    made_swarm.remove()
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +101,7 @@ def made_slurm(nodes: dict[Node, list[str]]) -> Slurm:
     page = Path(REPOSITORY, "docs/schedulers/slurm.md").read_text()
     oci_conf = "\n".join(re.findall(r"^ +(RunTime\w+=.*)$", page, re.MULTILINE)) + "\n"
     assert oci_conf.count("\n") == 4
-    [*_, library] = v2_alone = ("gcc", "-shared", "-fPIC", "-O1", "-o", "/usr/local/lib/v2_alone.so")
+    library = "/usr/local/lib/v2_alone.so"
     for node in WORKERS:
         node.call("gpuhook", "slurm", "gres", "--output", "/etc/slurm/gres.conf")
     written = SECOND.call("cat", "/etc/slurm/gres.conf")
@@ -113,7 +118,8 @@ def made_slurm(nodes: dict[Node, list[str]]) -> Slurm:
         node.write("/etc/slurm/cgroup.conf", "ConstrainDevices=yes\n")
         node.write("/etc/slurm/oci.conf", oci_conf)
         make_bundle(node)
-        node.call(*v2_alone, Path(__file__).with_name("v2_alone.c"))
+        source = Path(__file__).with_name("v2_alone.c")
+        node.call("gcc", "-shared", "-fPIC", "-O1", "-o", library, source)
         unit = "/etc/systemd/system/slurmd.service.d/v2.conf"
         node.write(unit, f"[Service]\nEnvironment=LD_PRELOAD={library}\n")
         node.script("systemctl daemon-reload", "systemctl start slurmd")
@@ -148,8 +154,7 @@ def slurm(made_slurm: Slurm) -> Iterator[Slurm]:
     yield made_slurm
     made_slurm.cancel_all()
     for node in WORKERS:
-        if node.is_up():
-            node.call("gpuhook", "config", "set", "nvidia-container-runtime.mode=auto")
+        node.call("gpuhook", "config", "set", "nvidia-container-runtime.mode=auto")
 
 
 @pytest.fixture(scope="session")

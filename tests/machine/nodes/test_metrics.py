@@ -22,7 +22,7 @@ def test_it_knows_which_service_has_gpus_on_which_node(
     given = 'gpuhook_container_gpu_assigned{name=~"train[.].*"}'
     prometheus.wait(f"sum by (instance) ({given})", dict.fromkeys(INSTANCES, 3.0))
     prometheus.wait(f"sum({given})", {"": 9.0})
-    swarm.remove_all()
+    swarm.remove()
     prometheus.wait(f"sum({given})", {})
 
 
