@@ -24,7 +24,7 @@ PROGRAMS = {
     "runc": ("runc", ("runc", "--version")),
     "crun": ("crun", ("crun", "--version")),
     "apptainer": ("Apptainer", ("apptainer", "--version")),
-    "test-slurm": ("Slurm", ("slurmctld", "-V")),
+    **dict.fromkeys(("test-slurm", "srun", "sbatch"), ("Slurm", ("slurmctld", "-V"))),
 }
 OURS = "gpu-py"
 # They run the command that follows their options.

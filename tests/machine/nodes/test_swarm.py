@@ -1,0 +1,30 @@
+"""A swarm of three nodes: services get exactly the GPUs that the manager gives them."""
+
+from clusters import Swarm
+from nodes import NODES, SECOND, Node
+
+TWO = ("--generic-resource", "NVIDIA-GPU=2")
+
+
+def test_services_have_all_gpus_of_all_nodes_and_share_none(
+    swarm: Swarm, nodes: dict[Node, list[str]]
+) -> None:
+    swarm.service("train", 7, *TWO)
+    tasks = swarm.running("train", 6)
+    given = [gpu for task in tasks for gpu in task.assigned]
+    assert sorted(given) == sorted(gpu for gpus in nodes.values() for gpu in gpus)
+    assert {task.node for task in tasks} == set(NODES)
+    assert "no suitable node (insufficient resources on 3 nodes)" in swarm.history("train")
+
+
+def test_a_service_on_a_node_of_its_choice(swarm: Swarm, nodes: dict[Node, list[str]]) -> None:
+    there = ("--constraint", f"node.hostname=={SECOND.name}")
+    swarm.service("infer", 2, *TWO, *there)
+    tasks = swarm.running("infer", 2)
+    assert {gpu for task in tasks for gpu in task.assigned} == set(nodes[SECOND])
+
+
+def test_a_service_that_asks_for_none_has_none(swarm: Swarm) -> None:
+    swarm.service("web", 3)
+    tasks = swarm.running("web", 3)
+    assert [task.assigned for task in tasks] == [frozenset()] * 3

@@ -1,0 +1,46 @@
+"""An upgrade of the package, node by node, while a swarm's services run."""
+
+from booted import package
+from clusters import Swarm
+from nodes import NODES, Node
+
+ONE = ("--generic-resource", "NVIDIA-GPU=1")
+STARTS = (
+    "while docker run --rm --network=none --env NVIDIA_VISIBLE_DEVICES=0 localhost/debian:test "
+    "nvidia-smi -L; do :; done"
+)
+
+
+def upgrade(node: Node) -> None:
+    """Install the package as its next version, as others start containers."""
+    node.script(
+        "rm -rf /tmp/next && mkdir /tmp/next && cd /tmp/next",
+        f"dpkg-deb --raw-extract {package()} package",
+        "sed -i 's/^Version: .*/&.1/' package/DEBIAN/control",
+        "dpkg-deb -Znone --build package gpuhook.deb",
+    )
+    node.call("systemd-run", "--unit=starts", "sh", "-c", STARTS)
+    node.call("apt-get", "install", "--yes", "/tmp/next/gpuhook.deb")
+    state = node.run("systemctl", "is-active", "starts").stdout
+    said = node.run("journalctl", "--unit=starts", "--no-pager").stdout
+    assert state == "active\n", said
+    assert "UUID" in said
+    node.call("systemctl", "stop", "starts")
+
+
+def version(node: Node) -> str:
+    return node.call("dpkg-query", "--show", "--showformat=${Version}", "gpuhook")
+
+
+def test_services_go_on_and_new_ones_start(swarm: Swarm) -> None:
+    before = version(NODES[0])
+    swarm.service("steady", 6, *ONE)
+    steady = swarm.running("steady", 6)
+    for node in NODES:
+        upgrade(node)
+        name = f"after-{node.name}"
+        swarm.service(name, 1, *ONE, "--constraint", f"node.hostname=={node.name}")
+        swarm.running(name, 1)
+        again = swarm.running("steady", 6)
+        assert sorted(again, key=lambda task: task.id) == sorted(steady, key=lambda task: task.id)
+    assert [version(node) for node in NODES] == [f"{before}.1"] * 3
