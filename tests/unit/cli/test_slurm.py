@@ -103,7 +103,7 @@ def test_links_of_a_vendor_that_knows_them(
     first, second = (device.id for device in found.devices)
     scores = {first: {second: 250}, second: {first: 250}}
     module = SimpleNamespace(PER_LINK=100, links=lambda *_: scores)
-    monkeypatch.setattr("gpuhook.tools.slurm.devices.part", lambda *_: module)
+    monkeypatch.setattr("gpuhook.tools.vendors.parts.part", lambda *_: module)
     text = call("gres", "--node", "n1").stdout
     assert re.findall(r"Links=(\S+)", text) == ["-1,2", "2,-1"]
     scores[first][second] = scores[second][first] = 50  # near, and no link
