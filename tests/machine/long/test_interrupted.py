@@ -1,13 +1,8 @@
-"""What ends in the middle leaves a machine that goes on: dpkg, and a start with a full /run."""
+"""A start with a full /run leaves a machine that goes on."""
 
-import os
-import signal
-import subprocess
-import time
 from pathlib import Path
 
-import pytest
-from booted import BUSYBOX, GIVEN, REQUEST, call, package
+from booted import BUSYBOX, GIVEN, REQUEST, call
 from harness.commands import Result, run
 
 RUN = Path("/run")
@@ -18,28 +13,6 @@ def start(docker: tuple[str, ...]) -> Result:
     nodes = [f"/dev/nvidia{minor}" for minor in GIVEN]
     words = ["run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST]
     return run([*docker, *words, BUSYBOX, "devopen", *nodes])
-
-
-@pytest.mark.parametrize("moment", range(8))
-def test_dpkg_is_killed(moment: int, docker: tuple[str]) -> None:
-    """Each time a bit later; where it has got to doesn't matter to who configures it again."""
-    started = time.monotonic()
-    call("dpkg", "--install", package())
-    whole = time.monotonic() - started
-    killed = subprocess.Popen(
-        ["dpkg", "--install", package()],
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    time.sleep(whole * (moment + 0.5) / 8)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
-    run(["dpkg", "--configure", "--pending"])
-    call("dpkg", "--install", package())
-    assert call("dpkg", "--audit") == ""
-    call("dpkg", "--verify", "gpuhook")
-    assert start(docker).ok().stdout.split()[1::2] == ["ENXIO", "ENXIO"]
 
 
 def test_a_container_starts_while_run_is_full(docker: tuple[str]) -> None:
