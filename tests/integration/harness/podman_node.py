@@ -17,7 +17,7 @@ from harness.namespaces import Namespace, host_cgroups
 from harness.podman import Podman
 
 # What a pod of ours changes on the node.
-FOLDERS = (Path("/opt"), Path("/etc/containerd"), Path("/var/lib/gpuhook"))
+FOLDERS = tuple(map(Path, ("/opt", "/etc/containerd", "/etc/gpuhook", "/var/lib/gpuhook")))
 CONFIG = Path("/etc/containerd/config.toml")
 # Where its containerd runs; a dockerd that found it on this machine would take it for its own. It
 # has the mode that it gets where a shim was there before a containerd.
