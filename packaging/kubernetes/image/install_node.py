@@ -118,7 +118,8 @@ def say(text: str) -> None:
 def say_last(error: object) -> None:
     """Print why it failed, and leave it where the kubelet finds it when the log is lost."""
     click.echo(f"install-node: {error}", err=True)
-    with contextlib.suppress(OSError), open(LAST_WORDS, "w", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open(LAST_WORDS, "r+", encoding="utf-8") as file:
+        file.truncate()  # it is only there in a pod
         file.write(f"install-node: {error}\n")
 
 

@@ -73,6 +73,11 @@ class Node:
         done = self.pod(document, name, *words, host=host, options=("--detach",))
         return done.ok().stdout.strip()
 
+    def is_running(self, container: str) -> bool:
+        """Tell whether a container that was begun hasn't ended yet."""
+        words = ("inspect", "--format={{.State.Running}}", container)
+        return self.podman.call(*words).ok().stdout.strip() == "true"
+
     def end(self, container: str) -> Result:
         """Wait until a container has ended, and remove it; return its status and its log."""
         status = int(self.podman.call("wait", container).ok().stdout)
