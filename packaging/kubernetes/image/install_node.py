@@ -34,6 +34,7 @@ from gpuhook.ground.config.loader import DEFAULT_PATH, loads
 from gpuhook.ground.config.source import flatten, parse, read_text
 from gpuhook.ground.errors import ConfigError, EngineError, GpuhookError
 from gpuhook.ground.host import files as host_files
+from gpuhook.ground.host import proc
 from gpuhook.tools.cli.config import save
 from gpuhook.tools.config.edit import parse_assignment, set_value
 from gpuhook.tools.engines import in_use
@@ -118,9 +119,9 @@ def say(text: str) -> None:
 def say_last(error: object) -> None:
     """Print why it failed, and leave it where the kubelet finds it when the log is lost."""
     click.echo(f"install-node: {error}", err=True)
-    with contextlib.suppress(OSError), open(LAST_WORDS, "r+", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open(LAST_WORDS, "r+b") as file:
         file.truncate()  # it is only there in a pod
-        file.write(f"install-node: {error}\n")
+        file.write(f"install-node: {error}\n".encode())
 
 
 # The files -------------------------------------------------------------------------------------
@@ -463,10 +464,10 @@ def serves(engine: str, process: Process, root: str = "") -> bool:
 
     An engine that has just been started listens last, and loses what containers say until then.
     """
-    lines = _try_read(f"{root}/proc/{process.pid}/net/unix").splitlines()
-    listening = (line.split() for line in lines)
+    table = _try_read(f"{root}/proc/{process.pid}/net/unix")
+    sockets = map(proc.words, proc.lines(table))
     name = os.fsencode(f"/{engine}.sock")
-    return any(line[3] == _LISTENS and line[-1].endswith(name) for line in listening if line[3:])
+    return any(each[3] == _LISTENS and each[-1].endswith(name) for each in sockets if each[3:])
 
 
 def engines_running(engine: str, root: str = "") -> list[Process]:
@@ -626,7 +627,7 @@ def cli(
     if action in ("stay", "wait"):
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     folder = os.path.abspath(folder)
-    words = tuple(settings.split())
+    words = tuple(filter(None, settings.split(" ")))
     node = Node(folder, engine, config, restart, unit or engine, set_default, tasks, words)
     actions: dict[str, Callable[[], None]] = {
         "install": partial(install, node),
