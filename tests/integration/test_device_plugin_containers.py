@@ -5,14 +5,15 @@ Strategies that need CDI are served by the containerd of sid, because this machi
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from declared_vendors import tables
 from harness import images, vendors
 from harness.commands import wait_until
 from harness.containerd import WITH_CDI, WITH_HANDLERS, Containerd, containerd
-from harness.cri import Container, Cri
+from harness.cri import Container, Cri, CriError
 from harness.device_plugin import device_plugin, start
 from harness.driver import Gpu, lines_of_nvidia_smi
 from harness.driver_folder import NEW, OLD, SETTINGS, Machine
@@ -177,6 +178,19 @@ def test_exactly_what_was_granted(
     assert not {*both[0]["ids"][GPU]} & {*both[1]["ids"][GPU]}
 
 
+def test_mounts_without_their_setting(
+    cri: Cri, machine: Machine, installation: Installation, place: Path
+) -> None:
+    """What the engine says names the setting, and no device that is none."""
+    with plugin(place, installation, machine, ("volume-mounts",)) as kubelet:
+        answers = kubelet.admit("one", {GPU: 1})
+        with (
+            cri.pod("gpu-py") as pod,
+            pytest.raises(CriError, match="as-volume-mounts is off on this node"),
+        ):
+            start(pod, DEBIAN, answers)
+
+
 def test_a_pod_that_was_granted_none(
     cri: Cri, machine: Machine, installation: Installation, place: Path, hardened: None
 ) -> None:
@@ -184,11 +198,89 @@ def test_a_pod_that_was_granted_none(
     with plugin(place, installation, machine, ("volume-mounts",)) as kubelet:
         answers = kubelet.admit("one", {GPU: 1})
         with cri.pod("gpu-py", "one") as one, cri.pod("gpu-py", "none") as none:
+            answers["envs"]["NVIDIA_VISIBLE_DEVICES"] = "all"  # the pod's own counts
             container = start(one, DEBIAN, answers)
             words = ("sleep", "1000")
             without = none.start(DEBIAN, *words, env=["NVIDIA_VISIBLE_DEVICES=all"])
             assert "nvidia" not in without.exec("ls", "/dev").ok().stdout
             check(container, machine, granted(answers, machine))
+
+
+# Other vendors' devices: a vendor, its variable and a resource of its.
+OTHERS = [
+    ("amd", "AMD_VISIBLE_DEVICES", AMD_GPU),
+    ("neuron", "AWS_NEURON_VISIBLE_DEVICES", "aws.amazon.com/neuron"),
+    ("gaudi", "HABANA_VISIBLE_DEVICES", "habana.ai/gaudi"),
+    ("ascend", "ASCEND_VISIBLE_DEVICES", "huawei.com/Ascend910"),
+    ("intel_gpu", "INTEL_VISIBLE_DEVICES", "gpu.intel.com/i915"),
+    ("intel_npu", "INTEL_VISIBLE_NPUS", "npu.intel.com/accel"),
+    ("rebellions", "REBELLIONS_VISIBLE_DEVICES", "rebellions.ai/npu"),
+]
+
+
+@pytest.fixture(scope="module")
+def others(
+    installation: Installation, workspace: Path, amd: Devices
+) -> Iterator[dict[str, Devices]]:
+    """Three devices of every vendor."""
+    with ExitStack() as stack:
+        made = {"amd": amd}
+        for vendor in [vendor for vendor, _, _ in OTHERS if vendor != "amd"]:
+            place = workspace / f"pods-{vendor}"
+            text, config = tables().get(vendor), None
+            if text is not None:
+                config = workspace / "pods-declared.toml"
+                config.write_text(text)
+            devices = vendors.devices(installation, place, vendor, 3, config)
+            made[vendor] = stack.enter_context(devices)
+        yield made
+
+
+@pytest.fixture
+def every_vendor(machine: Machine, hardened: None, others: dict[str, Devices]) -> None:
+    roots = ", ".join(f'"{name}={found.root}"' for name, found in others.items())
+    text = machine.config.read_text()
+    [line] = [line for line in text.splitlines() if line.startswith("driver-roots")]
+    declared = tables()["rebellions"]
+    machine.config.write_text(f"{text.replace(line, f'driver-roots = [{roots}]')}\n{declared}")
+
+
+@pytest.mark.parametrize(("vendor", "variable", "resource"), OTHERS)
+def test_a_pods_own_variable_gives_no_more(
+    vendor: str,
+    variable: str,
+    resource: str,
+    cri: Cri,
+    machine: Machine,
+    others: dict[str, Devices],
+    installation: Installation,
+    place: Path,
+    every_vendor: None,
+) -> None:
+    """The kubelet puts a pod's env after the plugin's: neither it nor one without a request."""
+    info = others[vendor].ask(machine.config, "info")
+    [known] = [each for each in info["others"] if each["vendor"] == vendor]
+    devices = [{*each["nodes"]} for each in known["devices"]]
+    own = [nodes - set.union(*(each for each in devices if each != nodes)) for nodes in devices]
+    assert len(own) == 3
+    assert all(own)
+
+    def given(container: Container) -> list[set[str]]:
+        seen = {*container.exec("busybox", "find", "/dev", "-type", "c").ok().stdout.split()}
+        return [nodes for nodes in own if nodes & seen]
+
+    with plugin(place, installation, machine, ("volume-mounts",), resource) as kubelet:
+        answers = kubelet.admit("one", {resource: 1})
+        answers["envs"][variable] = "all"
+        with cri.pod("gpu-py", "one") as one, cri.pod("gpu-py", "none") as none:
+            with_one = given(start(one, DEBIAN, answers))
+            words = ("sleep", "1000")
+            assert given(none.start(DEBIAN, *words, env=[f"{variable}=all"])) == []
+        assert len(with_one) == 1
+        others_answer = kubelet.admit("two", {resource: 2})
+        with cri.pod("gpu-py", "two") as two:
+            rest = given(start(two, DEBIAN, others_answer))
+        assert [nodes for nodes in own if nodes not in rest] == with_one
 
 
 @pytest.fixture

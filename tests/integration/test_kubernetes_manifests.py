@@ -20,6 +20,7 @@ from harness.manifests import (
 
 from gpuhook import __version__
 
+WITH_RUNTIME = ("base", "overlays/environment", "overlays/remove")
 IMAGE = f"localhost/gpuhook:{__version__}"
 FILES = sorted(MANIFESTS.rglob("*.yaml"))
 # What says that a pod may do more than others may.
@@ -36,7 +37,7 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 def test_kinds(variant: str) -> None:
     kinds = [document["kind"] for document in render(variant)]
-    runtime = ["RuntimeClass"] if variant in ("base", "overlays/remove") else []
+    runtime = ["RuntimeClass"] if variant in WITH_RUNTIME[:2] else []
     sets = ["DaemonSet"] * (1 if variant == "overlays/mounts" else 2)
     assert sorted(kinds) == [*sets, "Namespace", *runtime, "ServiceAccount"]
 
@@ -55,7 +56,7 @@ def test_who_may_do_what(variant: str) -> None:
         pod = pod_of(document)
         is_installers = "installer" in containers(pod)
         assert not {"hostNetwork", "hostIPC"} & pod.keys()
-        signals = is_installers and variant in ("base", "overlays/remove")
+        signals = is_installers and variant in WITH_RUNTIME
         assert pod.get("hostPID", False) == signals
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

@@ -97,7 +97,8 @@ def check(node: Node) -> None:
         assert os.readlink(link) == f"{version}/bin/{link.name}"
     assert version.name in versions(node)
     assert not [name for name in versions(node) if name.startswith(".")]
-    assert {each.name for each in node.path("/opt/gpuhook").iterdir()} == {"bin", "versions"}
+    known = {"bin", "versions", "settings"}
+    assert {each.name for each in node.path("/opt/gpuhook").iterdir()} <= known
     assert "gpuhook, version" in node.space.run("/opt/gpuhook/bin/gpuhook", "--version").ok().stdout
     done = node.space.run("/opt/gpuhook/bin/gpuhook-container-cli", "--version").ok()
     assert "version" in done.stdout
@@ -205,11 +206,12 @@ def test_a_newer_version_and_back(fresh: Node, newer: str) -> None:
 
 
 @contextmanager
-def containerd(node: Node, config: Path, *archives: Path) -> Iterator[Cri]:
-    """Run the node's containerd as a service."""
+def containerd(node: Node, config: Path | None, *archives: Path) -> Iterator[Cri]:
+    """Run the node's containerd as a service; without ``config``, with the node's own."""
+    environment = {"GPUHOOK_CONFIG": str(config)} if config else {}
     cri = Cri(node.path(STATE / "containerd.sock"))
     try:
-        with node.service("containerd", {"GPUHOOK_CONFIG": str(config)}):
+        with node.service("containerd", environment):
             wait_until(cri.is_ready, "containerd answers")
             for archive in archives:
                 node.space.run("ctr", "-n", "k8s.io", "images", "import", archive).ok()
@@ -218,25 +220,82 @@ def containerd(node: Node, config: Path, *archives: Path) -> Iterator[Cri]:
         cri.close()
 
 
-def test_a_pod_after_it_and_none_after_its_removal(
-    fresh: Node, driver: Driver, configs: dict[str, Path], archive: Path, pause_archive: Path
+def mounted(uuid: str) -> tuple[str, str, bool]:
+    """Return a mount by which a plugin asks for a GPU, as the CRI has it."""
+    return f"/var/run/nvidia-container-devices/{uuid}", "/dev/null", False
+
+
+BY_HAND = """\
+# the admin's
+accept-nvidia-visible-devices-envvar-when-unprivileged = true  # older than the installer
+[nvidia-container-cli]
+root = "{root}"
+[nvidia-container-runtime]
+runtimes = ["runc"]
+"""
+
+
+def test_a_pods_own_variable_gives_nothing(
+    fresh: Node, driver: Driver, archive: Path, pause_archive: Path, tmp_path: Path
 ) -> None:
+    """On a node that an older base left with settings by hand, and back by its own overlay."""
+    settings = fresh.path("/etc/gpuhook/config.toml")
+    settings.write_text(BY_HAND.format(root=driver.root))
+    every = ["NVIDIA_VISIBLE_DEVICES=all"]
+
+    def given(cri: Cri, *mounts: tuple[str, str, bool]) -> str:
+        with cri.pod("gpu-py") as pod:
+            container = pod.start(DEBIAN, "sleep", "1000", env=every, mounts=mounts)
+            return container.exec("sh", "-c", "nvidia-smi -L || :").ok().stdout
+
+    with containerd(fresh, None, archive, pause_archive) as cri:
+        assert "containerd was restarted" in install(fresh).ok().stdout
+        wait_until(cri.is_ready, "containerd answers again")
+        assert given(cri) == ""
+        one = given(cri, mounted(driver.gpus[1].uuid))
+        assert one.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
+        assert "# the admin's\n" in settings.read_text()
+
+        document = daemon_set("overlays/environment", "installer")
+        before = fresh.pids("containerd")
+        fresh.pod(document, "installer", options=("--rm",)).ok()
+        assert given(cri).splitlines() == lines_of_nvidia_smi(driver.gpus)
+
+        # A ConfigMap says what counts, and no engine is restarted for it.
+        text = BY_HAND.format(root=driver.root).replace("= true", "= false")
+        (tmp_path / "config.toml").write_text(text)
+        host = {"gpuhook-config": str(tmp_path)}
+        fresh.pod(document, "installer", host=host, options=("--rm",)).ok()
+        assert given(cri) == ""
+        assert fresh.pids("containerd") == before
+        install(fresh, "remove").ok()
+        assert settings.read_text() == BY_HAND.format(root=driver.root)
+
+
+def test_a_pod_after_it_and_none_after_its_removal(
+    fresh: Node, driver: Driver, archive: Path, pause_archive: Path
+) -> None:
+    fresh.path("/etc/gpuhook/config.toml").write_text(BY_HAND.format(root=driver.root))
     before = snapshot(fresh)
-    with containerd(fresh, configs["runc"], archive, pause_archive) as cri:
+    with containerd(fresh, None, archive, pause_archive) as cri:
         pids = fresh.pids("containerd")
         assert "containerd was restarted" in install(fresh).ok().stdout
         assert not pids & fresh.pids("containerd")
         wait_until(cri.is_ready, "containerd answers again")
         assert "restarted" not in install(fresh).ok().stdout
         with cri.pod("gpu-py") as pod:
-            container = pod.start(DEBIAN, "sleep", "1000", env=["NVIDIA_VISIBLE_DEVICES=0,2"])
+            asked = [mounted(driver.gpus[index].uuid) for index in (0, 2)]
+            container = pod.start(DEBIAN, "sleep", "1000", mounts=asked)
             done = container.exec("nvidia-smi", "-L").ok()
             assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
 
             removal = fresh.begin(daemon_set("overlays/remove", "installer"), "installer")
             assert pod.name in wait_for_line(fresh, removal, WAITING)
             check(fresh)
-            assert "containerd was restarted" in install(fresh).ok().stdout  # and is undone, too
+            # The engine forgets gpu-py last: what runs can be used until it ends.
+            assert container.exec("nvidia-smi", "-L").ok().stdout == done.stdout
+            words = ("install", "--set-default")
+            assert "containerd was restarted" in install(fresh, *words).ok().stdout
             wait_until(cri.is_ready, "containerd, which was restarted, can end the pod")
         assert "containerd was restarted" in fresh.end(removal).ok().stdout
         wait_until(cri.is_ready, "containerd answers again")

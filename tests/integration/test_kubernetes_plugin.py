@@ -1,6 +1,7 @@
 """The image's device plugin, run by podman as the DaemonSet would, with a kubelet of the tests."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ import pytest
 import yaml
 from harness.commands import wait_until
 from harness.driver import Driver
-from harness.manifests import daemon_set
+from harness.manifests import containers, daemon_set, pod_of
 from harness.podman_node import Node, node
 from kubelet import Kubelet, Mount
 
@@ -64,11 +65,49 @@ def test_the_base(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
         offered(kept, container, kubelet, len(driver.gpus))
         assert set(kubelet.devices(GPUS)) == {gpu.uuid for gpu in driver.gpus}
         answers = kubelet.admit("pod", {GPUS: 2})
-        asked = answers["envs"]["NVIDIA_VISIBLE_DEVICES"].split(",")
-        assert len(asked) == 2
-        assert set(asked) <= {gpu.uuid for gpu in driver.gpus}
+        places = {f"/var/run/nvidia-container-devices/{each}" for each in answers["ids"][GPUS]}
+        assert {mount.container for mount in answers["mounts"]} == places
+        assert len(places) == 2
         kubelet.restart()
         offered(kept, container, kubelet, len(driver.gpus))
+
+
+def test_where_the_environment_counts(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
+    host = {"/": str(driver.root)}
+    with plugin(kept, "overlays/environment", kubelet, host) as container:
+        offered(kept, container, kubelet, len(driver.gpus))
+        answers = kubelet.admit("pod", {GPUS: 1})
+        assert answers["envs"]["NVIDIA_VISIBLE_DEVICES"] == answers["ids"][GPUS][0]
+        assert answers["mounts"] == []
+
+
+def test_a_config_map_is_the_plugins_too(
+    kept: Node, kubelet: Kubelet, driver: Driver, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text("disable-require = 3\n")
+    host = {"/": str(driver.root), "/var/lib/kubelet/device-plugins": str(kubelet.folder)}
+    host["gpuhook-config"] = str(tmp_path)
+    container = kept.begin(daemon_set("base", "device-plugin"), "device-plugin", host=host)
+    ended = kept.end(container).failed()
+    assert "/etc/gpuhook/config.toml" in ended.stderr
+
+
+def test_the_kubelets_folder_is_made_again(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
+    """A pod has the deleted one mounted, and only a new container gets the new one."""
+    document = daemon_set("base", "device-plugin")
+    settings = containers(pod_of(document))["device-plugin"]["env"]
+    settings.append({"name": "GPUHOOK_INTERVAL", "value": "0.5"})
+    host = {"/": str(driver.root), "/var/lib/kubelet/device-plugins": str(kubelet.folder)}
+    container = kept.begin(document, "device-plugin", host=host)
+    try:
+        offered(kept, container, kubelet, len(driver.gpus))
+        kubelet.stop()
+        shutil.rmtree(kubelet.folder)
+        kubelet.folder.mkdir()
+        wait_until(lambda: not kept.is_running(container), "the plugin has ended")
+        assert "was deleted on the node" in kept.end(container).failed().stderr
+    finally:
+        kept.podman.call("rm", "--force", "--ignore", container)
 
 
 def test_a_node_without_a_driver(kept: Node, kubelet: Kubelet, tmp_path: Path) -> None:

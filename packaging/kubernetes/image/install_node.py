@@ -7,11 +7,13 @@ that it changes at their own paths. Below FOLDER it keeps
     bin/PROGRAM     a link to the program of the version that counts
     lock            held while something is changed
     restart         is there from before an engine's files change until it was restarted
+    settings        what the node's config.toml was, and what was made of it
 
 A version's folder gets its name when it is complete, and each link changes by a rename: a start
 finds the old version or the new one, whole. Whatever was interrupted is made good by the next run.
 """
 
+import contextlib
 import ctypes
 import glob
 import json
@@ -22,18 +24,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import click
 
 from gpuhook.ground import names
-from gpuhook.ground.errors import EngineError, GpuhookError
+from gpuhook.ground.config.loader import DEFAULT_PATH, loads
+from gpuhook.ground.config.source import flatten, parse, read_text
+from gpuhook.ground.errors import ConfigError, EngineError, GpuhookError
 from gpuhook.ground.host import files as host_files
+from gpuhook.ground.host import proc
+from gpuhook.tools.cli.config import save
+from gpuhook.tools.config.edit import parse_assignment, set_value
 from gpuhook.tools.engines import in_use
 from gpuhook.tools.engines.lock import Lock
 from gpuhook.tools.host import processes as host_processes
 from gpuhook.tools.host.processes import Process
+from gpuhook.vendors import registry
 
 SOURCE = "/usr/lib/gpuhook-node"
 FOLDER = "/opt/gpuhook"
@@ -46,10 +54,14 @@ KEPT_SECONDS = 3600.0
 LOCK_SECONDS = 300.0
 RESTART_SECONDS = 90.0
 POLL_SECONDS = 0.5
+# Where a ConfigMap's config.toml is, if there is one, and what the kubelet shows of a pod's end.
+GIVEN = "/config/config.toml"
+LAST_WORDS = "/dev/termination-log"
 REPORT_SECONDS = 60.0
 # Below it, in NAMESPACE/CONTAINER/runtime, a shim of containerd's notes what made its container.
 TASKS = "/run/containerd/io.containerd.runtime.v2.task"
 _ENDS = {signal.SIGTERM, signal.SIGINT}
+_LISTENS = b"00010000"  # the flag __SO_ACCEPTCON in /proc/net/unix: net/unix/af_unix.c
 _CLONE_NEWNS = 0x00020000  # linux/sched.h
 # What is said of a file that isn't there, or a process that ends while it is looked at.
 _GONE = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
@@ -61,6 +73,7 @@ class Node:
 
     ``config`` is the engine's configuration file, "" for its usual one; ``unit`` is the systemd
     unit to restart; ``tasks`` is the folder where containerd's shims note their containers.
+    ``settings`` are KEY=VALUE for the node's config.toml.
     """
 
     folder: str
@@ -70,6 +83,13 @@ class Node:
     unit: str
     set_default: bool
     tasks: str = TASKS
+    settings: tuple[str, ...] = ()
+    settings_file: str = DEFAULT_PATH
+
+    @property
+    def settings_record(self) -> str:
+        """The file that says what config.toml was, and what was made of it."""
+        return f"{self.folder}/settings"
 
     @property
     def programs(self) -> str:
@@ -92,8 +112,16 @@ class Node:
 
 
 def say(text: str) -> None:
-    """Print a line to the pod's log."""
+    """Print a line to the pod's log, at once."""
     click.echo(f"install-node: {text}")
+
+
+def say_last(error: object) -> None:
+    """Print why it failed, and leave it where the kubelet finds it when the log is lost."""
+    click.echo(f"install-node: {error}", err=True)
+    with contextlib.suppress(OSError), open(LAST_WORDS, "r+b") as file:
+        file.truncate()  # it is only there in a pod
+        file.write(f"install-node: {error}\n".encode())
 
 
 # The files -------------------------------------------------------------------------------------
@@ -235,6 +263,86 @@ def remove_old(node: Node, version: str) -> None:
             say(f"removed {entry.path}")
 
 
+# The settings ----------------------------------------------------------------------------------
+
+
+def settle(node: Node) -> None:
+    """Have the node's config.toml say what was asked for; the rest of it stays.
+
+    A ConfigMap's file takes the place of the node's own, and what it says itself counts before
+    ``settings``. No engine is restarted: gpu-py reads the file at each start.
+    """
+    given, before = _text(GIVEN), own_settings(node)
+    said = flatten(parse(given, GIVEN)) if given is not None else {}
+    text = before if given is None else given
+    for key, value in map(parse_assignment, node.settings):
+        text = text if key in said else set_value(text or "", key, value)
+    registry.known(loads(text or ""))  # what a setting says of vendors, only they know
+    now = _text(node.settings_file)
+    if text == now and not os.path.exists(node.settings_record):
+        return
+    record = {
+        "before": before,
+        "written": text,
+        "settings": [*node.settings],
+        "given": given is not None,
+    }
+    host_files.replace(node.settings_record, json.dumps(record).encode(), 0o600)
+    _put_settings(node, now, text)
+
+
+def unsettle(node: Node) -> None:
+    """Give the node its own config.toml back."""
+    if not os.path.exists(node.settings_record):
+        return
+    try:
+        _put_settings(node, _text(node.settings_file), own_settings(node))
+    except ConfigError as error:
+        say(f"{node.settings_file} stays as it is: {error}")
+    os.unlink(node.settings_record)
+
+
+def own_settings(node: Node) -> str | None:
+    """Return the node's config.toml without what is ours in it; None for no file.
+
+    That is what it was. If somebody has changed it since, it is that with our keys as they were;
+    what was changed in a ConfigMap's file doesn't count.
+    """
+    now = _text(node.settings_file)
+    try:
+        record = json.loads(_read(node.settings_record))
+    except FileNotFoundError:
+        return now
+    before: str | None = record["before"]
+    if record["given"] or now in (before, record["written"]):
+        return before
+    was = flatten(parse(before or ""))
+    for key, value in map(parse_assignment, record["settings"]):
+        text = now or ""
+        if flatten(parse(text, node.settings_file)).get(key) == value:
+            now = set_value(text, key, was.get(key))  # type: ignore[arg-type]
+    return now
+
+
+def _put_settings(node: Node, now: str | None, text: str | None) -> None:
+    if text == now:
+        return
+    if text is None:
+        os.unlink(node.settings_file)
+        say(f"removed {node.settings_file}")
+        return
+    save(node.settings_file, text, None if now is not None else 0o644)
+    say(f"wrote {node.settings_file}")
+
+
+def _text(path: str) -> str | None:
+    """Return what a file says, None where there is none."""
+    try:
+        return read_text(path)
+    except FileNotFoundError:
+        return None
+
+
 # The engine ------------------------------------------------------------------------------------
 
 
@@ -258,6 +366,12 @@ def forget_engine(node: Node) -> None:
         _mark(node)
     sys.stdout.write(_run(words))
     restart_if_marked(node)
+
+
+def keep_for_users(node: Node) -> None:
+    """Have the engine start no more containers with gpu-py of its own accord, but know it."""
+    if node.set_default:
+        tell_engine(replace(node, set_default=False))
 
 
 def _run(words: list[str]) -> str:
@@ -319,27 +433,41 @@ def restart_by_signal(engine: str) -> None:
             f"No {engine} was found that runs as a service of this node",
             "Give the installer hostPID, or restart it yourself and choose --restart=none",
         )
+    listens = any(serves(engine, process) for process in before)  # not at a place of its own
+    say(f"{engine} is ended, and started again by who keeps it running")
     for process in before:
         host_processes.send(process, signal.SIGTERM)
     ended = {process.pid for process in before}
-    _wait(
-        lambda: any(process.pid not in ended for process in engines_running(engine)),
-        EngineError(
-            f"{engine} was ended to be restarted and didn't come back within "
-            f"{RESTART_SECONDS:.0f} seconds",
-            f"Start it: systemctl start {engine}; its unit needs Restart=always for this, or "
-            "choose --restart=none",
-        ),
-    )
+    end = time.monotonic() + RESTART_SECONDS
+    while not any(
+        serves(engine, process) or not listens
+        for process in engines_running(engine)
+        if process.pid not in ended
+    ):
+        if time.monotonic() > end:
+            # Who ends while there is no engine leaves no log and no status: so this waits on.
+            say_last(
+                EngineError(
+                    f"{engine} was ended to be restarted and doesn't serve after "
+                    f"{RESTART_SECONDS:.0f} seconds",
+                    f"Start it: systemctl start {engine}; its unit needs Restart=always for this, "
+                    "or choose --restart=none",
+                )
+            )
+            end = float("inf")
+        time.sleep(POLL_SECONDS)
     say(f"{engine} was restarted")
 
 
-def _wait(condition: Callable[[], bool], error: GpuhookError) -> None:
-    end = time.monotonic() + RESTART_SECONDS
-    while not condition():
-        if time.monotonic() > end:
-            raise error
-        time.sleep(POLL_SECONDS)
+def serves(engine: str, process: Process, root: str = "") -> bool:
+    """Tell whether an engine listens on its socket, by the table of its network's sockets.
+
+    An engine that has just been started listens last, and loses what containers say until then.
+    """
+    table = _try_read(f"{root}/proc/{process.pid}/net/unix")
+    sockets = map(proc.words, proc.lines(table))
+    name = os.fsencode(f"/{engine}.sock")
+    return any(each[3] == _LISTENS and each[-1].endswith(name) for each in sockets if each[3:])
 
 
 def engines_running(engine: str, root: str = "") -> list[Process]:
@@ -415,6 +543,7 @@ def install(node: Node) -> None:
     """Put this version on the node, and tell its engine."""
     with node.locked().held():
         check_programs(node)
+        settle(node)
         version = put_version(node)
         link_programs(node, version)
         if node.engine != NO_ENGINE:
@@ -424,18 +553,24 @@ def install(node: Node) -> None:
 
 
 def remove(node: Node, *, patient: bool) -> None:
-    """Take everything away, the files once nobody uses them.
+    """Take everything away, once nobody uses it.
 
-    Where that isn't ``patient`` and somebody does, they stay. Whoever installs meanwhile is
-    not disturbed: its engine is made to forget gpu-py again, and its containers are waited for.
+    The engine forgets gpu-py last: without that, nobody could run a command in a container that
+    was made with it. Where that isn't ``patient`` and somebody uses our files, they stay. Whoever
+    installs meanwhile is not disturbed: what it installed is taken away again.
     """
     while True:
         with node.locked().held():
             check_programs(node)
-            if node.engine != NO_ENGINE:
-                forget_engine(node)
             found = users(node)
+            if node.engine != NO_ENGINE:
+                if found and patient:
+                    keep_for_users(node)
+                else:
+                    forget_engine(node)
+                    found = users(node)  # one may have been started meanwhile
             if not found:
+                unsettle(node)
                 for path in (node.programs, node.versions):
                     shutil.rmtree(path, ignore_errors=not os.path.lexists(path))
                 break
@@ -470,6 +605,7 @@ def wait_for_end() -> None:
 @click.option("--restart", type=click.Choice(RESTARTS), default=SIGNAL, show_default=True)
 @click.option("--unit", default="", help="The unit for --restart=systemd.  [default: the engine]")
 @click.option("--tasks", default=TASKS, help="Where containerd's shims note their containers.")
+@click.option("--settings", default="", help="KEY=VALUE... for the node's config.toml.")
 @click.option("--remove-at-end", is_flag=True, help="stay: remove it when the pod ends.")
 def cli(
     action: str,
@@ -480,6 +616,7 @@ def cli(
     restart: str,
     unit: str,
     tasks: str,
+    settings: str,
     remove_at_end: bool,
 ) -> None:
     """Put gpuhook on this node, or take it away again.
@@ -490,7 +627,8 @@ def cli(
     if action in ("stay", "wait"):
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     folder = os.path.abspath(folder)
-    node = Node(folder, engine, config, restart, unit or engine, set_default, tasks)
+    words = tuple(filter(None, settings.split(" ")))
+    node = Node(folder, engine, config, restart, unit or engine, set_default, tasks, words)
     actions: dict[str, Callable[[], None]] = {
         "install": partial(install, node),
         "stay": partial(install, node),
@@ -509,7 +647,7 @@ def main() -> None:
     try:
         cli(prog_name="install-node")
     except (GpuhookError, OSError) as error:
-        click.echo(f"install-node: {error}", err=True)
+        say_last(error)
         sys.exit(1)
 
 

@@ -11,7 +11,9 @@ from harness.commands import run
 from harness.images import REPOSITORY
 
 MANIFESTS = REPOSITORY / "packaging/kubernetes"
-VARIANTS = ("base", "overlays/mounts", "overlays/cdi", "overlays/remove")
+VARIANTS = (
+    "base", "overlays/mounts", "overlays/cdi", "overlays/environment", "overlays/remove",
+)  # fmt: skip
 IMAGE = "localhost/gpuhook:test"  # scripts/lib/image
 
 Document = dict[str, Any]
@@ -23,9 +25,10 @@ def build_image() -> Path:
 
 
 def render(variant: str) -> list[Document]:
-    """Return what kubectl makes of a folder; it warns of words that kubectl 1.20 needs."""
-    text = run(["kubectl", "kustomize", MANIFESTS / variant]).ok().stdout
-    documents: list[Document] = list(yaml.safe_load_all(text))
+    """Return what kubectl makes of a folder without a warning."""
+    done = run(["kubectl", "kustomize", MANIFESTS / variant]).ok()
+    assert done.stderr == ""
+    documents: list[Document] = list(yaml.safe_load_all(done.stdout))
     return documents
 
 
@@ -54,7 +57,7 @@ def containers(pod: Document) -> dict[str, Document]:
 def podman_options(pod: Document, container: Document, host: Mapping[str, str]) -> list[str]:
     """Return podman's options for a container as the kubelet would have it run.
 
-    ``host`` has folders that stand for others of the node's.
+    ``host`` has folders that stand for others of the node's, and those of ConfigMaps by name.
     """
     words = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
     words += ["--pids-limit=-1", f"--entrypoint={json.dumps(container['command'])}"]
@@ -91,6 +94,10 @@ def _mount(mount: Document, volume: Document, host: Mapping[str, str]) -> list[s
     target = mount["mountPath"]
     if "emptyDir" in volume:
         return [f"--tmpfs={target}:rw"]
+    if "configMap" in volume:
+        assert volume["configMap"]["optional"]
+        given = host.get(volume["configMap"]["name"])
+        return [f"--volume={given}:{target}:ro" if given else f"--tmpfs={target}:ro"]
     path = volume["hostPath"]["path"]
     options = ["ro" if mount.get("readOnly") else "rw", "dev"]  # podman's own default is nodev
     options += {None: [], "HostToContainer": ["rslave"]}[mount.get("mountPropagation")]

@@ -17,7 +17,7 @@ from harness.namespaces import Namespace, host_cgroups
 from harness.podman import Podman
 
 # What a pod of ours changes on the node.
-FOLDERS = (Path("/opt"), Path("/etc/containerd"), Path("/var/lib/gpuhook"))
+FOLDERS = tuple(map(Path, ("/opt", "/etc/containerd", "/etc/gpuhook", "/var/lib/gpuhook")))
 CONFIG = Path("/etc/containerd/config.toml")
 # Where its containerd runs; a dockerd that found it on this machine would take it for its own. It
 # has the mode that it gets where a shim was there before a containerd.
@@ -72,6 +72,11 @@ class Node:
         """Start a container as ``pod`` does and don't wait for it; return its id."""
         done = self.pod(document, name, *words, host=host, options=("--detach",))
         return done.ok().stdout.strip()
+
+    def is_running(self, container: str) -> bool:
+        """Tell whether a container that was begun hasn't ended yet."""
+        words = ("inspect", "--format={{.State.Running}}", container)
+        return self.podman.call(*words).ok().stdout.strip() == "true"
 
     def end(self, container: str) -> Result:
         """Wait until a container has ended, and remove it; return its status and its log."""

@@ -109,11 +109,20 @@ class Devices:
 
 @contextmanager
 def devices(
-    installation: Installation, root: Path, vendor: str, count: int, **settings: object
+    installation: Installation,
+    root: Path,
+    vendor: str,
+    count: int,
+    config: Path | None = None,
+    **settings: object,
 ) -> Iterator[Devices]:
-    """Simulate a machine of the vendor's; ``settings`` are its simulator's, _ for each -."""
+    """Simulate a machine of the vendor's; ``settings`` are its simulator's, _ for each -.
+
+    ``config`` declares a vendor that has no code.
+    """
     words = [f"--set={name.replace('_', '-')}={value}" for name, value in settings.items()]
     argv: list[str | Path] = [installation.command, "simulate", root, f"--vendor={vendor}"]
+    argv += [f"--config={config}"] if config else []
     yield Devices(installation, vendor, root, run([*argv, f"--gpus={count}", *words]).ok().stdout)
     run([installation.command, "simulate", "--remove", root]).ok()
 

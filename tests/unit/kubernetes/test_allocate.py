@@ -80,11 +80,6 @@ def test_mounts_ask_where_the_environment_may_not() -> None:
     assert answer.mounts == tuple(Mount(each, "/dev/null", read_only=False) for each in places)
 
 
-def test_a_vendor_without_such_mounts_is_asked_by_its_variable() -> None:
-    answer = allocate(gpus("a", mounts=""), ["a"], by("volume-mounts"))
-    assert answer == Answer(envs={"NVIDIA_VISIBLE_DEVICES": "a"})
-
-
 def test_names_for_the_engine() -> None:
     resource = gpus("a", "b", cdi=("nvidia.com/gds=all",), environment=ENABLED)
     answer = allocate(resource, ["b", "a"], by("cdi-cri"))

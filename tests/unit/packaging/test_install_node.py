@@ -1,15 +1,19 @@
 """Which process counts as the node's engine, and how an interpreter is moved to another folder."""
 
 import importlib.util
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from fabricated import Tree
 
-from gpuhook.ground.errors import EngineError
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.errors import ConfigError, EngineError
 
 FILE = Path(__file__).parents[3] / "packaging/kubernetes/image/install_node.py"
 SERVICE = "12:pids:/system.slice/containerd.service\n0::/system.slice/containerd.service\n"
@@ -125,6 +129,172 @@ def test_a_set_user_id_program_is_no_conmon(installer: ModuleType, machine: Tree
     assert installer.users(node, str(machine.root)) == []
 
 
+# The node's settings ------------------------------------------------------------------------------
+
+SAFE = (
+    "accept-nvidia-visible-devices-envvar-when-unprivileged=false",
+    "accept-nvidia-visible-devices-as-volume-mounts=true",
+)
+UNSAFE = tuple(f"{key}={value}" for key, value in zip(
+    (each.partition("=")[0] for each in SAFE), ("true", "false"), strict=True
+))  # fmt: skip
+OWN = """\
+# the admin's
+#accept-nvidia-visible-devices-as-volume-mounts = false
+accept-nvidia-visible-devices-envvar-when-unprivileged = true   # as it was
+
+[gpuhook]
+missing-driver = "ignore"
+"""
+
+
+@pytest.fixture
+def node(installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A node for the functions about its settings, with a place for a ConfigMap's file."""
+    monkeypatch.setattr(installer, "GIVEN", str(tmp_path / "given.toml"))
+    folder = tmp_path / "opt"
+    folder.mkdir()
+    made = installer.Node(str(folder), "none", "", "none", "", False, settings=SAFE)
+    return replace(made, settings_file=str(tmp_path / "etc/config.toml"))
+
+
+def is_safe(text: str) -> bool:
+    config = loads(text)
+    return config.accept_volume_mounts and not config.accept_envvar_unprivileged
+
+
+@pytest.mark.parametrize("own", [OWN, "", None])
+def test_what_an_admin_wrote_stays_and_comes_back(
+    installer: ModuleType, node: Any, own: str | None
+) -> None:
+    path = Path(node.settings_file)
+    if own is not None:
+        path.parent.mkdir()
+        path.write_text(own)
+        path.chmod(0o640)
+    for _ in range(2):
+        installer.settle(node)
+        assert is_safe(path.read_text())
+    if own:
+        assert path.read_text().startswith("# the admin's\naccept")
+        assert loads(path.read_text()).missing_driver == "ignore"
+        assert path.stat().st_mode & 0o777 == 0o640
+    installer.settle(replace(node, settings=UNSAFE))
+    config = loads(path.read_text())
+    assert (config.accept_envvar_unprivileged, config.accept_volume_mounts) == (True, False)
+    installer.unsettle(node)
+    assert (path.read_text() if path.exists() else None) == own
+    installer.unsettle(node)  # nothing is left to do
+    assert not os.listdir(node.folder)
+
+
+def test_what_is_written_later_stays_too(installer: ModuleType, node: Any) -> None:
+    path = Path(node.settings_file)
+    path.parent.mkdir()
+    path.write_text(OWN)
+    installer.settle(node)
+    path.write_text(path.read_text().replace('"ignore"', '"fail"  # since May'))
+    installer.settle(node)
+    assert is_safe(path.read_text())
+    installer.unsettle(node)
+    left = path.read_text()
+    assert '"fail"  # since May' in left
+    assert loads(left).accept_envvar_unprivileged
+    assert not loads(left).accept_volume_mounts
+
+
+def test_a_config_map_takes_the_place_of_the_file(installer: ModuleType, node: Any) -> None:
+    """What it says itself counts before what the manifest says, and it goes again."""
+    path, given = Path(node.settings_file), Path(installer.GIVEN)
+    path.parent.mkdir()
+    path.write_text(OWN)
+    given.write_text('[nvidia-container-cli]\nroot = "/run/nvidia/driver"\n')
+    installer.settle(node)
+    assert loads(path.read_text()).driver_root == "/run/nvidia/driver"
+    assert loads(path.read_text()).missing_driver == "fail"
+    assert is_safe(path.read_text())
+    given.write_text(f"{UNSAFE[0].replace('=', ' = ')}\n")
+    path.write_text("# by hand\n")
+    installer.settle(node)
+    config = loads(path.read_text())
+    assert (config.accept_envvar_unprivileged, config.accept_volume_mounts) == (True, True)
+    given.unlink()
+    installer.settle(node)
+    assert loads(path.read_text()).missing_driver == "ignore"
+    assert is_safe(path.read_text())
+    installer.unsettle(node)
+    assert path.read_text() == OWN
+
+
+@pytest.mark.parametrize("text", ["[", "disable-require = 3\n", "[gpuhook]\nroot = 'x'\n"])
+def test_a_config_map_with_an_error_changes_nothing(
+    installer: ModuleType, node: Any, text: str
+) -> None:
+    Path(installer.GIVEN).write_text(text)
+    with pytest.raises(ConfigError):
+        installer.settle(node)
+    assert not os.path.exists(node.settings_file)
+    assert not os.listdir(node.folder)
+
+
+def test_a_file_that_somebody_broke_does_not_stop_the_removal(
+    installer: ModuleType, node: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installer.settle(node)
+    Path(node.settings_file).write_text("[")
+    installer.unsettle(node)
+    assert Path(node.settings_file).read_text() == "["
+    assert "stays as it is" in capsys.readouterr().out
+
+
+# The engine's restart -----------------------------------------------------------------------------
+
+SOCKETS = """\
+Num       RefCount Protocol Flags    Type St Inode Path
+0000000000000000: 00000002 00000000 00010000 0001 01 7 /run/containerd/containerd.sock.ttrpc
+0000000000000000: 00000003 00000000 00000000 0001 03 8 /run/containerd/containerd.sock
+0000000000000000: 00000003 00000000 00000000 0001 03 9
+"""
+LISTENING = "0000000000000000: 00000002 00000000 00010000 0001 01 6 /run/containerd/containerd.sock"
+
+
+@pytest.mark.parametrize(("more", "expected"), [("", False), (LISTENING, True)])
+def test_an_engine_serves_when_it_listens(
+    installer: ModuleType, machine: Tree, more: str, expected: bool
+) -> None:
+    machine.process(100, "/usr/bin/containerd")
+    machine.write("/proc/100/cgroup", SERVICE)
+    machine.write("/proc/100/net/unix", SOCKETS + more)
+    root = str(machine.root)
+    [process] = installer.engines_running("containerd", root)
+    assert installer.serves("containerd", process, root) == expected
+
+
+def test_an_engine_that_is_late_is_waited_for(
+    installer: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """A container that ends while there is no engine has neither log nor status."""
+    old, new = (type("P", (), {"pid": pid}) for pid in (1, 2))
+    looks = iter([[old], [], [], [new], [new]])
+    listening = iter([True, False, True])
+    words = tmp_path / "last-words"
+    words.touch()
+    monkeypatch.setattr(installer, "engines_running", lambda _: next(looks))
+    monkeypatch.setattr(installer, "serves", lambda *_: next(listening))
+    monkeypatch.setattr(installer.host_processes, "send", lambda *_: True)
+    monkeypatch.setattr(installer, "RESTART_SECONDS", -1.0)
+    monkeypatch.setattr(installer, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(installer, "LAST_WORDS", str(words))
+    installer.restart_by_signal("containerd")
+    assert words.read_text().count("doesn't serve") == 1
+    said = capsys.readouterr()
+    assert said.err.count("systemctl start containerd") == 1
+    assert said.out.endswith("containerd was restarted\n")
+
+
 def test_the_folder_of_notes_is_named_by_its_variable(
     installer: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,11 +306,17 @@ def test_the_folder_of_notes_is_named_by_its_variable(
 
 
 def test_what_the_system_refuses_is_a_sentence(
-    installer: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    installer: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "/closed")
 
+    words = tmp_path / "last-words"
+    words.touch()
+    monkeypatch.setattr(installer, "LAST_WORDS", str(words))
     monkeypatch.setattr(installer, "remove", refuse)
     monkeypatch.setattr(sys, "argv", ["install-node", "remove"])
     with pytest.raises(SystemExit) as ended:
@@ -150,3 +326,4 @@ def test_what_the_system_refuses_is_a_sentence(
     assert said.startswith("install-node: ")
     assert "Permission denied: '/closed'" in said
     assert said.count("\n") == 1
+    assert words.read_text() == said

@@ -4,11 +4,16 @@ import time
 from typing import Any
 
 import pytest
+from declared_vendors import tables
 from requests_made import ROOT, config_of, mounts_request, read_request, request_for, spec_of
 
+from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import RequestError, SpecError
-from gpuhook.start.request.reader import Request, is_privileged
+from gpuhook.start import contract
+from gpuhook.start.request.reader import Request, SpecReader, is_privileged
+from gpuhook.vendors import registry
+from gpuhook.vendors.gaudi import names as gaudi
 from gpuhook.vendors.nvidia.variables import Options
 
 QUALIFIED = "nvidia.com/gpu=0"
@@ -324,6 +329,28 @@ def test_the_environment_does_not_widen_what_mounts_call_nothing() -> None:
     request = mounts_request("void", env=("NVIDIA_VISIBLE_DEVICES=1",))
     assert (request.source, request.devices) == ("none", None)
     assert [source for source, _ in request.ignored] == ["environment"]
+
+
+def test_a_plugins_folder_without_its_setting_is_refused_with_a_sentence() -> None:
+    spec = spec_of(f"NVIDIA_VISIBLE_DEVICES={ROOT}", mounts=[f"{ROOT}/0"])
+    with pytest.raises(RequestError, match="as-volume-mounts is off") as refused:
+        read_request(spec, Config())
+    assert "DEVICE_LIST_STRATEGY" in refused.value.remedy
+
+
+def test_every_vendor_has_a_folder_of_its_own_for_a_plugins_mounts() -> None:
+    known = registry.known(loads(tables()["tpu"])).values()
+    assert len(known) > 7
+    folders = [names.MOUNTS for names in known]
+    assert folders == [f"/var/run/{names.NAME}-container-devices" for names in known]
+
+
+def test_mounts_name_what_a_plugins_variable_would() -> None:
+    """A Gaudi's number by which it is seated is another one's than its index."""
+    spec = {"mounts": [{"source": "/dev/null", "destination": f"{gaudi.MOUNTS}/0"}]}
+    reader = SpecReader(spec, config_of(accept_volume_mounts=True))
+    request = reader.read(gaudi, contract.load(gaudi))
+    assert (request.selectors, request.spaces) == (("0",), ("index", "bus_id"))
 
 
 # --- annotations ---

@@ -336,7 +336,18 @@ class Reading:
         if mounts.devices or mounts.imex:
             reason = "accept-nvidia-visible-devices-as-volume-mounts is off"
             self.ignored.append(("volume-mounts", reason))
+            self.check_folder()
         return []
+
+    def check_folder(self) -> None:
+        """Refuse what names a plugin's folder for its mounts, where those aren't heard."""
+        if any(self.env.get(name) == self.names.MOUNTS for name in self.names.VARIABLES):
+            raise RequestError(
+                f"The cluster's device plugin asks for {self.names.TITLE}'s devices by mounts, and "
+                "accept-nvidia-visible-devices-as-volume-mounts is off on this node",
+                "Set it to true in config.toml on the node, or give the plugin another "
+                "DEVICE_LIST_STRATEGY",
+            )
 
     def names_from_environment(self) -> list[str]:
         """Return the devices' names in the environment, if that is heard."""
@@ -384,8 +395,10 @@ class Reading:
         self.found["cdi_devices"] = tuple(dict.fromkeys(qualified))
         self.found["selectors"] = tuple(dict.fromkeys(selectors))
         bare = not any("=" in name for name in devices)
-        if bare and self.found["source"] == "environment" and not self.swarm:
-            spaces = [self.names.VARIABLES[name] for name in self.variables()]
+        # A plugin's mounts name what its first variable would.
+        named = {"environment": self.variables(), "volume-mounts": [*self.names.VARIABLES]}
+        if bare and not (self.swarm and self.found["source"] == "environment"):
+            spaces = [self.names.VARIABLES[name] for name in named.get(self.found["source"], ())]
             self.found["spaces"] = spaces[0] if spaces else ()
         ours = [name for name in qualified if name.startswith(f"{self.names.KIND}=")]
         if ours and selectors:

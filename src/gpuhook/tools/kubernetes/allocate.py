@@ -58,8 +58,8 @@ def allocate(
     units = chosen(resource, ids)
     strategies = settings.device_list_strategy
     names = [*(unit.cdi for unit in units), *resource.cdi]
-    by_mounts = VOLUME_MOUNTS in strategies and bool(resource.mounts)
-    by_variable = ENVVAR in strategies or (VOLUME_MOUNTS in strategies and not by_mounts)
+    by_mounts = VOLUME_MOUNTS in strategies
+    by_variable = ENVVAR in strategies
     by_nodes = MOUNTS in strategies
     without_names = by_mounts or by_variable or by_nodes
     gives_nodes = by_nodes or (settings.pass_device_specs and without_names)

@@ -29,6 +29,23 @@ Identity = tuple[int, int, int]
 _libc = Library()
 
 
+def check_there(path: str) -> None:
+    """Raise PluginError where the folder that has this path was deleted.
+
+    A pod has the folder itself mounted, so it doesn't see the one that was made in its place.
+    """
+    try:
+        deleted = os.stat(path).st_nlink == 0
+    except OSError:
+        return
+    if deleted:
+        raise PluginError(
+            f"The kubelet's folder {path} was deleted on the node, and this container has the "
+            "deleted one mounted: nothing in it reaches the kubelet",
+            "Start this container again, as the kubelet does by itself: it gets the new folder",
+        )
+
+
 class Folder:
     """The folder, which may not be there, or be removed and made again."""
 

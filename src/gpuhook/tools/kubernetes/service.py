@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import PluginError
-from gpuhook.tools.kubernetes import INSTALL, documents, driver, health
+from gpuhook.tools.kubernetes import INSTALL, documents, driver, folder, health
 from gpuhook.tools.kubernetes.children import Listener, Server
 from gpuhook.tools.kubernetes.health import Health
 from gpuhook.tools.kubernetes.machine import Found, Machine
@@ -40,7 +40,7 @@ def run(settings: Settings, config: Config) -> int:
     """Hand out this machine's devices until SIGTERM or SIGINT; return the exit status.
 
     1 where no driver works at the start and fail-on-init-error is set. PluginError where the
-    packages that speak with the kubelet are missing.
+    packages that speak with the kubelet are missing, or its folder was deleted.
     """
     check_packages()
     with _Signals() as signals:
@@ -219,6 +219,7 @@ class Supervisor:
             self._hang_up()
         now = self._clock()
         if now >= self._look_at:
+            folder.check_there(self._settings.kubelet_folder)
             self._look(eager=self._is_eager)
         due = self._health.due()
         if due is not None and now >= due:

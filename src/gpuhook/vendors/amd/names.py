@@ -11,7 +11,7 @@ ID_TITLE = "ID"
 
 VARIABLES = {"AMD_VISIBLE_DEVICES": ("index", "id", "bus_id")}
 LEGACY = ()
-MOUNTS = ""
+MOUNTS = "/var/run/amd-container-devices"  # below it, our device plugin asks by mounts
 AUTOMATIC = ""
 SWARM_RESOURCE = "hex"  # unique ids
 DEFAULT_KIND = False

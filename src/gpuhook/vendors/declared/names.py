@@ -25,7 +25,8 @@ def names_of(table: "Declared") -> "ModuleType":
     made.NOUN = made.ANY_NOUN = table.noun
     made.ID_TITLE = "ID"
     made.VARIABLES = {table.variable: ("index", "id")}
-    made.LEGACY, made.MOUNTS, made.AUTOMATIC = (), "", ""
+    made.LEGACY, made.AUTOMATIC = (), ""
+    made.MOUNTS = f"/var/run/{table.name}-container-devices"
     made.SWARM_RESOURCE, made.DEFAULT_KIND = "", False
     made.TYPES = (table.kind.rpartition("/")[2], "part")
     made.FIXED_MAJORS = ()

@@ -13,7 +13,7 @@ VARIABLES = {
     "HABANA_VISIBLE_PCI_BUS_IDS": ("bus_id",),
 }
 LEGACY = ()
-MOUNTS = ""
+MOUNTS = "/var/run/gaudi-container-devices"  # below it, our device plugin asks by mounts
 AUTOMATIC = ""
 SWARM_RESOURCE = ""
 DEFAULT_KIND = False

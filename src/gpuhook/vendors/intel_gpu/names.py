@@ -10,7 +10,7 @@ ID_TITLE = "CARD"  # what tells devices apart
 # Intel has none of its own.
 VARIABLES = {"INTEL_VISIBLE_DEVICES": ("index", "card", "uid", "vf", "bus_id")}
 LEGACY = ()  # it has no images from before this variable,
-MOUNTS = ""  # no device plugin that asks by mounts,
+MOUNTS = "/var/run/intel_gpu-container-devices"  # below it, our device plugin asks by mounts
 AUTOMATIC = ""  # and no kind whose names are selectors
 SWARM_RESOURCE = ""
 DEFAULT_KIND = False
