@@ -294,6 +294,8 @@ def test_a_pod_after_it_and_none_after_its_removal(
             check(fresh)
             # The engine forgets gpu-py last: what runs can be used until it ends.
             assert container.exec("nvidia-smi", "-L").ok().stdout == done.stdout
+            with cri.pod("gpu-py", "other"):
+                pass
             words = ("install", "--set-default")
             assert "containerd was restarted" in install(fresh, *words).ok().stdout
             wait_until(cri.is_ready, "containerd, which was restarted, can end the pod")
