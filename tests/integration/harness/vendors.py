@@ -113,13 +113,13 @@ def devices(
     root: Path,
     vendor: str,
     count: int,
-    config: Path | None = None,
     **settings: object,
 ) -> Iterator[Devices]:
     """Simulate a machine of the vendor's; ``settings`` are its simulator's, _ for each -.
 
-    ``config`` declares a vendor that has no code.
+    The setting ``config`` is a file that declares a vendor that has no code.
     """
+    config = settings.pop("config", None)
     words = [f"--set={name.replace('_', '-')}={value}" for name, value in settings.items()]
     argv: list[str | Path] = [installation.command, "simulate", root, f"--vendor={vendor}"]
     argv += [f"--config={config}"] if config else []
