@@ -227,11 +227,11 @@ def others(
         made = {"amd": amd}
         for vendor in [vendor for vendor, _, _ in OTHERS if vendor != "amd"]:
             place = workspace / f"pods-{vendor}"
-            text, config = tables().get(vendor), None
+            text, settings = tables().get(vendor), {}
             if text is not None:
-                config = workspace / "pods-declared.toml"
-                config.write_text(text)
-            devices = vendors.devices(installation, place, vendor, 3, config)
+                settings["config"] = workspace / "pods-declared.toml"
+                settings["config"].write_text(text)
+            devices = vendors.devices(installation, place, vendor, 3, **settings)
             made[vendor] = stack.enter_context(devices)
         yield made
 

@@ -30,7 +30,7 @@ def hook(event, arguments):
                 os.fsync(file.fileno())
             shutil.copyfile(disk, copy)
 sys.addaudithook(hook)
-from gpuhook.cli import cli
+from gpuhook.tools.cli import cli
 cli(standalone_mode=False)
 if left <= 0 and not os.path.exists(copy):
     shutil.copyfile(disk, copy)
