@@ -185,7 +185,7 @@ def test_documents_follow_what_a_container_start_has_seen_first(watched: Watched
             watched.simulate("--gpus=2")
             watched.gpuhook("refresh").ok()
         wait_until(lambda: names(document) == {"0", "1", "all"}, "it has two GPUs")
-        assert "2 GPUs" not in watched.log.read_text()
+        watched.wait_for("2 GPUs")
     finally:
         run(["rm", "-rf", document.parent]).ok()
 

@@ -111,9 +111,16 @@ class Watch:
         self._standing: int | None = None
 
     def look(self) -> bool:
-        """Make a new inventory of each vendor whose saved one is stale; tell if one is news."""
+        """Make a new inventory of each vendor whose saved one is stale; tell what is news.
+
+        One that comes back as it was isn't stale, and a start may have made a new one already.
+        """
         before = self._seen, self._problems
         self._seen, absent, failed = survey.examine(self._config, self._inventory)
+        for name, inventory in self._seen.items():
+            if inventory != before[0].get(name):
+                dev_char.make_links(inventory.nodes, inventory.root)
+                self._tell(inventory.sentence())
         known = before[0].keys() | before[1].keys()
         wrong = failed | {name: error for name, error in absent.items() if name in known}
         if not self._seen and not wrong:
@@ -126,13 +133,9 @@ class Watch:
         return (self._seen, self._problems) != before
 
     def _inventory(self, vendor: contract.Vendor) -> Inventory:
-        """Return a vendor's inventory; a container's start may have made it again already."""
-        inventory = cache.saved(self._config, vendor)
-        if inventory is None:
-            inventory = cache.refresh(self._config, vendor)
-            dev_char.make_links(inventory.nodes, inventory.root)
-            self._tell(inventory.sentence())
-        return inventory
+        """Return a vendor's inventory, the saved one if that is fresh."""
+        saved = cache.saved(self._config, vendor)
+        return cache.refresh(self._config, vendor) if saved is None else saved
 
     def stand(self) -> None:
         """See that a process stands ready, this one's child or another."""

@@ -23,11 +23,16 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         root = folder / "driver"
         root.mkdir()
-        self.config = loads(
+        self._text = (
             f'[nvidia-container-cli]\nroot = "{root}"\nload-kmods = false\n'
             f'[gpuhook]\nroot = "{root}"\nstate-dir = "{folder}/state"\n'
         )
         self._said: list[str] = []
+        self.declare("")
+
+    def declare(self, table: str) -> None:
+        """Watch it with a configuration that has this table as well."""
+        self.config = loads(self._text + table)
         self._watch = Watch(self.config, "gpu-py", self._said.append, lambda: True)
 
     def look(self) -> list[str]:
@@ -98,6 +103,26 @@ def test_a_driver_that_goes_is_named(
         contract.load(names).discover(machine.config)
     assert machine.look() == [str(gone.value)]
     assert machine.look() == []
+
+
+def test_a_device_that_comes_back_as_it_was_is_named(tmp_path: Path) -> None:
+    """What was saved of it when it was there the first time is fresh again."""
+    bus = tmp_path / "driver/sys/bus/pci/devices"
+    machine = Machine(tmp_path)
+    table = '[[gpuhook.vendors]]\nname = "maker"\nkind = "maker.example/card"\n'
+    table += 'variable = "MAKER_VISIBLE_DEVICES"\nnodes = ["/dev/maker{n}"]\n'
+    table += 'present = "pci:1ca4"\n'
+    machine.declare(table)
+    assert "NVIDIA" in "".join(machine.look())
+    for _ in range(2):
+        (bus / "0000:01:00.0").mkdir(parents=True)
+        (bus / "0000:01:00.0/vendor").write_text("0x1ca4\n")
+        assert machine.look() == ["maker: driver unknown, 0 devices"]
+        assert machine.look() == []
+        (bus / "0000:01:00.0/vendor").unlink()
+        (bus / "0000:01:00.0").rmdir()
+        [gone] = machine.look()
+        assert gone.startswith("Maker's driver isn't loaded")
 
 
 def test_all_broken_drivers_are_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
