@@ -79,6 +79,37 @@ def declared(installed: None) -> Iterator[None]:
         call("systemctl", "start", "gpuhook-watch")
 
 
+def said(unit: str) -> list[str]:
+    """Return the lines that a unit has printed."""
+    return call("journalctl", f"--unit={unit}", "--output=cat", "--no-pager").splitlines()
+
+
+def test_watch_hears_of_each() -> None:
+    unit = "hotplug-watch"
+    call(
+        *("systemd-run", f"--unit={unit}", "--service-type=notify"),
+        *("/usr/bin/gpuhook", "watch", "--interval", NEVER),
+    )
+
+    def count(words: str) -> int:
+        return sum(words in line for line in said(unit))
+
+    try:
+        for name in VENDORS:
+            assert count(f"{name}: driver") == 0
+        for time in (1, 2):
+            for name in VENDORS:
+                plug(name)
+                line = f"{name}: driver unknown, 1 devices"
+                wait_until(lambda: count(line) >= time, f"{name} is seen", timeout=SOON)  # noqa: B023
+            for name in VENDORS:
+                line = f"{name.capitalize()}'s driver isn't loaded"
+                unplug(name)
+                wait_until(lambda: count(line) >= time, f"{name} is missed", timeout=SOON)  # noqa: B023
+    finally:
+        call("systemctl", "stop", unit)
+
+
 def test_the_device_plugin_hears_of_each() -> None:
     unit = "hotplug-plugin"
     with Kubelet(PLUGINS) as kubelet:
