@@ -370,7 +370,8 @@ def test_two_resources_cant_have_one_name(tmp_path: Path) -> None:
 def test_amd(tmp_path: Path) -> None:
     one = only(offered(paper.machine("amd", tmp_path, 2)))
     assert one.name == "amd.com/gpu"
-    assert (one.mounts, one.driver_folder, one.nothing) == ("", "", "none")
+    assert one.mounts == "/var/run/amd-container-devices"
+    assert (one.driver_folder, one.nothing) == ("", "none")
     assert all(unit.id.startswith("0x") and unit.selector == unit.id for unit in one.units)
     assert [unit.reason for unit in one.units] == ["", ""]
     assert "/dev/kfd" in {node.container for node in one.units[0].nodes}
