@@ -228,6 +228,14 @@ def test_outside_a_virtual_environment_the_packages_folder_names_the_python(
     assert not installed.log.exists()  # it was the system's
 
 
+def test_an_editable_install_runs_the_python_beside_it(installed: Installed) -> None:
+    """No folder there names the version: a Python that was built by hand has the package."""
+    venv = installed.bin.parent
+    (venv / "pyvenv.cfg").unlink()
+    (venv / "lib").rename(venv / "elsewhere")
+    assert installed.create("{}").startswith("python")
+
+
 def test_missing_bundle_is_pythons(installed: Installed) -> None:
     installed.configure()
     assert installed.run("create", "--bundle", "/nonexistent", "ID") == "python runtime"
