@@ -28,7 +28,7 @@ from machine import isolate
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuhook.start.records import records
-from gpuhook.tools.vendors.nvidia.simulate import Options, build
+from gpuhook_simulate.vendors.nvidia import Options, build
 
 COMMAND = Path(sys.executable).with_name("gpuhook")
 PORT = 19836

@@ -3,11 +3,11 @@
 
 usage: sbom.py VERSION FILE...
 
-It is a CycloneDX document in JSON, the same for the same files. The wheel and the sdist contain
-nothing of others; in the Debian package is pynvml, taken from the environment that this script
-runs in; in the image are a Python with its libraries, whose Debian packages are listed in it, and
-the wheels that pip has put there. Source: the CycloneDX specification 1.6 and the package URL
-specification.
+It is a CycloneDX document in JSON, the same for the same files. Wheels, sdists and all that is
+gpuhook-simulate's contain nothing of others; in gpuhook's Debian package is pynvml, taken from the
+environment that this script runs in; in the image are a Python with its libraries, whose Debian
+packages are listed in it, and the wheels that pip has put there. Source: the CycloneDX
+specification 1.6 and the package URL specification.
 """
 
 import datetime as dt
@@ -63,7 +63,7 @@ def file_component(path: str) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     if is_image:
         found = sorted(in_image(path), key=lambda each: str(each["purl"]))
-    elif path.endswith(".deb"):
+    elif os.path.basename(path).startswith("gpuhook_") and path.endswith(".deb"):
         found = [library(cast("email.message.Message", metadata.metadata(_PACKED_IN)))]
     entry = {
         "type": "container" if is_image else "file",

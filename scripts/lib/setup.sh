@@ -147,11 +147,11 @@ install_python() {
 has_tools() {
     [[ -x .venv/bin/ruff ]] && .venv/bin/python - 2>/dev/null <<'PYTHON'
 import click, grpc, hypothesis, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest, rich, toml
-import gpuhook
+import gpuhook, gpuhook_simulate
 PYTHON
 }
 
-# Make .venv: the developers' environment, with the package installed as it lies here.
+# Make .venv: the developers' environment, with both packages installed as they lie here.
 make_environment() {
     has_tools && return 0
     install_python
@@ -160,5 +160,6 @@ make_environment() {
         python3 -m venv .venv
     }
     say "installing gpuhook and the test tools into .venv"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        --editable simulate --editable '.[test]'
 }

@@ -101,7 +101,7 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
 
     vendor = contract.load(vendor_names)
     # In the container's cgroup, a driver shows the container's devices alone: never saved.
-    inventory = cache.get_inventory(config, vendor, save=False)
+    inventory = cache.get_inventory(config, vendor, save=False)  # protects: cdi-saves-nothing
     work = Work(spec.data, vendor, inventory, config)
     with inject.open_inside(state.root or spec.root_path) as container:
         found = inject.look(container, config, {vendor_names.NAME: vendor.look})

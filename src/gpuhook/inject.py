@@ -183,7 +183,7 @@ def open_inside(root_path: str) -> Container:
         raise InjectError(
             f"The container's root filesystem {root_path} can't be opened: {error.strerror}", remedy
         ) from None
-    if _is_first_namespace() or not container.is_mounted_on():
+    if _is_first_namespace() or not container.is_mounted_on():  # protects: first-namespace
         container.close()
         raise InjectError(
             "The container has no mount namespace of its own, or the hook doesn't run in it", remedy
@@ -200,10 +200,10 @@ def _open_root(process: int, root_path: str, *, inside: bool) -> Container:
         everything = os.open("root", flags, dir_fd=process)
         try:
             below = root_path.lstrip("/") or "."
-            root = kernel.openat2(everything, below, flags, RESOLVE)
+            root = kernel.openat2(everything, below, flags, RESOLVE)  # protects: root-by-namespace
         finally:
             os.close(everything)
-        _refuse_host_root(root, root_path)
+        _refuse_host_root(root, root_path)  # protects: hosts-root
         return Container(root, root_path, Journal(), owner, process, inside=inside)
     except BaseException:
         for fd in (root, process):
@@ -335,10 +335,11 @@ def _failed(operation: "Operation", error: OSError) -> InjectError:
 
 def _enter(container: Container) -> None:
     try:
+        # protects: namespace-by-process
         fd = os.open("ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=container.process)
         try:
             _refuse_host_namespace(fd)
-            _import_no_more()
+            _import_no_more()  # protects: no-import
             kernel.enter_mount_namespace(fd, "ns/mnt")
         finally:
             os.close(fd)

@@ -50,7 +50,7 @@ def main(
 
             launcher_files.save(config.path)
         runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
-        if arguments.unclear:
+        if arguments.unclear:  # protects: unclear-arguments
             raise _unclear(arguments.unclear)
         if not (creating and prepare_bundle(arguments, config, launcher)):
             os.umask(umask)

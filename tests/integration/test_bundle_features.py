@@ -11,7 +11,7 @@ from harness.commands import Result
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 
-from gpuhook.tools.vendors.nvidia.simulate import Built, Options, build
+from gpuhook_simulate.vendors.nvidia import Built, Options, build
 
 Start = Callable[..., Result]
 

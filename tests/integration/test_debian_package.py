@@ -62,13 +62,13 @@ class Debian:
         return found
 
 
-def build(source: Path, folder: Path) -> Path:
-    """Build the package in a new folder; return its path."""
+def build(source: Path, folder: Path) -> tuple[Path, Path]:
+    """Build the packages in a new folder; return the paths of gpuhook and of gpuhook-simulate."""
     command = source / "scripts/build-deb"
     env = {"SOURCE_DATE_EPOCH": "1700000000", "DEBFULLNAME": MAINTAINER, "DEBEMAIL": ADDRESS}
     built = run([command, folder], env=env, timeout=600.0).ok().stdout.split()
-    assert [Path(path).suffix for path in built[-2:]] == [".deb", ".whl"]
-    return Path(built[-2])
+    assert [Path(path).suffix for path in built[-4:]] == [".deb", ".deb", ".whl", ".whl"]
+    return Path(built[-4]), Path(built[-3])
 
 
 @contextmanager
@@ -99,23 +99,29 @@ def clone(workspace: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def package(clone: Path, workspace: Path) -> Path:
+def packages(clone: Path, workspace: Path) -> tuple[Path, Path]:
     return build(clone, workspace / "deb-dist")
 
 
 @pytest.fixture(scope="session")
-def without(workspace: Path, package: Path) -> Path:
-    """The layer that has the package file in the root folder, and no gpuhook of this machine's."""
+def package(packages: tuple[Path, Path]) -> Path:
+    return packages[0]
+
+
+@pytest.fixture(scope="session")
+def without(workspace: Path, packages: tuple[Path, Path]) -> Path:
+    """The layer that has the package files in the root folder, and no gpuhook of this machine's."""
     with layer(workspace / "deb-without") as made:
         (made.root / "var/lib/dpkg/info/gpuhook.prerm").unlink(missing_ok=True)
-        made.call("dpkg", "--purge", "gpuhook")
+        made.call("dpkg", "--purge", "gpuhook-simulate", "gpuhook")
         # Without prerm, what Python compiled stays.
         left = ("usr/lib/gpuhook", "etc/gpuhook", "etc/docker/daemon.json", "var/lib/gpuhook")
         for path in left:
             run(["rm", "-rf", made.root / path]).ok()
         # Without it dpkg doesn't have man-db read all of this machine's manual pages each time.
         (made.root / "var/lib/man-db/auto-update").unlink(missing_ok=True)
-        run(["cp", package, made.root / "package.deb"]).ok()
+        for built, name in zip(packages, ("package.deb", "simulate.deb"), strict=True):
+            run(["cp", built, made.root / name]).ok()
     return made.upper
 
 
@@ -145,9 +151,30 @@ def debian(workspace: Path, without: Path, with_package: Path) -> Iterator[Debia
     run(["rm", "-rf", "--one-file-system", folder]).ok()
 
 
-def test_lintian_has_nothing_to_say(package: Path) -> None:
+def test_lintian_has_nothing_to_say(packages: tuple[Path, Path]) -> None:
     options = ["--allow-root", "--fail-on", "error,warning"]
-    assert run(["lintian", *options, package]).ok().stdout == ""
+    assert run(["lintian", *options, *packages]).ok().stdout == ""
+
+
+def test_what_simulates_is_a_package_of_its_own(bare: Debian) -> None:
+    before = bare.changed()
+    bare.call("dpkg", "-i", "/package.deb")
+    missing = bare.call("gpuhook", "simulate", "/gpus", fails=True).stderr
+    assert missing.endswith("or install the Debian package gpuhook-simulate.\n")
+    with_gpuhook = bare.changed()
+    bare.call("dpkg", "-i", "/simulate.deb")
+    files = bare.call("dpkg", "-L", "gpuhook-simulate").stdout.split()
+    [page] = [path for path in files if path.endswith("gpuhook-simulate.1.gz")]
+    assert wrong_in(bare.root / page.lstrip("/")) == []
+    assert b"driver-files" in gzip.decompress((bare.root / page.lstrip("/")).read_bytes())
+    assert any(path.name.startswith("command.cpython-") for path in bare.root.rglob("*.pyc"))
+    assert bare.call("gpuhook", "simulate", "/gpus", "--gpus", "2").stdout
+    bare.call("gpuhook", "simulate", "/gpus", "--remove")
+    bare.call("dpkg", "-r", "gpuhook-simulate")
+    assert bare.changed() == with_gpuhook
+    assert not (bare.root / "usr/lib/gpuhook/gpuhook_simulate").exists()
+    bare.call("dpkg", "-P", "gpuhook")
+    assert bare.changed() == before
 
 
 def _python_packages(package: Path, field: str) -> set[str]:
@@ -163,7 +190,7 @@ def test_every_library_that_is_imported_comes_along(package: Path) -> None:
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 imported.add(str(node.module).partition(".")[0])
-    foreign = imported - sys.stdlib_module_names - {"gpuhook", "_imp"}
+    foreign = imported - sys.stdlib_module_names - {"gpuhook", "gpuhook_simulate", "_imp"}
     assert OF_EXTRAS.keys() <= foreign
     packages = {f"python3-{name}" for name in foreign - {"pynvml"} - OF_EXTRAS.keys()}
     assert packages <= _python_packages(package, "Depends")
@@ -451,15 +478,18 @@ def test_completion_in_bash(debian: Debian) -> None:
     assert debian.call("bash", "-c", script).stdout == "doctor\n"
 
 
+def wrong_in(page: Path) -> list[str]:
+    """Return what mandoc finds in a manual page, but which others are on this machine."""
+    said = run(["mandoc", "-Tlint"], stdin=gzip.decompress(page.read_bytes())).stdout
+    return [line for line in said.splitlines() if "referenced manual not found" not in line]
+
+
 def test_the_manual_pages_are_well_formed(debian: Debian) -> None:
     files = debian.call("dpkg", "-L", "gpuhook").stdout.split()
     pages = [debian.root / path[1:] for path in files if re.match("/usr/share/man/.*[.]gz", path)]
     assert len(pages) == 8
     for page in pages:
-        said = run(["mandoc", "-Tlint"], stdin=gzip.decompress(page.read_bytes())).stdout
-        # Which other pages are installed on this machine is no business of ours.
-        lines = [line for line in said.splitlines() if "referenced manual not found" not in line]
-        assert lines == [], page.name
+        assert wrong_in(page) == [], page.name
 
 
 def test_the_packaged_runtime_gives_gpus(

@@ -13,9 +13,9 @@ from harness.commands import wait_until
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverError
-from gpuhook.tools.vendors.nvidia.simulate import Built, Failure, Options, build, remove
 from gpuhook.vendors.nvidia.discover import discover
 from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook_simulate.vendors.nvidia import Built, Failure, Options, build, remove
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from harness.metrics import (
 )
 from harness.podman import Podman
 
-from gpuhook.tools.vendors.nvidia.simulate import report_xid
+from gpuhook_simulate.vendors.nvidia import report_xid
 
 
 def test_a_container_of_a_low_level_runtime(

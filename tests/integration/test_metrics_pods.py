@@ -18,7 +18,7 @@ from harness.metrics import GIB, Samples, exporter, labels_of, of_container, scr
 from harness.namespaces import Namespace
 from pod_resources import PodResources
 
-from gpuhook.tools.vendors.nvidia.simulate.state import load_machine
+from gpuhook_simulate.vendors.nvidia.state import load_machine
 
 SLEEP = ("sleep", "1000")
 PODS = "k8s.io"  # containerd's namespace for the CRI's images

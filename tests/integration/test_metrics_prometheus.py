@@ -22,8 +22,8 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.prometheus import Prometheus, prometheus
 
-from gpuhook.tools.vendors.nvidia.simulate import Process, report_xid, run_process
-from gpuhook.tools.vendors.nvidia.simulate.state import load_machine
+from gpuhook_simulate.vendors.nvidia import Process, report_xid, run_process
+from gpuhook_simulate.vendors.nvidia.state import load_machine
 
 GIB = 1 << 30
 PATIENCE = 60.0

@@ -16,6 +16,9 @@ FILES = {
     f"gpuhook-{__version__}-py3-none-any.whl",
     f"gpuhook-{__version__}.tar.gz",
     f"gpuhook_{__version__}_all.deb",
+    f"gpuhook_simulate-{__version__}-py3-none-any.whl",
+    f"gpuhook_simulate-{__version__}.tar.gz",
+    f"gpuhook-simulate_{__version__}_all.deb",
     f"gpuhook-{__version__}.cdx.json",
 }
 

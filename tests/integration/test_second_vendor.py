@@ -30,7 +30,7 @@ LOOK = vendors.look("/dev/acme*")
 
 @pytest.fixture(scope="module")
 def acme(installation: Installation, workspace: Path) -> Iterator[Installation]:
-    """A copy of the installation that knows ACME: its folder, an import and an entry more."""
+    """A copy of the installation that knows ACME: its files, an import and an entry more."""
     old, copy = installation.bin.parent, workspace / "acme-installed"
     shutil.copytree(old, copy, symlinks=True)
     [package] = copy.glob("lib/python3*/site-packages/gpuhook")
@@ -38,6 +38,8 @@ def acme(installation: Installation, workspace: Path) -> Iterator[Installation]:
     unneeded = shutil.ignore_patterns("__pycache__")
     shutil.copytree(second_vendor.FOLDER / "acme", folder / "acme", ignore=unneeded)
     shutil.copytree(second_vendor.FOLDER / "tools/acme", tools / "acme", ignore=unneeded)
+    simulators = package.parent / "gpuhook_simulate/vendors"
+    shutil.copy(second_vendor.FOLDER / "simulate/acme.py", simulators)
     with (folder / "registry.py").open("a") as registry:
         registry.write(KNOW)
     run([copy / "bin/python3", "-m", "compileall", "-q", package]).ok()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.ground.loader import ldcache
-from gpuhook.tools.vendors.nvidia.simulate import Built, Options, build
+from gpuhook_simulate.vendors.nvidia import Built, Options, build
 
 
 @pytest.fixture(scope="module")

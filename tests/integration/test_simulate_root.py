@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from gpuhook.ground.errors import SimulateError
 from gpuhook.ground.loader import ldcache
 from gpuhook.tools.cli import cli
-from gpuhook.tools.vendors.nvidia.simulate import Failure, Options, build, remove
+from gpuhook_simulate.vendors.nvidia import Failure, Options, build, remove
 
 VERSION = "580.65.06"
 LIBRARY_DIR = f"usr/lib/{os.uname().machine}-linux-gnu"
@@ -278,11 +278,11 @@ def test_root_through_a_link(folder: Path) -> None:
 def test_nobody_may_not(folder: Path) -> None:
     script = (
         "import os; os.setresuid(65534, 65534, 65534)\n"
-        "from gpuhook.tools.simulate.place import check_place\n"
+        "from gpuhook_simulate.place import check_place\n"
         f"check_place({str(folder)!r})\n"
     )
     # The modules are loaded first: nobody may not be able to read them.
-    script = "import gpuhook.tools.simulate.place\n" + script
+    script = "import gpuhook_simulate.place\n" + script
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

@@ -12,16 +12,16 @@ from click.testing import CliRunner, Result
 import vendors
 from gpuhook.ground.errors import SimulateError
 from gpuhook.tools.cli import cli
-from gpuhook.tools.simulate.build import build
-from gpuhook.tools.simulate.place import MARKER
-from gpuhook.tools.simulate.tree import Tree
-from gpuhook.tools.vendors.nvidia.simulate import Options
-from gpuhook.tools.vendors.nvidia.simulate import build as build_nvidia
+from gpuhook_simulate.build import build
+from gpuhook_simulate.place import MARKER
+from gpuhook_simulate.tree import Tree
+from gpuhook_simulate.vendors.nvidia import Options
+from gpuhook_simulate.vendors.nvidia import build as build_nvidia
 
 VIDEO, RENDER = 44, 105
 
 ACME = f"""
-from gpuhook.tools.simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 
 def simulate(tree, count, settings):
     known = machines_devices()

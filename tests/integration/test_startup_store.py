@@ -11,9 +11,9 @@ import pytest
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverError
 from gpuhook.start.inventory import cache
-from gpuhook.tools.vendors.nvidia.simulate import Failure, Options, build, remove
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.vendor import VENDOR
+from gpuhook_simulate.vendors.nvidia import Failure, Options, build, remove
 
 SLOW = 2.0  # seconds that starting NVML takes
 

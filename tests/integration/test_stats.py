@@ -26,7 +26,7 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.strangers import AS_STRANGER
 
-from gpuhook.tools.vendors.nvidia.simulate import Process, end_process, run_process
+from gpuhook_simulate.vendors.nvidia import Process, end_process, run_process
 
 GIB = 1 << 30
 PATIENCE = 60.0

@@ -63,14 +63,25 @@ def test_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFile) -> None:
         name for name in wheel.namelist() if ".data/" not in name and ".dist-info/" not in name
     }
     assert names == package
-    sources = "tools/vendors/nvidia/simulate/c"
     for name in (
-        "py.typed", "tools/config/config.toml", f"{sources}/nvml.h", "tools/cli/doctor.py",
+        "py.typed", "tools/config/config.toml", "tools/cli/doctor.py",
         "tools/cdi/units/gpuhook-cdi-refresh.service", "tools/cli/man/gpu-py.8",
         "tools/cli/units/gpuhook-watch.service",
     ):  # fmt: skip
         assert f"gpuhook/{name}" in names
-    assert any(name.endswith(".c") for name in names)
+    assert not any(name.endswith(".c") for name in names)
+
+
+def test_what_simulates_is_a_wheel_of_its_own(tmp_path: Path) -> None:
+    package = REPOSITORY / "simulate/src"
+    wheel = wheel_of(REPOSITORY / "simulate", tmp_path)
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == {
+        str(path.relative_to(package))
+        for path in (package / "gpuhook_simulate").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert "gpuhook_simulate/vendors/nvidia/c/nvml.h" in wheel.namelist()
+    assert "licenses/LICENSE" in members(wheel, ".dist-info/")
 
 
 def test_the_default_configuration_is_the_one_of_the_repository(wheel: zipfile.ZipFile) -> None:

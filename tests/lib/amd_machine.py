@@ -7,8 +7,8 @@ from typing import Any
 import paper
 
 from gpuhook.start.inventory.model import Inventory, Node
-from gpuhook.tools.vendors.amd import simulate
 from gpuhook.vendors.amd import discover
+from gpuhook_simulate.vendors import amd as simulate
 
 Drm = Mapping[str, list[str]]  # a folder of sysfs -> the names in its folder drm
 DRM, KFD = 226, 235  # majors

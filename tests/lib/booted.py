@@ -53,7 +53,13 @@ def set_docker(**settings: object) -> None:
 
 def package() -> Path:
     """Return the Debian package of the tree that is tested."""
-    [found] = CARRIED.glob("dist/*.deb")
+    [found] = CARRIED.glob("dist/gpuhook_*.deb")
+    return found
+
+
+def simulate_package() -> Path:
+    """Return the one beside it, with the command that simulates drivers."""
+    [found] = CARRIED.glob("dist/gpuhook-simulate_*.deb")
     return found
 
 

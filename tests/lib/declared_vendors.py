@@ -6,9 +6,9 @@ from pathlib import Path
 from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Inventory, Node
-from gpuhook.tools.simulate.tree import Tree
-from gpuhook.tools.vendors.parts import part
 from gpuhook.vendors import registry
+from gpuhook_simulate.tree import Tree
+from gpuhook_simulate.vendors import simulator
 
 PAGE = Path(__file__).parents[2] / "docs/vendors/declared.md"
 FENCED = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -36,7 +36,9 @@ class NodesOnPaper(Tree):
 def simulated(root: Path, config: Config, name: str, count: int, **settings: str) -> NodesOnPaper:
     """Return a simulated machine with a declared vendor's devices; its nodes are on paper."""
     tree = NodesOnPaper(str(root))
-    part(registry.known(config)[name], "simulate").simulate(tree, count, settings)
+    simulates = simulator(registry.known(config)[name])
+    assert simulates is not None
+    simulates.simulate(tree, count, settings)
     return tree
 
 

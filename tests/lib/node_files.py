@@ -12,8 +12,8 @@ from paper import NodesOnPaper
 
 from gpuhook.start.contract import package
 from gpuhook.start.inventory.model import Node
-from gpuhook.tools.vendors.parts import part
 from gpuhook.vendors import registry
+from gpuhook_simulate.vendors import simulator
 
 
 class Machine(NodesOnPaper):
@@ -24,9 +24,9 @@ class Machine(NodesOnPaper):
         self.vendor = vendor
         self.place = root
         words = {name.replace("_", "-"): str(value) for name, value in settings.items()}
-        self.lines: list[str] = part(registry.KNOWN[vendor], "simulate").simulate(
-            self, count, words
-        )
+        simulates = simulator(registry.KNOWN[vendor])
+        assert simulates is not None
+        self.lines = list(simulates.simulate(self, count, words))
 
     def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
         super().node(relative, major, minor, mode, gid)

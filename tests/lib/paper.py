@@ -8,9 +8,10 @@ from typing import Any
 
 from gpuhook.start.contract import package
 from gpuhook.start.inventory.model import Inventory, Node
-from gpuhook.tools.simulate.tree import Tree
-from gpuhook.tools.vendors.parts import part
 from gpuhook.vendors import registry
+from gpuhook_simulate.tree import Tree
+from gpuhook_simulate.vendors import Simulator
+from gpuhook_simulate.vendors import simulator as simulator_of
 
 
 class NodesOnPaper(Tree):
@@ -27,7 +28,7 @@ class NodesOnPaper(Tree):
 
 
 def simulated(
-    simulator: ModuleType,
+    simulator: Simulator,
     discoverer: ModuleType,
     root: Path,
     count: int,
@@ -36,7 +37,7 @@ def simulated(
 ) -> Inventory:
     """Simulate a vendor's machine in that folder and return what it has, nodes on paper among it.
 
-    Of the vendor there are the modules ``simulate`` and ``discover``.
+    Of the vendor there are the module of its simulator, and ``discover``.
     """
     tree = NodesOnPaper(str(root), inside)
     list(simulator.simulate(tree, count, settings))
@@ -49,7 +50,7 @@ def machine(vendor: str, root: Path, count: int = 4, **settings: object) -> Inve
 
     ``settings`` are the simulator's, with _ for each - of their names.
     """
-    simulator = part(registry.KNOWN[vendor], "simulate")
+    simulator = simulator_of(registry.KNOWN[vendor])
     discoverer = importlib.import_module(f"{package(registry.KNOWN[vendor])}.discover")
     assert simulator is not None
     words = {name.replace("_", "-"): str(value) for name, value in settings.items()}

@@ -12,6 +12,7 @@ from steps import resolve
 
 import gpuhook.tools.vendors
 import gpuhook.vendors
+import gpuhook_simulate.vendors
 from gpuhook.ground.config.model import Config
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.inventory.selection import select
@@ -31,7 +32,11 @@ Inventories = dict[str, Inventory]
 
 def know(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have gpuhook know NVIDIA and ACME for the time of a test, as if that were in the package."""
-    for package, folder in ((gpuhook.vendors, FOLDER), (gpuhook.tools.vendors, FOLDER / "tools")):
+    for package, folder in (
+        (gpuhook.vendors, FOLDER),
+        (gpuhook.tools.vendors, FOLDER / "tools"),
+        (gpuhook_simulate.vendors, FOLDER / "simulate"),
+    ):
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     # A table of its own: what is deleted from the real one comes back in another order.
     monkeypatch.setattr(registry, "KNOWN", {nvidia.NAME: nvidia, "acme": part("names")})
@@ -46,7 +51,8 @@ def part(name: str) -> ModuleType:
 def machine(root: Path, count: int = 4, **settings: str) -> Inventory:
     """Simulate a machine in that folder and return what it has; its nodes are on paper."""
     discover = part("discover")
-    return paper.simulated(part("simulate"), discover, root, count, settings, discover._inside)
+    simulator = importlib.import_module("gpuhook_simulate.vendors.acme")
+    return paper.simulated(simulator, discover, root, count, settings, discover._inside)
 
 
 def spec_with(*env: str, **more: Any) -> dict[str, Any]:

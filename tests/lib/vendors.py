@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import gpuhook.tools.vendors
+import gpuhook_simulate.vendors
 from gpuhook.vendors import registry
 
 NAMES = """
@@ -46,18 +47,23 @@ VENDOR = Absent()
 def known(folder: Path, name: str, **modules: str) -> Iterator[None]:
     """Have gpuhook know a vendor whose package, below ``folder``, has modules of these texts.
 
-    Other modules than ``names`` and ``vendor`` are what it has for commands.
+    Other modules than ``names`` and ``vendor`` are what it has for commands, and ``simulate`` is
+    its simulator.
     """
     words = {"name": name, "upper": name.upper()}
     usual = {"names": NAMES.format(**words), "vendor": VENDOR.format(**words)}
     for module, text in {"__init__": "", **usual, **modules}.items():
         package = folder / name if module in {"__init__", *usual} else folder / "tools" / name
-        package.mkdir(parents=True, exist_ok=True)
-        (package / f"{module}.py").write_text(text)
+        path = package / f"{module}.py"
+        if module == "simulate":
+            path = folder / "simulate" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     _forget(name)
     sys.path.insert(0, str(folder))
-    parts = gpuhook.tools.vendors.__path__
-    parts.append(str(folder / "tools"))
+    paths = {"tools": gpuhook.tools.vendors.__path__, "simulate": gpuhook_simulate.vendors.__path__}
+    for part, places in paths.items():
+        places.append(str(folder / part))
     importlib.invalidate_caches()
     try:
         registry.KNOWN[name] = importlib.import_module(f"{name}.names")
@@ -65,12 +71,17 @@ def known(folder: Path, name: str, **modules: str) -> Iterator[None]:
     finally:
         registry.KNOWN.pop(name, None)
         sys.path.remove(str(folder))
-        parts.remove(str(folder / "tools"))
+        for part, places in paths.items():
+            places.remove(str(folder / part))
         _forget(name)
 
 
 def _forget(name: str) -> None:
     """Forget what was imported of a vendor with this name, maybe of an earlier test's."""
-    for package in (f"{name}.", f"gpuhook.tools.vendors.{name}."):
+    for package in (
+        f"{name}.",
+        f"gpuhook.tools.vendors.{name}.",
+        f"gpuhook_simulate.vendors.{name}.",
+    ):
         for module in [each for each in sys.modules if f"{each}.".startswith(package)]:
             del sys.modules[module]

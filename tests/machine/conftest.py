@@ -18,6 +18,7 @@ from booted import (
     package,
     running,
     set_config,
+    simulate_package,
     traces,
 )
 from harness.commands import run
@@ -42,10 +43,10 @@ def before() -> set[str]:
 
 @pytest.fixture(scope="module")
 def installed(before: set[str], driver: Path) -> None:
-    """The package is installed as its page says, for the simulated driver."""
+    """The packages are installed as their page says, for the simulated driver."""
     if run(["dpkg", "--status", "gpuhook"]).status == 0:
         return
-    call("apt-get", "install", "--yes", package())
+    call("apt-get", "install", "--yes", package(), simulate_package())
     if not driver.exists():
         call("gpuhook", "simulate", driver, "--gpus", str(GPUS))
     set_config(f"nvidia-container-cli.root={driver}")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gpuhook
+import gpuhook_simulate
 
 SOURCE = Path(gpuhook.__file__).parent
 
@@ -85,7 +86,7 @@ ALLOWED = {
 
 
 # The rooms of the commands, which change no image, and of what never meets one; the vendors' too.
-WITHOUT_IMAGES = ("cli", "config", "doctor", "engines", "nvidia_cli", "simulate")
+WITHOUT_IMAGES = ("cli", "config", "doctor", "engines", "nvidia_cli")
 
 
 def room_of(module: str) -> str:
@@ -327,14 +328,14 @@ ALLOWED_TO_CUT = {
     ("tools/vendors/ascend/cluster", "resource", ".split"): "our own name of a model",
     ("vendors/nvidia/requirements", "parse", ".split"): "one variable, as NVIDIA reads it",
     ("vendors/nvidia/variables", "_meant", ".split"): "one name of a model",
-    ("tools/vendors/nvidia/simulate/activity", "_places", ".split"): "our own file",
-    ("tools/vendors/nvidia/simulate/activity", "_places", "open"): "our own file",
+    ("simulate/vendors/nvidia/activity", "_places", ".split"): "our own file",
+    ("simulate/vendors/nvidia/activity", "_places", "open"): "our own file",
     (
-        "tools/vendors/nvidia/simulate/check",
+        "simulate/vendors/nvidia/check",
         "_of_file",
         "open",
     ): "our own file, by its newlines alone",
-    ("tools/vendors/nvidia/simulate/state", "load", "open"): "our own file",
+    ("simulate/vendors/nvidia/state", "load", "open"): "our own file",
 }
 
 
@@ -355,6 +356,11 @@ def cutting(module: str, text: str) -> list[tuple[str, str, str]]:
 def of_all() -> dict[str, str]:
     """Return the sources of all that runs on a user's machine, by name."""
     sources = {str(path.relative_to(SOURCE).with_suffix("")): path for path in SOURCE.rglob("*.py")}
+    simulate = Path(gpuhook_simulate.__file__).parent
+    sources |= {
+        f"simulate/{path.relative_to(simulate).with_suffix('')}": path
+        for path in simulate.rglob("*.py")
+    }
     image = Path(__file__).parents[2] / "packaging/kubernetes/image"
     sources |= {str(path.relative_to(image.parents[2])): path for path in image.glob("*.py")}
     return {name: path.read_text() for name, path in sources.items()}

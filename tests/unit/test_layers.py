@@ -159,6 +159,11 @@ def test_circles_are_found() -> None:
     assert [*imports("from gpuhook.ground.errors import shown\n")] == ["ground.errors"]
 
 
+def test_one_command_alone_knows_what_simulates() -> None:
+    knows = {name for name, path in MODULES.items() if "gpuhook_simulate" in path.read_text()}
+    assert knows == {"tools.cli.simulate"}
+
+
 def test_top_holds_a_handful() -> None:
     assert len([*PACKAGE.glob("*.py")]) <= 12
 

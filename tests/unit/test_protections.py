@@ -1,5 +1,6 @@
-"""scripts/take-out-protections finds every protection that it is to take out."""
+"""scripts/take-out-protections knows every statement that is named as a protection."""
 
+import ast
 import importlib.util
 import os
 import shutil
@@ -7,28 +8,100 @@ import subprocess
 import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any
+
+import pytest
+import tagged
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "scripts/take-out-protections"
 
 
-def test_every_protection_is_found() -> None:
+@pytest.fixture(scope="module")
+def protections() -> list[Any]:
     loader = SourceFileLoader("take_out_protections", str(SCRIPT))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[loader.name] = module  # its dataclass looks itself up
     write, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    path = [*sys.path]
     try:
         loader.exec_module(module)
     finally:
+        sys.path[:] = path
         sys.dont_write_bytecode = write
         del sys.modules[loader.name]
-    places = [(each.name, each.file, each.code) for each in module.PROTECTIONS]
-    places += [(each.name, *each.also[:2]) for each in module.PROTECTIONS if each.also]
-    assert len(places) > 80
-    missing = [name for name, file, code in places if code not in (REPOSITORY / file).read_text()]
-    assert missing == []
+    rows: list[Any] = module.PROTECTIONS
+    return rows
+
+
+def test_every_named_statement_has_a_row_and_every_row_a_statement(protections: list[Any]) -> None:
+    rows = {tag for each in protections for tag in (each.tag, *(each.also or ())[:1])}
+    assert len(rows) > 80
+    assert sorted(rows) == sorted(tagged.find(REPOSITORY))
+
+
+def test_every_statement_can_be_replaced(protections: list[Any]) -> None:
+    places = tagged.find(REPOSITORY)
+    for each in protections:
+        for tag, instead in filter(None, ((each.tag, each.instead), each.also)):
+            for file in places[tag]:
+                text = (REPOSITORY / file).read_text()
+                without = tagged.replace(text, tag, instead, is_python=file.endswith(".py"))
+                assert f"protects: {tag}\n" not in without
+                if file.endswith(".py"):
+                    assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(without)), each.name
+
+
+@pytest.mark.parametrize(
+    ("text", "instead", "without"),
+    [
+        ("check(a)  # protects: it\n", "", "pass\n"),
+        ("check(\n    a,\n    b,  # protects: it\n)\nc()\n", "", "pass\nc()\n"),
+        ("# protects: it\n# or not\ncheck(\n    a\n)\n", "", "# or not\npass\n"),
+        ("if a and b:  # protects: it\n    c()\n", "", "if False:\n    c()\n"),
+        ("if (\n    a\n    and b  # protects: it\n):\n    c()\n", "", "if False:\n    c()\n"),
+        (
+            "if a:\n    b()\nelif c:  # protects: it\n    d()\n",
+            "",
+            "if a:\n    b()\nelif False:\n    d()\n",
+        ),
+        ("while a:  # protects: it\n    b()\n", "while a and c:", "while a and c:\n    b()\n"),
+        (
+            "try:\n    a()\n# protects: it\nexcept A:\n    b()\n",
+            "except B:",
+            "try:\n    a()\nexcept B:\n    b()\n",
+        ),
+        (
+            "if a:\n    b = [\n        1,  # protects: it\n    ]\n",
+            f"{tagged.STATEMENT}\nb.clear()",
+            "if a:\n    b = [\n            1,\n        ]\n    b.clear()\n",
+        ),
+        ("a = 1  # protects: it\nb()\na = 2  # protects: it\n", "a = 3", "a = 3\nb()\na = 3\n"),
+        ("a = 1  # protects: it-not\n", "a = 3", "a = 1  # protects: it-not\n"),
+    ],
+)
+def test_statements_are_found_however_they_are_written(
+    text: str, instead: str, without: str
+) -> None:
+    assert tagged.replace(text, "it", instead, is_python=True) == without
+
+
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [
+        ("a || b # protects: it\nc\n", ":\nc\n"),
+        ("    # protects: it\n    a \\\n    b\nc\n", "    :\nc\n"),
+    ],
+)
+def test_statements_of_the_shell_are_lines(text: str, without: str) -> None:
+    assert tagged.replace(text, "it", "", is_python=False) == without
+
+
+def test_what_a_loop_becomes_is_to_be_said() -> None:
+    with pytest.raises(ValueError, match="it: say what stands there instead"):
+        tagged.replace("for a in b:  # protects: it\n    c()\n", "it", "", is_python=True)
 
 
 def test_without_an_environment_it_says_what_is_missing(tmp_path: Path) -> None:
@@ -36,7 +109,8 @@ def test_without_an_environment_it_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "scripts/lib").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     script = Path(shutil.copy(SCRIPT, tmp_path / "scripts"))
-    shutil.copy(REPOSITORY / "scripts/lib/setup.sh", tmp_path / "scripts/lib")
+    for name in ("setup.sh", "tagged.py"):
+        shutil.copy(REPOSITORY / "scripts/lib" / name, tmp_path / "scripts/lib")
     for name in ("python3", "flock", "apt-get"):  # no Python to make it of, no network
         (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / "bin" / name).chmod(0o755)

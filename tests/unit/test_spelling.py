@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import gpuhook
+import gpuhook_simulate
 
-PACKAGE = Path(gpuhook.__file__).parent
-# Folders, of the package or of its tools -> what is spelled there alone.
+PACKAGES = [Path(str(each.__file__)).parent for each in (gpuhook, gpuhook_simulate)]
+# Folders, of the package, of its tools or of the simulators -> what is spelled there alone.
 SPELLED = {
     ("vendors/nvidia/", "nvidia_cli/"): r"NVIDIA_|/dev/nvidia|/proc/driver/nvidia",
     ("vendors/amd/",): r"AMD_|/dev/kfd|amdgpu|amd\.com",
@@ -22,7 +23,7 @@ SPELLED = {
     ("vendors/intel_gpu/",): r"INTEL_VISIBLE_DEVICES|i915|intel\.com/gpu",
     (
         "vendors/intel_npu/",
-        "vendors/gaudi/simulate",
+        "vendors/gaudi.py",
     ): r"INTEL_VISIBLE_NPUS|intel_vpu|intel\.com/npu",
 }
 
@@ -30,10 +31,13 @@ SPELLED = {
 def spelling(folders: tuple[str, ...], pattern: str) -> dict[str, list[str]]:
     """Return the files outside of a vendor's folders that spell its names, with the lines."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = str(path.relative_to(PACKAGE))
+    # A vendor's simulator may be a file: vendors/amd.py.
+    places = (*folders, *(f"{folder.rstrip('/')}.py" for folder in folders))
+    every = ((path, package) for package in PACKAGES for path in sorted(package.rglob("*.py")))
+    for path, package in every:
+        name = str(path.relative_to(package))
         lines = [line for line in path.read_text().splitlines() if re.search(pattern, line)]
-        if lines and not name.removeprefix("tools/").startswith(folders):
+        if lines and not name.removeprefix("tools/").startswith(places):
             found[name] = lines
     return found
 

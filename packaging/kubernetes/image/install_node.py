@@ -480,7 +480,7 @@ def engines_running(engine: str, root: str = "") -> list[Process]:
 
 def _roots(name: str, root: str) -> list[Process]:
     """Return root's processes of a name; ``root`` is / for us, and has the /proc of the node."""
-    return host_processes.running(name, root, (0,), unseen=True)
+    return host_processes.running(name, root, (0,), unseen=True)  # protects: strangers-conmon
 
 
 def _is_service(process: Process, root: str) -> bool:

@@ -23,7 +23,7 @@ class GpuhookError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return printable(f"{self.cause}. {self.remedy}.")
+        return printable(f"{self.cause}. {self.remedy}.")  # protects: error-text
 
 
 class ConfigError(GpuhookError):

@@ -156,6 +156,7 @@ def _finish(injection: "Injection", hook: int, bundle: int) -> str:
 
     try:
         state = parse_state(_state_text(hook))
+        # protects: another-bundle
         if not os.path.samestat(os.stat(state.bundle), os.fstat(bundle)):
             raise StateError(
                 f"The state of the container names another bundle, {state.bundle}",

@@ -104,6 +104,7 @@ def _be_nobodys() -> None:
     A cgroup that we stayed in would count us, and its scope or pod would not end before us.
     Each step is for the better, and none is needed.
     """
+    # protects: outermost-cgroups
     for path in ("/proc/self/oom_score_adj", *access.outermost("/proc")):
         try:
             with open(path, "w", encoding="ascii") as file:
@@ -154,12 +155,12 @@ class Around:
         self.inventories = {name: each.inventory for name, each in self._loaded.items()}
 
     def _look(self) -> list[object]:
-        return [_identity(path) for path in (self._path, *self._files)]
+        return [_identity(path) for path in (self._path, *self._files)]  # protects: own-settings
 
     def is_same(self) -> bool:
         """Tell whether all is as it was: configuration, our own files, inventories, machine."""
         latest = all(each.is_latest(self.config) for each in self._loaded.values())
-        return latest and self._look() == self._seen
+        return latest and self._look() == self._seen  # protects: machine-changed
 
 
 def _load_inventories(config: Config, known: "Known") -> dict[str, cache.Loaded]:
@@ -378,7 +379,7 @@ class Server:
         """
         late = time.monotonic() - _PATIENCE
         for child in list(self._children.values()):
-            if not 0 < child.since <= late:
+            if not 0 < child.since <= late:  # protects: late-child
                 continue
             os.kill(child.pid, _signal.SIGSTOP)
             reports = select.poll()
@@ -543,6 +544,6 @@ def _open_launcher(pid: int) -> int:
     """Return a pidfd of the launcher; ValueError for one in another mount namespace."""
     launcher = os.pidfd_open(pid)
     theirs, ours = os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt")
-    if not os.path.samestat(theirs, ours):
+    if not os.path.samestat(theirs, ours):  # protects: also-namespaces
         raise ValueError("the launcher is in another mount namespace")
     return launcher

@@ -128,7 +128,7 @@ class Vendor:
         """
         try:
             return self._discover(config)
-        except OSError as error:
+        except OSError as error:  # protects: vendor-error
             where = f": {error.filename}" if error.filename else ""
             raise DriverError(
                 f"{self.names.TITLE}'s driver below {self.root(config)} can't be looked at: "

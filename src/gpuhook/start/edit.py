@@ -42,6 +42,7 @@ def edit(
         if resolved is not None:
             log.without(spec.path, resolved.absent, config)
         # It may have devices all the same: engines carry out documents themselves.
+        # protects: engines-lease
         edited = _lease(spec, resolved, config, known, folder, "") if config.exclusive else spec
         return None if edited is spec else edited
     spec.require_mount_namespace()
@@ -116,7 +117,7 @@ def _edit_for_hook(
     devices = dict.fromkeys(pair for grant in resolved.grants for pair in grant.rules())
     _link_nodes(spec, resolved)
     spec = _add_device_rules(make_way(spec), list(devices))
-    if has_hook(spec):
+    if has_hook(spec):  # protects: second-hook
         return spec
     words = helped(spec, resolved) if helped is not None else []
     return add_hook(spec, config, folder, [HELPER_OPTION, *words] if words else [])
@@ -203,6 +204,7 @@ def add_hook(
         )
     options = ["--config", os.path.abspath(config.path)] if config.path else []
     args = [names.HOOK, *words, *options, verb]
+    # protects: hook-environment
     return spec.append(
         ("hooks", "prestart"), [{"path": path, "args": args, "env": names.HOOK_ENVIRONMENT}]
     )

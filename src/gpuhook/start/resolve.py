@@ -162,7 +162,7 @@ def _read(
     try:
         request = reader.read(names, vendor, more)
         if request.cdi_devices:
-            check_kinds(request, known.values(), reader.config)
+            check_kinds(request, known.values(), reader.config)  # protects: kinds
     except RequestError as error:
         progress.requests.append(error.request)
         raise

@@ -68,13 +68,13 @@ def _why_not(paths: tuple[str, ...], fd: int, mode: int) -> str:
         # What /var/run leads to where it isn't a link is another place with the same purpose.
         place = "/run" + path.removeprefix("/var/run") if _is_in(path, "/var/run") else path
         for kept in (*_ENGINES, *_KERNELS):
-            if _is_in(place, kept):
+            if _is_in(place, kept):  # protects: engines-files
                 return f"which is of {kept}"
             if _is_in(kept, place):
                 return f"which holds {kept}"
     if stat.S_ISDIR(mode):
         found = find_socket(fd)
-        return f"which holds the socket {found}" if found else ""
+        return f"which holds the socket {found}" if found else ""  # protects: listed-socket
     return "" if stat.S_ISREG(mode) else "which is neither a file nor a folder"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuhook.tools.vendors.nvidia.simulate import build_cuda_probe
+from gpuhook_simulate.vendors.nvidia import build_cuda_probe
 from harness.commands import run
 
 REPOSITORY = Path(__file__).parents[3]

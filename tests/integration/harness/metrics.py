@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuhook.tools.vendors.nvidia.simulate import Process, end_process, run_process
+from gpuhook_simulate.vendors.nvidia import Process, end_process, run_process
 from harness.commands import stop
 from harness.driver import Driver
 

@@ -48,10 +48,10 @@ def starts() -> None:
 @pytest.fixture
 def bare(before: set[str]) -> Iterator[None]:
     """Nothing of ours is installed; Docker has the images."""
-    call("dpkg", "--purge", "gpuhook")
+    call("dpkg", "--purge", "gpuhook-simulate", "gpuhook")
     call("docker", "load", "--input", CARRIED / "images.tar")
     yield
-    call("dpkg", "--purge", "gpuhook")
+    call("dpkg", "--purge", "gpuhook-simulate", "gpuhook")
     shutil.rmtree(VENV, ignore_errors=True)
 
 

@@ -1,13 +1,25 @@
 """The Debian package with systemd: units run, upgrades ask nothing, a purge leaves nothing."""
 
 import os
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from booted import ALLOWED, BUSYBOX, DRIVER, GIVEN, GPUS, REQUEST, call, package, traces
+from booted import (
+    ALLOWED,
+    BUSYBOX,
+    DRIVER,
+    GIVEN,
+    GPUS,
+    REQUEST,
+    call,
+    package,
+    simulate_package,
+    traces,
+)
 from harness.commands import run, wait_until
 
 CONFIG = Path("/etc/gpuhook/config.toml")
@@ -66,14 +78,13 @@ def test_documents_follow_the_driver_by_the_path_unit(installed: None) -> None:
         call("gpuhook", "uninstall", "--engine", "docker")
 
 
-def newer(folder: Path) -> Path:
-    """Return the package as its next version might be: its default settings have changed, too."""
-    root = folder / "package"
-    call("dpkg-deb", "--raw-extract", package(), root)
+def newer(old: Path, folder: Path) -> Path:
+    """Return a package as its next version might be: its default settings have changed, too."""
+    root = folder / old.stem
+    call("dpkg-deb", "--raw-extract", old, root)
     control = root / "DEBIAN/control"
-    lines = control.read_text().splitlines()
-    changed = [f"{line}.1" if line.startswith("Version:") else line for line in lines]
-    control.write_text("\n".join(changed) + "\n")
+    # The package that simulates wants the other one of its own version.
+    control.write_text(re.sub(r"(?m)(^Version: .*|\(= [^)]*)", r"\1.1", control.read_text()))
     for shipped in root.rglob("config.toml"):
         shipped.write_text(shipped.read_text() + "# A line that the next version has.\n")
     return Path(call("dpkg-deb", "-Znone", "--build", root, folder).split("'")[-2])
@@ -98,7 +109,8 @@ def test_an_upgrade_without_a_terminal_keeps_what_was_set_and_containers_start(
     call("gpuhook", "config", "set", "disable-require=true")
     before = CONFIG.read_text()
     try:
-        upgrade = quietly("apt-get", "install", "--yes", newer(tmp_path))
+        every = [newer(old, tmp_path) for old in (package(), simulate_package())]
+        upgrade = quietly("apt-get", "install", "--yes", *every)
         started = 0
         while upgrade.poll() is None:
             start(docker)
@@ -110,7 +122,8 @@ def test_an_upgrade_without_a_terminal_keeps_what_was_set_and_containers_start(
         assert "disable-require = true" in CONFIG.read_text()
         assert states("gpuhook-watch.service") == ["active"]
     finally:
-        call("dpkg", "--force-confold", "--force-downgrade", "--install", package())
+        both = package(), simulate_package()
+        call("dpkg", "--force-confold", "--force-downgrade", "--install", *both)
         CONFIG.write_text(before)
         call("gpuhook", "config", "set", "disable-require=false")
 

@@ -1,5 +1,7 @@
-"""What gpuhook simulate refuses before it makes anything."""
+"""What gpuhook simulate refuses before it makes anything, and what it says where it is missing."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,31 @@ def test_remove_is_for_every_vendor(tmp_path: Path) -> None:
     words = ["simulate", str(tmp_path), "--vendor", "acme", "--remove"]
     with pytest.raises(SimulateError, match="is not a simulated driver root"):
         CliRunner().invoke(cli, words, catch_exceptions=False)
+
+
+def without(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line with a Python that finds gpuhook, and no gpuhook_simulate."""
+    code = (
+        "import sys, importlib.util; from gpuhook.tools.cli import main\n"
+        "sys.path = [each for each in sys.path if not each.endswith('simulate/src')]\n"
+        "assert importlib.util.find_spec('gpuhook_simulate') is None\n"
+        "main()"
+    )
+    argv = [sys.executable, "-c", code, *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("words", [["DIR", "--gpus", "8"], ["DIR"], [], ["--remove", "DIR"]])
+def test_where_it_is_not_installed_it_says_what_to_install(words: list[str]) -> None:
+    done = without("simulate", *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "gpuhook: What simulates drivers is a package of its own, which isn't installed. Run pip "
+        "install 'gpuhook[simulate]', or install the Debian package gpuhook-simulate.\n"
+    )
+
+
+def test_where_it_is_not_installed_the_help_says_so() -> None:
+    for words in (["simulate", "--help"], ["help", "simulate"]):
+        assert "a package of its own, gpuhook-simulate" in without(*words).stdout
+    assert "simulate " in without("--help").stdout

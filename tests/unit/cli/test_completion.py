@@ -14,8 +14,8 @@ from gpuhook.ground.oci.spec import State
 from gpuhook.start.inventory import cache
 from gpuhook.start.records import records
 from gpuhook.tools.cli import _completion, cli
-from gpuhook.tools.vendors.nvidia.simulate import Options, build
 from gpuhook.vendors.nvidia.vendor import VENDOR
+from gpuhook_simulate.vendors.nvidia import Options, build
 
 ENTRY = "from gpuhook.tools.cli import main; main()"
 

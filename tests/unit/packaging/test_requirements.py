@@ -39,7 +39,7 @@ def in_debian(requirements: list[str]) -> dict[str, str]:
 
 
 def test_wheel_and_package_want_the_same_versions() -> None:
-    control = (REPOSITORY / "packaging/debian/control").read_text()
+    control = (REPOSITORY / "packaging/debian/gpuhook/control").read_text()
     for field, libraries in wanted().items():
         [line] = re.findall(rf"^{field}: (.*)$", control, re.MULTILINE)
         matches = [_DEPENDENCY.fullmatch(word) for word in line.split(", ")]

@@ -74,9 +74,11 @@ def test_an_images_libraries_and_packages(image: Path) -> None:
 
 def test_the_debian_package_has_pynvml_in_it(tmp_path: Path) -> None:
     package, wheel = tmp_path / "gpuhook_1.deb", tmp_path / "gpuhook-1.whl"
-    for path in (package, wheel):
+    simulate = tmp_path / "gpuhook-simulate_1.deb"
+    for path in (package, simulate, wheel):
         path.write_bytes(b"")
-    of_package, of_wheel = bill(package, wheel)["components"]
+    of_package, of_simulate, of_wheel = bill(package, simulate, wheel)["components"]
+    assert "components" not in of_simulate
     assert [each["name"] for each in of_package["components"]] == ["nvidia-ml-py"]
     assert "components" not in of_wheel
 

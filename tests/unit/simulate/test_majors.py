@@ -3,7 +3,7 @@
 import pytest
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook.tools.simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 
 DEVICES = "Character devices:\n  1 mem\n511 x\n509 y\n\nBlock devices:\n510 sd\n"
 

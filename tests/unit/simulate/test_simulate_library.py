@@ -7,7 +7,7 @@ import pytest
 
 from gpuhook.ground.errors import SimulateError
 from gpuhook.ground.loader import elf
-from gpuhook.tools.simulate.library import shared_library
+from gpuhook_simulate.library import shared_library
 
 
 @pytest.mark.parametrize("soname", ["libx.so", "libascend_hal.so.1", "l"])

@@ -4,32 +4,27 @@ from pathlib import Path
 
 import gpuhook.tools.vendors
 from gpuhook.tools.vendors.amd import doctor as amd_doctor
-from gpuhook.tools.vendors.amd import simulate as amd_simulate
 from gpuhook.tools.vendors.amd import telemetry as amd_telemetry
 from gpuhook.tools.vendors.ascend import doctor as ascend_doctor
-from gpuhook.tools.vendors.ascend import simulate as ascend_simulate
 from gpuhook.tools.vendors.gaudi import doctor as gaudi_doctor
-from gpuhook.tools.vendors.gaudi import simulate as gaudi_simulate
 from gpuhook.tools.vendors.intel_gpu import doctor as intel_gpu_doctor
-from gpuhook.tools.vendors.intel_gpu import simulate as intel_gpu_simulate
 from gpuhook.tools.vendors.intel_gpu import telemetry as intel_gpu_telemetry
 from gpuhook.tools.vendors.intel_npu import doctor as intel_npu_doctor
-from gpuhook.tools.vendors.intel_npu import simulate as intel_npu_simulate
 from gpuhook.tools.vendors.neuron import doctor as neuron_doctor
-from gpuhook.tools.vendors.neuron import simulate as neuron_simulate
 from gpuhook.tools.vendors.nvidia import doctor as nvidia_doctor
 from gpuhook.tools.vendors.nvidia import events as nvidia_events
 from gpuhook.tools.vendors.nvidia import links as nvidia_links
 from gpuhook.tools.vendors.nvidia import telemetry as nvidia_telemetry
-from gpuhook.tools.vendors.parts import Doctor, Events, Links, Readings, Simulator, Telemetry
+from gpuhook.tools.vendors.parts import Doctor, Events, Links, Readings, Telemetry
+from gpuhook_simulate import vendors as simulators
+from gpuhook_simulate.vendors import Simulator, amd, ascend, gaudi, intel_gpu, intel_npu, neuron
 
 DOCTORS: tuple[Doctor, ...] = (
     amd_doctor, ascend_doctor, gaudi_doctor, intel_gpu_doctor, intel_npu_doctor, neuron_doctor,
     nvidia_doctor,
 )  # fmt: skip
 SIMULATORS: tuple[Simulator, ...] = (
-    amd_simulate, ascend_simulate, gaudi_simulate, intel_gpu_simulate, intel_npu_simulate,
-    neuron_simulate,
+    amd, ascend, gaudi, intel_gpu, intel_npu, neuron,
 )  # fmt: skip
 READINGS: tuple[Readings, ...] = (amd_telemetry, intel_gpu_telemetry)
 TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
@@ -37,15 +32,22 @@ EVENTS: tuple[Events, ...] = (nvidia_events,)
 LINKS: tuple[Links, ...] = (nvidia_links,)
 
 FOLDER = Path(gpuhook.tools.vendors.__file__).parent
-# Those of declared vendors are made for each; NVIDIA's simulator has a command of its own.
-OTHERS = {"declared.doctor", "declared.simulate", "nvidia.simulate"}
+# That of declared vendors is made for each.
+OTHERS = {"declared.doctor"}
 
 
 def test_none_is_forgotten() -> None:
-    known = (*DOCTORS, *SIMULATORS, *READINGS, *TELEMETRY, *EVENTS, *LINKS)
+    known = (*DOCTORS, *READINGS, *TELEMETRY, *EVENTS, *LINKS)
     compared = {str(getattr(each, "__name__", "")) for each in known}
-    kinds = ("doctor", "simulate", "telemetry", "events", "links")
+    kinds = ("doctor", "telemetry", "events", "links")
     there = {
         f"{path.parent.name}.{path.stem}" for kind in kinds for path in FOLDER.glob(f"*/{kind}*")
     }
     assert {name.removeprefix("gpuhook.tools.vendors.") for name in compared} == there - OTHERS
+
+
+def test_no_simulator_is_forgotten() -> None:
+    compared = {str(getattr(each, "__name__", "")).rpartition(".")[2] for each in SIMULATORS}
+    there = {path.stem for path in Path(simulators.__file__).parent.glob("[a-z]*")}
+    # Those of declared vendors are made for each; NVIDIA's is a folder.
+    assert compared == there - {"declared", "nvidia"}

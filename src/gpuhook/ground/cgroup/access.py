@@ -102,12 +102,12 @@ def cgroup_of(
     With ``written``, what ``places`` returned when the process began, it is that cgroup, and
     CgroupError where the process isn't there or below.
     """
-    paths = _paths(_read("cgroup", process))
+    paths = _paths(_read("cgroup", process))  # protects: cgroup-by-process
     if not paths:
         return 0, "no-cgroups"
     if written:
         for version, path in written.items():
-            if _below(paths.get(version, ""), path) is None:
+            if _below(paths.get(version, ""), path) is None:  # protects: written-cgroup
                 raise CgroupError(
                     f"the container's first process is in the cgroup {shown(paths.get(version))}, "
                     f"and was given its devices in {shown(path)}",

@@ -130,7 +130,7 @@ class Config:
     @property
     def reads_annotations(self) -> bool:
         """Whether annotations may name devices at all: always in mode cdi, else on request."""
-        return self.mode == "cdi" or self.accept_annotations
+        return self.mode == "cdi" or self.accept_annotations  # protects: annotations-accepted
 
     def host_ldconfig(self) -> str:
         """Return the path of the host's ldconfig, "" if there is none that may be run.

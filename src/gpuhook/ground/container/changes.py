@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LINK_FLAGS: "Final" = PATH_FLAGS | os.O_NOFOLLOW
 _FILE_LIMIT: "Final" = 64 << 20
 # Where a file can't be replaced although its folder is the container's own.
-_CANT_REPLACE: "Final" = (errno.EROFS, errno.EBUSY)
+_CANT_REPLACE: "Final" = (errno.EROFS, errno.EBUSY)  # protects: cache-covered
 # Where a file can't get a further name: it is gone, or the filesystem doesn't let it.
 _CANT_LINK: "Final" = (errno.ENOENT, errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP)
 _COVER_ATTRIBUTES: "Final" = (
@@ -198,9 +198,9 @@ class Container(Rootfs):
     ) -> int | None:
         status = os.fstat(fd)
         if stat.S_ISDIR(status.st_mode) != folder:
-            raise _wrong_kind(path, folder)
+            raise _wrong_kind(path, folder)  # protects: folder-for-file
         verdict = self._verdict(fd)
-        if not verdict.own and source is not None and _same(status, source):
+        if not verdict.own and source is not None and _same(status, source):  # protects: own-file
             os.close(fd)
             return None
         if verdict.shared:
@@ -282,7 +282,7 @@ class Container(Rootfs):
             if error.errno != errno.EINVAL:
                 raise
             if replace:
-                self._cover_by_target(path, target)
+                self._cover_by_target(path, target)  # protects: soname-covered
             return
         if replace and old != target:
             if not own:
@@ -462,7 +462,7 @@ def _make(owner: tuple[int, int], create: "Callable[..., T]", *args: object) -> 
     try:
         return create(*args)
     except OSError as error:
-        if error.errno != errno.EOVERFLOW or owner == (0, 0):
+        if error.errno != errno.EOVERFLOW or owner == (0, 0):  # protects: owner-mapped
             raise
     kernel.act_as(owner)
     try:
@@ -482,7 +482,7 @@ def _put_file(
             kernel.change_owner(parent, temporary, owner)
         kernel.set_mode(fd, mode)
         # Below a mount with one label for all (context=, as podman's are), none can be set.
-        if label is not None and label != _label(fd):
+        if label is not None and label != _label(fd):  # protects: label-kept
             kernel.set_label(fd, label)
         kernel.rename(parent, temporary, name)
     except OSError:
@@ -508,7 +508,7 @@ def _temporary(parent: int, name: str) -> str:
     """Return the name to write under, free of what a killed run may have left there."""
     temporary = f".{name}.gpuhook"
     try:
-        kernel.remove_file(parent, temporary)
+        kernel.remove_file(parent, temporary)  # protects: leftover-file
     except FileNotFoundError:
         pass
     return temporary

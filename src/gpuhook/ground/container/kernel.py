@@ -77,7 +77,7 @@ _libc.syscall.restype = clib.c_long
 _statx = (clib.c_long * 64)()  # where a long has four bytes, too, it holds a struct statx
 
 # How often a look-up is tried again that a rename elsewhere disturbed, openat2(2), EAGAIN.
-_LOOKUP_ATTEMPTS = 1000
+_LOOKUP_ATTEMPTS = 1000  # protects: disturbed-lookup
 
 _HINTS = {
     errno.ENOSYS: "this kernel is older than Linux 5.12, which gpuhook needs",
@@ -117,6 +117,7 @@ def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> 
     Tried again while renames elsewhere make the kernel unsure that ``..`` stays inside.
     Source: openat2(2).
     """
+    # protects: confined
     how = _structure(flags | os.O_CLOEXEC, mode, resolve)  # struct open_how
     name = os.fsencode(path)
     for attempt in range(_LOOKUP_ATTEMPTS):
@@ -297,7 +298,7 @@ def end_after(seconds: int) -> None:
     pid = os.getpid()
     if pid not in _ends:
         # struct sigevent: a value, the signal, and SIGEV_SIGNAL, which is 0
-        event = bytes(8) + _SIGKILL.to_bytes(4, sys.byteorder) + bytes(52)
+        event = bytes(8) + _SIGKILL.to_bytes(4, sys.byteorder) + bytes(52)  # protects: sigkill
         timer = (clib.c_long * 1)()
         if _libc.timer_create(time.CLOCK_MONOTONIC, event, timer) < 0:
             raise _os_error("timer_create")

@@ -35,7 +35,7 @@ class Verdict:
     __slots__ = ("own", "shared")
 
     def __init__(self, own: bool, shared: bool) -> None:
-        self.own = own
+        self.own = own  # protects: own-mount
         self.shared = shared
 
 
@@ -105,12 +105,14 @@ class Boundary:
         groups = [tag for tag in found.tags if tag.startswith(b"shared:")]
         shared = bool(groups) and self._host_mounts().has_group(groups[0])
         # A filesystem that the host hasn't mounted was made for this container.
+        # protects: own-or-volume
         own = mount == self._root or not self._host_mounts().has_device(found.device)
         return Verdict(own, shared)
 
     def _host_mounts(self) -> proc.Mounts:
         if self._host_table is None:
             table = _read(self._host)
+            # protects: host-table
             self._host_table = outside(table, self._root) if self._inside else table
         return self._host_table
 

@@ -85,7 +85,7 @@ class Rootfs:
         try:
             return kernel.openat2(self._fd, _relative(path), flags, RESOLVE)
         except OSError as error:
-            if error.errno != errno.ENOSYS:
+            if error.errno != errno.ENOSYS:  # protects: no-openat2
                 raise
         parent, name = walk(self._fd, path, enter)
         try:
@@ -102,6 +102,7 @@ class Rootfs:
         folder, _, name = path.rpartition("/")
         fd = os.open(name or ".", PATH_FLAGS | os.O_NOFOLLOW, dir_fd=self._own_folder(folder))
         mode = os.fstat(fd).st_mode
+        # protects: driver-link
         if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_IWOTH):
             os.close(fd)
             problem = "it is a link now" if stat.S_ISLNK(mode) else "everybody may write to it"
@@ -125,7 +126,7 @@ class Rootfs:
         status = os.fstat(fd)
         # One with a second name may be another daemon's, to which this one's user made a link.
         alone = stat.S_ISSOCK(status.st_mode) and status.st_nlink == 1
-        if alone and (status.st_uid == daemon or is_own(status.st_uid)):
+        if alone and (status.st_uid == daemon or is_own(status.st_uid)):  # protects: whose-socket
             return fd
         os.close(fd)
         raise _untrusted(
@@ -237,6 +238,7 @@ class Rootfs:
                 return None
             raise
         try:
+            # protects: regular-file
             return reopen(fd) if stat.S_ISREG(os.fstat(fd).st_mode) else None
         finally:
             os.close(fd)
@@ -295,9 +297,9 @@ def _check_own(fd: int, path: str, besides: range = range(0)) -> int:
     may is as its administrator wants it, as everywhere (/usr/local of Debian).
     """
     status = os.fstat(fd)
-    if status.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:  # protects: everybodys-folder
         raise _untrusted(path, "everybody may write to it")
-    if status.st_uid not in besides and not is_own(status.st_uid):
+    if status.st_uid not in besides and not is_own(status.st_uid):  # protects: strangers-folder
         raise _untrusted(path, f"it belongs to user {status.st_uid}")
     return status.st_uid
 
@@ -382,7 +384,7 @@ def walk(root: int, path: str, step: "Callable[[int, str], int]") -> tuple[int, 
                 links += 1
                 if links > _MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-                if target.startswith("/"):
+                if target.startswith("/"):  # protects: absolute-links
                     while len(stack) > 1:
                         os.close(stack.pop())
                 waiting.extend(_components(target)[::-1])

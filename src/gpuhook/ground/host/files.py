@@ -15,7 +15,8 @@ from gpuhook.ground.errors import UntrustedPathError
 
 LIMIT = 16 << 20  # bytes; no configuration or record of an engine comes near
 _PIECE = 1 << 16  # bytes at once, because files in /proc/sys refuse to be read by the megabyte
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # protects: no-waiting-open
+# protects: no-link-followed
 _NEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = 0
 _NOBODY = 65534  # how the kernel shows owners that a user namespace has no number for
@@ -43,6 +44,7 @@ def read_start(path: str, most: int = LIMIT) -> bytes:
     fd = _open_regular(path, _READ)
     try:
         pieces, size = [], 0
+        # protects: bounded-read
         while size < most and (piece := os.read(fd, min(_PIECE, most - size))):
             pieces.append(piece)
             size += len(piece)
@@ -84,7 +86,7 @@ def _open_regular(path: str, flags: int) -> int:
             why = "it is a link in a folder where others may write, and not root's"
             raise OSError(error.errno, why, path) from None
         raise
-    if stat.S_ISREG(os.fstat(fd).st_mode):
+    if stat.S_ISREG(os.fstat(fd).st_mode):  # protects: regular-read
         return fd
     os.close(fd)
     raise OSError(errno.EINVAL, "it is no regular file", path)
@@ -97,7 +99,7 @@ def check_way(path: str) -> None:
     everybody without the sticky bit. What doesn't exist yet is as safe as the folder that it
     will be in. Says nothing where we aren't root: then the kernel keeps us from harm.
     """
-    if os.geteuid() != _ROOT:
+    if os.geteuid() != _ROOT:  # protects: owners-identity
         return
     links, way = 0, "/"
     pending = _names(os.path.abspath(path))
@@ -184,7 +186,7 @@ def copy_mode(*sources: str) -> int | None:
     """
     for path in sources:
         try:
-            if not os.stat(path).st_mode & stat.S_IROTH:
+            if not os.stat(path).st_mode & stat.S_IROTH:  # protects: repeated-mode
                 return _PRIVATE
         except OSError:
             continue
@@ -260,7 +262,7 @@ def _copy_identity(path: str, fd: int, mode: int | None) -> None:
     os.fchown(fd, old.st_uid, old.st_gid)
     if mode is None:
         mode = stat.S_IMODE(old.st_mode)
-        _copy_list(path, fd)
+        _copy_list(path, fd)  # protects: access-list
     os.fchmod(fd, mode)
 
 

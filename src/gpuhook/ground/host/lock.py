@@ -21,6 +21,6 @@ def take(fd: int, seconds: float = 0.0) -> bool:
                 raise
         else:
             return True
-        if time.monotonic() >= end:
+        if time.monotonic() >= end:  # protects: lock-patience
             return False
         time.sleep(_POLL)

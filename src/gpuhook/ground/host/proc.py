@@ -58,7 +58,7 @@ def read_open(fd: int, most: int = LIMIT) -> bytes:
 
 def lines(data: bytes) -> list[bytes]:
     """Return the lines, without their newlines."""
-    return data.removesuffix(b"\n").split(b"\n")
+    return data.removesuffix(b"\n").split(b"\n")  # protects: newline-alone
 
 
 def words(line: bytes) -> list[bytes]:
@@ -166,6 +166,7 @@ class Mounts:
 
     def has_device(self, device: bytes) -> bool:
         """Tell whether a filesystem is mounted, by its b"MAJOR:MINOR"."""
+        # protects: source-is-no-device
         return any(head.count(b" ") == 1 for head in self._before(device))
 
     def has_group(self, tag: bytes) -> bool:
@@ -209,4 +210,4 @@ class Mounts:
 
     def as_copied(self) -> "Mounts":
         """Return the table with each group that a mount gets from as one that it gives to."""
-        return Mounts(self._text[1:].replace(b" master:", b" shared:"))
+        return Mounts(self._text[1:].replace(b" master:", b" shared:"))  # protects: shared-masters

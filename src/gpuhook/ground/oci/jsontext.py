@@ -77,7 +77,7 @@ def _value(text: str, start: int) -> "tuple[Any, int]":
             return _scan(text, start)
     except StopIteration as stop:
         raise ValueError(f"a JSON value is missing at character {stop.value}") from None
-    except RecursionError:
+    except RecursionError:  # protects: deep-json
         raise ValueError("nested too deep") from None
 
 
@@ -101,8 +101,9 @@ def surely_broken(text: str) -> bool:
             return True
         name, value = (error.msg.startswith(f"Expecting {what}") for what in ("property", "value"))
         is_letter = letter.isascii() and letter.isalpha()
+        # protects: might-take
         return is_letter and (name or (value and letter.lower() not in "ntfi"))
-    except RecursionError:
+    except RecursionError:  # protects: deep-json
         pass
     return False
 

@@ -53,6 +53,7 @@ class Spec:
     @property
     def has_mount_namespace(self) -> bool:
         """Whether the container gets a mount namespace of its own, not one that exists."""
+        # protects: namespace-path
         return any(not item.get("path") for item in self._namespaces("mount"))
 
     @property
@@ -68,7 +69,7 @@ class Spec:
 
     def require_mount_namespace(self) -> None:
         """Raise SpecError where what is mounted for the container would stay on the host."""
-        if not self.has_mount_namespace:
+        if not self.has_mount_namespace:  # protects: mount-namespace
             raise SpecError(
                 f"{self.path} gives the container no mount namespace of its own",
                 "Give it one (linux.namespaces): what gpuhook mounts would stay on the host",
@@ -183,7 +184,7 @@ def read_spec(path: str) -> Spec:
             "Remove environment variables or mounts that the container doesn't need",
         )
     try:
-        return Spec(path, data.decode("utf-8", "surrogateescape"))
+        return Spec(path, data.decode("utf-8", "surrogateescape"))  # protects: bytes-kept
     except UnusableSpecError as error:
         if os.path.isfile(path):
             raise

@@ -71,7 +71,7 @@ def check_writers(found: "Found", names: "Iterable[str]") -> None:
     for file in dict.fromkeys(found.devices[name].file for name in names):
         host_files.check_writers(file)
         try:
-            is_same = identity(os.stat(file)) == found.identities[file]
+            is_same = identity(os.stat(file)) == found.identities[file]  # protects: document-read
         except OSError:
             is_same = False
         if not is_same:

@@ -121,6 +121,7 @@ class Source:
 
     def _hook_entry(self) -> "dict[str, Any]":
         config = ["--config", self._config_path] if self._config_path else []
+        # protects: cdi-environment
         return {
             "hookName": ours.CDI_HOOK_STAGE,
             "path": self._hook,

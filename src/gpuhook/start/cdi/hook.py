@@ -157,4 +157,4 @@ class AlreadyMounted(BindFile):
     def execute(self, container: "Container") -> None:
         """Let links to it know what they lead to."""
         if self._tree >= 0:
-            container.know(self._tree, self.destination)
+            container.know(self._tree, self.destination)  # protects: covered-links

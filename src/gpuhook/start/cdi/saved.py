@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
 
+# protects: saved-mode
 _MODE = 0o600  # a document may be for root alone to read
 _MOST_BYTES = 16 << 20  # of what is saved: more isn't read faster than the documents
 # A file that changes twice within one tick of the kernel's clock looks the same afterwards. So
@@ -32,6 +33,7 @@ def look(config: "Config") -> folders.Found:
     parses = folders.Parses()
     parses.known.update(before)
     found = folders.look(config.cdi_spec_dirs, parses)
+    # protects: settled-document
     settled = {
         path: known
         for path, known in parses.known.items()

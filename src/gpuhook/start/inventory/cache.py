@@ -246,6 +246,7 @@ def make_folder(path: str) -> int | None:
 
 def _is_ours(status: os.stat_result) -> bool:
     """Tell whether root or this user alone can have written it."""
+    # protects: saved-owner
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
@@ -330,6 +331,7 @@ def _load(folder: int, config: "Config", vendor: "Source") -> Loaded | None:
 def _still_there(inventory: "Inventory", missing: list[str], crowded: tuple[str, ...]) -> bool:
     """Tell whether the nodes and files exist that did, and those don't that didn't."""
     root = inventory.root
+    # protects: sockets-age-nothing
     files = [file.path for file in inventory.files if file.kind != SOCKET]
     return (
         freshness.same_nodes(root, inventory.nodes, crowded)

@@ -78,7 +78,7 @@ class _Search:
     def find(self, selector: str) -> "list[Device]":
         wanted = selector.lower()
         devices = self.inventory.devices
-        if wanted == "all":
+        if wanted == "all":  # protects: all-devices
             return [device for device in devices if not device.state]
         for search in (self._by_index, self._by_name, self._by_beginning, self._by_bus_id):
             found = search(wanted)

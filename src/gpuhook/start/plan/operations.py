@@ -225,7 +225,7 @@ def _refuse_socket(fd: int, path: str) -> None:
     """Close the descriptor and raise an error where it is of a socket or a folder with one."""
     mode = os.fstat(fd).st_mode
     socket = find_socket(fd) if stat.S_ISDIR(mode) else ""
-    if socket or stat.S_ISSOCK(mode):
+    if socket or stat.S_ISSOCK(mode):  # protects: mounted-socket
         os.close(fd)
         why = f"it holds the socket {socket}" if socket else "it is a socket"
         raise _SocketError(
@@ -258,7 +258,7 @@ class BindDevice(_Bind):
     """Mount a device node of the driver, as it is or under another name."""
 
     kind = "device"
-    cleared = kernel.MOUNT_ATTR_NODEV
+    cleared = kernel.MOUNT_ATTR_NODEV  # protects: nodev-cleared
 
     def __init__(self, root: str, node: "Node", reason: str) -> None:
         super().__init__(root, node.path, node.inside or node.path, DEVICE_OPTIONS, reason)

@@ -55,7 +55,7 @@ def describe(
     has = _given(spec, names, config)
     documents = [name for name in names if name.partition("=")[0] in config.exclusive]
     record["nodes"] = {}
-    for kind in config.exclusive if has else ():
+    for kind in config.exclusive if has else ():  # protects: claims
         ours = _inventory(kind, grants, known, config, save)
         if ours is None:
             record["nodes"][kind] = _of_documents(kind, has, config)
@@ -103,6 +103,7 @@ def _numbers(data: "dict[str, Any]", bundle: str = "") -> "set[Numbers]":
         except (OSError, ValueError):  # not there, or no path
             continue
         if status is not None and stat.S_ISCHR(status.st_mode):
+            # protects: claimed-node
             found.add((os.major(status.st_rdev), os.minor(status.st_rdev)))
     return found
 

@@ -131,7 +131,7 @@ class Lock:
         from gpuhook.ground.host import lock  # noqa: PLC0415 - for leases alone
 
         try:
-            if lock.take(self._fd, _WAIT):
+            if lock.take(self._fd, _WAIT):  # protects: lease-lock
                 return self
         except OSError:  # a filesystem without locks
             pass

@@ -119,7 +119,7 @@ def _engine(bundle: str, annotations: "dict[str, Any]") -> str:
     The folder of the bundle comes first: no annotation of a pod's changes that.
     """
     _, found, rest = bundle.partition(_SHIM_FOLDER)
-    if found:
+    if found:  # protects: pod-annotation
         return _CONTAINERD.get(rest.partition("/")[0], "containerd")
     manager = annotations.get(_MANAGER)
     return _MANAGERS.get(manager, "") if isinstance(manager, str) else ""
@@ -130,7 +130,7 @@ def _names(engine: str, annotations: "dict[str, Any]") -> dict[str, str]:
     read: dict[str, Any] = {}
     if engine == "kubernetes":
         read = {name: annotations.get(key) for name, key in _CONTAINERD_KEYS.items()}
-    elif engine == "cri-o":
+    elif engine == "cri-o":  # protects: engines-own-annotations
         labels = annotations.get(_CRIO_LABELS)
         if isinstance(labels, str) and len(labels) < _LIMIT:
             read = _labels(labels)
@@ -204,7 +204,7 @@ class Written:
             with leases.Lock(self._folder):
                 lease = {**record, **_now(process), "boot": leases.boot_id()}
                 others = [each for each in _read_folder(self._folder) if not _same(each, lease)]
-                leases.refuse(lease, others, exclusive)
+                leases.refuse(lease, others, exclusive)  # protects: lease-refused
                 self._write(self._folder, lease, add=add)
         except OSError as error:
             raise _no_lease(device, str(error.strerror)) from None
@@ -360,7 +360,7 @@ def _is_gone(name: str) -> bool:
         return True
     try:
         status = _read(f"/proc/{pid}/stat")
-        return _began(status) != int(began) or _has_ended(status)
+        return _began(status) != int(began) or _has_ended(status)  # protects: record-began
     except OSError:
         return True
 

@@ -253,6 +253,7 @@ class Reading:
 
         What the less trusted ones name is ignored: never the union of two.
         """
+        # protects: sources-order
         named = {
             "volume-mounts": self.names_from_mounts(),
             "annotations": self.names_from_annotations(),
@@ -271,7 +272,7 @@ class Reading:
         annotations = self.annotations
         keys = sorted(annotations)
         reason = "" if self.config.reads_annotations else "accept-annotations in [gpuhook] is off"
-        reason = reason or self.distrust()
+        reason = reason or self.distrust()  # protects: annotations-distrusted
         if reason:
             self.ignored += [("annotations", f"{shown(key)}: {reason}") for key in keys[:1]]
             return []
@@ -457,6 +458,7 @@ def decided(names: list[str]) -> tuple[str, ...] | None:
 
 def _check_name(name: str) -> None:
     """Refuse what can't name a device before it comes near a path."""
+    # protects: device-name
     if len(name) <= _NAME_LIMIT and _NAME_CHARACTERS.issuperset(name) and ".." not in name:
         return
     raise RequestError(

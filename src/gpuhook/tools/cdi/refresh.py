@@ -141,7 +141,7 @@ def _ours_in(found: Kept, but: "Container[str]" = ()) -> "dict[str, str]":
     kinds = {}
     for path in (os.path.join(found.folder, name) for name in names):
         document = None if path in but else folders.examine(path)[1]
-        if document is None or not is_ours(document):
+        if document is None or not is_ours(document):  # protects: anothers-document
             continue
         if os.path.basename(path) == writing.file_name(document["kind"], found.format):
             kinds[path] = document["kind"]
@@ -200,7 +200,7 @@ def _change(path: str, text: str | None) -> Change:
     if not os.path.lexists(path):
         return Change(path, None, None if text is None else text.encode())
     _, document = folders.examine(path)
-    if document is None or not is_ours(document):
+    if document is None or not is_ours(document):  # protects: anothers-document
         if text is None:
             return Change(path, old, old)
         raise CdiError(

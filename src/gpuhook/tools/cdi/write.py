@@ -33,6 +33,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+    # protects: quoted-strings
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, None if plain else '"')
 
 
@@ -69,7 +70,7 @@ def write(path: str, text: str, mode: int = MODE) -> bool:
         if read_old(path) == data and os.stat(path).st_mode & 0o777 == mode:
             return False
         os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
-        host_files.replace(path, data, mode)
+        host_files.replace(path, data, mode)  # protects: document-whole
     except OSError as error:
         raise CdiError(
             f"{path} can't be written: {error.strerror}; what was there is as it was",

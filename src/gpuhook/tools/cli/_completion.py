@@ -37,7 +37,7 @@ _WORDS = {
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def _never_failing(find: Callable[[click.Context, str], Iterable[str]]) -> Complete:
+def never_failing(find: Callable[[click.Context, str], Iterable[str]]) -> Complete:
     """Make a function that finds words, by the line so far and what is typed, one for click."""
 
     def complete(ctx: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -54,7 +54,7 @@ def _config(ctx: click.Context) -> Config:
     return load(ctx.params.get("config_path"))
 
 
-@_never_failing
+@never_failing
 def settings(_: click.Context, typed: str) -> Iterator[str]:
     """Complete KEY=VALUE of config.toml."""
     key, equals, _value = typed.partition("=")
@@ -67,7 +67,7 @@ def settings(_: click.Context, typed: str) -> Iterator[str]:
         yield from (f"{key}={word}" for word in _WORDS.get(key, ()))
 
 
-@_never_failing
+@never_failing
 def engines(*_: object) -> Iterable[str]:
     """Complete the name of a container engine."""
     from gpuhook.tools.engines import ENGINES  # noqa: PLC0415 - here and below: only who asks for it waits
@@ -75,7 +75,7 @@ def engines(*_: object) -> Iterable[str]:
     return ENGINES
 
 
-@_never_failing
+@never_failing
 def vendors(ctx: click.Context, _: str) -> Iterable[str]:
     """Complete the name of a vendor, one that config.toml declares among them."""
     from gpuhook.vendors import registry  # noqa: PLC0415
@@ -83,7 +83,7 @@ def vendors(ctx: click.Context, _: str) -> Iterable[str]:
     return registry.known(_config(ctx))
 
 
-@_never_failing
+@never_failing
 def kinds(ctx: click.Context, _: str) -> Iterable[str]:
     """Complete a CDI kind."""
     from gpuhook.vendors import registry  # noqa: PLC0415
@@ -91,22 +91,13 @@ def kinds(ctx: click.Context, _: str) -> Iterable[str]:
     return [names.KIND for names in registry.known(_config(ctx)).values()]
 
 
-@_never_failing
-def models(_: click.Context, typed: str) -> Iterable[str]:
-    """Complete a list of models that can be simulated."""
-    from gpuhook.tools.vendors.nvidia.simulate.models import MODELS  # noqa: PLC0415
-
-    before, comma, _last = typed.rpartition(",")
-    return [f"{before}{comma}{each}" for each in MODELS]  # one model may be there several times
-
-
-@_never_failing
+@never_failing
 def capabilities(_: click.Context, typed: str) -> Iterable[str]:
     """Complete a list of the driver's capabilities."""
     return _in_list(typed, ("all", *ALL_CAPABILITIES.split(",")))
 
 
-@_never_failing
+@never_failing
 def variables(ctx: click.Context, typed: str) -> Iterator[str]:
     """Complete NAME=VALUE of a container's environment, with the devices of this machine."""
     from gpuhook.vendors import registry  # noqa: PLC0415
@@ -149,7 +140,7 @@ def _devices(config: Config, vendor: str) -> list[str]:
     return [name for each in devices for name in (each.label, each.id)]
 
 
-@_never_failing
+@never_failing
 def containers(ctx: click.Context, _: str) -> list[str]:
     """Complete a running container with a device: by its engine's name for it, else by its id."""
     from gpuhook.start.records import records  # noqa: PLC0415

@@ -1,7 +1,7 @@
-"""The manual pages gpuhook.1 and gpuhook.toml.5, made from what they describe.
+"""The manual pages gpuhook.1, gpuhook-simulate.1 and gpuhook.toml.5, made from what they describe.
 
-The first comes from the command line's own help, the second from the commented config.toml,
-so that neither can fall behind. Both are in mdoc(7). The date is SOURCE_DATE_EPOCH's, or that of
+The first two come from the command line's own help, the third from the commented config.toml,
+so that none can fall behind. All are in mdoc(7). The date is SOURCE_DATE_EPOCH's, or that of
 the installation, so that a page stays the same for as long as what it describes does.
 """
 
@@ -23,8 +23,8 @@ _KEY = re.compile(r"#([a-z][a-z0-9-]*) = (.*)")
 
 
 def page(name: str) -> str:
-    """Return the text of one of PAGES."""
-    return "\n".join(PAGES[name]()) + "\n"
+    """Return the text of one of PAGES, or of OF_SIMULATE."""
+    return "\n".join({**PAGES, **OF_SIMULATE}[name]()) + "\n"
 
 
 def _date() -> str:
@@ -74,6 +74,16 @@ def command_page() -> Iterator[str]:
             if command is not None and not command.hidden:
                 yield from _command(command, name, context)
     yield from _command_tail()
+
+
+def simulate_page() -> Iterator[str]:
+    """Yield gpuhook-simulate.1, which the package of that name has."""
+    yield from _head("gpuhook-simulate", 1, "build simulated drivers")
+    yield ".Sh DESCRIPTION"
+    with click.Context(cli, info_name="gpuhook") as context:
+        command = cli.get_command(context, "simulate")
+        yield from _command(command, "simulate", context) if command else ()
+    yield from (".Sh SEE ALSO", ".Xr gpuhook 1")
 
 
 def _command(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
@@ -179,3 +189,4 @@ def _comment(lines: list[str]) -> Iterator[str]:
 
 
 PAGES = {"gpuhook.1": command_page, "gpuhook.toml.5": config_page}
+OF_SIMULATE = {"gpuhook-simulate.1": simulate_page}

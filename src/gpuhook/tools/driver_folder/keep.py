@@ -206,7 +206,7 @@ def _fill(made: str, root: Rootfs, facts: Facts) -> None:
 
 def _bring(fd: int, status: os.stat_result, target: str) -> None:
     """Make ``target`` the open file by another name, or a copy of it."""
-    if _is_for_containers(fd, status) and _link(fd, target):
+    if _is_for_containers(fd, status) and _link(fd, target):  # protects: file-rights
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(target, flags, 0o600), "wb") as copy, open(os.dup(fd), "rb") as source:

@@ -41,7 +41,7 @@ class Place:
 
     def __init__(self, folder: str) -> None:
         """UntrustedPathError where another user could lead root elsewhere on the way there."""
-        host_files.check_way(folder)
+        host_files.check_way(folder)  # protects: folder-way
         self.path = os.path.realpath(folder)
         parent, name = os.path.split(self.path)
         self._work = os.path.join(parent, _WORK.format(name))
@@ -103,7 +103,7 @@ class Place:
         os.makedirs(os.path.dirname(self._work), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._work, 0o700)
-        host_files.check_way(self._work)
+        host_files.check_way(self._work)  # protects: work-way
         fd = os.open(self._work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         os.fchmod(fd, 0o700)
         return fd
@@ -172,6 +172,7 @@ def _is_whole(folder: str) -> bool:
         status, marker = os.lstat(folder), os.lstat(os.path.join(folder, MARKER))
     except OSError:
         return False
+    # protects: folder-owner
     if status.st_uid != os.geteuid() and not host_files.is_roots(status.st_uid):
         return False
     return stat.S_ISREG(marker.st_mode) and marker.st_uid == status.st_uid
@@ -194,6 +195,7 @@ def _may_be_used(old: str) -> bool:
         return True
     if boot != _boot():
         return False
+    # protects: folder-in-use
     return not _sees_every_process() or _is_mounted(os.path.basename(old))
 
 

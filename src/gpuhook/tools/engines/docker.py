@@ -107,6 +107,7 @@ class Docker:
         pids = [daemon.pid for daemon in _daemons(change.path)]
         if not pids:
             return []
+        # protects: docker-forgets
         said = json_text.edited(text, {**_BUILT_IN, **document}, change.path).encode()
         made = Change(change.path, change.old, said).commit()
         try:

@@ -100,15 +100,15 @@ def _talk(path: str, request: bytes, limit: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(limit)
         connection.connect(path)
-        _check_peer(connection)
+        _check_peer(connection)  # protects: docker-peer
         connection.sendall(request)
-        while (patience := end - time.monotonic()) > 0:
+        while (patience := end - time.monotonic()) > 0:  # protects: docker-patience
             connection.settimeout(patience)
             piece = connection.recv(_PIECE)
             if not piece:
                 return bytes(data)
             data += piece
-            if len(data) > _LIMIT:
+            if len(data) > _LIMIT:  # protects: docker-bound
                 raise OSError(f"it answers more than {_LIMIT >> 20} MiB")
     raise TimeoutError(f"it doesn't finish its answer within {limit:.0f} seconds")
 

@@ -43,7 +43,7 @@ def check(program: str, store: Store, records: Iterable[Record]) -> None:
     ``records`` are what is about to be taken back.
     """
     records = list(records)
-    _check_containers(program)
+    _check_containers(program)  # protects: containers-in-use
     _check_dockers(program, [record.config for record in records if record.engine == "docker"])
     for record in records:
         _check_daemon(store.written(record), record)

@@ -15,7 +15,7 @@ from gpuhook.ground.host import lock
 from gpuhook.tools.engines.files import make_folders, remove_folders
 
 NAME = "lock"  # of the file in the folder
-_FOLDER_MODE = 0o700
+_FOLDER_MODE = 0o700  # protects: state-folder
 _ATTEMPTS = 100
 _ID_DIGITS = 20
 

@@ -35,6 +35,7 @@ DROP_IN_HEADER = "Written by `gpuhook install`; `gpuhook uninstall` takes it bac
 _RECORD = "record.json"
 _VERSION = "version"
 _PATIENCE = 20.0  # seconds; an installation takes less than one
+# protects: kept-mode
 _MODE = 0o600  # whatever the engine's file has: its owner reads that one
 
 

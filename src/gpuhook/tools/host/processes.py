@@ -94,7 +94,7 @@ def send(process: Process, number: signal.Signals) -> bool:
     except OSError:
         return False
     try:
-        if _Entry("", str(process.pid)).ticks() != process.ticks:
+        if _Entry("", str(process.pid)).ticks() != process.ticks:  # protects: same-process
             return False
         signal.pidfd_send_signal(fd, number)
     except ProcessLookupError:
@@ -120,6 +120,7 @@ class _Entry:
     def process(self, name: str, users: Container[int]) -> Process | None:
         """Return the process, None unless it has that name and may be believed."""
         status = proc.status(self._data("status"))
+        # protects: status-alone
         if status.get("Name") != [name[:_NAME]] or not self._is_believed(status, users):
             return None
         command = os.fsdecode(self._data("cmdline"))
@@ -151,10 +152,11 @@ class _Entry:
             return b""
 
     def _is_believed(self, status: dict[str, list[str]], users: Container[int]) -> bool:
+        # protects: ended-process
         if status.get("State", [""])[0] in _ENDED or len(status.get("NSpid", ())) > 1:
             return False
         ids = set(status.get("Uid", ()))  # real, effective, saved and filesystem's
-        if len(ids) != 1 or int(uid := ids.pop()) not in users:
+        if len(ids) != 1 or int(uid := ids.pop()) not in users:  # protects: roots-process
             return False
         return int(uid) != _ROOT or self._is_roots(int(status.get("CapEff", ["0"])[0], 16))
 
@@ -163,7 +165,7 @@ class _Entry:
 
         A set-user-ID program (sudo) is root's too, and whoever starts it says its words.
         """
-        if not capabilities & _CAP_SYS_ADMIN:
+        if not capabilities & _CAP_SYS_ADMIN:  # protects: no-rights
             return False
         try:
             namespace = os.readlink(self._path("ns/user"))
@@ -174,7 +176,7 @@ class _Entry:
             return self._unseen or os.geteuid() != _ROOT
         except OSError:
             return False
-        return namespace == ours and not program.st_mode & stat.S_ISUID
+        return namespace == ours and not program.st_mode & stat.S_ISUID  # protects: set-user-id
 
     def _environment(self) -> dict[str, str] | None:
         try:

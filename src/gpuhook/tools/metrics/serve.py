@@ -140,6 +140,7 @@ class Service:
         """Tell what fails, and go on: the next request may do better."""
         try:
             yield
+        # protects: failing-request
         except Exception as error:  # noqa: BLE001 - no request ends the service
             self._tell_news((f"{what}: {shown(f'{type(error).__name__}: {error}')}",))
 
@@ -262,6 +263,7 @@ class _Clients:
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 1 << 10)
         now = time.monotonic()
+        # protects: slow-connection
         self._drop(each for each in self._open if now >= each.end and not each.is_whole)
         return [each for each in self._open if each.is_whole]
 
@@ -288,6 +290,7 @@ class _Clients:
         """Return the oldest of the peer that has most, if there are any that we wait for."""
         slow = [each for each in self._open if not each.is_whole]
         counts = Counter(each.peer for each in slow)
+        # protects: many-connections
         return [max(slow, key=lambda each: counts[each.peer])] if slow else []
 
     def _drop(self, some: Iterable[_Client]) -> None:

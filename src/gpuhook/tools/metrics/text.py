@@ -81,7 +81,7 @@ def _labels(labels: dict[str, str], known: dict[str, str]) -> str:
 
 def _escaped(value: str, known: dict[str, str]) -> str:
     # A tenant may have chosen it, and it may be no text: what isn't printable becomes escapes.
-    text = "\n".join(map(printable, value.split("\n")))
+    text = "\n".join(map(printable, value.split("\n")))  # protects: label-text
     found = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     known[value] = found
     return found

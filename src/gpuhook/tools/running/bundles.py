@@ -41,6 +41,7 @@ def allowed_devices(
             rules = read_spec(os.path.join(bundle, "config.json")).device_rules
         except SpecError:
             continue
+        # protects: spec-allows
         return sorted(pair for pair in devices if access.spec_allows(rules, *pair))
     return None
 

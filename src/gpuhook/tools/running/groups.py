@@ -57,7 +57,7 @@ def identify(groups: Groups, ours: Groups) -> tuple[str, str]:
     engine = next((name for word, name in _ENGINES if word in path), "")
     ids = _ID.findall(path)
     if ids:
-        return ids[0], engine
+        return ids[0], engine  # protects: own-group-name
     return path.rpartition("/")[2].removesuffix(".scope") or "/", engine
 
 
@@ -93,7 +93,7 @@ class Made:
         """Return the beginning of a path of which every folder that holds a name is root's."""
         made = ""
         for name in names:
-            if not self._is_ours(folder + made):
+            if not self._is_ours(folder + made):  # protects: given-group
                 break
             made = f"{made}/{name}"
         return made

@@ -92,7 +92,7 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
     host = HostNodes(inventories)
     found: dict[str, Container] = {}
     for entry, (name, engine) in _by_turns(_others(recorded, look)):
-        if not look.goes_on():
+        if not look.goes_on():  # protects: look-ends
             break
         try:
             if has_our_root(entry):
@@ -105,6 +105,7 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
             found.setdefault(name, made).nodes |= nodes
     others = [*found.values()]
     problems = (_LATE if not look.is_whole else "", _MANY if len(others) > LIMIT else "")
+    # protects: look-limit
     containers = sorted([*recorded, *others[:LIMIT]], key=lambda each: each.name)
     return Running(containers, tuple(each for each in problems if each))
 
@@ -137,7 +138,7 @@ def _by_turns(others: Iterable[_Other]) -> list[_Other]:
     for entry, identity in others:
         turns[identity] = turns.get(identity, 0) + 1
         found.append((turns[identity], entry, identity))
-    found.sort(key=lambda each: each[0])
+    found.sort(key=lambda each: each[0])  # protects: everybodys-first
     return [(entry, identity) for _, entry, identity in found]
 
 

@@ -99,7 +99,7 @@ def _made_nodes(
 
     def is_local(fd: int) -> bool:
         mount = table.find(b"%d" % kernel.mount_id(fd))
-        return mount is not None and mount.kind in _LOCAL
+        return mount is not None and mount.kind in _LOCAL  # protects: local-filesystem
 
     with _opened(f"/proc/{entry}/root") as root:
         if not is_local(root):

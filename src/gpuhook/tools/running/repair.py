@@ -146,10 +146,10 @@ def given_devices(
                 "version before records were kept",
             )
         return allowed
-    if started != container.record["started"]:
+    if started != container.record["started"]:  # protects: another-process
         raise _ended(container)
     _check_devices(container, inventories)
-    return sorted(container.nodes & present)
+    return sorted(container.nodes & present)  # protects: repair-record
 
 
 def _check_devices(container: Container, inventories: Iterable[Inventory]) -> None:

@@ -109,7 +109,7 @@ def is_given(answers: Iterable[int]) -> bool:
     many users may open a GPU's render node and not its card.
     """
     found = {*answers}
-    return 0 in found and errno.EPERM not in found
+    return 0 in found and errno.EPERM not in found  # protects: cgroup-refuses
 
 
 _ACCESS = Library().access
@@ -124,7 +124,7 @@ def _require_constraint(path: str) -> None:
             f"{path} can't be read: {error.strerror}",
             "Give Slurm's cgroup.conf with --cgroup-conf, and have ConstrainDevices=yes in it",
         ) from None
-    if not _CONSTRAIN.search(text):
+    if not _CONSTRAIN.search(text):  # protects: slurm-constrains
         raise ConfigError(
             f"{path} hasn't ConstrainDevices=yes, so every job may open every device, and nothing "
             "that can be trusted says which are this one's",

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Device
-from gpuhook.tools.simulate.tree import Tree
 
 Values = Mapping[str, Any]
 
@@ -35,13 +34,6 @@ class Doctor(Protocol):
     @property
     def REPORT_NODES(self) -> tuple[str, ...]:  # noqa: N802
         """Patterns of nodes whose owners and modes it says."""
-
-
-class Simulator(Protocol):
-    """``simulate``: devices that don't exist."""
-
-    def simulate(self, tree: Tree, count: int, settings: dict[str, str], /) -> Iterable[str]:
-        """Fill a tree with that many devices; return lines that say what was made."""
 
 
 class Readings(Protocol):
@@ -91,12 +83,6 @@ class Links(Protocol):
 def doctor(names: ModuleType) -> Doctor | None:
     """Return what a vendor has for the doctor."""
     found: Doctor | None = part(names, "doctor")
-    return found
-
-
-def simulator(names: ModuleType) -> Simulator | None:
-    """Return what makes a vendor's simulated devices."""
-    found: Simulator | None = part(names, "simulate")
     return found
 
 

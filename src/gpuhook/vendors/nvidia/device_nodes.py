@@ -104,7 +104,7 @@ def _features(options: "Options", inventory: "Inventory") -> "Iterator[tuple[str
 def _imex(options: "Options", inventory: "Inventory") -> "Iterator[tuple[Node, str]]":
     for channel in options.imex_channels:
         node = inventory.node(f"{IMEX_FOLDER}/channel{channel}")
-        if node is None:
+        if node is None:  # protects: channel-node
             raise UnknownDeviceError(
                 f"This machine has no IMEX channel {channel}",
                 f"Ask for one that `ls {IMEX_FOLDER}` shows, or make it with nvidia-modprobe",

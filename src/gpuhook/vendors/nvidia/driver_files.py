@@ -89,7 +89,7 @@ SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"
 
 # What GPUDirect Storage reads: the devices' properties and its own configuration. Beside them,
 # /run/udev has the socket by which udev is stopped.
-_GDS_FILES = ("/run/udev/data", "/etc/cufile.json")
+_GDS_FILES = ("/run/udev/data", "/etc/cufile.json")  # protects: udev-socket
 
 _BINARY_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin")
 _CACHE_LIMIT = 64 << 20

@@ -71,6 +71,7 @@ def edits(grant: "Grant", image: "Image") -> "list[Operation]":
     if inventory.platform:
         return list(_of_platform(inventory, files, libraries, image))
     compat = _compat(options, inventory, image)
+    # protects: proc-covered
     operations: list[Operation] = [
         _proc(options, inventory, selected),
         *_file_binds(inventory, files, image.layout),
@@ -275,7 +276,7 @@ def _ld_cache(
 
 
 def _proc(options: "Options", inventory: "Inventory", selection: "Selection") -> MaskProc:
-    binds = [f"gpus/{gpu.kernel_bus_id}" for gpu in selection.gpus]
+    binds = [f"gpus/{gpu.kernel_bus_id}" for gpu in selection.gpus]  # protects: proc-selected
     if options.mig_config is not None:
         binds.append("capabilities/mig/config")
     if options.mig_monitor is not None:

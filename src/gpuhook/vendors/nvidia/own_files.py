@@ -30,7 +30,7 @@ PROFILE_PATH = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 PROFILE_MODE = 0o444
 _BITS = 64  # the mask's width: the driver reads no more
 _MODIFIES = b"ModifyDeviceFiles: 1"
-_KEEPS = b"ModifyDeviceFiles: 0"
+_KEEPS = b"ModifyDeviceFiles: 0"  # protects: modify-device-files
 
 
 def profile(minors: "Iterable[int]") -> str | None:
@@ -145,6 +145,7 @@ class MaskProc(Operation):
         with Container(os.dup(self._tmpfs), PROC_DRIVER, Journal()) as inside:
             for name, tree, folder in self._trees:
                 _mount_inside(inside, name, tree, folder)
+        # protects: proc-read-only
         kernel.set_mount_attributes(self._tmpfs, attributes_of(PROC_OPTIONS), PROC_DRIVER)
 
     def close(self) -> None:

@@ -109,7 +109,7 @@ def read(reading: "Reading", options: Options) -> None:
     if reading.env.get(_REQUIRE_JETPACK) == f"{CSV_MOUNTS}=all":
         enabled[CSV_MOUNTS] = _REQUIRE_JETPACK
     heard = reading.hears_environment(enabled.values())
-    options.features = tuple(sorted(enabled)) if heard else ()
+    options.features = tuple(sorted(enabled)) if heard else ()  # protects: feature-policy
 
 
 def feature_variable(name: str) -> str:
@@ -230,6 +230,7 @@ def imex_channel(text: str) -> int:
     plain = text.isascii() and text.isdecimal() and len(text) <= _CHANNEL_DIGITS
     if plain and (text == "0" or text[0] != "0") and int(text) < CHANNELS:
         return int(text)
+    # protects: channel-name
     raise RequestError(
         f"{shown(text)} is not an IMEX channel",
         f"Ask for channels by number, 0 to {CHANNELS - 1}, in {IMEX_CHANNELS}",

@@ -7,8 +7,8 @@ import pytest
 from paper import NodesOnPaper
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook.tools.simulate.majors import machines_devices
-from gpuhook.tools.vendors.amd import simulate
+from gpuhook_simulate.majors import machines_devices
+from gpuhook_simulate.vendors import amd as simulate
 
 REFUSED = [
     (1, {"colour": "red"}, "no setting 'colour'.*Use some of split, partitions"),

@@ -7,8 +7,8 @@ import pytest
 from node_files import Machine
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook.tools.vendors.ascend.simulate import CHIPS as SIMULATED
 from gpuhook.vendors.ascend.discover import CHIPS
+from gpuhook_simulate.vendors.ascend import CHIPS as SIMULATED
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import SimulateError
 from gpuhook.start.inventory.model import Node
 from gpuhook.tools.vendors.gaudi import doctor
-from gpuhook.tools.vendors.gaudi.simulate import simulate
 from gpuhook.vendors.gaudi import discover
 from gpuhook.vendors.gaudi.model import Inventory
+from gpuhook_simulate.vendors.gaudi import simulate
 
 
 class Examine:

@@ -10,9 +10,9 @@ from gpuhook.ground.config.model import Config
 from gpuhook.start.inventory.model import Node
 from gpuhook.tools.doctor.finding import Finding
 from gpuhook.tools.vendors.neuron import doctor
-from gpuhook.tools.vendors.neuron.simulate import simulate
 from gpuhook.vendors.neuron import discover
 from gpuhook.vendors.neuron.model import CLASS, Inventory
+from gpuhook_simulate.vendors.neuron import simulate
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""NVIDIA's GPUs, for commands: what they do, their links, their simulated driver."""
+"""NVIDIA's GPUs, for commands: what they do, and their links."""

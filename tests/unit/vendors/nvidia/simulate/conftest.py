@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from nvml_program import LIBRARY_DIR
 
-from gpuhook.tools.simulate.place import MARKER
-from gpuhook.tools.simulate.tree import Tree
-from gpuhook.tools.vendors.nvidia.simulate import Options, driver, state, tables
-from gpuhook.tools.vendors.nvidia.simulate.machine import Machine, make_machine
-from gpuhook.tools.vendors.nvidia.simulate.options import Failure
+from gpuhook_simulate.place import MARKER
+from gpuhook_simulate.tree import Tree
+from gpuhook_simulate.vendors.nvidia import Options, driver, state, tables
+from gpuhook_simulate.vendors.nvidia.machine import Machine, make_machine
+from gpuhook_simulate.vendors.nvidia.options import Failure
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,15 @@ import pytest
 from nvml_program import Program
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook.tools.vendors.nvidia.simulate import (
+from gpuhook_simulate.vendors.nvidia import (
     Process,
     change,
     end_process,
     report_xid,
     run_process,
 )
-from gpuhook.tools.vendors.nvidia.simulate.activity import parse_process
-from gpuhook.tools.vendors.nvidia.simulate.machine import Machine
+from gpuhook_simulate.vendors.nvidia.activity import parse_process
+from gpuhook_simulate.vendors.nvidia.machine import Machine
 
 MakeRoot = Callable[..., tuple[Path, Machine]]
 

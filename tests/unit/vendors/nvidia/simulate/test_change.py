@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nvml_program import LIBRARY_DIR, Program
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook.tools.vendors.nvidia.simulate import change, state
-from gpuhook.tools.vendors.nvidia.simulate.machine import Machine, make_machine
+from gpuhook_simulate.vendors.nvidia import change, state
+from gpuhook_simulate.vendors.nvidia.machine import Machine, make_machine
 
 MakeRoot = Callable[..., tuple[Path, Machine]]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.tools.vendors.nvidia.simulate import Process, report_xid, run_process
-from gpuhook.tools.vendors.nvidia.simulate.check import skipped_lines
-from gpuhook.tools.vendors.nvidia.simulate.machine import Machine
+from gpuhook_simulate.vendors.nvidia import Process, report_xid, run_process
+from gpuhook_simulate.vendors.nvidia.check import skipped_lines
+from gpuhook_simulate.vendors.nvidia.machine import Machine
 
 MakeRoot = Callable[..., tuple[Path, Machine]]
 

@@ -10,8 +10,8 @@ import pytest
 from nvml_program import Program
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook.tools.vendors.nvidia.simulate import change, report_xid
-from gpuhook.tools.vendors.nvidia.simulate.machine import Machine
+from gpuhook_simulate.vendors.nvidia import change, report_xid
+from gpuhook_simulate.vendors.nvidia.machine import Machine
 
 MakeRoot = Callable[..., tuple[Path, Machine]]
 

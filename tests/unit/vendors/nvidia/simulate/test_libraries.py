@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from nvml_program import LIBRARY_DIR, environment
 
-from gpuhook.tools.simulate.place import MARKER
-from gpuhook.tools.vendors.nvidia.simulate import Process, run_process
-from gpuhook.tools.vendors.nvidia.simulate.machine import Machine
-from gpuhook.tools.vendors.nvidia.simulate.options import Failure
+from gpuhook_simulate.place import MARKER
+from gpuhook_simulate.vendors.nvidia import Process, run_process
+from gpuhook_simulate.vendors.nvidia.machine import Machine
+from gpuhook_simulate.vendors.nvidia.options import Failure
 
 Root = tuple[Path, Machine]
 MakeRoot = Callable[..., Root]

@@ -9,9 +9,9 @@ import pytest
 from nvml_program import Program
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook.tools.vendors.nvidia.simulate import change
-from gpuhook.tools.vendors.nvidia.simulate.machine import Machine, make_machine
-from gpuhook.tools.vendors.nvidia.simulate.options import Options
+from gpuhook_simulate.vendors.nvidia import change
+from gpuhook_simulate.vendors.nvidia.machine import Machine, make_machine
+from gpuhook_simulate.vendors.nvidia.options import Options
 
 MakeRoot = Callable[..., tuple[Path, Machine]]
 

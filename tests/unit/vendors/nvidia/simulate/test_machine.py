@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook.tools.vendors.nvidia.simulate.devices import DRIVERS, FEATURE_NODES
-from gpuhook.tools.vendors.nvidia.simulate.driver import with_soname
-from gpuhook.tools.vendors.nvidia.simulate.kernel_files import mig_minors_text, version_text
-from gpuhook.tools.vendors.nvidia.simulate.machine import cap_minor, make_machine, place
-from gpuhook.tools.vendors.nvidia.simulate.models import MigProfile, find_model
-from gpuhook.tools.vendors.nvidia.simulate.options import FEATURES, Failure, Options
-from gpuhook.tools.vendors.nvidia.simulate.tables import generated_header, generated_source
+from gpuhook_simulate.vendors.nvidia.devices import DRIVERS, FEATURE_NODES
+from gpuhook_simulate.vendors.nvidia.driver import with_soname
+from gpuhook_simulate.vendors.nvidia.kernel_files import mig_minors_text, version_text
+from gpuhook_simulate.vendors.nvidia.machine import cap_minor, make_machine, place
+from gpuhook_simulate.vendors.nvidia.models import MigProfile, find_model
+from gpuhook_simulate.vendors.nvidia.options import FEATURES, Failure, Options
+from gpuhook_simulate.vendors.nvidia.tables import generated_header, generated_source
 
 
 def test_gpus_are_told_apart() -> None:
@@ -152,7 +152,7 @@ def test_soname_is_patched_in_place() -> None:
 
 
 def test_sonames_are_unique() -> None:
-    from gpuhook.tools.vendors.nvidia.simulate import stock  # noqa: PLC0415 - the module is data for this test alone
+    from gpuhook_simulate.vendors.nvidia import stock  # noqa: PLC0415 - the module is data for this test alone
 
     names = [library.soname_of("580.65.06") for library in stock.LIBRARIES]
     assert len(set(names)) == len(names)

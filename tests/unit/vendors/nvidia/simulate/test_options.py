@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook.tools.vendors.nvidia.simulate.models import MODELS, Model, find_model
-from gpuhook.tools.vendors.nvidia.simulate.options import (
+from gpuhook_simulate.vendors.nvidia.models import MODELS, Model, find_model
+from gpuhook_simulate.vendors.nvidia.options import (
     Failure,
     Options,
     cuda_number,

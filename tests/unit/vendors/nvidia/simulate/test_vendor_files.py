@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook.tools.simulate.tree import Tree
-from gpuhook.tools.vendors.nvidia.simulate.vendor_files import (
+from gpuhook_simulate.tree import Tree
+from gpuhook_simulate.vendors.nvidia.vendor_files import (
     VendorFiles,
     find_vendor_files,
     install_vendor_files,

@@ -1,0 +1,93 @@
+"""Find and replace the statements of the sources that a comment names as protections.
+
+``# protects: NAME`` stands at the end of a line of the statement, or in a line before it. As the
+name finds it, its code may be written otherwise. In a shell script a statement is a line, with what
+it goes on in.
+"""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+FOLDERS = ("src", "launchers", "packaging")
+STATEMENT = "<the statement>"
+_TAG = re.compile(r"^(.*?)[ ]*# protects: ([a-z0-9-]+)$", re.MULTILINE)
+
+
+def find(repository: Path) -> dict[str, list[str]]:
+    """Return for each name the files that have it, relative to the repository."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FOLDERS],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found: dict[str, list[str]] = {}
+    for file in filter(None, listed.split("\0")):
+        path = repository / file
+        if path.is_file() and not path.is_symlink():
+            text = path.read_bytes().decode("utf-8", "replace")
+            for name in sorted({match[2] for match in _TAG.finditer(text)}):
+                found.setdefault(name, []).append(file)
+    return found
+
+
+def replace(text: str, name: str, instead: str, *, is_python: bool) -> str:
+    """Return the text of a file in which each statement of that name is replaced.
+
+    ``instead`` is what stands there then; of an ``if``, a loop or an ``except`` it is the part up
+    to the colon, and STATEMENT in it is what stood there. Where it is empty, nothing is done there,
+    and a condition never holds. ``ValueError`` says that there is none, or nothing to make of it.
+    """
+    lines = text.splitlines()
+    while (number := _index(lines, name)) is not None:
+        if lines[number].lstrip().startswith("#"):
+            del lines[number]
+        else:
+            lines[number] = lines[number].rpartition("# protects: ")[0].rstrip()
+        first, last, default = (_python if is_python else _shell)(lines, number)
+        new = instead or default
+        if not new:
+            raise ValueError(f"{name}: say what stands there instead")
+        space = lines[first][: len(lines[first]) - len(lines[first].lstrip())]
+        new = new.replace(STATEMENT, "\n".join(lines[first : last + 1]).strip())
+        lines[first : last + 1] = [f"{space}{line}" for line in new.split("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def _index(lines: list[str], name: str) -> int | None:
+    """Return the number of the first line with that name; the first is 0."""
+    matches = (match and match[2] == name for match in map(_TAG.match, lines))
+    return next((number for number, match in enumerate(matches) if match), None)
+
+
+def _python(lines: list[str], number: int) -> tuple[int, int, str]:
+    """Return the first and last line of the innermost statement of a line, and what undoes it."""
+    while not lines[number].strip() or lines[number].lstrip().startswith("#"):
+        number += 1
+    best: tuple[int, int, ast.AST] | None = None
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if not isinstance(node, ast.stmt | ast.ExceptHandler):
+            continue
+        body = getattr(node, "body", [])
+        end = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+        if node.lineno <= number + 1 <= end and (best is None or node.lineno >= best[0]):
+            best = node.lineno, end, node
+    if best is None:
+        raise ValueError(f"no statement is in line {number + 1}")
+    first, end, node = best
+    if isinstance(node, ast.If):
+        default = "elif False:" if lines[first - 1].lstrip().startswith("elif") else "if False:"
+    else:
+        default = "" if hasattr(node, "body") else "pass"
+    return first - 1, end - 1, default
+
+
+def _shell(lines: list[str], number: int) -> tuple[int, int, str]:
+    """Do the same for a line of a shell script."""
+    last = number
+    while lines[last].endswith("\\"):
+        last += 1
+    return number, last, ":"

@@ -1,0 +1,340 @@
+"""``gpuhook simulate``: build a driver root with accelerators that don't exist."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import SimulateError, shown
+from gpuhook.tools.cli import _completion as completing
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option
+from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia import names as nvidia
+from gpuhook_simulate import vendors as simulators
+from gpuhook_simulate.build import build as build_root
+from gpuhook_simulate.place import is_simulated, remove
+from gpuhook_simulate.vendors.nvidia import (
+    Options,
+    build,
+    change,
+    end_process,
+    report_xid,
+    run_process,
+)
+from gpuhook_simulate.vendors.nvidia.activity import parse_process
+from gpuhook_simulate.vendors.nvidia.check import skipped_lines
+from gpuhook_simulate.vendors.nvidia.machine import Machine
+from gpuhook_simulate.vendors.nvidia.models import MODELS
+from gpuhook_simulate.vendors.nvidia.options import (
+    DEFAULT_DRIVER,
+    FEATURES,
+    NVLINKS,
+    PLATFORMS,
+    parse_failure,
+    parse_mig,
+    parse_mig_change,
+    parse_numbers,
+)
+from gpuhook_simulate.vendors.nvidia.state import load_machine
+
+# The parameters that every vendor's simulator has; the others are those of NVIDIA's.
+_COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing", "config_path"})
+# Those that change a machine while programs use it, alone; and those that may, and build as well.
+_CHANGES = frozenset({"found", "xids", "device", "running", "ended"})
+_BUILD_OR_CHANGE = frozenset({"mig", "lost"})
+_ANY = frozenset({"directory", "style", "config_path"})
+
+
+@completing.never_failing
+def _models(_: click.Context, typed: str) -> Iterable[str]:
+    """Complete a list of models."""
+    before, comma, _last = typed.rpartition(",")
+    return [f"{before}{comma}{each}" for each in MODELS]  # one model may be there several times
+
+
+@command(
+    examples={
+        "gpuhook simulate /srv/gpus --gpus 8 --model H100": "Build a machine with eight H100",
+        "gpuhook simulate /srv/gpus --mig 0:1g.10gb,2g.20gb": "Divide GPU 0 of that machine",
+        "gpuhook simulate /srv/gpus --xid 79 --gpu 3": "Let an error happen to GPU 3 of it",
+        "gpuhook simulate /srv/amd --vendor amd --gpus 2": "Build one with two of AMD's",
+    },
+)
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option(
+    "--vendor",
+    shell_complete=completing.vendors,
+    default=nvidia.NAME,
+    metavar="NAME",
+    show_default=True,
+    help="Whose devices to simulate.",
+)
+@click.option("--gpus", default=1, show_default=True, help="Number of GPUs.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE",
+    help=f"A setting of another vendor's simulator than {nvidia.NAME}; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--platform",
+    type=click.Choice(PLATFORMS),
+    default=PLATFORMS[0],
+    show_default=True,
+    help="NVIDIA's driver for Linux, WSL2 or Tegra.",
+)
+@click.option(
+    "--model",
+    shell_complete=_models,
+    default="H200",
+    show_default=True,
+    help=f"One for all GPUs, or one for each, with commas: {', '.join(MODELS)}.",
+)
+@click.option(
+    "--driver-version", default="", help=f"The driver's version.  [default: {DEFAULT_DRIVER}]"
+)
+@click.option("--cuda-version", default="", help="The version of CUDA.  [default: the driver's]")
+@click.option("--minors", default="", help="The minor number of each GPU's node, like 3,1,0,2.")
+@click.option(
+    "--mig", multiple=True, metavar="GPU:PROFILE,...",
+    help="MIG devices of a GPU; of a running machine too, where GPU:off ends its MIG mode.",
+)  # fmt: skip
+@click.option("--lost", default="", metavar="GPU,...", help="GPUs that don't answer any more.")
+@click.option("--found", default="", metavar="GPU,...", help="Lost GPUs that answer again.")
+@click.option(
+    "--xid", "xids", multiple=True, type=int, metavar="NUMBER",
+    help="Let this XID happen to --gpu; may be repeated.",
+)  # fmt: skip
+@click.option("--gpu", "device", metavar="GPU", help="Number or UUID of a GPU, or a MIG UUID.")
+@click.option(
+    "--process", "running", multiple=True, metavar="GPU,PID,BYTES,...",
+    help="Let this process run; SM, memory, encoder and decoder percent and a kind may follow.",
+)  # fmt: skip
+@click.option(
+    "--end",
+    "ended",
+    multiple=True,
+    type=int,
+    metavar="PID",
+    help="Let the process with this number end.",
+)
+@click.option(
+    "--nvlink",
+    type=click.Choice(NVLINKS),
+    default=NVLINKS[0],
+    show_default=True,
+    help="What the GPUs' NVLinks lead to: nothing, another GPU, or switches.",
+)
+@click.option("--unplug", default="", metavar="GPU,...", help="GPUs that have gone away.")
+@click.option("--init-seconds", default=0.0, help="How long starting NVML takes.")
+@click.option(
+    "--fail",
+    default="",
+    metavar="HOW",
+    help="How the driver fails: not-loaded or version-mismatch.",
+)
+@click.option(
+    "--driver-files",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Extracted driver packages to use, all but libcuda and libnvidia-ml.",
+)
+@click.option("--drm/--no-drm", default=True, help="Have /dev/dri, or not.  [default: --drm]")
+@click.option("--compat32", is_flag=True, help="Add 32-bit libraries.")
+@click.option("--imex-channels", default=0, help="Number of IMEX channels.")
+@click.option("--features", default="", help=f"Devices beyond GPUs: some of {','.join(FEATURES)}.")
+@click.option("--libdir", default="", help="Library folder below DIR.  [default: multiarch]")
+@click.option("--seed", default="gpuhook", help="Another seed gives other UUIDs.")
+@click.option("--remove", "removing", is_flag=True, help="Delete the simulated root DIR.")
+@config_option
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How to print the answer.",
+)
+def simulate(
+    directory: str,
+    vendor: str,
+    gpus: int,
+    settings: tuple[str, ...],
+    removing: bool,
+    config_path: str | None,
+    style: str,
+    found: str,
+    xids: tuple[int, ...],
+    device: str | None,
+    running: tuple[str, ...],
+    ended: tuple[int, ...],
+    **options: Any,
+) -> None:
+    """Build a simulated driver root in DIR, or replace the one that is there.
+
+    Point gpuhook at it with root = "DIR" in the [nvidia-container-cli] section of config.toml.
+    For another vendor than nvidia there are --gpus and --set alone; the configuration may
+    declare it.
+
+    Where nothing is given but --mig, --lost, --found, --process, --end, and --xid with --gpu, the
+    machine that DIR holds is changed, and programs that use it see the change.
+    """
+    if removing:
+        remove(directory)
+        return
+    if _is_change(directory):
+        _report(directory, xids, device)
+        _run(directory, running, ended)
+        _change(directory, options["mig"], options["lost"], found)
+        _show(load_machine(directory), directory, style)
+        return
+    if vendor != nvidia.NAME:
+        click.echo("\n".join(_of_another(directory, vendor, gpus, settings, load(config_path))))
+        return
+    if settings:
+        raise SimulateError(
+            f"--set is for other vendors than {nvidia.NAME}",
+            "Use the options that gpuhook simulate --help names",
+        )
+    built = build(_nvidia_options(directory, gpus, **options))
+    as_json = style == "json"
+    click.echo(json.dumps(built.to_json(), indent=2) if as_json else "\n".join(built.lines()))
+
+
+def _given() -> frozenset[str]:
+    """Return the names of the parameters that were given."""
+    context = click.get_current_context()
+    names = [str(parameter.name) for parameter in context.command.params]
+    default = ParameterSource.DEFAULT
+    return frozenset(name for name in names if context.get_parameter_source(name) is not default)
+
+
+def _is_change(directory: str) -> bool:
+    """Tell whether a machine is to be changed, and not built; SimulateError if it is unclear."""
+    given = _given() - _ANY
+    building = given - _CHANGES - _BUILD_OR_CHANGE
+    if given & _CHANGES and building:
+        raise SimulateError(
+            "--found, --xid, --gpu, --process and --end change a machine, others build one",
+            "Build it first, and give these in a second command",
+        )
+    return bool(given & _CHANGES) or bool(given and not building and is_simulated(directory))
+
+
+def _report(root: str, xids: tuple[int, ...], device: str | None) -> None:
+    if bool(xids) != bool(device):
+        raise SimulateError(
+            "An XID happens to one GPU or MIG device", "Give both, like --xid 79 --gpu 3"
+        )
+    for xid in xids:
+        report_xid(root, xid, str(device))
+
+
+def _run(root: str, running: tuple[str, ...], ended: tuple[int, ...]) -> None:
+    for word in running:
+        run_process(root, parse_process(word))
+    for pid in ended:
+        end_process(root, pid)
+
+
+def _change(root: str, mig: tuple[str, ...], lost: str, found: str) -> None:
+    if mig or lost or found:
+        change(
+            root,
+            mig=parse_mig_change(mig),
+            lost=frozenset(parse_numbers(lost, "--lost")),
+            found=frozenset(parse_numbers(found, "--found")),
+        )
+
+
+def _show(machine: Machine, root: str, style: str) -> None:
+    """Say how a machine is, and which lines of its files mean nothing."""
+    for skipped in skipped_lines(root, machine):
+        click.echo(skipped, err=True)
+    if style == "json":
+        gpus = [{"number": gpu.index, **gpu.to_json()} for gpu in machine.gpus]
+        click.echo(json.dumps({"gpus": gpus}, indent=2))
+    else:
+        click.echo("\n".join(line for gpu in machine.gpus for line in gpu.lines()))
+
+
+def _nvidia_options(
+    root: str,
+    gpus: int,
+    *,
+    model: str,
+    minors: str,
+    mig: tuple[str, ...],
+    unplug: str,
+    lost: str,
+    fail: str,
+    driver_files: str | None,
+    features: str,
+    libdir: str,
+    **same: Any,
+) -> Options:
+    """Return the options of NVIDIA's simulator; ``same`` are those it has under the same name."""
+    return Options(
+        root=root,
+        gpus=gpus,
+        models=tuple(word.strip() for word in model.split(",")),
+        minors=parse_numbers(minors, "--minors"),
+        mig=parse_mig(mig),
+        unplugged=frozenset(parse_numbers(unplug, "--unplug")),
+        failure=parse_failure(fail),
+        lost=frozenset(parse_numbers(lost, "--lost")),
+        driver_files=driver_files or "",
+        features=frozenset(word.strip() for word in features.split(",") if word.strip()),
+        library_dir=libdir.rstrip("/"),
+        **same,
+    )
+
+
+def _of_another(
+    root: str, vendor: str, count: int, words: tuple[str, ...], config: Config
+) -> list[str]:
+    """Build another vendor's root and return the lines that say what was made."""
+    vendors = registry.known(config)
+    names = vendors.get(vendor)
+    if names is None:
+        known = ", ".join(vendors)
+        raise SimulateError(f"There is no vendor {shown(vendor)}", f"Use one of these: {known}")
+    simulator = simulators.simulator(names)
+    if simulator is None:
+        raise SimulateError(
+            f"The devices of {vendor} can't be simulated",
+            f"Use another vendor, such as {nvidia.NAME}",
+        )
+    _check_options(vendor)
+    if count < 0:
+        raise SimulateError(f"{count} devices can't be simulated", "Give 0 or more")
+    settings = _parse_settings(words)
+    return build_root(root, lambda tree: list(simulator.simulate(tree, count, settings)))
+
+
+def _check_options(vendor: str) -> None:
+    """Raise SimulateError for an option that NVIDIA's simulator alone has."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if given and name not in _COMMON:
+            raise SimulateError(
+                f"{parameter.opts[0]} is for {nvidia.NAME} alone, not for {vendor}",
+                "Drop it; what a vendor's simulator can do besides is set with --set NAME=VALUE",
+            )
+
+
+def _parse_settings(words: tuple[str, ...]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals or name in settings:
+            raise SimulateError(
+                f"{shown(word)} is not a setting", "Write --set NAME=VALUE once for each name"
+            )
+        settings[name] = value
+    return settings

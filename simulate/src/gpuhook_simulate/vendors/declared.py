@@ -1,0 +1,71 @@
+"""A driver root with a declared vendor's devices that don't exist: what discover looks at.
+
+Settings: ``numbers`` says which numbers the devices have (0,2,5), ``group`` and ``mode`` whose
+nodes they are.
+"""
+
+from types import ModuleType
+
+from gpuhook.ground.config.declared import DRIVER, PCI, Declared
+from gpuhook.ground.errors import SimulateError, shown
+from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook_simulate.tree import Tree
+
+SETTINGS = {"numbers": "", "group": "0", "mode": "666"}
+
+
+class Simulator:
+    """The simulator of one declared vendor."""
+
+    def __init__(self, names: ModuleType) -> None:
+        self._names = names
+        self._table: Declared = names.TABLE
+
+    def simulate(self, tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
+        """Fill the tree; return the lines that say what was made."""
+        chosen = _checked(settings)
+        words = [word for word in chosen["numbers"].split(",") if word]
+        numbers = [int(word) for word in words] or list(range(count))
+        known = machines_devices()
+        [major] = free_majors((self._names.NAME,), known).values()
+        tree.text("proc/devices", devices_text({self._names.NAME: major}, known), 0o444)
+        table = self._table
+        own = [path for path in table.optional_nodes if "{n}" in path]
+        paths = [*table.control, *(path for path in table.optional_nodes if path not in own)]
+        for number in numbers:
+            each = [path.replace("{n}", str(number)) for path in (*table.nodes, *own)]
+            paths += [path.replace("*", "0") for path in each]
+        facts = int(chosen["mode"], 8), int(chosen["group"])
+        for minor, path in enumerate(paths):
+            tree.node(path, major, minor, *facts)
+        self._prove(tree)
+        for path in table.files:
+            tree.text(path, f"{path}\n", 0o755)
+        for path in table.folders:
+            tree.text(f"{path}/content", f"{path}\n")
+        return [f"{table.noun} {number}" for number in numbers]
+
+    def _prove(self, tree: Tree) -> None:
+        """Write what shows that the driver is present."""
+        proof = self._table.present
+        if proof.startswith(PCI):
+            folder = "sys/bus/pci/devices/0000:01:00.0"
+            tree.text(f"{folder}/vendor", f"0x{proof.removeprefix(PCI)}\n", 0o444)
+        elif proof.startswith(DRIVER):
+            tree.folder(f"sys/module/{proof.removeprefix(DRIVER)}")
+        elif proof and not proof.startswith("/dev/"):
+            tree.text(proof, "1\n", 0o444)
+
+
+def _checked(settings: dict[str, str]) -> dict[str, str]:
+    if unknown := settings.keys() - SETTINGS:
+        raise SimulateError(
+            f"The simulator of declared vendors has no setting {shown(min(unknown))}",
+            f"Use some of {', '.join(SETTINGS)}",
+        )
+    return {**SETTINGS, **settings}
+
+
+def of(names: ModuleType) -> Simulator:
+    """Return the simulator of the vendor with these names."""
+    return Simulator(names)

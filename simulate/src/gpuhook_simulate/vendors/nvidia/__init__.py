@@ -1,0 +1,29 @@
+"""A simulated NVIDIA driver: a driver root with GPUs that don't exist, for tests.
+
+``build(Options(root="/srv/sim", gpus=8))`` makes the tree, ``remove`` deletes it; see
+docs/simulate.md for what the tree holds and how its libraries behave.
+"""
+
+from gpuhook_simulate.place import remove
+from gpuhook_simulate.vendors.nvidia.activity import Process, end_process, run_process
+from gpuhook_simulate.vendors.nvidia.build import Built, build
+from gpuhook_simulate.vendors.nvidia.change import change, report_xid
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMig
+from gpuhook_simulate.vendors.nvidia.options import Failure, Options
+from gpuhook_simulate.vendors.nvidia.probe import build_cuda_probe
+
+__all__ = [
+    "Built",
+    "Failure",
+    "Options",
+    "Process",
+    "SimulatedGpu",
+    "SimulatedMig",
+    "build",
+    "build_cuda_probe",
+    "change",
+    "end_process",
+    "remove",
+    "report_xid",
+    "run_process",
+]

@@ -1,0 +1,149 @@
+"""What of a simulated machine changes while programs run, as texts in a folder of its root.
+
+The libraries read them (c/state.c, c/nvml_events.c), so that a running process sees every change;
+docs/simulate.md says what stands in them. What was built is kept beside them, as it is
+needed for a change of it.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpuhook.ground.errors import SimulateError
+from gpuhook.ground.host import lock
+from gpuhook_simulate.tree import Tree
+from gpuhook_simulate.vendors.nvidia.machine import Machine, SimulatedGpu, make_machine
+from gpuhook_simulate.vendors.nvidia.options import Failure, Options
+
+FOLDER = "simulate"
+LOST, MIG, EVENTS, ACTIVITY = "lost", "mig", "events", "activity"
+_BUILT = "built.json"
+_PATIENCE = 60.0  # seconds that the others may take; each has it for a moment
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a root was built from; ``library_dir`` is where its libraries lie below it."""
+
+    options: Options
+    driver_version: str
+    library_dir: str
+
+
+def lost_text(gpus: Iterable[SimulatedGpu]) -> str:
+    """Return the text that says which GPUs are lost: a number or UUID in each line."""
+    return "".join(f"{gpu.index}\n" for gpu in gpus if gpu.lost)
+
+
+def mig_text(gpus: Iterable[SimulatedGpu]) -> str:
+    """Return the text that has a line for each GPU in MIG mode, and one for each MIG device.
+
+    The first is the GPU's number alone; the second has also UUID, profile, ids of the GPU and
+    the compute instance, the minors of both, and the first memory slice.
+    """
+    lines = []
+    for gpu in gpus:
+        lines += [f"{gpu.index}"] if gpu.mig_enabled else []
+        for mig in gpu.migs:
+            numbers = (mig.gi, mig.ci, mig.gi_cap, mig.ci_cap, mig.start)
+            lines.append(f"{gpu.index} {mig.uuid} {mig.profile.name} {' '.join(map(str, numbers))}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def time_text() -> str:
+    """Return the present as the file of activity has it: in seconds since 1970."""
+    now = time.time_ns() // 1000
+    return f"{now // 10**6}.{now % 10**6:06d}"
+
+
+def make(tree: Tree, state: State, machine: Machine) -> None:
+    """Make the folder of a machine to which nothing has happened yet."""
+    tree.folder(FOLDER)
+    tree.text(f"{FOLDER}/{EVENTS}", "")
+    tree.text(f"{FOLDER}/{ACTIVITY}", f"{time_text()} boot\n")
+    save(tree.root, state, machine)
+
+
+def save(root: str, state: State, machine: Machine) -> None:
+    """Write what the machine is now, each file in one step."""
+    texts = {
+        LOST: lost_text(machine.gpus),
+        MIG: mig_text(machine.gpus),
+        _BUILT: json.dumps(asdict(state), default=_plain, indent=2) + "\n",
+    }
+    for name, content in texts.items():
+        tree = Tree(root)
+        new = f"{FOLDER}/.{name}.new"
+        tree.text(new, content)
+        os.replace(tree.path(new), tree.path(f"{FOLDER}/{name}"))
+
+
+def _plain(value: object) -> object:
+    return value.value if isinstance(value, Failure) else sorted(value)  # type: ignore[call-overload]
+
+
+def load(root: str) -> State:
+    """Return what a root was built from; SimulateError where nothing says so."""
+    try:
+        with open(os.path.join(root, FOLDER, _BUILT), encoding="utf-8") as file:
+            data = json.load(file)
+        return State(_options(data["options"]), data["driver_version"], data["library_dir"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SimulateError(
+            f"{root} holds no simulated machine of NVIDIA's that can be changed",
+            "Build it with gpuhook simulate DIR --gpus N first",
+        ) from None
+
+
+def _options(fields: dict[str, Any]) -> Options:
+    lists = {name: tuple(fields[name]) for name in ("models", "minors")}
+    sets = {name: frozenset(fields[name]) for name in ("unplugged", "lost", "features")}
+    mig = {int(index): tuple(names) for index, names in fields["mig"].items()}
+    failure = Failure(fields["failure"]) if fields["failure"] else None
+    return Options(**{**fields, **lists, **sets, "mig": mig, "failure": failure})
+
+
+def load_machine(root: str) -> Machine:
+    """Return the machine as it is now; SimulateError where nothing says so."""
+    state = load(root)
+    return make_machine(state.options, state.driver_version)
+
+
+def append(root: str, name: str, line: str) -> None:
+    """Add a line to a file of the state folder, in one write."""
+    path = os.path.join(root, FOLDER, name)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK  # not in a fifo
+    fd = os.open(path, flags, 0o644)
+    try:
+        os.write(fd, line.encode())
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def locked(root: str) -> Iterator[None]:
+    """Keep other changes of this machine away; SimulateError where a change can't be written."""
+    try:
+        fd = os.open(os.path.join(root, FOLDER), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        load(root)  # says it
+        raise
+    try:
+        if not lock.take(fd, _PATIENCE):
+            raise SimulateError(
+                f"Another process has been changing the machine below {root} for "
+                f"{_PATIENCE:.0f} seconds",
+                "Wait until it has ended, or end it if it hangs, and run this again",
+            )
+        yield
+    except OSError as error:
+        raise SimulateError(
+            f"The simulated machine can't be changed ({error})",
+            "Run the command as root, and check that the file system has room",
+        ) from error
+    finally:
+        os.close(fd)

@@ -1,1 +1,0 @@
-"""Driver roots with accelerators that don't exist, for tests: the ground of each vendor's."""

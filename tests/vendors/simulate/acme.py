@@ -1,0 +1,54 @@
+"""A driver root with ACME's NPUs that don't exist: what discover looks at, and no more.
+
+Settings: ``boards`` says how many boards the NPUs are spread over, ``split`` and ``reset``
+which NPUs (0,2) are split in two and which are being reset, ``group`` whose nodes they are.
+"""
+
+from gpuhook.ground.errors import SimulateError, shown
+from gpuhook.vendors.acme.discover import CONTROL, VERSION
+from gpuhook.vendors.acme.vendor import CLASS
+from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook_simulate.tree import Tree
+
+SETTINGS = {"boards": "1", "split": "", "reset": "", "group": "1234"}
+
+
+def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
+    """Fill the tree; return the lines that say what was made."""
+    if unknown := settings.keys() - SETTINGS:
+        raise SimulateError(
+            f"ACME's simulator has no setting {shown(min(unknown))}",
+            f"Use some of {', '.join(SETTINGS)}",
+        )
+    settings = {**SETTINGS, **settings}
+    split, reset = (settings[name].split(",") for name in ("split", "reset"))
+    known = machines_devices()
+    majors = free_majors(("acme", "acme_dma", "acme_part"), known)
+    tree.text("proc/devices", devices_text(majors, known), 0o444)
+    tree.text(VERSION, "7.1\n", 0o444)
+    tree.node(CONTROL, majors["acme"], 255)
+    gid = int(settings["group"])
+    lines = []
+    for number in range(count):
+        label = str(number)
+        facts = {
+            "board": f"B{number % int(settings['boards'])}",
+            "bus_id": f"0000:{number + 0x41:02x}:00.0",
+            "model": "ACME NPU 100",
+            "serial": f"A-{number:04d}",
+            "state": "in reset" if label in reset else "ready",
+        }
+        _write(tree, label, facts)
+        tree.node(f"dev/acme{label}", majors["acme"], number, 0o660, gid)
+        tree.node(f"dev/acme_dma{label}", majors["acme_dma"], number, 0o660, gid)
+        lines.append(f"NPU {label}: {facts['serial']} on board {facts['board']}")
+        for part in range(2) if label in split else ():
+            _write(tree, f"{label}.{part}", {**facts, "serial": f"{facts['serial']}/{part}"})
+            tree.node(f"dev/acme{label}.{part}", majors["acme_part"], 2 * number + part, 0o660, gid)
+            lines.append(f"  part {label}.{part}")
+    return lines
+
+
+def _write(tree: Tree, label: str, facts: dict[str, str]) -> None:
+    for name, text in facts.items():
+        tree.text(f"{CLASS}/acme{label}/{name}", f"{text}\n", 0o444)
