@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import PluginError
+from gpuhook.tools.host.child import BackOff
 from gpuhook.tools.kubernetes import INSTALL, documents, driver, folder, health
 from gpuhook.tools.kubernetes.children import Listener, Server
 from gpuhook.tools.kubernetes.health import Health
@@ -154,15 +155,16 @@ class _Chore:
     def __init__(self, work: Callable[[], bool], clock: Callable[[], float]) -> None:
         self._work = work
         self._clock = clock
-        self._pause = 0.0
+        self._back_off = BackOff(*_WHILE_BAD)
         self.at: float | None = None
 
     def do(self) -> None:
         """Try it."""
-        well = self._work()
-        first, longest = _WHILE_BAD
-        self._pause = 0.0 if well else min(2 * self._pause or first, longest)
-        self.at = None if well else self._clock() + self._pause
+        if self._work():
+            self._back_off.reset()
+            self.at = None
+        else:
+            self.at = self._clock() + self._back_off.grow()
 
 
 class Supervisor:

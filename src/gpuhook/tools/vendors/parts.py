@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Device
+from gpuhook.tools.host.child import Work
 from gpuhook.tools.simulate.tree import Tree
 
 Values = Mapping[str, Any]
@@ -60,8 +61,8 @@ class Telemetry(Protocol):
     def facts(self, inventory: Any, /) -> Mapping[str, Values]:
         """Return what the inventory itself says of each device, by its id."""
 
-    def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> tuple[int, Any]:
-        """Start a child that is asked about all devices ``but`` some; return it and its socket."""
+    def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> Work:
+        """Return what a child does that is asked about all devices ``but`` some."""
 
 
 class Events(Protocol):
@@ -70,8 +71,8 @@ class Events(Protocol):
     def can_listen(self, inventory: Any, /) -> bool:
         """Tell whether the driver of this inventory reports any."""
 
-    def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> tuple[int, int]:
-        """Start a child that listens to all devices ``but`` some; return it and where to read."""
+    def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> Work:
+        """Return what a child does that listens to all devices ``but`` some."""
 
     def concerned(self, inventory: Any, event: dict[str, Any], /) -> Iterable[Device]:
         """Return the devices that an event is about."""
