@@ -17,6 +17,7 @@ import os
 
 from gpuhook.ground import log, names
 from gpuhook.ground.errors import GpuhookError, StateError, printable
+from gpuhook.ground.oci.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _STATE_LIMIT = 16 << 20
 _STATE_FD = 6  # where the hook keeps its standard input; a shell's read moves descriptor 0
 
 
-class Pipes:
+class Pipes(Record):
     """The descriptors of one helper.
 
     The hook asks through the pipe ``asked``, which is open for both so that it has no end
@@ -48,11 +49,10 @@ class Pipes:
     the bundle's folder. ``runtime`` is a pidfd of what is, or becomes, the low-level runtime.
     """
 
-    def __init__(self, asked: int, answer: int, bundle: int, runtime: int) -> None:
-        self.asked = asked
-        self.answer = answer
-        self.bundle = bundle
-        self.runtime = runtime
+    asked: int
+    answer: int
+    bundle: int
+    runtime: int
 
     def words(self, pid: int, folder: str) -> list[str]:
         """Return the words by which the hook finds the helper (launchers/gpu-py)."""

@@ -58,7 +58,7 @@ def test_what_has_a_place_of_its_own_is_not_there() -> None:
 
 
 def test_a_platform_whose_files_have_places_of_their_own() -> None:
-    inventory = machine().with_files((library("libdxcore.so", "", None),))
+    inventory = machine().but(files=(library("libdxcore.so", "", None),))
     inventory.platform = WSL
     with pytest.raises(DriverFolderError, match="wsl"):
         content.of(Config(), inventory)
@@ -68,5 +68,5 @@ def test_no_program_changes_device_nodes() -> None:
     """nvidia-modprobe is set-user-ID root, and no capability brings it."""
     extra = DriverFile("binary", "/usr/bin/nvidia-modprobe", "/usr/bin/nvidia-modprobe", "modprobe")
     inventory = machine()
-    found = content.of(Config(), inventory.with_files((*inventory.files, extra)))
+    found = content.of(Config(), inventory.but(files=(*inventory.files, extra)))
     assert "bin/nvidia-modprobe" not in found.files

@@ -7,6 +7,7 @@ import os
 
 from gpuhook.ground.errors import SpecError, StateError, UnusableSpecError
 from gpuhook.ground.oci import jsontext
+from gpuhook.ground.oci.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -238,14 +239,13 @@ def hook_name(hook: "Any") -> str:
     return path.rpartition("/")[2] if isinstance(path, str) else ""
 
 
-class State:
+class State(Record):
     """The container state on a hook's standard input: what we need of it."""
 
-    def __init__(self, container_id: str, pid: int, bundle: str, root: str | None) -> None:
-        self.container_id = container_id
-        self.pid = pid
-        self.bundle = bundle
-        self.root = root
+    container_id: str
+    pid: int
+    bundle: str
+    root: str | None
 
 
 def parse_state(data: bytes, *, needs_pid: bool = True) -> State:

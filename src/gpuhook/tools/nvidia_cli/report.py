@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import UntrustedPathError
+from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.inventory.model import SOCKET
 from gpuhook.vendors.nvidia.device_nodes import IMEX_FOLDER
 from gpuhook.vendors.nvidia.discover import CONTROL_NODES
@@ -42,21 +43,13 @@ def _fields(gpu: Gpu) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-class Wanted:
+class Wanted(Record):
     """What ``list`` is to print: kinds of driver files, and the devices (None: none)."""
 
-    def __init__(
-        self,
-        kinds: tuple[str, ...],
-        selection: Selection | None,
-        imex: tuple[int, ...] = (),
-        mig: tuple[str, ...] = (),
-    ) -> None:
-        """``mig`` holds config and monitor, where the files for it are to be listed."""
-        self.kinds = kinds
-        self.selection = selection
-        self.imex = imex
-        self.mig = mig
+    kinds: tuple[str, ...]
+    selection: Selection | None
+    imex: tuple[int, ...] = ()
+    mig: tuple[str, ...] = ()
 
 
 def listing(inventory: Inventory, wanted: Wanted) -> Iterator[str]:

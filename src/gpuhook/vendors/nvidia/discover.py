@@ -138,5 +138,4 @@ def _completed(root: Rootfs, gpu: Gpu, caps: dict[str, int]) -> Gpu:
         mig.append(Mig(one.index, one.uuid, one.gi, one.ci, one.name, gi_cap, ci_cap))
     nodes = root.list_folder(f"/sys/bus/pci/devices/{gpu.kernel_bus_id}/drm")
     drm = tuple(path for name in nodes if root.exists(path := f"/dev/dri/{name}"))
-    fields = {name: getattr(gpu, name) for name in gpu.fields()}
-    return Gpu(**{**fields, "mig": tuple(mig), "drm": drm})
+    return gpu.but(mig=tuple(mig), drm=drm)
