@@ -18,6 +18,7 @@ import os
 from gpuhook.ground import log, names
 from gpuhook.ground.errors import GpuhookError, StateError, printable
 from gpuhook.ground.oci.jsontext import Record
+from gpuhook.ground.reading import read_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -172,12 +173,7 @@ def _finish(injection: "Injection", hook: int, bundle: int) -> str:
 def _state_text(hook: int) -> bytes:
     """Read what the low-level runtime writes to the hook: the container's state."""
     fd = os.open(f"/proc/{hook}/fd/{_STATE_FD}", os.O_RDONLY | os.O_CLOEXEC)
-    chunks = []
-    size = 0
     try:
-        while size <= _STATE_LIMIT and (chunk := os.read(fd, 1 << 16)):
-            chunks.append(chunk)
-            size += len(chunk)
+        return read_start(fd, _STATE_LIMIT + 1)
     finally:
         os.close(fd)
-    return b"".join(chunks)

@@ -4,17 +4,17 @@ A pipe in a file's place would be waited for without end, a link would lead root
 and a file may be of any size. So what the commands read they read here: without waiting,
 regular files alone, and not without bound.
 
-Imports errno, os, stat and errors, because a container's start may read CDI documents.
+Imports errno, os, stat, errors and reading, because a container's start may read CDI documents.
 """
 
 import errno
 import os
 import stat
 
+from gpuhook.ground import reading
 from gpuhook.ground.errors import UntrustedPathError
 
 LIMIT = 16 << 20  # bytes; no configuration or record of an engine comes near
-_PIECE = 1 << 16  # bytes at once, because files in /proc/sys refuse to be read by the megabyte
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = 0
@@ -42,11 +42,7 @@ def read_start(path: str, most: int = LIMIT) -> bytes:
     """Return at most the first ``most`` bytes of a regular file; OSError for anything else."""
     fd = _open_regular(path, _READ)
     try:
-        pieces, size = [], 0
-        while size < most and (piece := os.read(fd, min(_PIECE, most - size))):
-            pieces.append(piece)
-            size += len(piece)
-        return b"".join(pieces)
+        return reading.read_start(fd, most)
     finally:
         os.close(fd)
 

@@ -8,13 +8,13 @@ import os
 from gpuhook.ground.errors import SpecError, StateError, UnusableSpecError
 from gpuhook.ground.oci import jsontext
 from gpuhook.ground.oci.jsontext import Record
+from gpuhook.ground.reading import read_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 _READ_LIMIT = 64 << 20  # a config.json with 10^6 environment entries has about 40 MiB
-_CHUNK = 1 << 16  # bytes read at once: memory that is too much costs more than a second read
 
 
 class Spec:
@@ -169,7 +169,7 @@ def read_spec(path: str) -> Spec:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            data = _read(fd)
+            data = read_start(fd, _READ_LIMIT + 1)
         finally:
             os.close(fd)
     except OSError as error:
@@ -190,15 +190,6 @@ def read_spec(path: str) -> Spec:
             raise
         # A pipe: a runtime waits until somebody writes into it.
         raise SpecError(error.cause, error.remedy) from None
-
-
-def _read(fd: int) -> bytes:
-    chunks = []
-    size = 0
-    while size <= _READ_LIMIT and (chunk := os.read(fd, _CHUNK)):
-        chunks.append(chunk)
-        size += len(chunk)
-    return b"".join(chunks)
 
 
 def _write_new(path: str, data: bytes, like: os.stat_result) -> None:
