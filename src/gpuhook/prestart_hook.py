@@ -7,8 +7,8 @@ from gpuhook.ground import log, names
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError, InjectError, SpecError
+from gpuhook.ground.fileio import read_start
 from gpuhook.ground.oci.spec import Spec, parse_state, read_spec
-from gpuhook.ground.reading import read_start
 from gpuhook.start.resolve import resolve
 from gpuhook.vendors import registry
 

@@ -17,8 +17,8 @@ import os
 
 from gpuhook.ground import log, names
 from gpuhook.ground.errors import GpuhookError, StateError, printable
+from gpuhook.ground.fileio import read_start
 from gpuhook.ground.oci.jsontext import Record
-from gpuhook.ground.reading import read_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -356,7 +356,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
     file = tmp_path / "c.toml"
     file.write_text("old")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     for step in ("fsync", "rename", "fchmod"):

@@ -11,7 +11,7 @@ import os
 import stat
 
 from gpuhook.ground.errors import ConfigError, shown
-from gpuhook.ground.reading import read_start
+from gpuhook.ground.fileio import read_start
 
 # What the value of a key may be, in words.
 BOOL = "true or false"

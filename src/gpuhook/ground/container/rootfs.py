@@ -17,7 +17,7 @@ import stat
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import UntrustedPathError
-from gpuhook.ground.reading import read_start
+from gpuhook.ground.fileio import read_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ Imports errno and os alone, because a container's start reads these files.
 import errno
 import os
 
-from gpuhook.ground.reading import read_start
+from gpuhook.ground.fileio import read_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

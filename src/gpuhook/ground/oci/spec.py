@@ -6,9 +6,9 @@ Sources: OCI runtime specification 1.0 to 1.2, config.md and runtime.md (state).
 import os
 
 from gpuhook.ground.errors import SpecError, StateError, UnusableSpecError
+from gpuhook.ground.fileio import read_start, replace
 from gpuhook.ground.oci import jsontext
 from gpuhook.ground.oci.jsontext import Record
-from gpuhook.ground.reading import read_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,14 +147,11 @@ class Spec:
 
     def write(self) -> None:
         """Replace the file whole, keeping its mode and owner; SpecError if that fails."""
-        temporary = f"{self.path}.gpuhook"
-        _remove(temporary)  # what a killed run may have left
         try:
             old = os.stat(self.path)
-            _write_new(temporary, self.text.encode("utf-8", "surrogateescape"), old)
-            os.rename(temporary, self.path)
+            data = self.text.encode("utf-8", "surrogateescape")
+            replace(self.path, data, f"{self.path}.gpuhook", finish=lambda fd: _be_like(fd, old))
         except OSError as error:
-            _remove(temporary)
             raise SpecError(
                 f"{self.path} can't be written: {error.strerror}",
                 "Make the bundle's folder writable for root and check that its disk isn't full",
@@ -192,36 +189,18 @@ def read_spec(path: str) -> Spec:
         raise SpecError(error.cause, error.remedy) from None
 
 
-def _write_new(path: str, data: bytes, like: os.stat_result) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
-            _keep_owner(fd, like)
-        os.fchmod(fd, like.st_mode & 0o7777)
-    finally:
-        os.close(fd)
-
-
-def _keep_owner(fd: int, like: os.stat_result) -> None:
-    """Give a file its owner; where only root could, it stays the user's whose folder it is in.
+def _be_like(fd: int, old: os.stat_result) -> None:
+    """Give a file its owner and mode; where only root could, it stays its folder's user's.
 
     Slurm writes root's config.json into a folder of the user's, who runs the container.
     """
-    try:
-        os.fchown(fd, like.st_uid, like.st_gid)
-    except PermissionError:
-        if os.geteuid() == 0:
-            raise
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
+    if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+        try:
+            os.fchown(fd, old.st_uid, old.st_gid)
+        except PermissionError:
+            if os.geteuid() == 0:
+                raise
+    os.fchmod(fd, old.st_mode & 0o7777)
 
 
 def hook_name(hook: "Any") -> str:
