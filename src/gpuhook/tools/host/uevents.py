@@ -1,31 +1,42 @@
-"""The kernel's events about devices, from a bare socket.
+"""The kernel's events about devices. Source: netlink(7), lib/kobject_uevent.c of the kernel."""
 
-``tools.watch`` has pyroute2 for that, which costs more memory than all the rest of a supervisor.
-Source: netlink(7), lib/kobject_uevent.c of the kernel.
-"""
-
+import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from gpuhook.tools.vendors.uevents import Event
+Event = Mapping[str, object]
+Parse = Callable[[bytes], Iterable[Event]]
 
+GROUP = 1  # the kernel's, not udev's, whose messages have a binary head
 _KOBJECT_UEVENT = 15  # include/uapi/linux/netlink.h
-_KERNEL_GROUP = 1
-_MOST = 1 << 13  # bytes; the kernel's buffer for one is of 2 KiB
+_KERNEL = 0  # as a sender: its port
+_MOST = 1 << 16  # bytes of an event; the kernel has 2 KiB for its variables
+
+
+def listen() -> socket.socket:
+    """Return a socket that hears events; OSError where this process may not."""
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _KOBJECT_UEVENT)
+    try:
+        made.bind((0, GROUP))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def parse(data: bytes) -> Iterator[Event]:
+    """Yield an event's variables; it is ACTION@PATH, and then NAME=VALUE, each with a zero."""
+    lines = data.decode("utf-8", "replace").split("\0")
+    yield dict(line.split("=", 1) for line in lines[1:] if "=" in line)
 
 
 class KernelEvents:
-    """What the kernel says of devices, as it comes."""
+    """What the kernel says of devices, as it comes to a socket that has joined its group."""
 
-    def __init__(self) -> None:
-        """Begin to listen; OSError where this process may not."""
-        flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        self._socket = socket.socket(socket.AF_NETLINK, flags, _KOBJECT_UEVENT)
-        try:
-            self._socket.bind((0, _KERNEL_GROUP))
-        except OSError:
-            self._socket.close()
-            raise
+    def __init__(self, source: socket.socket, parse: Parse = parse) -> None:
+        self._socket = source
+        self._parse = parse
+        source.setblocking(False)
 
     def fileno(self) -> int:
         """Return the descriptor to wait for."""
@@ -36,20 +47,16 @@ class KernelEvents:
         self._socket.close()
 
     def read(self) -> Iterator[Event]:
-        """Yield the events that have come."""
+        """Yield the events that have come, an empty one for those that were lost."""
         while True:
             try:
                 data, (sender, _) = self._socket.recvfrom(_MOST)
             except BlockingIOError:
                 return
-            except OSError:  # ENOBUFS: more came than the buffer holds
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:  # more came than the buffer holds
+                    raise
                 yield {}
                 continue
-            if sender == 0:  # the kernel, and no process
-                yield parse(data)
-
-
-def parse(data: bytes) -> Event:
-    """Return an event's variables; it is ACTION@PATH, and then NAME=VALUE, each with a zero."""
-    lines = data.decode("utf-8", "replace").split("\0")
-    return dict(line.split("=", 1) for line in lines[1:] if "=" in line)
+            if sender == _KERNEL:  # and no process
+                yield from self._parse(data)

@@ -7,9 +7,14 @@ from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import UntrustedPathError
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.inventory.model import SOCKET
-from gpuhook.vendors.nvidia.device_nodes import IMEX_FOLDER
-from gpuhook.vendors.nvidia.discover import CONTROL_NODES
-from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Selection
+from gpuhook.vendors.nvidia.model import (
+    CAPS_FOLDER,
+    CONTROL_NODES,
+    IMEX_FOLDER,
+    Gpu,
+    Inventory,
+    Selection,
+)
 
 _LABEL_WIDTH = 15
 _CAPABILITIES = "/proc/driver/nvidia/capabilities"
@@ -79,7 +84,7 @@ def _is_there(root: str, socket: str) -> bool:
 
 
 def _devices(inventory: Inventory, selection: Selection, *, with_migs: bool) -> Iterator[str]:
-    yield from (path for path in CONTROL_NODES if inventory.node(path))
+    yield from (each.path for each in CONTROL_NODES if inventory.node(each.path))
     yield from (f"/dev/nvidia{gpu.minor}" for gpu in selection.gpus)
     for gpu, mig in selection.migs if with_migs else ():
         instance = f"{_CAPABILITIES}/gpu{gpu.minor}/mig/gi{mig.gi}"

@@ -17,6 +17,10 @@ from gpuhook.tools.simulate.tree import Tree
 
 Values = Mapping[str, Any]
 
+# What an error does to the device that it is about: nothing may be started on it; what runs there
+# must be started again, and the device is as good as before; nothing at all.
+FATAL, APPLICATION, IGNORE = ACTIONS = ("fatal", "application", "ignore")
+
 
 class Doctor(Protocol):
     """``doctor``: what the doctor looks at; tools/doctor/vendors says how it is used."""
@@ -74,8 +78,14 @@ class Events(Protocol):
     def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> Work:
         """Return what a child does that listens to all devices ``but`` some."""
 
-    def concerned(self, inventory: Any, event: dict[str, Any], /) -> Iterable[Device]:
+    def concerned(self, inventory: Any, event: Values, /) -> Iterable[Device]:
         """Return the devices that an event is about."""
+
+    def judge(self, event: Values, settings: Mapping[int, str], /) -> tuple[str, str]:
+        """Return what an error does, one of ACTIONS, and what it is called.
+
+        ``settings`` are what the administrator set of errors by their numbers.
+        """
 
 
 class Links(Protocol):

@@ -16,7 +16,14 @@ from gpuhook.vendors.nvidia import (  # fmt: skip
     tegra,
     wsl,
 )
-from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Mig
+from gpuhook.vendors.nvidia.model import (
+    CAPS_FOLDER,
+    CONTROL_NODES,
+    IMEX_FOLDER,
+    Gpu,
+    Inventory,
+    Mig,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,13 +31,6 @@ if TYPE_CHECKING:
 
     from gpuhook.ground.config.model import Config
 
-CONTROL_NODES = (
-    "/dev/nvidiactl",
-    "/dev/nvidia-uvm",
-    "/dev/nvidia-uvm-tools",
-    "/dev/nvidia-modeset",
-)
-NODE_FOLDERS = (CAPS_FOLDER, device_nodes.IMEX_FOLDER)
 MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 _SMALL_FILE = 1 << 20
 
@@ -100,8 +100,8 @@ def _check_minors(gpus: tuple[Gpu, ...]) -> None:
 
 
 def _nodes(root: Rootfs, gpus: tuple[Gpu, ...]) -> "Iterator[Node]":
-    paths = list(CONTROL_NODES) + [gpu.path for gpu in gpus]
-    for folder in NODE_FOLDERS:
+    paths = [node.path for node in CONTROL_NODES] + [gpu.path for gpu in gpus]
+    for folder in (CAPS_FOLDER, IMEX_FOLDER):
         paths += [f"{folder}/{name}" for name in root.list_folder(folder)]
     paths += [path for gpu in gpus for path in gpu.drm]
     paths += device_nodes.feature_node_paths(root)

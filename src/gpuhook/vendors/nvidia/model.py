@@ -14,7 +14,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any, Self
 
+
+class ControlNode(Record):
+    """A node of the driver's that is no GPU's: ``module`` names its major in /proc/devices.
+
+    ``capabilities`` are the parts of the driver that need it, () for all.
+    """
+
+    path: str
+    module: str
+    minor: int
+    capabilities: tuple[str, ...] = ()
+
+
+CONTROL = ControlNode("/dev/nvidiactl", "nvidia", 255)
+UVM = ControlNode("/dev/nvidia-uvm", "nvidia-uvm", 0, ("compute", "video"))
+UVM_TOOLS = ControlNode("/dev/nvidia-uvm-tools", "nvidia-uvm", 1, ("compute", "video"))
+MODESET = ControlNode("/dev/nvidia-modeset", "nvidia", 254, ("display",))
+CONTROL_NODES = (CONTROL, UVM, UVM_TOOLS, MODESET)
+# Folders of nodes that come and go: capabilities of MIG, IMEX channels.
 CAPS_FOLDER = "/dev/nvidia-caps"
+IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 
 # Platforms without NVIDIA's driver for Linux, and what people call them.
 WSL, TEGRA = "wsl", "tegra"

@@ -16,12 +16,13 @@ still lives every few seconds:
 import time
 
 from gpuhook.ground.container import kernel
+from gpuhook.tools.vendors.nvidia import xids
 from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.discover import library
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -56,7 +57,7 @@ def can_listen(inventory: "Inventory") -> bool:
     return bool(inventory.gpus) and not inventory.platform
 
 
-def concerned(inventory: "Inventory", event: "dict[str, Any]") -> "list[Device]":
+def concerned(inventory: "Inventory", event: "Mapping[str, Any]") -> "list[Device]":
     """Return the devices that an event is about: a GPU, or the instances that it names.
 
     A GPU's instances are as well as the GPU is, and aren't named beside it. Nothing is guessed
@@ -68,6 +69,11 @@ def concerned(inventory: "Inventory", event: "dict[str, Any]") -> "list[Device]"
     found = {mig.uuid for gpu in inventory.gpus if gpu.uuid == uuid
              for mig in gpu.mig if mig.gi == gi and ci in (None, mig.ci)}  # fmt: skip
     return [device for device in inventory.devices if device.id in found]
+
+
+def judge(event: "Mapping[str, Any]", settings: "Mapping[int, str]") -> tuple[str, str]:
+    """Return what an XID does to its device, and what it is called."""
+    return xids.action(event["xid"], settings), xids.describe(event["xid"])
 
 
 # In the child -------------------------------------------------------------------------------
