@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuhook.ground import errors as gpuhook_errors
-from gpuhook.ground.config.schema import KEYS
+from gpuhook.ground.config.model import KEYS
 from gpuhook.tools.cli import cli
 from gpuhook.tools.metrics import exporter
 from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage

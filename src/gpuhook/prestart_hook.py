@@ -7,6 +7,7 @@ from gpuhook.ground import log, names
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError, InjectError, SpecError
+from gpuhook.ground.fileio import read_start
 from gpuhook.ground.oci.spec import Spec, parse_state, read_spec
 from gpuhook.start.resolve import resolve
 from gpuhook.vendors import registry
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> "NoReturn":
         sys.stdout.write(USAGE)
         sys.exit(0)
     config_path, verb = read_arguments([word for word in argv if word != _KILLED])
-    state = _drain(0)
+    state = _drain(_STATE_LIMIT)
     if verb in _IDLE_VERBS:
         sys.exit(0)
     config = Config()
@@ -76,21 +77,16 @@ def read_arguments(argv: list[str]) -> tuple[str | None, str]:
     return config_path, verbs[0] if verbs else "prestart"
 
 
-def _drain(fd: int) -> bytes:
-    """Read standard input to its end, so that the runtime's write never fails."""
-    chunks = []
-    size = 0
-    while True:
-        try:
-            chunk = os.read(fd, 1 << 16)
-        except OSError:
-            break
-        if not chunk:
-            break
-        size += len(chunk)
-        if size <= _STATE_LIMIT:
-            chunks.append(chunk)
-    return b"".join(chunks)
+def _drain(most: int) -> bytes:
+    """Read standard input to its end, so that the writer never fails; keep a byte over ``most``."""
+    data = b""
+    try:
+        data = read_start(0, most + 1)
+        while os.read(0, 1 << 16):
+            pass
+    except OSError:
+        pass
+    return data
 
 
 def run(state_text: bytes, config: Config) -> None:
@@ -131,7 +127,7 @@ def precreate(folder: str, argv: list[str]) -> "NoReturn":
     from gpuhook.start.edit import edit  # noqa: PLC0415 - of this stage alone
 
     config_path, _ = read_arguments(argv)
-    text = _read_input()
+    text = _drain(_SPEC_LIMIT)
     config = Config()
     try:
         config = load(config_path)
@@ -145,14 +141,3 @@ def precreate(folder: str, argv: list[str]) -> "NoReturn":
     with open(1, "wb") as output:
         output.write(text if edited is None else edited.text.encode("utf-8", "surrogateescape"))
     sys.exit(0)
-
-
-def _read_input() -> bytes:
-    """Read standard input to its end, so that podman's write never fails."""
-    chunks = []
-    size = 0
-    while chunk := os.read(0, 1 << 16):
-        size += len(chunk)
-        if size <= _SPEC_LIMIT + (1 << 16):
-            chunks.append(chunk)
-    return b"".join(chunks)

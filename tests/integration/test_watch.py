@@ -19,7 +19,8 @@ from harness.installation import Installation, write_config
 from gpuhook.ground.config.model import Config
 from gpuhook.start.cdi import folders
 from gpuhook.tools.cdi.kept import last_errors
-from gpuhook.tools.vendors.uevents import Event, concerns_us
+from gpuhook.tools.host.uevents import Event
+from gpuhook.tools.vendors.uevents import concerns_us
 from gpuhook.tools.watch import Events
 
 # What a watch waits in, select or pselect6: asm/unistd.h.

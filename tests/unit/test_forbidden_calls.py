@@ -114,7 +114,7 @@ def handling_images() -> dict[str, str]:
 
 # Modules that hold a Rootfs of the host or of the driver, or change nothing in an image.
 OF_THE_HOST = {
-    "tools/driver_folder/content": "reads a plan, and carries out none",
+    "tools/vendors/nvidia/driver_folder": "reads a plan, and carries out none",
     "tools/driver_folder/keep": "reads the driver root; writes to a folder of the host's",
     "start/inventory/freshness": "looks at the driver root",
     "vendors/nvidia/vendor": "looks at the driver root",

@@ -8,7 +8,7 @@ import pytest
 import reference
 
 from gpuhook.ground import errors
-from gpuhook.ground.config.schema import FEATURE_PREFIX, FEATURES, KEYS
+from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS
 from gpuhook.tools.cli import cli
 
 

@@ -28,7 +28,7 @@ _EXTENSIONS_FOLDER = "lib-dynload"
 # The order in which importing would complete them, so that none asks for a later one. What is
 # a vendor's alone stands among its names.
 CONFIGURATION = (
-    "ground.errors", "ground.config.schema", "ground.config.model", "ground.config.source",
+    "ground.errors", "ground.fileio", "ground.config.source", "ground.config.model",
     "ground.config.loader",
 )  # fmt: skip
 REGISTRY = (

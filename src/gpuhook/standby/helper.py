@@ -17,6 +17,8 @@ import os
 
 from gpuhook.ground import log, names
 from gpuhook.ground.errors import GpuhookError, StateError, printable
+from gpuhook.ground.fileio import read_start
+from gpuhook.ground.oci.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ _STATE_LIMIT = 16 << 20
 _STATE_FD = 6  # where the hook keeps its standard input; a shell's read moves descriptor 0
 
 
-class Pipes:
+class Pipes(Record):
     """The descriptors of one helper.
 
     The hook asks through the pipe ``asked``, which is open for both so that it has no end
@@ -48,11 +50,10 @@ class Pipes:
     the bundle's folder. ``runtime`` is a pidfd of what is, or becomes, the low-level runtime.
     """
 
-    def __init__(self, asked: int, answer: int, bundle: int, runtime: int) -> None:
-        self.asked = asked
-        self.answer = answer
-        self.bundle = bundle
-        self.runtime = runtime
+    asked: int
+    answer: int
+    bundle: int
+    runtime: int
 
     def words(self, pid: int, folder: str) -> list[str]:
         """Return the words by which the hook finds the helper (launchers/gpu-py)."""
@@ -173,12 +174,7 @@ def _finish(injection: "Injection", hook: int, bundle: int) -> str:
 def _state_text(hook: int) -> bytes:
     """Read what the low-level runtime writes to the hook: the container's state."""
     fd = os.open(f"/proc/{hook}/fd/{_STATE_FD}", os.O_RDONLY | os.O_CLOEXEC)
-    chunks = []
-    size = 0
     try:
-        while size <= _STATE_LIMIT and (chunk := os.read(fd, 1 << 16)):
-            chunks.append(chunk)
-            size += len(chunk)
+        return read_start(fd, _STATE_LIMIT + 1)
     finally:
         os.close(fd)
-    return b"".join(chunks)

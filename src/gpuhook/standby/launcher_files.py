@@ -14,6 +14,7 @@ import errno
 import os
 import time
 
+from gpuhook.ground import fileio
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import ConfigError
 from gpuhook.start.request import sources
@@ -126,18 +127,13 @@ def _write(folder: str, name: str, content: str, as_of: int) -> None:
 
     Root owns /run, so nobody else is in the way.
     """
-    temporary = f"{folder}/.{name}.{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        with open(fd, "wb", buffering=0) as file:
-            data = content.encode("ascii")
-            if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
-            os.utime(file.fileno(), ns=(as_of, as_of))
-        os.rename(temporary, f"{folder}/{name}")
-    except OSError:
-        os.unlink(temporary)
-        raise
+    fileio.replace(
+        f"{folder}/{name}",
+        content.encode("ascii"),
+        f"{folder}/.{name}.{os.getpid()}",
+        mode=0o644,
+        finish=lambda fd: os.utime(fd, ns=(as_of, as_of)),
+    )
 
 
 def make_folders(path: str) -> None:

@@ -7,13 +7,11 @@ when MIG devices change, files are installed or settings are edited; that the in
 stale is then seen at the next regular look, which costs a few stat calls.
 """
 
-import errno
 import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
-from types import TracebackType
+from collections.abc import Callable
 from typing import Self
 
 from pyroute2 import UeventSocket
@@ -25,67 +23,45 @@ from gpuhook.standby import place
 from gpuhook.start import contract, dev_char
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.host.uevents import GROUP, Event, KernelEvents
 from gpuhook.tools.ready import report_ready
 from gpuhook.tools.vendors import survey
-from gpuhook.tools.vendors.uevents import Event
 
-_KERNEL = 0  # as a sender: its port (netlink(7))
-_MOST = 1 << 16  # bytes of an event; the kernel has 2 KiB for its variables
-_KERNEL_GROUP = 1  # not udev's: its messages have a binary head that old pyroute2 trips over
 _SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many steps
 
 
 class Events:
-    """The kernel's events about devices, as far as ``concerns`` says that they matter."""
+    """The kernel's events about devices, as far as ``concerns`` says that they matter.
+
+    The socket and the reading of a message are pyroute2's. What comes to it is read here: get() of
+    pyroute2 0.9 takes in more than it returns, and of the rest nobody hears who waits for the
+    socket.
+    """
 
     def __init__(self, concerns: Callable[[Event], bool]) -> None:
         """Begin to listen; OSError where this process may not."""
         self._concerns = concerns
-        self._socket = UeventSocket()
-        # Its own bind() takes no group in pyroute2 0.7.
-        NetlinkSocket.bind(self._socket, groups=_KERNEL_GROUP)
-        # What comes is read here: get() of pyroute2 0.9 takes in more than it returns, and of the
-        # rest nobody hears who waits for the socket.
-        self._raw = socket.socket(fileno=os.dup(self._socket.fileno()))
-        self._raw.setblocking(False)
-        self._marshal = MarshalUevent()
+        self._source = UeventSocket()
+        NetlinkSocket.bind(self._source, groups=GROUP)  # its own takes no group in pyroute2 0.7
+        raw = socket.socket(fileno=os.dup(self._source.fileno()))
+        self._events = KernelEvents(raw, MarshalUevent().parse)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._raw.close()
-        self._socket.close()
+    def __exit__(self, *details: object) -> None:
+        self._events.close()
+        self._source.close()
 
     def wait(self, seconds: float) -> bool:
         """Wait that long for an event that matters and the quiet after it; tell if one came."""
         end, came = time.monotonic() + seconds, False
         while (left := end - time.monotonic()) > 0:
-            if not select.select([self._raw], [], [], left)[0]:
+            if not select.select([self._events], [], [], left)[0]:
                 break
-            if any(not event or self._concerns(event) for event in [*self._read()]):
+            if any(not event or self._concerns(event) for event in [*self._events.read()]):
                 came, end = True, time.monotonic() + _SETTLE
         return came
-
-    def _read(self) -> Iterator[Event]:
-        """Yield the events that have come, an empty one for those that were lost."""
-        while True:
-            try:
-                data, (sender, _) = self._raw.recvfrom(_MOST)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
-                yield {}
-                continue
-            if sender == _KERNEL:
-                yield from self._marshal.parse(data)
 
 
 class Watch:

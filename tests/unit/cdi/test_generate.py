@@ -106,7 +106,7 @@ def test_a_mig_device_brings_its_gpu_and_no_other() -> None:
 
 def in_mig_mode(index: int) -> Gpu:
     one = gpu(index, index)
-    facts = {name: getattr(one, name) for name in Gpu.__slots__}
+    facts = vars(one)
     return Gpu(**{**facts, "mig_enabled": True})
 
 
@@ -328,7 +328,7 @@ def machine_of(case: Case, root: Path, library: Any) -> Inventory:
         index = driver_files.LibraryIndex(below, "/no/cache", folders)
         found = driver_files.find_all(below, index, case["input"]["driver_version"])
     nodes = tuple(Node(path, 195, at) for at, path in enumerate(tree["nodes"]))
-    facts = {name: getattr(gpu(0, 0), name) for name in Gpu.__slots__}
+    facts = vars(gpu(0, 0))
     one = Gpu(**{**facts, "drm": ()})
     return Inventory(str(root), case["input"]["driver_version"], "13.0", (one,), nodes, found)
 
@@ -377,7 +377,7 @@ def test_hooks(case: Case) -> None:
 @pytest.mark.vectors("cdi", "cdi.nvml_ids")
 def test_devices_by_name(case: Case) -> None:
     named = gpu(0, 0)
-    facts = {name: getattr(named, name) for name in Gpu.__slots__}
+    facts = vars(named)
     first = Gpu(**{**facts, "uuid": "GPU-12345678-1234-1234-1234-123456789abc"})
     if case["name"] == "mig index":
         first = gpu(0, 0, MIGS)
@@ -465,7 +465,7 @@ def test_all_is_planned_as_a_whole(case: Case) -> None:
     """Devices aren't merged: ``all`` is what a container gets that asks for all of them."""
     if case["name"] == "bad name":
         odd = gpu(0, 0)
-        facts = {name: getattr(odd, name) for name in Gpu.__slots__}
+        facts = vars(odd)
         with pytest.raises(CdiError, match="can't be named so"):
             document(machine(Gpu(**{**facts, "uuid": ".-not-valid"})), "uuid")
         return

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from gpuhook.ground.config.schema import KEYS
+from gpuhook.ground.config.model import KEYS
 from gpuhook.tools.cli import cli
 from gpuhook.tools.cli._help import Command
 from gpuhook.tools.cli._manual import page

@@ -14,8 +14,7 @@ import pytest
 
 from gpuhook.ground.config.loader import default_user, examine, load, loads
 from gpuhook.ground.config.locate import line_of
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.config.schema import FEATURE_PREFIX, FEATURES, KEYS, MODES
+from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS, MODES, Config
 from gpuhook.ground.config.source import SIZE_LIMIT, flatten
 from gpuhook.ground.errors import ConfigError
 
@@ -81,7 +80,7 @@ def uncommented(text: str) -> str:
 
 
 def settings(config: Config) -> dict[str, object]:
-    found = {name: getattr(config, name) for name in Config.__slots__}
+    found = {name: getattr(config, name) for name in Config.__annotations__}
     del found["path"]
     return found
 
@@ -159,7 +158,7 @@ def test_every_key_of_the_commented_file_is_explained() -> None:
 
 def test_every_attribute_has_a_key() -> None:
     attributes = {attribute for attribute, _, _ in KEYS.values()}
-    assert attributes | {"path", "features", "ignored", "vendors"} == set(Config.__slots__)
+    assert attributes | {"path", "features", "ignored", "vendors"} == set(Config.__annotations__)
 
 
 # --- Driver roots ---

@@ -11,18 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpuhook.ground.config.loader import load, loads
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.config.schema import (
-    BOOL,
-    FEATURE_PREFIX,
-    FEATURES,
-    KEYS,
-    LIST,
-    PAUSE,
-    SECONDS,
-    STRING,
-)
-from gpuhook.ground.config.source import flatten
+from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS, Config
+from gpuhook.ground.config.source import BOOL, LIST, PAUSE, SECONDS, STRING, flatten
 from gpuhook.ground.errors import ConfigError, GpuhookError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.cli import cli
@@ -306,7 +296,7 @@ def test_show_prints_what_is_in_force(tmp_path: Path) -> None:
     result = run("show", "--config", str(file))
     assert result.stdout.startswith(f"# {file}\n")
     shown, read = loads(result.stdout), load(str(file))
-    for attribute in Config.__slots__:
+    for attribute in Config.__annotations__:
         if attribute != "path":
             assert getattr(shown, attribute) == getattr(read, attribute)
     empty = tmp_path / "empty.toml"
@@ -366,7 +356,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
     file = tmp_path / "c.toml"
     file.write_text("old")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     for step in ("fsync", "rename", "fchmod"):

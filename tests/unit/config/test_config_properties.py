@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 from gpuhook.ground.config import source
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.locate import line_of
-from gpuhook.ground.config.schema import (
-    BOOL,
-    FEATURE_PREFIX,
-    FEATURES,
-    KEYS,
-    LIST,
-    PAUSE,
-    SECONDS,
-    STRING,
-)
-from gpuhook.ground.config.source import flatten
+from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS
+from gpuhook.ground.config.source import BOOL, LIST, PAUSE, SECONDS, STRING, flatten
 from gpuhook.ground.errors import ConfigError, GpuhookError
 from gpuhook.tools.config.edit import parse_assignment, set_value
 from gpuhook.tools.config.render import as_toml

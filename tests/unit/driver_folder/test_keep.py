@@ -15,7 +15,7 @@ from gpuhook.ground.errors import DriverFolderError
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.driver_folder import keep as keeping
 from gpuhook.tools.driver_folder import place
-from gpuhook.tools.driver_folder.content import FOLDERS, Content
+from gpuhook.tools.vendors.nvidia.driver_folder import FOLDERS, Content
 
 LINKS = {"lib64/libcuda.so": "libcuda.so.1", "lib64/gbm/b.so": "../libcuda.so.1"}
 # What a process does to files, as sys.addaudithook(3) calls it.

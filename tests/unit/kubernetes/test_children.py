@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverError
+from gpuhook.tools.host.child import Talk, Work
 from gpuhook.tools.kubernetes import children
 from gpuhook.tools.kubernetes.children import Listener, Server
 from gpuhook.tools.kubernetes.settings import Settings
@@ -41,20 +42,16 @@ class Events:
     def can_listen(self, inventory: object) -> bool:
         return inventory == "devices"
 
-    def begin(self, config: Config, inventory: object, but: Collection[str]) -> tuple[int, int]:
+    def begin(self, config: Config, inventory: object, but: Collection[str]) -> Work:
         if self.fails:
             raise DriverError("No NVML", "Install one")
         self.begun.append(set(but))
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-        if pid == 0:
-            os.write(writer, self.lines)
-            while not self.ends:
-                signal.pause()
-            os._exit(1)
-        os.close(writer)
-        os.set_blocking(reader, False)
-        return pid, reader
+        return self.behave
+
+    def behave(self, talk: Talk) -> None:
+        os.write(talk._fd, self.lines)
+        while not self.ends:
+            signal.pause()
 
 
 @pytest.fixture

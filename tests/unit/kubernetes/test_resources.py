@@ -70,7 +70,7 @@ def part(index: int, gi: int, profile: str) -> Mig:
 
 def mode(one: Gpu) -> Gpu:
     """Return the GPU in MIG mode, with the MIG devices that it has."""
-    facts = {name: getattr(one, name) for name in Gpu.__slots__}
+    facts = vars(one)
     return Gpu(**{**facts, "mig_enabled": True})
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import dashboard
 import pytest
 
-from gpuhook.tools.kubernetes.health import FATAL, XIDS
 from gpuhook.tools.metrics import exporter
 from gpuhook.tools.metrics.model import Snapshot
+from gpuhook.tools.vendors.nvidia.xids import XIDS
+from gpuhook.tools.vendors.parts import FATAL
 
 PAGE = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
 NAMES = re.compile(r"\b(?:gpuhook|container_accelerator|DCGM_FI_DEV)_\w+")

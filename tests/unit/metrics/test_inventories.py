@@ -20,6 +20,7 @@ VENDOR = """
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 from gpuhook.ground.errors import DriverError, NoDriverError
@@ -39,6 +40,8 @@ class Hanging(Vendor):
         said = json.loads(Path({path!r}).read_text())
         if "hangs" in said:
             signal.pause()
+        if "late" in said:
+            time.sleep(said["late"])
         if "ends" in said:
             os._exit(3)
         if "absent" in said:
@@ -127,7 +130,7 @@ def test_a_driver_that_hangs_keeps_nobody_waiting(made: Made) -> None:
 
 
 def test_what_a_child_found_counts_at_a_later_look(made: Made) -> None:
-    made.drive(devices=["a0"])
+    made.drive(devices=["a0"], late=0.5)
     assert made.look(0.0) == []
     end = time.monotonic() + PATIENCE_S
     while not made.look(0.0) and time.monotonic() < end:

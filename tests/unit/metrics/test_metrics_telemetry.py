@@ -1,9 +1,7 @@
 """The child that asks a driver: it answers, hangs, ends and is started again."""
 
-import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -13,18 +11,18 @@ import pytest
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
+from gpuhook.tools.host.child import Talk, Work
 from gpuhook.tools.metrics.telemetry import Telemetry
 
 HERE: Any = SimpleNamespace(root="/", version="1", devices=[SimpleNamespace(id="GPU-1")])
 
 
 class Driver:
-    """A vendor's ``telemetry`` whose child runs a function: say(text), and the lines asked."""
+    """A vendor's ``telemetry`` whose child runs a function."""
 
-    def __init__(self, behave: Callable[[Callable[[str], None], Any], None]) -> None:
+    def __init__(self, behave: Work) -> None:
         self.behave = behave
-        self.children: list[int] = []
-        self.silent: list[list[str]] = []
+        self.silent: list[list[str]] = []  # of each child that was begun
 
     def can_ask(self, inventory: object) -> bool:
         return inventory is not None
@@ -32,40 +30,32 @@ class Driver:
     def facts(self, inventory: object) -> dict[str, object]:
         return {}
 
-    def begin(self, config: object, inventory: object, but: Any) -> tuple[int, socket.socket]:
+    def begin(self, config: object, inventory: object, but: Any) -> Work:
         self.silent.append([*but])
-        ours, theirs = socket.socketpair()
-        child = os.fork()
-        if child == 0:
-            try:
-                ours.close()
-                asked = theirs.makefile("rb")
-                self.behave(lambda text: theirs.sendall(text.encode() + b"\n"), asked)
-            finally:
-                os._exit(0)
-        theirs.close()
-        ours.setblocking(False)
-        self.children.append(child)
-        return child, ours
+        return self.behave
 
 
-def answer(say: Callable[[str], None], asked: Any) -> None:
-    say('{"ready": 1}')
-    for line in asked:
-        number = json.loads(line)["ask"]
-        say('{"xid": 79, "gpu": "GPU-1"}')
-        say("nonsense")
-        say(f'{{"answer": {number}, "devices": {{"GPU-1": {{}}}}, "failed": {{"GPU-2": "no"}}}}')
+def write(talk: Talk, text: str) -> None:
+    os.write(talk._fd, text.encode() + b"\n")
 
 
-def hang(say: Callable[[str], None], asked: Any) -> None:
-    say('{"ready": 1}')
-    say('{"asking": "GPU-1"}')
+def answer(talk: Talk) -> None:
+    talk.say({"ready": 1})
+    for question in talk.asked():
+        talk.say({"xid": 79, "gpu": "GPU-1"})
+        write(talk, "nonsense")
+        devices: dict[str, object] = {"GPU-1": {}}
+        talk.say({"answer": question["ask"], "devices": devices, "failed": {"GPU-2": "no"}})
+
+
+def hang(talk: Talk) -> None:
+    talk.say({"ready": 1})
+    talk.say({"asking": "GPU-1"})
     signal.pause()
 
 
-def end(say: Callable[[str], None], asked: Any) -> None:
-    say('{"error": "NVML failed: no"}')
+def end(talk: Talk) -> None:
+    talk.say({"error": "NVML failed: no"})
 
 
 @pytest.fixture
@@ -95,7 +85,7 @@ def test_one_child_answers_every_question(made: Any) -> None:
     asking, driver = made(answer)
     for _ in range(3):
         assert asking.ask(HERE)["devices"] == {"GPU-1": {}}
-    assert len(driver.children) == 1
+    assert len(driver.silent) == 1
     assert asking.xids_of("GPU-1") == {79: 3}
     assert asking.errors == {"device": 3}
     assert asking.problem == "Acme: no"
@@ -110,7 +100,7 @@ def test_a_driver_that_hangs_costs_one_wait_and_its_device(made: Any) -> None:
     assert asking.errors == {"timeout": 1}
     assert "hangs in GPU-1" in asking.problem
     assert asking.ask(HERE) is None  # no new child at once
-    assert len(driver.children) == 1
+    assert len(driver.silent) == 1
     now[0] += 2
     driver.behave = answer
     assert asking.ask(HERE) is not None
@@ -135,10 +125,10 @@ def test_a_driver_that_hangs_costs_one_wait_and_its_device(made: Any) -> None:
     ],
 )
 def test_an_answer_without_form_ends_the_child_alone(made: Any, said: str) -> None:
-    def speak(say: Callable[[str], None], asked: Any) -> None:
-        say('{"ready": 1}')
-        for line in asked:
-            say(f'{{"answer": {json.loads(line)["ask"]}, {said}}}')
+    def speak(talk: Talk) -> None:
+        talk.say({"ready": 1})
+        for question in talk.asked():
+            write(talk, f'{{"answer": {question["ask"]}, {said}}}')
 
     asking, _ = made(speak)
     assert asking.ask(HERE) is None
@@ -155,30 +145,33 @@ def test_a_child_that_ends(made: Any) -> None:
     now[0] += 2
     driver.behave = answer
     assert asking.ask(HERE) is not None
-    os.kill(driver.children[-1], signal.SIGKILL)
+    os.kill(asking.pid, signal.SIGKILL)
     assert asking.ask(HERE) is None
     assert asking.errors["ended"] == 1
 
 
 def test_letting_go_ends_the_child(made: Any) -> None:
     now = [1000.0]
-    asking, driver = made(answer, lambda: time.monotonic() + now[0])
+    asking, _ = made(answer, lambda: time.monotonic() + now[0])
     assert asking.ask(HERE) is not None
+    first = asking.pid
     asking.let_go(30)
-    assert is_gone(driver.children[0])
+    assert is_gone(first)
     assert asking.ask(HERE) is None
     now[0] += 31
     assert asking.ask(HERE) is not None
+    second = asking.pid
     asking.let_go()
-    assert is_gone(driver.children[1])
+    assert is_gone(second)
     assert asking.ask(HERE) is not None
 
 
 def test_other_devices_get_another_child(made: Any) -> None:
     asking, driver = made(answer)
     assert asking.ask(HERE) is not None
+    first = asking.pid
     other: Any = SimpleNamespace(root="/", version="2", devices=[])
     assert asking.ask(other) is not None
-    assert len(driver.children) == 2
-    assert is_gone(driver.children[0])
+    assert len(driver.silent) == 2
+    assert is_gone(first)
     assert asking.ask(None) is None

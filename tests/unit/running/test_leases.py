@@ -220,8 +220,14 @@ def test_what_cannot_be_written_down_is_refused(
 
 
 def test_a_disk_that_is_full(state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:10]))
+    write, room = os.write, [10]  # bytes
+
+    def write_some(fd: int, data: bytes) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data[: room.pop()])
+
+    monkeypatch.setattr(os, "write", write_some)
     with pytest.raises(HeldError, match="No space left"):
         take(state_dir, start(), given("A"))
     monkeypatch.undo()

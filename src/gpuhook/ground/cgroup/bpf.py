@@ -10,6 +10,7 @@ import os
 import struct
 
 from gpuhook.ground.container.kernel import syscall
+from gpuhook.ground.oci.jsontext import Record
 
 SYSCALL_NUMBERS = {
     "x86_64": 321,
@@ -50,19 +51,16 @@ PROG_INFO = "=II8sIIQQQIIQ16sII"
 LINK_INFO = "=III4xQI4x"
 
 
-class Program:
+class Program(Record):
     """What the kernel tells of a loaded program.
 
     ``instructions`` are as the kernel runs them, empty if it won't show them; ``maps`` is
     how many maps they use, ``gpl`` whether the licence was compatible with the GPL.
     """
 
-    __slots__ = ("gpl", "instructions", "maps")
-
-    def __init__(self, instructions: bytes, maps: int, gpl: bool) -> None:
-        self.instructions = instructions
-        self.maps = maps
-        self.gpl = gpl
+    instructions: bytes
+    maps: int
+    gpl: bool
 
 
 def _bpf(command: int, attr: "ctypes.Array[ctypes.c_char]", what: str) -> int:

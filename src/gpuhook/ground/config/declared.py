@@ -5,7 +5,7 @@ the same for all. docs/vendors/declared.md explains the keys.
 """
 
 from gpuhook.ground import names
-from gpuhook.ground.config.schema import LIST, STRING
+from gpuhook.ground.config.source import LIST, STRING
 from gpuhook.ground.errors import shown
 
 TYPE_CHECKING = False

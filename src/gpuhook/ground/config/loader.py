@@ -3,23 +3,19 @@
 import os
 
 from gpuhook.ground import names
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.config.schema import (
+from gpuhook.ground.config.model import (
     ALL_CAPABILITIES,
-    BOOL,
     CUDA_COMPAT_MODES,
     FEATURE_PREFIX,
     FEATURES,
     KEYS,
-    LIST,
     LOG_LEVELS,
     MISSING_DRIVER,
     MODES,
-    PAUSE,
-    STRING,
     WITHOUT_EFFECT,
+    Config,
 )
-from gpuhook.ground.config.source import flatten, parse, read_text
+from gpuhook.ground.config.source import BOOL, LIST, PAUSE, STRING, flatten, parse, read_text
 from gpuhook.ground.errors import ConfigError, shown
 
 TYPE_CHECKING = False

@@ -11,13 +11,20 @@ import os
 import stat
 
 from gpuhook.ground.errors import ConfigError, shown
+from gpuhook.ground.fileio import read_start
+
+# What the value of a key may be, in words.
+BOOL = "true or false"
+STRING = "a string"
+LIST = "a list of strings"
+SECONDS = "a number of seconds above 0"
+PAUSE = "a number of seconds, or 0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 SIZE_LIMIT = 1 << 18  # bytes; the commented default has less than 5 % of it
-_CHUNK = 1 << 14  # bytes read at once: memory that is too much costs more than a second read
 _DOTS_LIMIT = 64  # in a line's key; tomllib takes the square of their number in time
 _KEY_LIMIT = 256  # characters of a dotted key; no known one is half as long
 _BARE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
@@ -46,9 +53,7 @@ def _read_bytes(path: str) -> bytes:
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
             raise ValueError("it is not a regular file")
-        data = b""
-        while len(data) <= SIZE_LIMIT and (chunk := os.read(fd, _CHUNK)):
-            data += chunk
+        data = read_start(fd, SIZE_LIMIT + 1)
         if len(data) > SIZE_LIMIT:
             raise ValueError(f"it is larger than {SIZE_LIMIT} bytes")
         return data

@@ -13,6 +13,7 @@ import os
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.host import proc
+from gpuhook.ground.oci.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,17 +27,22 @@ def mount_id(fd: int) -> bytes:
     return b"%d" % kernel.mount_id(fd)
 
 
-class Verdict:
+class Verdict(Record):
     """What may be done on one mount.
 
     ``own``: files may be made there; ``shared``: what is mounted there shows on the host.
     """
 
+<<<<<<< HEAD
     __slots__ = ("own", "shared")
 
     def __init__(self, own: bool, shared: bool) -> None:
         self.own = own  # protects: own-mount
         self.shared = shared
+=======
+    own: bool
+    shared: bool
+>>>>>>> helper/mech
 
 
 class Boundary:

@@ -17,6 +17,7 @@ import stat
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import UntrustedPathError
+from gpuhook.ground.fileio import read_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ RESOLVE: "Final" = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
 _FOLDER_FLAGS: "Final" = PATH_FLAGS | os.O_DIRECTORY | os.O_NOFOLLOW
 _READ_FLAGS: "Final" = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAX_LINKS: "Final" = 40  # as the kernel's own limit, include/linux/namei.h
-_CHUNK: "Final" = 1 << 16  # bytes; memory that is too much costs more than a second read
 _SYSTEM_USERS: "Final" = range(1, 1000)  # login.defs(5): those below UID_MIN
 _MOST_LEVELS, _MOST_ENTRIES = 8, 20_000  # of a folder that is searched for sockets
 _ABSENT: "Final" = (
@@ -419,14 +419,10 @@ def read_link(parent: int, name: str) -> str | None:
 
 def read_all(fd: int, limit: int, path: str) -> bytes:
     """Read a descriptor to its end; OSError(EFBIG) past ``limit`` bytes."""
-    chunks = []
-    size = 0
-    while chunk := os.read(fd, _CHUNK):
-        size += len(chunk)
-        if size > limit:
-            raise OSError(errno.EFBIG, f"more than {limit} bytes", path)
-        chunks.append(chunk)
-    return b"".join(chunks)
+    data = read_start(fd, limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"more than {limit} bytes", path)
+    return data
 
 
 def _components(path: str) -> list[str]:

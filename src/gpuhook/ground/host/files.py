@@ -4,19 +4,24 @@ A pipe in a file's place would be waited for without end, a link would lead root
 and a file may be of any size. So what the commands read they read here: without waiting,
 regular files alone, and not without bound.
 
-Imports errno, os, stat and errors, because a container's start may read CDI documents.
+Imports errno, os, stat, errors and fileio, because a container's start may read CDI documents.
 """
 
 import errno
 import os
 import stat
 
+from gpuhook.ground import fileio
 from gpuhook.ground.errors import UntrustedPathError
 
 LIMIT = 16 << 20  # bytes; no configuration or record of an engine comes near
+<<<<<<< HEAD
 _PIECE = 1 << 16  # bytes at once, because files in /proc/sys refuse to be read by the megabyte
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # protects: no-waiting-open
 # protects: no-link-followed
+=======
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+>>>>>>> helper/mech
 _NEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = 0
 _NOBODY = 65534  # how the kernel shows owners that a user namespace has no number for
@@ -43,12 +48,16 @@ def read_start(path: str, most: int = LIMIT) -> bytes:
     """Return at most the first ``most`` bytes of a regular file; OSError for anything else."""
     fd = _open_regular(path, _READ)
     try:
+<<<<<<< HEAD
         pieces, size = [], 0
         # protects: bounded-read
         while size < most and (piece := os.read(fd, min(_PIECE, most - size))):
             pieces.append(piece)
             size += len(piece)
         return b"".join(pieces)
+=======
+        return fileio.read_start(fd, most)
+>>>>>>> helper/mech
     finally:
         os.close(fd)
 
@@ -201,25 +210,17 @@ def replace(path: str, data: bytes, mode: int | None = None) -> None:
     replaced. Raises OSError, and UntrustedPathError where another user's link could lead root
     elsewhere; then nothing has changed.
     """
-    import tempfile  # noqa: PLC0415 - slow, and no container's start writes here
-
     check_way(path)
     path = os.path.realpath(path)
     folder = os.path.dirname(path)
-    fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
-    try:
-        with open(fd, "wb") as file:
-            _copy_identity(path, fd, mode)
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        os.rename(temporary, path)
-    except BaseException:
-        try:
-            os.unlink(temporary)
-        except FileNotFoundError:
-            pass
-        raise
+    # Two may do this at once, so nobody's temporary file has the name of another's.
+    temporary = f"{folder}/.{os.path.basename(path)}.{os.urandom(8).hex()}"
+
+    def finish(fd: int) -> None:
+        _copy_identity(path, fd, mode)
+        os.fsync(fd)
+
+    fileio.replace(path, data, temporary, finish=finish)
     sync_folder(folder)
 
 

@@ -14,13 +14,14 @@ Imports errno and os alone, because a container's start reads these files.
 import errno
 import os
 
+from gpuhook.ground.fileio import read_start
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
     from typing import Final
 
 LIMIT: "Final" = 1 << 26  # bytes; the mount table of a busy node has some MiB
-_PIECE: "Final" = 1 << 16  # bytes that are read at once
 # What mountinfo writes as \ooo: blank, tab, newline, backslash, and in sources #.
 _ESCAPED: "Final" = {b"040": b" ", b"011": b"\t", b"012": b"\n", b"134": b"\\", b"043": b"#"}
 
@@ -47,13 +48,10 @@ def data_of(path: str) -> bytes:
 
 def read_open(fd: int, most: int = LIMIT) -> bytes:
     """Return what is left to read of an open file; OSError for more than ``most`` bytes."""
-    pieces, size = [], 0
-    while piece := os.read(fd, _PIECE):
-        pieces.append(piece)
-        size += len(piece)
-        if size > most:
-            raise OSError(errno.EFBIG, f"it is larger than {most} bytes")
-    return b"".join(pieces)
+    data = read_start(fd, most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most} bytes")
+    return data
 
 
 def lines(data: bytes) -> list[bytes]:

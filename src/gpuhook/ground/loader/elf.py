@@ -9,6 +9,7 @@ import os
 import struct
 
 from gpuhook.ground.errors import ElfError
+from gpuhook.ground.oci.jsontext import Record
 
 # File identification and type.
 MAGIC = b"\x7fELF"
@@ -33,23 +34,18 @@ HEADER_SIZE = 64
 STRING_CHUNK = 128
 
 
-class Library:
+class Library(Record):
     """What one shared library says of itself.
 
     ``bits`` is 32 or 64, ``machine`` and ``flags`` are e_machine and e_flags, ``soname``
     is None where the library has none, ``needed`` keeps the file's order.
     """
 
-    __slots__ = ("bits", "flags", "machine", "needed", "soname")
-
-    def __init__(
-        self, bits: int, machine: int, flags: int, soname: str | None, needed: tuple[str, ...]
-    ) -> None:
-        self.bits = bits
-        self.machine = machine
-        self.flags = flags
-        self.soname = soname
-        self.needed = needed
+    bits: int
+    machine: int
+    flags: int
+    soname: str | None
+    needed: tuple[str, ...]
 
 
 def read(source: int | bytes, path: str = "library") -> Library:

@@ -7,6 +7,7 @@ are what ldconfig makes of a folder. Sources: ldconfig(8), glibc's elf/ldconfig.
 import os
 
 from gpuhook.ground.loader.ldcache import order_key
+from gpuhook.ground.oci.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,18 +33,15 @@ _CACHE_FLAGS = {
 }
 
 
-class Layout:
+class Layout(Record):
     """The folders that a container's driver files go to.
 
     ``uses_cache`` is False where the loader (musl's) reads no ld.so.cache.
     """
 
-    __slots__ = ("libraries", "libraries32", "uses_cache")
-
-    def __init__(self, libraries: str, libraries32: str | None, *, uses_cache: bool) -> None:
-        self.libraries = libraries
-        self.libraries32 = libraries32
-        self.uses_cache = uses_cache
+    libraries: str
+    libraries32: str | None
+    uses_cache: bool
 
     def folder_of(self, path: str, *, bits32: bool) -> str | None:  # noqa: ARG002 - see HostLayout
         """Return the folder for a library that has this path on the host, None if there is none."""

@@ -12,7 +12,13 @@ package costs one interpreter start, most of it for ``re``; where an interpreter
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any, NoReturn
+    from typing import Any, ClassVar, NoReturn, Self, dataclass_transform
+else:
+
+    def dataclass_transform() -> "Callable[[type], type]":
+        """Return a decorator that does nothing: what it says is for type checkers."""
+        return lambda record: record
+
 
 _BLANKS = " \t\n\r"
 
@@ -326,15 +332,58 @@ def _number(value: float) -> str:
     return {"inf": "1e999", "-inf": "-1e999"}.get(text, text)
 
 
+@dataclass_transform()
 class Record:
-    """Plain data with named fields: equality, repr and JSON by field, nothing else."""
+    """Plain data with named fields: equality, repr and JSON by field, nothing else.
 
-    __slots__: tuple[str, ...] = ()
+    A subclass says its fields as annotations, with defaults where there are any. They are its
+    arguments in that order, those of a base class first; TypeError for others, or too few. Fields
+    that hold tuples of records are named once more, with the records' class:
+    ``class Gpu(Record, mig=Mig)``.
+    """
+
+    _parts: "ClassVar[dict[str, type[Record]]]" = {}  # noqa: RUF012 - never changed
+    _names: "ClassVar[tuple[str, ...]]" = ()
+    _sorted: "ClassVar[tuple[str, ...]]" = ()
+    _all: "ClassVar[frozenset[str]]" = frozenset()
+    _needed: "ClassVar[frozenset[str]]" = frozenset()
+
+    def __init_subclass__(cls, **parts: "type[Record]") -> None:
+        own = cls.__annotations__
+        cls._parts = {**cls._parts, **parts}
+        cls._names = (*cls._names, *own)
+        cls._sorted = (*cls._sorted, *sorted(own))
+        cls._all = frozenset(cls._names)
+        cls._needed = frozenset(name for name in cls._names if not hasattr(cls, name))
+
+    def __init__(self, *values: "Any", **named: "Any") -> None:
+        if values:
+            named.update(zip(self._names, values, strict=False))
+        if named.keys() != self._all and not self._needed <= named.keys() <= self._all:
+            raise TypeError(f"{type(self).__name__} has other fields than {[*named]}")
+        self.__dict__.update(named)  # even where a record forbids to set its fields
+
+    @classmethod
+    def from_json(cls, data: "dict[str, Any]") -> "Self":
+        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
+        fields = {**data}
+        for name, value in data.items():
+            if value.__class__ is list:
+                part = cls._parts.get(name)
+                fields[name] = tuple([part.from_json(each) for each in value] if part else value)
+            elif value.__class__ is dict:
+                fields[name] = {key: tuple(values) for key, values in value.items()}
+        return cls(**fields)
+
+    def but(self, **changes: "Any") -> "Self":
+        """Return the same with other values of some fields."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__, **changes)
+        return made
 
     def fields(self) -> "list[str]":
         """Return the names of the fields, those of a base class first."""
-        classes = reversed(type(self).__mro__)
-        return [name for each in classes for name in each.__dict__.get("__slots__", ())]
+        return [*self._sorted]
 
     def to_json(self) -> "dict[str, Any]":
         """Return the fields as JSON values, nested records included."""

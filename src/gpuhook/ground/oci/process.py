@@ -20,13 +20,10 @@ class Setting(Record):
     With ``front``, ``value`` goes in front of what the variable holds, a colon between.
     """
 
-    __slots__ = ("front", "name", "reason", "value")
-
-    def __init__(self, name: str, value: str, reason: str, *, front: bool = False) -> None:
-        self.name = name
-        self.value = value
-        self.reason = reason
-        self.front = front
+    name: str
+    value: str
+    reason: str
+    front: bool = False
 
 
 def set_variable(spec: "Spec", setting: Setting) -> "Spec":

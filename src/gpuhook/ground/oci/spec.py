@@ -6,14 +6,15 @@ Sources: OCI runtime specification 1.0 to 1.2, config.md and runtime.md (state).
 import os
 
 from gpuhook.ground.errors import SpecError, StateError, UnusableSpecError
+from gpuhook.ground.fileio import read_start, replace
 from gpuhook.ground.oci import jsontext
+from gpuhook.ground.oci.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 _READ_LIMIT = 64 << 20  # a config.json with 10^6 environment entries has about 40 MiB
-_CHUNK = 1 << 16  # bytes read at once: memory that is too much costs more than a second read
 
 
 class Spec:
@@ -147,14 +148,11 @@ class Spec:
 
     def write(self) -> None:
         """Replace the file whole, keeping its mode and owner; SpecError if that fails."""
-        temporary = f"{self.path}.gpuhook"
-        _remove(temporary)  # what a killed run may have left
         try:
             old = os.stat(self.path)
-            _write_new(temporary, self.text.encode("utf-8", "surrogateescape"), old)
-            os.rename(temporary, self.path)
+            data = self.text.encode("utf-8", "surrogateescape")
+            replace(self.path, data, f"{self.path}.gpuhook", finish=lambda fd: _be_like(fd, old))
         except OSError as error:
-            _remove(temporary)
             raise SpecError(
                 f"{self.path} can't be written: {error.strerror}",
                 "Make the bundle's folder writable for root and check that its disk isn't full",
@@ -169,7 +167,7 @@ def read_spec(path: str) -> Spec:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            data = _read(fd)
+            data = read_start(fd, _READ_LIMIT + 1)
         finally:
             os.close(fd)
     except OSError as error:
@@ -192,45 +190,18 @@ def read_spec(path: str) -> Spec:
         raise SpecError(error.cause, error.remedy) from None
 
 
-def _read(fd: int) -> bytes:
-    chunks = []
-    size = 0
-    while size <= _READ_LIMIT and (chunk := os.read(fd, _CHUNK)):
-        chunks.append(chunk)
-        size += len(chunk)
-    return b"".join(chunks)
-
-
-def _write_new(path: str, data: bytes, like: os.stat_result) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
-            _keep_owner(fd, like)
-        os.fchmod(fd, like.st_mode & 0o7777)
-    finally:
-        os.close(fd)
-
-
-def _keep_owner(fd: int, like: os.stat_result) -> None:
-    """Give a file its owner; where only root could, it stays the user's whose folder it is in.
+def _be_like(fd: int, old: os.stat_result) -> None:
+    """Give a file its owner and mode; where only root could, it stays its folder's user's.
 
     Slurm writes root's config.json into a folder of the user's, who runs the container.
     """
-    try:
-        os.fchown(fd, like.st_uid, like.st_gid)
-    except PermissionError:
-        if os.geteuid() == 0:
-            raise
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
+    if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+        try:
+            os.fchown(fd, old.st_uid, old.st_gid)
+        except PermissionError:
+            if os.geteuid() == 0:
+                raise
+    os.fchmod(fd, old.st_mode & 0o7777)
 
 
 def hook_name(hook: "Any") -> str:
@@ -239,14 +210,13 @@ def hook_name(hook: "Any") -> str:
     return path.rpartition("/")[2] if isinstance(path, str) else ""
 
 
-class State:
+class State(Record):
     """The container state on a hook's standard input: what we need of it."""
 
-    def __init__(self, container_id: str, pid: int, bundle: str, root: str | None) -> None:
-        self.container_id = container_id
-        self.pid = pid
-        self.bundle = bundle
-        self.root = root
+    container_id: str
+    pid: int
+    bundle: str
+    root: str | None
 
 
 def parse_state(data: bytes, *, needs_pid: bool = True) -> State:

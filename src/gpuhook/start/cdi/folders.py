@@ -31,26 +31,18 @@ class Device(Record):
     ``document`` is the whole file's, ``edits`` the device's own container edits.
     """
 
-    __slots__ = ("document", "edits", "file", "name")
-
-    def __init__(
-        self, name: str, file: str, document: "dict[str, Any]", edits: "dict[str, Any]"
-    ) -> None:
-        self.name = name
-        self.file = file
-        self.document = document
-        self.edits = edits
+    name: str
+    file: str
+    document: "dict[str, Any]"
+    edits: "dict[str, Any]"
 
 
 class FileError(Record):
     """Why a file, or a folder, can't be used: ``line`` is None where none is to blame."""
 
-    __slots__ = ("file", "line", "message")
-
-    def __init__(self, file: str, line: int | None, message: str) -> None:
-        self.file = file
-        self.line = line
-        self.message = message
+    file: str
+    line: int | None
+    message: str
 
     def __str__(self) -> str:
         place = f"{self.file}, line {self.line}" if self.line else self.file
@@ -60,11 +52,8 @@ class FileError(Record):
 class Ignored(Record):
     """A file that no engine reads, or a folder that isn't there, and why."""
 
-    __slots__ = ("file", "reason")
-
-    def __init__(self, file: str, reason: str) -> None:
-        self.file = file
-        self.reason = reason
+    file: str
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.file}: {self.reason}"

@@ -12,6 +12,7 @@ Changes nothing, and looks at nothing but whether what is mounted may be.
 from gpuhook.ground import names as ours
 from gpuhook.ground.errors import CdiError, DriverError, NoDeviceError, RequestError, listed, shown
 from gpuhook.ground.loader.layout import HostLayout
+from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.cdi import versions
 from gpuhook.start.cdi.names import is_device
 from gpuhook.start.contract import Grant
@@ -61,12 +62,11 @@ STRATEGIES: "dict[str, Callable[[Device, Vendor], str]]" = {
 DEFAULT_STRATEGIES = ("index", "uuid")
 
 
-class Generated:
+class Generated(Record):
     """A document, and what a person should know of it, a sentence each without a full stop."""
 
-    def __init__(self, document: "dict[str, Any]", warnings: list[str]) -> None:
-        self.document = document
-        self.warnings = warnings
+    document: "dict[str, Any]"
+    warnings: list[str]
 
 
 class Source:

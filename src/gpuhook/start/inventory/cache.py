@@ -11,6 +11,7 @@ import os
 import stat
 import time
 
+from gpuhook.ground import fileio
 from gpuhook.ground.errors import DriverError, NoDriverError
 from gpuhook.ground.oci import jsontext
 from gpuhook.start.inventory import freshness
@@ -376,31 +377,9 @@ def write_whole(folder: int, name: str, body: bytes, mode: int = 0o644) -> bool:
     Where two write at once, what is damaged by that is found by ``read_whole``. Returns
     whether it was written.
     """
-    temporary = f".{name}.new"
     try:
-        _remove(folder, temporary)  # one killed while writing may have left it
-        _write(folder, temporary, digest(body).encode() + b"\n" + body, mode)
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        data = digest(body).encode() + b"\n" + body
+        fileio.replace(name, data, f".{name}.new", folder=folder, mode=mode)
     except OSError:
-        _remove(folder, temporary)
         return False
     return True
-
-
-def _remove(folder: int, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=folder)
-    except OSError:
-        pass
-
-
-def _write(folder: int, name: str, data: bytes, mode: int) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(name, flags, mode, dir_fd=folder)
-    try:
-        os.fchmod(fd, mode)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-    finally:
-        os.close(fd)

@@ -27,30 +27,13 @@ class Node(Record):
     ``inside`` is its path in a container, "" where that is the same one.
     """
 
-    __slots__ = ("gid", "inside", "major", "minor", "mode", "path", "uid")
-
-    def __init__(
-        self,
-        path: str,
-        major: int,
-        minor: int,
-        mode: int = EVERYBODY,
-        uid: int = 0,
-        gid: int = 0,
-        inside: str = "",
-    ) -> None:
-        self.path = path
-        self.major = major
-        self.minor = minor
-        self.mode = mode
-        self.uid = uid
-        self.gid = gid
-        self.inside = inside
-
-    @classmethod
-    def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        return cls(**data)
+    path: str
+    major: int
+    minor: int
+    mode: int = EVERYBODY
+    uid: int = 0
+    gid: int = 0
+    inside: str = ""
 
     @classmethod
     def of(cls, path: str, status: os.stat_result | None, inside: str = "") -> "Self | None":
@@ -94,21 +77,11 @@ class DriverFile(Record):
     a library's DT_SONAME, else None.
     """
 
-    __slots__ = ("capability", "kind", "path", "soname", "target")
-
-    def __init__(
-        self, kind: str, path: str, target: str, capability: str = "", soname: str | None = None
-    ) -> None:
-        self.kind = kind
-        self.path = path
-        self.target = target
-        self.capability = capability
-        self.soname = soname
-
-    @classmethod
-    def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        return cls(**data)
+    kind: str
+    path: str
+    target: str
+    capability: str = ""
+    soname: str | None = None
 
 
 class Device(Record):
@@ -123,36 +96,17 @@ class Device(Record):
     no nodes of its parent's among its own: the vendor adds what it needs of them.
     """
 
-    __slots__ = ("bus_id", "id", "label", "model", "names", "nodes", "parent", "state")
-
-    def __init__(
-        self,
-        id: str,  # noqa: A002 - what it is
-        label: str,
-        names: "Mapping[str, tuple[str, ...]]",
-        nodes: tuple[str, ...] = (),
-        bus_id: str = "",
-        model: str = "",
-        parent: str = "",
-        state: str = "",
-    ) -> None:
-        self.id = id
-        self.label = label
-        self.names = names
-        self.nodes = nodes
-        self.bus_id = bus_id
-        self.model = model
-        self.parent = parent
-        self.state = state
-
-    @classmethod
-    def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        names = {space: tuple(texts) for space, texts in data["names"].items()}
-        return cls(**{**data, "names": names, "nodes": tuple(data["nodes"])})
+    id: str
+    label: str
+    names: "Mapping[str, tuple[str, ...]]"
+    nodes: tuple[str, ...] = ()
+    bus_id: str = ""
+    model: str = ""
+    parent: str = ""
+    state: str = ""
 
 
-class Inventory(Record):
+class Inventory(Record, devices=Device, nodes=Node, files=DriverFile):
     """What one host has of one vendor.
 
     ``vendor`` is the vendor's name, ``root`` the driver root as a host path (/ or for
@@ -162,47 +116,15 @@ class Inventory(Record):
     says, a sentence each, which files no container is given although they are listed for it.
     """
 
-    __slots__ = (
-        "control", "devices", "files", "lost", "nodes", "refused", "root", "vendor", "version",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        vendor: str,
-        root: str,
-        version: str,
-        devices: tuple[Device, ...],
-        nodes: tuple[Node, ...],
-        control: tuple[str, ...] = (),
-        files: tuple[DriverFile, ...] = (),
-        lost: tuple[int, ...] = (),
-        refused: tuple[str, ...] = (),
-    ) -> None:
-        self.refused = refused
-        self.vendor = vendor
-        self.root = root
-        self.version = version
-        self.devices = devices
-        self.nodes = nodes
-        self.control = control
-        self.files = files
-        self.lost = lost
-
-    @classmethod
-    def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        found = cls(
-            vendor=data["vendor"],
-            root=data["root"],
-            version=data["version"],
-            devices=tuple(Device.from_json(item) for item in data["devices"]),
-            nodes=tuple(Node.from_json(item) for item in data["nodes"]),
-            control=tuple(data["control"]),
-            files=tuple(DriverFile.from_json(item) for item in data["files"]),
-            lost=tuple(data["lost"]),
-        )
-        found.refused = tuple(data["refused"])
-        return found
+    vendor: str
+    root: str
+    version: str
+    devices: tuple[Device, ...]
+    nodes: tuple[Node, ...]
+    control: tuple[str, ...] = ()
+    files: tuple[DriverFile, ...] = ()
+    lost: tuple[int, ...] = ()
+    refused: tuple[str, ...] = ()
 
     def node(self, path: str) -> Node | None:
         """Return the node with that path below the driver root, if it exists."""

@@ -9,10 +9,10 @@ removes it. ``gpuhook repair`` gives back what stands here and not what a contai
 its /dev, where it can put what it likes.
 """
 
-import errno
 import os
 import stat
 
+from gpuhook.ground import fileio
 from gpuhook.ground.cgroup import access
 from gpuhook.ground.errors import HeldError
 from gpuhook.ground.host import proc
@@ -214,15 +214,7 @@ class Written:
         before = _load(folder, name) if add else None
         if before is not None:
             record = _merged(before, record)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(_NEW + name, flags, 0o600, dir_fd=folder)
-        try:
-            text = jsontext.dumps(record).encode()
-            if os.write(fd, text) != len(text):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(fd)
-        os.rename(_NEW + name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        fileio.replace(name, jsontext.dumps(record).encode(), _NEW + name, folder=folder)
         self._name = name
 
     def __enter__(self) -> "Self":
@@ -230,7 +222,7 @@ class Written:
 
     def __exit__(self, kind: object, value: object, trace: object) -> None:
         if kind is not None and self._name and self._folder is not None:
-            _remove(self._folder, self._name)
+            fileio.remove(self._name, self._folder)
         self._close()
 
     def _close(self) -> None:
@@ -326,7 +318,7 @@ def _read_folder(folder: int) -> "list[dict[str, Any]]":
     found = []
     for name in sorted(os.listdir(folder)):
         if _is_gone(name):
-            _remove(folder, name)
+            fileio.remove(name, folder)
         elif not name.startswith(_NEW) and (record := _load(folder, name)) is not None:
             found.append(record)
     return found
@@ -348,7 +340,7 @@ def _sweep(folder: int, start: int) -> None:
     for number in range(min(_SWEPT, len(names))):
         name = names[(start + number) % len(names)]
         if _is_gone(name):
-            _remove(folder, name)
+            fileio.remove(name, folder)
 
 
 def _is_gone(name: str) -> bool:
@@ -446,10 +438,3 @@ def _open_in(state_dir: str, *, make: bool) -> int | None:
         return fd
     os.close(fd)
     return None
-
-
-def _remove(folder: int, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=folder)
-    except OSError:
-        pass

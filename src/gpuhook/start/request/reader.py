@@ -47,47 +47,14 @@ class Request(Record):
     reason) pairs.
     """
 
-    __slots__ = (
-        "cdi_devices",
-        "devices",
-        "ignored",
-        "options",
-        "selectors",
-        "source",
-        "spaces",
-        "vendor",
-    )
-
-    def __init__(
-        self,
-        vendor: str,
-        source: str = "none",
-        devices: tuple[str, ...] | None = None,
-        cdi_devices: tuple[str, ...] = (),
-        selectors: tuple[str, ...] = (),
-        spaces: tuple[str, ...] = (),
-        options: "Any" = None,
-        ignored: tuple[tuple[str, str], ...] = (),
-    ) -> None:
-        put = object.__setattr__
-        put(self, "vendor", vendor)
-        put(self, "source", source)
-        put(self, "devices", devices)
-        put(self, "cdi_devices", cdi_devices)
-        put(self, "selectors", selectors)
-        put(self, "spaces", spaces)
-        put(self, "options", options)
-        put(self, "ignored", ignored)
-
-    if TYPE_CHECKING:
-        vendor: str
-        source: str
-        devices: tuple[str, ...] | None
-        cdi_devices: tuple[str, ...]
-        selectors: tuple[str, ...]
-        spaces: tuple[str, ...]
-        options: Any
-        ignored: tuple[tuple[str, str], ...]
+    vendor: str
+    source: str = "none"
+    devices: tuple[str, ...] | None = None
+    cdi_devices: tuple[str, ...] = ()
+    selectors: tuple[str, ...] = ()
+    spaces: tuple[str, ...] = ()
+    options: "Any" = None
+    ignored: tuple[tuple[str, str], ...] = ()
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a request never changes: {name}={shown(value)}")

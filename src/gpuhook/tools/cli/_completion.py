@@ -12,10 +12,8 @@ from click import shell_completion
 from click.shell_completion import BashComplete, CompletionItem
 
 from gpuhook.ground.config.loader import load
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.config.schema import (
+from gpuhook.ground.config.model import (
     ALL_CAPABILITIES,
-    BOOL,
     CUDA_COMPAT_MODES,
     FEATURE_PREFIX,
     FEATURES,
@@ -23,7 +21,9 @@ from gpuhook.ground.config.schema import (
     LOG_LEVELS,
     MISSING_DRIVER,
     MODES,
+    Config,
 )
+from gpuhook.ground.config.source import BOOL
 
 _PATIENCE = 0.5  # seconds for one Docker's answer
 _KINDS = {"FILE": "file", "[FILE]...": "file", "PATH": "file", "DIR": "dir", "FOLDER": "dir"}

@@ -17,11 +17,11 @@ from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, raise_last
 from gpuhook.tools.kubernetes import configure, options
 from gpuhook.tools.kubernetes.allocate import Answer, allocate
-from gpuhook.tools.kubernetes.health import policy
 from gpuhook.tools.kubernetes.resources import resources
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.kubernetes.state import Resource, State
 from gpuhook.tools.vendors import survey
+from gpuhook.tools.vendors.nvidia.xids import policy
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,8 +11,8 @@ from gpuhook.start.inventory import cache
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
-from gpuhook.tools.driver_folder import content
 from gpuhook.tools.driver_folder import keep as keeping
+from gpuhook.tools.vendors.nvidia.driver_folder import Content, content_of
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.names import NAME
 
@@ -55,7 +55,7 @@ def driver_folder(
     except NoDriverError as error:
         raise NoDriverError(error.cause + _GONE, error.remedy) from None
     words = [word.strip() for word in capabilities.split(",")]
-    wanted = content.of(config, inventory, [word for word in words if word])
+    wanted = content_of(config, inventory, [word for word in words if word])
     if check:
         _check(directory, wanted)
     elif keeping.update(directory, wanted):
@@ -64,7 +64,7 @@ def driver_folder(
         click.echo(f"{directory}: unchanged, driver {wanted.version}")
 
 
-def _check(directory: str, wanted: content.Content) -> None:
+def _check(directory: str, wanted: Content) -> None:
     if not keeping.is_current(directory, wanted):
         click.echo(f"{directory}: not as driver {wanted.version} has it")
         sys.exit(1)

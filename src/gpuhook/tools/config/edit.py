@@ -8,17 +8,8 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.schema import (
-    BOOL,
-    FEATURE_PREFIX,
-    FEATURES,
-    KEYS,
-    LIST,
-    PAUSE,
-    SECONDS,
-    WITHOUT_EFFECT,
-)
-from gpuhook.ground.config.source import flatten, parse
+from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS, WITHOUT_EFFECT
+from gpuhook.ground.config.source import BOOL, LIST, PAUSE, SECONDS, flatten, parse
 from gpuhook.ground.errors import ConfigError, shown
 from gpuhook.tools.config.misspelt import did_you_mean, similar
 

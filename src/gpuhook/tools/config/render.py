@@ -1,7 +1,6 @@
 """The settings in force as TOML text, for people."""
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.config.schema import FEATURE_PREFIX, KEYS
+from gpuhook.ground.config.model import FEATURE_PREFIX, KEYS, Config
 
 
 def as_toml(config: Config) -> str:

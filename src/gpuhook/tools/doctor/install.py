@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import gpuhook
 from gpuhook import __version__
 from gpuhook.ground import log, names
-from gpuhook.ground.config.schema import WITHOUT_EFFECT
+from gpuhook.ground.config.model import WITHOUT_EFFECT
 from gpuhook.ground.errors import RuntimeMissingError, shown
 from gpuhook.runtime_shim import find_runtime
 from gpuhook.standby import launcher_files

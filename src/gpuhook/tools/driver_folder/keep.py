@@ -19,9 +19,8 @@ from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverFolderError
 from gpuhook.ground.host.files import sync_folder
 from gpuhook.start.inventory.model import Inventory
-from gpuhook.tools.driver_folder import content
-from gpuhook.tools.driver_folder.content import FOLDERS, Content
 from gpuhook.tools.driver_folder.place import FOLDER_MODE, MARKER, Place, failure
+from gpuhook.tools.vendors.nvidia.driver_folder import FOLDERS, Content, content_of
 from gpuhook.vendors.nvidia.names import NAME
 
 _FICLONE = 0x40049409  # linux/fs.h
@@ -44,7 +43,7 @@ def keep(config: Config, inventory: Inventory, folder: str) -> bool:
     """
     if inventory.vendor != NAME:
         return False
-    return update(folder, content.of(config, inventory))
+    return update(folder, content_of(config, inventory))
 
 
 def update(folder: str, wanted: Content) -> bool:

@@ -1,68 +1,23 @@
 """The supervisor's children: the server, and one for each vendor's events.
 
-A child that ends is started again, after a pause that grows while it doesn't live long. What is
-written to one never waits for it, and one that takes or says nothing for too long is killed.
-Times are of the clock that is passed in, in seconds.
+What is written to one never waits for it, and one that takes or says nothing for too long is
+killed.
 """
 
-import json
 import os
-import select
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
+from gpuhook.tools.host.child import Child, Clock, Talking, Tell
 from gpuhook.tools.kubernetes.settings import Settings
 
-_PAUSES = (1.0, 30.0)  # seconds before a child is started again: the first and the longest one
-_LIVED = 60.0  # seconds after which an end counts as the first one
 _READING = 30.0  # seconds that the server may leave a state unread
 _ENDING = 3.0  # seconds to end in when asked to
 _LONGEST_LINE = 1 << 16
-_OUTPUT = (0, 1, 2)
-
-Tell = Callable[[str], None]
-Clock = Callable[[], float]
-
-
-class Child:
-    """A process that is started again when it ends; ``again`` is when, while there is none."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._began = 0.0
-        self._pause = 0.0
-        self._zombies: list[int] = []
-        self.pid = 0
-        self.again: float | None = 0.0
-
-    def _note_start(self, pid: int) -> None:
-        self.pid, self._began, self.again = pid, self._clock(), None
-
-    def _note_end(self) -> None:
-        """Note that it is no more, and when to start it again."""
-        now = self._clock()
-        first, longest = _PAUSES
-        lived = now - self._began >= _LIVED
-        self._pause = first if lived or not self._pause else min(2 * self._pause, longest)
-        self.pid, self.again = 0, now + self._pause
-
-    def _kill(self) -> None:
-        """Kill it and don't wait: a driver may keep it for as long as it hangs."""
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            self._zombies.append(self.pid)
-
-    def reap(self) -> int | None:
-        """Collect what has ended; return the wait status of the child itself if it has."""
-        self._zombies = [pid for pid in self._zombies if os.waitpid(pid, os.WNOHANG)[0] == 0]
-        if not self.pid:
-            return None
-        done, status = os.waitpid(self.pid, os.WNOHANG)
-        return status if done else None
 
 
 class Server(Child):
@@ -172,7 +127,7 @@ def _serve(settings: Settings, reader: int, tell: Tell) -> None:
         os._exit(status)
 
 
-class Listener(Child):
+class Listener(Talking):
     """The process that hears of a vendor's errors; ``module`` is the vendor's ``events``.
 
     ``silent`` are the devices that it hung in: it leaves them alone until ``forgive``.
@@ -180,23 +135,17 @@ class Listener(Child):
     """
 
     def __init__(self, module: Any, title: str, config: Config, tell: Tell, clock: Clock) -> None:
-        super().__init__(clock)
+        super().__init__(clock, _LONGEST_LINE)
         self.module = module
         self._title = title
         self._config = config
         self._tell = tell
-        self._fd = -1
-        self._buffer = b""
         self._asking = ""
         self._heard = 0.0
         self._listens = False
         self._said = ""
         self._away = 0.0
         self.silent: set[str] = set()
-
-    def fileno(self) -> int:
-        """Return the descriptor to read from when it says something, -1 while there is none."""
-        return self._fd
 
     def deadline(self) -> float | None:
         """Return when something is to be done."""
@@ -224,38 +173,32 @@ class Listener(Child):
             self.again = None
             return
         try:
-            pid, self._fd = self.module.begin(self._config, inventory, self.silent)
+            work = self.module.begin(self._config, inventory, self.silent)
         except GpuhookError as error:
             self._report(str(error))
             self._note_end()
             return
-        self._note_start(pid)
-        self._buffer, self._asking, self._listens, self._heard = b"", "", False, now
+        self._begin(work)
+        self._asking, self._listens, self._heard = "", False, now
 
     def _give_up(self) -> None:
         what = f"asking {self._asking}" if self._asking else "waiting"
         self._tell(f"{self._title}: the driver hangs in {what}; its events are asked for again")
         if self._asking:
             self.silent.add(self._asking)
-        self._kill()
-        self._close()
-        self._note_end()
-
-    def _has_spoken(self) -> bool:
-        """Tell whether there is something to read that we only haven't come to."""
-        return self._fd >= 0 and bool(select.select([self._fd], [], [], 0)[0])
+        super()._give_up()
 
     def restart(self) -> None:
         """Listen from the start, as devices have changed."""
         self.stop()
         self.again = max(self._clock(), self._away)
-        self._pause, self._said = 0.0, ""
+        self._back_off.reset()
+        self._said = ""
 
     def stop(self) -> None:
         """Let go of the driver."""
-        self._kill()
-        self._close()
-        self.pid, self.again = 0, None
+        self._end()
+        self.again = None
 
     def let_go(self, seconds: float) -> None:
         """Let go of the driver for so long."""
@@ -265,9 +208,8 @@ class Listener(Child):
 
     def read(self) -> list[dict[str, Any]]:
         """Return what it says: the events, and which devices are lost."""
-        lines = self._lines()
         found = []
-        for line in lines:
+        for line in self._lines():
             self._heard = self._clock()
             if "asking" in line:
                 self._asking = str(line["asking"])
@@ -282,19 +224,6 @@ class Listener(Child):
                 found.append(line)
         return found
 
-    def _lines(self) -> list[dict[str, Any]]:
-        try:
-            data = os.read(self._fd, 1 << 16)
-        except BlockingIOError:
-            return []
-        if not data:  # it has ended, which its status says
-            self._close()
-            return []
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > _LONGEST_LINE:
-            self._buffer = b""
-        return [line for line in map(_decoded, lines) if line]
-
     def _say_unwatched(self, unwatched: object) -> None:
         if isinstance(unwatched, dict) and unwatched:
             why = "; ".join(f"{device}: {reason}" for device, reason in unwatched.items())
@@ -306,11 +235,6 @@ class Listener(Child):
             self._tell(f"{self._title}: {problem}")
         self._said = problem
 
-    def _close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-
 
 def _is_event(line: Mapping[str, Any]) -> bool:
     """Tell whether a line is an event as it should be: a driver's own code runs in the child."""
@@ -319,12 +243,3 @@ def _is_event(line: Mapping[str, Any]) -> bool:
     instances = (line.get("gi", 0), line.get("ci", 0))
     numbers = (line.get("xid"), *instances)
     return isinstance(line.get("gpu"), str) and all(isinstance(each, int) for each in numbers)
-
-
-def _decoded(line: bytes) -> dict[str, Any]:
-    """Return a line's content; nothing of what a child said that was ended in a word."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -21,7 +21,7 @@ def read(
     """Return the settings, and what a person should know of them, a sentence each.
 
     ``flags`` are those of the command line that were given, by name. ConfigError for what is
-    wrong. ``policy`` reads the variables about health (``health.policy``).
+    wrong. ``policy`` reads the variables about health (``policy`` of NVIDIA's ``xids``).
     """
     path = flags.get(FILE) or environ.get(_variable(FILE), "")
     content = _content(path) if path else Content()

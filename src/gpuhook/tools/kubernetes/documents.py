@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from gpuhook.ground import names as ours
 from gpuhook.ground.config.loader import DEFAULT_PATH
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import CdiError, GpuhookError, NoDeviceError
+from gpuhook.tools.host import child
 from gpuhook.tools.kubernetes.machine import Found
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.vendors import registry
@@ -37,18 +37,9 @@ def bring(
     ``gpuhook install --cdi`` keeps documents, those are brought in line instead. ``tell`` gets a
     sentence for each change; return whether all went well.
     """
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            kernel.die_with_parent()
-            kernel.end_after(_PATIENCE)
-            status = 0 if _bring(settings, config, found, failing, tell) else 1
-        except GpuhookError as error:
-            tell(f"CDI documents: {error}")
-        finally:
-            os._exit(status)
-    return kernel.reap(child, _PATIENCE + 1.0) == 0
+    return child.do(
+        lambda: _bring(settings, config, found, failing, tell), _PATIENCE, tell, "CDI documents"
+    )
 
 
 def _bring(

@@ -3,12 +3,10 @@
 In a child, as CDI documents are: it may have to copy some hundred megabytes.
 """
 
-import os
 from collections.abc import Callable, Container, Iterable
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.container import kernel
-from gpuhook.ground.errors import GpuhookError
+from gpuhook.tools.host import child
 from gpuhook.tools.kubernetes.machine import Found
 from gpuhook.tools.kubernetes.settings import Settings
 
@@ -28,21 +26,14 @@ def keep(
     sentence for each change, and for what is wrong.
     """
     inventories = [each for vendor, each in found if vendor.names.NAME not in failing]
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            kernel.die_with_parent()
-            kernel.end_after(_PATIENCE)
-            from gpuhook.tools.driver_folder.keep import keep as keep_one  # noqa: PLC0415 - here alone
 
-            folder = settings.driver_folder
-            for inventory in inventories:
-                if keep_one(config, inventory, folder):
-                    tell(f"{folder} holds the files of driver {inventory.version}")
-            status = 0
-        except GpuhookError as error:
-            tell(f"The driver folder: {error}")
-        finally:
-            os._exit(status)
-    return kernel.reap(child, _PATIENCE + 1.0) == 0
+    def work() -> bool:
+        from gpuhook.tools.driver_folder.keep import keep as keep_one  # noqa: PLC0415 - here alone
+
+        folder = settings.driver_folder
+        for inventory in inventories:
+            if keep_one(config, inventory, folder):
+                tell(f"{folder} holds the files of driver {inventory.version}")
+        return True
+
+    return child.do(work, _PATIENCE, tell, "The driver folder")

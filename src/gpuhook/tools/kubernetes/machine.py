@@ -14,6 +14,7 @@ from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError
 from gpuhook.start import contract
 from gpuhook.start.inventory import cache, freshness
 from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.host.child import BackOff
 from gpuhook.tools.vendors import parts
 from gpuhook.vendors import registry
 
@@ -42,16 +43,14 @@ class _Seen:
     lost: list[str] = field(default_factory=list)
     failure: DriverError | None = None
     around: list[Any] = field(default_factory=list)
-    pause: float = 0.0
+    back_off: BackOff = field(default_factory=lambda: BackOff(*_PAUSES))
     again: float = 0.0
     links: Links = field(default_factory=dict)
     linked: object = None
 
     def wait(self, now: float) -> None:
         """Ask again after a longer pause than the last time."""
-        first, longest = _PAUSES
-        self.pause = min(2 * self.pause or first, longest)
-        self.again = now + self.pause
+        self.again = now + self.back_off.grow()
 
 
 class Machine:
@@ -160,11 +159,12 @@ class Machine:
             self._fail(seen, error)
             return (seen.inventory, str(seen.failure), seen.lost) != before
         if seen.failure is not None:
-            seen.failure, seen.pause = None, 0.0
+            seen.failure = None
+            seen.back_off.reset()
         if loaded.inventory.lost:
             seen.wait(self._clock())
         else:
-            seen.pause = 0.0
+            seen.back_off.reset()
         seen.loaded = loaded
         seen.inventory = loaded.inventory.remembering(before[0]) if before[0] else loaded.inventory
         here = {device.id for device in loaded.inventory.devices}
@@ -179,7 +179,9 @@ class Machine:
     def _is_worth_it(self, seen: _Seen, *, eager: bool) -> bool:
         if eager or self._clock() >= seen.again:
             return True
-        if seen.failure is None and seen.loaded is not None and seen.pause:  # a device is lost
+        if (
+            seen.failure is None and seen.loaded is not None and seen.back_off.pause
+        ):  # a device is lost
             return not seen.loaded.is_same(self._config)
         if seen.failure is not None:
             return seen.around != freshness.surroundings(self._config, seen.vendor)

@@ -11,6 +11,7 @@ from typing import Any
 from gpuhook.ground.errors import listed, shown
 from gpuhook.tools.kubernetes import settings as choices
 from gpuhook.tools.kubernetes.settings import Sharing
+from gpuhook.tools.vendors.parts import ACTIONS
 
 FLAG, TEXT, CHOICE, WORDS = "true or false", "a text", "one of", "one or several of"
 NUMBERS, PATH, SECONDS, XIDS = "numbers", "an absolute path", "a number of seconds", "NUMBER=ACTION"
@@ -18,7 +19,6 @@ NUMBERS, PATH, SECONDS, XIDS = "numbers", "an absolute path", "a number of secon
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")  # as Go reads them
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 _CHANNELS = 1 << 20  # the driver makes IMEX channels 0 to 1048575
-_ACTIONS = ("fatal", "application", "ignore")
 _SOCKET = "kubelet.sock"
 
 
@@ -144,7 +144,7 @@ OPTIONS = (
     ),
     Option(
         "xid", "xids", XIDS,
-        f"What an XID does to its GPU, such as 109=fatal; the actions are {', '.join(_ACTIONS)}.",
+        f"What an XID does to its GPU, such as 109=fatal; the actions are {', '.join(ACTIONS)}.",
         ("gpuhook", "xids"), is_ours=True,
     ),
 )  # fmt: skip
@@ -280,8 +280,8 @@ def _xids(_: Option, text: str) -> dict[int, str]:
     for word in filter(None, (each.strip() for each in text.split(","))):
         name, _equals, action = (part.strip() for part in word.partition("="))
         number = _number(name)
-        if number is None or action not in _ACTIONS:
-            raise ValueError(f"NUMBER=ACTION with an action of {listed([*_ACTIONS])}")
+        if number is None or action not in ACTIONS:
+            raise ValueError(f"NUMBER=ACTION with an action of {listed([*ACTIONS])}")
         found[number] = action
     return found
 

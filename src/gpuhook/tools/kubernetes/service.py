@@ -17,14 +17,15 @@ from typing import Any, Self
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import PluginError
-from gpuhook.tools.kubernetes import INSTALL, documents, driver, folder, health
+from gpuhook.tools.host.child import BackOff
+from gpuhook.tools.host.uevents import KernelEvents, listen
+from gpuhook.tools.kubernetes import INSTALL, documents, driver, folder
 from gpuhook.tools.kubernetes.children import Listener, Server
 from gpuhook.tools.kubernetes.health import Health
 from gpuhook.tools.kubernetes.machine import Found, Machine
 from gpuhook.tools.kubernetes.resources import resources
 from gpuhook.tools.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, Settings
 from gpuhook.tools.kubernetes.state import State
-from gpuhook.tools.kubernetes.uevents import KernelEvents
 from gpuhook.tools.ready import report_ready
 from gpuhook.tools.vendors import parts
 from gpuhook.tools.vendors.uevents import concerns_us
@@ -154,15 +155,16 @@ class _Chore:
     def __init__(self, work: Callable[[], bool], clock: Callable[[], float]) -> None:
         self._work = work
         self._clock = clock
-        self._pause = 0.0
+        self._back_off = BackOff(*_WHILE_BAD)
         self.at: float | None = None
 
     def do(self) -> None:
         """Try it."""
-        well = self._work()
-        first, longest = _WHILE_BAD
-        self._pause = 0.0 if well else min(2 * self._pause or first, longest)
-        self.at = None if well else self._clock() + self._pause
+        if self._work():
+            self._back_off.reset()
+            self.at = None
+        else:
+            self.at = self._clock() + self._back_off.grow()
 
 
 class Supervisor:
@@ -338,20 +340,19 @@ class Supervisor:
         known = {device.id for device in inventory.devices}
         for event in events:
             if "lost" not in event:
-                self._hear_xid(module, inventory, event)
+                self._hear_error(module, inventory, event)
             elif event["lost"] in known:
                 self._fall_ill(event["lost"], f"it is lost: {event['why']}")
 
-    def _hear_xid(self, module: Any, inventory: Any, event: Mapping[str, Any]) -> None:
-        xid = int(event["xid"])
-        what, words = health.action(xid, self._settings.xids), health.describe(xid)
+    def _hear_error(self, module: parts.Events, inventory: Any, event: Mapping[str, Any]) -> None:
+        what, words = module.judge(event, self._settings.xids)
         devices = module.concerned(inventory, event)
         for device in devices:
-            if what == health.FATAL:
+            if what == parts.FATAL:
                 self._fall_ill(device.id, words)
-            elif what == health.APPLICATION:
+            elif what == parts.APPLICATION:
                 self._say_application(device.id, words)
-        if what == health.FATAL:
+        if what == parts.FATAL:
             if not devices:
                 tell(f"{words} on a device that isn't there ({event.get('gpu') or 'unknown'})")
             self._look_at = min(self._look_at, self._clock() + _SETTLE)
@@ -419,7 +420,7 @@ class Supervisor:
 def _kernel_events() -> KernelEvents | None:
     """Return what listens to the kernel; None where this process may not, and says so."""
     try:
-        return KernelEvents()
+        return KernelEvents(listen())  # pyroute2 takes more memory than all the rest here
     except OSError as error:
         tell(f"The kernel's events can't be heard ({error.strerror}): changes are seen later")
         return None

@@ -4,25 +4,19 @@ To ask may take as long as nvml-timeout says, half a minute, and nothing else ha
 look waits for a moment, and then goes on with what was there before.
 """
 
-import json
-import os
 import select
-import signal
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import DriverError, NoDriverError
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.cache import Loaded
+from gpuhook.tools.host.child import Clock, Talk, Talking
 from gpuhook.tools.kubernetes.machine import NotYet
 
 _SPARE = 15.0  # seconds beyond the driver's own limit: others may be asking, too
-_REAP = 0.5  # seconds that a killed child may take to end
 _LIMIT = 64 << 20  # bytes of an answer
-
-Clock = Callable[[], float]
 
 
 class Inventories:
@@ -50,17 +44,16 @@ class Inventories:
             found = before if before and before.is_fresh(config) else cache.load(config, vendor)
             if found is not None:
                 return found
-            now = self._clock()
-            if now < self._away:
+            if self._clock() < self._away:
                 raise NotYet
-            child = _Child(config, vendor, now + config.nvml_timeout + _SPARE)
+            child = _Child(config, vendor, self._clock)
             self._children[name], self._titles[name] = child, vendor.names.TITLE
-        answer = child.read(self._deadline, self._clock)
+        answer = child.read(self._deadline)
         if answer is None and self._clock() < child.end:
             raise NotYet
         del self._children[name]
         child.stop()
-        return _loaded(vendor, answer or b"")
+        return _loaded(vendor, answer or {})
 
     def problems(self) -> list[str]:
         """Return a sentence on each vendor whose devices are being looked for."""
@@ -76,54 +69,35 @@ class Inventories:
             self._children.popitem()[1].stop()
 
 
-class _Child:
+class _Child(Talking):
     """A process that looks once; ``end`` is when it has to be done."""
 
-    def __init__(self, config: Config, vendor: Any, end: float) -> None:
-        self.end = end
-        self._data = b""
-        self._reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._pid = os.fork()
-        if self._pid == 0:
-            _look(config, vendor, writer)
-        os.close(writer)
+    def __init__(self, config: Config, vendor: Any, clock: Clock) -> None:
+        super().__init__(clock, _LIMIT)
+        self.end = clock() + config.nvml_timeout + _SPARE
+        self._begin(lambda talk: _look(config, vendor, talk))
 
-    def read(self, deadline: float, clock: Clock) -> bytes | None:
-        """Return all that it has said, None while it hasn't ended."""
+    def read(self, deadline: float) -> dict[str, Any] | None:
+        """Return what it has found, {} where it ended without; None while it looks."""
         while True:
-            try:
-                piece = os.read(self._reader, 1 << 16)
-            except BlockingIOError:
-                patience = deadline - clock()
-                if patience <= 0:
-                    return None
-                select.select([self._reader], [], [], patience)
-                continue
-            self._data += piece
-            if not piece or len(self._data) > _LIMIT:
-                return self._data
+            for line in self._lines():
+                return line
+            if self._fd < 0:
+                return {}
+            patience = deadline - self._clock()
+            if patience <= 0:
+                return None
+            select.select([self._fd], [], [], patience)
 
     def stop(self) -> None:
         """End it, and wait a moment for that."""
-        os.close(self._reader)
-        os.kill(self._pid, signal.SIGKILL)
-        kernel.reap(self._pid, _REAP)
+        self._end()
 
 
-def _look(config: Config, vendor: Any, writer: int) -> NoReturn:
+def _look(config: Config, vendor: Any, talk: Talk) -> None:
     """Be the child."""
-    status = 1
-    try:
-        kernel.die_with_parent()
-        kernel.keep_only((writer,))
-        kernel.set_name("gpuhook-look")
-        os.set_blocking(writer, True)
-        data = memoryview(json.dumps(_answer(config, vendor)).encode())
-        while data:
-            data = data[os.write(writer, data) :]
-        status = 0
-    finally:
-        os._exit(status)
+    kernel.set_name("gpuhook-look")
+    talk.say(_answer(config, vendor))
 
 
 def _answer(config: Config, vendor: Any) -> dict[str, Any]:
@@ -135,14 +109,12 @@ def _answer(config: Config, vendor: Any) -> dict[str, Any]:
     return {"loaded": [found.inventory.to_json(), found.around, found.missing]}
 
 
-def _loaded(vendor: Any, data: bytes) -> Loaded:
-    try:
-        answer = json.loads(data)
-    except ValueError:
+def _loaded(vendor: Any, answer: dict[str, Any]) -> Loaded:
+    if not answer:
         raise DriverError(
             "The process that looks for devices didn't end well, or not in time",
             "See what gpuhook info says",
-        ) from None
+        )
     if "error" in answer:
         raise (NoDriverError if answer["absent"] else DriverError)(*answer["error"])
     inventory, around, missing = answer["loaded"]

@@ -9,17 +9,16 @@ It is asked as a driver is, by ``telemetry.Telemetry``, and says
 A CDI device of a claim (DRA) stands there as [its kind, its name].
 """
 
-import json
 import os
-import socket
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
+from gpuhook.tools.host.child import Talk, Work
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _DEADLINE = 0.5  # seconds that the child waits for the kubelet
@@ -40,55 +39,30 @@ def can_ask(place: Place) -> bool:
     return os.access(place.root, os.R_OK | os.W_OK)
 
 
-def begin(config: Config, place: Place, but: Collection[str]) -> tuple[int, socket.socket]:  # noqa: ARG001 - as every vendor's
-    """Start a child; return it, and where to write and read."""
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
-        _child(theirs.fileno(), place.root)
-    theirs.close()
-    ours.setblocking(False)
-    return child, ours
+def begin(config: Config, place: Place, but: Collection[str]) -> Work:  # noqa: ARG001 - as every vendor's
+    """Return what a child does that answers on ``place``."""
+    return lambda talk: _answer_all(place.root, talk)
 
 
-def _child(fd: int, path: str) -> NoReturn:
-    status = 1
-    try:
-        kernel.die_with_parent()
-        kernel.keep_only((fd,))
-        kernel.set_name("gpuhook-kubelet")
-        with (
-            open(fd, "rb", buffering=0) as asked,
-            open(fd, "wb", buffering=0, closefd=False) as out,
-        ):
-            _answer_all(path, asked, out)
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def _answer_all(path: str, asked: Any, out: Any) -> None:
-    def say(**words: Any) -> None:
-        data = memoryview(json.dumps(words).encode() + b"\n")
-        while data:
-            data = data[out.write(data) :]
-
+def _answer_all(path: str, talk: Talk) -> None:
+    kernel.set_name("gpuhook-kubelet")
     try:
         import grpc  # noqa: PLC0415 - in this process alone
 
         from gpuhook.tools.kubernetes import api  # noqa: PLC0415
     except (ImportError, GpuhookError):
-        say(error="the kubelet can't be asked without the Python packages grpcio and protobuf")
+        why = "the kubelet can't be asked without the Python packages grpcio and protobuf"
+        talk.say({"error": why})
         return
-    say(ready=1)
+    talk.say({"ready": 1})
     options = (
         ("grpc.max_receive_message_length", _LIMIT),
         ("grpc.default_authority", "localhost"),
         ("grpc.enable_http_proxy", 0),
     )
     messages = api.pod_resources
-    for line in asked:
-        number = json.loads(line)["ask"]
+    for question in talk.asked():
+        number = question["ask"]
         with grpc.insecure_channel(f"unix:{quote(path)}", options=options) as channel:
             call = channel.unary_unary(
                 api.LIST_POD_RESOURCES,
@@ -99,9 +73,9 @@ def _answer_all(path: str, asked: Any, out: Any) -> None:
                 found = call(messages.ListPodResourcesRequest(), timeout=_DEADLINE)
             except grpc.RpcError as error:
                 why = f"the kubelet doesn't say which pods have devices: {error.details()}"
-                say(answer=number, failed={path: why})
+                talk.say({"answer": number, "failed": {path: why}})
                 continue
-        say(answer=number, pods=[*_pods(found)])
+        talk.say({"answer": number, "pods": [*_pods(found)]})
 
 
 def _pods(answer: Any) -> Iterator[list[Any]]:

@@ -1,30 +1,24 @@
 """Ask a vendor's driver by way of its child, which may hang: no question waits for long."""
 
 import json
+import os
 import select
-import socket
-import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError
-from gpuhook.tools.kubernetes.children import Child
+from gpuhook.tools.host.child import Clock, Talking
 
 PATIENCE = 4.0  # seconds; Prometheus waits for ten
 _SILENCE = 300.0  # seconds that a device is left alone in which the driver hung
-_REAP = 0.5  # seconds that a killed child may take to end
-_PAUSE = 0.005
 _LIMIT = 16 << 20  # bytes of one line
 _PAIR = 2  # a process id, and what that process uses
 _DIGITS = 10  # of a process id
 _MOST = 1 << 64  # of any value
 
-Clock = Callable[[], float]
 
-
-class Telemetry(Child):
+class Telemetry(Talking):
     """The child of one vendor; ``module`` is the vendor's ``telemetry``.
 
     A question waits for ``patience`` seconds. ``who`` is asked, in the sentences on it.
@@ -42,14 +36,12 @@ class Telemetry(Child):
         patience: float = PATIENCE,
         who: str = "driver",
     ) -> None:
-        super().__init__(clock)
+        super().__init__(clock, _LIMIT)
         self._who = who
         self._patience = patience
         self._module = module
         self._title = title
         self._config = config
-        self._socket: socket.socket | None = None
-        self._buffer = b""
         self._number = 0
         self._ready = False
         self._asking = ""
@@ -72,10 +64,9 @@ class Telemetry(Child):
         self._number += 1
         question = json.dumps({"ask": self._number, "more": more}).encode() + b"\n"
         try:
-            if self._socket is not None:
-                self._socket.sendall(question)
+            os.write(self._fd, question)  # whole, as it is short
         except BlockingIOError:
-            self._give_up()  # it has read nothing for a long time
+            self._hangs()  # it has read nothing for a long time
             return None
         except OSError:
             pass  # it has ended, which is seen below
@@ -104,36 +95,41 @@ class Telemetry(Child):
         if self.pid or now < max(self.again or 0.0, self._away):
             return
         try:
-            pid, self._socket = self._module.begin(self._config, inventory, self._silent)
+            work = self._module.begin(self._config, inventory, self._silent)
         except GpuhookError as error:
             self._fail("failed", str(error))
             self._note_end()
             return
-        self._note_start(pid)
-        self._buffer, self._ready, self._asking, self._devices = b"", False, "", devices
+        self._begin(work)
+        self._ready, self._asking, self._devices = False, "", devices
 
     def _wait(self, deadline: float) -> dict[str, Any] | None:
         while True:
             for line in self._lines():
                 if line.get("answer") == self._number:
                     if not _is_sound(line):
-                        self._refuse()
+                        self._fail(
+                            "failed", f"{self._title}: the {self._who} says what has no meaning"
+                        )
+                        self._give_up()
                         return None
                     for why in line.get("failed", {}).values():
                         self._fail("device", f"{self._title}: {why}")
                     return line
                 self._note(line)
-            if self._socket is None:
+            if self._fd < 0:
+                self._kill()  # in case it has only closed its side
+                self._note_loss()
                 return None
             patience = deadline - self._clock()
             if patience <= 0:
                 break
-            select.select([self._socket], [], [], patience)
+            select.select([self._fd], [], [], patience)
         if not self._ready and self._clock() < self._began + self._config.nvml_timeout:
             self.problem = f"{self._title}: the {self._who} isn't ready to answer yet"
             self.errors["starting"] += 1
         else:
-            self._give_up()
+            self._hangs()
         return None
 
     def _note(self, line: dict[str, Any]) -> None:
@@ -147,31 +143,6 @@ class Telemetry(Child):
             key = (line["gpu"], line["xid"])
             self.xids[key] = self.xids.pop(key, 0) + 1
 
-    def _lines(self) -> list[dict[str, Any]]:
-        """Return what the child has said until now."""
-        try:
-            data = self._socket.recv(1 << 20) if self._socket else b""
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        if not data:
-            if self._socket:
-                self._kill()  # in case it has only closed its side
-                self._note_loss()
-            return []
-        *whole, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > _LIMIT:
-            self._give_up()
-        found = []
-        for each in whole:
-            try:
-                line = json.loads(each)
-            except (ValueError, RecursionError):
-                continue
-            found += [line] if isinstance(line, dict) else []
-        return found
-
     def _fail(self, kind: str, problem: str) -> None:
         self.errors[kind] += 1
         self.problem = problem
@@ -183,36 +154,17 @@ class Telemetry(Child):
         self._close()
         self._note_end()
 
-    def _refuse(self) -> None:
-        """End a child whose answer has no form."""
-        self._fail("failed", f"{self._title}: the {self._who} says what has no meaning")
-        self._kill()
-        self._close()
-        self._note_end()
-
-    def _give_up(self) -> None:
-        """Leave a child that hangs to itself, and the device alone that it hangs in."""
+    def _hangs(self) -> None:
+        """Give up a child that hangs, and leave the device alone that it hangs in."""
         where = f" in {self._asking}" if self._asking else ""
         self._fail("timeout", f"{self._title}: the {self._who} hangs{where}")
         if self._asking:
             self._silent[self._asking] = self._clock() + _SILENCE
-        self._kill()
-        self._close()
-        self._note_end()
-
-    def _close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
+        self._give_up()
 
     def _stop(self) -> None:
-        """End the child, and wait a moment for that: it may hang."""
-        self._kill()
-        self._close()
-        self.pid, self.again = 0, 0.0
-        end = time.monotonic() + _REAP
-        while self.reap() is None and self._zombies and time.monotonic() < end:
-            time.sleep(_PAUSE)
+        self._end()
+        self.again = 0.0
 
     def let_go(self, seconds: float = 0.0) -> None:
         """Let go of the driver, for so long at least."""

@@ -5,6 +5,7 @@ The same request, plan and injection as everywhere; only the way to ask is anoth
 
 from gpuhook import inject
 from gpuhook.ground.config.model import Config
+from gpuhook.ground.oci.jsontext import Record
 from gpuhook.ground.oci.spec import State
 from gpuhook.start.contract import Grant
 from gpuhook.start.plan import image
@@ -17,20 +18,18 @@ from gpuhook.vendors.nvidia import completeness, requirements
 from gpuhook.vendors.nvidia.names import NAME
 
 
-class Target:
+class Target(Record):
     """The container: its process (None: we are in its mount namespace already) and root."""
 
-    def __init__(self, pid: int | None, root: str) -> None:
-        self.pid = pid
-        self.root = root
+    pid: int | None
+    root: str
 
 
-class Switches:
+class Switches(Record):
     """What is left out: the bind mounts of devices, and their rules in the cgroup."""
 
-    def __init__(self, *, devbind: bool, cgroups: bool) -> None:
-        self.devbind = devbind
-        self.cgroups = cgroups
+    devbind: bool
+    cgroups: bool
 
 
 def configure(target: Target, grant: Grant, config: Config, switches: Switches) -> None:

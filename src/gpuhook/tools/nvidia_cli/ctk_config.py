@@ -5,7 +5,7 @@ import os
 import click
 
 from gpuhook.ground.config.loader import loads
-from gpuhook.ground.config.schema import FEATURE_PREFIX, KEYS, WITHOUT_EFFECT
+from gpuhook.ground.config.model import FEATURE_PREFIX, KEYS, WITHOUT_EFFECT
 from gpuhook.ground.config.source import read_text
 from gpuhook.ground.errors import ConfigError
 from gpuhook.ground.host import files as host_files

@@ -12,17 +12,11 @@ from dataclasses import dataclass
 from gpuhook.ground.errors import DriverError
 from gpuhook.ground.host import proc
 from gpuhook.vendors.nvidia.discover import MIG_MINORS
-from gpuhook.vendors.nvidia.model import CAPS_FOLDER
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, CONTROL_NODES
 from gpuhook.vendors.nvidia.names import PCI_VENDOR
 
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
-_DRIVER, _OLD_DRIVER, _UVM, _CAPS = "nvidia", "nvidia-frontend", "nvidia-uvm", "nvidia-caps"
-_CONTROL = (
-    ("/dev/nvidiactl", _DRIVER, 255),
-    ("/dev/nvidia-modeset", _DRIVER, 254),
-    ("/dev/nvidia-uvm", _UVM, 0),
-    ("/dev/nvidia-uvm-tools", _UVM, 1),
-)
+_DRIVER, _OLD_DRIVER, _CAPS = "nvidia", "nvidia-frontend", "nvidia-caps"
 _NOT_LINKED = ("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink")
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers, the first digits of 0x030000
 
@@ -60,7 +54,8 @@ def text_of_devices(root: str = "") -> str:
 
 def control_nodes(known: dict[str, int]) -> list[Node]:
     """Return the nodes that are no GPU's; DriverError where a module isn't loaded."""
-    return [Node(path, _major(known, name), minor) for path, name, minor in _CONTROL]
+    ordered = sorted(CONTROL_NODES, key=lambda each: each.module)
+    return [Node(each.path, _major(known, each.module), each.minor) for each in ordered]
 
 
 def _major(known: dict[str, int], name: str) -> int:

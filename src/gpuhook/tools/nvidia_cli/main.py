@@ -140,7 +140,7 @@ def _inventory(config: Config, found: "Found") -> Inventory:
     given = {name for name, _ in found}
     parts = [part for part, option in _LEFT_OUT.items() if option in given]
     kept = tuple(file for file in inventory.files if not any(part in file.path for part in parts))
-    return inventory.with_files(kept)
+    return inventory.but(files=kept)
 
 
 def _select(selectors: tuple[str, ...], inventory: Inventory) -> tuple[Device, ...]:

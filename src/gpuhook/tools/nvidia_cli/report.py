@@ -5,10 +5,16 @@ from collections.abc import Iterator
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import UntrustedPathError
+from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.inventory.model import SOCKET
-from gpuhook.vendors.nvidia.device_nodes import IMEX_FOLDER
-from gpuhook.vendors.nvidia.discover import CONTROL_NODES
-from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Selection
+from gpuhook.vendors.nvidia.model import (
+    CAPS_FOLDER,
+    CONTROL_NODES,
+    IMEX_FOLDER,
+    Gpu,
+    Inventory,
+    Selection,
+)
 
 _LABEL_WIDTH = 15
 _CAPABILITIES = "/proc/driver/nvidia/capabilities"
@@ -42,21 +48,13 @@ def _fields(gpu: Gpu) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-class Wanted:
+class Wanted(Record):
     """What ``list`` is to print: kinds of driver files, and the devices (None: none)."""
 
-    def __init__(
-        self,
-        kinds: tuple[str, ...],
-        selection: Selection | None,
-        imex: tuple[int, ...] = (),
-        mig: tuple[str, ...] = (),
-    ) -> None:
-        """``mig`` holds config and monitor, where the files for it are to be listed."""
-        self.kinds = kinds
-        self.selection = selection
-        self.imex = imex
-        self.mig = mig
+    kinds: tuple[str, ...]
+    selection: Selection | None
+    imex: tuple[int, ...] = ()
+    mig: tuple[str, ...] = ()
 
 
 def listing(inventory: Inventory, wanted: Wanted) -> Iterator[str]:
@@ -86,7 +84,7 @@ def _is_there(root: str, socket: str) -> bool:
 
 
 def _devices(inventory: Inventory, selection: Selection, *, with_migs: bool) -> Iterator[str]:
-    yield from (path for path in CONTROL_NODES if inventory.node(path))
+    yield from (each.path for each in CONTROL_NODES if inventory.node(each.path))
     yield from (f"/dev/nvidia{gpu.minor}" for gpu in selection.gpus)
     for gpu, mig in selection.migs if with_migs else ():
         instance = f"{_CAPABILITIES}/gpu{gpu.minor}/mig/gi{mig.gi}"

@@ -12,8 +12,13 @@ from typing import Any, Protocol
 from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Device
+from gpuhook.tools.host.child import Work
 
 Values = Mapping[str, Any]
+
+# What an error does to the device that it is about: nothing may be started on it; what runs there
+# must be started again, and the device is as good as before; nothing at all.
+FATAL, APPLICATION, IGNORE = ACTIONS = ("fatal", "application", "ignore")
 
 
 class Doctor(Protocol):
@@ -52,8 +57,8 @@ class Telemetry(Protocol):
     def facts(self, inventory: Any, /) -> Mapping[str, Values]:
         """Return what the inventory itself says of each device, by its id."""
 
-    def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> tuple[int, Any]:
-        """Start a child that is asked about all devices ``but`` some; return it and its socket."""
+    def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> Work:
+        """Return what a child does that is asked about all devices ``but`` some."""
 
 
 class Events(Protocol):
@@ -62,11 +67,17 @@ class Events(Protocol):
     def can_listen(self, inventory: Any, /) -> bool:
         """Tell whether the driver of this inventory reports any."""
 
-    def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> tuple[int, int]:
-        """Start a child that listens to all devices ``but`` some; return it and where to read."""
+    def begin(self, config: Config, inventory: Any, but: Collection[str], /) -> Work:
+        """Return what a child does that listens to all devices ``but`` some."""
 
-    def concerned(self, inventory: Any, event: dict[str, Any], /) -> Iterable[Device]:
+    def concerned(self, inventory: Any, event: Values, /) -> Iterable[Device]:
         """Return the devices that an event is about."""
+
+    def judge(self, event: Values, settings: Mapping[int, str], /) -> tuple[str, str]:
+        """Return what an error does, one of ACTIONS, and what it is called.
+
+        ``settings`` are what the administrator set of errors by their numbers.
+        """
 
 
 class Links(Protocol):

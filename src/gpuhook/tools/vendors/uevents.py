@@ -1,11 +1,8 @@
 """Which of the kernel's events about devices are about an accelerator or its driver."""
 
-from collections.abc import Mapping
-
 from gpuhook.ground.config.model import Config
+from gpuhook.tools.host.uevents import Event
 from gpuhook.vendors import registry
-
-Event = Mapping[str, object]
 
 
 def concerns_us(event: Event, config: Config) -> bool:

@@ -7,6 +7,7 @@ driver's own in /proc/devices.
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import NoDriverError
+from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.inventory import freshness
 from gpuhook.start.inventory.model import Device, Node
 from gpuhook.vendors import bound
@@ -46,14 +47,13 @@ _REGION = "devdrv-cdev"  # of the NPUs' nodes in /proc/devices
 _FIRST_VNPU, _VNPUS = 100, 16  # npu-smi numbers vNPUs from 100 on, 16 numbers for each NPU
 
 
-class _Npu:
+class _Npu(Record):
     """What is known of a device before its nodes are looked at."""
 
-    def __init__(self, number: int, bus_id: str = "", model: str = "", dev: str = "") -> None:
-        self.number = number
-        self.bus_id = bus_id
-        self.model = model
-        self.dev = dev  # major:minor as sysfs has it, "" where it doesn't
+    number: int
+    bus_id: str = ""
+    model: str = ""
+    dev: str = ""
 
 
 def discover(path: str) -> Inventory:
@@ -81,7 +81,7 @@ def _discover(root: Rootfs) -> Inventory:
     absent = freshness.missing(root.path, [*optional, *listed.absent])
     return Inventory(
         names.NAME, root.path, _version(root), tuple(devices), nodes, control,
-        listed.files, (), listed.lists, tuple(absent),
+        listed.files, lists=listed.lists, absent=tuple(absent),
     )  # fmt: skip
 
 

@@ -5,9 +5,6 @@ from gpuhook.start.inventory import model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Self
-
-    from gpuhook.start.inventory.model import Device, DriverFile, Node
     from gpuhook.vendors.ascend.variables import Options
 
 DRIVER_NAME = "devdrv_device_driver"
@@ -29,50 +26,20 @@ class MountList(Record):
     ``refused`` are lines that name what no container is given, a sentence each.
     """
 
-    __slots__ = ("name", "problem", "refused")
-
-    def __init__(self, name: str, problem: str = "", refused: tuple[str, ...] = ()) -> None:
-        self.name = name
-        self.problem = problem
-        self.refused = refused
+    name: str
+    problem: str = ""
+    refused: tuple[str, ...] = ()
 
 
-class Inventory(model.Inventory):
+class Inventory(model.Inventory, lists=MountList):
     """NPUs with the lists; ``absent`` are paths of lists and optional nodes that aren't there.
 
     Of the files, those of kind ``file`` are what lists name (the list is their capability),
     those of kind ``library`` what the loader should find in folders among them.
     """
 
-    __slots__ = ("absent", "lists")
-
-    def __init__(
-        self,
-        vendor: str,
-        root: str,
-        version: str,
-        devices: "tuple[Device, ...]",
-        nodes: "tuple[Node, ...]",
-        control: tuple[str, ...] = (),
-        files: "tuple[DriverFile, ...]" = (),
-        lost: tuple[int, ...] = (),
-        lists: tuple[MountList, ...] = (),
-        absent: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(vendor, root, version, devices, nodes, control, files, lost)
-        self.lists = lists
-        self.absent = absent
-
-    @classmethod
-    def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        found = super().from_json(data)
-        found.lists = tuple(
-            MountList(each["name"], each["problem"], tuple(each["refused"]))
-            for each in data["lists"]
-        )
-        found.absent = tuple(data["absent"])
-        return found
+    lists: tuple[MountList, ...] = ()
+    absent: tuple[str, ...] = ()
 
     def missing(self) -> list[str]:
         """Return the nodes that should be there, and all that makes a difference once it is."""

@@ -33,19 +33,10 @@ class Options(Record):
     of the UB bus.
     """
 
-    __slots__ = ("lists", "no_ub", "nodes_only", "virtual")
-
-    def __init__(
-        self,
-        lists: tuple[str, ...] = (BASE,),
-        nodes_only: bool = False,
-        virtual: bool = False,
-        no_ub: bool = False,
-    ) -> None:
-        self.lists = lists
-        self.nodes_only = nodes_only
-        self.virtual = virtual
-        self.no_ub = no_ub
+    lists: tuple[str, ...] = (BASE,)
+    nodes_only: bool = False
+    virtual: bool = False
+    no_ub: bool = False
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what there is to tell a person, each with its title."""

@@ -2,10 +2,6 @@
 
 from gpuhook.start.inventory import model
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Self
-
 # The driver's: a folder for each of its devices, by PCI address. Nodes of /dev/accel may be
 # other drivers', too.
 DRIVER = "/sys/bus/pci/drivers/habanalabs"
@@ -14,18 +10,7 @@ DRIVER = "/sys/bus/pci/drivers/habanalabs"
 class Inventory(model.Inventory):
     """What one host has of Gaudi's; ``networked`` are the ids of devices with network ports."""
 
-    __slots__ = ("networked",)
-
-    def __init__(self, *facts: "Any", networked: tuple[str, ...] = (), **more: "Any") -> None:
-        super().__init__(*facts, **more)
-        self.networked = networked
-
-    @classmethod
-    def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        found = super().from_json(data)
-        found.networked = tuple(data["networked"])
-        return found
+    networked: tuple[str, ...] = ()
 
     def table(self) -> "tuple[tuple[str, ...], list[tuple[object, ...]]]":
         """Return the devices as a table for a person, with their seats."""

@@ -33,10 +33,7 @@ class Options(Record):
     () for all that it finds, and for what can't be understood: that is the application's.
     """
 
-    __slots__ = ("cores",)
-
-    def __init__(self, cores: tuple[int, ...] = ()) -> None:
-        self.cores = cores
+    cores: tuple[int, ...] = ()
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what there is to tell a person, each with its title."""

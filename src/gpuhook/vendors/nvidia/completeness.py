@@ -9,7 +9,7 @@ Pure: looks at nothing.
 from gpuhook.ground.errors import DriverError, listed
 from gpuhook.start.inventory.selection import fallen_off
 from gpuhook.vendors.nvidia import names
-from gpuhook.vendors.nvidia.model import WSL
+from gpuhook.vendors.nvidia.model import MODESET, UVM, WSL
 from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES
 
 TYPE_CHECKING = False
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gpuhook.vendors.nvidia.model import Inventory
     from gpuhook.vendors.nvidia.variables import Options
 
-UVM = "/dev/nvidia-uvm"
 MAKE_UVM = "nvidia-modprobe -u -c=0"
 
 # driver capability -> the library without which it doesn't work, what there is none of then,
@@ -35,8 +34,8 @@ _LIBRARIES = {
 _PARTS = {
     ("compute",): ("libnvidia-ptxjitcompiler",),
     ("utility",): ("nvidia-smi",),
-    ("video",): ("libnvcuvid", "libnvidia-encode", "libcuda", UVM),
-    ("display", "graphics"): ("libGLX_nvidia", "libEGL_nvidia", "/dev/nvidia-modeset"),
+    ("video",): ("libnvcuvid", "libnvidia-encode", "libcuda", UVM.path),
+    ("display", "graphics"): ("libGLX_nvidia", "libEGL_nvidia", MODESET.path),
     ("ngx",): ("libnvidia-ngx",),
 }
 _FILE_KINDS = ("library", "binary")
@@ -85,8 +84,8 @@ def _unusable(options: "Options", inventory: "Inventory") -> "Iterator[tuple[str
     """Yield the capabilities that can't work, each with cause and remedy."""
     if inventory.platform:
         return  # its driver has other parts, and comes as a whole
-    if "compute" in options.capabilities and inventory.node(UVM) is None:
-        path = inventory.root.rstrip("/") + UVM
+    if "compute" in options.capabilities and inventory.node(UVM.path) is None:
+        path = inventory.root.rstrip("/") + UVM.path
         cause = f"there is no device node {path}, without which there is no CUDA"
         remedy = (
             f"Run {MAKE_UVM} as root, which loads the module nvidia-uvm and makes the node "

@@ -38,11 +38,8 @@ def wanted(config: "Config") -> bool:
 class Note(Record):
     """What a library says about itself: its CUDA version and the driver branches it runs on."""
 
-    __slots__ = ("branches", "cuda")
-
-    def __init__(self, cuda: str, branches: tuple[int, ...]) -> None:
-        self.cuda = cuda
-        self.branches = branches
+    cuda: str
+    branches: tuple[int, ...]
 
 
 class CudaCompat(Record):
@@ -52,19 +49,10 @@ class CudaCompat(Record):
     search, is never opened again and never mounted. ``libraries`` are the SONAMEs in it.
     """
 
-    __slots__ = ("folder", "libraries", "note", "version")
-
-    def __init__(
-        self,
-        folder: str,
-        version: str,
-        note: Note | None,
-        libraries: tuple[str, ...],
-    ) -> None:
-        self.folder = folder
-        self.version = version
-        self.note = note
-        self.libraries = libraries
+    folder: str
+    version: str
+    note: Note | None
+    libraries: tuple[str, ...]
 
 
 def parse_note(content: bytes) -> Note | None:

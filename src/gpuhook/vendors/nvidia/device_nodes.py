@@ -5,7 +5,14 @@ Pure: looks at nothing.
 
 from gpuhook.ground.errors import RequestError, UnknownDeviceError, shown
 from gpuhook.start.contract import existing
-from gpuhook.vendors.nvidia.model import CAPS_FOLDER, TITLES, selection
+from gpuhook.vendors.nvidia.model import (
+    CAPS_FOLDER,
+    CONTROL,
+    CONTROL_NODES,
+    IMEX_FOLDER,
+    TITLES,
+    selection,
+)
 from gpuhook.vendors.nvidia.variables import (
     CSV_MOUNTS,
     IMEX_CHANNELS,
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
     from gpuhook.vendors.nvidia.model import Inventory, Selection
     from gpuhook.vendors.nvidia.variables import Options
 
-IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 _GRAPHICS = frozenset({"graphics", "display"})
 
 # feature -> folder of its nodes, and what their names begin with.
@@ -33,13 +39,6 @@ _FEATURE_NODES = {
     "mofed": (("/dev/infiniband", "uverbs"), ("/dev/infiniband", "rdma_cm")),
     "gdrcopy": (("/dev", "gdrdrv"),),
     "nvswitch": (("/dev", "nvidia-nvswitch"),),
-}
-
-# driver capability -> the control nodes it needs beside /dev/nvidiactl.
-_CONTROL_NODES = {
-    "compute": ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
-    "video": ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
-    "display": ("/dev/nvidia-modeset",),
 }
 
 
@@ -73,10 +72,11 @@ def _of_platform(grant: "Grant") -> "list[tuple[Node, str]]":
 
 
 def _control(options: "Options") -> "Iterator[tuple[str, str]]":
-    yield "/dev/nvidiactl", "driver control"
+    yield CONTROL.path, "driver control"
     for capability in options.capabilities:
-        for path in _CONTROL_NODES.get(capability, ()):
-            yield path, capability
+        for node in CONTROL_NODES:
+            if capability in node.capabilities:
+                yield node.path, capability
 
 
 def _gpus(options: "Options", selected: "Selection") -> "Iterator[tuple[str, str]]":

@@ -16,7 +16,14 @@ from gpuhook.vendors.nvidia import (  # fmt: skip
     tegra,
     wsl,
 )
-from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Mig
+from gpuhook.vendors.nvidia.model import (
+    CAPS_FOLDER,
+    CONTROL_NODES,
+    IMEX_FOLDER,
+    Gpu,
+    Inventory,
+    Mig,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,13 +31,6 @@ if TYPE_CHECKING:
 
     from gpuhook.ground.config.model import Config
 
-CONTROL_NODES = (
-    "/dev/nvidiactl",
-    "/dev/nvidia-uvm",
-    "/dev/nvidia-uvm-tools",
-    "/dev/nvidia-modeset",
-)
-NODE_FOLDERS = (CAPS_FOLDER, device_nodes.IMEX_FOLDER)
 MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 _SMALL_FILE = 1 << 20
 
@@ -100,8 +100,8 @@ def _check_minors(gpus: tuple[Gpu, ...]) -> None:
 
 
 def _nodes(root: Rootfs, gpus: tuple[Gpu, ...]) -> "Iterator[Node]":
-    paths = list(CONTROL_NODES) + [gpu.path for gpu in gpus]
-    for folder in NODE_FOLDERS:
+    paths = [node.path for node in CONTROL_NODES] + [gpu.path for gpu in gpus]
+    for folder in (CAPS_FOLDER, IMEX_FOLDER):
         paths += [f"{folder}/{name}" for name in root.list_folder(folder)]
     paths += [path for gpu in gpus for path in gpu.drm]
     paths += device_nodes.feature_node_paths(root)
@@ -138,5 +138,4 @@ def _completed(root: Rootfs, gpu: Gpu, caps: dict[str, int]) -> Gpu:
         mig.append(Mig(one.index, one.uuid, one.gi, one.ci, one.name, gi_cap, ci_cap))
     nodes = root.list_folder(f"/sys/bus/pci/devices/{gpu.kernel_bus_id}/drm")
     drm = tuple(path for name in nodes if root.exists(path := f"/dev/dri/{name}"))
-    fields = {name: getattr(gpu, name) for name in gpu.fields()}
-    return Gpu(**{**fields, "mig": tuple(mig), "drm": drm})
+    return gpu.but(mig=tuple(mig), drm=drm)

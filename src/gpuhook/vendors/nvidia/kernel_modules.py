@@ -12,6 +12,7 @@ import time
 
 from gpuhook.ground import names
 from gpuhook.ground.container import kernel
+from gpuhook.vendors.nvidia.model import CONTROL, UVM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.container.rootfs import Rootfs
 
 PROGRAM = "/usr/bin/nvidia-modprobe"
-_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+_NODES = (CONTROL.path, UVM.path)
 # Load nvidia and make /dev/nvidia0, load nvidia-uvm and make its nodes: nvidia-modprobe(1).
 _ARGUMENTS = ("-c", "0", "-u")
 _ENVIRONMENT = {"PATH": names.SYSTEM_PATH}

@@ -14,7 +14,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any, Self
 
+
+class ControlNode(Record):
+    """A node of the driver's that is no GPU's: ``module`` names its major in /proc/devices.
+
+    ``capabilities`` are the parts of the driver that need it, () for all.
+    """
+
+    path: str
+    module: str
+    minor: int
+    capabilities: tuple[str, ...] = ()
+
+
+CONTROL = ControlNode("/dev/nvidiactl", "nvidia", 255)
+UVM = ControlNode("/dev/nvidia-uvm", "nvidia-uvm", 0, ("compute", "video"))
+UVM_TOOLS = ControlNode("/dev/nvidia-uvm-tools", "nvidia-uvm", 1, ("compute", "video"))
+MODESET = ControlNode("/dev/nvidia-modeset", "nvidia", 254, ("display",))
+CONTROL_NODES = (CONTROL, UVM, UVM_TOOLS, MODESET)
+# Folders of nodes that come and go: capabilities of MIG, IMEX channels.
 CAPS_FOLDER = "/dev/nvidia-caps"
+IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 
 # Platforms without NVIDIA's driver for Linux, and what people call them.
 WSL, TEGRA = "wsl", "tegra"
@@ -29,30 +49,13 @@ class Mig(Record):
     guards them by the files in /proc alone).
     """
 
-    __slots__ = ("ci", "ci_cap", "gi", "gi_cap", "index", "name", "uuid")
-
-    def __init__(
-        self,
-        index: int,
-        uuid: str,
-        gi: int,
-        ci: int,
-        name: str,
-        gi_cap: int | None,
-        ci_cap: int | None,
-    ) -> None:
-        self.index = index
-        self.uuid = uuid
-        self.gi = gi
-        self.ci = ci
-        self.name = name
-        self.gi_cap = gi_cap
-        self.ci_cap = ci_cap
-
-    @classmethod
-    def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        return cls(**data)
+    index: int
+    uuid: str
+    gi: int
+    ci: int
+    name: str
+    gi_cap: int | None
+    ci_cap: int | None
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -61,7 +64,7 @@ class Mig(Record):
         return tuple(f"{CAPS_FOLDER}/nvidia-cap{cap}" for cap in caps if cap is not None)
 
 
-class Gpu(Record):
+class Gpu(Record, mig=Mig):
     """One GPU as NVML sees it.
 
     ``index`` is NVML's enumeration order, ``minor`` the N of /dev/nvidiaN (they may
@@ -71,52 +74,17 @@ class Gpu(Record):
     the UUID and what else nobody says is "".
     """
 
-    __slots__ = (
-        "architecture",
-        "brand",
-        "drm",
-        "index",
-        "mig",
-        "mig_enabled",
-        "minor",
-        "name",
-        "nodes",
-        "pci_bus_id",
-        "uuid",
-    )
-
-    def __init__(
-        self,
-        index: int,
-        minor: int,
-        uuid: str,
-        pci_bus_id: str,
-        name: str,
-        architecture: str,
-        brand: str,
-        mig_enabled: bool,
-        mig: tuple[Mig, ...],
-        drm: tuple[str, ...] = (),
-        nodes: tuple[str, ...] = (),
-    ) -> None:
-        self.drm = drm
-        self.nodes = nodes
-        self.index = index
-        self.minor = minor
-        self.uuid = uuid
-        self.pci_bus_id = pci_bus_id
-        self.name = name
-        self.architecture = architecture
-        self.brand = brand
-        self.mig_enabled = mig_enabled
-        self.mig = mig
-
-    @classmethod
-    def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        mig = tuple(Mig.from_json(item) for item in data["mig"])
-        lists = {name: tuple(data[name]) for name in ("drm", "nodes")}
-        return cls(**{**data, **lists, "mig": mig})
+    index: int
+    minor: int
+    uuid: str
+    pci_bus_id: str
+    name: str
+    architecture: str
+    brand: str
+    mig_enabled: bool
+    mig: tuple[Mig, ...]
+    drm: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -137,7 +105,7 @@ class Gpu(Record):
         return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}"
 
 
-class Inventory(model.Inventory):
+class Inventory(model.Inventory, gpus=Gpu):
     """One host's driver and GPUs.
 
     ``cuda_version`` is the newest CUDA that the driver serves (12.2), ``nodes`` the driver's
@@ -147,7 +115,10 @@ class Inventory(model.Inventory):
     NVIDIA's driver for Linux, else one of TITLES.
     """
 
-    __slots__ = ("cuda_version", "gpus", "mig_minors", "platform")
+    cuda_version: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    mig_minors: str = ""
+    platform: str = ""
 
     def __init__(
         self,
@@ -169,12 +140,6 @@ class Inventory(model.Inventory):
         self.mig_minors = mig_minors
         self.platform = platform
 
-    def with_files(self, files: tuple[DriverFile, ...]) -> "Self":
-        """Return the inventory with other driver files."""
-        facts = (self.root, self.driver_version, self.cuda_version, self.gpus, self.nodes)
-        rest = (self.lost, self.mig_minors, self.platform, self.refused)
-        return type(self)(*facts, files, *rest)
-
     def remembering(self, before: "Self") -> "Self":
         """Return the inventory with those of its lost GPUs that were known before."""
         here = {gpu.uuid for gpu in self.gpus}
@@ -186,17 +151,8 @@ class Inventory(model.Inventory):
         paths = {gpu.path for gpu in again}
         nodes = [node for node in before.nodes if node.path in paths - there]
         lost = tuple(index for index in self.lost if index not in {gpu.index for gpu in again})
-        return type(self)(
-            self.root,
-            self.driver_version,
-            self.cuda_version,
-            gpus,
-            (*self.nodes, *nodes),
-            self.files,
-            lost,
-            self.mig_minors,
-            self.platform,
-            self.refused,
+        return self.but(
+            gpus=gpus, devices=tuple(_devices(gpus)), nodes=(*self.nodes, *nodes), lost=lost
         )
 
     @property
@@ -214,22 +170,6 @@ class Inventory(model.Inventory):
             **{name: getattr(self, name) for name in names},
             **{name: [each.to_json() for each in getattr(self, name)] for name in lists},
         }
-
-    @classmethod
-    def from_json(cls, data: "dict[str, Any]") -> "Self":
-        """Rebuild from what ``to_json`` returned; KeyError or TypeError if it is not that."""
-        return cls(
-            root=data["root"],
-            driver_version=data["driver_version"],
-            cuda_version=data["cuda_version"],
-            gpus=tuple(Gpu.from_json(item) for item in data["gpus"]),
-            nodes=tuple(Node.from_json(item) for item in data["nodes"]),
-            files=tuple(DriverFile.from_json(item) for item in data["files"]),
-            lost=tuple(data["lost"]),
-            mig_minors=data["mig_minors"],
-            platform=data["platform"],
-            refused=tuple(data["refused"]),
-        )
 
     def summary(self) -> "dict[str, Any]":
         """Return the "inventory" object of `gpuhook explain --format json`."""
@@ -295,24 +235,16 @@ def _devices(gpus: "Iterable[Gpu]") -> "Iterable[Device]":
             yield Device(mig.uuid, label, names, mig.paths, bus_id, mig.name, gpu.uuid)
 
 
-class Selection:
+class Selection(Record):
     """What was selected, as NVIDIA's records, in the request's order, once each.
 
     ``gpus`` are the GPUs whose nodes must appear, a MIG device's GPU included; ``migs`` are
     (GPU, MIG device) pairs; ``uuids`` name what was asked for.
     """
 
-    __slots__ = ("gpus", "migs", "uuids")
-
-    def __init__(
-        self,
-        gpus: "tuple[Gpu, ...]" = (),
-        migs: "tuple[tuple[Gpu, Mig], ...]" = (),
-        uuids: tuple[str, ...] = (),
-    ) -> None:
-        self.gpus = gpus
-        self.migs = migs
-        self.uuids = uuids
+    gpus: "tuple[Gpu, ...]" = ()
+    migs: "tuple[tuple[Gpu, Mig], ...]" = ()
+    uuids: tuple[str, ...] = ()
 
 
 def selection(inventory: Inventory, devices: "Iterable[Device]") -> Selection:

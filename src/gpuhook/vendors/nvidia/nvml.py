@@ -15,6 +15,7 @@ from gpuhook.ground.cgroup.access import in_first_user_namespace
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import DriverError, NoDriverError
 from gpuhook.ground.oci import jsontext
+from gpuhook.ground.oci.jsontext import Record
 from gpuhook.vendors.nvidia.model import Gpu, Mig
 
 TYPE_CHECKING = False
@@ -65,20 +66,13 @@ _REAP_SECONDS = 0.5
 _SPARE_SECONDS = 5
 
 
-class Answer:
+class Answer(Record):
     """What NVML said: versions, the GPUs it could ask, and the indices of those it lost."""
 
-    def __init__(
-        self,
-        driver_version: str,
-        cuda_version: str,
-        gpus: tuple[Gpu, ...],
-        lost: tuple[int, ...],
-    ) -> None:
-        self.driver_version = driver_version
-        self.cuda_version = cuda_version
-        self.gpus = gpus
-        self.lost = lost
+    driver_version: str
+    cuda_version: str
+    gpus: tuple[Gpu, ...]
+    lost: tuple[int, ...]
 
 
 def ask(root: str, library: str, user: str, timeout: float) -> Answer:

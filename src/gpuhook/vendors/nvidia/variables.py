@@ -44,33 +44,13 @@ class Options(Record):
     ``features`` the drivers of other makers that it wants, sorted.
     """
 
-    __slots__ = (
-        "capabilities",
-        "features",
-        "imex_channels",
-        "mig_config",
-        "mig_monitor",
-        "requirements",
-        "requirements_disabled",
-    )
-
-    def __init__(
-        self,
-        capabilities: tuple[str, ...] = (),
-        requirements: tuple[str, ...] = (),
-        requirements_disabled: bool = False,
-        imex_channels: tuple[int, ...] = (),
-        mig_config: str | None = None,
-        mig_monitor: str | None = None,
-        features: tuple[str, ...] = (),
-    ) -> None:
-        self.capabilities = capabilities
-        self.requirements = requirements
-        self.requirements_disabled = requirements_disabled
-        self.imex_channels = imex_channels
-        self.mig_config = mig_config
-        self.mig_monitor = mig_monitor
-        self.features = features
+    capabilities: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+    requirements_disabled: bool = False
+    imex_channels: tuple[int, ...] = ()
+    mig_config: str | None = None
+    mig_monitor: str | None = None
+    features: tuple[str, ...] = ()
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what there is to tell a person, each with its title."""

@@ -6,7 +6,7 @@ from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.freshness import names as listed
 from gpuhook.start.inventory.freshness import status, text
 from gpuhook.vendors.nvidia import completeness, device_nodes, names, requirements, variables
-from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Inventory
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, IMEX_FOLDER, Inventory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PROC = "/proc/driver/nvidia"
 # Folders of device nodes that come and go as a whole; the rest lies in /dev itself.
-_NODE_FOLDERS = ("nvidia-caps", "nvidia-caps-imex-channels", "infiniband", "dri")
+_NODE_FOLDERS = (CAPS_FOLDER, IMEX_FOLDER, "/dev/infiniband", "/dev/dri")
 _NODE_PREFIXES = ("nvidia", "gdrdrv")
 # Where Windows puts its driver: an update comes as another folder in the second.
 _WSL_NODE = "dxg"
@@ -44,7 +44,7 @@ class Nvidia(Vendor):
         "load_kmods",
         "user",
     )
-    crowded = (CAPS_FOLDER, device_nodes.IMEX_FOLDER)
+    crowded = (CAPS_FOLDER, IMEX_FOLDER)
 
     def _discover(self, config: "Config") -> Inventory:
         from gpuhook.vendors.nvidia import discover  # noqa: PLC0415 - costly, and rarely needed
@@ -61,7 +61,7 @@ class Nvidia(Vendor):
             _mig_instances(f"{root}{_PROC}/capabilities"),
             status(root + (config.ldcache or "/etc/ld.so.cache")),
             [name for name in nodes if name.startswith(_NODE_PREFIXES)],
-            [status(f"{root}/dev/{name}") for name in _NODE_FOLDERS],
+            [status(root + folder) for folder in _NODE_FOLDERS],
             [status(root + path) for path in _WSL_FOLDERS] if _WSL_NODE in nodes else [],
             _tegra(lists, nodes),
         ]

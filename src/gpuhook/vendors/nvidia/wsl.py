@@ -83,8 +83,7 @@ def _ask(root: "Rootfs", store: str, config: "Config") -> nvml.Answer | None:
 
 
 def _on_wsl(gpu: Gpu) -> Gpu:
-    fields = {name: getattr(gpu, name) for name in gpu.fields()}
-    return Gpu(**{**fields, "minor": 0, "mig_enabled": False, "mig": (), "nodes": (NODE,)})
+    return gpu.but(minor=0, mig_enabled=False, mig=(), nodes=(NODE,))
 
 
 def _files(root: "Rootfs", store: str) -> "Iterator[DriverFile]":

@@ -13,21 +13,21 @@ still lives every few seconds:
     {"error": text}                           it can't listen, and ends
 """
 
-import os
 import time
 
 from gpuhook.ground.container import kernel
-from gpuhook.ground.oci import jsontext
+from gpuhook.tools.vendors.nvidia import xids
 from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.discover import library
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from typing import Any, NoReturn
+    from collections.abc import Callable, Collection, Mapping
+    from typing import Any
 
     from gpuhook.ground.config.model import Config
     from gpuhook.start.inventory.model import Device
+    from gpuhook.tools.host.child import Work
     from gpuhook.vendors.nvidia.model import Inventory
 
     Say = Callable[[dict[str, Any]], None]
@@ -39,21 +39,17 @@ _MOST = 1000  # events that are fetched at once
 _PAUSES = (1.0, 30.0)  # seconds; the first and the longest one after a wait that failed
 
 
-def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> tuple[int, int]:
-    """Start to listen; return the child, and a descriptor that its lines are read from.
+def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "Work":
+    """Return what a child does that listens; DriverError where there is no NVML.
 
-    ``but`` are UUIDs of GPUs to leave alone. DriverError where there is no NVML.
+    ``but`` are UUIDs of GPUs to leave alone.
     """
     uid, gid = nvml.ids(config.user)
     path = library(config)
     uuids = [gpu.uuid for gpu in inventory.gpus if gpu.uuid and gpu.uuid not in but]
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    child = os.fork()
-    if child == 0:
-        _child(writer, lambda: nvml.start(inventory.root, path, uid, gid), uuids)
-    os.close(writer)
-    os.set_blocking(reader, False)
-    return child, reader
+    return lambda talk: _say_all(
+        lambda: nvml.start(inventory.root, path, uid, gid), uuids, talk.say
+    )
 
 
 def can_listen(inventory: "Inventory") -> bool:
@@ -61,7 +57,7 @@ def can_listen(inventory: "Inventory") -> bool:
     return bool(inventory.gpus) and not inventory.platform
 
 
-def concerned(inventory: "Inventory", event: "dict[str, Any]") -> "list[Device]":
+def concerned(inventory: "Inventory", event: "Mapping[str, Any]") -> "list[Device]":
     """Return the devices that an event is about: a GPU, or the instances that it names.
 
     A GPU's instances are as well as the GPU is, and aren't named beside it. Nothing is guessed
@@ -75,26 +71,17 @@ def concerned(inventory: "Inventory", event: "dict[str, Any]") -> "list[Device]"
     return [device for device in inventory.devices if device.id in found]
 
 
+def judge(event: "Mapping[str, Any]", settings: "Mapping[int, str]") -> tuple[str, str]:
+    """Return what an XID does to its device, and what it is called."""
+    return xids.action(event["xid"], settings), xids.describe(event["xid"])
+
+
 # In the child -------------------------------------------------------------------------------
 
 
-def _child(writer: int, start: "Callable[[], Any]", uuids: list[str]) -> "NoReturn":
-    """Listen until the end."""
-    status = 1
-    try:
-        kernel.keep_only((writer,))
-        kernel.set_name("gpuhook-events")
-        _say_all(start, uuids, lambda line: _write(writer, line))
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def _write(writer: int, line: "dict[str, Any]") -> None:
-    os.write(writer, jsontext.dumps(line).encode() + b"\n")  # whole: shorter than PIPE_BUF
-
-
 def _say_all(start: "Callable[[], Any]", uuids: list[str], say: "Say") -> None:
+    """Listen until the end."""
+    kernel.set_name("gpuhook-events")
     try:
         pynvml = start()
         pynvml.nvmlInit()

@@ -14,13 +14,9 @@ A device's values are those of ``Device`` of the exporter, without those that NV
 say; "processes" are [pid, bytes or null], "sm" is what those that computed used (0 to 1), by pid.
 """
 
-import json
-import os
-import socket
 import time
 
 from gpuhook.ground.container import kernel
-from gpuhook.ground.oci import jsontext
 from gpuhook.tools.vendors.nvidia import events
 from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.discover import library
@@ -28,9 +24,10 @@ from gpuhook.vendors.nvidia.discover import library
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
-    from typing import Any, NoReturn
+    from typing import Any
 
     from gpuhook.ground.config.model import Config
+    from gpuhook.tools.host.child import Talk, Work
     from gpuhook.vendors.nvidia.model import Inventory
 
     Values = dict[str, Any]
@@ -58,10 +55,8 @@ def facts(inventory: "Inventory") -> "dict[str, Values]":
     return found
 
 
-def begin(
-    config: "Config", inventory: "Inventory", but: "Collection[str]"
-) -> "tuple[int, socket.socket]":
-    """Start a child; return it, and where to write and read. DriverError if there is no NVML.
+def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "Work":
+    """Return what a child does that answers; DriverError if there is no NVML.
 
     ``but`` are UUIDs to leave alone.
     """
@@ -72,61 +67,32 @@ def begin(
         for gpu in inventory.gpus
         if gpu.uuid and gpu.uuid not in but
     }
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
-        _child(theirs.fileno(), lambda: nvml.start(inventory.root, path, uid, gid), gpus)
-    theirs.close()
-    ours.setblocking(False)
-    return child, ours
+    return lambda talk: _answer_all(lambda: nvml.start(inventory.root, path, uid, gid), gpus, talk)
 
 
 # In the child -------------------------------------------------------------------------------
 
 
-def _child(fd: int, start: "Callable[[], Any]", gpus: dict[str, list[str]]) -> "NoReturn":
+def _answer_all(start: "Callable[[], Any]", gpus: dict[str, list[str]], talk: "Talk") -> None:
     """Answer until nobody asks any more."""
-    status = 1
-    try:
-        kernel.keep_only((fd,))
-        kernel.set_name("gpuhook-nvml")
-        with open(fd, "rb") as asked:
-            _answer_all(start, gpus, asked, lambda line: _write(fd, line))
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def _write(fd: int, line: "Values") -> None:
-    data = memoryview(jsontext.dumps(line).encode() + b"\n")
-    while data:
-        data = data[os.write(fd, data) :]
-
-
-def _answer_all(
-    start: "Callable[[], Any]",
-    gpus: dict[str, list[str]],
-    asked: "Iterable[bytes]",
-    say: "Callable[[Values], None]",
-) -> None:
+    kernel.set_name("gpuhook-nvml")
     try:
         pynvml = start()
         pynvml.nvmlInit()
     except OSError as error:
-        say({"error": f"NVML can't be loaded: {error}"})
+        talk.say({"error": f"NVML can't be loaded: {error}"})
         return
     except Exception as error:
-        say({"error": f"NVML failed: {error}"})
+        talk.say({"error": f"NVML failed: {error}"})
         raise
-    say({"ready": 1})
-    ears = events.Ears(pynvml, say)
+    talk.say({"ready": 1})
+    ears = events.Ears(pynvml, talk.say)
     ears.register([*gpus])
-    eyes = _Eyes(pynvml, say)
-    for line in asked:
-        question = json.loads(line)
+    eyes = _Eyes(pynvml, talk.say)
+    for question in talk.asked():
         devices, failed = eyes.look(gpus, more=question["more"])
         ears.poll()
-        say({"answer": question["ask"], "devices": devices, "failed": failed})
+        talk.say({"answer": question["ask"], "devices": devices, "failed": failed})
 
 
 class _Eyes:

@@ -9,11 +9,11 @@ from gpuhook.ground import names
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
 from gpuhook.vendors.nvidia import names as vendor_names
-from gpuhook.vendors.nvidia.completeness import MAKE_UVM, UVM
+from gpuhook.vendors.nvidia.completeness import MAKE_UVM
+from gpuhook.vendors.nvidia.model import CONTROL, UVM
 
 _VERSION = re.compile(r"\b\d{2,4}(?:\.\d{1,4}){1,2}\b")
 _NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt
-_CONTROL_MINOR = 255
 _EVERYONE = stat.S_IROTH | stat.S_IWOTH
 
 
@@ -33,7 +33,7 @@ def device_nodes(case: Case) -> Iterator[Finding]:
     if not problems:
         yield ok("device-nodes", f"All {len(wrong)} device nodes exist with the right numbers")
         yield from _node_modes(case, list(wrong))
-    elif problems == [f"{UVM} {wrong[UVM]}"]:
+    elif problems == [f"{UVM.path} {wrong[UVM.path]}"]:
         remedy = f"Run {MAKE_UVM} as root, and have a boot service do so"
         yield failure("device-uvm", f"{problems[0]}, and so there is no CUDA", remedy)
     else:
@@ -43,10 +43,10 @@ def device_nodes(case: Case) -> Iterator[Finding]:
 
 def _expected(case: Case) -> dict[str, tuple[int, int] | None]:
     """Return the nodes to expect; None for one whose module isn't loaded."""
-    uvm = _major(case, "nvidia-uvm")
+    uvm = _major(case, UVM.module)
     expected: dict[str, tuple[int, int] | None] = {
-        "/dev/nvidiactl": (_NVIDIA_MAJOR, _CONTROL_MINOR),
-        UVM: None if uvm is None else (uvm, 0),
+        CONTROL.path: (_NVIDIA_MAJOR, CONTROL.minor),
+        UVM.path: None if uvm is None else (uvm, UVM.minor),
     }
     for minor in gpu_minors(case):
         expected[f"/dev/nvidia{minor}"] = (_NVIDIA_MAJOR, minor)

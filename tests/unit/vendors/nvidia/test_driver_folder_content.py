@@ -6,12 +6,12 @@ from machines import VERSION, gpu, library, machine
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverFolderError, RequestError
 from gpuhook.start.inventory.model import DriverFile
-from gpuhook.tools.driver_folder import content
+from gpuhook.tools.vendors.nvidia.driver_folder import FOLDERS, content_of
 from gpuhook.vendors.nvidia.model import WSL
 
 
 def test_programs_and_libraries_are_where_cuda_images_look() -> None:
-    found = content.of(Config(), machine(gpu(0, 1)))
+    found = content_of(Config(), machine(gpu(0, 1)))
     folder = "/usr/lib/x86_64-linux-gnu"
     assert found.version == VERSION
     assert found.files[f"lib64/libcuda.so.{VERSION}"] == f"{folder}/libcuda.so.{VERSION}"
@@ -19,11 +19,11 @@ def test_programs_and_libraries_are_where_cuda_images_look() -> None:
         found.files[f"lib/libcuda.so.{VERSION}"] == f"/usr/lib/i386-linux-gnu/libcuda.so.{VERSION}"
     )
     assert found.files["bin/nvidia-smi"] == "/usr/bin/nvidia-smi"
-    assert {name.partition("/")[0] for name in found.files} == set(content.FOLDERS)
+    assert {name.partition("/")[0] for name in found.files} == set(FOLDERS)
 
 
 def test_links_are_those_that_a_container_gets() -> None:
-    links = content.of(Config(), machine()).links
+    links = content_of(Config(), machine()).links
     assert links["lib64/libcuda.so.1"] == f"libcuda.so.{VERSION}"
     assert links["lib/libcuda.so.1"] == f"libcuda.so.{VERSION}"
     assert links["lib64/libcuda.so"] == "libcuda.so.1"
@@ -33,40 +33,40 @@ def test_links_are_those_that_a_container_gets() -> None:
 
 
 def test_a_part_of_the_driver() -> None:
-    found = content.of(Config(), machine(), ["utility"])
+    found = content_of(Config(), machine(), ["utility"])
     assert set(found.files) == {f"lib64/libnvidia-ml.so.{VERSION}", "bin/nvidia-smi"}
     assert found.links == {"lib64/libnvidia-ml.so.1": f"libnvidia-ml.so.{VERSION}"}
-    whole = content.of(Config(), machine())
-    assert content.of(Config(), machine(), ["all", "video"]) == whole
+    whole = content_of(Config(), machine())
+    assert content_of(Config(), machine(), ["all", "video"]) == whole
 
 
 def test_only_what_the_configuration_allows() -> None:
     config = Config()
     config.supported_driver_capabilities = "utility,compute"
-    found = content.of(config, machine())
+    found = content_of(config, machine())
     assert f"lib64/libcuda.so.{VERSION}" in found.files
     assert f"lib64/libGLX_nvidia.so.{VERSION}" not in found.files
     with pytest.raises(RequestError, match="graphics"):
-        content.of(config, machine(), ["graphics"])
+        content_of(config, machine(), ["graphics"])
 
 
 def test_what_has_a_place_of_its_own_is_not_there() -> None:
     inventory = machine()
     places = {file.path for file in inventory.files if file.kind in ("firmware", "ipc", "config")}
     assert places
-    assert not places & set(content.of(Config(), inventory).files.values())
+    assert not places & set(content_of(Config(), inventory).files.values())
 
 
 def test_a_platform_whose_files_have_places_of_their_own() -> None:
-    inventory = machine().with_files((library("libdxcore.so", "", None),))
+    inventory = machine().but(files=(library("libdxcore.so", "", None),))
     inventory.platform = WSL
     with pytest.raises(DriverFolderError, match="wsl"):
-        content.of(Config(), inventory)
+        content_of(Config(), inventory)
 
 
 def test_no_program_changes_device_nodes() -> None:
     """nvidia-modprobe is set-user-ID root, and no capability brings it."""
     extra = DriverFile("binary", "/usr/bin/nvidia-modprobe", "/usr/bin/nvidia-modprobe", "modprobe")
     inventory = machine()
-    found = content.of(Config(), inventory.with_files((*inventory.files, extra)))
+    found = content_of(Config(), inventory.but(files=(*inventory.files, extra)))
     assert "bin/nvidia-modprobe" not in found.files

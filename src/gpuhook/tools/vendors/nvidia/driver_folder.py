@@ -38,7 +38,7 @@ class Content:
     links: dict[str, str] = field(default_factory=dict)
 
 
-def of(config: Config, inventory: Any, capabilities: Iterable[str] = ()) -> Content:
+def content_of(config: Config, inventory: Any, capabilities: Iterable[str] = ()) -> Content:
     """Return what belongs in the driver folder of a machine with this inventory of NVIDIA's.
 
     ``capabilities`` are the driver's parts to put there, none or "all" stand for all that the

@@ -1,0 +1,206 @@
+"""Children: processes for what may hang or crash, or takes memory that a parent shouldn't have.
+
+One that talks says lines of JSON, objects, and is asked by such lines. Times are of the clock that
+is passed in, in seconds.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import GpuhookError
+
+_PAUSES = (1.0, 30.0)  # seconds before a child is started again: the first and the longest one
+_LIVED = 60.0  # seconds after which an end counts as the first one
+_REAP = 0.5  # seconds that a killed child may take to end
+_PAUSE = 0.005
+_PIECE = 1 << 20
+
+Clock = Callable[[], float]
+Tell = Callable[[str], None]
+
+
+class BackOff:
+    """How many seconds to wait before something is tried again: each time twice as long."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self.pause = 0.0  # the last one, 0 where the next is the first
+
+    def grow(self) -> float:
+        """Return the next pause."""
+        self.pause = min(2 * self.pause or self._first, self._longest)
+        return self.pause
+
+    def reset(self) -> None:
+        """Have the next pause be the first one again."""
+        self.pause = 0.0
+
+
+class Child:
+    """A process that is started again when it ends; ``again`` is when, while there is none."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = 0.0
+        self._back_off = BackOff(*_PAUSES)
+        self._zombies: list[int] = []
+        self.pid = 0
+        self.again: float | None = 0.0
+
+    def _note_start(self, pid: int) -> None:
+        self.pid, self._began, self.again = pid, self._clock(), None
+
+    def _note_end(self) -> None:
+        """Note that it is no more, and when to start it again."""
+        now = self._clock()
+        if now - self._began >= _LIVED:
+            self._back_off.reset()
+        self.pid, self.again = 0, now + self._back_off.grow()
+
+    def _kill(self) -> None:
+        """Kill it and don't wait: a driver may keep it for as long as it hangs."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            self._zombies.append(self.pid)
+
+    def reap(self) -> int | None:
+        """Collect what has ended; return the wait status of the child itself if it has."""
+        self._zombies = [pid for pid in self._zombies if os.waitpid(pid, os.WNOHANG)[0] == 0]
+        if not self.pid:
+            return None
+        done, status = os.waitpid(self.pid, os.WNOHANG)
+        return status if done else None
+
+
+class Talk:
+    """A child's end of a talk."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def say(self, line: Mapping[str, Any]) -> None:
+        """Say a line; wait until the parent takes it."""
+        data = memoryview(json.dumps(line).encode() + b"\n")
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def asked(self) -> Iterator[dict[str, Any]]:
+        """Yield what the parent asks, until it asks no more."""
+        with open(self._fd, "rb", closefd=False) as lines:
+            yield from map(json.loads, lines)
+
+
+Work = Callable[[Talk], None]
+
+
+class Talking(Child):
+    """A child that talks; lines of more than ``most`` bytes are passed over."""
+
+    def __init__(self, clock: Clock, most: int) -> None:
+        super().__init__(clock)
+        self._most = most
+        self._fd = -1
+        self._buffer = b""
+
+    def fileno(self) -> int:
+        """Return the descriptor to read from when it says something, -1 while there is none."""
+        return self._fd
+
+    def _begin(self, work: Work) -> None:
+        """Start one; it does ``work`` and ends."""
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            _talk(theirs.fileno(), work)
+        theirs.close()
+        ours.setblocking(False)
+        self._fd, self._buffer = ours.detach(), b""
+        self._note_start(pid)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Return what it has said until now; its descriptor is closed where it says no more."""
+        try:
+            data = os.read(self._fd, _PIECE) if self._fd >= 0 else b""
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self._close()
+            return []
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > self._most:
+            self._buffer = b""
+        return [line for line in map(_decoded, lines) if line]
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _give_up(self) -> None:
+        """Leave it to itself, and start it again later."""
+        self._kill()
+        self._close()
+        self._note_end()
+
+    def _end(self) -> None:
+        """End it, and wait a moment for that: it may hang."""
+        self._kill()
+        self._close()
+        self.pid = 0
+        end = time.monotonic() + _REAP
+        while self.reap() is None and self._zombies and time.monotonic() < end:
+            time.sleep(_PAUSE)
+
+    def _has_spoken(self) -> bool:
+        """Tell whether there is something to read that we only haven't come to."""
+        return self._fd >= 0 and bool(select.select([self._fd], [], [], 0)[0])
+
+
+def _talk(fd: int, work: Work) -> NoReturn:
+    """Be a child that talks."""
+    status = 1
+    try:
+        kernel.die_with_parent()
+        kernel.keep_only((fd,))
+        work(Talk(fd))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    """Return a line's content; nothing of what a child said that was ended in a word."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def do(work: Callable[[], bool], seconds: int, tell: Tell, what: str) -> bool:
+    """Do something in a child, which ends then; return whether that went well, and in time.
+
+    ``tell`` gets what was raised, as a sentence on ``what``.
+    """
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            kernel.die_with_parent()
+            kernel.end_after(seconds)
+            status = 0 if work() else 1
+        except GpuhookError as error:
+            tell(f"{what}: {error}")
+        finally:
+            os._exit(status)
+    return kernel.reap(child, seconds + 1.0) == 0

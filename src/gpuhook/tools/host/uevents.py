@@ -1,0 +1,62 @@
+"""The kernel's events about devices. Source: netlink(7), lib/kobject_uevent.c of the kernel."""
+
+import errno
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+Event = Mapping[str, object]
+Parse = Callable[[bytes], Iterable[Event]]
+
+GROUP = 1  # the kernel's, not udev's, whose messages have a binary head
+_KOBJECT_UEVENT = 15  # include/uapi/linux/netlink.h
+_KERNEL = 0  # as a sender: its port
+_MOST = 1 << 16  # bytes of an event; the kernel has 2 KiB for its variables
+
+
+def listen() -> socket.socket:
+    """Return a socket that hears events; OSError where this process may not."""
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _KOBJECT_UEVENT)
+    try:
+        made.bind((0, GROUP))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def parse(data: bytes) -> Iterator[Event]:
+    """Yield an event's variables; it is ACTION@PATH, and then NAME=VALUE, each with a zero."""
+    lines = data.decode("utf-8", "replace").split("\0")
+    yield dict(line.split("=", 1) for line in lines[1:] if "=" in line)
+
+
+class KernelEvents:
+    """What the kernel says of devices, as it comes to a socket that has joined its group."""
+
+    def __init__(self, source: socket.socket, parse: Parse = parse) -> None:
+        self._socket = source
+        self._parse = parse
+        source.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._socket.close()
+
+    def read(self) -> Iterator[Event]:
+        """Yield the events that have come, an empty one for those that were lost."""
+        while True:
+            try:
+                data, (sender, _) = self._socket.recvfrom(_MOST)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:  # more came than the buffer holds
+                    raise
+                yield {}
+                continue
+            if sender == _KERNEL:  # and no process
+                yield from self._parse(data)

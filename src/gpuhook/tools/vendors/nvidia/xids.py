@@ -1,0 +1,139 @@
+"""NVIDIA's errors by their numbers, XIDs: what each means, and what it does to its device."""
+
+from collections.abc import Mapping
+
+from gpuhook.ground.errors import RequestError, shown
+from gpuhook.tools.vendors.parts import APPLICATION, FATAL, IGNORE
+
+EVERY = 0  # stands for all XIDs in what an administrator set; there is no XID 0
+_MOST = (1 << 64) - 1  # an XID's number has 64 bits
+_ALL = ("all", "xids")
+
+
+def _span(first: int, last: int, action: str, words: str) -> dict[int, tuple[str, str]]:
+    return dict.fromkeys(range(first, last + 1), (action, words))
+
+
+# NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors), by its immediate action for GPUs since
+# Ampere: reset or restart of the machine is fatal. What isn't here is fatal, too: a number that
+# nobody knows says nothing good. What each means is said in few words for the log.
+XIDS: Mapping[int, tuple[str, str]] = {
+    8: (APPLICATION, "GPU stopped processing"),
+    11: (APPLICATION, "invalid or corrupted push buffer"),
+    13: (APPLICATION, "graphics engine exception"),
+    31: (APPLICATION, "memory page fault"),
+    32: (APPLICATION, "push buffer error"),
+    **_span(39, 41, APPLICATION, "copy engine error"),
+    43: (APPLICATION, "channel stopped by a verification error"),
+    45: (IGNORE, "channel removed after another error"),
+    46: (FATAL, "GPU stopped processing"),
+    48: (FATAL, "double bit ECC error"),
+    60: (APPLICATION, "security engine error"),
+    61: (FATAL, "breakpoint of the power management unit"),
+    62: (FATAL, "power management unit halted"),
+    63: (IGNORE, "memory row or page retired"),
+    64: (FATAL, "memory row or page could not be retired"),
+    66: (IGNORE, "illegal access by firmware"),
+    67: (IGNORE, "verification error of firmware"),
+    68: (APPLICATION, "video decoder error"),
+    69: (APPLICATION, "graphics engine class error"),
+    **_span(70, 72, APPLICATION, "copy engine error"),
+    74: (FATAL, "NVLink error"),
+    **_span(75, 77, APPLICATION, "copy engine error"),
+    79: (FATAL, "GPU has fallen off the bus"),
+    80: (APPLICATION, "corrupted data sent to the GPU"),
+    82: (APPLICATION, "JPEG engine error"),
+    **_span(83, 84, APPLICATION, "video decoder error"),
+    85: (APPLICATION, "copy engine error"),
+    86: (APPLICATION, "optical flow engine error"),
+    **_span(88, 89, APPLICATION, "video decoder error"),
+    92: (IGNORE, "many single bit ECC errors"),
+    93: (IGNORE, "InfoROM can't be erased any more"),
+    94: (APPLICATION, "contained memory error"),
+    95: (FATAL, "uncontained memory error"),
+    **_span(96, 98, APPLICATION, "video decoder error"),
+    **_span(99, 105, APPLICATION, "JPEG engine error"),
+    **_span(106, 107, IGNORE, "test message"),
+    108: (IGNORE, "NVLink address translation error of a peer"),
+    109: (FATAL, "context switch timeout"),
+    110: (FATAL, "security fault"),
+    119: (FATAL, "timeout of the GPU's system processor"),
+    120: (FATAL, "error of the GPU's system processor"),
+    121: (IGNORE, "link between chips corrected an error"),
+    **_span(126, 135, APPLICATION, "copy engine error"),
+    136: (FATAL, "link training failed"),
+    137: (IGNORE, "NVLink privilege error of a peer"),
+    139: (APPLICATION, "optical flow engine error"),
+    140: (FATAL, "unrecoverable ECC error"),
+    141: (IGNORE, "error on the fast path"),
+    143: (FATAL, "GPU initialization failed"),
+    **_span(144, 150, FATAL, "NVLink error"),
+    **_span(152, 153, IGNORE, "deep learning accelerator error"),
+    # Says which action another XID needs, and that one has come before it.
+    154: (IGNORE, "recovery action changed"),
+    155: (FATAL, "NVLink error"),
+    156: (FATAL, "resource retired"),
+    157: (IGNORE, "resource could not be retired"),
+    158: (FATAL, "fatal timeout"),
+    **_span(160, 161, IGNORE, "channel retired"),
+    **_span(162, 165, IGNORE, "power smoothing changed"),
+}
+
+
+def read_xids(text: str) -> set[int]:
+    """Return the XIDs of a list as NVIDIA's plugin reads it; ``EVERY`` alone for "all" or "xids".
+
+    Words that are no numbers are passed over, capitals and blanks don't count.
+    """
+    found = set()
+    for word in (each.strip() for each in text.lower().split(",")):
+        if word in _ALL:
+            return {EVERY}
+        if word.isascii() and word.isdecimal() and len(word) <= len(str(_MOST)):
+            found.add(int(word))
+    return {number for number in found if number <= _MOST}
+
+
+def policy(environ: Mapping[str, str]) -> tuple[bool, dict[int, str]]:
+    """Return whether devices are watched, and what is set of the table of XIDs.
+
+    That is what DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS say, with the meanings of
+    NVIDIA's plugin: an enabled XID is fatal and a disabled one is not, enabling wins, "all" is
+    every XID, and if all are disabled, then nothing is watched.
+    """
+    disabled = read_xids(environ.get("DP_DISABLE_HEALTHCHECKS", ""))
+    enabled = read_xids(environ.get("DP_ENABLE_HEALTHCHECKS", ""))
+    if EVERY in enabled:
+        return True, {EVERY: FATAL}
+    settings = {**dict.fromkeys(disabled, IGNORE), **dict.fromkeys(enabled, FATAL)}
+    return EVERY not in disabled, settings
+
+
+def action(xid: int, settings: Mapping[int, str]) -> str:
+    """Return what an XID does to its device: one of ACTIONS; ``settings`` go before the table."""
+    known = XIDS.get(xid, (FATAL, ""))[0]
+    return settings.get(xid) or settings.get(EVERY) or known
+
+
+def describe(xid: int) -> str:
+    """Return an XID's number with what it means, as far as that is known."""
+    words = XIDS.get(xid, ("", ""))[1]
+    return f"XID {xid} ({words})" if words else f"XID {xid}"
+
+
+def split_mig(uuid: str) -> tuple[str, int, int]:
+    """Return GPU, GPU instance and compute instance of a MIG device named in the old form.
+
+    That is MIG-GPU-.../GI/CI, as drivers before 470 did; RequestError for other names.
+    """
+    gpu, *numbers = uuid.removeprefix("MIG-").split("/")
+    plain = [number for number in numbers if number.isascii() and number.isdecimal()]
+    if (
+        not (uuid.startswith("MIG-") and gpu.startswith("GPU-"))
+        or not len(numbers) == len(plain) == 2
+    ):
+        raise RequestError(
+            f"{shown(uuid)} doesn't say which instance of which GPU it is",
+            "Write MIG-GPU-UUID/GI/CI, or ask for the device by its own UUID",
+        )
+    return gpu, int(plain[0]), int(plain[1])
