@@ -45,8 +45,8 @@ def test_who_made_a_container_goes_on_with_it(
     kept.configure(f"[nvidia-container-runtime]\nruntimes = {json.dumps(runtimes)}")
     root = kept.folder / "root"
     keep(root, maker)
-    other = [name for name in KEPT if name != maker]
-    keep(root, *other, "other")
+    [other] = [name for name in KEPT if name != maker]
+    keep(root, other, "other")
     first = runtimes[0]
     for option in (["--root", str(root)], [f"--root={root}"]):
         for line in ABOUT:
