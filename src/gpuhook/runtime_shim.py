@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from gpuhook.ground.oci.spec import Spec
     from gpuhook.start.resolve import Resolved
 
+# What a low-level runtime keeps of a container in its folder.
+_KEPT = {"crun": "status", "runc": "state.json"}
+
 
 def main(
     launcher: str,
@@ -49,7 +52,8 @@ def main(
             from gpuhook.standby import launcher_files  # noqa: PLC0415 - once after every change
 
             launcher_files.save(config.path)
-        runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher)
+        made = find_maker(arguments, os.fsdecode(environment.get(b"XDG_RUNTIME_DIR", b"")))
+        runtime = find_runtime(config.runtimes, environment.get(b"PATH", b""), launcher, made)
         if arguments.unclear:  # protects: unclear-arguments
             raise _unclear(arguments.unclear)
         if not (creating and prepare_bundle(arguments, config, launcher)):
@@ -90,15 +94,36 @@ def _become(runtime: str, argv: list[str], environment: dict[bytes, bytes]) -> "
         ) from None
 
 
-def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str) -> str:
+def find_maker(arguments: Arguments, runtime_dir: str) -> str:
+    """Return which of crun and runc has the container of a command line, "" for neither.
+
+    Each keeps a file of its own there that the other can't read: where another one was installed
+    or configured meanwhile, the first of the list could neither stop nor delete the container.
+    ``runtime_dir`` is XDG_RUNTIME_DIR; without --root, containers are kept there or in /run.
+    """
+    for word in arguments.rest:
+        if word[:1] in ("", "-", ".") or "/" in word:
+            continue
+        for name, kept in _KEPT.items():
+            usual = (f"{runtime_dir or '/run'}/{name}", f"/run/{name}")
+            folders = (arguments.root,) if arguments.root else usual
+            if any(os.path.isfile(f"{folder}/{word}/{kept}") for folder in folders):
+                return name
+    return ""
+
+
+def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str, made: str = "") -> str:
     """Return the first low-level runtime that exists; RuntimeMissingError if none does.
 
     A candidate with a slash is a path, another one is looked for in PATH and then in the
-    usual folders. ``launcher`` is never its own low-level runtime.
+    usual folders. ``launcher`` is never its own low-level runtime. ``made`` is crun or runc, which
+    made the container: the other one, of whatever version, comes after it.
     """
     ourselves = os.path.realpath(launcher)
     folders = [folder for folder in os.fsdecode(path).split(":") if folder.startswith("/")]
-    for candidate in candidates:
+    other = {"crun": "runc", "runc": "crun"}.get(made, "/")
+    able = [each for each in candidates if other not in each.rpartition("/")[2]]
+    for candidate in (*able, *filter(None, [made]), *candidates):
         if "/" in candidate:
             places = [candidate]
         else:

@@ -1,16 +1,19 @@
 """A container that asks for no GPU lives the same life with gpu-py as without it."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from harness.bundles import Bundle
 from harness.commands import Result, wait_until
-from harness.installation import Installation
+from harness.driver import Driver
+from harness.installation import Installation, write_config
 
 Step = tuple[str, int, str, str]
 
@@ -161,3 +164,30 @@ def test_the_same_refusals(
         bundle.call(low_level[0], "delete", "--force", bundle.name)
     assert found[0] == found[1]
     assert found[0][1] or found[0][0] == 0
+
+
+def test_another_low_level_runtime_is_configured_meanwhile(
+    bundle: Bundle,
+    installation: Installation,
+    low_level: tuple[str, object],
+    driver: Driver,
+    tmp_path: Path,
+) -> None:
+    """The container goes on with its own, by Python right after the change and without later."""
+    mine = low_level[0]
+    [other] = {"runc", "crun"} - {mine}
+    bundle.command("sleep", "1000")
+    config = write_config(tmp_path / "etc", driver.root, [mine])
+    env = {"GPUHOOK_CONFIG": str(config)}
+    assert create(bundle, installation.runtime, env) == 0
+    bundle.call(installation.runtime, "start", bundle.name, env=env).ok()
+    config.write_text(config.read_text().replace(mine, other))
+    for age in (0, 10):
+        past = time.time() - age
+        for place in (config, config.parent):
+            os.utime(place, (past, past))
+        words = ("exec", bundle.name, "echo", "mine")
+        assert bundle.call(installation.runtime, *words, env=env).ok().stdout == "mine\n"
+    bundle.call(installation.runtime, "kill", bundle.name, "KILL", env=env).ok()
+    bundle.call(installation.runtime, "delete", "--force", bundle.name, env=env).ok()
+    assert bundle.call(mine, "state", bundle.name).status != 0

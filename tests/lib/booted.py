@@ -14,6 +14,7 @@ from harness.inside import GPU_MAJOR
 CARRIED = Path("/carried")
 DRIVER = Path("/srv/gpus")
 GPUS = 4
+USER = "ada"  # an ordinary one
 REQUEST = "NVIDIA_VISIBLE_DEVICES=0,2"
 GIVEN, REFUSED = (0, 2), (1, 3)
 OURS = ("gpuhook", "gpu-py", "gpu-docker", "nvidia", "/cdi")

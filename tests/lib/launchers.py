@@ -8,6 +8,7 @@ from pathlib import Path
 from gpuhook.standby import launcher_files
 
 LAUNCHER = Path(__file__).parents[2] / "launchers/gpu-py"
+FUNCTIONS = LAUNCHER.read_text().partition("\ngp_self=$0")[0]
 PYTHON = """\
 #!/bin/sh
 shift 5

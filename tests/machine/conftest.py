@@ -3,6 +3,7 @@
 These tests change the machine that they run on: only one that scripts/test-machine has booted.
 """
 
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from booted import (
     CONTROLLERS,
     DRIVER,
     GPUS,
+    USER,
     Container,
     call,
     forget_links,
@@ -93,3 +95,20 @@ def of_podman(way: tuple[str, str], podman: tuple[str]) -> Iterator[Container]:
     options.append("--runtime=gpu-py" if name == "runtime" else f"--runtime={runtime}")
     with running(f"gpus-{name}-{runtime}", podman, options) as started:
         yield started
+
+
+@pytest.fixture
+def user(installed: None) -> Iterator[tuple[str, ...]]:
+    """What begins a command of an ordinary user with a session of systemd's."""
+    call("useradd", "--create-home", "--shell=/bin/bash", USER)
+    call("loginctl", "enable-linger", USER)
+    number = pwd.getpwnam(USER).pw_uid
+    call("systemctl", "start", f"user@{number}.service")
+    environment = [f"XDG_RUNTIME_DIR=/run/user/{number}", f"HOME=/home/{USER}"]
+    environment.append(f"DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/{number}/bus")
+    became = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "--reset-env")
+    yield (*became, "env", *environment)
+    call("loginctl", "disable-linger", USER)
+    call("systemctl", "kill", "--signal=KILL", f"user-{number}.slice")  # podman's own would wait
+    call("systemctl", "stop", f"user@{number}.service", f"user-{number}.slice")
+    call("userdel", "--remove", USER)

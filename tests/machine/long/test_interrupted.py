@@ -1,5 +1,6 @@
-"""A start with a full /run leaves a machine that goes on."""
+"""A full /run, and a full disk: what is begun then ends in a sentence, and the machine goes on."""
 
+import os
 from pathlib import Path
 
 from booted import BUSYBOX, GIVEN, REQUEST, call
@@ -8,11 +9,13 @@ from harness.commands import Result, run
 RUN = Path("/run")
 
 
+OPEN = (BUSYBOX, "devopen", *(f"/dev/nvidia{minor}" for minor in GIVEN))
+
+
 def start(docker: tuple[str, ...]) -> Result:
     """Start a container that opens the GPUs it asks for."""
-    nodes = [f"/dev/nvidia{minor}" for minor in GIVEN]
     words = ["run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST]
-    return run([*docker, *words, BUSYBOX, "devopen", *nodes])
+    return run([*docker, *words, *OPEN])
 
 
 def test_a_container_starts_while_run_is_full(docker: tuple[str]) -> None:
@@ -35,3 +38,37 @@ def test_a_container_starts_while_run_is_full(docker: tuple[str]) -> None:
         assert any("No space left" in line or "no space left" in line for line in said), said
     assert start(docker).ok().stdout.split()[1::2] == ["ENXIO", "ENXIO"]
     assert call("cat", "/proc/self/mountinfo") == before
+
+
+def test_a_full_disk(docker: tuple[str]) -> None:
+    """Root's commands change nothing, and containers that are there start."""
+    call(*docker, "create", "--name=there", "--runtime=gpu-py", "--env", REQUEST, *OPEN)
+    config, filler = Path("/etc/gpuhook/config.toml"), Path("/var/filler")
+    before = config.read_bytes()
+    fill(filler)
+    try:
+        for words in (
+            ("install", "--engine=podman", "--cdi"),
+            ("config", "set", "disable-require"),
+        ):
+            said = run(["gpuhook", *words]).failed().stderr
+            assert "Traceback" not in said
+            assert "space" in said
+        assert config.read_bytes() == before
+        started = run([*docker, "start", "--attach", "there"])
+    finally:
+        filler.unlink()
+    if started.status != 0:
+        assert "no space left" in started.stderr.lower()
+    call("gpuhook", "install", "--engine=podman")
+    call("gpuhook", "uninstall", "--engine=podman")
+    assert call(*docker, "start", "--attach", "there").split()[1::2] == ["ENXIO", "ENXIO"]
+    call(*docker, "rm", "there")
+
+
+def fill(filler: Path) -> None:
+    """Leave no block of a file system free, those that are kept for root neither."""
+    free = os.statvfs(filler.parent)
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+    run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k", "oflag=append", "conv=notrunc"]).failed()

@@ -63,6 +63,7 @@ def test_with_pip(bare: None) -> None:
     call(gpuhook, "config", "set", f"nvidia-container-cli.root={DRIVER}")
     call(gpuhook, "install", "--files")
     call(gpuhook, "install", "--engine", "docker", "--reload")
+    call(gpuhook, "doctor")
     starts()
     call(gpuhook, "uninstall", "--reload")
     call(gpuhook, "uninstall", "--files")
@@ -79,5 +80,5 @@ def test_as_a_debian_package(bare: None) -> None:
     assert f"Run {remedy}" in run(doctor.split()).failed().stdout
     follow(remedy)
     wait_for_docker()
-    assert "Run " not in run(doctor.split()).stdout
+    assert "Run " not in run(doctor.split()).ok().stdout
     starts()

@@ -1,8 +1,6 @@
 """podman's containers keep their GPUs where the pages promise it, and get them back elsewhere."""
 
 import os
-import pwd
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +15,10 @@ from booted import (
     Container,
     call,
     disturb,
+    set_config,
 )
 from harness.commands import run
 
-USER = "ada"
 CDI = (Path("/etc/cdi"), Path("/run/cdi"))
 RUNTIMES = ("runc", "crun")
 # podman update needs the controller of what it changes.
@@ -51,24 +49,19 @@ def test_access_outlives_or_comes_back(
     assert disturb(of_podman, what) == ((way, what) not in LOST)
 
 
-@pytest.fixture
-def user(podman: tuple[str]) -> Iterator[tuple[str, ...]]:
-    """What begins a command of an ordinary user with a session of systemd's."""
-    call("useradd", "--create-home", "--shell=/bin/bash", USER)
-    call("loginctl", "enable-linger", USER)
-    number = pwd.getpwnam(USER).pw_uid
-    call("systemctl", "start", f"user@{number}.service")
-    environment = [f"XDG_RUNTIME_DIR=/run/user/{number}", f"HOME=/home/{USER}"]
-    environment.append(f"DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/{number}/bus")
-    became = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "--reset-env")
-    yield (*became, "env", *environment)
-    call("loginctl", "disable-linger", USER)
-    call("systemctl", "kill", "--signal=KILL", f"user-{number}.slice")  # podman's own would wait
-    call("systemctl", "stop", f"user@{number}.service", f"user-{number}.slice")
-    call("userdel", "--remove", USER)
+@pytest.mark.parametrize("way", [("runtime", name) for name in RUNTIMES], indirect=True)
+def test_another_low_level_runtime_is_configured_meanwhile(
+    way: tuple[str, str], of_podman: Container
+) -> None:
+    [other] = {*RUNTIMES} - {way[1]}
+    set_config(f"nvidia-container-runtime.runtimes={other}")
+    assert of_podman.has_what_it_asked_for()
+    call("podman", "stop", "--time=0", of_podman.name)
+    assert of_podman.property("{{.State.Status}}") == "exited"
+    set_config(f"nvidia-container-runtime.runtimes={way[1]}")
 
 
-def test_rootless(user: tuple[str, ...]) -> None:
+def test_rootless(podman: tuple[str], user: tuple[str, ...]) -> None:
     os.chdir("/")
     call(*user, "podman", "load", "--input", CARRIED / "images.tar")
     call(*user, "gpuhook", "install", "--engine", "podman")
@@ -78,7 +71,9 @@ def test_rootless(user: tuple[str, ...]) -> None:
     assert said == [*(f"{node} {ALLOWED}" for node in nodes), "/dev/nvidia1 ENOENT"]
 
 
-def test_what_root_installs_under_a_umask_of_077_is_everybodys(user: tuple[str, ...]) -> None:
+def test_what_root_installs_under_a_umask_of_077_is_everybodys(
+    podman: tuple[str], user: tuple[str, ...]
+) -> None:
     os.chdir("/")
     call("sh", "-c", "umask 077; gpuhook install --engine podman --hook precreate --cdi")
     try:

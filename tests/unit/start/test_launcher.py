@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launchers import LAUNCHER, Installed
+from launchers import FUNCTIONS, LAUNCHER, Installed
 from limits import in_time
 from machines import read_request
 
@@ -22,8 +22,6 @@ from gpuhook.ground.errors import GpuhookError
 from gpuhook.ground.names import CREATING_VERBS
 from gpuhook.ground.oci.runtime_argv import Arguments
 from gpuhook.standby import launcher_files
-
-FUNCTIONS = LAUNCHER.read_text().partition("\ngp_self=$0")[0]
 
 # Command lines -----------------------------------------------------------------------------
 

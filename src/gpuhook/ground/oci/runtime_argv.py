@@ -1,4 +1,4 @@
-"""Read a low-level runtime's command line: verb, bundle, log.
+"""Read a low-level runtime's command line: verb, bundle, log, root.
 
 What engines write is read: it means the same to runc 1.1 to 1.4 and to crun 1.8 to 1.28.
 Where only one of them takes a command line, or each in its own way, none is read. The tests
@@ -27,9 +27,11 @@ class Arguments:
 
     ``verb`` is create or run where the runtime creates a container if it takes the command
     line at all, and then ``bundle`` is the folder, None for the working directory. Any other
-    verb, and the empty one, is for the runtime alone. ``log`` is the file that the engine
-    reads errors from, if it gave one. ``unclear`` is a word with which a container may be
-    created, and that not all runtimes read in one way; it is empty where all is clear.
+    verb, and the empty one, is for the runtime alone; what comes after it is in ``rest``. ``log``
+    is the file that the engine reads errors from, if it gave one. ``root`` is the folder in which
+    the runtime keeps its containers, "" for its own choice. ``unclear`` is a word with which a
+    container may be created, and that not all runtimes read in one way; it is empty where all is
+    clear.
     """
 
     def __init__(self, argv: list[str]) -> None:
@@ -37,6 +39,8 @@ class Arguments:
         self.verb = ""
         self.bundle: str | None = None
         self.log: str | None = None
+        self.root = ""
+        self.rest: tuple[str, ...] = ()
         self.unclear = ""
         unclear = self._read(argv)
         if unclear is not None and not CREATING_VERBS.isdisjoint(argv):
@@ -58,6 +62,7 @@ class Arguments:
                     verb = word
                 else:
                     self.verb = word
+                    self.rest = (*words,)
                     return None
                 continue
             name, equals, value = word.partition("=")
@@ -82,6 +87,8 @@ class Arguments:
         """Note an option's value."""
         if name in ("--bundle", "-b"):
             self.bundle = value
+        elif name == "--root":
+            self.root = value
         elif name == "--log":
             elsewhere = value.partition(":")[0] in ("file", "journald", "syslog")  # crun's words
             self.log = None if elsewhere else value

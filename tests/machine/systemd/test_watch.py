@@ -1,0 +1,47 @@
+"""What gpuhook watch says as a service: of a machine without devices, and of a broken driver."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from booted import DRIVER, GPUS, call, set_config
+
+UNIT = "gpuhook-watch.service"
+OTHER = Path("/srv/other")  # a driver root
+
+
+def started_again() -> list[str]:
+    """Start the service again, and return what it has said when it is ready."""
+    call("systemctl", "restart", UNIT)
+    number = call("systemctl", "show", "--property=InvocationID", "--value", UNIT).strip()
+    call("journalctl", "--sync")
+    words = ("--quiet", "--output=cat", f"_SYSTEMD_INVOCATION_ID={number}")
+    return call("journalctl", *words).splitlines()
+
+
+@pytest.fixture
+def elsewhere(installed: None) -> Iterator[Path]:
+    """The driver is to be in a folder that is empty yet."""
+    OTHER.mkdir()
+    set_config(f"nvidia-container-cli.root={OTHER}")
+    yield OTHER
+    set_config(f"nvidia-container-cli.root={DRIVER}")
+    call("systemctl", "restart", UNIT)
+    call("rm", "--recursive", OTHER)
+
+
+def test_of_a_machine_without_devices_one_line_names_nvidias_driver(elsewhere: Path) -> None:
+    [line] = started_again()
+    assert f"There is no NVIDIA driver below the driver root {elsewhere}" in line
+
+
+def test_a_broken_driver_isnt_hidden_by_others_that_arent_there(elsewhere: Path) -> None:
+    call("gpuhook", "simulate", elsewhere, "--gpus", str(GPUS))
+    [library] = {path.resolve() for path in elsewhere.rglob("libnvidia-ml.so.1")}
+    whole = library.read_bytes()
+    library.write_bytes(whole[:100])
+    [line] = started_again()
+    assert "libnvidia-ml" in line
+    library.write_bytes(whole)
+    [line] = started_again()
+    assert f"{GPUS} GPUs" in line
