@@ -164,8 +164,8 @@ def test_a_careful_pod(
                 container.exec(*words).ok().stdout.split()
                 for words in (
                     ("id", "-u"),
-                    ("cat", "/proc/1/uid_map"),
-                    ("busybox", "grep", "CapBnd", "/proc/1/status"),
+                    ("cat", "/proc/self/uid_map"),
+                    ("busybox", "grep", "CapBnd", "/proc/self/status"),
                 )
             )
             assert user == [str(security.user)]
