@@ -146,8 +146,13 @@ install_python() {
 
 has_tools() {
     [[ -x .venv/bin/ruff ]] && .venv/bin/python - 2>/dev/null <<'PYTHON'
+<<<<<<< HEAD
 import click, grpc, hypothesis, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest, rich, toml
 import gpuhook, gpuhook_simulate
+=======
+import bcrypt, click, grpc, hypothesis, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest, rich, toml
+import gpuhook
+>>>>>>> helper/k8s
 PYTHON
 }
 

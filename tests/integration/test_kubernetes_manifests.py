@@ -21,6 +21,10 @@ from harness.manifests import (
 from gpuhook import __version__
 
 WITH_RUNTIME = ("base", "overlays/environment", "overlays/remove")
+WITH_UNIT = ("overlays/cdi",)
+METRICS = ("overlays/metrics", "overlays/metrics-operator")
+# Where the node's systemctl is run.
+ENTERS = ["SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE"]
 IMAGE = f"localhost/gpuhook:{__version__}"
 FILES = sorted(MANIFESTS.rglob("*.yaml"))
 # What says that a pod may do more than others may.
@@ -38,8 +42,11 @@ def variant(request: pytest.FixtureRequest) -> str:
 def test_kinds(variant: str) -> None:
     kinds = [document["kind"] for document in render(variant)]
     runtime = ["RuntimeClass"] if variant in WITH_RUNTIME[:2] else []
-    sets = ["DaemonSet"] * (1 if variant == "overlays/mounts" else 2)
-    assert sorted(kinds) == [*sets, "Namespace", *runtime, "ServiceAccount"]
+    sets = ["DaemonSet"] * (1 if variant in ("overlays/mounts", *WITH_UNIT, *METRICS) else 2)
+    service = ["Service"] if variant in METRICS else []
+    monitor = ["ServiceMonitor"] if variant == METRICS[1] else []
+    expected = [*sets, "Namespace", *runtime, *service, "ServiceAccount", *monitor]
+    assert sorted(kinds) == expected
 
 
 def test_pods_are_told_apart(variant: str) -> None:
@@ -56,19 +63,19 @@ def test_who_may_do_what(variant: str) -> None:
         pod = pod_of(document)
         is_installers = "installer" in containers(pod)
         assert not {"hostNetwork", "hostIPC"} & pod.keys()
-        signals = is_installers and variant in WITH_RUNTIME
-        assert pod.get("hostPID", False) == signals
+        signals = is_installers and variant in (*WITH_RUNTIME, *WITH_UNIT)
+        assert pod.get("hostPID", False) == (signals or variant in METRICS)
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for name, container in containers(pod).items():
             security = container["securityContext"]
             assert security["readOnlyRootFilesystem"] is True
-            if name == "device-plugin" and variant != "overlays/remove":
+            if name in ("device-plugin", "metrics") and variant != "overlays/remove":
                 assert security["privileged"] is True
                 continue
             assert security["allowPrivilegeEscalation"] is False
-            looks = name == "installer" and variant == "overlays/remove"
-            added = {"add": ["SYS_PTRACE"]} if looks else {}
+            enters = name == "installer" and variant in (*WITH_UNIT, "overlays/remove")
+            added = {"add": ENTERS} if enters else {}
             assert security["capabilities"] == {"drop": ["ALL"], **added}
             assert "privileged" not in security
 
@@ -97,7 +104,23 @@ def test_every_volume_is_used_and_every_mount_has_one(variant: str) -> None:
 
 def test_few_places_name_the_image() -> None:
     places = [str(path.parent.name) for path in FILES if "newName" in path.read_text()]
-    assert places == ["common", "installer"]
+    assert places == ["common", "installer", "metrics"]
+
+
+def test_what_is_monitored_is_there() -> None:
+    """The operator's names for the Service and its port are the Service's."""
+    documents = {each["kind"]: each for each in render("overlays/metrics-operator")}
+    service, monitor = documents["Service"], documents["ServiceMonitor"]
+    labels = service["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    [endpoint], [port] = monitor["spec"]["endpoints"], service["spec"]["ports"]
+    assert endpoint["port"] == port["name"]
+    pod = documents["DaemonSet"]["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    [container] = pod["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert ports[port["targetPort"]] == port["port"]
+    assert f"--listen=$(POD_IP):{port['port']}" in container["args"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(MANIFESTS)))

@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def check(node: Node) -> None:
         assert os.readlink(link) == f"{version}/bin/{link.name}"
     assert version.name in versions(node)
     assert not [name for name in versions(node) if name.startswith(".")]
-    known = {"bin", "versions", "settings"}
+    known = {"bin", "versions", "settings", "device-plugin.yaml"}
     assert {each.name for each in node.path("/opt/gpuhook").iterdir()} <= known
     assert "gpuhook, version" in node.space.run("/opt/gpuhook/bin/gpuhook", "--version").ok().stdout
     done = node.space.run("/opt/gpuhook/bin/gpuhook-container-cli", "--version").ok()
@@ -106,7 +107,7 @@ def check(node: Node) -> None:
 
 def test_another_c_library_and_no_python(fresh: Node, releases: dict[str, Path]) -> None:
     """With CDI a node gets programs alone; they need nothing of its distribution's."""
-    fresh.pod(daemon_set("overlays/cdi", "installer"), "installer", options=("--rm",)).ok()
+    fresh.pod(daemon_set("overlays/cdi-pod", "installer"), "installer", options=("--rm",)).ok()
     assert not fresh.path("/etc/containerd/conf.d").exists()
     root = releases["bullseye"]
     assert not [*root.glob("usr/bin/python3*")]
@@ -114,10 +115,16 @@ def test_another_c_library_and_no_python(fresh: Node, releases: dict[str, Path])
         f"mount --bind {root} /mnt && mount -t tmpfs tmpfs /mnt/opt && mkdir /mnt/opt/gpuhook"
         ' && mount --bind /opt/gpuhook /mnt/opt/gpuhook && exec chroot /mnt "$@"'
     )
+    command = ["unshare", "--mount", "sh", "-c", script, "sh"]
     for words in ("gpuhook --version", "gpuhook-container-cli --version"):
         program, option = words.split()
-        command = ["unshare", "--mount", "sh", "-c", script, "sh"]
         fresh.space.run(*command, f"/opt/gpuhook/bin/{program}", option).ok()
+    # What the plugin's unit and the metrics need, with libraries of C++ and Rust.
+    version = current(fresh)
+    imports = f"import sys; sys.path.append('{version}/lib/gpuhook')"
+    imports += "; import bcrypt, google.protobuf.message, grpc, prometheus_client"
+    python = str(version / "bin/python3")
+    fresh.space.run(*command, python, "-IS", "-c", imports).ok()
 
 
 def test_again_and_by_two_at_once(fresh: Node) -> None:
@@ -350,26 +357,95 @@ def test_with_the_pod(fresh: Node) -> None:
     assert snapshot(fresh).keys() - before.keys() <= {str(fresh.path("/opt/gpuhook"))}
 
 
-def test_restart_by_systemd(fresh: Node) -> None:
-    """systemctl runs among the node's files; without the privileges for that, it says so."""
-    said = fresh.path("/opt/said")
+@pytest.fixture
+def systemctl(fresh: Node) -> Iterator[Path]:
+    """The file of what a program in systemctl's place is called with; it does nothing."""
     fake = fresh.path("/opt/systemctl")
     fake.write_text('#!/bin/sh\necho "$@" >>/opt/said\n')
     fake.chmod(0o755)
-    systemctl = fresh.space.run("sh", "-c", "command -v systemctl").ok().stdout.strip()
-    fresh.space.run("mount", "--bind", "/opt/systemctl", systemctl).ok()
-    try:
-        words = ("install", "--restart=systemd", "--unit=k3s")
-        refused = install(fresh, *words).failed()
-        assert "SYS_ADMIN" in refused.stderr
-        assert not said.exists()
-        document = daemon_set("base", "installer")
-        security = containers(pod_of(document))["installer"]["securityContext"]
-        security["capabilities"]["add"] = ["SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE"]
-        fresh.pod(document, "installer", *words, options=("--rm",)).ok()
-        assert said.read_text() == "restart k3s\n"
-    finally:
-        fresh.space.run("umount", systemctl).ok()
+    program = fresh.space.run("sh", "-c", "command -v systemctl").ok().stdout.strip()
+    fresh.space.run("mount", "--bind", "/opt/systemctl", program).ok()
+    yield fresh.path("/opt/said")
+    fresh.space.run("umount", program).ok()
+
+
+def test_restart_by_systemd(fresh: Node, systemctl: Path) -> None:
+    """systemctl runs among the node's files; without the privileges for that, it says so."""
+    words = ("install", "--restart=systemd", "--unit=k3s")
+    refused = install(fresh, *words).failed()
+    assert "SYS_ADMIN" in refused.stderr
+    assert not systemctl.exists()
+    document = daemon_set("base", "installer")
+    security = containers(pod_of(document))["installer"]["securityContext"]
+    security["capabilities"]["add"] = ["SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE"]
+    fresh.pod(document, "installer", *words, options=("--rm",)).ok()
+    assert systemctl.read_text() == "restart k3s\n"
+
+
+UNIT = Path("/etc/systemd/system/gpuhook-device-plugin.service")
+STARTED = ["daemon-reload", f"enable --quiet {UNIT.name}", f"restart {UNIT.name}"]
+
+
+def test_the_plugin_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path: Path) -> None:
+    """It is restarted with what it reads, and never beside one in a pod."""
+    document = daemon_set("overlays/cdi", "installer")
+    unit = fresh.path(UNIT)
+
+    def put(image: str = IMAGE, **options: str) -> list[str]:
+        """Return how systemctl was called."""
+        systemctl.unlink(missing_ok=True)
+        pod = deepcopy(document)
+        containers(pod_of(pod))["installer"]["env"] += [
+            {"name": name, "value": value} for name, value in options.items()
+        ]
+        host = {"gpuhook-config": str(tmp_path)}
+        fresh.pod(pod, "installer", host=host, image=image, options=("--rm",)).ok()
+        return systemctl.read_text().splitlines()
+
+    assert put() == STARTED
+    check(fresh)
+    first = unit.read_text()
+    assert 'Environment="DEVICE_LIST_STRATEGY=cdi-cri"\n' in first
+    assert put() == [f"start {UNIT.name}"]
+    assert put(MIG_STRATEGY="mixed") == STARTED
+    assert 'Environment="MIG_STRATEGY=mixed"\n' in unit.read_text()
+    assert put() == STARTED
+    for name, text in (("config.toml", "disable-require = true\n"), ("device-plugin.yaml", "{}")):
+        (tmp_path / name).write_text(text)
+        assert put() == STARTED
+        assert put() == [f"start {UNIT.name}"]
+    assert fresh.path("/opt/gpuhook/device-plugin.yaml").read_text() == "{}"
+    assert put(newer) == STARTED
+
+    both = install(fresh).failed()
+    assert "Apply overlays/remove first" in both.stderr
+    systemctl.unlink()
+    install(fresh, *REMOVE).ok()
+    stopped = [f"disable --quiet --now {UNIT.name}", "daemon-reload"]
+    assert systemctl.read_text().splitlines() == stopped
+    assert not unit.exists()
+    assert not [*fresh.path("/opt/gpuhook").iterdir()]
+
+
+def test_a_unit_with_wrong_options(fresh: Node, systemctl: Path, tmp_path: Path) -> None:
+    (tmp_path / "device-plugin.yaml").write_text("version: v1\nflags: {migStrategy: some}\n")
+    host = {"gpuhook-config": str(tmp_path)}
+    document = daemon_set("overlays/cdi", "installer")
+    refused = fresh.pod(document, "installer", host=host, options=("--rm",)).failed()
+    assert "migStrategy is 'some'" in refused.stderr
+    assert not fresh.path(UNIT).exists()
+
+
+def test_another_unit_of_that_name(fresh: Node, systemctl: Path) -> None:
+    fresh.path(UNIT).write_text("[Unit]\n")
+    document = daemon_set("overlays/cdi", "installer")
+    for refused in (
+        fresh.pod(document, "installer", options=("--rm",)).failed(),
+        install(fresh).failed(),
+        install(fresh, *REMOVE).failed(),
+    ):
+        assert f"{UNIT} is there" in refused.stderr
+        assert fresh.path(UNIT).read_text() == "[Unit]\n"
 
 
 def test_no_engine_to_restart(fresh: Node) -> None:

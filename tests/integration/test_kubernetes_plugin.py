@@ -132,7 +132,7 @@ def test_mounts(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
 def test_cdi(kept: Node, kubelet: Kubelet, driver: Driver, tmp_path: Path) -> None:
     """The document names the hook and the files as the node has them."""
     host = {"/": str(driver.root), "/var/run/cdi": str(tmp_path)}
-    with plugin(kept, "overlays/cdi", kubelet, host) as container:
+    with plugin(kept, "overlays/cdi-pod", kubelet, host) as container:
         offered(kept, container, kubelet, len(driver.gpus))
         wait_until(lambda: bool(os.listdir(tmp_path)), "there is a document")
         document = yaml.safe_load((tmp_path / "nvidia.com-gpu.yaml").read_text())

@@ -1,6 +1,7 @@
 """gpuhook metrics says what the processes of pods use, and what those are called."""
 
 import contextlib
+import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from harness.cri import Container, Cri
 from harness.driver import Driver, simulate
 from harness.images import image
 from harness.installation import Installation, write_config
-from harness.metrics import GIB, Samples, exporter, labels_of, of_container, scrape, using
+from harness.metrics import GIB, GPUHOOK, Samples, exporter, labels_of, of_container, scrape, using
 from harness.namespaces import Namespace
 from pod_resources import PodResources
 
@@ -111,6 +112,28 @@ def test_processes_on_mig_devices_of_a_pod(node: Node) -> None:
         assert labels["engine"] == "kubernetes"
         assert labels["pod"].startswith("metrics-")
         assert (labels["namespace"], labels["container"]) == ("default", "main")
+
+
+def test_a_pod_that_was_given_nodes_is_named_by_list_and_stats(node: Node, workspace: Path) -> None:
+    """As the device plugin's strategy mounts gives them."""
+    path = workspace / f"k{uuid.uuid4().hex[:8]}.sock"
+    gpu = node.driver.gpus[0].uuid
+    given = ("space", "alone", "web", "nvidia.com/gpu", (gpu,))
+    options = (f"--pod-resources={path}", f"--config={node.config}")
+
+    def printed(*words: str) -> str:
+        return run([*GPUHOOK, *words, *options]).ok().stdout
+
+    with node.pod("runc", nodes=True) as container, PodResources(path, given):
+        assert "space/alone/web" in printed("list")
+        for words in (("list",), ("stats", "--no-stream")):
+            answer = json.loads(printed(*words, "--format=json"))
+            [found] = [
+                each
+                for each in answer["containers"]
+                if container.name in (each.get("id"), each.get("name"))
+            ]
+            assert names_of(found) == ("space", "alone", "web")
 
 
 def test_a_pod_without_our_runtime_is_named_by_the_kubelet(node: Node, workspace: Path) -> None:

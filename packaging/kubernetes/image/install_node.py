@@ -7,14 +7,14 @@ that it changes at their own paths. Below FOLDER it keeps
     bin/PROGRAM     a link to the program of the version that counts
     lock            held while something is changed
     restart         is there from before an engine's files change until it was restarted
+    restart-plugin  is there from before the plugin's unit changes until it was restarted
     settings        what the node's config.toml was, and what was made of it
+    device-plugin.yaml  the device plugin's options, of a ConfigMap
 
 A version's folder gets its name when it is complete, and each link changes by a rename: a start
 finds the old version or the new one, whole. Whatever was interrupted is made good by the next run.
 """
 
-import contextlib
-import ctypes
 import glob
 import json
 import os
@@ -24,24 +24,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import click
+from node import TASKS, Node, say, say_last, systemctl
+from node_plugin import put_plugin, refuse_plugin, remove_plugin
+from node_settings import settle, unsettle
 
 from gpuhook.ground import names
-from gpuhook.ground.config.loader import DEFAULT_PATH, loads
-from gpuhook.ground.config.source import flatten, parse, read_text
-from gpuhook.ground.errors import ConfigError, EngineError, GpuhookError
+from gpuhook.ground.errors import EngineError, GpuhookError
 from gpuhook.ground.host import files as host_files
 from gpuhook.ground.host import proc
-from gpuhook.tools.cli.config import save
-from gpuhook.tools.config.edit import parse_assignment, set_value
 from gpuhook.tools.engines import in_use
-from gpuhook.tools.engines.lock import Lock
 from gpuhook.tools.host import processes as host_processes
 from gpuhook.tools.host.processes import Process
-from gpuhook.vendors import registry
 
 SOURCE = "/usr/lib/gpuhook-node"
 FOLDER = "/opt/gpuhook"
@@ -51,77 +48,13 @@ NONE, SIGNAL, SYSTEMD = RESTARTS = ("none", "signal", "systemd")
 PATH_LENGTH = 200
 # A container start or a process that stands ready may still be using a version that was replaced.
 KEPT_SECONDS = 3600.0
-LOCK_SECONDS = 300.0
 RESTART_SECONDS = 90.0
 POLL_SECONDS = 0.5
-# Where a ConfigMap's config.toml is, if there is one, and what the kubelet shows of a pod's end.
-GIVEN = "/config/config.toml"
-LAST_WORDS = "/dev/termination-log"
 REPORT_SECONDS = 60.0
-# Below it, in NAMESPACE/CONTAINER/runtime, a shim of containerd's notes what made its container.
-TASKS = "/run/containerd/io.containerd.runtime.v2.task"
 _ENDS = {signal.SIGTERM, signal.SIGINT}
 _LISTENS = b"00010000"  # the flag __SO_ACCEPTCON in /proc/net/unix: net/unix/af_unix.c
-_CLONE_NEWNS = 0x00020000  # linux/sched.h
 # What is said of a file that isn't there, or a process that ends while it is looked at.
 _GONE = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
-
-
-@dataclass(frozen=True)
-class Node:
-    """What is to be on the node.
-
-    ``config`` is the engine's configuration file, "" for its usual one; ``unit`` is the systemd
-    unit to restart; ``tasks`` is the folder where containerd's shims note their containers.
-    ``settings`` are KEY=VALUE for the node's config.toml.
-    """
-
-    folder: str
-    engine: str
-    config: str
-    restart: str
-    unit: str
-    set_default: bool
-    tasks: str = TASKS
-    settings: tuple[str, ...] = ()
-    settings_file: str = DEFAULT_PATH
-
-    @property
-    def settings_record(self) -> str:
-        """The file that says what config.toml was, and what was made of it."""
-        return f"{self.folder}/settings"
-
-    @property
-    def programs(self) -> str:
-        """The folder of the links."""
-        return f"{self.folder}/bin"
-
-    @property
-    def versions(self) -> str:
-        """The folder of the versions."""
-        return f"{self.folder}/versions"
-
-    @property
-    def marker(self) -> str:
-        """The file that says that the engine hasn't been restarted yet."""
-        return f"{self.folder}/restart"
-
-    def locked(self) -> Lock:
-        """Return what keeps other installers of this node waiting."""
-        return Lock(f"{self.folder}/lock", "installing gpuhook", LOCK_SECONDS, EngineError)
-
-
-def say(text: str) -> None:
-    """Print a line to the pod's log, at once."""
-    click.echo(f"install-node: {text}")
-
-
-def say_last(error: object) -> None:
-    """Print why it failed, and leave it where the kubelet finds it when the log is lost."""
-    click.echo(f"install-node: {error}", err=True)
-    with contextlib.suppress(OSError), open(LAST_WORDS, "r+b") as file:
-        file.truncate()  # it is only there in a pod
-        file.write(f"install-node: {error}\n".encode())
 
 
 # The files -------------------------------------------------------------------------------------
@@ -263,86 +196,6 @@ def remove_old(node: Node, version: str) -> None:
             say(f"removed {entry.path}")
 
 
-# The settings ----------------------------------------------------------------------------------
-
-
-def settle(node: Node) -> None:
-    """Have the node's config.toml say what was asked for; the rest of it stays.
-
-    A ConfigMap's file takes the place of the node's own, and what it says itself counts before
-    ``settings``. No engine is restarted: gpu-py reads the file at each start.
-    """
-    given, before = _text(GIVEN), own_settings(node)
-    said = flatten(parse(given, GIVEN)) if given is not None else {}
-    text = before if given is None else given
-    for key, value in map(parse_assignment, node.settings):
-        text = text if key in said else set_value(text or "", key, value)
-    registry.known(loads(text or ""))  # what a setting says of vendors, only they know
-    now = _text(node.settings_file)
-    if text == now and not os.path.exists(node.settings_record):
-        return
-    record = {
-        "before": before,
-        "written": text,
-        "settings": [*node.settings],
-        "given": given is not None,
-    }
-    host_files.replace(node.settings_record, json.dumps(record).encode(), 0o600)
-    _put_settings(node, now, text)
-
-
-def unsettle(node: Node) -> None:
-    """Give the node its own config.toml back."""
-    if not os.path.exists(node.settings_record):
-        return
-    try:
-        _put_settings(node, _text(node.settings_file), own_settings(node))
-    except ConfigError as error:
-        say(f"{node.settings_file} stays as it is: {error}")
-    os.unlink(node.settings_record)
-
-
-def own_settings(node: Node) -> str | None:
-    """Return the node's config.toml without what is ours in it; None for no file.
-
-    That is what it was. If somebody has changed it since, it is that with our keys as they were;
-    what was changed in a ConfigMap's file doesn't count.
-    """
-    now = _text(node.settings_file)
-    try:
-        record = json.loads(_read(node.settings_record))
-    except FileNotFoundError:
-        return now
-    before: str | None = record["before"]
-    if record["given"] or now in (before, record["written"]):
-        return before
-    was = flatten(parse(before or ""))
-    for key, value in map(parse_assignment, record["settings"]):
-        text = now or ""
-        if flatten(parse(text, node.settings_file)).get(key) == value:
-            now = set_value(text, key, was.get(key))  # type: ignore[arg-type]
-    return now
-
-
-def _put_settings(node: Node, now: str | None, text: str | None) -> None:
-    if text == now:
-        return
-    if text is None:
-        os.unlink(node.settings_file)
-        say(f"removed {node.settings_file}")
-        return
-    save(node.settings_file, text, None if now is not None else 0o644)
-    say(f"wrote {node.settings_file}")
-
-
-def _text(path: str) -> str | None:
-    """Return what a file says, None where there is none."""
-    try:
-        return read_text(path)
-    except FileNotFoundError:
-        return None
-
-
 # The engine ------------------------------------------------------------------------------------
 
 
@@ -394,35 +247,13 @@ def restart_if_marked(node: Node) -> None:
     if not os.path.exists(node.marker):
         return
     if node.restart == SYSTEMD:
-        restart_unit(node.unit)
+        systemctl("restart", node.unit)
+        say(f"restarted {node.unit}")
     elif node.restart == SIGNAL:
         restart_by_signal(node.engine)
     else:
         say(f"restart {node.engine} on this node: it reads its files only at its start")
     os.unlink(node.marker)
-
-
-def restart_unit(unit: str, init: int = 1) -> None:
-    """Have the node's systemd restart a unit; systemctl runs among the node's own files."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def enter() -> None:
-        with open(f"/proc/{init}/ns/mnt", "rb") as namespace:
-            if libc.setns(namespace.fileno(), _CLONE_NEWNS) != 0:
-                raise OSError(ctypes.get_errno(), "setns")
-        os.chdir("/")
-
-    environment = {"PATH": names.SYSTEM_PATH}
-    words = ["systemctl", "restart", unit]
-    try:
-        subprocess.run(words, preexec_fn=enter, env=environment, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise EngineError(
-            f"{unit} wasn't restarted: {error}",
-            "Give the installer hostPID and the capabilities SYS_ADMIN, SYS_CHROOT and "
-            "SYS_PTRACE, or restart it yourself and choose --restart=none",
-        ) from None
-    say(f"restarted {unit}")
 
 
 def restart_by_signal(engine: str) -> None:
@@ -540,14 +371,18 @@ def _try_read(path: str) -> bytes:
 
 
 def install(node: Node) -> None:
-    """Put this version on the node, and tell its engine."""
+    """Put this version on the node, and tell its engine and its systemd."""
     with node.locked().held():
         check_programs(node)
+        if not node.plugin:
+            refuse_plugin(node)
         settle(node)
         version = put_version(node)
         link_programs(node, version)
         if node.engine != NO_ENGINE:
             tell_engine(node)
+        if node.plugin:
+            put_plugin(node, version, os.environ)
         remove_old(node, version)
     say("done")
 
@@ -562,6 +397,7 @@ def remove(node: Node, *, patient: bool) -> None:
     while True:
         with node.locked().held():
             check_programs(node)
+            remove_plugin(node)
             found = users(node)
             if node.engine != NO_ENGINE:
                 if found and patient:
@@ -606,6 +442,7 @@ def wait_for_end() -> None:
 @click.option("--unit", default="", help="The unit for --restart=systemd.  [default: the engine]")
 @click.option("--tasks", default=TASKS, help="Where containerd's shims note their containers.")
 @click.option("--settings", default="", help="KEY=VALUE... for the node's config.toml.")
+@click.option("--plugin", is_flag=True, help="Run the device plugin as a unit of the node.")
 @click.option("--remove-at-end", is_flag=True, help="stay: remove it when the pod ends.")
 def cli(
     action: str,
@@ -617,6 +454,7 @@ def cli(
     unit: str,
     tasks: str,
     settings: str,
+    plugin: bool,
     remove_at_end: bool,
 ) -> None:
     """Put gpuhook on this node, or take it away again.
@@ -628,7 +466,8 @@ def cli(
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     folder = os.path.abspath(folder)
     words = tuple(filter(None, settings.split(" ")))
-    node = Node(folder, engine, config, restart, unit or engine, set_default, tasks, words)
+    unit = unit or engine
+    node = Node(folder, engine, config, restart, unit, set_default, tasks, words, plugin)
     actions: dict[str, Callable[[], None]] = {
         "install": partial(install, node),
         "stay": partial(install, node),

@@ -17,8 +17,54 @@ from harness.bundles import CGROUP_PARENT
 from harness.commands import Result
 
 NODE = 2  # NamespaceMode: the node's own network, so that no CNI plugin is needed
+EXITED = 2  # ContainerState
 TIMEOUT_S = 60
 SERVICE = "/runtime.v1.RuntimeService/"
+
+
+DROP_ALL = message((2, "ALL"))
+RUNTIME_DEFAULT = b""  # SecurityProfile with profile_type RuntimeDefault, which is 0
+
+
+@dataclass(frozen=True)
+class Security:
+    """What a pod and its containers may do.
+
+    ``user`` is who runs, 0 for the image's own, root; ``restricted`` is as Pod Security's level of
+    that name wants it; ``users`` are the host's (first, how many) of a user namespace of the pod's
+    own, which has a network of its own then.
+    """
+
+    user: int = 0
+    restricted: bool = False
+    users: tuple[int, int] | None = None
+
+    def namespaces(self) -> bytes:
+        """Return the namespaces (NamespaceOption)."""
+        if self.users is None:
+            return message((1, NODE))
+        first, length = self.users
+        mapping = message((1, first), (2, 0), (3, length))
+        return message((1, 0), (5, message((1, 0), (2, mapping), (3, mapping))))
+
+    def of_container(self) -> bytes:
+        """Return a container's (LinuxContainerSecurityContext)."""
+        found: list[tuple[int, Value]] = [(3, self.namespaces())]
+        if self.user:
+            found.append((5, message((1, self.user))))
+        if not self.restricted:
+            return message(*found, (1, message((1, "MKNOD"))))
+        return message(*found, (1, DROP_ALL), (11, 1), (15, RUNTIME_DEFAULT))
+
+    def of_sandbox(self) -> bytes:
+        """Return a pod's (LinuxSandboxSecurityContext)."""
+        found: list[tuple[int, Value]] = [(1, self.namespaces())]
+        if self.user:
+            found.append((3, message((1, self.user))))
+        return message(*found, *([(9, RUNTIME_DEFAULT)] if self.restricted else []))
+
+
+USUAL = Security()
 
 
 class CriError(Exception):
@@ -31,6 +77,17 @@ class Container:
 
     cri: "Cri"
     name: str
+
+    def status(self) -> int | None:
+        """Return the exit status, None while it runs."""
+        answer = fields(self.cri.call("ContainerStatus", (1, self.name)))[1]
+        assert isinstance(answer, bytes)
+        found = fields(answer)
+        if found.get(3) != EXITED:
+            return None
+        status = found.get(7, 0)
+        assert isinstance(status, int)
+        return status
 
     def exec(self, *command: str) -> Result:
         """Run ``command`` in the container, as an exec probe does."""
@@ -70,17 +127,19 @@ class Cri:
         return True
 
     @contextmanager
-    def pod(self, handler: str, title: str = "pod", group: str = "") -> Iterator["Pod"]:
+    def pod(
+        self, handler: str, title: str = "pod", group: str = "", security: Security = USUAL
+    ) -> Iterator["Pod"]:
         """Run a pod with a RuntimeClass' handler until the end of the block.
 
         ``group`` is its cgroup below the session's, such as /kubepods/podUID.
         """
-        sandbox = _sandbox(title, CGROUP_PARENT + group)
+        sandbox = _sandbox(title, CGROUP_PARENT + group, security)
         answer = fields(self.call("RunPodSandbox", (1, sandbox), (2, handler)))
         name = answer[1]
         assert isinstance(name, bytes)
         try:
-            yield Pod(self, name.decode(), sandbox)
+            yield Pod(self, name.decode(), sandbox, security)
         except BaseException:
             with suppress(CriError):  # why the block ended says more
                 self._end(name)
@@ -103,6 +162,7 @@ class Pod:
     cri: Cri
     name: str
     sandbox: bytes
+    security: Security = USUAL
 
     def start(
         self,
@@ -114,6 +174,7 @@ class Pod:
         mounts: Iterable[tuple[str, str, bool]] = (),
         nodes: Iterable[tuple[str, str, str]] = (),
         attempt: int = 0,
+        name: str = "main",
     ) -> Container:
         """Create and start a container with NAME=value settings ``env``.
 
@@ -121,12 +182,12 @@ class Pod:
         container and on the host with "read only" and permissions: as the kubelet gives a
         plugin's. ``attempt`` counts the containers of the pod, because one replaces another.
         """
-        main = message((1, "main"), (2, attempt))
+        main = message((1, name), (2, attempt))
         config: list[tuple[int, Value]] = [(1, main), (2, message((1, image)))]
         config += [(3, word) for word in command]
         for setting in env:
-            name, _, value = setting.partition("=")
-            config.append((6, message((1, name), (2, value))))
+            key, _, value = setting.partition("=")
+            config.append((6, message((1, key), (2, value))))
         for place, source, read_only in mounts:
             config.append((7, message((1, place), (2, source), (3, int(read_only)))))
         for place, source, permissions in nodes:
@@ -134,8 +195,7 @@ class Pod:
         for key, text in (annotations or {}).items():
             config.append((10, message((1, key), (2, text))))
         config += [(17, message((1, device))) for device in devices]
-        security = message((3, message((1, NODE))), (1, message((1, "MKNOD"))))
-        config.append((15, message((2, security))))
+        config.append((15, message((2, self.security.of_container()))))
         wanted = (2, message(*config))
         answer = fields(self.cri.call("CreateContainer", (1, self.name), wanted, (3, self.sandbox)))
         container = answer[1]
@@ -144,8 +204,7 @@ class Pod:
         return Container(self.cri, container.decode())
 
 
-def _sandbox(title: str, group: str) -> bytes:
+def _sandbox(title: str, group: str, security: Security) -> bytes:
     """Return the configuration of a pod."""
     metadata = message((1, title), (2, f"uid-{title}"), (3, "default"))
-    security = message((1, message((1, NODE))))
-    return message((1, metadata), (8, message((1, group), (2, security))))
+    return message((1, metadata), (8, message((1, group), (2, security.of_sandbox()))))

@@ -37,13 +37,19 @@ def device_plugin(
 
 
 def start(
-    pod: Pod, image: str, answers: Answers, env: tuple[str, ...] = (), attempt: int = 0
+    pod: Pod,
+    image: str,
+    answers: Answers,
+    env: tuple[str, ...] = (),
+    attempt: int = 0,
+    name: str = "main",
+    command: tuple[str, ...] = ("sleep", "1000"),
 ) -> Container:
     """Start a container as the kubelet does with what a plugin has answered."""
     return pod.start(
         image,
-        "sleep",
-        "1000",
+        *command,
+        name=name,
         env=[*env, *(f"{name}={value}" for name, value in answers["envs"].items())],
         devices=answers["cdi_devices"],
         annotations=answers["annotations"],

@@ -12,7 +12,8 @@ from harness.images import REPOSITORY
 
 MANIFESTS = REPOSITORY / "packaging/kubernetes"
 VARIANTS = (
-    "base", "overlays/mounts", "overlays/cdi", "overlays/environment", "overlays/remove",
+    "base", "overlays/mounts", "overlays/cdi", "overlays/cdi-pod", "overlays/environment",
+    "overlays/metrics", "overlays/metrics-operator", "overlays/remove",
 )  # fmt: skip
 IMAGE = "localhost/gpuhook:test"  # scripts/lib/image
 
@@ -24,7 +25,7 @@ def build_image() -> Path:
     return Path(run([REPOSITORY / "scripts/lib/image"], timeout=600.0).ok().stdout.strip())
 
 
-def render(variant: str) -> list[Document]:
+def render(variant: str | Path) -> list[Document]:
     """Return what kubectl makes of a folder without a warning."""
     done = run(["kubectl", "kustomize", MANIFESTS / variant]).ok()
     assert done.stderr == ""
@@ -32,12 +33,12 @@ def render(variant: str) -> list[Document]:
     return documents
 
 
-def daemon_sets(variant: str) -> list[Document]:
+def daemon_sets(variant: str | Path) -> list[Document]:
     """Return the DaemonSets of a variant."""
     return [each for each in render(variant) if each["kind"] == "DaemonSet"]
 
 
-def daemon_set(variant: str, name: str) -> Document:
+def daemon_set(variant: str | Path, name: str) -> Document:
     """Return the DaemonSet of a variant whose pod has a container of that name."""
     [found] = [each for each in daemon_sets(variant) if name in containers(pod_of(each))]
     return found
@@ -63,7 +64,7 @@ def podman_options(pod: Document, container: Document, host: Mapping[str, str]) 
     words += ["--pids-limit=-1", f"--entrypoint={json.dumps(container['command'])}"]
     words += ["--pid=host"] if pod.get("hostPID") else []
     words += _security(pod["securityContext"]) + _security(container["securityContext"])
-    words += [f"--env={each['name']}={each['value']}" for each in container.get("env", [])]
+    words += [f"--env={each['name']}={_value(each)}" for each in container.get("env", [])]
     limits = container["resources"]["limits"]
     words += [f"--memory={limits['memory'].replace('Mi', 'm')}"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -72,10 +73,28 @@ def podman_options(pod: Document, container: Document, host: Mapping[str, str]) 
     return words
 
 
+def _value(variable: Document) -> str:
+    """Return what a variable is; a pod has an address of the loopback's here."""
+    if "valueFrom" in variable:
+        return {"status.podIP": "127.0.0.1"}[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+    value: str = variable["value"]
+    return value
+
+
+def arguments(container: Document) -> list[str]:
+    """Return a container's arguments with its variables in them."""
+    found = [*container.get("args", [])]
+    for each in container.get("env", []):
+        found = [word.replace(f"$({each['name']})", _value(each)) for word in found]
+    return found
+
+
 def _security(context: Document) -> list[str]:
     """Return the options of a security context; KeyError for a field that isn't known here."""
     return [word for key, value in context.items() for word in _SECURITY[key](value)]
 
+
+_HAS_APPARMOR = Path("/sys/module/apparmor").exists()  # else podman refuses the option
 
 # A field of a security context -> what it is to podman.
 _SECURITY: dict[str, Callable[[Any], list[str]]] = {
@@ -84,6 +103,9 @@ _SECURITY: dict[str, Callable[[Any], list[str]]] = {
     "privileged": lambda yes: ["--privileged"] if yes else [],
     "readOnlyRootFilesystem": lambda yes: ["--read-only", "--read-only-tmpfs=false"] if yes else [],
     "allowPrivilegeEscalation": lambda yes: [] if yes else ["--security-opt=no-new-privileges"],
+    "appArmorProfile": lambda profile: {
+        "Unconfined": ["--security-opt=apparmor=unconfined"] if _HAS_APPARMOR else []
+    }[profile["type"]],
     "capabilities": lambda sets: [
         f"--cap-{what}={name}" for what in ("drop", "add") for name in sets.get(what, [])
     ],
@@ -98,6 +120,8 @@ def _mount(mount: Document, volume: Document, host: Mapping[str, str]) -> list[s
         assert volume["configMap"]["optional"]
         given = host.get(volume["configMap"]["name"])
         return [f"--volume={given}:{target}:ro" if given else f"--tmpfs={target}:ro"]
+    if "secret" in volume:
+        return [f"--volume={host[volume['secret']['secretName']]}:{target}:ro"]
     path = volume["hostPath"]["path"]
     options = ["ro" if mount.get("readOnly") else "rw", "dev"]  # podman's own default is nodev
     options += {None: [], "HostToContainer": ["rslave"]}[mount.get("mountPropagation")]

@@ -17,7 +17,8 @@ from harness.commands import stop
 from harness.driver import Driver
 
 GIB = 1 << 30
-COMMAND = (sys.executable, "-c", "from gpuhook.tools.cli import main; main()", "metrics")
+GPUHOOK = (sys.executable, "-c", "from gpuhook.tools.cli import main; main()")  # with gRPC
+COMMAND = (*GPUHOOK, "metrics")
 
 Samples = list[tuple[str, dict[str, str], float]]
 

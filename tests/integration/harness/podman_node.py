@@ -12,12 +12,25 @@ from pathlib import Path
 
 from harness.bundles import CGROUP_PARENT
 from harness.commands import Result, run, wait_until
-from harness.manifests import IMAGE, Document, containers, folders_made, pod_of, podman_options
+from harness.manifests import (
+    IMAGE,
+    Document,
+    arguments,
+    containers,
+    folders_made,
+    pod_of,
+    podman_options,
+)
 from harness.namespaces import Namespace, host_cgroups
 from harness.podman import Podman
 
 # What a pod of ours changes on the node.
-FOLDERS = tuple(map(Path, ("/opt", "/etc/containerd", "/etc/gpuhook", "/var/lib/gpuhook")))
+FOLDERS = tuple(
+    map(
+        Path,
+        ("/opt", "/etc/containerd", "/etc/gpuhook", "/var/lib/gpuhook", "/etc/systemd/system"),
+    )
+)
 CONFIG = Path("/etc/containerd/config.toml")
 # Where its containerd runs; a dockerd that found it on this machine would take it for its own. It
 # has the mode that it gets where a shim was there before a containerd.
@@ -63,7 +76,7 @@ class Node:
         given = podman_options(pod, container, host or {})
         parent = f"--cgroup-parent={CGROUP_PARENT}"
         return self.podman.call(
-            "run", *options, parent, *given, image, *(words or container.get("args", []))
+            "run", *options, parent, *given, image, *(words or arguments(container))
         )
 
     def begin(

@@ -1,8 +1,9 @@
 """Which process counts as the node's engine, and how an interpreter is moved to another folder."""
 
-import importlib.util
+import importlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,19 +16,15 @@ from fabricated import Tree
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.errors import ConfigError, EngineError
 
-FILE = Path(__file__).parents[3] / "packaging/kubernetes/image/install_node.py"
+FOLDER = Path(__file__).parents[3] / "packaging/kubernetes/image"
 SERVICE = "12:pids:/system.slice/containerd.service\n0::/system.slice/containerd.service\n"
 
 
 @pytest.fixture(scope="module")
-def installer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install_node", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look
-    spec.loader.exec_module(module)
-    return module
+def installer() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(FOLDER)
+        yield importlib.import_module("install_node")
 
 
 @pytest.fixture
@@ -151,11 +148,18 @@ missing-driver = "ignore"
 @pytest.fixture
 def node(installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A node for the functions about its settings, with a place for a ConfigMap's file."""
-    monkeypatch.setattr(installer, "GIVEN", str(tmp_path / "given.toml"))
+    monkeypatch.setattr(sys.modules["node_settings"], "GIVEN", str(tmp_path / "given.toml"))
+    monkeypatch.setattr(sys.modules["node_plugin"], "GIVEN", str(tmp_path / "given.yaml"))
     folder = tmp_path / "opt"
     folder.mkdir()
     made = installer.Node(str(folder), "none", "", "none", "", False, settings=SAFE)
-    return replace(made, settings_file=str(tmp_path / "etc/config.toml"))
+    units = tmp_path / "units"
+    units.mkdir()
+    return replace(made, settings_file=str(tmp_path / "etc/config.toml"), units=str(units))
+
+
+def given_file() -> Path:
+    return Path(sys.modules["node_settings"].GIVEN)
 
 
 def is_safe(text: str) -> bool:
@@ -205,7 +209,7 @@ def test_what_is_written_later_stays_too(installer: ModuleType, node: Any) -> No
 
 def test_a_config_map_takes_the_place_of_the_file(installer: ModuleType, node: Any) -> None:
     """What it says itself counts before what the manifest says, and it goes again."""
-    path, given = Path(node.settings_file), Path(installer.GIVEN)
+    path, given = Path(node.settings_file), given_file()
     path.parent.mkdir()
     path.write_text(OWN)
     given.write_text('[nvidia-container-cli]\nroot = "/run/nvidia/driver"\n')
@@ -230,7 +234,7 @@ def test_a_config_map_takes_the_place_of_the_file(installer: ModuleType, node: A
 def test_a_config_map_with_an_error_changes_nothing(
     installer: ModuleType, node: Any, text: str
 ) -> None:
-    Path(installer.GIVEN).write_text(text)
+    given_file().write_text(text)
     with pytest.raises(ConfigError):
         installer.settle(node)
     assert not os.path.exists(node.settings_file)
@@ -287,7 +291,7 @@ def test_an_engine_that_is_late_is_waited_for(
     monkeypatch.setattr(installer.host_processes, "send", lambda *_: True)
     monkeypatch.setattr(installer, "RESTART_SECONDS", -1.0)
     monkeypatch.setattr(installer, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(installer, "LAST_WORDS", str(words))
+    monkeypatch.setattr(sys.modules["node"], "LAST_WORDS", str(words))
     installer.restart_by_signal("containerd")
     assert words.read_text().count("doesn't serve") == 1
     said = capsys.readouterr()
@@ -316,7 +320,7 @@ def test_what_the_system_refuses_is_a_sentence(
 
     words = tmp_path / "last-words"
     words.touch()
-    monkeypatch.setattr(installer, "LAST_WORDS", str(words))
+    monkeypatch.setattr(sys.modules["node"], "LAST_WORDS", str(words))
     monkeypatch.setattr(installer, "remove", refuse)
     monkeypatch.setattr(sys, "argv", ["install-node", "remove"])
     with pytest.raises(SystemExit) as ended:

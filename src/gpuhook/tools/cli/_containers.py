@@ -6,12 +6,18 @@ from collections.abc import Iterable
 import click
 
 from gpuhook.ground.errors import printable
+from gpuhook.tools.metrics.kubelet import SOCKET
 from gpuhook.tools.running.holders import WITHOUT_ROOT, Container
 from gpuhook.tools.running.names import Names
 
 _SHORT = 12  # characters of a container's id, as Docker prints it
 _WHOLE = 64  # characters of an id as engines make them
 _PATIENCE = 0.5  # seconds for an engine's answer: who waits for a list is given ids instead
+
+pod_resources_option = click.option(
+    "--pod-resources", default=SOCKET, show_default=True, metavar="SOCKET",
+    help="Where to ask the kubelet for pods' devices.",
+)  # fmt: skip
 
 
 def names_of(containers: Iterable[Container]) -> Names:

@@ -13,6 +13,7 @@ from gpuhook.start.inventory.selection import fallen_off
 from gpuhook.tools.cli import _containers
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
+from gpuhook.tools.metrics.named import with_pods
 from gpuhook.tools.running.holders import Container, running, without_record
 from gpuhook.tools.running.names import Names
 from gpuhook.tools.vendors import survey
@@ -27,9 +28,10 @@ from gpuhook.vendors import registry
     },
 )
 @click.option("--files", is_flag=True, help="Also list the driver's files.")
+@_containers.pod_resources_option
 @config_option
 @format_option
-def list_(files: bool, config_path: str | None, output_format: str) -> None:
+def list_(files: bool, pod_resources: str, config_path: str | None, output_format: str) -> None:
     """Show the machine's GPUs and other devices, and which running container has which.
 
     Without root only your own containers are seen.
@@ -37,7 +39,8 @@ def list_(files: bool, config_path: str | None, output_format: str) -> None:
     config = load(config_path)
     inventories, failed = survey.present(config, lambda vendor: get_inventory(config, vendor))
     containers, problems = running(inventories, config.state_dir)
-    _containers.say_what_is_missing(problems)
+    containers, nameless = with_pods(containers, inventories, config, pod_resources)
+    _containers.say_what_is_missing([*problems, *([nameless] if nameless else [])])
     names = _containers.names_of(containers)
     if output_format == "json":
         print_json({**_as_json(inventories, containers, names), "complete": not problems})

@@ -1,14 +1,16 @@
 """gpuhook metrics: who uses which device how much, for Prometheus."""
 
+import os
 import time
 
 import click
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import MetricsError, printable
+from gpuhook.tools.cli._containers import pod_resources_option
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
-from gpuhook.tools.metrics.kubelet import SOCKET
+from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.metrics.observer import Observer
 from gpuhook.tools.metrics.telemetry import PATIENCE
 
@@ -28,19 +30,26 @@ _ADDRESS = "127.0.0.1:9836"
     "--textfile", metavar="FILE",
     help="Serve nothing: write the metrics once and end; node_exporter takes files in .prom.",
 )  # fmt: skip
+@click.option(
+    "--web-config", metavar="FILE",
+    help="TLS and passwords, in the file that Prometheus' exporters call web.config.file.",
+)  # fmt: skip
 @click.option("--cadvisor", is_flag=True, help="Add cAdvisor's container_accelerator_* series.")
 @click.option("--dcgm", is_flag=True, help="Add the DCGM_FI_DEV_* series that NVML knows.")
+@pod_resources_option
 @click.option(
-    "--pod-resources", default=SOCKET, show_default=True, metavar="SOCKET",
-    help="Where to ask the kubelet for pods' devices.",
+    "--driver-root-ctr-path", default=Settings.driver_root_ctr_path, show_default=True,
+    metavar="DIR", help="In a pod: where the node's driver root is mounted.",
 )  # fmt: skip
 @config_option
 def metrics(
     listen: str | None,
     textfile: str | None,
+    web_config: str | None,
     cadvisor: bool,
     dcgm: bool,
     pod_resources: str,
+    driver_root_ctr_path: str,
     config_path: str | None,
 ) -> None:
     """Tell Prometheus what the devices do, and how much of them each container uses.
@@ -49,13 +58,18 @@ def metrics(
     minute, so that they can be updated; without requests that happens after two minutes.
     """
     from gpuhook.tools.metrics import exporter, serve  # noqa: PLC0415 - they need prometheus_client
+    from gpuhook.tools.metrics.web_config import Web  # noqa: PLC0415 - ssl is slow to import
 
     if textfile == "":
         raise MetricsError("--textfile names no file", "Name one, or leave the option out")
     if listen and textfile is not None:
         raise click.UsageError("--textfile serves nothing: it doesn't go with --listen.")
+    if web_config is not None and textfile is not None:
+        raise click.UsageError("--textfile serves nothing: it doesn't go with --web-config.")
     options = exporter.Options(cadvisor=cadvisor, dcgm=dcgm)
     config = load(config_path)
+    if os.path.isdir(driver_root_ctr_path):
+        config.root = driver_root_ctr_path
     if textfile is not None:
         patience = max(PATIENCE, 2 * config.nvml_timeout)  # there is no other look
         observer = Observer(config, readings=dcgm, patience=patience, pod_resources=pod_resources)
@@ -70,9 +84,10 @@ def metrics(
         config, readings=dcgm, prepared=True, pod_resources=pod_resources, tell=_tell
     )
     address = listen if listen is not None else _ADDRESS
+    web = None if web_config is None else Web(web_config, _tell)
     with serve.listen(address) as listener:
-        _tell(f"Listening at {address}")
-        serve.Service(observer, options, _tell).run(listener)
+        _tell(f"Listening at {address}{'' if web is None else f' ({web.scheme})'}")
+        serve.Service(observer, options, _tell, web).run(listener)
 
 
 def _tell(text: str) -> None:

@@ -15,6 +15,7 @@ from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import printable
 from gpuhook.start.inventory.cache import get_inventory
 from gpuhook.tools.cli import _screen, _stats_view
+from gpuhook.tools.cli._containers import pod_resources_option
 from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.metrics.model import Snapshot
@@ -37,9 +38,16 @@ _SHORTEST, _LONGEST = 0.2, 86400.0
     "--interval", type=Seconds(_SHORTEST, _LONGEST), default=_INTERVAL, show_default=True,
     metavar="SECONDS", help=f"The time between two looks, {_SHORTEST:g} or more.",
 )  # fmt: skip
+@pod_resources_option
 @config_option
 @format_option
-def stats(no_stream: bool, interval: float, config_path: str | None, output_format: str) -> None:
+def stats(
+    no_stream: bool,
+    interval: float,
+    pod_resources: str,
+    config_path: str | None,
+    output_format: str,
+) -> None:
     """Show what the GPUs do, and how much of them each container uses, until Ctrl-C ends it.
 
     On a terminal the view is drawn again at each look. Elsewhere, and on a terminal that can't
@@ -49,7 +57,7 @@ def stats(no_stream: bool, interval: float, config_path: str | None, output_form
     Run it as root: other users see their own containers alone.
     """
     config = load(config_path)
-    observer = Observer(config)
+    observer = Observer(config, pod_resources=pod_resources)
     as_json = output_format == "json"
     with _ended_by_signals():
         try:

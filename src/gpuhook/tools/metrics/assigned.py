@@ -97,11 +97,11 @@ class Holders:
             record.get("uid") or place[1],
             record.get("image", ""),
             record.get("bundle", ""),
-            tuple(device for each in inventories for device in _devices(container, each)),
+            tuple(device for each in inventories for device in devices_of(container, each)),
         )
 
 
-def _devices(container: holders.Container, inventory: Inventory) -> list[str]:
+def devices_of(container: holders.Container, inventory: Inventory) -> list[str]:
     """Return the ids of the devices that a container was given, as a whole and not just in part."""
     selected = _selected(container.record or {}, inventory.vendor)
     if selected:

@@ -146,6 +146,7 @@ class Observer:
             if each is not None:
                 found.update(each.errors)
         found["kubelet"] = self._kubelet.errors.total()
+        found["starting"] += self._kubelet.errors["starting"]
         return dict(found)
 
     # Devices --------------------------------------------------------------------------------

@@ -61,7 +61,11 @@ def name(containers: Iterable[Container], pods: Iterable[Pod]) -> list[Container
     }
     found: list[Container] = []
     for devices, some in wanted.items():
-        nameless = [each for each in containers if _may_be(each, devices)]
+        nameless = [
+            each
+            for each in containers
+            if may_be_a_pods(each) and frozenset(each.devices) == devices
+        ]
         if len(nameless) == len(some) == 1:
             found.append(_called(nameless[0], some[0]))
         else:
@@ -72,9 +76,10 @@ def name(containers: Iterable[Container], pods: Iterable[Pod]) -> list[Container
     return [*(each for each in containers if each.id not in changed), *found]
 
 
-def _may_be(container: Container, devices: frozenset[str]) -> bool:
+def may_be_a_pods(container: Container) -> bool:
+    """Tell whether a container is one of a pod that has no name yet."""
     is_pods = bool(container.pod_uid) or container.engine in ("kubernetes", "cri-o")
-    return is_pods and not container.pod and frozenset(container.devices) == devices
+    return is_pods and not container.pod
 
 
 def _called(container: Container, pod: Pod) -> Container:

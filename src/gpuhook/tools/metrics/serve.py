@@ -12,6 +12,7 @@ import re
 import select
 import signal
 import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ from gpuhook.tools.metrics import exporter, text
 from gpuhook.tools.metrics.model import Snapshot
 from gpuhook.tools.metrics.observer import Observer
 from gpuhook.tools.metrics.telemetry import PATIENCE
+from gpuhook.tools.metrics.web_config import Web
 
 IDLE = 120.0  # seconds without a request after which the drivers are let go
 AWAY = 30.0  # seconds for which they are let go on SIGHUP
@@ -35,6 +37,7 @@ _END = re.compile(rb"\r?\n\r?\n")
 _FIRST = re.compile(rb"([!-~]+) (?:http://[!-.0-~]*)?([!-~]*) HTTP/1\.[0-9]\r?\n", re.IGNORECASE)
 
 _PLAIN = "text/plain; charset=utf-8"
+_DENIED = "401 Unauthorized"
 _FAILED = b"The metrics could not be had, for a reason that the service's log has.\n"
 
 Tell = Callable[[str], None]
@@ -67,9 +70,15 @@ def listen(address: str) -> socket.socket:
 
 
 class Service:
-    """Answers requests until a signal says to end; SIGHUP lets go of the drivers."""
+    """Answers requests until a signal says to end; SIGHUP lets go of the drivers.
 
-    def __init__(self, observer: Observer, options: exporter.Options, tell: Tell) -> None:
+    ``web`` has TLS and passwords, None for neither.
+    """
+
+    def __init__(
+        self, observer: Observer, options: exporter.Options, tell: Tell, web: Web | None = None
+    ) -> None:
+        self._web = web
         self._observer = observer
         self._options = options
         self._tell = tell
@@ -79,7 +88,10 @@ class Service:
 
     def run(self, listener: socket.socket) -> None:
         """Serve until SIGTERM or SIGINT comes."""
-        with _signals(self._note) as woken, contextlib.closing(_Clients(listener)) as clients:
+        with (
+            _signals(self._note) as woken,
+            contextlib.closing(_Clients(listener, self._web)) as clients,
+        ):
             last: float | None = None
             self._prepare(PATIENCE)
             while not self._ends:
@@ -112,7 +124,7 @@ class Service:
         metrics = functools.cache(lambda openmetrics: self._metrics(look, openmetrics))
         written = functools.cache(_written)
         for client in asked:
-            answer = _answer(client.request, metrics)
+            answer = _answer(client.request, metrics, self._web)
             client.give(written(answer, has_body=not client.request.startswith(b"HEAD ")))
 
     def _metrics(
@@ -155,18 +167,22 @@ def _written(answer: Answer, *, has_body: bool) -> bytes:
     status, content_type, body = answer
     head = (
         f"HTTP/1.0 {status}\r\nContent-Type: {content_type}\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n"
     )
-    return head.encode() + (body if has_body else b"")
+    if status == _DENIED:
+        head += 'WWW-Authenticate: Basic realm="gpuhook", charset="UTF-8"\r\n'
+    return f"{head}\r\n".encode() + (body if has_body else b"")
 
 
-def _answer(request: bytes, metrics: Metrics) -> Answer:
+def _answer(request: bytes, metrics: Metrics, web: Web | None) -> Answer:
     """Return the answer to what was received of a request."""
     first = _FIRST.match(request)
     if len(request) > _LIMIT:
         return "431 Request Header Fields Too Large", _PLAIN, b"This request is too long.\n"
     if first is None:
         return "400 Bad Request", _PLAIN, b"This isn't a request of HTTP/1.0 or 1.1.\n"
+    if web is not None and not web.allows(_header(request, b"authorization")):
+        return _DENIED, _PLAIN, b"This needs a name and a password that are known here.\n"
     if first[1] not in (b"GET", b"HEAD"):
         return "405 Method Not Allowed", _PLAIN, b"This only answers GET.\n"
     if first[2].partition(b"?")[0] != b"/metrics":
@@ -181,9 +197,9 @@ class _Client:
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
-        connection.setblocking(False)
-        self._socket = connection
+        self._socket = connection  # which never waits
         self._answer: memoryview | None = None  # the rest of it
+        self._asks_to_send = False  # TLS does, before it can receive
         self.is_over = False  # nothing more will come or go
         self.peer = peer
         self.end = time.monotonic() + _PATIENCE
@@ -205,7 +221,7 @@ class _Client:
     @property
     def takes(self) -> bool:
         """Whether there is more of an answer to send."""
-        return bool(self._answer)
+        return bool(self._answer) or self._asks_to_send
 
     def give(self, answer: bytes) -> None:
         """Begin to send the answer."""
@@ -215,21 +231,32 @@ class _Client:
 
     def go_on(self) -> None:
         """Receive or send what is possible now."""
+        self._asks_to_send = False
         try:
             if self._answer:
                 self._answer = self._answer[self._socket.send(self._answer) :]
                 if not self._answer:
-                    self._socket.shutdown(socket.SHUT_WR)
+                    self._say_end()
             elif not self.is_whole:
                 piece = self._socket.recv(_LIMIT)
                 # What comes after the answer is read too: if it weren't, closing would reset the
                 # connection, and the client could lose the answer (RFC 9112, 9.6).
                 self.request += piece if self._answer is None else b""
                 self.is_over = not piece
-        except BlockingIOError:
+        except ssl.SSLWantWriteError:
+            self._asks_to_send = True
+        except (BlockingIOError, ssl.SSLWantReadError):
             pass
         except OSError:
             self.is_over = True
+
+    def _say_end(self) -> None:
+        """Say that nothing more will be sent."""
+        if isinstance(self._socket, ssl.SSLSocket):
+            with contextlib.suppress(ssl.SSLWantReadError):  # the peer's own end isn't waited for
+                self._socket.unwrap()
+        else:
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """End it."""
@@ -239,8 +266,9 @@ class _Client:
 class _Clients:
     """Those who are connected."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, web: Web | None) -> None:
         self._listener = listener
+        self._web = web
         self._open: list[_Client] = []
 
     def wait(self, woken: int, end: float | None) -> list[_Client]:
@@ -280,11 +308,23 @@ class _Clients:
                 if not gone:
                     time.sleep(_PAUSE)
                 break
+            try:
+                connection = self._dressed(connection)
+            except OSError:  # it has gone again
+                connection.close()
+                continue
             client = _Client(connection, str(address[0]))
             client.go_on()
             self._open.append(client)
             if len(self._open) > _WAITING:
                 self._drop(self._slow())
+
+    def _dressed(self, connection: socket.socket) -> socket.socket:
+        """Return a connection that never waits, with TLS where that is asked for."""
+        if self._web is not None:
+            return self._web.wrap(connection)
+        connection.setblocking(False)
+        return connection
 
     def _slow(self) -> list[_Client]:
         """Return the oldest of the peer that has most, if there are any that we wait for."""

@@ -1,0 +1,98 @@
+{{- define "gpuhook.modes" -}}cdi cdi-pod mounts runtime environment remove{{- end }}
+
+{{- define "gpuhook.checked" -}}
+{{- if not (has .Values.mode (splitList " " (include "gpuhook.modes" .))) }}
+{{- fail (printf "mode is %q and must be one of %s" .Values.mode (include "gpuhook.modes" .)) }}
+{{- end }}
+{{- end }}
+
+{{- define "gpuhook.image" -}}
+image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end }}
+
+{{/* What all DaemonSets have in common; called with the context and a name. */}}
+{{- define "gpuhook.head" -}}
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: {{ .name }}
+  namespace: {{ .context.Release.Namespace }}
+  labels:
+    app.kubernetes.io/name: {{ .name }}
+spec:
+  selector:
+    matchLabels:
+      app.kubernetes.io/name: {{ .name }}
+  updateStrategy:
+    type: RollingUpdate
+    rollingUpdate:
+      maxUnavailable: {{ ternary "100%" "10%" (and (eq .context.Values.mode "remove") (ne .name "gpuhook-metrics")) }}
+  template:
+    metadata:
+      labels:
+        app.kubernetes.io/name: {{ .name }}
+      {{- with include "gpuhook.config" .context }}
+      annotations:
+        gpuhook/config: {{ . | sha256sum }}
+      {{- end }}
+    spec:
+      serviceAccountName: gpuhook
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      priorityClassName: system-node-critical
+      terminationGracePeriodSeconds: 30
+      {{- with .context.Values.imagePullSecrets }}
+      imagePullSecrets:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      nodeSelector:
+        {{- toYaml .context.Values.nodeSelector | nindent 8 }}
+      tolerations:
+        {{- toYaml .context.Values.tolerations | nindent 8 }}
+      securityContext:
+        runAsUser: 0
+        seccompProfile:
+          type: RuntimeDefault
+{{- end }}
+
+{{- define "gpuhook.config" -}}
+{{- with .Values.config }}
+config.toml: |
+  {{- . | nindent 2 }}
+{{- end }}
+{{- with .Values.devicePluginConfig }}
+device-plugin.yaml: |
+  {{- . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "gpuhook.env" -}}
+{{- range $name, $value := . }}
+- name: {{ $name }}
+  value: {{ $value | toString | quote }}
+{{- end }}
+{{- end }}
+
+{{/* The plugin's variables: those of the mode, and yours, which count before them. */}}
+{{- define "gpuhook.options" -}}
+{{- $strategy := get (dict "mounts" "mounts" "runtime" "volume-mounts" "environment" "envvar") .Values.mode | default "cdi-cri" }}
+{{- $found := dict "DEVICE_LIST_STRATEGY" $strategy "FAIL_ON_INIT_ERROR" "false" }}
+{{- include "gpuhook.env" (merge (dict) .Values.devicePlugin.env $found) }}
+{{- end }}
+
+{{- define "gpuhook.confined" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: ["ALL"]
+{{- end }}
+
+{{- define "gpuhook.waits" -}}
+- name: {{ .name }}
+  {{- include "gpuhook.image" .context | nindent 2 }}
+  command: ["/usr/bin/install-node"]
+  args: ["wait"]
+  securityContext:
+    {{- include "gpuhook.confined" . | nindent 4 }}
+{{- end }}

@@ -1,0 +1,87 @@
+"""The node's config.toml: settings that the manifest names, and the file of a ConfigMap."""
+
+import json
+import os
+
+from node import Node, say, text_of
+
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.source import flatten, parse
+from gpuhook.ground.errors import ConfigError
+from gpuhook.ground.host import files as host_files
+from gpuhook.tools.cli.config import save
+from gpuhook.tools.config.edit import parse_assignment, set_value
+from gpuhook.vendors import registry
+
+# Where a ConfigMap's config.toml is, if there is one.
+GIVEN = "/config/config.toml"
+
+
+def settle(node: Node) -> None:
+    """Have the node's config.toml say what was asked for; the rest of it stays.
+
+    A ConfigMap's file takes the place of the node's own, and what it says itself counts before
+    ``settings``. No engine is restarted: gpu-py reads the file at each start.
+    """
+    given, before = text_of(GIVEN), own_settings(node)
+    said = flatten(parse(given, GIVEN)) if given is not None else {}
+    text = before if given is None else given
+    for key, value in map(parse_assignment, node.settings):
+        text = text if key in said else set_value(text or "", key, value)
+    registry.known(loads(text or ""))  # what a setting says of vendors, only they know
+    now = text_of(node.settings_file)
+    if text == now and not os.path.exists(node.settings_record):
+        return
+    record = {
+        "before": before,
+        "written": text,
+        "settings": [*node.settings],
+        "given": given is not None,
+    }
+    host_files.replace(node.settings_record, json.dumps(record).encode(), 0o600)
+    _put_settings(node, now, text)
+
+
+def unsettle(node: Node) -> None:
+    """Give the node its own config.toml back."""
+    if not os.path.exists(node.settings_record):
+        return
+    try:
+        _put_settings(node, text_of(node.settings_file), own_settings(node))
+    except ConfigError as error:
+        say(f"{node.settings_file} stays as it is: {error}")
+    os.unlink(node.settings_record)
+
+
+def own_settings(node: Node) -> str | None:
+    """Return the node's config.toml without what is ours in it; None for no file.
+
+    That is what it was. If somebody has changed it since, it is that with our keys as they were;
+    what was changed in a ConfigMap's file doesn't count.
+    """
+    now = text_of(node.settings_file)
+    try:
+        with open(node.settings_record, "rb") as file:
+            record = json.load(file)
+    except FileNotFoundError:
+        return now
+    before: str | None = record["before"]
+    if record["given"] or now in (before, record["written"]):
+        return before
+    was = flatten(parse(before or ""))
+    for key, value in map(parse_assignment, record["settings"]):
+        text = now or ""
+        if flatten(parse(text, node.settings_file)).get(key) == value:
+            now = set_value(text, key, was.get(key))  # type: ignore[arg-type]
+    return now
+
+
+def _put_settings(node: Node, now: str | None, text: str | None) -> None:
+    if text == now:
+        return
+    if text is None:
+        os.unlink(node.settings_file)
+        say(f"removed {node.settings_file}")
+        return
+    save(node.settings_file, text, None if now is not None else 0o644)
+    say(f"wrote {node.settings_file}")

@@ -1,0 +1,60 @@
+"""Running containers with the names of their pods, which the kubelet knows where we don't."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpuhook.ground.config.model import Config
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.metrics import kubelet, pods
+from gpuhook.tools.metrics.assigned import devices_of
+from gpuhook.tools.metrics.model import Container
+from gpuhook.tools.metrics.telemetry import Telemetry
+from gpuhook.tools.running import holders
+from gpuhook.vendors import registry
+
+_PATIENCE = 4.0  # seconds for what asks the kubelet to start, and for its answer
+
+
+def with_pods(
+    containers: list[holders.Container],
+    inventories: Iterable[Inventory],
+    config: Config,
+    pod_resources: str,
+) -> tuple[list[holders.Container], str]:
+    """Return the containers, named by the kubelet where nothing else names them.
+
+    ``pod_resources`` is its socket. Also returns a sentence where it isn't heard, else "". Pods
+    that share a device can't be told apart, so they have no names here.
+    """
+    place = kubelet.Place(pod_resources)
+    inventories = list(inventories)
+    found = [_as_model(each, inventories) for each in containers]
+    if not any(pods.may_be_a_pods(each) for each in found) or not kubelet.can_ask(place):
+        return containers, ""
+    asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, _PATIENCE, "kubelet")
+    try:
+        answer = asking.ask(place)
+    finally:
+        asking.let_go()
+    known = registry.known(config)
+    of: list[tuple[str, Inventory, pods.Facts]]
+    of = [(known[each.vendor].KIND, each, {}) for each in inventories]
+    given = pods.read((answer or {}).get("pods", ()), of)
+    named = {each.id: each for each in pods.name(found, given) if each.id}
+    return [_named(each, named[each.name]) for each in containers], asking.problem
+
+
+def _as_model(container: holders.Container, inventories: list[Inventory]) -> Container:
+    return Container(
+        id=container.name,
+        engine=container.engine,
+        pod=container.pod,
+        namespace=container.namespace,
+        container=container.container,
+        devices=tuple(device for each in inventories for device in devices_of(container, each)),
+    )
+
+
+def _named(container: holders.Container, found: Container) -> holders.Container:
+    return replace(container, pod=found.pod, namespace=found.namespace, container=found.container)

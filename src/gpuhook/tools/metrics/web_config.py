@@ -1,0 +1,239 @@
+"""TLS and passwords of the exporter, by the file that Prometheus' own exporters read.
+
+https://prometheus.io/docs/prometheus/latest/configuration/https/ has its form. What would change
+who may read the metrics, and isn't known here, is refused. The file and those that it names are
+read again when they have changed, as a certificate does that is renewed.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import socket
+import ssl
+from collections.abc import Callable, Collection
+from typing import Any
+
+from gpuhook.ground.errors import MetricsError, shown
+from gpuhook.ground.host import files
+from gpuhook.start.cdi import tree
+
+_TLS = "tls_server_config"
+_USERS = "basic_auth_users"
+# http_server_config is about HTTP/2, which isn't spoken here.
+_SECTIONS = (_TLS, _USERS, "http_server_config")
+_FILES = ("cert_file", "key_file", "client_ca_file")
+_KEYS = (*_FILES, "client_auth_type", "min_version")
+_CLIENTS = {
+    "": ssl.CERT_NONE,
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+_VERSIONS = {
+    "": ssl.TLSVersion.TLSv1_2,
+    "TLS12": ssl.TLSVersion.TLSv1_2,
+    "TLS13": ssl.TLSVersion.TLSv1_3,
+}
+_REMEDY = "Correct it; docs/metrics.md lists what it may hold"
+_HASH = re.compile(r"\$2[abxy]\$([0-9]{2})\$[./A-Za-z0-9]{53}", re.ASCII)
+_COSTS = (4, 15)  # with 15 a password takes two seconds, and nobody is served meanwhile
+_MOST = 100  # answers about passwords that are kept
+_LONGEST = 72  # bytes of a password that bcrypt looks at
+# Of no user, so that an unknown name takes as long as a wrong password.
+_NOBODY = b"$2b$10$abcdefghijklmnopqrstuu1Y8pXWzPzZzzDqgZyHGgFXw4F3dWJa2"
+
+Tables = dict[str, dict[str, str]]
+
+
+class Web:
+    """What the file says now; MetricsError where that is wrong at the beginning.
+
+    ``tell`` gets a sentence where a change is wrong: what was right before counts on then.
+    """
+
+    def __init__(self, path: str, tell: Callable[[str], None]) -> None:
+        self._path = path
+        self._tell = tell
+        self._bcrypt: Any = None
+        self._files = [path]
+        self._seen: list[object] = []
+        self._context: ssl.SSLContext | None = None
+        self._users: dict[str, bytes] = {}
+        self._known: dict[bytes, bool] = {}
+        self._read()
+
+    @property
+    def scheme(self) -> str:
+        """What an address begins with."""
+        return "http" if self._context is None else "https"
+
+    def wrap(self, connection: socket.socket) -> socket.socket:
+        """Return a connection that never waits, which speaks TLS where that is asked for."""
+        self._follow()
+        connection.setblocking(False)
+        if self._context is None:
+            return connection
+        return self._context.wrap_socket(connection, True, do_handshake_on_connect=False)
+
+    def allows(self, authorization: str) -> bool:
+        """Tell whether a request with this header (RFC 7617) may have an answer."""
+        if not self._users:
+            return True
+        scheme, _, words = authorization.partition(" ")
+        try:
+            said = base64.b64decode(words.strip(), validate=True)
+        except (binascii.Error, ValueError):
+            return False
+        name, colon, password = said.partition(b":")
+        if scheme.lower() != "basic" or not colon or b"\0" in password:
+            return False
+        user = name.decode("utf-8", "replace")
+        expected = self._users.get(user, _NOBODY)
+        key = hashlib.sha256(b"\0".join((expected, name, password))).digest()
+        if key not in self._known:
+            if len(self._known) >= _MOST:
+                del self._known[next(iter(self._known))]
+            right = self._bcrypt.checkpw(password[:_LONGEST], expected)
+            self._known[key] = right and user in self._users
+        return self._known[key]
+
+    def _follow(self) -> None:
+        if self._seen != [*map(_identity, self._files)]:
+            try:
+                self._read()
+            except MetricsError as error:
+                self._seen = [*map(_identity, self._files)]
+                self._tell(f"{error}; what it said before counts on")
+
+    def _read(self) -> None:
+        seen_of_file = _identity(self._path)
+        tables = _tables(self._path)
+        tls, users = tables.get(_TLS, {}), tables.get(_USERS, {})
+        if users:
+            self._bcrypt = _bcrypt()
+        hashes = {name: self._hash(name, text) for name, text in users.items()}
+        folder = os.path.dirname(os.path.abspath(self._path))
+        named = {key: os.path.join(folder, tls[key]) for key in _FILES if tls.get(key)}
+        paths = [self._path, *named.values()]
+        seen = [seen_of_file, *map(_identity, paths[1:])]
+        context = self._made(tls, named) if _TLS in tables else None
+        self._files, self._seen, self._known = paths, seen, {}
+        self._context, self._users = context, hashes
+
+    def _hash(self, name: str, text: str) -> bytes:
+        found = _HASH.fullmatch(text)
+        if found is None or not _COSTS[0] <= int(found[1]) <= _COSTS[1]:
+            raise MetricsError(
+                f"{self._path}: the password of {shown(name)} in {_USERS} isn't a hash of bcrypt "
+                f"with a cost of {_COSTS[0]} to {_COSTS[1]}",
+                "Make one: htpasswd -nBC 10 '' | tr -d ':\\n'",
+            )
+        return text.encode()
+
+    def _made(self, tls: dict[str, str], named: dict[str, str]) -> ssl.SSLContext:
+        """Return what connections are made with."""
+        for key, values in (("client_auth_type", _CLIENTS), ("min_version", _VERSIONS)):
+            if tls.get(key, "") not in values:
+                known = ", ".join(filter(None, values))
+                raise MetricsError(
+                    f"{self._path}: {key} is {shown(tls[key])} and must be one of {known}", _REMEDY
+                )
+        verifies = _CLIENTS[tls.get("client_auth_type", "")]
+        lacking = [key for key in _FILES[:2] if key not in named]
+        lacking += ["client_ca_file"] if verifies and "client_ca_file" not in named else []
+        if lacking:
+            raise MetricsError(f"{self._path}: {_TLS} has no {lacking[0]}", _REMEDY)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = _VERSIONS[tls.get("min_version", "")]
+        reading = named["cert_file"]
+        try:
+            context.load_cert_chain(named["cert_file"], named["key_file"], _no_password)
+            if "client_ca_file" in named:
+                reading = named["client_ca_file"]
+                context.load_verify_locations(reading)
+        except (OSError, ssl.SSLError) as error:
+            raise MetricsError(
+                f"{self._path}: {reading}, or its key, can't be used: {error.strerror or error}",
+                "Give cert_file and key_file that belong together, in PEM and without a password",
+            ) from None
+        context.verify_mode = verifies
+        return context
+
+
+def _no_password() -> str:
+    raise ssl.SSLError(0, "it has a password")
+
+
+def _identity(path: str) -> object:
+    """Return what changes when a file is written or another takes its place."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _bcrypt() -> Any:
+    try:
+        import bcrypt  # noqa: PLC0415 - for who has passwords
+    except ImportError:
+        raise MetricsError(
+            "Passwords need the Python package bcrypt, which isn't installed",
+            "Install it: pip install bcrypt, with the pip beside gpuhook, or the package "
+            "python3-bcrypt",
+        ) from None
+    return bcrypt
+
+
+def _tables(path: str) -> Tables:
+    """Return the sections of the file, with their values as text."""
+    try:
+        root = tree.read(files.read(path))
+    except OSError as error:
+        raise MetricsError(
+            f"The file {path} of --web-config can't be read: {error.strerror or error}",
+            "Name a file that is there, or leave the option out",
+        ) from None
+    except tree.TreeError as error:
+        raise _wrong(path, error.line, error.sentence) from None
+    sections = {} if root is None else _table(path, root, "the file", _SECTIONS)
+    tls = sections.get(_TLS)
+    found: Tables = {}
+    if tls is not None:
+        found[_TLS] = _texts(path, _table(path, tls, _TLS, _KEYS))
+    if _USERS in sections:
+        found[_USERS] = _texts(path, _table(path, sections[_USERS], _USERS, None))
+    return found
+
+
+def _table(
+    path: str, node: tree.Node, where: str, known: Collection[str] | None
+) -> dict[str, tree.Node]:
+    if node.is_scalar and tree.scalar(node) is None:
+        return {}
+    if not node.is_table:
+        raise _wrong(path, node.line, f"{where} must be a table, not {node.kind}")
+    found: dict[str, tree.Node] = {}
+    for key, value in zip(node.items[::2], node.items[1::2], strict=True):
+        name = key.text or ""
+        if name in found:
+            raise _wrong(path, key.line, f"{shown(name)} comes twice")
+        if known is not None and name not in known:
+            sentence = f"{shown(name)} of {where} isn't known here, which has {', '.join(known)}"
+            raise _wrong(path, key.line, sentence)
+        found[name] = value
+    return found
+
+
+def _texts(path: str, table: dict[str, tree.Node]) -> dict[str, str]:
+    for name, node in table.items():
+        if not node.is_scalar:
+            raise _wrong(path, node.line, f"{shown(name)} must be a text, not {node.kind}")
+    return {name: node.text or "" for name, node in table.items()}
+
+
+def _wrong(path: str, line: int | None, sentence: str) -> MetricsError:
+    at = f", line {line}" if line else ""
+    return MetricsError(f"{path}{at}: {sentence}", _REMEDY)

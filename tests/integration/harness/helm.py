@@ -1,0 +1,29 @@
+"""packaging/helm as Helm renders it."""
+
+from pathlib import Path
+
+import yaml
+
+from harness.commands import Result, run
+from harness.images import REPOSITORY
+from harness.manifests import Document
+
+CHART = REPOSITORY / "packaging/helm/gpuhook"
+
+
+def fetch() -> Path:
+    """Return the program, which is fetched where it isn't there."""
+    return Path(run([REPOSITORY / "scripts/lib/helm"], timeout=600.0).ok().stdout.strip())
+
+
+def helm(action: str, *words: str | Path) -> Result:
+    """Run a command about the chart, as a release that is called like its namespace."""
+    release = ["gpuhook"] if action == "template" else []
+    return run([fetch(), action, *release, CHART, "--namespace=gpuhook", *words])
+
+
+def rendered(*words: str | Path) -> list[Document]:
+    """Return what Helm makes of the chart, without a warning."""
+    done = helm("template", *words).ok()
+    assert done.stderr == ""
+    return [each for each in yaml.safe_load_all(done.stdout) if each]

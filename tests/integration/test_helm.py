@@ -1,0 +1,134 @@
+"""packaging/helm: what Helm renders is what kubectl makes of packaging/kubernetes."""
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from harness.helm import CHART, helm, rendered
+from harness.manifests import MANIFESTS, Document, containers, pod_of, render
+
+from gpuhook import __version__
+
+# A mode of the chart -> the folder that means the same.
+MODES = {
+    "cdi": "overlays/cdi",
+    "cdi-pod": "overlays/cdi-pod",
+    "mounts": "overlays/mounts",
+    "runtime": "base",
+    "environment": "overlays/environment",
+    "remove": "overlays/remove",
+}
+
+
+def sorted_by_name(value: Any) -> Any:
+    """Return a value with lists of what has names in the names' order, which means nothing.
+
+    Lists of nothing are left out, as kubectl writes some.
+    """
+    if isinstance(value, dict):
+        return {key: sorted_by_name(each) for key, each in value.items() if each != []}
+    if not isinstance(value, list):
+        return value
+    found = [sorted_by_name(each) for each in value]
+    if all(isinstance(each, dict) and "name" in each for each in found):
+        return sorted(found, key=lambda each: each["name"])
+    return found
+
+
+def comparable(documents: list[Document]) -> dict[tuple[str, str], Document]:
+    """Return them by kind and name, without the namespace, which Helm doesn't make itself."""
+    found = {(each["kind"], each["metadata"]["name"]): sorted_by_name(each) for each in documents}
+    found.pop(("Namespace", "gpuhook"), None)
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_it_is_what_the_manifests_are(mode: str) -> None:
+    assert comparable(rendered(f"--set=mode={mode}")) == comparable(render(MODES[mode]))
+
+
+def test_the_default_is_what_is_recommended() -> None:
+    assert rendered() == rendered("--set=mode=cdi")
+    assert {*MODES} == {*helm_modes()}
+
+
+def helm_modes() -> list[str]:
+    refused = helm("template", "--set=mode=other").failed()
+    return refused.stderr.partition("must be one of ")[2].splitlines()[0].split()
+
+
+def test_metrics(tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    place = os.path.relpath(MANIFESTS, overlay)
+    (overlay / "kustomization.yaml").write_text(
+        f"resources: [{place}/overlays/metrics-operator]\n"
+        f"components: [{place}/components/web-config]\n"
+    )
+    options = ["enabled=true", "serviceMonitor=true", "webConfigSecret=gpuhook-metrics"]
+    both = comparable(rendered(*(f"--set=metrics.{each}" for each in options)))
+    assert both == {**comparable(render("overlays/cdi")), **comparable(render(overlay))}
+
+
+def test_values(tmp_path: Path) -> None:
+    """A file for all nodes, options of the plugin, a registry and nodes of yours."""
+    config = '# ours\n[nvidia-container-cli]\nroot = "/run/nvidia/driver"\n'
+    options = "version: v1\nflags:\n  migStrategy: mixed\n"
+    values = {
+        "config": config,
+        "devicePluginConfig": options,
+        "driverRoot": "/run/nvidia/driver",
+        "image": {"repository": "registry.example/gpuhook", "tag": "9"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "devicePlugin": {"env": {"GDS_ENABLED": True, "FAIL_ON_INIT_ERROR": "true"}},
+        "nodeSelector": {"gpus": "yes"},
+        "installer": {"engine": "crio", "restart": "systemd", "env": {"INSTALL_NODE_UNIT": "crio"}},
+    }
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(values))
+    documents = comparable(rendered(f"--values={path}", "--set=mode=runtime"))
+    data = documents["ConfigMap", "gpuhook-config"]["data"]
+    assert data == {"config.toml": config, "device-plugin.yaml": options}
+    plugin = pod_of(documents["DaemonSet", "gpuhook"])
+    installer = pod_of(documents["DaemonSet", "gpuhook-installer"])
+    for pod in (plugin, installer):
+        assert pod["nodeSelector"]["gpus"] == "yes"
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+        for each in containers(pod).values():
+            assert each["image"] == "registry.example/gpuhook:9"
+    assert "--driver-root=/run/nvidia/driver" in containers(plugin)["device-plugin"]["args"]
+    variables = environment(containers(plugin)["device-plugin"])
+    assert variables["GDS_ENABLED"] == "true"
+    assert variables["FAIL_ON_INIT_ERROR"] == "true"
+    assert variables["CONFIG_FILE"] == "/etc/gpuhook/device-plugin.yaml"
+    assert environment(containers(installer)["installer"])["INSTALL_NODE_UNIT"] == "crio"
+    assert {"name": "crio", "mountPath": "/etc/crio"} in containers(installer)["installer"][
+        "volumeMounts"
+    ]
+    # With a change of a file the pods are replaced.
+    changed = copy.deepcopy(values)
+    changed["config"] = config.replace("ours", "theirs")
+    path.write_text(yaml.safe_dump(changed))
+    after = comparable(rendered(f"--values={path}", "--set=mode=runtime"))
+    for name in ("gpuhook", "gpuhook-installer"):
+        before = documents["DaemonSet", name]["spec"]["template"]["metadata"]["annotations"]
+        assert after["DaemonSet", name]["spec"]["template"]["metadata"]["annotations"] != before
+
+
+def environment(container: Document) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container["env"]}
+
+
+def test_the_options_of_the_unit_are_the_installers() -> None:
+    documents = comparable(rendered("--set=devicePlugin.env.MIG_STRATEGY=mixed"))
+    installer = containers(pod_of(documents["DaemonSet", "gpuhook-installer"]))["installer"]
+    assert environment(installer)["MIG_STRATEGY"] == "mixed"
+
+
+def test_it_is_sound() -> None:
+    helm("lint", "--strict").ok()
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)

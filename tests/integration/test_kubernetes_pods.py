@@ -1,0 +1,190 @@
+"""Pods as careful clusters have them get their devices: restricted, in user namespaces, of parts.
+
+The containerd is sid's, whose CRI has user namespaces; gpu-py starts some, and CDI gives to others.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from harness import images
+from harness.commands import wait_until
+from harness.containerd import WITH_HANDLERS, containerd
+from harness.cri import Container, Cri, Security
+from harness.device_plugin import device_plugin, start
+from harness.driver import lines_of_nvidia_smi
+from harness.driver_folder import Machine
+from harness.images import image
+from harness.installation import Installation, harden
+from harness.releases import Release, release
+from kubelet import Answers, Kubelet
+
+DEBIAN = image("debian")
+GPU = "nvidia.com/gpu"
+PODS = "k8s.io"  # containerd's namespace for the CRI's images
+# As Pod Security's level "restricted" wants it: no root, no capability, no way to get one.
+RESTRICTED = Security(user=1000, restricted=True)
+IN_NAMESPACE = Security(users=(2_000_000, 65536))
+BOTH = Security(user=1000, restricted=True, users=(3_000_000, 65536))
+# What stands for a network plugin: the pod has a network with nothing in it.
+NETWORK = """\
+#!/bin/sh
+case $CNI_COMMAND in
+VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["0.4.0", "1.0.0"]}' ;;
+ADD) cat <<END
+{"cniVersion": "1.0.0", "interfaces": [{"name": "$CNI_IFNAME", "sandbox": "$CNI_NETNS"}],
+ "ips": [{"address": "192.0.2.2/24", "interface": 0}]}
+END
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def machine(installation: Installation, workspace: Path) -> Iterator[Machine]:
+    made = Machine(installation, workspace / "careful", "3,0,1,2")
+    harden(made.config)
+    yield made
+    made.destroy()
+
+
+@pytest.fixture(scope="module")
+def sid(
+    workspace: Path, engine_roots: dict[str, Path], installation: Installation, machine: Machine
+) -> Iterator[Release]:
+    place = workspace / "careful-sid"
+    with release("sid", engine_roots["sid"], place, installation, machine.driver) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def nodes(sid: Release, machine: Machine) -> None:
+    """The driver's nodes are in this machine's /dev: in a user namespace runc looks there alone."""
+    script = f"""
+    mount -t tmpfs -o mode=755 tmpfs /mnt
+    cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/fuse /dev/fd /mnt
+    cp -a {machine.root}/dev/. /mnt
+    mkdir -p /mnt/pts /mnt/shm && ln -sf pts/ptmx /mnt/ptmx
+    mount --bind /dev/pts /mnt/pts && mount -t tmpfs tmpfs /mnt/shm
+    mount --make-private /dev && mount --rbind /mnt /dev
+    """
+    sid.namespace.run("sh", "-ec", script).ok()
+
+
+@pytest.fixture(scope="module")
+def documents(workspace: Path) -> Path:
+    made = workspace / "careful-cdi"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def cri(
+    workspace: Path,
+    sid: Release,
+    machine: Machine,
+    nodes: None,
+    archive: Path,
+    documents: Path,
+    roots: dict[str, Path],
+) -> Iterator[Cri]:
+    network = workspace / "careful-cni"
+    (network / "net.d").mkdir(parents=True)
+    for name in ("loopback", "nothing"):
+        (network / name).write_text(NETWORK)
+        (network / name).chmod(0o755)
+    plugins = '{"cniVersion": "1.0.0", "name": "nothing", "plugins": [{"type": "nothing"}]}'
+    (network / "net.d/nothing.conflist").write_text(plugins)
+    cni = f'bin_dir = "{network}"\n    conf_dir = "{network}/net.d"'
+    text = WITH_HANDLERS.replace('bin_dir = "/usr/lib/cni"', cni)
+    switch = f'enable_cdi = true\n  cdi_spec_dirs = ["{documents}"]\n'
+    text = text.replace("disable_apparmor = true\n", f"disable_apparmor = true\n  {switch}")
+    pause = images.save(
+        {"pause": roots["busybox"]}, workspace / "careful-pause.tar", ("sleep", "infinity")
+    )
+    env = {"GPUHOOK_CONFIG": str(machine.config)}
+    words = (workspace / "careful-1", sid.namespace, sid.installation.runtime, archive, env, text)
+    with containerd(*words) as engine:
+        for each in (archive, pause):
+            engine.call("images", "import", each, within=PODS).ok()
+        made = Cri(engine.folder / "containerd.sock")
+        wait_until(made.is_ready, "the CRI answers")
+        yield made
+        made.close()
+
+
+@pytest.fixture(params=["volume-mounts", "cdi-cri"])
+def strategy(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@contextmanager
+def plugin(
+    workspace: Path, sid: Release, machine: Machine, documents: Path, strategy: str
+) -> Iterator[Kubelet]:
+    place = workspace / f"careful-{strategy}-{len([*workspace.iterdir()])}"
+    options = (f"--device-list-strategy={strategy}", f"--cdi-folder={documents}")
+    with device_plugin(place, sid.installation, machine.config, GPU, *options) as kubelet:
+        yield kubelet
+
+
+def expected(answers: Answers, machine: Machine) -> list[str]:
+    return lines_of_nvidia_smi(
+        [gpu for gpu in machine.driver.gpus if gpu.uuid in answers["ids"][GPU]]
+    )
+
+
+def smi(container: Container) -> list[str]:
+    return container.exec("sh", "-c", "nvidia-smi -L || :").ok().stdout.splitlines()
+
+
+def handler(strategy: str) -> str:
+    return "gpu-py" if strategy == "volume-mounts" else "runc"
+
+
+@pytest.mark.parametrize(
+    "security", [RESTRICTED, IN_NAMESPACE, BOTH], ids=["restricted", "user-namespace", "both"]
+)
+def test_a_careful_pod(
+    security: Security,
+    strategy: str,
+    cri: Cri,
+    workspace: Path,
+    sid: Release,
+    machine: Machine,
+    documents: Path,
+) -> None:
+    with plugin(workspace, sid, machine, documents, strategy) as kubelet:
+        answers = kubelet.admit("one", {GPU: 2})
+        with cri.pod(handler(strategy), security=security) as pod:
+            container = start(pod, DEBIAN, answers)
+            assert smi(container) == expected(answers, machine)
+            user, mapping, capabilities = (
+                container.exec(*words).ok().stdout.split()
+                for words in (
+                    ("id", "-u"),
+                    ("cat", "/proc/self/uid_map"),
+                    ("busybox", "grep", "CapBnd", "/proc/self/status"),
+                )
+            )
+            assert user == [str(security.user)]
+            assert (security.users is None) == (mapping == ["0", "0", "4294967295"])
+            assert (int(capabilities[1], 16) == 0) == security.restricted
+
+
+def test_parts_of_a_pod(
+    strategy: str, cri: Cri, workspace: Path, sid: Release, machine: Machine, documents: Path
+) -> None:
+    """One that comes first has the devices that the main one has after it; one beside has none."""
+    with plugin(workspace, sid, machine, documents, strategy) as kubelet:
+        answers = kubelet.admit("one", {GPU: 2})
+        with cri.pod(handler(strategy), security=RESTRICTED) as pod:
+            every = ("NVIDIA_VISIBLE_DEVICES=all",)
+            sidecar = pod.start(DEBIAN, "sleep", "1000", env=every, name="sidecar")
+            count = f'test "$(nvidia-smi -L | busybox grep -c GPU-)" = {len(answers["ids"][GPU])}'
+            first = start(pod, DEBIAN, answers, name="first", command=("sh", "-c", count))
+            wait_until(lambda: first.status() is not None, "the first one has ended")
+            assert first.status() == 0
+            assert smi(start(pod, DEBIAN, answers)) == expected(answers, machine)
+            assert smi(sidecar) == []

@@ -1,0 +1,212 @@
+"""TLS and passwords of the exporter, asked by Python's own client, and what their file may say."""
+
+import base64
+import http.client
+import os
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+from limits import in_time
+from serving import serving
+
+from gpuhook.ground.errors import MetricsError
+from gpuhook.tools.metrics.web_config import Web
+
+PASSWORD = "secret: with a colon"  # noqa: S105 - of a test
+TLS = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority, and its certificates for two servers and a client."""
+    folder = tmp_path_factory.mktemp("certificates")
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    words += ["-nodes", "-days", "2"]
+
+    def make(name: str, *more: str) -> None:
+        files = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}"]
+        subprocess.run([*words, *files, *more], cwd=folder, check=True, capture_output=True)
+
+    make("ca")
+    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=CA:FALSE")
+    for name in ("server", "other", "client"):
+        make(name, *signed, "-addext", "subjectAltName=IP:127.0.0.1")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, certificates: Path) -> Path:
+    for each in certificates.iterdir():
+        os.link(each, tmp_path / each.name)
+    return tmp_path
+
+
+def hashed(password: str) -> str:
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
+
+
+@contextmanager
+def served(folder: Path, text: str) -> Iterator[tuple[str, int]]:
+    (folder / "web.yml").write_text(text)
+    with serving(folder, web=folder / "web.yml") as address:
+        yield address
+
+
+def context(folder: Path, client: str = "") -> ssl.SSLContext:
+    made = ssl.create_default_context(cafile=folder / "ca.pem")
+    if client:
+        made.load_cert_chain(folder / f"{client}.pem", folder / f"{client}.key")
+    return made
+
+
+def asked(
+    address: tuple[str, int], tls: ssl.SSLContext | None, user: str = "", password: str = ""
+) -> int:
+    """Return an answer's status; the answer is whole."""
+    made = (
+        http.client.HTTPConnection(*address, timeout=60)
+        if tls is None
+        else http.client.HTTPSConnection(*address, timeout=60, context=tls)
+    )
+    words = base64.b64encode(f"{user}:{password}".encode()).decode()
+    try:
+        made.request("GET", "/metrics", headers={"Authorization": f"Basic {words}"} if user else {})
+        answer = made.getresponse()
+        assert b"gpuhook_metrics_complete" in answer.read() or answer.status != 200
+        if answer.status == 401:
+            assert str(answer.headers["WWW-Authenticate"]).startswith("Basic ")
+        return answer.status
+    finally:
+        made.close()
+
+
+def test_tls(folder: Path) -> None:
+    with served(folder, TLS) as address:
+        assert asked(address, context(folder)) == 200
+        with pytest.raises((http.client.HTTPException, OSError)):
+            asked(address, None)
+        old = context(folder)
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_2
+        assert asked(address, old) == 200
+
+
+def test_who_begins_no_tls_makes_nobody_wait(folder: Path) -> None:
+    with served(folder, TLS) as address, socket.create_connection(address, 60):
+        assert asked(address, context(folder)) == 200
+
+
+def test_the_newest_tls_alone(folder: Path) -> None:
+    with served(folder, TLS.replace("}", ", min_version: TLS13}")) as address:
+        assert asked(address, context(folder)) == 200
+        old = context(folder)
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(ssl.SSLError):
+            asked(address, old)
+
+
+def test_a_certificate_that_was_renewed(folder: Path) -> None:
+    """As a Secret's files are: others take their places."""
+    with served(folder, TLS) as address:
+        assert _subject(address, folder) == "server"
+        for kind in ("pem", "key"):
+            (folder / f"other.{kind}").rename(folder / f"server.{kind}")
+        assert _subject(address, folder) == "other"
+        (folder / "server.key").write_text("broken")
+        assert _subject(address, folder) == "other", "what was right counts on"
+        with in_time():
+            while "counts on" not in (folder / "told").read_text():
+                time.sleep(0.01)
+
+
+def _subject(address: tuple[str, int], folder: Path) -> str:
+    made = http.client.HTTPSConnection(*address, timeout=60, context=context(folder))
+    made.connect()
+    found: Any = made.sock.getpeercert()
+    made.close()
+    return str(found["subject"][0][0][1])
+
+
+def test_certificates_of_clients(folder: Path) -> None:
+    more = ", client_ca_file: ca.pem, client_auth_type: RequireAndVerifyClientCert}"
+    with served(folder, TLS.replace("}", more)) as address:
+        assert asked(address, context(folder, "client")) == 200
+        with pytest.raises((ssl.SSLError, OSError)):
+            asked(address, context(folder))
+
+
+def test_passwords(folder: Path) -> None:
+    users = f"basic_auth_users: {{anna: {hashed(PASSWORD)}, bert: {hashed('other')}}}\n"
+    with served(folder, users) as address:
+        for _ in range(2):
+            assert asked(address, None, "anna", PASSWORD) == 200
+            assert asked(address, None, "anna", "other") == 401
+        assert asked(address, None, "bert", "other") == 200
+        assert asked(address, None) == 401
+        assert asked(address, None, "carl", "") == 401
+        # Who may no more, may no more at once.
+        (folder / "web.yml").write_text(f"basic_auth_users: {{bert: {hashed('other')}}}\n")
+        assert asked(address, None, "anna", PASSWORD) == 401
+        assert asked(address, None, "bert", "other") == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Basic", "Basic ", "Basic !", "Bearer YTpi", "Basic YQ==", "Basic /w==", "Basic AAA6AAA="],
+)
+def test_odd_headers_are_refused(folder: Path, header: str) -> None:
+    (folder / "web.yml").write_text(f"basic_auth_users: {{a: {hashed('b')}}}\n")
+    web = Web(str(folder / "web.yml"), print)
+    assert web.allows("basic YTpi")
+    assert not web.allows(header)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tls_server_config: {}\n", "tls_server_config has no cert_file"),
+        ("tls_server_config: {cert_file: server.pem}\n", "has no key_file"),
+        (TLS.replace("server.key", "none"), "No such file"),
+        (TLS.replace("server.key", "other.key"), "can't be used"),
+        (TLS.replace("}", ", client_auth_type: RequestClientCert}"), "must be one of NoClientCert"),
+        (
+            TLS.replace("}", ", client_auth_type: RequireAndVerifyClientCert}"),
+            "has no client_ca_file",
+        ),
+        (TLS.replace("}", ", min_version: TLS10}"), "must be one of TLS12, TLS13"),
+        (TLS.replace("}", ", client_allowed_sans: [a]}"), "'client_allowed_sans' of"),
+        ("basic_auth_users: {a: secret}\n", "isn't a hash of bcrypt"),
+        (f"basic_auth_users: {{a: $2b$31${'a' * 53}}}\n", "a cost of 4 to 15"),
+        ("basic_auth_users: [a]\n", "must be a table, not a list"),
+        ("rate_limit: {}\n", "line 1: 'rate_limit' of the file isn't known here"),
+        ("[", "neither YAML nor JSON"),
+    ],
+)
+def test_what_is_wrong_is_said(folder: Path, text: str, said: str) -> None:
+    (folder / "web.yml").write_text(text)
+    with pytest.raises(MetricsError) as refused:
+        Web(str(folder / "web.yml"), print)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "tls_server_config:\nbasic_auth_users:\n", "{}"])
+def test_nothing_asked_for(folder: Path, text: str) -> None:
+    (folder / "web.yml").write_text(text)
+    if text.startswith("tls"):
+        with pytest.raises(MetricsError, match="has no cert_file"):
+            Web(str(folder / "web.yml"), print)
+        return
+    web = Web(str(folder / "web.yml"), print)
+    assert (web.scheme, web.allows("")) == ("http", True)
+
+
+def test_no_file() -> None:
+    with pytest.raises(MetricsError, match="can't be read"):
+        Web("/nonexistent", print)
