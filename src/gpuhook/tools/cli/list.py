@@ -71,7 +71,7 @@ def _show(
         ]
         vendor = known[inventory.vendor]
         header = ("INDEX", "NAME", vendor.ID_TITLE, "CONTAINERS")
-        _table(header, rows, f"No {vendor.NOUN}.", whole=vendor.ID_TITLE, blank=number > 0)
+        _table(header, rows, f"No {vendor.NOUN}.", less=("NAME",), blank=number > 0)
         if inventory.lost:
             click.echo(f"{fallen_off(inventory.lost, vendor)}.")
     of_documents = [(name, titles[id(each)]) for each in containers for name in each.cdi_devices]
@@ -88,7 +88,7 @@ def _table(
     rows: Sequence[Sequence[object]],
     none: str = "",
     *,
-    whole: str = "",
+    less: Sequence[str] = (),
     blank: bool = True,
 ) -> None:
     """Print a table, or ``none`` where it has no rows, after an empty line if ``blank``."""
@@ -97,8 +97,7 @@ def _table(
     if blank:
         click.echo()
     if rows or not none:
-        drawn = _screen.table(header, rows)
-        _screen.show(_screen.keep_whole(drawn, whole) if whole else drawn)
+        _screen.show(_screen.table(header, rows, less=less))
     else:
         click.echo(none)
 

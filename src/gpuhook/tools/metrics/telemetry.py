@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.errors import GpuhookError, listed
 from gpuhook.tools.kubernetes.children import Child
 
 PATIENCE = 4.0  # seconds; Prometheus waits for ten
@@ -79,7 +79,18 @@ class Telemetry(Child):
             return None
         except OSError:
             pass  # it has ended, which is seen below
-        return self._wait(self._clock() + self._patience)
+        answer = self._wait(self._clock() + self._patience)
+        self.problem = self.problem or self._left_alone(inventory)
+        return answer
+
+    def _left_alone(self, inventory: Any) -> str:
+        """Return which devices aren't asked because the driver hung in them, "" if none."""
+        silent = [each.label for each in inventory.devices if each.id in self._silent]
+        if not silent:
+            return ""
+        verb = "is" if len(silent) == 1 else "are"
+        which = f"{listed(silent)} {verb} left out, in which the {self._who} hung"
+        return f"{self._title}: {which}; asked again after {_SILENCE:.0f} seconds"
 
     def facts(self, inventory: Any) -> dict[str, dict[str, Any]]:
         """Return what only the vendor knows of each device, by fields of ``Device``."""
