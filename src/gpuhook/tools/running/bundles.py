@@ -92,7 +92,7 @@ def runtime(container: str, bundle: str) -> str:
     """
     for process in processes.running("conmon"):
         if process.option("-c", "--cid")[-1:] == [container]:
-            return (process.option("-r", "--runtime") or [""])[-1]
+            return (process.option("-r", "--runtime") or [""])[0]  # then what it calls at the end
     try:
         return host_files.read(f"{bundle}/runtime", _NAME).decode().strip() or "runc"
     except (OSError, ValueError):
