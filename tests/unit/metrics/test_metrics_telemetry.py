@@ -15,7 +15,7 @@ from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.tools.metrics.telemetry import Telemetry
 
-HERE: Any = SimpleNamespace(root="/", version="1", devices=[SimpleNamespace(id="GPU-1")])
+HERE: Any = SimpleNamespace(root="/", version="1", devices=[SimpleNamespace(id="GPU-1", label="0")])
 
 
 class Driver:
@@ -56,6 +56,12 @@ def answer(say: Callable[[str], None], asked: Any) -> None:
         say('{"xid": 79, "gpu": "GPU-1"}')
         say("nonsense")
         say(f'{{"answer": {number}, "devices": {{"GPU-1": {{}}}}, "failed": {{"GPU-2": "no"}}}}')
+
+
+def without_failure(say: Callable[[str], None], asked: Any) -> None:
+    say('{"ready": 1}')
+    for line in asked:
+        say(f'{{"answer": {json.loads(line)["ask"]}, "devices": {{}}}}')
 
 
 def hang(say: Callable[[str], None], asked: Any) -> None:
@@ -112,12 +118,17 @@ def test_a_driver_that_hangs_costs_one_wait_and_its_device(made: Any) -> None:
     assert asking.ask(HERE) is None  # no new child at once
     assert len(driver.children) == 1
     now[0] += 2
-    driver.behave = answer
-    assert asking.ask(HERE) is not None
+    driver.behave = without_failure
+    for _ in range(2):
+        assert asking.ask(HERE) is not None
+        assert asking.problem == (
+            "Acme: device 0 is left out for 300 seconds, because the driver hung in it"
+        )
     assert driver.silent == [[], ["GPU-1"]]
     now[0] += 400  # it is forgiven
     assert asking.ask(HERE) is not None
     assert driver.silent[-1] == []
+    assert asking.problem == ""
 
 
 @pytest.mark.parametrize(

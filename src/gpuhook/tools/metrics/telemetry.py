@@ -88,9 +88,12 @@ class Telemetry(Child):
         silent = [each.label for each in inventory.devices if each.id in self._silent]
         if not silent:
             return ""
-        verb = "is" if len(silent) == 1 else "are"
-        which = f"{listed(silent)} {verb} left out, in which the {self._who} hung"
-        return f"{self._title}: {which}; asked again after {_SILENCE:.0f} seconds"
+        one = len(silent) == 1
+        what = f"device{'' if one else 's'} {listed(silent)} {'is' if one else 'are'} left out"
+        return (
+            f"{self._title}: {what} for {_SILENCE:.0f} seconds, because the {self._who} hung in "
+            f"{'it' if one else 'them'}"
+        )
 
     def facts(self, inventory: Any) -> dict[str, dict[str, Any]]:
         """Return what only the vendor knows of each device, by fields of ``Device``."""
