@@ -213,7 +213,7 @@ def _read(options: exporter.Options, readings: dict[str, float]) -> list[Metric]
         "nvidia", "GPU-0", "0", minor=0, bus_id="0000:1b:00.0", model="H100",
         mig_profile="1g.10gb", gpu_instance=1, memory_total_bytes=2, memory_used_bytes=1,
         memory_reserved_bytes=1, utilization=0.5, temperature_celsius=1.0, power_watts=1.0,
-        energy_joules=1.0, xids={79: 1}, readings=readings,
+        power_limit_watts=1.0, clock_mhz=1.0, energy_joules=1.0, xids={79: 1}, readings=readings,
     )  # fmt: skip
     container = Container(
         "c", "containerd", "c", pod="p", namespace="n", container="c", pod_uid="u", image="i",

@@ -23,7 +23,7 @@ PACKAGES_ENGINES=(
     kubectl=kubernetes-client
 )
 PACKAGES_DEBIAN=(
-    lintian=lintian mandoc=mandoc deb-systemd-helper=init-system-helpers systemd-analyze=systemd
+    lintian=lintian mandoc=mandoc fish=fish deb-systemd-helper=init-system-helpers systemd-analyze=systemd
     /usr/lib/python3/dist-packages/click=python3-click
     /usr/lib/python3/dist-packages/pyroute2=python3-pyroute2
     /usr/lib/python3/dist-packages/rich=python3-rich
@@ -146,13 +146,8 @@ install_python() {
 
 has_tools() {
     [[ -x .venv/bin/ruff ]] && .venv/bin/python - 2>/dev/null <<'PYTHON'
-<<<<<<< HEAD
-import click, grpc, hypothesis, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest, rich, toml
-import gpuhook, gpuhook_simulate
-=======
 import bcrypt, click, grpc, hypothesis, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest, rich, toml
-import gpuhook
->>>>>>> helper/k8s
+import gpuhook, gpuhook_simulate
 PYTHON
 }
 

@@ -64,7 +64,7 @@ def site(installation: Installation, tmp_path: Path) -> Site:
 def test_a_document_that_is_true(site: Site) -> None:
     found = site.findings()
     assert set(found) == {"cdi-paths", "cdi-names"}
-    assert {each["status"] for each in found.values()} == {"ok"}
+    assert {each["status"] for each in found.values()} <= {"ok", "note"}
     assert "7 CDI devices" in found["cdi-paths"]["message"]
 
 
@@ -119,7 +119,9 @@ def test_a_gpu_that_is_new(site: Site) -> None:
 
 def test_a_driver_that_is_gone(site: Site) -> None:
     shutil.rmtree(site.driver.root)
-    wrong = [check for check, found in site.findings().items() if found["status"] != "ok"]
+    wrong = [
+        check for check, found in site.findings().items() if found["status"] not in ("ok", "note")
+    ]
     assert wrong == [], "the driver's own checks have said it"
 
 

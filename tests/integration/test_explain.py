@@ -4,12 +4,14 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.bundles import CGROUP_PARENT
 from harness.commands import Result, run
+from harness.containerd import Containerd
 from harness.docker import Docker
 from harness.driver import Driver, simulate
 from harness.images import image
@@ -94,6 +96,59 @@ def test_a_running_container_without_gpus(docker: Docker, explain: Explain) -> N
         done = explain(name)
         assert facts(done, "Was given") == ["nothing"]
         assert facts(done, "Because") == ["NVIDIA_VISIBLE_DEVICES isn't set"]
+
+
+def test_a_container_of_docker_that_gpu_py_did_not_start(docker: Docker, explain: Explain) -> None:
+    with running(docker, "--runtime=runc", "-e", "NVIDIA_VISIBLE_DEVICES=3") as (name, _):
+        done = explain(name)
+        found = report(explain(name, "--format=json"))["container"]
+    [who] = facts(done, "Started by")
+    assert who == (
+        "runc, not gpu-py, so it was given nothing: add --runtime=gpu-py, or make that the "
+        "default: gpuhook install --engine docker --set-default"
+    )
+    assert facts(done, "Given now") == []
+    assert facts(done, "With gpu-py")[0].startswith("what follows, by ")
+    assert (found["engine"], found["runtime"], found["given"]) == ("docker", "runc", [])
+
+
+def test_a_container_of_podman_that_gpu_py_did_not_start(
+    podman_runtime: Podman, explain: Explain
+) -> None:
+    alone = replace(podman_runtime, runtime=Path("/usr/sbin/runc"))
+    with running(alone, "-e", "NVIDIA_VISIBLE_DEVICES=3") as (name, _):
+        [who] = facts(explain(name), "Started by")
+    assert who.startswith(
+        "/usr/sbin/runc, not gpu-py, so it was given nothing: add --runtime=gpu-py"
+    )
+    assert who.endswith("gpuhook install --engine podman --set-default")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_container_of_containerd(
+    ours: bool, containerd_runc: Containerd, explain: Explain, driver: Driver
+) -> None:
+    name = f"explain-{uuid.uuid4().hex[:8]}"
+    binary = [f"--runc-binary={containerd_runc.binary}"] if ours else []
+    words = ("run", "--detach", *binary, "--env", "NVIDIA_VISIBLE_DEVICES=3", image("debian"), name)
+    try:
+        containerd_runc.call(*words, *SLEEP).ok()
+        done = explain(name)
+        found = report(explain(name, "--format=json"))["container"]
+    finally:
+        containerd_runc.call("task", "kill", "--signal=9", name)
+        containerd_runc.call("task", "rm", "--force", name)
+        containerd_runc.call("container", "rm", name)
+    if ours:
+        assert [each["selected"] for each in found["given"]] == [[driver.gpus[3].uuid]]
+        assert facts(done, "Started by") == []
+        return
+    assert (found["engine"], found["runtime"], found["given"]) == ("containerd", "runc", [])
+    [who] = facts(done, "Started by")
+    assert who == (
+        "runc, not gpu-py, so it was given nothing: add --runtime=gpu-py (nerdctl) or "
+        "--runc-binary=gpu-py (ctr)"
+    )
 
 
 def test_a_container_that_does_not_run(docker: Docker, explain: Explain) -> None:

@@ -102,17 +102,30 @@ def test_who_is_no_daemon_of_roots_gets_no_signal(
     words = [f"--config-file={site.config}"]
     with pretender(site.folder / "dockerd", *words, way=way, mode=mode) as other:
         done = site.gpuhook("install", "--reload").ok()
-        assert "docker: nothing to reload" in done.stdout
+        assert "docker: nothing runs that has read " in done.stdout
         done = site.gpuhook("uninstall", "--reload").ok()
-        assert "reloaded" not in done.stdout
+        assert "process " not in done.stdout
         assert other.poll() is None
+
+
+def test_who_means_roots_docker_is_told(site: Site, workspace: Path, reachable: Path) -> None:
+    home = folder_of_his(workspace, "home-of-dockers-user")
+    words: list[str | Path] = [*AS_STRANGER, "env", "-i", f"HOME={home}", "PATH=/usr/bin:/bin"]
+    words += [reachable / "gpuhook", "install", "--engine=docker"]
+    with pretender(site.folder / "dockerd", f"--config-file={site.config}", way=()):
+        done = run(words).ok()
+    assert f"wrote {home}/.config/docker/daemon.json" in done.stdout
+    assert (
+        "The Docker that runs here is root's, and this was for a rootless one of yours: for "
+        "root's, run gpuhook install --engine docker as root"
+    ) in done.stderr
 
 
 def test_roots_own_daemon_gets_the_signal(site: Site) -> None:
     words = [f"--config-file={site.config}"]
     with pretender(site.folder / "dockerd", *words, way=()) as daemon:
         done = site.gpuhook("install", "--reload").ok()
-        assert f"docker: reloaded {daemon.pid}" in done.stdout
+        assert f"docker: process {daemon.pid} has read " in done.stdout
         assert daemon.wait(30) == -signal.SIGHUP
 
 

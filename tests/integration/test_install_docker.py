@@ -126,7 +126,7 @@ def test_install_run_uninstall(site: Site, driver: Driver) -> None:
     assert '+\t\t"gpu-py": {' in shown.splitlines()
 
     done = site.gpuhook("install", "--reload").ok()
-    assert f"reloaded {site.docker.pid}" in done.stdout
+    assert f"docker: process {site.docker.pid} has read {site.config} again" in done.stdout
     assert "gpu-py" in site.runtimes()
     assert site.default_runtime() == "runc"
     inside = seen(site.docker.run(DEBIAN, *look(driver.minors), env=TWO))
@@ -177,7 +177,7 @@ def test_a_running_docker_forgets_what_its_file_no_longer_says(
     site.gpuhook("install", "--set-default", "--reload").ok()
     assert site.default_runtime() == "gpu-py"
     done = site.gpuhook("uninstall", "--reload").ok()
-    assert f"docker: reloaded {site.docker.pid}" in done.stdout
+    assert f"docker: process {site.docker.pid} has forgotten gpu-py" in done.stdout
     assert site.default_runtime() == "runc"
     assert "gpu-py" not in site.runtimes()
     assert (site.config.read_text() if site.config.exists() else None) == text

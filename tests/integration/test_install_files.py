@@ -50,6 +50,27 @@ def test_an_ordinary_user_has_pages_and_completion(home: Path, installation: Ins
     assert [*home.iterdir()] == []
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("driver-folder /x --capabilities compute,u", "compute,utility"),
+        ("explain -e NVIDIA_DRIVER_CAPABILITIES=compute,u",
+         "NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
+        ("expl", "explain"),
+    ],
+)  # fmt: skip
+def test_fish_completes_words_with_commas(
+    typed: str, offered: str, installation: Installation
+) -> None:
+    """Their help may have one, too."""
+    script = f"{installation.command} completion fish | source; complete -C 'gpuhook {typed}'"
+    path = f"{installation.bin}:/usr/bin:/bin"
+    done = run(["fish", "--no-config", "-c", script], env={"PATH": path}).ok()
+    word, _, about = done.stdout.removesuffix("\n").partition("\t")
+    assert word == offered
+    assert not about or ", and" in about
+
+
 def test_roots_units_are_well_formed(workspace: Path, installation: Installation) -> None:
     system = workspace / "system-of-files"
     run([installation.command, "install", "--files", "--prefix", system]).ok()

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -131,6 +132,9 @@ def test_live(driver: Driver, configs: dict[str, Path], container: Bundle) -> No
         assert "%" in drawn
         with using(driver, gpu, _first_process(container), 2 * GIB, 95):
             seen.wait(lambda text: "2.00 GiB" in text and "\x1b[31m━" in text, "it is busy")
+            pid = str(_first_process(container))
+            seen.wait(lambda text: _has_process(text, pid), "its process is named")
+            seen.wait(lambda text: "█" in text, "it has a history")
         seen.resize(10, 70)
         seen.wait(lambda text: "shows a" in text, "what doesn't fit is counted")
         seen.resize(2, 3)
@@ -145,6 +149,21 @@ def test_live(driver: Driver, configs: dict[str, Path], container: Bundle) -> No
         assert seen.process.wait(PATIENCE) == 0
         assert seen.read().endswith(RESTORED)
         assert "Traceback" not in seen.text
+
+
+def _has_process(text: str, pid: str) -> bool:
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).split() for line in text.splitlines()]
+    return any(line[:2] == [pid, "root"] and "sleep" in line for line in lines)
+
+
+@pytest.mark.parametrize("key", ["q", "Q"])
+def test_a_key_ends_it(driver: Driver, configs: dict[str, Path], key: str) -> None:
+    """At once, and keys that mean nothing are passed over."""
+    with terminal(configs["runc"], "--interval=3600") as seen:
+        seen.wait(lambda text: "q ends this" in text, "it is shown")
+        os.write(seen.fd, b"x\n" + key.encode())
+        assert seen.process.wait(PATIENCE) == 0
+        assert seen.read().endswith(RESTORED)
 
 
 def _first_process(container: Bundle) -> int:

@@ -197,13 +197,22 @@ def test_a_name_that_no_engine_understands(system: Path, name: str) -> None:
 def test_reload_says_what_can_only_be_restarted(system: Path) -> None:
     done = call(system, "install", "--engine=docker", "--engine=containerd", "--reload")
     assert done.exit_code == 0
-    assert "docker: nothing to reload" in done.stdout
+    assert "docker: nothing runs that has read " in done.stdout
     assert "containerd: Restart containerd" in done.stdout
+
+
+def test_one_order_is_enough(system: Path) -> None:
+    """Who restarts Docker need not have it read its file before."""
+    done = call(system, "install", "--engine=docker", "--nvidia-names", "--cdi")
+    said = [line for line in done.stdout.splitlines() if line.startswith("docker: ")]
+    orders = [line for line in said if "estart" in line or "HUP" in line or "No running" in line]
+    assert len(orders) == 1
+    assert orders[0].startswith("docker: For --gpus, restart Docker")
 
 
 def test_reload_keeps_the_notes_on_what_needs_a_restart(system: Path) -> None:
     done = call(system, "install", "--engine=docker", "--nvidia-names", "--reload")
-    assert "docker: nothing to reload" in done.stdout
+    assert "docker: nothing runs that has read " in done.stdout
     assert "docker: For --gpus, restart Docker" in done.stdout
     done = call(system, "install", "--engine=docker", "--cdi", "--reload")
     assert "docker: Restart Docker, which reads features only at its start" in done.stdout

@@ -13,6 +13,7 @@ from gpuhook.ground.errors import GpuhookError
 from gpuhook.start.resolve import Resolved
 from gpuhook.tools.cli import cli
 from gpuhook.tools.cli._explanation import Explanation, Row
+from gpuhook.tools.cli._meant import PROGRAMS
 from gpuhook.tools.cli._summary import rows
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Inventory
@@ -44,6 +45,74 @@ def test_why_nothing_is_done(tmp_path: Path, word: str, reason: str) -> None:
     ]
     done = explain(tmp_path, "-e", word, "-v", config='swarm-resource = "SWARM"\n')
     assert done.stdout.splitlines()[-1] == f"Because: {reason}"
+
+
+EVERY = [name for names in registry.KNOWN.values() for name in names.VARIABLES]
+
+
+@pytest.mark.parametrize("variable", EVERY)
+@pytest.mark.parametrize(
+    "change", [lambda n: n[:-1], str.lower, lambda n: n.replace("VISIBLE", "VISABLE"),
+               lambda n: n.replace("_", "-"), lambda n: n[:4] + n[5:], lambda n: f"{n}S"],
+)  # fmt: skip
+def test_a_misspelt_variable(tmp_path: Path, variable: str, change: Callable[[str], str]) -> None:
+    word = change(variable)
+    hint = f"No vendor reads {word}. Did you mean {variable}?"
+    done = explain(tmp_path, "-e", f"{word}=0")
+    assert lines_of(done.stdout, "Hint") == [hint]
+    assert hint in explain(tmp_path, "-e", f"{word}=0", "-v").stdout
+    found = json.loads(explain(tmp_path, "-e", f"{word}=0", "--format=json").stdout)
+    assert found["hints"] == [hint]
+
+
+@pytest.mark.parametrize(("variable", "vendor"), PROGRAMS.items())
+def test_a_variable_that_only_chooses(tmp_path: Path, variable: str, vendor: str) -> None:
+    asking = next(iter(registry.KNOWN[vendor].VARIABLES))
+    [hint] = lines_of(explain(tmp_path, "-e", f"{variable}=0").stdout, "Hint")
+    assert hint.startswith(f"{variable} chooses among the ")
+    assert hint.endswith(f"gives none: set {asking}")
+
+
+def test_a_variable_that_only_chooses_is_right_beside_one_that_asks(
+    tmp_path: Path, found: Callable[[Inventory], None]
+) -> None:
+    found(machine(gpu(0, 0)))
+    asks = ("-e", "NVIDIA_VISIBLE_DEVICES=0")
+    assert lines_of(explain(tmp_path, *asks, "-e", "CUDA_VISIBLE_DEVICES=0").stdout, "Hint") == []
+    misspelt = explain(tmp_path, *asks, "-e", "NVIDIA_VISIBLE_DEVICE=0")
+    assert len(lines_of(misspelt.stdout, "Hint")) == 1
+
+
+def test_what_images_set_is_not_misspelt(tmp_path: Path) -> None:
+    words = ("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA", "NVIDIA_MIG_CONFIG_DEVICES",
+             "NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_IMEX_CHANNELS", "NVIDIA_PRODUCT_NAME",
+             "ASCEND_RUNTIME_OPTIONS", "CUDA_DEVICE_ORDER", "CUDA_VERSION", "ROCM_VERSION",
+             "ASCEND_VNPU_SPECS", "NVIDIA_DISABLE_REQUIRE", "SWARM")  # fmt: skip
+    every = [part for word in words for part in ("-e", f"{word}=1")]
+    assert lines_of(explain(tmp_path, *every).stdout, "Hint") == []
+
+
+@pytest.mark.parametrize("value", ["0 1", "0;1", "0 ; 1", '"0,1"', "[0, 1]", "0|1", "'0' '1'"])
+def test_separators_that_are_none(tmp_path: Path, value: str) -> None:
+    done = explain(tmp_path, "-e", f"NVIDIA_VISIBLE_DEVICES={value}")
+    assert done.exit_code == 1
+    assert " can't be the name of a device. Did you mean 0,1? " in done.stdout
+
+
+@pytest.mark.parametrize("value", ["../1", "0 ../1", "*", "'"])
+def test_names_that_are_nothing_else(tmp_path: Path, value: str) -> None:
+    done = explain(tmp_path, "-e", f"NVIDIA_VISIBLE_DEVICES={value}")
+    assert "can't be the name of a device. Ask for devices by index" in done.stdout
+
+
+def test_more_gpus_than_there_are(tmp_path: Path, found: Callable[[Inventory], None]) -> None:
+    found(machine(*(gpu(n, n) for n in range(8))))
+    for words in (("--gpus=9",), ("-e", "NVIDIA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7,8")):
+        done = explain(tmp_path, *words)
+        assert "asks for 9 GPUs, 0 to 8, and this machine has 8. Ask for fewer" in done.stdout
+    for value in ("8", "0,8", "1,8"):
+        done = explain(tmp_path, "-e", f"NVIDIA_VISIBLE_DEVICES={value}")
+        assert "This machine has no GPU or MIG device '8': it has 0" in done.stdout
 
 
 def test_names_that_do_not_count_have_their_own_reason(tmp_path: Path) -> None:

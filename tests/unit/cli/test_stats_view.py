@@ -8,13 +8,14 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from gpuhook.tools.cli._stats_view import View, as_json, tables
-from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
+from gpuhook.tools.cli._stats_view import History, View, as_json, tables
+from gpuhook.tools.metrics.model import Container, Device, Process, Snapshot, Usage
 
 GIB = 1 << 30
 GPU = Device(
     "nvidia", "GPU-1", "0", 3, model="NVIDIA H200", memory_total_bytes=100 * GIB,
     memory_used_bytes=75 * GIB, utilization=0.6, temperature_celsius=40, power_watts=70.4,
+    power_limit_watts=700.0, clock_mhz=1980,
     xids={13: 1, 79: 2},
 )  # fmt: skip
 PART = Device("nvidia", "MIG-1", "1:0", model="NVIDIA H200 MIG 1g.18gb", parent="GPU-2")
@@ -55,10 +56,12 @@ def printed(look: Snapshot, width: int = 200) -> list[list[str]]:
 
 def test_who_uses_what() -> None:
     lines = printed(LOOK)
-    assert lines[0] == ["GPU", "MODEL", "UTIL", "MEMORY", "TEMP", "POWER", "XIDS"]
-    words = "0 NVIDIA H200 60% 75.00 / 100 GiB 40 C 70 W 13, 79 (2 times)"
+    assert lines[0] == [
+        "GPU", "MODEL", "UTIL", "MEMORY", "TEMP", "CLOCK", "POWER", "XIDS"
+    ]  # fmt: skip
+    words = "0 NVIDIA H200 60% 75.00 / 100 GiB 40 C 1980 MHz 70 / 700 W 13, 79 (2 times)"
     assert lines[1] == words.split()
-    assert lines[2] == ["1:0", "NVIDIA", "H200", "MIG", "1g.18gb", "-", "-", "-", "-"]
+    assert lines[2] == ["1:0", "NVIDIA", "H200", "MIG", "1g.18gb", "-", "-", "-", "-", "-"]
     assert lines[5:] == [
         ["podman:eeeeeeeeeeee", "0", "5%", "1.00", "GiB", "1"],
         ["team/train/main", "0", "50%", "25.00", "GiB", "2"],
@@ -113,6 +116,58 @@ def test_what_is_missing_is_said_below() -> None:
     look = replace(LOOK, problems=("NVIDIA: the driver hangs in GPU-1",))
     assert drawn(look, 80)[-1] == "NVIDIA: the driver hangs in GPU-1."
     assert "hangs" not in str(printed(look))
+
+
+PROCESSES = replace(
+    LOOK,
+    processes=(
+        Process(7, "GPU-1", "c1", 0, "python", GIB, 0.5),
+        Process(8, "GPU-1", "", 4_000_000, "bad\x1b[2J", 2 * GIB),
+        Process(9, "GPU-9", "gone"),
+    ),
+)
+
+
+def test_each_process() -> None:
+    """The hungriest first; a user that this machine doesn't know is a number."""
+    assert printed(PROCESSES)[-4:] == [
+        ["PID", "USER", "GPU", "SM", "MEMORY", "COMMAND", "CONTAINER"],
+        ["8", "4000000", "0", "-", "2.00", "GiB", "bad\\x1b[2J", "-"],
+        ["7", "root", "0", "50%", "1.00", "GiB", "python", "team/train/main"],
+        ["9", "-", "GPU-9", "-", "-", "-", "gone"],
+    ]
+    assert [line.split()[0] for line in drawn(PROCESSES, 60)[-3:]] == ["8", "7", "9"]
+    [first, *_] = as_json(PROCESSES, 0.0)["processes"]
+    assert first == {
+        "pid": 7, "uid": 0, "command": "python", "container": "c1", "device": "GPU-1",
+        "memory_used_bytes": GIB, "sm_utilization": 0.5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_name_or_number_is_broken(width: int) -> None:
+    """What is printed may be longer than the terminal; the live view cuts in the end."""
+    file = io.StringIO()
+    drawn_ = tables(PROCESSES, width, bars=True)
+    Console(file=file, width=width, _environ={}).print(*drawn_, sep="\n", crop=False)
+    words = file.getvalue().split()
+    assert {"podman:eeeeeeeeeeee", "team/train/main", "web\\x1b[2J", "bad\\x1b[2J"} <= {*words}
+
+
+def test_history() -> None:
+    history = History()
+    for number in range(40):
+        history.add(replace(LOOK, devices=(replace(GPU, utilization=number / 39), PART)))
+    assert history.line("GPU-1") == "▆▇▇▇▇▇▇███"
+    assert history.line("MIG-1") == " " * 10
+    history.add(replace(LOOK, devices=(PART,)))
+    assert history.line("GPU-1") == ""
+    look = replace(LOOK, devices=(GPU,))
+    history.add(look)
+    file = io.StringIO()
+    Console(file=file, width=130, _environ={}).print(View(look, "", history))
+    assert "HISTORY" in file.getvalue()
+    assert " ▅ " in file.getvalue()
 
 
 def test_json() -> None:

@@ -368,3 +368,44 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
         assert list(tmp_path.iterdir()) == [file]
     host_files.replace(str(file), b"new")
     assert file.read_text() == "new"
+
+
+def test_set_takes_every_line_of_show(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('swarm-resource = "GPU"\n[gpuhook]\nexclusive = ["nvidia.com/gpu", "a.b/c"]\n')
+    shown = CliRunner().invoke(cli, ["config", "show", "--config", str(file)]).stdout
+    new = tmp_path / "new.toml"
+    new.write_text("")
+    section = ""
+    for line in shown.splitlines():
+        if line.startswith("["):
+            section = line.strip("[]") + "."
+        elif " = " in line:
+            key, _, value = line.partition(" = ")
+            done = CliRunner().invoke(
+                cli, ["config", "set", f"{section}{key}={value}", "--config", str(new)]
+            )
+            assert done.exit_code == 0, (line, done.output)
+    again = CliRunner().invoke(cli, ["config", "show", "--config", str(new)]).stdout
+    assert again.splitlines()[1:] == shown.splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "problem"),
+    [
+        ("gpuhook.exclusive=x", "gpuhook.exclusive holds 'x', which is no CDI kind"),
+        ("gpuhook.exclusive=[1]", "gpuhook.exclusive holds '[1]', which is no CDI kind"),
+        ("nvidia-container-runtime.mode=no", "nvidia-container-runtime.mode must be one of"),
+    ],
+)
+def test_what_was_not_written_is_not_to_be_corrected(assignment: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        set_value("", *parse_assignment(assignment))
+    assert found.value.cause.startswith(problem)
+    assert found.value.remedy == "Nothing was written: give it another value"
+
+
+def test_what_was_wrong_before_is_to_be_corrected() -> None:
+    before = 'swarm-resource = "GPU"\n[nvidia-container-runtime]\nmode = "no"\n'
+    with pytest.raises(ConfigError, match=r"line 3: .*mode must be one of .*Correct it"):
+        set_value(before, "swarm-resource", "X")

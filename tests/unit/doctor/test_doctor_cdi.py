@@ -128,7 +128,7 @@ def test_names_that_no_engine_reads(tree: Tree, name: str) -> None:
 
 def test_a_document_for_root_alone(tree: Tree) -> None:
     tree.write("/etc/cdi/x.yaml", document(), 0o600)
-    assert said(cdi.files(tree.case))["cdi-mode"][0] == "ok", "no user runs an engine"
+    assert said(cdi.files(tree.case))["cdi-mode"][0] == "note", "no user runs an engine"
     podman(tree, "4.3.1")
     [found] = cdi.files(tree.case)
     assert (found.check, found.status) == ("cdi-mode", "warning")
@@ -232,7 +232,7 @@ def test_a_docker_with_cdi_switched_off(
     found = readers(tree)
     assert ("cdi-engine" in found) != is_on
     if not is_on:
-        assert found["cdi-engine"].status == "ok", "nobody may want it"
+        assert found["cdi-engine"].status == "note", "nobody may want it"
         assert "gpuhook install --cdi --engine docker" in found["cdi-engine"].remedy
         state = str(tree.root / "var/lib/gpuhook")
         kept.save(state, kept.Kept("/etc/cdi", None, "yaml", ("docker",), "/bin/true"))
@@ -266,13 +266,13 @@ def test_a_containerd_with_cdi_switched_off(
     found = readers(tree)
     assert ("cdi-engine" in found) != is_on
     if not is_on:
-        assert found["cdi-engine"].status == "ok"
+        assert found["cdi-engine"].status == "note"
 
 
 def test_what_is_not_used_is_no_warning(tree: Tree) -> None:
     engine(tree, "containerd", "containerd github.com/containerd/containerd 2.1.4 x")
     tree.write("/etc/cdi/x.yaml", document(version="1.1.0"))
-    assert readers(tree)["cdi-version"].status == "ok"
+    assert readers(tree)["cdi-version"].status == "note"
     tree.write("/var/lib/kubelet/config.yaml")
     assert readers(tree)["cdi-version"].status == "warning"
 

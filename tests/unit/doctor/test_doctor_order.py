@@ -1,20 +1,25 @@
 """Which checks are made after a failure, and what whole machines made of files are said to lack."""
 
+import importlib
 import json
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from fabricated import BIN, BOOT, VERSION, Tree
 
+from gpuhook import __version__
 from gpuhook.tools.cli import cli
 from gpuhook.tools.doctor import Case, Finding, examine, host
 from gpuhook.tools.doctor.checks import every_step
-from gpuhook.tools.doctor.finding import failure, ok, warning
+from gpuhook.tools.doctor.finding import Status, failure, note, ok, warning, worst
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.tools.doctor.step import DRIVER, Check, Step
 
+Call = Callable[..., Result]
 GPU_PY = f"{BIN}/gpu-py"
 CONTAINERD = "/etc/containerd/config.toml"
 OLDER, NEWER = "470.1.2", "560.1"
@@ -33,7 +38,9 @@ def never(case: Case) -> Iterator[Finding]:
 
 
 def wrong(findings: Iterable[Finding]) -> list[tuple[str, str]]:
-    return [(each.check, str(each.status)) for each in findings if each.status != "ok"]
+    return [
+        (each.check, str(each.status)) for each in findings if each.status not in ("ok", "note")
+    ]
 
 
 def test_what_needs_a_failure_is_skipped(tree: Tree) -> None:
@@ -73,6 +80,52 @@ def test_the_checks_of_one_engine(tree: Tree, engine: str, expected: str) -> Non
     assert examination.skipped == []
 
 
+@pytest.fixture
+def doctor(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run gpuhook doctor where these checks are all that there are."""
+    found = [warning("b", "B", "do b"), note("d", "D", "d or not"), failure("a", "A", "do a"),
+             warning("c", "C", "do c"), ok("e", "E")]  # fmt: skip
+    command = importlib.import_module("gpuhook.tools.cli.doctor")
+    monkeypatch.setattr(command, "examine", lambda case: examine(case, [finds(*found)]))
+    monkeypatch.setattr(Case, "of_this_machine", lambda *_: tree.case)
+    return lambda *words: CliRunner().invoke(cli, ["doctor", *words])
+
+
+def test_what_is_wrong_comes_last(doctor: Call) -> None:
+    done = doctor()
+    assert done.exit_code == 2
+    assert done.stdout.splitlines() == [
+        "note     d: D.",
+        "         -> d or not.",
+        "ok       e: E.",
+        "warning  b: B.",
+        "         -> do b.",
+        "warning  c: C.",
+        "         -> do c.",
+        "failure  a: A.",
+        "         -> do a.",
+        "",
+        "1 ok, 1 note, 2 warnings, 1 failure",
+    ]
+    quiet = doctor("--quiet").stdout.splitlines()
+    assert quiet == done.stdout.splitlines()[3:-2]
+
+
+def test_json_says_where_and_when(doctor: Call) -> None:
+    found = json.loads(doctor("--format=json").stdout)
+    assert (found["status"], found["version"]) == ("failure", __version__)
+    assert found["host"] == os.uname().nodename
+    age = datetime.now(UTC) - datetime.fromisoformat(found["time"])
+    assert timedelta(0) <= age < timedelta(minutes=1)
+    assert [each["status"] for each in found["findings"]].count("note") == 1
+
+
+def test_notes_are_nothing_that_is_wrong() -> None:
+    found = [ok("a", ""), note("b", "", "")]
+    assert worst(found) is Status.OK
+    assert [status.exit_status for status in Status] == [0, 0, 1, 2]
+
+
 # Drivers -------------------------------------------------------------------------------------
 
 
@@ -102,10 +155,12 @@ def test_a_broken_configuration_comes_first_and_alone(installed: Tree) -> None:
     assert wrong(findings) == [("configuration", "failure")]
 
 
-@pytest.mark.parametrize("files", [{}, {"/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n"}])
-def test_no_driver_is_one_finding(installed: Tree, files: dict[str, str]) -> None:
-    for path, text in files.items():
-        installed.write(path, text)
+def test_a_machine_without_accelerators_lacks_nothing(installed: Tree) -> None:
+    assert wrong(examine(installed.case)) == []
+
+
+def test_no_driver_is_one_finding(installed: Tree) -> None:
+    installed.write("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n")
     spec = {"path": "/dev/nvidia0", "hostPath": "/dev/nvidia0"}
     devices = [{"name": "0", "containerEdits": {"deviceNodes": [spec]}}]
     document = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}

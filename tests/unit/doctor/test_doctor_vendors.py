@@ -192,4 +192,4 @@ def test_a_root_of_nvidias_driver_is_no_sign_of_another_vendor(tree: Tree) -> No
     tree.write("/run/driver/dev/nvidiactl")
     words = [names.NAME.partition("_")[0] for names in KNOWN.values() if names.NAME != "nvidia"]
     found = [each for each in examine(tree.case) if each.check.startswith(tuple(words))]
-    assert [each.message for each in found if each.status != "ok"] == []
+    assert [each.message for each in found if each.status not in ("ok", "note")] == []

@@ -5,6 +5,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuhook import __version__
 from gpuhook.ground.errors import MetricsError
 from gpuhook.tools.metrics import exporter
 from gpuhook.tools.metrics.exporter import Options
@@ -99,6 +100,9 @@ def test_ourselves() -> None:
     assert found["gpuhook_metrics_scrape_duration_seconds"] == [({}, 0.25)]
     assert found["gpuhook_metrics_step_duration_seconds"] == [({"step": "driver"}, 0.5)]
     assert found["gpuhook_metrics_complete"] == [({}, 1)]
+    [(labels, one)] = samples()["gpuhook_build_info"]
+    assert (labels["version"], one) == (__version__, 1)
+    assert labels["python_version"].startswith("3.")
     assert samples(look=Snapshot(problems=("?",)))["gpuhook_metrics_complete"] == [({}, 0)]
 
 

@@ -14,7 +14,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.tools.host.child import Talk, Work
 from gpuhook.tools.metrics.telemetry import Telemetry
 
-HERE: Any = SimpleNamespace(root="/", version="1", devices=[SimpleNamespace(id="GPU-1")])
+HERE: Any = SimpleNamespace(root="/", version="1", devices=[SimpleNamespace(id="GPU-1", label="0")])
 
 
 class Driver:
@@ -46,6 +46,12 @@ def answer(talk: Talk) -> None:
         write(talk, "nonsense")
         devices: dict[str, object] = {"GPU-1": {}}
         talk.say({"answer": question["ask"], "devices": devices, "failed": {"GPU-2": "no"}})
+
+
+def without_failure(talk: Talk) -> None:
+    talk.say({"ready": 1})
+    for question in talk.asked():
+        talk.say({"answer": question["ask"], "devices": {}})
 
 
 def hang(talk: Talk) -> None:
@@ -102,12 +108,17 @@ def test_a_driver_that_hangs_costs_one_wait_and_its_device(made: Any) -> None:
     assert asking.ask(HERE) is None  # no new child at once
     assert len(driver.silent) == 1
     now[0] += 2
-    driver.behave = answer
-    assert asking.ask(HERE) is not None
+    driver.behave = without_failure
+    for _ in range(2):
+        assert asking.ask(HERE) is not None
+        assert asking.problem == (
+            "Acme: device 0 is left out for 300 seconds, because the driver hung in it"
+        )
     assert driver.silent == [[], ["GPU-1"]]
     now[0] += 400  # it is forgiven
     assert asking.ask(HERE) is not None
     assert driver.silent[-1] == []
+    assert asking.problem == ""
 
 
 @pytest.mark.parametrize(

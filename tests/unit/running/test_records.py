@@ -168,7 +168,7 @@ def test_a_start_looks_at_a_few_others_only(
     ],
 )
 def test_engines(bundle: str, annotations: dict[str, Any], engine: str) -> None:
-    assert records._engine(bundle, annotations) == engine
+    assert records.engine_of(bundle, annotations) == engine
 
 
 CONTAINERD = {
@@ -206,7 +206,7 @@ HOSTILE = dict.fromkeys((*CONTAINERD, *LABELS), "\x1b[2J of somebody else")
     ids=["containerd", "CRI-O", "in containerd's", "in CRI-O's"],
 )
 def test_each_engine_is_believed_its_own_keys(bundle: str, annotations: dict[str, Any]) -> None:
-    engine = records._engine(bundle, annotations)
+    engine = records.engine_of(bundle, annotations)
     assert engine == ("kubernetes" if bundle == OF_CRI else "cri-o")
     found = records._names(engine, annotations)
     assert found == {
@@ -223,14 +223,14 @@ def test_keys_that_an_engine_left_out_are_nobodys(bundle: str) -> None:
         annotations = {key: annotations[key] for key in annotations if key not in CONTAINERD}
     else:
         annotations["io.container.manager"] = "cri-o"
-    found = records._names(records._engine(bundle, annotations), annotations)
+    found = records._names(records.engine_of(bundle, annotations), annotations)
     assert set(found.values()) == {""}
 
 
 @pytest.mark.parametrize("bundle", [BUNDLE, BUNDLE.replace("moby", "default"), "/bundle", OF_CRIO])
 def test_others_have_no_names_of_kubernetes(bundle: str) -> None:
     annotations = {**CONTAINERD, **LABELS, **CRIO, "io.container.manager": "libpod"}
-    found = records._names(records._engine(bundle, annotations), annotations)
+    found = records._names(records.engine_of(bundle, annotations), annotations)
     assert set(found.values()) == {""}
 
 

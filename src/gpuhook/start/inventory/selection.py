@@ -39,7 +39,8 @@ def select(
     name that fits nothing raises UnknownDeviceError, which names what the machine has, or
     LostDeviceError for one that is there and can't be used.
     """
-    search = _Search(inventory, names, spaces)
+    selectors = tuple(selectors)
+    search = _Search(inventory, names, spaces, selectors)
     found: dict[str, Device] = {}
     for selector in selectors:
         for device in search.find(selector):
@@ -58,11 +59,16 @@ def fallen_off(lost: "Iterable[int]", names: "ModuleType") -> str:
 class _Search:
     """One look at an inventory, for several names."""
 
-    __slots__ = ("indices", "inventory", "names", "spaces")
+    __slots__ = ("asked", "indices", "inventory", "names", "spaces")
 
     def __init__(
-        self, inventory: "Inventory", names: "ModuleType", spaces: tuple[str, ...]
+        self,
+        inventory: "Inventory",
+        names: "ModuleType",
+        spaces: tuple[str, ...],
+        asked: tuple[str, ...],
     ) -> None:
+        self.asked = asked
         self.inventory = inventory
         self.names = names
         self.spaces = spaces
@@ -91,6 +97,15 @@ class _Search:
 
     def _unknown(self, selector: str, wanted: str) -> UnknownDeviceError:
         """Return the error for a name that fits nothing, with as many examples as have room."""
+        from gpuhook.start import meant  # noqa: PLC0415 - where a container is refused
+
+        count = meant.counted(self.asked, self.indices)
+        if count and not self.inventory.lost:
+            return UnknownDeviceError(
+                f"The container asks for {count} {self.names.NOUN}s, 0 to {count - 1}, and this "
+                f"machine has {len(self.indices)}",
+                "Ask for fewer, or for all; `gpuhook info` lists them",
+            )
         there = self._what_exists()
         remedy = "Ask for one that exists, or for all; `gpuhook info` lists them"
         head = f"This machine has no {self.names.ANY_NOUN} {shown(selector)}: "

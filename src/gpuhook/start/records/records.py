@@ -70,7 +70,7 @@ def describe(state: "State", annotations: "Any", grants: "Iterable[Grant]") -> "
     ``annotations`` are those of config.json, of whatever shape.
     """
     annotations = annotations if isinstance(annotations, dict) else {}
-    engine = _engine(state.bundle, annotations)
+    engine = engine_of(state.bundle, annotations)
     return {
         "version": VERSION,
         "id": state.container_id,
@@ -113,7 +113,7 @@ def given(
     }
 
 
-def _engine(bundle: str, annotations: "dict[str, Any]") -> str:
+def engine_of(bundle: str, annotations: "dict[str, Any]") -> str:
     """Return the engine's name, "" where nothing tells it.
 
     The folder of the bundle comes first: no annotation of a pod's changes that.

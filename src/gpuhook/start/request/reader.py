@@ -349,7 +349,7 @@ class Reading:
         if self.config.mode != "cdi":
             kinds.add(self.names.KIND)
         for given in devices:
-            _check_name(given)
+            _check_name(given, devices)
             plain = self.config.mode == "cdi" and not cdi_parts(given)
             name = f"{self.kind()}={given}" if plain else given
             kind, _, device = name.partition("=")
@@ -423,15 +423,24 @@ def decided(names: list[str]) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-def _check_name(name: str) -> None:
-    """Refuse what can't name a device before it comes near a path."""
+def _check_name(name: str, every: tuple[str, ...]) -> None:
+    """Refuse what can't name a device before it comes near a path; ``every`` are all names."""
     # protects: device-name
-    if len(name) <= _NAME_LIMIT and _NAME_CHARACTERS.issuperset(name) and ".." not in name:
+    if _is_name(name):
         return
+    from gpuhook.start import meant  # noqa: PLC0415 - where a container is refused
+
+    likely = meant.separated(every)
+    question = f"Did you mean {likely}? " if all(map(_is_name, likely.split(","))) else ""
     raise RequestError(
         f"{shown(name)} can't be the name of a device",
-        "Ask for devices by index, by UUID or by PCI bus id, or for all",
+        f"{question if likely else ''}Ask for devices by index, by UUID or by PCI bus id, with "
+        "commas between them, or for all",
     )
+
+
+def _is_name(name: str) -> bool:
+    return len(name) <= _NAME_LIMIT and _NAME_CHARACTERS.issuperset(name) and ".." not in name
 
 
 def _table(spec: "dict[str, Any]", name: str) -> "dict[str, Any]":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import click
 from click import shell_completion
-from click.shell_completion import BashComplete, CompletionItem
+from click.shell_completion import BashComplete, CompletionItem, FishComplete
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import (
@@ -210,6 +210,15 @@ class _Bash(BashComplete):
         return f"{item.type},{item.value.removeprefix(self._prefix)}"
 
 
+class _Fish(FishComplete):
+    """Completion for fish, where a word or its help may have a comma in it."""
+
+    source_template = FishComplete.source_template.replace(
+        'string split "," ', 'string split --max 1 "," '
+    )
+
+
 def register() -> None:
     """Have click use what is here."""
     shell_completion.add_completion_class(_Bash)
+    shell_completion.add_completion_class(_Fish)

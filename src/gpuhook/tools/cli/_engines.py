@@ -62,8 +62,10 @@ def reload(engine: str, config: str) -> bool:
     pids = ENGINES[engine].reload(config)
     if pids is None:
         return False
-    words = " ".join(str(pid) for pid in pids)
-    click.echo(f"{engine}: " + (f"reloaded {words}" if pids else "nothing to reload"))
+    for pid in pids:
+        click.echo(f"{engine}: process {pid} has read {config} again")
+    if not pids:
+        click.echo(f"{engine}: nothing runs that has read {config}")
     return True
 
 

@@ -22,6 +22,7 @@ from gpuhook.start.records import claims
 from gpuhook.start.request import sources as environments
 from gpuhook.start.request.reader import Request, SpecReader, effective_mode
 from gpuhook.start.resolve import Progress, Resolved, resolve
+from gpuhook.tools.cli import _meant
 from gpuhook.vendors import registry
 
 _HEADINGS = {
@@ -51,6 +52,7 @@ class Explanation:
 
     ``mode`` is how the container gets its devices, hook or spec; ``operations`` are what is
     done then, and ``undone`` is what can't be: what only the other mode does, or only gpu-py.
+    ``hints`` are sentences on variables that may have been meant to ask for devices.
     ``circumstances`` are facts to begin with, and ``container`` is the running container that it
     is about, as JSON.
     """
@@ -64,6 +66,7 @@ class Explanation:
         self.left_out: list[str] = []
         self.error: GpuhookError | None = None
         self.why_nothing = ""
+        self.hints: list[str] = []
         self.known: Mapping[str, ModuleType] = registry.KNOWN
         self.circumstances: list[Row] = []
         self.container: dict[str, Any] | None = None
@@ -74,9 +77,14 @@ class Explanation:
         try:
             config = load(config_path)
             self.known = registry.known(config)
+            reader = SpecReader(spec.data, config)
+            swarm = [name for _, name in environments.swarm_variables(config.swarm_resource)]
+            others = [name for name in reader.env if name not in swarm]
+            self.hints = _meant.misspelt(others, self.known)
             self.resolved = resolve(spec.data, config, self.known, self.progress, save=False)
             if self.resolved is None:
-                self._explain_nothing(SpecReader(spec.data, config), config)
+                self._explain_nothing(reader, config)
+                self.hints += _meant.for_programs(others, self.known)
             else:
                 spec.require_mount_namespace()
                 self._plan(self.resolved, spec, root_path, config)
@@ -152,6 +160,7 @@ class Explanation:
             "operations": [op.to_json() for op in self.operations],
             "undone": [op.to_json() for op in self.undone],
             "lost": self.lost,
+            "hints": self.hints,
             "container": self.container,
             "error": {"code": self.error.code, "message": str(self.error)} if self.error else None,
         }
@@ -168,6 +177,7 @@ class Explanation:
         if self.undone:
             lines += ["", _UNDONE_ALONE if self._hook_alone else _UNDONE]
             lines += [f"      {operation.describe()}" for operation in self.undone]
+        lines += [f"{'Hint:':<16} {printable(hint)}" for hint in self.hints]
         if self.error is not None:
             lines += ["", f"Error ({self.error.code}): {self.error}"]
         return "\n".join(lines)

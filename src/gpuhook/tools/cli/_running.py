@@ -1,14 +1,17 @@
 """What a running container was given, for `gpuhook explain`: its record, and what it has now."""
 
+import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from gpuhook.ground import names
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import DriverError, GpuhookError, listed
 from gpuhook.ground.oci.spec import Spec, read_spec
 from gpuhook.start.inventory.cache import get_inventory
 from gpuhook.start.inventory.model import Inventory
+from gpuhook.start.records import records
 from gpuhook.tools.cli._containers import short, title
 from gpuhook.tools.cli._explanation import Explanation, Row
 from gpuhook.tools.running import repair
@@ -16,6 +19,11 @@ from gpuhook.tools.running.find import Found, find
 from gpuhook.tools.running.holders import Container
 from gpuhook.tools.vendors import survey
 
+# Engines whose pods name a runtime by a RuntimeClass, and which engine is told of a default.
+_OF_PODS = ("kubernetes", "cri-o")
+_DEFAULTS = {
+    "docker": "docker", "podman": "podman", "kubernetes": "containerd", "cri-o": "crio",
+}  # fmt: skip
 _NAMED = 4
 _PATHS = 8
 
@@ -41,11 +49,45 @@ def look(word: str, explanation: Explanation, config_path: str | None) -> Spec |
         text = f"access to {listed(missing, _PATHS)}: gpuhook repair gives it back"
         rows.append(Row("Lost", text, "bad"))
     spec = read_spec(f"{found.bundle}/config.json") if found.bundle else None
-    if spec is None:
+    strange = _is_strange(found)
+    if strange:
+        text = (
+            f"{found.runtime}, not {names.RUNTIME}, so it was given nothing: {_advice(found, spec)}"
+        )
+        rows.append(Row("Started by", text, "poor"))
+    if strange and spec is not None:
+        rows.append(Row(f"With {names.RUNTIME}", f"what follows, by {found.bundle}/config.json"))
+    elif spec is None:
         rows.append(Row("Given now", "isn't known: its config.json isn't found", "poor"))
     else:
         rows.append(Row("Given now", f"what follows, by {found.bundle}/config.json"))
     return spec
+
+
+def _is_strange(found: Found) -> bool:
+    """Tell whether a container has nothing because it wasn't gpu-py that started it."""
+    if found.holder is not None or not found.runtime:
+        return False
+    program = os.path.realpath(found.runtime)
+    return os.path.basename(program) != names.RUNTIME
+
+
+def _advice(found: Found, spec: Spec | None) -> str:
+    """Return how its engine is told to start such a container by gpu-py."""
+    annotations = spec.data.get("annotations") if spec is not None else None
+    written = annotations if isinstance(annotations, dict) else {}
+    engine = records.engine_of(found.bundle, written) or found.engine
+    if engine in _OF_PODS:
+        how = f"add runtimeClassName: {names.RUNTIME} to its pod"
+    elif engine == "containerd":
+        how = f"add --runtime={names.RUNTIME} (nerdctl) or --runc-binary={names.RUNTIME} (ctr)"
+    else:
+        how = f"add --runtime={names.RUNTIME}"
+    default = _DEFAULTS.get(engine)
+    if default is None:
+        return how
+    install = f"gpuhook install --engine {default} --set-default"
+    return f"{how}, or make that the default: {install}"
 
 
 def _inventories(config: Config) -> list[Inventory]:
@@ -82,11 +124,11 @@ def _given(holder: Container, inventories: Collection[Inventory]) -> Iterator[Ro
     }
     for given in holder.record["given"]:
         vendor, request = given["vendor"], given["request"]
-        names = [
+        devices = [
             f"{labels[vendor, each]} ({each})" if labels.get((vendor, each), each) != each else each
             for each in given["selected"]
         ]
-        what = listed(names, _NAMED) or "no device, the driver alone"
+        what = listed(devices, _NAMED) or "no device, the driver alone"
         asked = listed(request["devices"], _NAMED) or "none"
         yield Row("Was given", f"{what} of {given['kind']}: its {request['source']} said {asked}")
     if holder.cdi_devices:
@@ -124,6 +166,7 @@ def _to_json(found: Found, missing: list[str], gone: list[str]) -> dict[str, Any
         "engine_name": found.name,
         "pid": holder.pid if holder is not None else None,
         "bundle": found.bundle or None,
+        "runtime": found.runtime or None,
         "given": record.get("given", []),
         "cdi_devices": holder.cdi_devices if holder is not None else [],
         "known_from": None if holder is None else "record" if record else "nodes",

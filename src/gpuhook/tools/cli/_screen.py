@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import click
+from rich.cells import cell_len
 from rich.console import Console, OverflowMethod, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,6 +21,8 @@ from gpuhook.ground.errors import printable
 
 GOOD, POOR, BAD, FAINT, TITLE = "green", "yellow", "red", "dim", "bold"
 TONES = {"": "", "good": GOOD, "poor": POOR, "bad": BAD}
+_GAP = 2  # columns of the terminal between two of a table
+_CUT = 12  # characters that are left of a text that is cut, at least
 _TITLE = 16  # characters for the title of a fact, with its colon, at least
 # Of lines that go to a file or a pipe: nothing is wrapped or cut there.
 _ENDLESS = 1 << 16
@@ -42,27 +45,15 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def facts(rows: Sequence[tuple[str, str, str]]) -> Table:
-    """Return texts, each after its title and in its tone.
-
-    What is too long for the terminal is wrapped.
-    """
+    """Return texts, each after its title and in its tone; what is too long is wrapped."""
+    body = [text(words, TONES[tone]) for _, words, tone in rows]
+    heads = [text(f"{title}:", TITLE) for title, _, _ in rows]
+    first = max([_TITLE, *(_longest_line(each) for each in heads)])
     made = Table.grid(padding=(0, 1, 0, 0))
-    made.add_column(min_width=_TITLE, style=TITLE, no_wrap=True)
-    made.add_column(overflow="fold")
-    for title, words, tone in rows:
-        made.add_row(text(f"{title}:"), text(words, TONES[tone]))
+    _add_columns(made, ["", ""], [(first, first), _need("", body)], _room(first + 2))
+    for head, words in zip(heads, body, strict=True):
+        made.add_row(head, words)
     return made
-
-
-def keep_whole(drawn: Table, title: str) -> Table:
-    """Have the cells under a title (UUIDs, to be copied) wrapped last, and return the table.
-
-    Only as long as they need half of the terminal at most: nothing is lost.
-    """
-    column = next(each for each in drawn.columns if each.header == title)
-    longest = max((len(str(cell)) for cell in column.cells), default=0)
-    column.no_wrap = longest <= console().width // 2
-    return drawn
 
 
 def text(words: object, style: str = "") -> Text:
@@ -70,41 +61,108 @@ def text(words: object, style: str = "") -> Text:
     return Text(printable(str(words)), style=style)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, cut: str = "") -> Table:
-    """Return rows under a header, columns aligned.
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    less: Sequence[str] = (),
+    cut: str = "",
+    width: int | None = None,
+) -> Table:
+    """Return rows under a header, columns aligned; ``width`` is the terminal's where it is known.
 
     A cell is a text of ``text``, a bar or any object. Where the terminal is too narrow, cells are
-    wrapped and nothing is lost. With ``cut`` each row stays one line, and it is the column of
-    that title that is cut first.
+    wrapped between words, then columns go that are in ``less``, one after the other, and then
+    lines are longer than the terminal: no word is broken. With ``cut`` each row stays one line,
+    and it is the column of that title whose cells are cut in the end.
     """
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=TITLE)
-    for title in header:
-        made.add_column(
-            title, overflow=_shortened() if cut else "fold", no_wrap=bool(cut) and title != cut
-        )
-    for row in rows:
-        cells = [cell if isinstance(cell, Text | ProgressBar) else text(cell) for cell in row]
-        made.add_row(*map(one_line, cells) if cut else cells)
+    cells = [
+        [cell if isinstance(cell, Text | ProgressBar) else text(cell) for cell in row]
+        for row in rows
+    ]
+    needs = [_need(title, [row[place] for row in cells], cut) for place, title in enumerate(header)]
+    width = console().width if width is None else width
+    shown = [*range(len(header))]
+    for title in less:
+        if sum(needs[place][0] + _GAP for place in shown) - _GAP <= width:
+            break
+        shown = [place for place in shown if header[place] != title]
+    made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style=TITLE)
+    titles = [header[place] for place in shown]
+    room = width - _GAP * (len(shown) - 1)
+    _add_columns(made, titles, [needs[place] for place in shown], room)
+    for row in cells:
+        kept = [row[place] for place in shown]
+        made.add_row(*map(one_line, kept) if cut else kept)
     return made
+
+
+_Need = tuple[int, int]  # the least width of a column, and that of its longest line
+
+
+def _need(title: str, cells: Sequence[Text | ProgressBar], cut: str = "") -> _Need:
+    """Return how wide a column has to be, and how wide it would be without wrapping."""
+    most = max([len(title), *map(_longest_line, cells)])
+    if cut:
+        return (min(most, _CUT) if title == cut else most), most
+    return max([len(title), *map(_longest_word, cells)]), most
+
+
+def _longest_line(cell: Text | ProgressBar) -> int:
+    return cell_len(cell.plain) if isinstance(cell, Text) else cell.width or 0
+
+
+def _longest_word(cell: Text | ProgressBar) -> int:
+    if not isinstance(cell, Text):
+        return cell.width or 0
+    return max(map(cell_len, cell.plain.split()), default=0)
+
+
+def _room(taken: int) -> int:
+    return max(1, console().width - taken)
+
+
+def _add_columns(made: Table, header: Sequence[str], needs: Sequence[_Need], room: int) -> None:
+    """Give a table its columns, so wide that words stay whole, and as wide as there is room."""
+    spare = max(0, room - sum(least for least, _ in needs))
+    widths = {}
+    # Who wants little gets it, the others share what is left.
+    order = sorted(range(len(needs)), key=lambda place: needs[place][1] - needs[place][0])
+    for left, place in zip(range(len(needs), 0, -1), order, strict=True):
+        least, most = needs[place]
+        more = min(most - least, spare // left)
+        widths[place], spare = least + more, spare - more
+    for place, title in enumerate(header):
+        made.add_column(title, width=widths[place], overflow="fold")
+    made.width = sum(widths.values()) + made.padding[1] * (len(header) - 1)
 
 
 def beside(head: Text, body: Text, width: int) -> Table:
     """Return a text of several lines, where it is wrapped, to the right of a head of that width."""
     made = Table.grid()
-    made.add_column(width=width, no_wrap=True)
-    made.add_column(overflow="fold")
+    _add_columns(made, ["", ""], [(width, width), _need("", [body])], _room(width))
     made.add_row(head, body)
     return made
 
 
 def show(*drawn: RenderableType) -> None:
-    """Print what was drawn, no blanks at the end of its lines: so that it can be copied."""
+    """Print what was drawn, no blanks at the end of its lines: so that it can be copied.
+
+    A word that is longer than the terminal goes beyond its edge.
+    """
     screen = console()
     with screen.capture() as captured:
         for each in drawn:
-            screen.print(each)
+            screen.print(_wrapped(each) if isinstance(each, Text) else each, crop=False)
     for line in captured.get().removesuffix("\n").split("\n"):
         click.echo(line.rstrip(), color=True)
+
+
+def _wrapped(words: Text) -> Table:
+    made = Table.grid()
+    _add_columns(made, [""], [_need("", [words])], _room(0))
+    made.add_row(words)
+    return made
 
 
 def bar(share: float, style: str, width: int = 12) -> ProgressBar:
@@ -120,7 +178,12 @@ def one_line(cell: RenderableType) -> RenderableType:
 
 
 def _shortened() -> OverflowMethod:
-    return "ellipsis" if sys.stdout.encoding.lower().startswith("utf") else "crop"
+    return "ellipsis" if has_blocks() else "crop"
+
+
+def has_blocks() -> bool:
+    """Tell whether what is printed can have the block characters of Unicode."""
+    return sys.stdout.encoding.lower().startswith("utf")
 
 
 def can_redraw() -> bool:

@@ -1,22 +1,26 @@
 """A look at all devices and containers as gpuhook stats shows it: tables, or JSON."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
+from gpuhook.ground.host import files
 from gpuhook.tools.cli import _screen
-from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
+from gpuhook.tools.metrics.model import Container, Device, Process, Snapshot, Usage
 
 _SHORT = 12  # characters of a container's id, as Docker prints it
 _GIB = 1 << 30
 _BUSY, _FULL = 0.7, 0.9  # from where on a bar is yellow, and red
 _ABSENT = "-"
-# Columns that are there where the terminal is so wide, bars and the less important ones.
-_WIDE, _MIDDLE, _NARROW = 110, 72, 44
-_FIXED = 5  # lines: the heading, the headers of both tables, one between, what doesn't fit
+_FIXED = 3  # lines: the heading, the header of the first table, what doesn't fit
+_MORE = 2  # lines that each further table takes: an empty one and its header
+_LOOKS = 10  # that a device's history has
+_STEPS = "▁▂▃▄▅▆▇█"
 
 
 _NOBODY = Container("")  # stands for processes that are in no container
@@ -54,6 +58,18 @@ def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
             }
             for container, uses in of.items()
         ],
+        "processes": [
+            {
+                "pid": each.pid,
+                "uid": each.user,
+                "command": each.command,
+                "container": each.container,
+                "device": each.device,
+                "memory_used_bytes": each.memory_bytes,
+                "sm_utilization": each.sm_utilization,
+            }
+            for each in look.processes
+        ],
         "problems": [*look.problems],
     }
 
@@ -62,7 +78,7 @@ def _device_json(device: Device) -> dict[str, Any]:
     names = (
         "vendor", "id", "label", "model", "parent", "mig_profile", "memory_total_bytes",
         "memory_used_bytes", "memory_reserved_bytes", "utilization", "temperature_celsius",
-        "power_watts", "energy_joules",
+        "power_watts", "power_limit_watts", "clock_mhz", "energy_joules",
     )  # fmt: skip
     found = {("index" if name == "label" else name): getattr(device, name) for name in names}
     return {**found, "xids": {str(xid): count for xid, count in device.xids.items()}}
@@ -115,9 +131,66 @@ def _title(container: Container) -> str:
 # Tables -------------------------------------------------------------------------------------
 
 
+class History:
+    """How busy the devices were in the last looks, by their ids, the newest last."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, deque[float | None]] = {}
+
+    def add(self, look: Snapshot) -> None:
+        """Remember a look; devices that are gone are forgotten."""
+        self._of = {each.id: self._of.get(each.id, deque(maxlen=_LOOKS)) for each in look.devices}
+        for each in look.devices:
+            self._of[each.id].append(each.utilization)
+
+    def line(self, device: str) -> str:
+        """Return a device's history as a line of blocks, a blank for what isn't known."""
+        last = len(_STEPS) - 1
+        return "".join(
+            " " if share is None else _STEPS[round(min(max(share, 0.0), 1.0) * last)]
+            for share in self._of.get(device, ())
+        )
+
+
 def tables(look: Snapshot, width: int, *, bars: bool) -> list[RenderableType]:
-    """Return both tables as a terminal of that width shows them, whole."""
-    return _drawn(look.devices, _uses(look), width, bars=bars, cut=False)
+    """Return all tables as a terminal of that width shows them, whole."""
+    return _drawn(_Rows.of(look), width, bars=bars)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What the tables have a row of: devices, what containers do, processes."""
+
+    look: Snapshot
+    devices: Sequence[Device]
+    uses: Sequence[_Use]
+    processes: Sequence[Process]
+
+    @classmethod
+    def of(cls, look: Snapshot) -> "_Rows":
+        """Return all that a look has."""
+        return cls(look, look.devices, _uses(look), sorted(look.processes, key=_appetite))
+
+    def fitting(self, lines: int) -> "_Rows":
+        """Return as many as there are lines for: of each a third at least, if it wants that."""
+        every = (self.devices, self.uses, self.processes)
+        further = sum(bool(each) for each in every[1:])
+        room = max(len(every), lines - _FIXED - _MORE * further)
+        taken = [min(len(each), room // len(every)) for each in every]
+        for place, each in enumerate(every):
+            taken[place] += min(len(each) - taken[place], room - sum(taken))
+        devices, uses, processes = taken
+        return _Rows(
+            self.look, self.devices[:devices], self.uses[:uses], self.processes[:processes]
+        )
+
+    def __len__(self) -> int:
+        return len(self.devices) + len(self.uses) + len(self.processes)
+
+
+def _appetite(process: Process) -> tuple[float, int]:
+    """Return what sorts processes, those with the most memory first."""
+    return (-(process.memory_bytes or 0), process.pid)
 
 
 @dataclass(frozen=True)
@@ -129,88 +202,101 @@ class View:
 
     look: Snapshot
     heading: str
+    history: History = field(default_factory=History)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the lines."""
         width = options.max_width
         problems = [_screen.text(f"{each}.", _screen.POOR) for each in self.look.problems]
         below = sum(len(each.wrap(console, width)) for each in problems)
-        devices, uses = self.look.devices, _uses(self.look)
-        room = max(2, (options.height or console.height) - _FIXED - below)
-        of_devices = min(len(devices), max(room // 2, room - len(uses)))
-        of_uses = min(len(uses), room - of_devices)
-        hidden = len(devices) + len(uses) - of_devices - of_uses
+        every = _Rows.of(self.look)
+        rows = every.fitting((options.height or console.height) - below)
         yield _screen.one_line(_screen.text(self.heading, _screen.FAINT))
-        yield from _drawn(devices[:of_devices], uses[:of_uses], width, bars=True, cut=True)
-        if hidden:
+        yield from _drawn(rows, width, bars=True, cut=True, history=self.history)
+        if hidden := len(every) - len(rows):
             more = f"{hidden} more: gpuhook stats --no-stream shows all"
             yield _screen.one_line(_screen.text(more, _screen.FAINT))
         yield from problems
 
 
 def _drawn(
-    devices: Sequence[Device], uses: Sequence[_Use], width: int, *, bars: bool, cut: bool
+    rows: _Rows, width: int, *, bars: bool, cut: bool = False, history: History | None = None
 ) -> list[RenderableType]:
-    if not devices:
+    if not rows.devices:
         return [_screen.text("No devices.")]
-    rows = [_device_row(each) for each in devices]
-    drawn = [_draw(_DEVICES, rows, width, bars=bars, cut="MODEL" if cut else "")]
-    if uses:
-        rows = [_use_row(each) for each in uses]
-        drawn += ["", _draw(_CONTAINERS, rows, width, bars=bars, cut="CONTAINER" if cut else "")]
+    blocks = history if history is not None and _screen.has_blocks() else None
+    lines = [_device_row(each, blocks) for each in rows.devices]
+    drawn = [_draw(_DEVICES, lines, width, bars=bars, cut="MODEL" if cut else "")]
+    if rows.uses:
+        lines = [_use_row(use) for use in rows.uses]
+        drawn += ["", _draw(_CONTAINERS, lines, width, bars=bars, cut="CONTAINER" if cut else "")]
+    if rows.processes:
+        users = _users()
+        titles = {each.id: _title(each) for each in rows.look.containers}
+        labels = {each.id: each.label for each in rows.look.devices}
+        lines = [_process_row(each, users, titles, labels) for each in rows.processes]
+        drawn += ["", _draw(_PROCESSES, lines, width, bars=bars, cut="COMMAND" if cut else "")]
     return drawn
 
 
-# Title, whether it is a bar, and from which width of the terminal on it is shown.
-_Column = tuple[str, bool, int]
-_DEVICES: tuple[_Column, ...] = (
-    ("GPU", False, 0), ("MODEL", False, _MIDDLE), ("UTIL", False, 0), ("", True, _MIDDLE),
-    ("MEMORY", False, 0), ("", True, _MIDDLE), ("TEMP", False, _WIDE), ("POWER", False, _WIDE),
-    ("XIDS", False, _NARROW),
-)  # fmt: skip
-_CONTAINERS: tuple[_Column, ...] = (
-    ("CONTAINER", False, 0), ("GPU", False, 0), ("SM", False, 0), ("", True, _MIDDLE),
-    ("MEMORY", False, 0), ("", True, _MIDDLE), ("PROCESSES", False, _MIDDLE),
-)  # fmt: skip
+# Titles of columns, then those that go where there is no room, the first first. Bars have titles
+# of blanks, so that each has another.
+_Columns = tuple[tuple[str, ...], tuple[str, ...]]
+_DEVICES: _Columns = (
+    ("GPU", "MODEL", "UTIL", " ", "HISTORY", "MEMORY", "  ", "TEMP", "CLOCK", "POWER", "XIDS"),
+    ("CLOCK", "HISTORY", "  ", " ", "MODEL", "POWER", "TEMP", "XIDS", "MEMORY"),
+)
+_CONTAINERS: _Columns = (
+    ("CONTAINER", "GPU", "SM", " ", "MEMORY", "  ", "PROCESSES"),
+    ("  ", " ", "PROCESSES", "SM", "MEMORY"),
+)
+_PROCESSES: _Columns = (
+    ("PID", "USER", "GPU", "SM", "MEMORY", "COMMAND", "CONTAINER"),
+    ("CONTAINER", "USER", "SM", "MEMORY"),
+)
 
 
 def _draw(
-    columns: Sequence[_Column],
-    rows: Sequence[Sequence[RenderableType]],
+    columns: _Columns,
+    rows: Sequence[Sequence[RenderableType | None]],
     width: int,
     *,
     bars: bool,
     cut: str,
 ) -> RenderableType:
-    chosen = [
+    titles, less = columns
+    shown = [
         place
-        for place, (_, is_bar, least) in enumerate(columns)
-        if width >= least and (bars or not is_bar)
+        for place, title in enumerate(titles)
+        if (bars or title.strip()) and any(row[place] is not None for row in rows)
     ]
-    header = [columns[place][0] for place in chosen]
-    return _screen.table(header, [[row[place] for place in chosen] for row in rows], cut=cut)
+    header = [titles[place] for place in shown]
+    lines = [[row[place] for place in shown] for row in rows]
+    return _screen.table(header, lines, less=less, cut=cut, width=width)
 
 
-def _device_row(device: Device) -> list[RenderableType]:
+def _device_row(device: Device, history: History | None) -> list[RenderableType | None]:
     used, total = device.memory_used_bytes, device.memory_total_bytes
     xids = ", ".join(
         f"{xid} ({count} times)" if count > 1 else str(xid) for xid, count in device.xids.items()
     )
-    temperature, power = device.temperature_celsius, device.power_watts
+    temperature, clock = device.temperature_celsius, device.clock_mhz
     return [
         _screen.text(device.label),
         _screen.text(device.model),
         _percent(device.utilization),
         _bar(device.utilization),
+        None if history is None else _screen.text(history.line(device.id).rjust(_LOOKS)),
         _memory(used, total),
         _bar(_share(used, total)),
         _screen.text(_ABSENT if temperature is None else f"{temperature:.0f} C"),
-        _screen.text(_ABSENT if power is None else f"{power:.0f} W"),
+        _screen.text(_ABSENT if clock is None else f"{clock:.0f} MHz"),
+        _power(device.power_watts, device.power_limit_watts),
         _screen.text(xids, _screen.BAD),
     ]
 
 
-def _use_row(use: _Use) -> list[RenderableType]:
+def _use_row(use: _Use) -> list[RenderableType | None]:
     used, total = use.memory, use.device.memory_total_bytes
     return [
         _screen.text(_title(use.container), _screen.FAINT if use.container is _NOBODY else ""),
@@ -221,6 +307,40 @@ def _use_row(use: _Use) -> list[RenderableType]:
         _bar(_share(used, total)),
         _screen.text(_ABSENT if use.processes is None else use.processes),
     ]
+
+
+def _process_row(
+    process: Process,
+    users: Mapping[int, str],
+    titles: Mapping[str, str],
+    labels: Mapping[str, str],
+) -> list[RenderableType | None]:
+    user = process.user
+    return [
+        _screen.text(process.pid),
+        _screen.text(_ABSENT if user is None else users.get(user, user)),
+        _screen.text(labels.get(process.device, process.device)),
+        _percent(process.sm_utilization),
+        _memory(process.memory_bytes, None),
+        _screen.text(process.command or _ABSENT),
+        _screen.text(titles.get(process.container, process.container) or _ABSENT),
+    ]
+
+
+def _users() -> dict[int, str]:
+    """Return the names of this machine's own users: another source may let us wait for it."""
+    try:
+        lines = os.fsdecode(files.read("/etc/passwd")).split("\n")
+    except (OSError, ValueError):
+        return {}
+    fields = [line.split(":") for line in lines]
+    return {int(each[2]): each[0] for each in fields if len(each) > 2 and each[2].isdecimal()}
+
+
+def _power(watts: float | None, limit: float | None) -> Text:
+    if watts is None:
+        return _screen.text(_ABSENT)
+    return _screen.text(f"{watts:.0f}{'' if limit is None else f' / {limit:.0f}'} W")
 
 
 def _percent(share: float | None) -> Text:

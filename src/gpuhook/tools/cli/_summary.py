@@ -144,6 +144,7 @@ def _wrong(explanation: Explanation) -> Iterator[Row]:
     said = explanation.lost
     warnings = [text for text in explanation.warnings if text not in said]
     yield from _few("Warning", warnings, "poor")
+    yield from _few("Hint", explanation.hints, "poor")
     undone = [operation.describe() for operation in explanation.undone]
     if undone:
         yield Row("Left undone", listed(undone, _NAMED), "poor")

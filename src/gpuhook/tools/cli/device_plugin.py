@@ -153,7 +153,11 @@ def _show_devices(state: State) -> None:
         for resource in state.resources
         for unit in resource.units
     ]
-    _screen.show(_screen.table(("RESOURCE", "DEVICE", "REPLICAS", "NUMA", "HEALTH"), rows))
+    _screen.show(
+        _screen.table(
+            ("RESOURCE", "DEVICE", "REPLICAS", "NUMA", "HEALTH"), rows, less=("NUMA", "REPLICAS")
+        )
+    )
 
 
 def _first(resource: Resource, settings: Settings) -> str:

@@ -1,9 +1,14 @@
 """gpuhook doctor: what a support engineer would check, each line with its remedy."""
 
+import os
 import sys
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import click
 
+from gpuhook import __version__
 from gpuhook.ground.errors import printable
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
@@ -43,15 +48,18 @@ def doctor(
 ) -> None:
     """Check the driver, gpuhook and the engines, and say what to do. Changes nothing.
 
-    The cause of a problem is reported first, and checks that would only report the same again
-    are skipped. The exit status is 0 if all is well, 1 with warnings and 2 with failures.
+    Checks that would only report the cause of a problem again are skipped. What is wrong comes
+    last, failures below warnings; a note is for those who want something else. The exit status is
+    0 if all is well, notes included, 1 with warnings and 2 with failures.
     """
     case = Case.of_this_machine(config_path, sys.argv[0])
     case.engine = engine or ""
     examination = examine(case)
     for finding in examination:
-        if output_format == "text" and _is_wanted(finding, quiet):
+        if output_format == "text" and not finding.status.exit_status and not quiet:
             _print(finding)
+    if output_format == "text":
+        _print_wrong(examination.findings)
     status = worst(examination.findings)
     if output_format == "json":
         print_json(_to_json(status, examination, quiet))
@@ -65,18 +73,33 @@ def doctor(
 
 
 def _is_wanted(finding: Finding, quiet: bool) -> bool:
-    return not quiet or finding.status is not Status.OK
+    return not quiet or bool(finding.status.exit_status)
 
 
 def _to_json(status: Status, examination: Examination, quiet: bool) -> dict[str, object]:
     wanted = [each.to_json() for each in examination.findings if _is_wanted(each, quiet)]
-    return {"status": status, "findings": wanted, "skipped": examination.skipped}
+    return {
+        "status": status,
+        "host": os.uname().nodename,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": __version__,
+        "findings": wanted,
+        "skipped": examination.skipped,
+    }
+
+
+def _print_wrong(findings: Sequence[Finding]) -> None:
+    """Print what is wrong, the worst last, and of that the cause first."""
+    for status in (Status.WARNING, Status.FAILURE):
+        for finding in findings:
+            if finding.status is status:
+                _print(finding)
 
 
 def _print(finding: Finding) -> None:
     from gpuhook.tools.cli._screen import BAD, GOOD, POOR, beside, show, text  # noqa: PLC0415
 
-    styles = {Status.OK: GOOD, Status.WARNING: POOR, Status.FAILURE: BAD}
+    styles = {Status.OK: GOOD, Status.NOTE: "", Status.WARNING: POOR, Status.FAILURE: BAD}
     head = text(finding.status, styles[finding.status])
     show(beside(head, text(f"{finding.check}: {finding.message}."), _WIDTH))
     if finding.remedy:
@@ -88,13 +111,15 @@ def _print_summary(examination: Examination) -> None:
     from gpuhook.tools.cli._screen import show, text  # noqa: PLC0415
 
     found = examination.findings
-    ok, warnings, failures = (sum(each.status is status for each in found) for status in Status)
+    counts = Counter(each.status for each in found)
     click.echo()
     if examination.skipped:
         checks = _number(len(examination.skipped), "check")
         again = "run the doctor again when that is mended"
         show(text(f"{checks} skipped, which would find the same: {again}."))
-    click.echo(f"{ok} ok, {_number(warnings, 'warning')}, {_number(failures, 'failure')}")
+    ranks = (Status.NOTE, Status.WARNING, Status.FAILURE)
+    rest = ", ".join(_number(counts[status], status.value) for status in ranks)
+    click.echo(f"{counts[Status.OK]} ok, {rest}")
 
 
 def _number(count: int, noun: str) -> str:

@@ -1,6 +1,7 @@
 """gpuhook info: each driver, its devices and what of the driver's files was found."""
 
 from collections import Counter
+from types import ModuleType
 
 import click
 
@@ -10,6 +11,9 @@ from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
 from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
+
+# Columns that go where there is no room for all, the first first.
+_LESS = ("ARCH", "MINOR", "NAME", "BUS ID")
 
 
 @command(
@@ -30,11 +34,11 @@ def info(config_path: str | None, output_format: str) -> None:
     else:
         known = registry.known(config)
         for number, each in enumerate(inventories):
-            _show(each, known[each.vendor].NOUN, blank=number > 0)
+            _show(each, known[each.vendor], blank=number > 0)
     raise_last(failed)
 
 
-def _show(inventory: Inventory, noun: str, *, blank: bool) -> None:
+def _show(inventory: Inventory, vendor: ModuleType, *, blank: bool) -> None:
     """Print what there is of one vendor, after an empty line if ``blank``."""
     from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
 
@@ -48,9 +52,12 @@ def _show(inventory: Inventory, noun: str, *, blank: bool) -> None:
         *inventory.facts(),
     )
     header, rows = inventory.table()
-    lines = [f"{title + ':':<16} {text}" for title, text in facts]
-    click.echo("\n".join(["", *lines, ""] if blank else [*lines, ""]))
+    if blank:
+        click.echo()
+    _screen.show(_screen.facts([(title, text, "") for title, text in facts]))
+    click.echo()
     if rows:
-        _screen.show(_screen.table(header, rows))
+        less = [title for title in _LESS if title != vendor.ID_TITLE]
+        _screen.show(_screen.table(header, rows, less=less))
     else:
-        click.echo(f"No {noun}.")
+        click.echo(f"No {vendor.NOUN}.")

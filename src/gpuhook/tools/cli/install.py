@@ -208,6 +208,8 @@ def _tell_answer(
     if name == "docker" and ask.swarm:
         advice += swarm.advice(answer.targets[0], ask.swarm, load())
     if name == "docker" and links and job.links is not None:
+        # One order: Docker also reads its file when it starts.
+        advice = [line for line in advice if line not in answer.afterwards]
         advice.append(
             "For --gpus, restart Docker, which looks for nvidia-container-runtime-hook only at "
             f"its start: {docker.restart_command()}"

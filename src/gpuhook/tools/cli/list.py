@@ -1,5 +1,6 @@
 """gpuhook list: the machine's devices, and the running containers that have them."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -34,7 +35,7 @@ from gpuhook.vendors import registry
 def list_(files: bool, pod_resources: str, config_path: str | None, output_format: str) -> None:
     """Show the machine's GPUs and other devices, and which running container has which.
 
-    Without root only your own containers are seen.
+    Without root only your own containers are seen: a question mark stands where others may be.
     """
     config = load(config_path)
     inventories, failed = survey.present(config, lambda vendor: get_inventory(config, vendor))
@@ -43,7 +44,8 @@ def list_(files: bool, pod_resources: str, config_path: str | None, output_forma
     _containers.say_what_is_missing([*problems, *([nameless] if nameless else [])])
     names = _containers.names_of(containers)
     if output_format == "json":
-        print_json({**_as_json(inventories, containers, names), "complete": not problems})
+        is_whole = not problems and os.geteuid() == 0
+        print_json({**_as_json(inventories, containers, names), "complete": is_whole})
     else:
         _show(inventories, registry.known(config), containers, names)
         if files:
@@ -61,6 +63,7 @@ def _show(
 ) -> None:
     """Print each vendor's devices, and what else is known of the containers."""
     titles = {id(each): _containers.title(each, names.of(each.name)[0]) for each in containers}
+    nobody = "?" if os.geteuid() else "-"
     for number, inventory in enumerate(inventories):
         users_of = _users(inventory, containers)
         rows = [
@@ -68,13 +71,18 @@ def _show(
                 device.label,
                 device.model,
                 device.id,
-                ", ".join(titles[id(each)] for each in users_of[device.id]) or "-",
+                ", ".join(titles[id(each)] for each in users_of[device.id]) or nobody,
             )
             for device in inventory.devices
         ]
         vendor = known[inventory.vendor]
+        if number:
+            click.echo()
+        models = [device.model for device in inventory.devices] or [vendor.NOUN]
+        if not all(vendor.TITLE in model for model in models):
+            click.echo(f"{vendor.TITLE}:")
         header = ("INDEX", "NAME", vendor.ID_TITLE, "CONTAINERS")
-        _table(header, rows, f"No {vendor.NOUN}.", whole=vendor.ID_TITLE, blank=number > 0)
+        _table(header, rows, f"No {vendor.NOUN}.", less=("NAME",), blank=False)
         if inventory.lost:
             click.echo(f"{fallen_off(inventory.lost, vendor)}.")
     of_documents = [(name, titles[id(each)]) for each in containers for name in each.cdi_devices]
@@ -91,7 +99,7 @@ def _table(
     rows: Sequence[Sequence[object]],
     none: str = "",
     *,
-    whole: str = "",
+    less: Sequence[str] = (),
     blank: bool = True,
 ) -> None:
     """Print a table, or ``none`` where it has no rows, after an empty line if ``blank``."""
@@ -100,8 +108,7 @@ def _table(
     if blank:
         click.echo()
     if rows or not none:
-        drawn = _screen.table(header, rows)
-        _screen.show(_screen.keep_whole(drawn, whole) if whole else drawn)
+        _screen.show(_screen.table(header, rows, less=less))
     else:
         click.echo(none)
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import printable
 from gpuhook.start.inventory.cache import get_inventory
-from gpuhook.tools.cli import _screen, _stats_view
+from gpuhook.tools.cli import _keys, _screen, _stats_view
 from gpuhook.tools.cli._containers import pod_resources_option
 from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
@@ -24,6 +24,7 @@ from gpuhook.tools.vendors import survey
 
 _INTERVAL = 2.0  # seconds between two looks
 _SHORTEST, _LONGEST = 0.2, 86400.0
+_END = ("q", "Q")
 
 
 @command(
@@ -48,7 +49,7 @@ def stats(
     config_path: str | None,
     output_format: str,
 ) -> None:
-    """Show what the GPUs do, and how much of them each container uses, until Ctrl-C ends it.
+    """Show what the GPUs do, and how much of them each container uses, until q or Ctrl-C ends it.
 
     On a terminal the view is drawn again at each look. Elsewhere, and on a terminal that can't
     redraw (TERM=dumb), each look is printed below the one before; with --format json it is one
@@ -57,7 +58,7 @@ def stats(
     Run it as root: other users see their own containers alone.
     """
     config = load(config_path)
-    observer = Observer(config, pod_resources=pod_resources)
+    observer = Observer(config, each=True, pod_resources=pod_resources)
     as_json = output_format == "json"
     with _ended_by_signals():
         try:
@@ -143,26 +144,29 @@ def _stream(
 
 
 def _live(observer: Observer, look: Snapshot, interval: float) -> None:
-    """Draw looks on the whole terminal, again where its size changes."""
-    # Signals that are blocked and waited for interrupt nothing else.
-    waited = {signal.SIGWINCH, signal.SIGTSTP}
-    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-    with _screen.live() as drawn:
+    """Draw looks on the whole terminal, again where its size changes, until somebody types q."""
+    history = _stats_view.History()
+    with _keys.Keys() as keys, _screen.live() as drawn:
         while True:
-            heading = f"{time.strftime('%H:%M:%S')}, every {interval:g} s; Ctrl-C ends this"
-            drawn.update(_stats_view.View(look, heading), refresh=True)
+            history.add(look)
+            heading = f"{time.strftime('%H:%M:%S')}, every {interval:g} s; q ends this"
+            drawn.update(_stats_view.View(look, heading, history), refresh=True)
             end = time.monotonic() + interval
             while (patience := end - time.monotonic()) > 0:
-                came = signal.sigtimedwait(waited, patience)
-                if came and came.si_signo == signal.SIGTSTP:
-                    _pause(drawn)
-                elif came:
+                came = keys.wait(patience)
+                if came in _END:
+                    return
+                if came == signal.SIGTSTP:
+                    _pause(drawn, keys)
+                elif came == signal.SIGWINCH:
                     drawn.refresh()
             look = observer.take()
 
 
-def _pause(drawn: Live) -> None:
+def _pause(drawn: Live, keys: _keys.Keys) -> None:
     """Do what Ctrl-Z asks for: give the terminal back until somebody says to go on."""
     drawn.stop()
+    keys.give_back()
     os.kill(os.getpid(), signal.SIGSTOP)
+    keys.take()
     drawn.start(refresh=True)

@@ -183,9 +183,9 @@ def _warn_of_bound(records: list[Record], prefix: str) -> None:
 def _have_forgotten(records: list[Record], outcomes: list[Outcome]) -> None:
     """Have running engines forget what is about to be taken out of their files."""
     for record, outcome in zip(records, outcomes, strict=True):
-        pids = ENGINES[record.engine].forget(outcome.change, shared.runtimes_in(record.owned))
-        if pids:
-            click.echo(f"{record.engine}: reloaded {' '.join(str(pid) for pid in pids)}")
+        names = shared.runtimes_in(record.owned)
+        for pid in ENGINES[record.engine].forget(outcome.change, names):
+            click.echo(f"{record.engine}: process {pid} has forgotten {' and '.join(names)}")
 
 
 def _advice(records: list[Record], reload: bool) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.loader import examine
 from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS, WITHOUT_EFFECT
 from gpuhook.ground.config.source import BOOL, LIST, PAUSE, SECONDS, flatten, parse
 from gpuhook.ground.errors import ConfigError, shown
@@ -23,11 +23,17 @@ Value = bool | str | float | list[str] | None
 def parse_assignment(assignment: str, separator: str = ":") -> tuple[str, Value]:
     """Return (key, value) of KEY=VALUE; a KEY alone switches a boolean on.
 
-    Lists are split at ``separator`` if the value has one, else at commas. The value None
-    removes an optional feature. Raises ConfigError for unknown keys and wrong types.
+    Lists are split at ``separator`` if the value has one, else at commas. A list or a text may
+    be written as in TOML, too, as `gpuhook config show` prints it. The value None removes an
+    optional feature. Raises ConfigError for unknown keys and wrong types.
     """
     key, equals, text = assignment.partition("=")
     kind = _kind(key)
+    written = _as_in_toml(text)
+    if isinstance(written, list) and kind == LIST:
+        return key, written
+    if isinstance(written, str):
+        text = written
     if not equals and kind != BOOL:
         raise _not_a_value(key, kind, "nothing")
     if kind == BOOL:
@@ -37,6 +43,19 @@ def parse_assignment(assignment: str, separator: str = ":") -> tuple[str, Value]
     if kind in (SECONDS, PAUSE):
         return key, _seconds(key, kind, text)
     return key, text
+
+
+def _as_in_toml(text: str) -> str | list[str] | None:
+    """Return the text or the list of texts that stands there as in TOML, None for other words."""
+    if text[:1] not in ("[", '"', "'"):
+        return None
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return None
+    if isinstance(value, list) and not all(isinstance(each, str) for each in value):
+        return None
+    return value if isinstance(value, str | list) else None
 
 
 def _kind(key: str) -> str:
@@ -110,12 +129,28 @@ def set_value(text: str, key: str, value: Value) -> str:
     for change in ways:
         changed = change(text, key, value)
         if changed is not None and _reads_as(changed, after):
-            loads(changed)
+            _check(text, changed)
             return changed
     raise ConfigError(
         f"The file is written in a way that {key} can't be changed in without harm",
         "Edit it by hand and run `gpuhook config validate`",
     )
+
+
+def _check(before: str, after: str) -> None:
+    """Raise ConfigError for what a change would make wrong, else for what was wrong already."""
+    errors = examine(after)[1]
+    known = {_without_place(error) for error in examine(before)[1]}
+    for error in errors:
+        if (problem := _without_place(error)) not in known:
+            raise ConfigError(problem, "Nothing was written: give it another value")
+    if errors:
+        raise errors[0]
+
+
+def _without_place(error: ConfigError) -> str:
+    """Return what is wrong without the line: that of a text which isn't written is nobody's."""
+    return error.cause.partition(": ")[2]
 
 
 def _reads_as(text: str, expected: dict[str, object]) -> bool:

@@ -18,7 +18,7 @@ from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.tools.cdi import kept
 from gpuhook.tools.doctor.case import Case
-from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.host import is_ours
 from gpuhook.tools.engines.store import DEFAULT_STATE
 from gpuhook.vendors import registry
@@ -103,7 +103,9 @@ def _has_rootless(case: Case) -> bool:
 
 def _if(matters: bool, check: str, text: str, remedy: str) -> Finding:
     """Return a warning where it matters, else a remark."""
-    return warning(check, text, remedy) if matters else ok(check, text, f"If it matters: {remedy}")
+    return (
+        warning(check, text, remedy) if matters else note(check, text, f"If it matters: {remedy}")
+    )
 
 
 # What documents name of the host ----------------------------------------------------------

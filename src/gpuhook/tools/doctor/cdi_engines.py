@@ -12,7 +12,7 @@ from gpuhook.tools.cdi import kept
 from gpuhook.tools.doctor import engines
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import every_edits, state_folder
-from gpuhook.tools.doctor.finding import Finding, ok, warning
+from gpuhook.tools.doctor.finding import Finding, note, warning
 from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG
 
 # Engine -> its package in Debian, which is built with Debian's copy of the library.
@@ -65,7 +65,7 @@ def _say(reader: Reader, check: str, text: str, remedy: str) -> Finding:
     """Return a warning where the engine is asked for CDI devices, else a remark."""
     if reader.needed:
         return warning(check, text, remedy)
-    return ok(check, text, f"If you want its containers to have CDI devices: {remedy}")
+    return note(check, text, f"If you want its containers to have CDI devices: {remedy}")
 
 
 def _switched_off(case: Case, reader: Reader) -> Finding:
@@ -73,7 +73,7 @@ def _switched_off(case: Case, reader: Reader) -> Finding:
     remedy = f"Run gpuhook install --cdi --engine {reader.engine}, and restart {reader.engine}"
     if reader.engine in _asked_for(case):
         return warning("cdi-engine", text, remedy)
-    return ok("cdi-engine", text, f"If you want it: {remedy}")
+    return note("cdi-engine", text, f"If you want it: {remedy}")
 
 
 def _asked_for(case: Case) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpuhook.ground import names
 from gpuhook.start.cdi import versions
 from gpuhook.tools.doctor.case import Case
-from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.host import is_ours
 from gpuhook.tools.doctor.machine import Machine, seen_by
 from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG, DockerInfo
@@ -69,7 +69,7 @@ def _registered(
         case.registered.append("docker")
     else:
         text = f"{path} doesn't register the runtime {names.RUNTIME}"
-        yield ok("docker-unused", text, f"If Docker is to use it: {_REGISTER}")
+        yield note("docker-unused", text, f"If Docker is to use it: {_REGISTER}")
     for name, program in ours.items():
         if machine.is_program(program):
             yield ok("docker-registered", f"{path} registers the runtime {name}: {program}")
@@ -84,7 +84,7 @@ def _registered(
 def closed(engine: str, path: str) -> Finding:
     """Return what to say of an engine's file that we may not read."""
     text = f"You may not read {path}, so whether {engine} knows {names.RUNTIME} isn't known"
-    return ok(f"{engine}-unseen", text, "To have it looked at: run the doctor as root")
+    return note(f"{engine}-unseen", text, "To have it looked at: run the doctor as root")
 
 
 def is_gpu_py(machine: Machine, program: str) -> bool:
@@ -97,7 +97,7 @@ def _loaded(found: DockerInfo) -> Iterator[Finding]:
     if found.info is None:
         text = f"{who} couldn't be asked what it has loaded: {found.problem}"
         if found.problem == os.strerror(errno.EACCES):
-            yield ok("docker-loaded", text, "To have it asked: run the doctor as root")
+            yield note("docker-loaded", text, "To have it asked: run the doctor as root")
         else:
             remedy = "Look why in dockerd's log (journalctl -u docker)"
             yield warning("docker-loaded", text, remedy)
@@ -130,21 +130,21 @@ def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
     """
     if found.process.environment is None:
         text = "Whether docker run --gpus is served isn't known: the PATH of dockerd can't be read"
-        yield ok("docker-gpus-option", text, "To have it looked at: run the doctor as root")
+        yield note("docker-gpus-option", text, "To have it looked at: run the doctor as root")
         return
     folders = found.process.environment.get("PATH", names.SEARCH_PATH)
     path = seen_by(found.process).which(_HOOK, folders)
     version = str((found.info or {}).get("ServerVersion", ""))
     by_cdi = seen_by(found.process).which(names.TOOLKIT_CDI_HOOK, folders)
     if by_cdi and version and not versions.is_below(version, _GPUS_BY_CDI):
-        yield ok(
+        yield note(
             "docker-gpus-option",
             f"docker run --gpus is served from CDI documents by Docker {version} itself ({by_cdi})"
             + (f", and else by {path}" if path else ""),
             "For --gpus all, a document must have the device all: see gpuhook cdi list",
         )
     elif path is None:
-        yield ok(
+        yield note(
             "docker-gpus-option",
             f"docker run --gpus isn't served: {_HOOK} isn't on dockerd's PATH",
             "If you want it: gpuhook install --engine docker --nvidia-names, and restart Docker",

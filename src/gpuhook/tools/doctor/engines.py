@@ -12,7 +12,7 @@ from gpuhook.ground import names
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import is_used
 from gpuhook.tools.doctor.docker import closed, is_gpu_py
-from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.machine import Machine, seen_by
 from gpuhook.tools.host.processes import Process
 
@@ -184,7 +184,7 @@ def _registered(
         yield closed(engine, unseen[0])
     else:
         text = f"{engine} doesn't know the runtime {names.RUNTIME} ({files[0]})"
-        yield ok(f"{engine}-unused", text, f"If {engine} is to use it: {install}")
+        yield note(f"{engine}-unused", text, f"If {engine} is to use it: {install}")
 
 
 def _started_after(
@@ -219,7 +219,7 @@ def podman(case: Case) -> Iterator[Finding]:
     if found:
         case.registered.append("podman")
     else:
-        yield ok(
+        yield note(
             "podman-unused",
             f"podman knows neither the runtime {names.RUNTIME} nor the hook {names.HOOK}",
             "If podman is to use them: gpuhook install --engine podman",

@@ -6,16 +6,17 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How bad it is; ``exit_status`` is what the command ends with for it."""
+    """How bad it is, from best to worst; ``exit_status`` is what the command ends with for it."""
 
     OK = "ok"
+    NOTE = "note"
     WARNING = "warning"
     FAILURE = "failure"
 
     @property
     def exit_status(self) -> int:
         """0, 1 or 2."""
-        return list(Status).index(self)
+        return {Status.WARNING: 1, Status.FAILURE: 2}.get(self, 0)
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,14 @@ class Finding:
         return {name: str(value) for name, value in asdict(self).items()}
 
 
-def ok(check: str, message: str, remedy: str = "") -> Finding:
-    """Return a finding that is as it should be; ``remedy`` may name a possibility."""
-    return Finding(check, Status.OK, message, remedy)
+def ok(check: str, message: str) -> Finding:
+    """Return a finding that nothing has to be done about."""
+    return Finding(check, Status.OK, message)
+
+
+def note(check: str, message: str, remedy: str) -> Finding:
+    """Return a finding that troubles nothing; ``remedy`` is for those who want it otherwise."""
+    return Finding(check, Status.NOTE, message, remedy)
 
 
 def warning(check: str, message: str, remedy: str) -> Finding:
@@ -52,9 +58,9 @@ def failure(check: str, message: str, remedy: str) -> Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Status:
-    """Return the worst status among the findings, ok where there are none."""
-    return max(
-        (finding.status for finding in findings),
-        key=lambda status: status.exit_status,
-        default=Status.OK,
-    )
+    """Return the worst status among the findings, ok where no container has trouble."""
+    worst_status = max((each.status for each in findings), key=_ORDER.index, default=Status.OK)
+    return worst_status if worst_status.exit_status else Status.OK
+
+
+_ORDER = [*Status]

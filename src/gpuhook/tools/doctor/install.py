@@ -18,7 +18,7 @@ from gpuhook.standby import launcher_files
 from gpuhook.start import contract
 from gpuhook.start.inventory import cache
 from gpuhook.tools.doctor.case import Case
-from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.vendors import registry
 
 _LAUNCHERS = (names.RUNTIME, names.HOOK)
@@ -175,7 +175,7 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
         text = f"The inventory saved in {folder} is fresh: {'; '.join(found)}"
         yield ok("saved-inventory", text)
     else:
-        yield ok(
+        yield note(
             "saved-inventory",
             f"No fresh inventory is saved in {folder}: the next GPU container waits for the driver",
             "To have it done now, as root: gpuhook refresh",
@@ -197,7 +197,7 @@ def recent_errors(case: Case) -> Iterator[Finding]:
     if lately:
         count = f"{len(lately)} containers failed" if len(lately) > 1 else "A container failed"
         remedy = "Do what the message says; crun, and podman at precreate, hide what hooks say"
-        yield ok("recent-errors", f"{count} within a day, the last: {lately[-1]}", remedy)
+        yield note("recent-errors", f"{count} within a day, the last: {lately[-1]}", remedy)
 
 
 def launcher_settings(case: Case) -> Iterator[Finding]:
@@ -212,7 +212,7 @@ def launcher_settings(case: Case) -> Iterator[Finding]:
     if saved is not None and saved.st_uid == 0 and all(saved.st_mtime > time for time in times):
         yield ok("launcher-settings", f"gpu-py knows what {path} says")
     elif times and times[0] < launcher_files.LONG_AGO:
-        yield ok(
+        yield note(
             "launcher-settings",
             f"{path} has the time of all files of a reproducible build, so gpu-py, which couldn't "
             "tell a new one by it, may read it at each call",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from gpuhook.tools.doctor.case import Case
-from gpuhook.tools.doctor.finding import Finding, ok, warning
+from gpuhook.tools.doctor.finding import Finding, note, ok, warning
 
 _CHECK = "device-plugin"
 _FOLDER = "/var/lib/kubelet/device-plugins"
@@ -45,7 +45,7 @@ def device_plugin(case: Case) -> Iterator[Finding]:
         )
     elif not runs:
         extra = "" if _has_extra() else "the Python packages grpcio and protobuf, and "
-        yield ok(
+        yield note(
             _CHECK,
             "A kubelet runs here, and no device plugin of gpuhook's or NVIDIA's",
             f"For a cluster's pods to get devices: {extra}gpuhook device-plugin",

@@ -28,6 +28,7 @@ _BUILT_IN: Document = {"runtimes": {}, "default-runtime": "runc"}
 _KEEPS_DEFAULT = "Restart Docker, which keeps a default runtime that its file no longer names: "
 _RELOAD_S = 15.0  # for a dockerd to read its file again; it takes a fraction of a second
 _POLL = 0.05
+_ROOT = 0
 
 
 class Docker:
@@ -57,7 +58,7 @@ class Docker:
         if ("default-runtime",) in released:
             new.add("default-runtime")
             advice = [f"{_KEEPS_DEFAULT}{restart_command()}", *(advice if len(new) > 1 else ())]
-        return Answer((target,), tuple(advice), restart=bool(new))
+        return Answer((target,), tuple(advice), _warnings(ask), restart=bool(new))
 
     def _config(self, ask: Ask) -> str:
         if ask.config:
@@ -147,6 +148,16 @@ class Docker:
         """
         signs = (self._config(ask), ask.user("systemd/user/docker.service"))
         return any(map(os.path.exists, signs)) or bool(host_processes.running("dockerd"))
+
+
+def _warnings(ask: Ask) -> tuple[str, ...]:
+    """Say where an ordinary user tells a Docker of his own, and the one that runs is root's."""
+    if not ask.rootless or ask.config or host_processes.running("dockerd"):
+        return ()
+    if not host_processes.running("dockerd", users=(_ROOT,), unseen=True):
+        return ()
+    who = "The Docker that runs here is root's, and this was for a rootless one of yours"
+    return (f"{who}: for root's, run gpuhook install --engine docker as root",)
 
 
 def restart_command() -> str:

@@ -3,9 +3,11 @@
 No series is there for a value that isn't known. Process ids are no labels; a container's id is.
 """
 
+import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from gpuhook import __version__
 from gpuhook.ground.errors import MetricsError, shown
 from gpuhook.ground.host import files
 from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
@@ -24,6 +26,8 @@ except ImportError as error:
 _MODE = 0o644  # node_exporter is another user
 _MIB = 1 << 20
 _PERCENT = 100
+_MHZ = 1e6
+_BUILD = ("version", "python_version")
 _DEVICE = ("vendor", "uuid", "index")
 _CONTAINER = (
     "vendor", "uuid", "index", "container_id", "engine", "name", "pod", "namespace", "container",
@@ -40,6 +44,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
     ("utilization_ratio", "Share of the time in which something ran.", lambda it: it.utilization),
     ("temperature_celsius", "Temperature of the device.", lambda it: it.temperature_celsius),
     ("power_watts", "Power that the device draws.", lambda it: it.power_watts),
+    ("power_limit_watts", "Power that it may draw.", lambda it: it.power_limit_watts),
+    ("clock_hertz", "Clock of what computes.", lambda it: it.clock_mhz and it.clock_mhz * _MHZ),
 )
 
 
@@ -311,6 +317,9 @@ def _of_ourselves(snapshot: Snapshot, seconds: float) -> Iterator[Family]:
     for step, took in snapshot.durations.items():
         steps.add_metric([step], took)
     yield steps
+    build = _gauge("gpuhook_build_info", "Which gpuhook and Python made this.", _BUILD)
+    build.add_metric([__version__, platform.python_version()], 1)
+    yield build
     yield GaugeMetricFamily(
         "gpuhook_metrics_complete",
         "1 where nothing is missing from this look, else 0: the service's log has what.",

@@ -12,7 +12,8 @@ class Device:
     """An accelerator, or a part of one (a MIG device), whose ``parent`` is the other's ``id``.
 
     ``label`` is what a person calls it here (3, 0:1), ``bus_id`` the PCI address as /sys spells
-    it. ``utilization`` is 0 to 1; ``energy_joules`` and ``xids`` (number -> how many) only grow.
+    it. ``utilization`` is 0 to 1; ``clock_mhz`` is that of what computes; ``energy_joules`` and
+    ``xids`` (number -> how many) only grow.
     ``readings`` are others by name, in the driver's own units, where they were asked for.
     """
 
@@ -31,6 +32,8 @@ class Device:
     utilization: float | None = None
     temperature_celsius: float | None = None
     power_watts: float | None = None
+    power_limit_watts: float | None = None
+    clock_mhz: float | None = None
     energy_joules: float | None = None
     xids: Mapping[int, int] = field(default_factory=dict)
     readings: Mapping[str, float] = field(default_factory=dict)
@@ -73,8 +76,24 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Process:
+    """A process that uses a device, and the ``container`` that it is in, both by their ids.
+
+    ``user`` is its user's id, None where that isn't known, and ``command`` what it calls itself.
+    """
+
+    pid: int
+    device: str
+    container: str = ""
+    user: int | None = None
+    command: str = ""
+    memory_bytes: int | None = None
+    sm_utilization: float | None = None
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """What one look found.
+    """What one look found; ``processes`` where they were asked for.
 
     ``drivers`` are versions by vendor. ``errors`` counts by kind what failed since the observer
     began, ``durations`` are seconds by step; ``problems`` are sentences on what is missing now.
@@ -87,3 +106,4 @@ class Snapshot:
     errors: Mapping[str, int] = field(default_factory=dict)
     durations: Mapping[str, float] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    processes: tuple[Process, ...] = ()

@@ -14,10 +14,10 @@ from gpuhook.tools.kubernetes.machine import Machine
 from gpuhook.tools.metrics import kubelet, pods
 from gpuhook.tools.metrics.assigned import Holder, Holders
 from gpuhook.tools.metrics.inventories import Inventories
-from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
-from gpuhook.tools.metrics.processes import Processes, find, poses, sees_all_processes
+from gpuhook.tools.metrics.model import Container, Device, Process, Snapshot, Usage
+from gpuhook.tools.metrics.processes import Processes, find, poses, sees_all_processes, user_of
 from gpuhook.tools.metrics.telemetry import PATIENCE, Telemetry
-from gpuhook.tools.running.holders import LIMIT, WITHOUT_ROOT
+from gpuhook.tools.running.holders import LIMIT, WITHOUT_ROOT, command_of
 from gpuhook.tools.running.names import Names
 from gpuhook.tools.vendors import parts
 
@@ -38,10 +38,10 @@ Clock = Callable[[], float]
 class Observer:
     """Takes looks, one after the other; it must be the only thread, because it forks.
 
-    ``readings`` asks drivers for further values. With ``prepared`` somebody calls ``prepare``
-    between two looks. ``patience`` is how many seconds a driver may take to answer, and half as
-    many to say what there is; a kubelet has a quarter. ``pod_resources`` is the kubelet's socket.
-    ``tell`` gets a sentence for what changes.
+    ``readings`` asks drivers for further values, ``each`` has every process in a look. With
+    ``prepared`` somebody calls ``prepare`` between two looks. ``patience`` is how many seconds a
+    driver may take to answer, and half as many to say what there is; a kubelet has a quarter.
+    ``pod_resources`` is the kubelet's socket. ``tell`` gets a sentence for what changes.
     Between two looks a child may hold a driver open, until ``let_go``.
     """
 
@@ -50,6 +50,7 @@ class Observer:
         config: Config,
         *,
         readings: bool = False,
+        each: bool = False,
         prepared: bool = False,
         patience: float = PATIENCE,
         pod_resources: str = kubelet.SOCKET,
@@ -58,6 +59,7 @@ class Observer:
     ) -> None:
         self._config = config
         self._readings = readings
+        self._each: list[Process] | None = [] if each else None
         self._prepared = prepared
         self._clock = clock
         self._patience = patience
@@ -109,6 +111,7 @@ class Observer:
             self._all_errors(),
             dict(self._durations),
             tuple(problems),
+            tuple(self._each or ()),
         )
 
     def prepare(self, patience: float = 0.0) -> None:
@@ -198,6 +201,8 @@ class Observer:
     ) -> tuple[list[Container], list[Usage]]:
         """Return the containers, and what their processes do on each device."""
         self._room, self._left_out = LIMIT, False
+        if self._each is not None:
+            self._each = []
         groups = {each.group: each.container.name for each in holders if each.group}
         known = {each.container.name: self._container(each) for each in holders}
         used: dict[tuple[str, str], Usage] = {}
@@ -233,6 +238,10 @@ class Observer:
             count[container] += 1
             before = memory.get(container, 0)
             memory[container] = None if used is None or before is None else before + used
+            if self._each is not None:
+                sm = said["sm"].get(str(pid), 0.0) if "sm" in said else None
+                about = user_of(pid), command_of(pid)
+                self._each.append(Process(pid, device, container, *about, used, sm))
         for pid, part_of in said.get("sm", {}).items():
             container = self._container_of(int(pid), groups, known)
             share[container] = share.get(container, 0.0) + part_of

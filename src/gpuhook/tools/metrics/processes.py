@@ -26,6 +26,12 @@ def started(pid: int) -> str:
     return fields[_START].decode() if len(fields) > _START else ""
 
 
+def user_of(pid: int) -> int | None:
+    """Return the user whose process it is, None where that isn't known."""
+    ids = proc.status(proc.data_of(f"/proc/{pid}/status")).get("Uid", ())
+    return int(ids[0]) if ids else None
+
+
 class Processes:
     """Whose the processes are that were asked for; what isn't asked again is forgotten."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.errors import GpuhookError, listed
 from gpuhook.tools.host.child import Clock, Talking
 
 PATIENCE = 4.0  # seconds; Prometheus waits for ten
@@ -70,7 +70,21 @@ class Telemetry(Talking):
             return None
         except OSError:
             pass  # it has ended, which is seen below
-        return self._wait(self._clock() + self._patience)
+        answer = self._wait(self._clock() + self._patience)
+        self.problem = self.problem or self._left_alone(inventory)
+        return answer
+
+    def _left_alone(self, inventory: Any) -> str:
+        """Return which devices aren't asked because the driver hung in them, "" if none."""
+        silent = [each.label for each in inventory.devices if each.id in self._silent]
+        if not silent:
+            return ""
+        one = len(silent) == 1
+        what = f"device{'' if one else 's'} {listed(silent)} {'is' if one else 'are'} left out"
+        return (
+            f"{self._title}: {what} for {_SILENCE:.0f} seconds, because the {self._who} hung in "
+            f"{'it' if one else 'them'}"
+        )
 
     def facts(self, inventory: Any) -> dict[str, dict[str, Any]]:
         """Return what only the vendor knows of each device, by fields of ``Device``."""

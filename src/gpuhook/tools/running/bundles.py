@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuhook.ground.cgroup import access
 from gpuhook.ground.errors import SpecError
+from gpuhook.ground.host import files as host_files
 from gpuhook.ground.oci.spec import read_spec
 from gpuhook.tools.host import processes
 from gpuhook.tools.running import names
@@ -27,6 +28,7 @@ _STATE_FILES = (
 )
 _SHIM = "containerd-shim-runc-v2"
 _LIMIT = 16 << 20  # bytes of a state file, which holds all of a config.json
+_NAME = 4096  # bytes of a program's path
 
 
 def allowed_devices(
@@ -52,17 +54,50 @@ def find(container: str) -> str:
     containerd starts its shims in the bundle of the first container that they look after; those
     of the others are beside it. A conmon is told the bundle.
     """
-    for process in processes.running(_SHIM):
-        with contextlib.suppress(OSError):
-            beside = os.path.dirname(os.readlink(f"/proc/{process.pid}/cwd"))
-            if _is_bundle(found := f"{process.root}{beside}/{container}"):
-                return found
+    for folder in _folders_of_shims():
+        if _is_bundle(found := f"{folder}/{container}"):
+            return found
     if _is_bundle(found := names.watched().get(container, "")):
         return found
     states = [path for each in _STATE_FILES for path in glob.glob(each)]
     ours = [path for path in states if path.split("/")[-2] == container]
     candidates = [bundle for path in ours for bundle in _bundle_of(_load(path))]
     return next((each for each in candidates if _is_bundle(each)), "")
+
+
+def beside_shims() -> dict[str, str]:
+    """Return the bundles of the containers that containerd's shims look after, by their ids."""
+    found: dict[str, str] = {}
+    for folder in _folders_of_shims():
+        with contextlib.suppress(OSError):
+            bundles = {name: f"{folder}/{name}" for name in os.listdir(folder)}
+            found.update({name: path for name, path in bundles.items() if _is_bundle(path)})
+    return found
+
+
+def _folders_of_shims() -> list[str]:
+    """Return where the bundles are beside each other, a folder for each namespace of containerd."""
+    found: dict[str, None] = {}
+    for process in processes.running(_SHIM):
+        with contextlib.suppress(OSError):
+            own = os.readlink(f"/proc/{process.pid}/cwd")
+            found[f"{process.root}{os.path.dirname(own)}"] = None
+    return [*found]
+
+
+def runtime(container: str, bundle: str) -> str:
+    """Return the low-level runtime that an engine calls for a container, "" where nothing says it.
+
+    ``bundle`` is its bundle. containerd's shim writes it down there, Docker's too, and nothing for
+    runc, its own choice (cmd/containerd-shim-runc-v2/process, WriteRuntime); a conmon is told.
+    """
+    for process in processes.running("conmon"):
+        if process.option("-c", "--cid")[-1:] == [container]:
+            return (process.option("-r", "--runtime") or [""])[0]  # then what it calls at the end
+    try:
+        return host_files.read(f"{bundle}/runtime", _NAME).decode().strip() or "runc"
+    except (OSError, ValueError):
+        return ""
 
 
 def _is_bundle(path: str) -> bool:

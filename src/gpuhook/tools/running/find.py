@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from gpuhook.ground.errors import ContainerError, shown
 from gpuhook.start.inventory.model import Inventory
+from gpuhook.start.records import records
 from gpuhook.tools.running import bundles, holders, names
 from gpuhook.tools.running.holders import Container
 
@@ -14,14 +15,15 @@ _PATIENCE = 5.0  # seconds for Docker's answer
 class Found(NamedTuple):
     """A running container; ``holder`` is None for one that has no device.
 
-    ``name`` is the engine's, "" where it isn't known, and so is ``bundle``, the folder with its
-    config.json.
+    ``name`` is the engine's, "" where it isn't known, and so are ``bundle``, the folder with its
+    config.json, and ``runtime``, the low-level runtime that the engine calls for it.
     """
 
     id: str
     engine: str
     name: str
     bundle: str
+    runtime: str
     holder: Container | None
 
 
@@ -37,7 +39,8 @@ def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
         engines.update(dict.fromkeys(known, engine))
     running = holders.believed(holders.running(inventories, state_dir).containers)
     held = {each.name: each for each in running}
-    called = {**dict.fromkeys(held, ""), **called}
+    of_containerd = bundles.beside_shims()
+    called = {**dict.fromkeys([*of_containerd, *held], ""), **called}
     found = names.meant(word, called)
     if len(found) != 1:
         what = "means several containers" if found else "is no running container"
@@ -47,6 +50,8 @@ def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
         )
     [container] = found
     holder = held.get(container)
-    engine = holder.engine if holder is not None else engines.get(container, "")
     bundle = (holder.bundle if holder is not None else "") or bundles.find(container)
-    return Found(container, engine, called[container], bundle, holder)
+    engine = holder.engine if holder is not None else engines.get(container, "")
+    engine = engine or records.engine_of(bundle, {})
+    runtime = bundles.runtime(container, bundle)
+    return Found(container, engine, called[container], bundle, runtime, holder)

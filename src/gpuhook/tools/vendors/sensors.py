@@ -1,7 +1,8 @@
 """What the kernel says of how PCI devices are, below a driver root: temperature, power, energy.
 
 Small files of sysfs, the same for every driver that has a hwmon device (Documentation/hwmon/
-sysfs-interface.rst): millidegrees Celsius, microwatts, microjoules. No driver's library is asked.
+sysfs-interface.rst): millidegrees Celsius, microwatts, hertz, microjoules. No driver's library is
+asked.
 """
 
 from collections import Counter
@@ -18,6 +19,8 @@ _DEVICES = "/sys/bus/pci/devices"
 _SENSORS = (
     ("temperature_celsius", ("temp1_input", "temp2_input"), 1000),
     ("power_watts", ("power1_average", "power1_input"), 1_000_000),
+    ("power_limit_watts", ("power1_cap",), 1_000_000),
+    ("clock_mhz", ("freq1_input",), 1_000_000),
     ("energy_joules", ("energy1_input",), 1_000_000),
 )
 

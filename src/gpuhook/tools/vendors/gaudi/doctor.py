@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from gpuhook.ground.errors import DriverError, listed
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.devices import closed_nodes, is_on_bus, missing_nodes, unusable
-from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.vendors.gaudi.discover import MODELS, discover
 from gpuhook.vendors.gaudi.model import DRIVER, Inventory, seats
@@ -54,7 +54,7 @@ def _programs(inventory: Inventory) -> Iterator[Finding]:
         yield warning(_CHECK, text, remedy)
     if inventory.networked:
         labels = [each.label for each in inventory.devices if each.id in inventory.networked]
-        yield ok(
+        yield note(
             _CHECK,
             f"The network ports of Gaudi {listed(labels)} are moved into no container by gpuhook",
             "Where programs need them, run Habana's hook (habana-container-hook), too",

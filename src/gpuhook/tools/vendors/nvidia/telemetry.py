@@ -36,6 +36,7 @@ _SECOND = 1_000_000  # the driver's times are in microseconds
 _TICK = _SECOND  # the longest time between two samples of a process' utilisation
 _FIRST = 2 * _SECOND  # how far the first question looks back
 _MILLI = 1000
+_SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
 _KINDS = ("Compute", "Graphics", "MPSCompute")  # the lists of processes that NVML has
 
 
@@ -163,11 +164,14 @@ class _Eyes:
     def _sensors(self, handle: "Any") -> "Values":
         rates = self._ask("GetUtilizationRates", handle)
         power = self._ask("GetPowerUsage", handle)
+        limit = self._ask("GetEnforcedPowerLimit", handle)
         energy = self._ask("GetTotalEnergyConsumption", handle)
         return {
             "utilization": None if rates is None else rates.gpu / 100,
             "temperature_celsius": self._ask("GetTemperature", handle, 0),
             "power_watts": None if power is None else power / _MILLI,
+            "power_limit_watts": None if limit is None else limit / _MILLI,
+            "clock_mhz": self._ask("GetClockInfo", handle, _SM_CLOCK),
             "energy_joules": None if energy is None else energy / _MILLI,
         }
 
@@ -178,8 +182,8 @@ class _Eyes:
         decoder = self._ask("GetDecoderUtilization", handle)
         rows = self._ask("GetRemappedRows", handle)
         found = {
-            "SM_CLOCK": self._ask("GetClockInfo", handle, 1),  # nvmlClockType_t
-            "MEM_CLOCK": self._ask("GetClockInfo", handle, 2),
+            "SM_CLOCK": self._ask("GetClockInfo", handle, _SM_CLOCK),
+            "MEM_CLOCK": self._ask("GetClockInfo", handle, _MEMORY_CLOCK),
             "MEM_COPY_UTIL": None if rates is None else rates.memory,
             "ENC_UTIL": encoder and encoder[0],
             "DEC_UTIL": decoder and decoder[0],

@@ -11,7 +11,7 @@ from gpuhook.ground.loader import ldcache
 from gpuhook.start import contract
 from gpuhook.start.inventory.selection import fallen_off
 from gpuhook.tools.doctor.case import Case
-from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.step import Check
 from gpuhook.tools.vendors.nvidia.doctor.nodes import gpu_minors, module_version
 from gpuhook.tools.vendors.nvidia.doctor.platforms import platform_of
@@ -49,7 +49,7 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
     if platform:
         text = f"This is {TITLES[platform]}, without a kernel module of NVIDIA's driver for Linux"
         yield ok("driver-loaded", text)
-    elif is_elsewhere(case):
+    elif is_elsewhere(case) and _others_have_devices(case):
         yield ok("driver-loaded", "This machine has no NVIDIA GPU, and devices of another vendor")
     elif version:
         yield ok("driver-loaded", f"The NVIDIA kernel module {version} is loaded")
@@ -58,6 +58,13 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
             "driver-loaded",
             "The NVIDIA kernel module isn't loaded, and nouveau holds the GPU",
             "Blacklist nouveau, rebuild the initramfs and reboot",
+        )
+    elif is_elsewhere(case):
+        yield note(
+            "driver-loaded",
+            "The NVIDIA kernel module isn't loaded, and the PCI bus shows no NVIDIA GPU",
+            "If this machine is to have one: check that it is passed on to it (lspci -d "
+            f"{names.PCI_VENDOR}:), and install its driver",
         )
     elif not _has_gpu(case):
         yield failure(
@@ -95,13 +102,18 @@ def where_nvidia_is(check: Check) -> Check:
 
 
 def is_elsewhere(case: Case) -> bool:
-    """Tell whether nothing on a machine is NVIDIA's, and another vendor's driver has devices.
+    """Tell whether nothing on a machine is NVIDIA's.
 
-    One whose configuration names a root of NVIDIA's driver is meant to have it.
+    One with the driver's libraries, or whose configuration names a root of it, is meant to have
+    a GPU, unless another vendor's driver has devices there.
     """
     nvidias = ("/sys/module/nvidia", "/sys/module/nouveau", "/proc/driver/nvidia")
     if case.driver_root != "/" or any(map(case.machine.exists, nvidias)) or _has_gpu(case):
         return False
+    return not _has_libraries(case) or _others_have_devices(case)
+
+
+def _others_have_devices(case: Case) -> bool:
     others = (each for each in registry.known(case.config).values() if each.NAME != names.NAME)
     return any(_has_devices(contract.load(each), case) for each in others)
 

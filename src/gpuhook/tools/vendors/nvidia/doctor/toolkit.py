@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from gpuhook.ground import names
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.cdi import host_paths, remake
-from gpuhook.tools.doctor.finding import Finding, ok, warning
+from gpuhook.tools.doctor.finding import Finding, note, ok, warning
 from gpuhook.tools.doctor.host import is_ours
 from gpuhook.tools.vendors.nvidia.doctor.nodes import module_version
 
@@ -39,7 +39,7 @@ def foreign_toolkit(case: Case) -> Iterator[Finding]:
     for name in _PROGRAMS:
         path = case.machine.which(name, names.SEARCH_PATH)
         if path and not is_ours(case.machine, path):
-            yield ok(
+            yield note(
                 "foreign-toolkit",
                 f"NVIDIA's container toolkit is installed, too: {path}",
                 "Use one of the two for a container; to change over, see docs/migration.md",
