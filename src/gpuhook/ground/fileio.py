@@ -14,6 +14,7 @@ _PRIVATE = 0o600
 def read_start(fd: int, most: int) -> bytes:
     """Return what there is to read of an open file, at most that many bytes."""
     pieces, size = [], 0
+    # protects: bounded-read
     while size < most and (piece := os.read(fd, min(_PIECE, most - size))):
         pieces.append(piece)
         size += len(piece)

@@ -33,16 +33,8 @@ class Verdict(Record):
     ``own``: files may be made there; ``shared``: what is mounted there shows on the host.
     """
 
-<<<<<<< HEAD
-    __slots__ = ("own", "shared")
-
-    def __init__(self, own: bool, shared: bool) -> None:
-        self.own = own  # protects: own-mount
-        self.shared = shared
-=======
     own: bool
     shared: bool
->>>>>>> helper/mech
 
 
 class Boundary:
@@ -113,7 +105,7 @@ class Boundary:
         # A filesystem that the host hasn't mounted was made for this container.
         # protects: own-or-volume
         own = mount == self._root or not self._host_mounts().has_device(found.device)
-        return Verdict(own, shared)
+        return Verdict(own, shared)  # protects: own-mount
 
     def _host_mounts(self) -> proc.Mounts:
         if self._host_table is None:

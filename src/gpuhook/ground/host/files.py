@@ -15,13 +15,8 @@ from gpuhook.ground import fileio
 from gpuhook.ground.errors import UntrustedPathError
 
 LIMIT = 16 << 20  # bytes; no configuration or record of an engine comes near
-<<<<<<< HEAD
-_PIECE = 1 << 16  # bytes at once, because files in /proc/sys refuse to be read by the megabyte
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # protects: no-waiting-open
 # protects: no-link-followed
-=======
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
->>>>>>> helper/mech
 _NEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT = 0
 _NOBODY = 65534  # how the kernel shows owners that a user namespace has no number for
@@ -48,16 +43,7 @@ def read_start(path: str, most: int = LIMIT) -> bytes:
     """Return at most the first ``most`` bytes of a regular file; OSError for anything else."""
     fd = _open_regular(path, _READ)
     try:
-<<<<<<< HEAD
-        pieces, size = [], 0
-        # protects: bounded-read
-        while size < most and (piece := os.read(fd, min(_PIECE, most - size))):
-            pieces.append(piece)
-            size += len(piece)
-        return b"".join(pieces)
-=======
         return fileio.read_start(fd, most)
->>>>>>> helper/mech
     finally:
         os.close(fd)
 
