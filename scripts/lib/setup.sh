@@ -161,5 +161,5 @@ make_environment() {
     }
     say "installing gpuhook and the test tools into .venv"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-        --editable simulate --editable '.[test]'
+        --editable '.[test]' --editable simulate
 }
