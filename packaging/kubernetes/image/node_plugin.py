@@ -9,8 +9,8 @@ from node import Node, say, systemctl, text_of
 from gpuhook.ground.errors import EngineError, shown
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.kubernetes import configure
-from gpuhook.tools.kubernetes.health import policy
 from gpuhook.tools.kubernetes.options import INEFFECTIVE, OPTIONS
+from gpuhook.tools.vendors.nvidia.xids import policy
 
 UNIT = "gpuhook-device-plugin.service"
 # Where a ConfigMap's file of the plugin's options is, if there is one.
