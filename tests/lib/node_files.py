@@ -42,15 +42,13 @@ class Machine(NodesOnPaper):
         discover = import_module(f"{package(registry.KNOWN[self.vendor])}.discover")
         nodes = self.nodes
 
-        class Known(Node):
-            @classmethod
-            def of(cls, path: str, status: object, inside: str = "") -> Any:
-                node = nodes.get(path) if status is not None else None
-                if node is None:
-                    return None
-                return Node(path, *node.numbers, node.mode, node.uid, node.gid, inside)
+        def known(path: str, status: object, inside: str = "") -> Node | None:
+            node = nodes.get(path) if status is not None else None
+            if node is None:
+                return None
+            return Node(path, *node.numbers, node.mode, node.uid, node.gid, inside)
 
-        with mock.patch.object(discover, "Node", Known):
+        with mock.patch.object(Node, "of", known):
             return discover.discover(str(self.place))
 
 

@@ -1,5 +1,8 @@
 """Names that several rooms need, each written once."""
 
+# The folders of the vendors there is code for, in the order in which they are served.
+VENDORS = ("nvidia", "amd", "neuron", "gaudi", "ascend", "intel_gpu", "intel_npu")
+
 RUNTIME = "gpu-py"  # the OCI runtime's program, and what engines register it as
 HOOK = "gpuhook-prestart"
 LEASE_VERB = "lease"  # of that hook: take exclusive devices and do nothing else

@@ -13,6 +13,8 @@ import sys
 from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import MAGIC_NUMBER
 
+from gpuhook.ground import names
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
@@ -31,18 +33,9 @@ CONFIGURATION = (
     "ground.errors", "ground.fileio", "ground.config.source", "ground.config.model",
     "ground.config.loader",
 )  # fmt: skip
-REGISTRY = (
-    "vendors.amd.names",
-    "vendors.ascend.names",
-    "vendors.gaudi.names",
-    "vendors.intel_gpu.names",
-    "vendors.intel_npu.names",
-    "vendors.neuron.names",
-    "vendors.nvidia.names",
-    "vendors.registry",
-)
+REGISTRY = (*(f"vendors.{name}.names" for name in names.VENDORS), "vendors.registry")
 REQUEST = (
-    "ground.oci.jsontext", "ground.log", "ground.names", *CONFIGURATION, "ground.oci.spec",
+    "ground.oci.jsontext", "ground.log", *CONFIGURATION, "ground.oci.spec",
     "start.request.sources", "start.request.reader", "start.contract", "start.resolve", *REGISTRY,
 )  # fmt: skip
 INVENTORY = (
@@ -61,15 +54,15 @@ INJECTION = (
 HOOK = (*REQUEST, "prestart_hook")
 
 
-def load(names: tuple[str, ...]) -> None:
+def load(modules: tuple[str, ...]) -> None:
     """Import modules, named without ``gpuhook.``, that are not imported yet.
 
     Stops without harm at the first one that isn't compiled or can't be read.
     """
     folder = os.path.dirname(os.path.dirname(__file__))
-    for room in _rooms(names):
+    for room in _rooms(modules):
         _make(folder, room)
-    for name in names:
+    for name in modules:
         full = f"gpuhook.{name}"
         if full in sys.modules:
             continue
@@ -82,10 +75,10 @@ def load(names: tuple[str, ...]) -> None:
         _execute(full, path, code)
 
 
-def _rooms(names: tuple[str, ...]) -> list[str]:
+def _rooms(modules: tuple[str, ...]) -> list[str]:
     """Return the packages that hold these modules, each after the one that it is in."""
     rooms: dict[str, None] = {}
-    for name in names:
+    for name in modules:
         parts = name.split(".")
         for end in range(1, len(parts)):
             rooms[".".join(parts[:end])] = None

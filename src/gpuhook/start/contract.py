@@ -136,9 +136,14 @@ class Vendor:
                 "See who has mounted or changed something there, and run gpuhook doctor",
             ) from None
 
-    def _discover(self, config: "Config") -> "Inventory":  # noqa: ARG002
-        """Look at the driver root, as ``discover`` says; an OSError is said there."""
-        raise DriverError(f"gpuhook can't look for {self.names.TITLE}'s devices", "Report it")
+    def _discover(self, config: "Config") -> "Inventory":
+        """Look at the driver root, as ``discover`` says; an OSError is said there.
+
+        By default its module ``discover`` does, which is costly to import and rarely needed.
+        """
+        module = __import__(f"{package(self.names)}.discover", fromlist=["discover"])
+        found: Inventory = module.discover(self.root(config))
+        return found
 
     def surroundings(self, config: "Config") -> "list[Any]":  # noqa: ARG002
         """Return, as JSON values, what an inventory was made in: a change of it makes it stale.

@@ -5,13 +5,14 @@ Sysfs alone is read.
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError, NoDriverError
+from gpuhook.start.inventory.model import Node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import TypeVar
 
-    from gpuhook.start.inventory.model import Inventory, Node
+    from gpuhook.start.inventory.model import Inventory
 
     T = TypeVar("T", bound=Inventory)
 
@@ -80,6 +81,12 @@ def numbered(root: Rootfs, folder: str, beginning: str) -> list[int]:
     """Return the numbers of a folder's names that begin so, sorted."""
     found = (number(name, beginning) for name in root.list_folder(folder))
     return sorted(each for each in found if each is not None)
+
+
+def nodes(root: Rootfs, paths: "Iterable[str]") -> "tuple[Node, ...]":
+    """Return the character devices among some paths, each once."""
+    found = (Node.of(path, root.stat(path)) for path in dict.fromkeys(paths))
+    return tuple(node for node in found if node is not None)
 
 
 def wrong_numbers(node: "Node | None", dev: str) -> str:

@@ -6,14 +6,8 @@ that a configuration declares.
 """
 
 from gpuhook.ground.errors import ConfigError, shown
+from gpuhook.ground.names import VENDORS
 from gpuhook.start.request.sources import swarm_variables
-from gpuhook.vendors.amd import names as amd
-from gpuhook.vendors.ascend import names as ascend
-from gpuhook.vendors.gaudi import names as gaudi
-from gpuhook.vendors.intel_gpu import names as intel_gpu
-from gpuhook.vendors.intel_npu import names as intel_npu
-from gpuhook.vendors.neuron import names as neuron
-from gpuhook.vendors.nvidia import names as nvidia
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,15 +16,9 @@ if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
     from gpuhook.start.contract import Known
 
-# A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
+# A vendor's name -> its names (vendors/NAME/names.py).
 KNOWN: "dict[str, ModuleType]" = {
-    nvidia.NAME: nvidia,
-    amd.NAME: amd,
-    neuron.NAME: neuron,
-    gaudi.NAME: gaudi,
-    ascend.NAME: ascend,
-    intel_gpu.NAME: intel_gpu,
-    intel_npu.NAME: intel_npu,
+    name: __import__(f"gpuhook.vendors.{name}.names", fromlist=["NAME"]) for name in VENDORS
 }
 
 

@@ -28,7 +28,8 @@ LISTS = {
 }
 # What the lists of a vendor are in, imported by hand as it is by preloading.
 NAMES = "preload.load(preload.REQUEST)\nfrom gpuhook.vendors.nvidia import names\n"
-PRELOAD = ("gpuhook.ground", "gpuhook.ground.preload")  # imported in the ordinary way
+# Imported in the ordinary way.
+PRELOAD = ("gpuhook.ground", "gpuhook.ground.names", "gpuhook.ground.preload")
 
 
 @pytest.fixture

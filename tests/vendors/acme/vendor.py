@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from gpuhook.ground.config.model import Config
     from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import Inventory
 
 CLASS = "/sys/class/acme"  # the driver's, with a folder for each NPU and each part of one
 PLUGINS = "/opt/acme/plugins"
@@ -22,11 +21,6 @@ class Acme(Vendor):
     """NPUs, by what the kernel says of them."""
 
     names = names
-
-    def _discover(self, config: "Config") -> "Inventory":
-        from gpuhook.vendors.acme import discover  # noqa: PLC0415 - costly, and rarely needed
-
-        return discover.discover(self.root(config))
 
     def surroundings(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + CLASS

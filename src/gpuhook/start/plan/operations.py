@@ -57,6 +57,7 @@ class Operation:
     """One step of an injection, and why it is done."""
 
     kind = ""
+    shown: tuple[str, ...] = ("kind", "reason")  # what is said of it in JSON
     by_runtime = False  # whether config.json alone has words for it
     root = "/"  # the driver root, for what it takes from there
     left_out = ""  # why the step isn't done, as far as ``prepare`` or ``look`` has found
@@ -95,14 +96,16 @@ class Operation:
         return self.kind
 
     def to_json(self) -> "dict[str, Any]":
-        """Return the step as JSON values."""
-        return {"kind": self.kind, "reason": self.reason}
+        """Return the step as JSON values: those of ``shown``."""
+        values = ((name, getattr(self, name)) for name in self.shown)
+        return {name: [*value] if isinstance(value, tuple) else value for name, value in values}
 
 
 class _Bind(Operation):
     """Base of the steps that mount something of the driver root in the container."""
 
     cleared = 0  # MOUNT_ATTR_* bits that the source's mount may have and ours must not
+    shown: tuple[str, ...] = ("kind", "source", "destination", "options", "reason")
 
     def __init__(
         self,
@@ -170,16 +173,6 @@ class _Bind(Operation):
         if self._tree >= 0:
             os.close(self._tree)
             self._tree = -1
-
-    def to_json(self) -> "dict[str, Any]":
-        """Return source, destination and options beside kind and reason."""
-        return {
-            "kind": self.kind,
-            "source": self.source,
-            "destination": self.destination,
-            "options": list(self.options),
-            "reason": self.reason,
-        }
 
 
 class BindFile(_Bind):
@@ -259,6 +252,7 @@ class BindDevice(_Bind):
 
     kind = "device"
     cleared = kernel.MOUNT_ATTR_NODEV  # protects: nodev-cleared
+    shown = (*_Bind.shown, "major", "minor")
 
     def __init__(self, root: str, node: "Node", reason: str) -> None:
         super().__init__(root, node.path, node.inside or node.path, DEVICE_OPTIONS, reason)
@@ -279,10 +273,6 @@ class BindDevice(_Bind):
                 "Remove it and have the driver's own program or udev make it again",
             )
 
-    def to_json(self) -> "dict[str, Any]":
-        """Add the numbers."""
-        return {**super().to_json(), "major": self.major, "minor": self.minor}
-
 
 class AllowDevice(Operation):
     """Allow a device in the container's cgroup: in the OCI spec, or by the hook.
@@ -292,6 +282,7 @@ class AllowDevice(Operation):
 
     kind = "allow-device"
     access = "rw"
+    shown = ("kind", "major", "minor", "access", "reason")
 
     def __init__(self, numbers: tuple[int, int], reason: str) -> None:
         super().__init__(reason)
@@ -300,16 +291,6 @@ class AllowDevice(Operation):
     def describe(self) -> str:
         """Say which numbers and which access."""
         return f"allow c {self.major}:{self.minor} {self.access} in the device cgroup"
-
-    def to_json(self) -> "dict[str, Any]":
-        """Add numbers and access."""
-        return {
-            "kind": self.kind,
-            "major": self.major,
-            "minor": self.minor,
-            "access": self.access,
-            "reason": self.reason,
-        }
 
 
 class SetVariable(Operation):
@@ -379,6 +360,7 @@ class AddGroup(Operation):
 
     kind = "group"
     by_runtime = True
+    shown = ("kind", "gid", "reason")
 
     def __init__(self, gid: int, reason: str) -> None:
         super().__init__(reason)
@@ -395,15 +377,12 @@ class AddGroup(Operation):
         inside = process.group_inside(spec, self.gid)
         return inside is not None and process.missing_group(spec, self.gid) is None
 
-    def to_json(self) -> "dict[str, Any]":
-        """Add the group."""
-        return {"kind": self.kind, "gid": self.gid, "reason": self.reason}
-
 
 class Symlink(Operation):
     """Make a symbolic link beside a library."""
 
     kind = "symlink"
+    shown = ("kind", "destination", "target", "reason")
 
     def __init__(self, destination: str, target: str, *, replace: bool, reason: str) -> None:
         super().__init__(reason)
@@ -418,15 +397,6 @@ class Symlink(Operation):
     def execute(self, container: Container) -> None:
         """Make the link."""
         container.make_link(self.destination, self.target, replace=self._replace)
-
-    def to_json(self) -> "dict[str, Any]":
-        """Add place and target."""
-        return {
-            "kind": self.kind,
-            "destination": self.destination,
-            "target": self.target,
-            "reason": self.reason,
-        }
 
 
 class UpdateLdCache(Operation):

@@ -28,6 +28,8 @@ class MakeNode(Operation):
     """Have the low-level runtime make a device node with the numbers of the driver's."""
 
     kind = "device"
+    shown = BindDevice.shown
+    options = ()  # it has none
 
     def __init__(self, op: BindDevice) -> None:
         super().__init__(op.reason)
@@ -39,18 +41,6 @@ class MakeNode(Operation):
     def describe(self) -> str:
         """Say which node with which numbers."""
         return f"make the device node {self.destination} ({self.major}:{self.minor})"
-
-    def to_json(self) -> "dict[str, Any]":
-        """Return what a mounted node has; options it has none."""
-        return {
-            "kind": self.kind,
-            "source": self.source,
-            "destination": self.destination,
-            "options": [],
-            "reason": self.reason,
-            "major": self.major,
-            "minor": self.minor,
-        }
 
 
 def steps(plan: "Plan") -> list[Operation]:

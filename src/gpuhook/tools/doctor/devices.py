@@ -7,6 +7,10 @@ from gpuhook.start.inventory.model import EVERYBODY, Device, Inventory
 from gpuhook.tools.doctor.finding import Finding, failure, warning
 from gpuhook.tools.doctor.machine import Machine
 
+# Recognises a device on the PCI bus: it is given what returns a fact of it, such as its vendor, as
+# the kernel has it (0x10de), "" where there is no such fact.
+IsOurs = Callable[[Callable[[str], str]], bool]
+
 UDEV = "See that udev makes it, or load the driver again"
 _PCI = "/sys/bus/pci/devices"
 
@@ -36,12 +40,8 @@ def closed_nodes(check: str, inventory: Inventory, remedy: str) -> Iterator[Find
         yield warning(check, text, remedy)
 
 
-def is_on_bus(machine: Machine, is_ours: Callable[[Callable[[str], str]], bool]) -> bool:
-    """Tell whether a device on the PCI bus is one of a vendor's.
-
-    ``is_ours`` is given what returns a fact of the device, such as its vendor, as the kernel has it
-    (0x10de), and "" where there is no such fact.
-    """
+def is_on_bus(machine: Machine, is_ours: IsOurs) -> bool:
+    """Tell whether a device on the PCI bus is one of a vendor's."""
 
     def facts(folder: str) -> Callable[[str], str]:
         return lambda name: (machine.text(f"{folder}/{name}") or "").strip()

@@ -5,9 +5,9 @@ ones have registered. What is to be taken back is named in ``Ask.without``.
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from gpuhook.tools.engines.files import Change
 from gpuhook.tools.engines.store import Target
@@ -120,35 +120,42 @@ class Answer:
     restart: bool = False
 
 
-class Engine(Protocol):
-    """A container engine that can be told about gpu-py."""
+class Engine(ABC):
+    """A container engine that can be told about gpu-py; by default root's, without a daemon."""
 
     name: str
 
+    @abstractmethod
     def install(self, ask: Ask) -> Answer:
         """Return what tells the engine about the runtimes; change nothing."""
 
-    def afterwards(self) -> str:
-        """Return what makes the engine see that it no longer has the runtimes."""
-
+    @abstractmethod
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the containers that were made for one of these runtimes."""
 
-    def reload(self, config: str) -> list[int] | None:
+    @abstractmethod
+    def is_present(self, ask: Ask) -> bool:
+        """Tell whether the engine seems to be on this machine."""
+
+    def afterwards(self) -> str:
+        """Return what makes the engine see that it no longer has the runtimes."""
+        return ""
+
+    def reload(self, config: str) -> list[int] | None:  # noqa: ARG002
         """Have running daemons read ``config`` again; return their process ids.
 
         None: they only read it at their start, and nothing was done.
         """
+        return None
 
-    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
+    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:  # noqa: ARG002
         """Have running daemons forget the runtimes before a change takes them out of its file.
 
         Returns their process ids; none where no daemon runs, or where it only reads its file
         at its start. EngineError, with everything as it was, if one doesn't forget.
         """
+        return []
 
-    def is_present(self, ask: Ask) -> bool:
-        """Tell whether the engine seems to be on this machine."""
-
-    def is_users(self, ask: Ask) -> bool:
+    def is_users(self, ask: Ask) -> bool:  # noqa: ARG002
         """Tell whether a user who isn't root has, or can have, an engine of this kind."""
+        return False

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from gpuhook.ground import names as our_names
 from gpuhook.ground.errors import EngineError
 from gpuhook.tools.engines import installed, toml_text
-from gpuhook.tools.engines.ask import CDI, SET_DEFAULT, Answer, Ask
-from gpuhook.tools.engines.files import Change, read_text
+from gpuhook.tools.engines.ask import CDI, SET_DEFAULT, Answer, Ask, Engine
+from gpuhook.tools.engines.files import read_text
 from gpuhook.tools.engines.merge import Document, Path, get
 from gpuhook.tools.engines.store import DROP_IN_HEADER, Target
 
@@ -61,7 +61,7 @@ class Source:
         return _CRI[min(self.version, 3)]
 
 
-class Containerd:
+class Containerd(Engine):
     """containerd with its CRI plugin, as Kubernetes uses it."""
 
     name = "containerd"
@@ -76,15 +76,6 @@ class Containerd:
         return (
             "Restart containerd, if it is running (containers go on): systemctl restart containerd"
         )
-
-    def reload(self, config: str) -> None:
-        """Do nothing: containerd reads its configuration only at its start."""
-        del config
-
-    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
-        """Do nothing: containerd reads its configuration only at its start."""
-        del change, names
-        return []
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the running containers that use one of the runtimes.
@@ -110,11 +101,6 @@ class Containerd:
         """Tell whether containerd is here, and not for Docker alone, which needs no CRI."""
         found = bool(shutil.which("containerd")) or os.path.exists(_config(ask))
         return found and not _disables_cri(self._document(ask))
-
-    def is_users(self, ask: Ask) -> bool:
-        """Return False: containerd is root's, and so are its files."""
-        del ask
-        return False
 
 
 def containerd_version() -> tuple[int, int] | None:

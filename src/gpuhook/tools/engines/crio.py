@@ -9,8 +9,8 @@ import os
 import shutil
 
 from gpuhook.tools.engines import toml_text
-from gpuhook.tools.engines.ask import Answer, Ask
-from gpuhook.tools.engines.files import Change, read_json, read_text
+from gpuhook.tools.engines.ask import Answer, Ask, Engine
+from gpuhook.tools.engines.files import read_json, read_text
 from gpuhook.tools.engines.merge import Document, get
 from gpuhook.tools.engines.store import DROP_IN_HEADER, Target
 
@@ -22,7 +22,7 @@ _RUNTIMES = ("crio", "runtime", "runtimes")
 _DEFAULT = ("crio", "runtime", "default_runtime")
 
 
-class Crio:
+class Crio(Engine):
     """CRI-O, as Kubernetes uses it."""
 
     name = "crio"
@@ -55,15 +55,6 @@ class Crio:
         """Return what makes CRI-O read its configuration."""
         return "Restart CRI-O, if it is running: systemctl restart crio"
 
-    def reload(self, config: str) -> None:
-        """Do nothing: not every CRI-O takes a new handler at a reload."""
-        del config
-
-    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
-        """Do nothing: CRI-O reads its handlers only at its start."""
-        del change, names
-        return []
-
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
         """Return the containers made with one of the handlers.
 
@@ -80,11 +71,6 @@ class Crio:
     def is_present(self, ask: Ask) -> bool:
         """Tell whether CRI-O or its configuration is here."""
         return bool(shutil.which("crio")) or os.path.isdir(os.path.dirname(_config(ask)))
-
-    def is_users(self, ask: Ask) -> bool:
-        """Return False: CRI-O is root's, and so are its files."""
-        del ask
-        return False
 
 
 def _config(ask: Ask) -> str:

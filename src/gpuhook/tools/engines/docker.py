@@ -14,7 +14,7 @@ from functools import partial
 from gpuhook.ground import names as our_names
 from gpuhook.ground.errors import EngineError, shown
 from gpuhook.tools.engines import docker_api, json_text, swarm
-from gpuhook.tools.engines.ask import CDI, NVIDIAS_NAME, SET_DEFAULT, SWARM, Answer, Ask
+from gpuhook.tools.engines.ask import CDI, NVIDIAS_NAME, SET_DEFAULT, SWARM, Answer, Ask, Engine
 from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG
 from gpuhook.tools.engines.files import Change, decode, read_json, read_text, remove_folders
 from gpuhook.tools.engines.merge import Document, Path, get
@@ -31,7 +31,7 @@ _POLL = 0.05
 _ROOT = 0
 
 
-class Docker:
+class Docker(Engine):
     """dockerd, rootful or rootless."""
 
     name = "docker"

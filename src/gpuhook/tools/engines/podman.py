@@ -13,8 +13,8 @@ from typing import Any
 
 from gpuhook.ground import names
 from gpuhook.tools.engines import json_text, toml_text
-from gpuhook.tools.engines.ask import HOOK, Answer, Ask
-from gpuhook.tools.engines.files import Change, read_json, read_text
+from gpuhook.tools.engines.ask import HOOK, Answer, Ask, Engine
+from gpuhook.tools.engines.files import read_json, read_text
 from gpuhook.tools.engines.merge import Document, get
 from gpuhook.tools.engines.store import DROP_IN_HEADER, Target
 
@@ -32,7 +32,7 @@ _LIST_S = 20
 HOOK_KEYS = (("version",), ("hook",), ("when",), ("stages",))
 
 
-class Podman:
+class Podman(Engine):
     """podman, rootful or rootless; it has no daemon and reads its files every time."""
 
     name = "podman"
@@ -63,18 +63,9 @@ class Podman:
         drop_in = Target(self.name, path, "toml", text, path, owned, ours=True, usual=usual)
         return Answer((drop_in, hook) if hook else (drop_in,))
 
-    def afterwards(self) -> str:
-        """Return nothing: podman reads its files every time."""
-        return ""
-
     def reload(self, config: str) -> list[int]:
         """Do nothing: podman has no daemon."""
         del config
-        return []
-
-    def forget(self, change: Change, names: tuple[str, ...]) -> list[int]:
-        """Do nothing: podman has no daemon."""
-        del change, names
         return []
 
     def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:

@@ -19,7 +19,6 @@ from gpuhook.vendors.amd.paths import CONTROL, GPUS, MODULE, NODES, PARTITION, P
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 _PARTITION = re.compile(rf"{PARTITION}[._]([0-9]+)")
 _NODE = re.compile(r"(card|renderD)([0-9]+)")
-_TEXT_LIMIT = 1 << 16  # bytes
 
 Properties = dict[str, int]
 
@@ -72,8 +71,7 @@ def _discover(root: Rootfs) -> Inventory:
         gpus.append(each._replace(gpu=gpu))
     found = sorted(gpus, key=lambda each: each.order)
     paths = [CONTROL, *(f"{NODES}/{name}" for each in found for name in each.nodes)]
-    nodes = (Node.of(path, root.stat(path)) for path in paths)
-    there = {node.path: node for node in nodes if node is not None}
+    there = {node.path: node for node in bound.nodes(root, paths)}
     devices = tuple(
         _device(root, str(number), identity, each, there)
         for number, (identity, each) in enumerate(zip(_ids(found), found, strict=True))
@@ -91,7 +89,7 @@ def kfd_devices(root: Rootfs) -> dict[int, Properties]:
     numbers = sorted(int(name) for name in root.list_folder(folder) if name.isdecimal())
     found: dict[int, Properties] = {}
     for number in numbers:
-        properties = parse_properties(text(root, f"{folder}/{number}/properties"))
+        properties = parse_properties(bound.text(root, f"{folder}/{number}/properties"))
         minor = properties.get("drm_render_minor", 0)  # 0: a processor
         if minor:
             found.setdefault(minor, properties)
@@ -118,17 +116,8 @@ def bus_id(properties: Properties) -> str:
 
 def partition_type(root: Rootfs, gpu: str) -> str:
     """Return how a PCI device is partitioned, as clusters call it: cpx_nps4; "" if it can't be."""
-    modes = [text(root, f"{gpu}/current_{sort}_partition") for sort in ("compute", "memory")]
+    modes = [bound.text(root, f"{gpu}/current_{sort}_partition") for sort in ("compute", "memory")]
     return "_".join(mode.lower() for mode in modes if mode)
-
-
-def text(root: Rootfs, path: str) -> str:
-    """Return a small file's text, "" where it can't be read: sysfs has many reasons for that."""
-    try:
-        data = root.read_file(path, _TEXT_LIMIT) or b""
-    except OSError:
-        return ""
-    return data.decode("ascii", "replace").strip()
 
 
 def _drm_devices(
@@ -155,8 +144,8 @@ def _slot(address: str) -> str:
 
 def _version(root: Rootfs) -> str:
     """Return the version of AMD's own driver, or else of the kernel that amdgpu is a part of."""
-    own = text(root, f"{MODULE}/version")
-    return own or text(root, "/proc/sys/kernel/osrelease") or "of the kernel"
+    own = bound.text(root, f"{MODULE}/version")
+    return own or bound.text(root, "/proc/sys/kernel/osrelease") or "of the kernel"
 
 
 # Devices --------------------------------------------------------------------------------------
@@ -204,15 +193,15 @@ def _device(
 def _model(root: Rootfs, found: Found) -> str:
     """Return the product, which only servers' GPUs say, or its PCI id, and the partition type."""
     gpu = found.gpu
-    product = text(root, f"{gpu}/product_name") if gpu else ""
-    number = text(root, f"{gpu}/device").removeprefix("0x") if gpu else ""
+    product = bound.text(root, f"{gpu}/product_name") if gpu else ""
+    number = bound.text(root, f"{gpu}/device").removeprefix("0x") if gpu else ""
     product = product or (f"{names.PCI_VENDOR}:{number}" if number else "")
     return " ".join(filter(None, (product, partition_type(root, gpu) if gpu else "")))
 
 
 def _wrong(root: Rootfs, found: Found, path: str, nodes: dict[str, Node]) -> str:
     """Return why a node isn't the device's, "" if it is: one made by hand may be any."""
-    numbers = text(root, f"{found.folder}/drm/{path.rpartition('/')[2]}/dev")
+    numbers = bound.text(root, f"{found.folder}/drm/{path.rpartition('/')[2]}/dev")
     node = nodes.get(path)
     if node is None or not numbers or numbers == f"{node.major}:{node.minor}":
         return ""

@@ -11,18 +11,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.ground.config.model import Config
-    from gpuhook.start.inventory.model import Inventory
 
 
 class Amd(Vendor):
     """GPUs and partitions, by what the kernel says of them."""
 
     names = names
-
-    def _discover(self, config: "Config") -> "Inventory":
-        from gpuhook.vendors.amd import discover  # noqa: PLC0415 - costly, and rarely needed
-
-        return discover.discover(self.root(config))
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

@@ -35,11 +35,6 @@ class Ascend(Vendor):
     names = names
     inventory = Inventory
 
-    def _discover(self, config: "Config") -> Inventory:
-        from gpuhook.vendors.ascend import discover  # noqa: PLC0415 - costly, and rarely needed
-
-        return discover.discover(self.root(config))
-
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
         lists = freshness.names(root + LISTS)

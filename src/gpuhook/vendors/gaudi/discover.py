@@ -39,15 +39,11 @@ def _discover(root: Rootfs) -> Inventory:
     found = [_Found(root, name) for name in root.list_folder(DRIVER) if bound.is_address(name)]
     found.sort(key=lambda each: (each.number is None, each.number or 0, each.address))
     every = [each.module for each in found]
-    nodes: dict[str, Node] = {}
+    nodes = {node.path: node for node in bound.nodes(root, (p for e in found for p in e.numbers))}
     devices = []
     for each in found:
         unique = every.count(each.module) == 1
         devices.append(each.device(each.module if unique else ""))
-        for path in each.numbers:
-            node = Node.of(path, root.stat(path))
-            if node is not None:
-                nodes[path] = node
         devices[-1].state = devices[-1].state or each.strange(nodes)
     version = bound.text(root, VERSION)
     facts = (names.NAME, root.path, version, tuple(devices), tuple(nodes.values()))

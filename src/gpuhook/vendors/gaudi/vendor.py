@@ -28,11 +28,6 @@ class Gaudi(Vendor):
     names = names
     inventory = Inventory
 
-    def _discover(self, config: "Config") -> Inventory:
-        from gpuhook.vendors.gaudi import discover  # noqa: PLC0415 - costly, and rarely needed
-
-        return discover.discover(self.root(config))
-
     def surroundings(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + DRIVER
         found = []

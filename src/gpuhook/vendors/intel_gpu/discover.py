@@ -58,9 +58,7 @@ def _discover(root: Rootfs) -> Inventory:
     folders = [folder for driver in drivers for folder in bound.devices(root, driver)]
     gpus = [gpu for gpu in (_Gpu(root, folder) for folder in folders) if gpu.drm]
     devices = tuple(_in_order(root, sorted(gpus, key=lambda gpu: _place(gpu.address))))
-    paths = dict.fromkeys(path for device in devices for path in device.nodes)
-    found = (Node.of(path, root.stat(path)) for path in paths)
-    nodes = tuple(node for node in found if node is not None)
+    nodes = bound.nodes(root, (path for device in devices for path in device.nodes))
     return Inventory(names.NAME, root.path, " and ".join(drivers), devices, nodes)
 
 

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from gpuhook.ground.config.model import Config
     from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import Inventory
     from gpuhook.start.plan.image import Image
     from gpuhook.start.plan.operations import Operation
 
@@ -21,11 +20,6 @@ class IntelGpu(Vendor):
     """GPUs and virtual functions, by what the kernel says of them."""
 
     names = names
-
-    def _discover(self, config: "Config") -> "Inventory":
-        from gpuhook.vendors.intel_gpu import discover  # noqa: PLC0415 - costly, and rarely needed
-
-        return discover.discover(self.root(config))
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

@@ -27,9 +27,7 @@ def _discover(root: Rootfs) -> Inventory:
         for number in bound.numbered(root, f"{folder}/accel", "accel")
     }
     devices = tuple(_device(root, number, found[number]) for number in sorted(found))
-    paths = (path for device in devices for path in device.nodes)
-    there = (Node.of(path, root.stat(path)) for path in paths)
-    nodes = tuple(node for node in there if node is not None)
+    nodes = bound.nodes(root, (path for device in devices for path in device.nodes))
     return Inventory(names.NAME, root.path, DRIVER, devices, nodes)
 
 

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.ground.config.model import Config
-    from gpuhook.start.inventory.model import Inventory
 
 _PCI_DRIVER = "/sys/bus/pci/drivers/intel_vpu"
 
@@ -18,11 +17,6 @@ class IntelNpu(Vendor):
     """NPUs, by what the kernel says of them."""
 
     names = names
-
-    def _discover(self, config: "Config") -> "Inventory":
-        from gpuhook.vendors.intel_npu import discover  # noqa: PLC0415 - costly, and rarely needed
-
-        return discover.discover(self.root(config))
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

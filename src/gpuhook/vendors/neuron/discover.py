@@ -38,11 +38,7 @@ def _discover(root: Rootfs) -> Inventory:
     numbers = device_numbers(root.list_folder(CLASS))
     serials = {number: serial(_text(root, number, "info/serial_number")) for number in numbers}
     unique = {text for text in serials.values() if [*serials.values()].count(text) == 1}
-    nodes = {}
-    for number in numbers:
-        node = Node.of(f"/dev/neuron{number}", root.stat(f"/dev/neuron{number}"))
-        if node is not None:
-            nodes[number] = node
+    nodes = {node.path: node for node in bound.nodes(root, map("/dev/neuron{}".format, numbers))}
     devices = tuple(
         _device(root, number, serials[number] if serials[number] in unique else "", nodes)
         for number in numbers
@@ -53,11 +49,11 @@ def _discover(root: Rootfs) -> Inventory:
     return Inventory(*facts, cores=cores)
 
 
-def _device(root: Rootfs, number: int, text: str, nodes: dict[int, Node]) -> Device:
+def _device(root: Rootfs, number: int, text: str, nodes: dict[str, Node]) -> Device:
     """Return a device whose serial number is ``text``, "" for one that has none of its own."""
     label, path = str(number), f"/dev/neuron{number}"
     called = {"index": (label,), **({"serial": (text,)} if text else {})}
-    state = state_of(path, _text(root, number, "dev"), nodes.get(number))
+    state = state_of(path, _text(root, number, "dev"), nodes.get(path))
     model = _text(root, number, "info/architecture/device_name") or _model_by_bus(root)
     return Device(text or f"neuron{label}", label, called, (path,), "", model, state=state)
 

@@ -46,11 +46,6 @@ class Neuron(Vendor):
     names = names
     inventory = Inventory
 
-    def _discover(self, config: "Config") -> Inventory:
-        from gpuhook.vendors.neuron import discover  # noqa: PLC0415 - costly, and rarely needed
-
-        return discover.discover(self.root(config))
-
     def surroundings(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + CLASS
         return [[name, freshness.text(f"{folder}/{name}/dev")] for name in freshness.names(folder)]

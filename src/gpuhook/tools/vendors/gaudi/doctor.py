@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from gpuhook.ground.errors import DriverError, listed
-from gpuhook.tools.doctor.case import Case
-from gpuhook.tools.doctor.devices import closed_nodes, is_on_bus, missing_nodes, unusable
-from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
+from gpuhook.ground.errors import listed
+from gpuhook.tools.doctor.driver import Driver
+from gpuhook.tools.doctor.finding import Finding, note, warning
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.vendors.gaudi.discover import MODELS, discover
 from gpuhook.vendors.gaudi.model import DRIVER, Inventory, seats
@@ -13,37 +12,13 @@ from gpuhook.vendors.gaudi.names import PCI_VENDOR
 from gpuhook.vendors.gaudi.vendor import VENDOR
 
 _CHECK = "gaudi-devices"
-_UDEV = "See that udev makes it for everybody, or load the driver again (modprobe habanalabs)"
-
-
-def gaudi_devices(case: Case) -> Iterator[Finding]:
-    """Ask whether the driver is loaded, and whether all its devices can be used.
-
-    Nothing is said of a machine without any.
-    """
-    driver = Machine(case.machine.path(VENDOR.root(case.config)))
-    try:
-        inventory = discover(driver.path("/"))
-    except DriverError as error:
-        if is_on_bus(driver, _is_device) or is_on_bus(case.machine, _is_device):
-            yield failure(_CHECK, error.cause, error.remedy)
-        return
-    if not inventory.devices:
-        yield warning(_CHECK, "Intel Gaudi's driver has no device", "Look for habanalabs in dmesg")
-        return
-    count = len(inventory.devices)
-    yield ok(_CHECK, f"Intel Gaudi's driver {inventory.version} has {count} devices")
-    yield from unusable(_CHECK, "Gaudi", VENDOR.names.LOST_REMEDY, inventory.devices)
-    yield from missing_nodes(_CHECK, "Intel Gaudi", inventory.missing(), _UDEV)
-    yield from closed_nodes(_CHECK, inventory, _UDEV)
-    yield from _programs(inventory)
 
 
 def _is_device(fact: Callable[[str], str]) -> bool:
     return fact("vendor") == f"0x{PCI_VENDOR}" and fact("device").removeprefix("0x") in MODELS
 
 
-def _programs(inventory: Inventory) -> Iterator[Finding]:
+def _programs(_: Machine, inventory: Inventory) -> Iterator[Finding]:
     """Say what programs in containers have to do without."""
     unseated = [device.label for device in inventory.devices if not seats(device)]
     if unseated:
@@ -61,6 +36,18 @@ def _programs(inventory: Inventory) -> Iterator[Finding]:
         )
 
 
+gaudi_devices = Driver(
+    _CHECK,
+    "Intel Gaudi",
+    "Intel Gaudi's driver {version} has {count} devices",
+    VENDOR,
+    lambda _, driver: discover(driver.path("/")),
+    is_ours=_is_device,
+    without="Look for habanalabs in dmesg",
+    udev="See that udev makes it for everybody, or load the driver again (modprobe habanalabs)",
+    is_for_everybody=True,
+    more=_programs,
+)
 DRIVER_CHECKS = (gaudi_devices,)
 HOST_CHECKS = ()
 REPORT_FILES = (

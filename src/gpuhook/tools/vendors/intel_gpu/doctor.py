@@ -3,34 +3,12 @@
 A machine whose GPU nobody uses, as many servers have one, is not examined.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from gpuhook.ground.errors import DriverError
-from gpuhook.tools.doctor.case import Case
-from gpuhook.tools.doctor.devices import is_on_bus, missing_nodes, unusable
-from gpuhook.tools.doctor.finding import Finding, failure, ok
-from gpuhook.tools.doctor.machine import Machine
+from gpuhook.tools.doctor.driver import Driver
 from gpuhook.vendors import bound
-from gpuhook.vendors.intel_gpu import names
 from gpuhook.vendors.intel_gpu.discover import DRIVERS, PRODUCTS
 from gpuhook.vendors.intel_gpu.vendor import VENDOR
-
-_CHECK = "intel-gpus"
-
-
-def intel_gpus(case: Case) -> Iterator[Finding]:
-    """Ask which GPUs there are, and whether their nodes are right."""
-    try:
-        inventory = VENDOR.discover(case.config)
-    except DriverError as error:
-        driver = Machine(VENDOR.root(case.config))
-        if is_on_bus(driver, _is_product) or case.config.own_driver_root(names.NAME):
-            yield failure(_CHECK, error.cause, error.remedy)
-        return
-    if inventory.devices:
-        yield ok(_CHECK, f"Intel's driver {inventory.version} has {len(inventory.devices)} GPUs")
-    yield from missing_nodes(_CHECK, "Intel", inventory.missing())
-    yield from unusable(_CHECK, "GPU", names.LOST_REMEDY, inventory.devices)
 
 
 def _is_product(fact: Callable[[str], str]) -> bool:
@@ -38,6 +16,16 @@ def _is_product(fact: Callable[[str], str]) -> bool:
     return fact("vendor") == "0x8086" and fact("device").removeprefix("0x") in PRODUCTS
 
 
+_HAS = "Intel's driver {version} has {count} GPUs"
+intel_gpus = Driver(
+    "intel-gpus",
+    "Intel",
+    _HAS,
+    VENDOR,
+    lambda case, _: VENDOR.discover(case.config),
+    is_ours=_is_product,
+    by_root=True,
+)
 DRIVER_CHECKS = (intel_gpus,)
 HOST_CHECKS = ()
 REPORT_FILES = tuple(

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from gpuhook.ground.errors import DriverError, listed
-from gpuhook.tools.doctor.case import Case
-from gpuhook.tools.doctor.devices import closed_nodes, is_on_bus, missing_nodes, unusable
-from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.ground.errors import listed
+from gpuhook.tools.doctor.driver import Driver
+from gpuhook.tools.doctor.finding import Finding, warning
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.vendors.neuron.discover import connected, device_numbers, discover, product
 from gpuhook.vendors.neuron.model import CLASS, Inventory
@@ -13,31 +12,6 @@ from gpuhook.vendors.neuron.vendor import VENDOR, between, ranges
 
 _CHECK = "neuron-devices"
 _RELOAD = VENDOR.names.LOST_REMEDY
-_UDEV = "Install the package aws-neuronx-dkms, whose udev rule makes them for everybody"
-
-
-def neuron_devices(case: Case) -> Iterator[Finding]:
-    """Ask whether the driver is loaded, and whether all its devices can be used.
-
-    Nothing is said of a machine without any.
-    """
-    driver = Machine(case.machine.path(VENDOR.root(case.config)))
-    try:
-        inventory = discover(driver.path("/"))
-    except DriverError as error:
-        if is_on_bus(driver, _is_device) or is_on_bus(case.machine, _is_device):
-            yield failure(_CHECK, error.cause, error.remedy)
-        return
-    if not inventory.devices:
-        yield warning(_CHECK, "AWS Neuron's driver has no device", _RELOAD)
-        return
-    count = len(inventory.devices)
-    yield ok(_CHECK, f"AWS Neuron's driver {inventory.version} has {count} devices")
-    yield from unusable(_CHECK, VENDOR.names.NOUN, _RELOAD, inventory.devices)
-    yield from missing_nodes(_CHECK, "AWS Neuron", inventory.missing(), _UDEV)
-    yield from _stray_nodes(driver, inventory)
-    yield from closed_nodes(_CHECK, inventory, _UDEV)
-    yield from _gaps(driver, inventory)
 
 
 def _is_device(fact: Callable[[str], str]) -> bool:
@@ -65,6 +39,23 @@ def _gaps(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
         yield warning(_CHECK, text, _RELOAD)
 
 
+def _further(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
+    yield from _stray_nodes(driver, inventory)
+    yield from _gaps(driver, inventory)
+
+
+neuron_devices = Driver(
+    _CHECK,
+    "AWS Neuron",
+    "AWS Neuron's driver {version} has {count} devices",
+    VENDOR,
+    lambda _, driver: discover(driver.path("/")),
+    is_ours=_is_device,
+    without=_RELOAD,
+    udev="Install the package aws-neuronx-dkms, whose udev rule makes them for everybody",
+    is_for_everybody=True,
+    more=_further,
+)
 DRIVER_CHECKS = (neuron_devices,)
 HOST_CHECKS = ()
 REPORT_FILES = (

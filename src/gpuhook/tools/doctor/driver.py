@@ -1,0 +1,70 @@
+"""How a vendor's driver is looked at whose devices are nodes by what the kernel shows of them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpuhook.ground.errors import DriverError
+from gpuhook.start.contract import Vendor
+from gpuhook.tools.doctor import devices
+from gpuhook.tools.doctor.case import Case
+from gpuhook.tools.doctor.devices import IsOurs
+from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
+from gpuhook.tools.doctor.machine import Machine
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A check of a vendor's driver: whether it is loaded, and whether its devices can be used.
+
+    ``check`` is what its findings are called, ``owner`` whose driver it is, ``has`` the sentence
+    on what it has. ``is_ours`` recognises a device on the PCI bus: a machine with none needs no
+    driver, unless ``by_root`` counts and the configuration names a root for it. ``without`` is the
+    remedy for a driver without devices, "" where that is all right. ``udev`` is the remedy for
+    nodes that are missing, or closed where that ``is_for_everybody``. ``more`` are further
+    findings, of the machine below the driver root, which ``discover`` is given too, and its
+    inventory.
+    """
+
+    check: str
+    owner: str
+    has: str
+    vendor: Vendor
+    discover: Callable[[Case, Machine], Any]
+    is_ours: IsOurs = lambda _: False
+    by_root: bool = False
+    without: str = ""
+    udev: str = devices.UDEV
+    is_for_everybody: bool = False
+    more: Callable[[Machine, Any], Iterable[Finding]] = lambda _, __: ()
+
+    @property
+    def __name__(self) -> str:
+        return self.check
+
+    def __call__(self, case: Case) -> Iterator[Finding]:
+        """Nothing is said of a machine without any device."""
+        driver = Machine(case.machine.path(self.vendor.root(case.config)))
+        try:
+            inventory = self.discover(case, driver)
+        except DriverError as error:
+            if self._is_expected(case, driver):
+                yield failure(self.check, error.cause, error.remedy)
+            return
+        count = len(inventory.devices)
+        if not count and self.without:
+            yield warning(self.check, f"{self.owner}'s driver has no device", self.without)
+            return
+        if count:
+            yield ok(self.check, self.has.format(version=inventory.version, count=count))
+        names = self.vendor.names
+        yield from devices.missing_nodes(self.check, self.owner, inventory.missing(), self.udev)
+        yield from devices.unusable(self.check, names.NOUN, names.LOST_REMEDY, inventory.devices)
+        if self.is_for_everybody:
+            yield from devices.closed_nodes(self.check, inventory, self.udev)
+        yield from self.more(driver, inventory)
+
+    def _is_expected(self, case: Case, driver: Machine) -> bool:
+        if self.by_root and case.config.own_driver_root(self.vendor.names.NAME):
+            return True
+        return any(devices.is_on_bus(place, self.is_ours) for place in (driver, case.machine))
