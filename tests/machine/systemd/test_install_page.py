@@ -61,11 +61,16 @@ def test_with_pip(bare: None) -> None:
     if not DRIVER.exists():
         call(gpuhook, "simulate", DRIVER, "--gpus", str(GPUS))
     call(gpuhook, "config", "set", f"nvidia-container-cli.root={DRIVER}")
-    call(gpuhook, "install", "--files")
+    unit = "/etc/systemd/system/gpuhook-watch.service"
+    assert unit in call(gpuhook, "files").split()
+    Path(unit).write_text(call(gpuhook, "files", unit))
+    call("systemctl", "enable", "--now", "gpuhook-watch")
     call(gpuhook, "install", "--engine", "docker", "--reload")
     starts()
     call(gpuhook, "uninstall", "--reload")
-    call(gpuhook, "uninstall", "--files")
+    call("systemctl", "disable", "--now", "gpuhook-watch")
+    Path(unit).unlink()
+    call("systemctl", "daemon-reload")
 
 
 def test_as_a_debian_package(bare: None) -> None:
