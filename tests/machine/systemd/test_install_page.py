@@ -58,6 +58,7 @@ def bare(before: set[str]) -> Iterator[None]:
 def test_with_pip(bare: None) -> None:
     follow(*commands("With pip"))
     gpuhook = VENV / "bin/gpuhook"
+    follow(f"{VENV}/bin/pip install . ./simulate")  # as the table below says
     if not DRIVER.exists():
         call(gpuhook, "simulate", DRIVER, "--gpus", str(GPUS))
     call(gpuhook, "config", "set", f"nvidia-container-cli.root={DRIVER}")
@@ -75,6 +76,7 @@ def test_with_pip(bare: None) -> None:
 
 def test_as_a_debian_package(bare: None) -> None:
     follow(*commands("As a Debian package"))
+    follow("apt-get install --yes ./dist/gpuhook-simulate_*_all.deb")
     if not DRIVER.exists():
         call("gpuhook", "simulate", DRIVER, "--gpus", str(GPUS))
     set_config(f"nvidia-container-cli.root={DRIVER}")
