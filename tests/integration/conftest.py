@@ -20,6 +20,9 @@ from harness.manifests import build_image
 from harness.namespaces import Namespace, namespace
 from harness.podman import Podman, hooks_dir, podman
 from harness.standing import Site
+from harness.vendors import Devices
+
+pytest.register_assert_rewrite("harness.vendor_contract")
 
 WORKSPACE = Path("/run/gpuhook-test")
 RUNC, CRUN = "runc", "crun"
@@ -41,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.integration)
         if os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="starts real containers, which needs root"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Let a vendor's contract have a test for each of its refusals."""
+    if "refused" in metafunc.fixturenames:
+        metafunc.parametrize("refused", metafunc.cls.case.refused)
 
 
 def pytest_report_header() -> str:
@@ -204,6 +213,23 @@ def v1(workspace: Path) -> Iterator[Namespace]:
     layout = "v1" if namespaces.host_cgroups() == "hybrid" else "host"
     with namespace(layout) as entered:
         yield entered
+
+
+@pytest.fixture(scope="class")
+def devices(
+    request: pytest.FixtureRequest, installation: Installation, workspace: Path
+) -> Iterator[Devices]:
+    """The machine of a vendor's contract (harness/vendor_contract.py)."""
+    with request.cls.case.machine(installation, workspace) as found:
+        yield found
+
+
+@pytest.fixture
+def config(
+    bundle: Bundle, low_level: tuple[str, Namespace], driver: Driver, devices: Devices
+) -> Path:
+    """A configuration for that machine, and for containers of the bundle."""
+    return devices.configured(write_config(bundle.path / "etc", driver.root, [low_level[0]]))
 
 
 @pytest.fixture(scope="session")

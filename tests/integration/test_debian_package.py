@@ -262,14 +262,6 @@ def test_the_units_are_well_formed_and_enabled_where_that_is_safe(debian: Debian
         assert verified.stderr == ""
 
 
-def test_the_files_that_come_along_are_the_packages_alone(debian: Debian) -> None:
-    before = debian.changed()
-    said = debian.call("gpuhook", "install", "--files")
-    assert "a package has these already" in said.stderr
-    assert "gpuhook-watch.service" in said.stderr
-    assert debian.changed() == before
-
-
 @pytest.fixture
 def with_conffile(package: Path, tmp_path: Path) -> Path:
     """The package as it was when config.toml was dpkg's, an older version with another default."""

@@ -12,7 +12,6 @@ COMMANDS = {
     "install": ("install", "--prefix={folder}", "--nvidia-names", "--bin-dir={folder}/bin/of"),
     "podman": ("install", "--prefix={folder}", "--engine=podman", "--hook=precreate"),
     "documents": ("install", "--prefix={folder}", "--engine=podman", "--cdi"),
-    "files": ("install", "--prefix={folder}", "--files"),
     "refresh": ("refresh", "--config={config}"),
     "config": ("config", "set", "--config={folder}/new/config.toml", "disable-require"),
     "generate": ("cdi", "generate", "--config={config}", "--output={folder}/new/cdi"),

@@ -212,7 +212,6 @@ ALLOWED_TO_COMMANDS = {
     ("tools/cli/_engines", "state_folder", "os.path.expanduser"): "only where we aren't root",
     ("tools/cli/_manual", "config_page", f"{OWN_CONFIG}.read_text"): "a file of our own package",
     ("tools/cli/_shipped", "_texts", "entry.read_text"): "a file of our own package",
-    ("tools/cli/_shipped", "of_user", "os.path.expanduser"): "only where we aren't root",
     ("tools/cli/config", "default_text", f"{OWN_CONFIG}.read_text"): "a file of our own package",
     ("tools/cli/install", "_links_folder", "os.path.expanduser"): "only where we aren't root",
     ("tools/cli/stats", "_pause", "os.kill"): "to itself",

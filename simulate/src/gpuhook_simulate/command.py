@@ -31,8 +31,6 @@ from gpuhook_simulate.vendors.nvidia.check import skipped_lines
 from gpuhook_simulate.vendors.nvidia.machine import Machine
 from gpuhook_simulate.vendors.nvidia.models import MODELS
 from gpuhook_simulate.vendors.nvidia.options import (
-    DEFAULT_DRIVER,
-    FEATURES,
     NVLINKS,
     PLATFORMS,
     parse_failure,
@@ -42,24 +40,72 @@ from gpuhook_simulate.vendors.nvidia.options import (
 )
 from gpuhook_simulate.vendors.nvidia.state import load_machine
 
-# The parameters that every vendor's simulator has; the others are those of NVIDIA's.
+
+def models_after(typed: str) -> list[str]:
+    """Return a list of models with each that may come next."""
+    before, comma, _last = typed.rpartition(",")
+    return [f"{before}{comma}{each}" for each in MODELS]  # one model may be there several times
+
+
+@completing.never_failing
+def _models(_: click.Context, typed: str) -> Iterable[str]:
+    return models_after(typed)
+
+
+# The parameters that every vendor's simulator has; the others are for NVIDIA's alone.
 _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing", "config_path"})
 # Those that change a machine while programs use it, alone; and those that may, and build as well.
 _CHANGES = frozenset({"found", "xids", "device", "running", "ended"})
 _BUILD_OR_CHANGE = frozenset({"mig", "lost"})
 _ANY = frozenset({"directory", "style", "config_path"})
+# NVIDIA's settings, each of which was once an option of its own, and still is.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "platform": {"type": click.Choice(PLATFORMS), "default": PLATFORMS[0]},
+    "model": {"default": "H200", "shell_complete": _models},
+    "driver-version": {"default": ""},
+    "cuda-version": {"default": ""},
+    "minors": {"default": ""},
+    "mig": {"multiple": True},
+    "lost": {"default": ""},
+    "nvlink": {"type": click.Choice(NVLINKS), "default": NVLINKS[0]},
+    "unplug": {"default": ""},
+    "init-seconds": {"default": 0.0},
+    "fail": {"default": ""},
+    "driver-files": {"type": click.Path(exists=True, file_okay=False)},
+    "drm": {"default": True},
+    "compat32": {"is_flag": True},
+    "imex-channels": {"default": 0},
+    "features": {"default": ""},
+    "libdir": {"default": ""},
+    "seed": {"default": "gpuhook"},
+}
 
 
 @completing.never_failing
-def _models(_: click.Context, typed: str) -> Iterable[str]:
-    """Complete a list of models."""
-    before, comma, _last = typed.rpartition(",")
-    return [f"{before}{comma}{each}" for each in MODELS]  # one model may be there several times
+def _set(_: click.Context, typed: str) -> Iterable[str]:
+    """Complete NAME=VALUE of NVIDIA's settings."""
+    name, equals, value = typed.partition("=")
+    if not equals:
+        return [f"{each}=" for each in _SETTINGS]
+    kind = _SETTINGS.get(name, {}).get("type")
+    choices = kind.choices if isinstance(kind, click.Choice) else ()
+    if name == "model":
+        choices = tuple(models_after(value))
+    return [f"{name}={each}" for each in choices]
+
+
+def _nvidias(function: Any) -> Any:
+    """Give a command NVIDIA's settings as options that its help doesn't name."""
+    for name in reversed(_SETTINGS):
+        if name not in _BUILD_OR_CHANGE:
+            spelled = f"--{name}/--no-{name}" if name == "drm" else f"--{name}"
+            function = click.option(spelled, hidden=True, **_SETTINGS[name])(function)
+    return function
 
 
 @command(
     examples={
-        "gpuhook simulate /srv/gpus --gpus 8 --model H100": "Build a machine with eight H100",
+        "gpuhook simulate /srv/gpus --gpus 8 --set model=H100": "Build a machine with eight H100",
         "gpuhook simulate /srv/gpus --mig 0:1g.10gb,2g.20gb": "Divide GPU 0 of that machine",
         "gpuhook simulate /srv/gpus --xid 79 --gpu 3": "Let an error happen to GPU 3 of it",
         "gpuhook simulate /srv/amd --vendor amd --gpus 2": "Build one with two of AMD's",
@@ -76,31 +122,14 @@ def _models(_: click.Context, typed: str) -> Iterable[str]:
 )
 @click.option("--gpus", default=1, show_default=True, help="Number of GPUs.")
 @click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE",
-    help=f"A setting of another vendor's simulator than {nvidia.NAME}; may be repeated.",
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", shell_complete=_set,
+    help="A setting of the vendor's simulator; may be repeated. Those of another vendor than "
+    f"{nvidia.NAME} stand on its page. Those of {nvidia.NAME}: {', '.join(_SETTINGS)}.",
 )  # fmt: skip
-@click.option(
-    "--platform",
-    type=click.Choice(PLATFORMS),
-    default=PLATFORMS[0],
-    show_default=True,
-    help="NVIDIA's driver for Linux, WSL2 or Tegra.",
-)
-@click.option(
-    "--model",
-    shell_complete=_models,
-    default="H200",
-    show_default=True,
-    help=f"One for all GPUs, or one for each, with commas: {', '.join(MODELS)}.",
-)
-@click.option(
-    "--driver-version", default="", help=f"The driver's version.  [default: {DEFAULT_DRIVER}]"
-)
-@click.option("--cuda-version", default="", help="The version of CUDA.  [default: the driver's]")
-@click.option("--minors", default="", help="The minor number of each GPU's node, like 3,1,0,2.")
+@_nvidias
 @click.option(
     "--mig", multiple=True, metavar="GPU:PROFILE,...",
-    help="MIG devices of a GPU; of a running machine too, where GPU:off ends its MIG mode.",
+    help="Change a running machine's MIG devices of a GPU; GPU:off ends its MIG mode.",
 )  # fmt: skip
 @click.option("--lost", default="", metavar="GPU,...", help="GPUs that don't answer any more.")
 @click.option("--found", default="", metavar="GPU,...", help="Lost GPUs that answer again.")
@@ -121,33 +150,6 @@ def _models(_: click.Context, typed: str) -> Iterable[str]:
     metavar="PID",
     help="Let the process with this number end.",
 )
-@click.option(
-    "--nvlink",
-    type=click.Choice(NVLINKS),
-    default=NVLINKS[0],
-    show_default=True,
-    help="What the GPUs' NVLinks lead to: nothing, another GPU, or switches.",
-)
-@click.option("--unplug", default="", metavar="GPU,...", help="GPUs that have gone away.")
-@click.option("--init-seconds", default=0.0, help="How long starting NVML takes.")
-@click.option(
-    "--fail",
-    default="",
-    metavar="HOW",
-    help="How the driver fails: not-loaded or version-mismatch.",
-)
-@click.option(
-    "--driver-files",
-    metavar="DIR",
-    type=click.Path(exists=True, file_okay=False),
-    help="Extracted driver packages to use, all but libcuda and libnvidia-ml.",
-)
-@click.option("--drm/--no-drm", default=True, help="Have /dev/dri, or not.  [default: --drm]")
-@click.option("--compat32", is_flag=True, help="Add 32-bit libraries.")
-@click.option("--imex-channels", default=0, help="Number of IMEX channels.")
-@click.option("--features", default="", help=f"Devices beyond GPUs: some of {','.join(FEATURES)}.")
-@click.option("--libdir", default="", help="Library folder below DIR.  [default: multiarch]")
-@click.option("--seed", default="gpuhook", help="Another seed gives other UUIDs.")
 @click.option("--remove", "removing", is_flag=True, help="Delete the simulated root DIR.")
 @config_option
 @click.option(
@@ -176,8 +178,8 @@ def simulate(
     """Build a simulated driver root in DIR, or replace the one that is there.
 
     Point gpuhook at it with root = "DIR" in the [nvidia-container-cli] section of config.toml.
-    For another vendor than nvidia there are --gpus and --set alone; the configuration may
-    declare it.
+    For each vendor there are --gpus and --set; the configuration may declare one. NVIDIA's settings
+    can be given as options, too: --model H100.
 
     Where nothing is given but --mig, --lost, --found, --process, --end, and --xid with --gpu, the
     machine that DIR holds is changed, and programs that use it see the change.
@@ -194,11 +196,7 @@ def simulate(
     if vendor != nvidia.NAME:
         click.echo("\n".join(_of_another(directory, vendor, gpus, settings, load(config_path))))
         return
-    if settings:
-        raise SimulateError(
-            f"--set is for other vendors than {nvidia.NAME}",
-            "Use the options that gpuhook simulate --help names",
-        )
+    options |= _set_options(settings)
     built = build(_nvidia_options(directory, gpus, **options))
     as_json = style == "json"
     click.echo(json.dumps(built.to_json(), indent=2) if as_json else "\n".join(built.lines()))
@@ -259,6 +257,37 @@ def _show(machine: Machine, root: str, style: str) -> None:
         click.echo(json.dumps({"gpus": gpus}, indent=2))
     else:
         click.echo("\n".join(line for gpu in machine.gpus for line in gpu.lines()))
+
+
+def _set_options(words: tuple[str, ...]) -> dict[str, Any]:
+    """Return NVIDIA's settings that --set names, as the options that they are as well."""
+    context = click.get_current_context()
+    known = {each.opts[0].removeprefix("--"): each for each in context.command.params}
+    values: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise _no_setting(word)
+        if name not in _SETTINGS:
+            raise SimulateError(
+                f"NVIDIA's simulator has no setting {shown(name)}",
+                f"Use some of {', '.join(_SETTINGS)}",
+            )
+        if str(known[name].name) in _given() or (name in values and not known[name].multiple):
+            raise _no_setting(word)
+        values.setdefault(name, []).append(value)
+    return {
+        str(known[name].name): known[name].type_cast_value(
+            context, given if known[name].multiple else given[-1]
+        )
+        for name, given in values.items()
+    }
+
+
+def _no_setting(word: str) -> SimulateError:
+    return SimulateError(
+        f"{shown(word)} is not a setting", "Write --set NAME=VALUE once for each name"
+    )
 
 
 def _nvidia_options(
@@ -333,8 +362,6 @@ def _parse_settings(words: tuple[str, ...]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not name or not equals or name in settings:
-            raise SimulateError(
-                f"{shown(word)} is not a setting", "Write --set NAME=VALUE once for each name"
-            )
+            raise _no_setting(word)
         settings[name] = value
     return settings

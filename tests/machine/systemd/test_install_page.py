@@ -58,19 +58,26 @@ def bare(before: set[str]) -> Iterator[None]:
 def test_with_pip(bare: None) -> None:
     follow(*commands("With pip"))
     gpuhook = VENV / "bin/gpuhook"
+    follow(f"{VENV}/bin/pip install . ./simulate")  # as the table below says
     if not DRIVER.exists():
         call(gpuhook, "simulate", DRIVER, "--gpus", str(GPUS))
     call(gpuhook, "config", "set", f"nvidia-container-cli.root={DRIVER}")
-    call(gpuhook, "install", "--files")
+    unit = "/etc/systemd/system/gpuhook-watch.service"
+    assert unit in call(gpuhook, "files").split()
+    Path(unit).write_text(call(gpuhook, "files", unit))
+    call("systemctl", "enable", "--now", "gpuhook-watch")
     call(gpuhook, "install", "--engine", "docker", "--reload")
     call(gpuhook, "doctor")
     starts()
     call(gpuhook, "uninstall", "--reload")
-    call(gpuhook, "uninstall", "--files")
+    call("systemctl", "disable", "--now", "gpuhook-watch")
+    Path(unit).unlink()
+    call("systemctl", "daemon-reload")
 
 
 def test_as_a_debian_package(bare: None) -> None:
     follow(*commands("As a Debian package"))
+    follow("apt-get install --yes ./dist/gpuhook-simulate_*_all.deb")
     if not DRIVER.exists():
         call("gpuhook", "simulate", DRIVER, "--gpus", str(GPUS))
     set_config(f"nvidia-container-cli.root={DRIVER}")

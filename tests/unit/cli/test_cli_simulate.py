@@ -10,6 +10,8 @@ from click.testing import CliRunner
 import vendors
 from gpuhook.ground.errors import SimulateError
 from gpuhook.tools.cli import cli
+from gpuhook_simulate import command
+from gpuhook_simulate.command import simulate
 
 SIMULATOR = "def simulate(tree, count, settings):\n    raise AssertionError('was called')\n"
 
@@ -21,7 +23,11 @@ REFUSED = {
     ): r"no vendor 'nobody'. Use one of these: nvidia, .*bare\.",
     ("--vendor", "a\x1bb"): r"There is no vendor 'a\\x1bb'",
     ("--vendor", "bare"): "The devices of bare can't be simulated",
-    ("--set", "a=1"): "--set is for other vendors than nvidia",
+    ("--set", "a=1"): "NVIDIA's simulator has no setting 'a'. Use some of platform, model, ",
+    ("--set", "model"): "'model' is not a setting",
+    ("--set", "model=T4", "--set", "model=L4"): "'model=L4' is not a setting",
+    ("--set", "model=T4", "--model", "T4"): "'model=T4' is not a setting",
+    ("--set", "minors=x"): "'x' is not a number in --minors",
     ("--vendor", "acme", "--model", "H200"): "--model is for nvidia alone, not for acme",
     ("--vendor", "acme", "--no-drm"): "--drm is for nvidia alone",
     ("--vendor", "acme", "--compat32"): "--compat32 is for nvidia alone",
@@ -46,6 +52,30 @@ def test_what_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
     ):
         CliRunner().invoke(cli, ["simulate", str(root), *words], catch_exceptions=False)
     assert not root.exists()
+
+
+SAME = {
+    "platform": "wsl", "model": "H100,T4", "driver-version": "570.86.15", "cuda-version": "12.4",
+    "minors": "3,1", "lost": "1", "nvlink": "pairs", "unplug": "0", "init-seconds": "0.5",
+    "fail": "not-loaded", "driver-files": "/", "drm": "no", "compat32": "yes",
+    "imex-channels": "2", "features": "gds", "libdir": "/usr/lib64", "seed": "word",
+}  # fmt: skip
+
+
+def test_a_setting_of_nvidias_is_what_its_option_is() -> None:
+    flags = {"drm": ["--no-drm"], "compat32": ["--compat32"]}
+    by_options = [word for name in SAME for word in flags.get(name, [f"--{name}", SAME[name]])]
+    by_options += ["--mig=0:1g.10gb,2g.20gb", "--mig=1:"]
+    words = [f"{name}={value}" for name, value in SAME.items()]
+    words += ["mig=0:1g.10gb,2g.20gb", "mig=1:"]
+    by_settings = [f"--set={word}" for word in words]
+    with simulate.make_context("simulate", ["DIR", *by_settings]) as context:
+        found = command._set_options(context.params["settings"])
+    assert {word.partition("=")[0] for word in words} == {*command._SETTINGS}
+    with simulate.make_context("simulate", ["DIR", *by_options]) as context:
+        assert {name: context.params[name] for name in found} == found
+    defaults = simulate.make_context("simulate", ["DIR"]).params
+    assert [name for name in found if defaults[name] == found[name]] == []
 
 
 def test_a_simulator_that_cannot_be_imported_says_why(tmp_path: Path) -> None:

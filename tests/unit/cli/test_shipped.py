@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-import pytest
+from click.testing import CliRunner
 
 from gpuhook.tools.cli import _shipped as shipped
+from gpuhook.tools.cli import cli
 
 REPOSITORY = Path(__file__).parents[3]
 COMMAND = "/opt/my gpus/bin/gpuhook"
@@ -44,17 +45,6 @@ def test_slurms_scripts_are_programs_and_nothing_else_is() -> None:
     ]
 
 
-def test_a_user_has_no_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/ada")
-    monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    found = paths({**shipped.of_user()})
-    assert "/data/man/man8/gpu-py.8" in found
-    assert "/data/bash-completion/completions/gpuhook" in found
-    assert "/home/ada/.config/fish/completions/gpuhook.fish" in found
-    assert not [path for path in found if path.endswith((".service", ".path"))]
-
-
 def test_only_what_is_safe_everywhere_is_enabled() -> None:
     units = {path.name for path in (REPOSITORY / "packaging/systemd").iterdir()}
     assert set(shipped.ENABLED) <= units
@@ -66,3 +56,21 @@ def test_units_run_the_command_that_is_there() -> None:
         lines = [line for line in file.text.splitlines() if line.startswith("ExecStart=")]
         assert all(line.startswith(f'ExecStart="{COMMAND}" ') for line in lines), file.name
         assert not (lines and "/usr/bin/gpuhook" in file.text)
+
+
+def test_the_command_prints_each_file_and_where_it_belongs() -> None:
+    said = CliRunner().invoke(cli, ["files"])
+    listed = said.output.splitlines()
+    assert set(listed) == paths({**shipped.OF_ADMINISTRATOR})
+    page = CliRunner().invoke(cli, ["files", "/usr/local/share/man/man8/gpu-py.8"])
+    assert page.output == (REPOSITORY / "man/gpu-py.8").read_text()
+    texts = {path: CliRunner().invoke(cli, ["files", path]) for path in listed}
+    assert all(done.exit_code == 0 and done.output for done in texts.values())
+
+
+def test_the_command_knows_no_other_file() -> None:
+    done = CliRunner().invoke(cli, ["files", "/usr/local/share/man/man8/gpu-pi.8"])
+    assert done.exit_code == 2
+    wrong = "'/usr/local/share/man/man8/gpu-pi.8' is no file of gpuhook's. Did you mean"
+    assert wrong in " ".join(done.output.split())
+    assert "/usr/local/share/man/man8/gpu-py.8" in done.output

@@ -4,10 +4,10 @@ Settings: ``boards`` says how many boards the NPUs are spread over, ``split`` an
 which NPUs (0,2) are split in two and which are being reset, ``group`` whose nodes they are.
 """
 
-from gpuhook.ground.errors import SimulateError, shown
 from gpuhook.vendors.acme.discover import CONTROL, VERSION
 from gpuhook.vendors.acme.vendor import CLASS
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook_simulate.settings import checked
 from gpuhook_simulate.tree import Tree
 
 SETTINGS = {"boards": "1", "split": "", "reset": "", "group": "1234"}
@@ -15,12 +15,7 @@ SETTINGS = {"boards": "1", "split": "", "reset": "", "group": "1234"}
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
     """Fill the tree; return the lines that say what was made."""
-    if unknown := settings.keys() - SETTINGS:
-        raise SimulateError(
-            f"ACME's simulator has no setting {shown(min(unknown))}",
-            f"Use some of {', '.join(SETTINGS)}",
-        )
-    settings = {**SETTINGS, **settings}
+    settings = checked(settings, SETTINGS, "ACME's simulator")
     split, reset = (settings[name].split(",") for name in ("split", "reset"))
     known = machines_devices()
     majors = free_majors(("acme", "acme_dma", "acme_part"), known)

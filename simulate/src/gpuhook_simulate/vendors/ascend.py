@@ -13,6 +13,7 @@ from gpuhook.vendors.ascend.lists import DEFAULT
 from gpuhook.vendors.ascend.model import CLASS, DRIVER, LISTS, PCI_DRIVER, UB_FOLDERS, VERSION
 from gpuhook_simulate.library import shared_library
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook_simulate.settings import checked
 from gpuhook_simulate.tree import Tree
 
 SETTINGS = {
@@ -41,12 +42,7 @@ _LIBRARIES = {"common": "libc_sec.so", "driver": "libascend_hal.so"}
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
     """Fill the tree; return the lines that say what was made."""
-    if unknown := settings.keys() - SETTINGS:
-        raise SimulateError(
-            f"Ascend's simulator has no setting {shown(min(unknown))}",
-            f"Use some of {', '.join(SETTINGS)}",
-        )
-    settings = {**SETTINGS, **settings}
+    settings = checked(settings, SETTINGS, "Ascend's simulator")
     if settings["chip"] not in CHIPS:
         raise SimulateError(
             f"{shown(settings['chip'])} is no chip of Ascend's", f"Use one of {', '.join(CHIPS)}"

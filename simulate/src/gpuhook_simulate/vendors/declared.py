@@ -7,8 +7,8 @@ nodes they are.
 from types import ModuleType
 
 from gpuhook.ground.config.declared import DRIVER, PCI, Declared
-from gpuhook.ground.errors import SimulateError, shown
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook_simulate.settings import checked
 from gpuhook_simulate.tree import Tree
 
 SETTINGS = {"numbers": "", "group": "0", "mode": "666"}
@@ -23,7 +23,7 @@ class Simulator:
 
     def simulate(self, tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
         """Fill the tree; return the lines that say what was made."""
-        chosen = _checked(settings)
+        chosen = checked(settings, SETTINGS, "The simulator of declared vendors")
         words = [word for word in chosen["numbers"].split(",") if word]
         numbers = [int(word) for word in words] or list(range(count))
         known = machines_devices()
@@ -55,15 +55,6 @@ class Simulator:
             tree.folder(f"sys/module/{proof.removeprefix(DRIVER)}")
         elif proof and not proof.startswith("/dev/"):
             tree.text(proof, "1\n", 0o444)
-
-
-def _checked(settings: dict[str, str]) -> dict[str, str]:
-    if unknown := settings.keys() - SETTINGS:
-        raise SimulateError(
-            f"The simulator of declared vendors has no setting {shown(min(unknown))}",
-            f"Use some of {', '.join(SETTINGS)}",
-        )
-    return {**SETTINGS, **settings}
 
 
 def of(names: ModuleType) -> Simulator:

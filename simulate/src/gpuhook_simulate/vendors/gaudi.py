@@ -11,6 +11,7 @@ from gpuhook.vendors.gaudi.discover import MODELS, VERSION
 from gpuhook.vendors.gaudi.model import DRIVER
 from gpuhook.vendors.gaudi.names import PCI_VENDOR
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook_simulate.settings import checked
 from gpuhook_simulate.tree import Tree
 
 SETTINGS = {"type": "GAUDI2", "addresses": "", "modules": "", "gap": "", "reset": "",
@@ -21,12 +22,7 @@ _CONTROL = 128  # the minor of the first control node
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
     """Fill the tree; return the lines that say what was made."""
-    if unknown := settings.keys() - SETTINGS:
-        raise SimulateError(
-            f"The simulator of Intel Gaudi has no setting {shown(min(unknown))}",
-            f"Use some of {', '.join(SETTINGS)}",
-        )
-    settings = {**SETTINGS, **settings}
+    settings = checked(settings, SETTINGS, "The simulator of Intel Gaudi")
     known = {name.upper() for name in MODELS.values()}
     if settings["type"] not in known:
         kinds = ", ".join(sorted(known))

@@ -9,6 +9,7 @@ many more are bound to a driver for virtual machines, ``video`` and ``render`` w
 from gpuhook.ground.errors import SimulateError, shown
 from gpuhook.vendors.intel_gpu.discover import DRIVERS
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook_simulate.settings import checked
 from gpuhook_simulate.tree import Tree
 
 SETTINGS = {
@@ -67,12 +68,7 @@ class _Machine:
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
     """Fill the tree; return the lines that say what was made."""
-    if unknown := settings.keys() - SETTINGS:
-        raise SimulateError(
-            f"Intel's simulator has no setting {shown(min(unknown))}",
-            f"Use some of {', '.join(SETTINGS)}",
-        )
-    settings = {**SETTINGS, **settings}
+    settings = checked(settings, SETTINGS, "Intel's simulator")
     if settings["driver"] not in DRIVERS:
         raise SimulateError(
             f"{shown(settings['driver'])} is no driver of Intel's GPUs",

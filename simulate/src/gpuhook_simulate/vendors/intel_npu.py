@@ -4,9 +4,9 @@ Settings: ``first`` the number of the first node, ``no-node`` which have none th
 has them (0,2), ``group`` whose the nodes are, ``decoy=yes`` for another maker's /dev/accel/accel0.
 """
 
-from gpuhook.ground.errors import SimulateError, shown
 from gpuhook.vendors.intel_npu.discover import DRIVER
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook_simulate.settings import checked
 from gpuhook_simulate.tree import Tree
 
 SETTINGS = {"first": "0", "no-node": "", "group": "106", "decoy": "no"}
@@ -14,12 +14,7 @@ SETTINGS = {"first": "0", "no-node": "", "group": "106", "decoy": "no"}
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
     """Fill the tree; return the lines that say what was made."""
-    if unknown := settings.keys() - SETTINGS:
-        raise SimulateError(
-            f"Intel's simulator has no setting {shown(min(unknown))}",
-            f"Use some of {', '.join(SETTINGS)}",
-        )
-    settings = {**SETTINGS, **settings}
+    settings = checked(settings, SETTINGS, "Intel's simulator")
     tree.text(f"sys/bus/pci/drivers/{DRIVER}/bind", "", 0o200)
     known = machines_devices()
     majors = free_majors(("accel",), known)

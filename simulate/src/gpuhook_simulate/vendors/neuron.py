@@ -10,6 +10,7 @@ from gpuhook.vendors.neuron.discover import PCI, PRODUCTS, VERSION
 from gpuhook.vendors.neuron.model import CLASS
 from gpuhook.vendors.neuron.names import PCI_VENDOR
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
+from gpuhook_simulate.settings import checked
 from gpuhook_simulate.tree import Tree
 
 SETTINGS = {"family": "Trn1", "gap": "", "no-serial": "", "no-node": "", "half-made": "",
@@ -22,12 +23,7 @@ _FAMILIES = {"Inf1": ("4", "NDv1", "NCv1"), "Inf2": ("2", "NDv3", "NCv2"),
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
     """Fill the tree; return the lines that say what was made."""
-    if unknown := settings.keys() - SETTINGS:
-        raise SimulateError(
-            f"The simulator of AWS Neuron has no setting {shown(min(unknown))}",
-            f"Use some of {', '.join(SETTINGS)}",
-        )
-    settings = {**SETTINGS, **settings}
+    settings = checked(settings, SETTINGS, "The simulator of AWS Neuron")
     family = settings["family"]
     if family not in _FAMILIES:
         known = ", ".join(_FAMILIES)

@@ -29,6 +29,7 @@ _COMMANDS = {
         "Put the driver into one folder, for runtimes that know no GPUs.",
     ),
     "explain": ("gpuhook.tools.cli.explain", "Show what a container would get, and why."),
+    "files": ("gpuhook.tools.cli.files", "Print a file that comes along: a page, a unit."),
     "help": ("gpuhook.tools.cli.help", "Show what a command does."),
     "install": ("gpuhook.tools.cli.install", "Tell container engines about gpu-py."),
     "info": ("gpuhook.tools.cli.info", "Show the driver and the GPUs of this machine."),

@@ -140,8 +140,8 @@ def _command_tail() -> Iterator[str]:
     yield from (".Sh EXIT STATUS", ".Nm")
     yield from text("exits with 0 on success, 1 on failure and 2 on a wrong command line.")
     yield from (".Nm gpuhook doctor", "exits with 1 if it has warnings and 2 if it has failures.")
-    yield from (".Sh SEE ALSO", ".Xr gpu-docker 1 ,", ".Xr gpuhook.toml 5 ,", ".Xr gpu-py 8 ,")
-    yield ".Xr gpuhook-prestart 8"
+    yield from (".Sh SEE ALSO", ".Xr gpu-docker 1 ,", ".Xr gpuhook-simulate 1 ,")
+    yield from (".Xr gpuhook.toml 5 ,", ".Xr gpu-py 8 ,", ".Xr gpuhook-prestart 8")
 
 
 def config_page() -> Iterator[str]:

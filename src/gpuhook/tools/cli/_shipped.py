@@ -1,12 +1,11 @@
 """The files that come with the programs: manual pages, completion, units, scripts for Slurm.
 
-This is the list of them: the Debian package has all, and ``gpuhook install --files`` places those
-that have a folder among the administrator's or the user's own. Sources of the folders: manpath(5),
+This is the list of them: the Debian package has all, and ``gpuhook files`` prints those that have a
+folder among the administrator's own. Sources of the folders: manpath(5),
 the README of bash-completion, zshmisc(1) and Debian's zsh, "Where to put completions" of fish,
 systemd.unit(5), udev(7).
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -46,18 +45,6 @@ OF_ADMINISTRATOR: Mapping[str, str] = {
     UNIT: "/etc/systemd/system",
     SLURM: "/usr/local/libexec/gpuhook/slurm",
 }
-
-
-def of_user() -> Mapping[str, str]:
-    """Return the folders of the user's own files; units and Slurm's scripts are root's."""
-    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return {
-        **_manuals(data),
-        "bash": f"{data}/bash-completion/completions",
-        "zsh": f"{data}/zsh/site-functions",
-        "fish": f"{config}/fish/completions",
-    }
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from gpuhook.start.cdi import versions
 from gpuhook.tools.cdi.kept import Kept, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
-from gpuhook.tools.cli import _files as place
 from gpuhook.tools.cli import _swarm as swarm
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json
@@ -256,10 +255,6 @@ def _tell_answer(
     "--hook", type=click.Choice(["prestart", "precreate", _NO_HOOK]),
     help="Have podman call the hook for all containers, whatever their runtime.",
 )  # fmt: skip
-@click.option(
-    "--files", is_flag=True,
-    help="Place manual pages, completion, units and scripts for Slurm, and tell no engine.",
-)  # fmt: skip
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
 @click.option(
     "--drop-in-config", metavar="FILE", help="The drop-in file of containerd, CRI-O, podman."
@@ -287,7 +282,6 @@ def install(
     cdi: bool | None,
     for_swarm: bool | None,
     hook: str | None,
-    files: bool,
     config: str | None,
     drop_in_config: str | None,
     runtime_name: str,
@@ -311,9 +305,6 @@ def install(
     of this node, for which services ask, and gpu-py becomes the default runtime, because a
     service can't choose one.
     """
-    if files:
-        place.install(place.site(prefix, state_dir, dry_run=dry_run))
-        return
     if (config or drop_in_config) and (len(engines) != 1 or shared.ALL in engines):
         raise click.UsageError("--config and --drop-in-config need one --engine.")
     if hook not in (None, _NO_HOOK) and not {shared.ALL, "podman"} & {*engines}:

@@ -11,7 +11,6 @@ from gpuhook.ground import names
 from gpuhook.tools.cdi.kept import Kept, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
-from gpuhook.tools.cli import _files as place
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json
 from gpuhook.tools.engines import ENGINES, Ask, Store, in_use, installer
@@ -54,10 +53,6 @@ class Chosen:
     "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
     default=[shared.ALL], show_default=True, help="A container engine; may be repeated.",
 )  # fmt: skip
-@click.option(
-    "--files", is_flag=True,
-    help="Remove the files that install --files placed, and tell no engine.",
-)  # fmt: skip
 @click.option("--config", metavar="FILE", help="Only what belongs to this configuration file.")
 @click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
 @click.option(
@@ -75,7 +70,6 @@ class Chosen:
 @format_option
 def uninstall(
     engines: tuple[str, ...],
-    files: bool,
     config: str | None,
     prefix: str,
     state_dir: str | None,
@@ -90,9 +84,6 @@ def uninstall(
     our settings are taken out. CDI documents that ``--cdi`` kept go with the last engine.
     Containers that still need the runtime are listed.
     """
-    if files:
-        place.uninstall(place.site(prefix, state_dir, dry_run=dry_run))
-        return
     prefix = prefix and os.path.abspath(prefix)
     chosen = Chosen(
         frozenset(ENGINES if shared.ALL in engines else engines), shared.absolute(config), prefix,

@@ -1,0 +1,229 @@
+"""What holds of every vendor's devices in a container: the same tests, on a machine of each.
+
+A vendor's file of tests has a class for each sort of devices, a ``Contract`` with a ``Case``, and
+its own tests beside them. The fixtures ``devices`` and ``config`` are in conftest.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from harness import vendors
+from harness.bundles import Bundle
+from harness.commands import run
+from harness.driver import Driver
+from harness.images import image
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace
+from harness.snapshot import nothing_left
+from harness.standing import ONE
+from harness.vendor_engines import documents, podman_with_hook, run_with
+from harness.vendors import MODES, USER, Devices, Seen, as_user, in_mode, nodes_seen
+
+NO_GROUPS = "[features]\nno-additional-gids-for-device-nodes = true\n"
+NVIDIAS = "NVIDIA_VISIBLE_DEVICES=5"
+
+Labels = Sequence[int | str]
+
+
+class Expected(Protocol):
+    """What a container sees that has some of the devices, by their labels."""
+
+    def __call__(
+        self, found: Devices, /, *labels: int | str, opened: str = "ENXIO"
+    ) -> dict[str, Seen]:
+        """Return the nodes that it has, and what opening one gives."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A machine of a vendor's, what containers ask of it, and what they get.
+
+    Variables are NAME=value. ``groups`` are those of the devices' nodes, ``variables`` what a
+    container has of those that begin with one of ``beginnings``, ``links`` some of the links that
+    the hook makes.
+    """
+
+    vendor: str
+    count: int
+    settings: Mapping[str, object]
+    made: Sequence[str]  # lines that the simulator says
+    kind: str
+    patterns: Sequence[str]  # of the paths that containers look at
+    expected: Expected
+    asked: tuple[Sequence[str], Labels]
+    other: Sequence[tuple[str, Sequence[str], Sequence[str]]]  # variable, paths, those that open
+    beside: tuple[str, Labels]
+    refused: Mapping[str, str]  # variable -> sentence
+    by_hook: tuple[str, Labels]
+    undone: Sequence[str]  # what a hook alone reports
+    listed: tuple[str, Labels, Labels]  # variable, what it holds, all that there are
+    explained: tuple[str, Sequence[str]]
+    info: str
+    findings: tuple[str, Sequence[tuple[str, str]]]  # check, status and words of each
+    by_podman: tuple[str, Labels]
+    by_document: Sequence[tuple[Sequence[str], Labels]]  # names of the kind
+    groups: frozenset[int] = frozenset()
+    beginnings: Sequence[str] = ()
+    variables: Sequence[str] = ()
+    in_document: Sequence[str] = ()  # the variables of a container that has devices by a document
+    links: Mapping[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def machine(self, installation: Installation, folder: Path) -> Iterator[Devices]:
+        """Simulate it in a folder."""
+        root = folder / f"{self.vendor}-driver"
+        made = vendors.devices(installation, root, self.vendor, self.count, **self.settings)
+        with made as found:
+            lines = [line.strip() for line in found.made.splitlines()]
+            assert all(line in lines for line in self.made), found.made
+            yield found
+
+    @property
+    def look(self) -> tuple[str, ...]:
+        """The command that looks inside."""
+        return vendors.look(*self.patterns)
+
+
+class Contract:
+    """The tests."""
+
+    case: ClassVar[Case]
+
+    @MODES
+    def test_exactly_what_was_asked_for(
+        self, bundle: Bundle, config: Path, devices: Devices, mode: str
+    ) -> None:
+        variables, labels = self.case.asked
+        in_mode(config, mode)
+        bundle.change(as_user)
+        bundle.environ(*variables)
+        bundle.command(*self.case.look)
+        with nothing_left(devices.root, pid=bundle.namespace.pid):
+            done = devices.started(bundle, config)
+        assert nodes_seen(done) == self.case.expected(devices, *labels)
+        assert vendors.groups_seen(done) == {USER, *self.case.groups}
+        assert sorted(vendors.variables_seen(done, *self.case.beginnings)) == sorted(
+            self.case.variables
+        )
+        links = vendors.links_seen(done)
+        assert links.items() >= self.case.links.items() if mode == "hook" else links == {}
+
+    @ONE
+    @MODES
+    def test_without_its_groups_a_user_may_not_open_it(
+        self, bundle: Bundle, config: Path, devices: Devices, mode: str
+    ) -> None:
+        variable, labels = self.case.by_hook
+        in_mode(config, mode)
+        config.write_text(config.read_text() + NO_GROUPS)
+        bundle.change(as_user)
+        bundle.environ(variable)
+        bundle.command(*self.case.look)
+        done = devices.started(bundle, config)
+        opened = "EACCES" if self.case.groups - {USER} else "ENXIO"
+        assert nodes_seen(done) == self.case.expected(devices, *labels, opened=opened)
+        assert vendors.groups_seen(done) == {USER}
+
+    @MODES
+    def test_what_was_not_asked_for_cannot_be_opened(
+        self, bundle: Bundle, config: Path, devices: Devices, mode: str
+    ) -> None:
+        in_mode(config, mode)
+        for variable, paths, own in self.case.other:
+            bundle.environ(variable)
+            bundle.command(*vendors.make_and_open(devices, paths))
+            assert vendors.opened(devices.started(bundle, config), paths) == {
+                path: "ENXIO" if path in own else "EPERM" for path in paths
+            }
+            bundle.call("rm", "-f", *(bundle.root / f"by-hand-{n}" for n in range(len(paths)))).ok()
+
+    @MODES
+    def test_beside_nvidia(
+        self, bundle: Bundle, config: Path, devices: Devices, driver: Driver, mode: str
+    ) -> None:
+        variable, labels = self.case.beside
+        in_mode(config, mode)
+        bundle.environ(variable, NVIDIAS)
+        bundle.command(*vendors.look(*self.case.patterns, driver=driver))
+        with nothing_left(driver.root, devices.root, pid=bundle.namespace.pid):
+            done = devices.started(bundle, config)
+        assert nodes_seen(done) == self.case.expected(devices, *labels)
+        assert vendors.gpus_seen(done, driver) == {5}
+
+    @ONE
+    def test_what_cannot_be_had_is_refused_in_a_sentence(
+        self,
+        bundle: Bundle,
+        config: Path,
+        devices: Devices,
+        low_level: tuple[str, Namespace],
+        refused: str,
+    ) -> None:
+        bundle.environ(refused)
+        with nothing_left(devices.root, bundle.root, pid=bundle.namespace.pid):
+            said = devices.refused(bundle, config)
+        assert re.fullmatch(f"gpu-py: {self.case.refused[refused]}\n", said), said
+        bundle.call(low_level[0], "state", bundle.name).failed()
+
+    def test_the_hook_alone(
+        self, bundle: Bundle, config: Path, devices: Devices, low_level: tuple[str, Namespace]
+    ) -> None:
+        """Nodes and their rules are its work; the process is what only a runtime can change."""
+        variable, labels = self.case.by_hook
+        devices.hook(bundle, config)
+        bundle.environ(variable)
+        bundle.command(*self.case.look)
+        done = bundle.run(low_level[0])
+        assert nodes_seen(done) == self.case.expected(devices, *labels)
+        assert vendors.groups_seen(done) == {0}
+        asked = [variable] if variable.startswith(tuple(self.case.beginnings)) else []
+        assert vendors.variables_seen(done, *self.case.beginnings) == asked
+        assert sorted(vendors.logged(config)["undone"]) == sorted(self.case.undone)
+
+    @ONE
+    def test_the_commands_name_its_devices(
+        self, bundle: Bundle, config: Path, devices: Devices
+    ) -> None:
+        variable, held, every = self.case.listed
+        bundle.environ(variable)
+        devices.start(bundle, config)
+        listed = devices.ask(config, "list")["devices"]
+        assert {each["label"]: each["containers"] for each in listed} == {
+            str(label): [bundle.name] if label in held else [] for label in every
+        }
+        variable, selected = self.case.explained
+        explained = devices.ask(config, "explain", "-e", variable)
+        assert explained["selected"] == selected
+        assert explained["undone"] == []
+        info = run([devices.installation.command, "info", "--config", config]).ok().stdout
+        assert re.search(self.case.info, info, re.MULTILINE), info
+        check, wanted = self.case.findings
+        findings = devices.ask(config, "doctor")["findings"]
+        found = [each for each in findings if each["check"] == check]
+        assert [each["status"] for each in found] == [status for status, _ in wanted]
+        for each, (_, words) in zip(found, wanted, strict=True):
+            assert words in each["message"]
+
+    def test_podman_by_hook_and_by_document(
+        self, devices: Devices, driver: Driver, host: Namespace, workspace: Path, archive: Path
+    ) -> None:
+        """Debian 12's podman knows no groups in documents."""
+        case, folder = self.case, workspace / f"{self.case.vendor}-podman"
+        own = write_config(folder.with_name(f"{folder.name}-etc"), driver.root, ["runc"])
+        devices.configured(own, tail=NO_GROUPS)
+        with (
+            podman_with_hook(devices, own, folder, host, archive) as engine,
+            documents(devices, own, folder.with_name(f"{folder.name}-cdi"), case.kind),
+        ):
+            variable, labels = case.by_podman
+            done = engine.run(image("debian"), *case.look, env=(variable,))
+            assert nodes_seen(done) == case.expected(devices, *labels)
+            for names, labels in case.by_document:
+                done = run_with(engine, case.look, *(f"{case.kind}={name}" for name in names))
+                assert nodes_seen(done) == case.expected(devices, *labels)
+                seen = vendors.variables_seen(done, *case.beginnings)
+                assert sorted(seen) == sorted(case.in_document)
