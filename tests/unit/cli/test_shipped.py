@@ -17,7 +17,7 @@ def paths(folders: dict[str, str]) -> set[str]:
 
 def test_every_page_and_unit_of_the_repository_is_in_it() -> None:
     sources = [*(REPOSITORY / "man").iterdir()]
-    for folder in ("systemd", "udev", "slurm"):
+    for folder in ("systemd", "udev", "slurm", "selinux"):
         sources += (REPOSITORY / "packaging" / folder).iterdir()
     listed = {file.name for file in shipped.files(COMMAND)}
     assert {path.name for path in sources} <= listed
@@ -52,7 +52,7 @@ def test_a_user_has_no_units(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "/data/man/man8/gpu-py.8" in found
     assert "/data/bash-completion/completions/gpuhook" in found
     assert "/home/ada/.config/fish/completions/gpuhook.fish" in found
-    assert not [path for path in found if path.endswith((".service", ".path"))]
+    assert not [path for path in found if path.endswith((".service", ".path", ".cil"))]
 
 
 def test_only_what_is_safe_everywhere_is_enabled() -> None:
