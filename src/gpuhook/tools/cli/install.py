@@ -256,7 +256,7 @@ def _tell_answer(
 )  # fmt: skip
 @click.option(
     "--files", is_flag=True,
-    help="Place manual pages, completion, units and scripts for Slurm, and tell no engine.",
+    help="Place manual pages, completion, units, scripts and a policy module, and tell no engine.",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
 @click.option(
