@@ -18,7 +18,7 @@ def paths(folders: dict[str, str]) -> set[str]:
 
 def test_every_page_and_unit_of_the_repository_is_in_it() -> None:
     sources = [*(REPOSITORY / "man").iterdir()]
-    for folder in ("systemd", "udev", "slurm"):
+    for folder in ("systemd", "udev", "slurm", "selinux"):
         sources += (REPOSITORY / "packaging" / folder).iterdir()
     listed = {file.name for file in shipped.files(COMMAND)}
     assert {path.name for path in sources} <= listed

@@ -239,7 +239,7 @@ def test_a_broken_file_of_an_engine_is_one_finding(installed: Tree) -> None:
 
 
 def test_what_containers_may_do_under_selinux(installed: Tree) -> None:
-    """A boolean is named only where the policy has it: Debian's doesn't."""
+    """A boolean is named only where the policy has it: Debian's has none."""
     installed.write("/sys/fs/selinux/enforce", "1")
     [finding] = host.security_modules(installed.case)
     assert str(finding.status) == "warning"
@@ -249,6 +249,34 @@ def test_what_containers_may_do_under_selinux(installed: Tree) -> None:
     assert finding.remedy.startswith("Run setsebool -P container_use_devices on, or ")
     installed.write("/sys/fs/selinux/booleans/container_use_devices", "1 1")
     assert without_driver(installed.case) == []
+
+
+def test_the_policy_module_is_asked_for_where_it_belongs(installed: Tree) -> None:
+    installed.write("/sys/fs/selinux/enforce", "1")
+    installed.write("/sys/fs/selinux/booleans/container_use_dri", "0 0")
+    [finding] = host.security_modules(installed.case)
+    assert finding.message == "SELinux is enforcing without gpuhook's policy module"
+    module = "/usr/local/share/selinux/packages/gpuhook.cil"
+    assert f"gpuhook files {module} >{module}; semodule -i {module}" in finding.remedy
+    installed.write(module)
+    [finding] = host.security_modules(installed.case)
+    assert f"semodule -i {module} and restorecon -RF {GPU_PY} " in finding.remedy
+
+
+def test_the_policy_module_is_loaded(installed: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels are pretended, because root alone may write one."""
+    labels = {GPU_PY: b"system_u:object_r:bin_t:s0"}
+    monkeypatch.setattr(Machine, "label", lambda _, path: labels[path])
+    installed.write("/sys/fs/selinux/enforce", "1")
+    installed.write("/sys/fs/selinux/booleans/container_use_dri", "0 0")
+    installed.write("/sys/fs/selinux/booleans/gpuhook_containers_use_gpus", "1 1")
+    [finding] = host.security_modules(installed.case)
+    assert finding.remedy.startswith(f"Give it that of runc: restorecon -F {GPU_PY}, or ")
+    labels[GPU_PY] = b"system_u:object_r:container_engine_exec_t:s0"
+    assert without_driver(installed.case) == []
+    installed.write("/sys/fs/selinux/booleans/gpuhook_containers_use_gpus", "0 0")
+    [finding] = host.security_modules(installed.case)
+    assert finding.remedy.startswith("Run setsebool -P gpuhook_containers_use_gpus on, or ")
 
 
 def test_no_cgroups_on_purpose(installed: Tree) -> None:

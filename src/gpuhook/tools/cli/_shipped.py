@@ -1,4 +1,4 @@
-"""The files that come with the programs: manual pages, completion, units, scripts for Slurm.
+"""The files that come with the programs: manual pages, completion, units, scripts, a policy module.
 
 This is the list of them: the Debian package has all, and ``gpuhook files`` prints those that have a
 folder among the administrator's own. Sources of the folders: manpath(5),
@@ -17,6 +17,7 @@ from gpuhook.tools.cli.completion import script
 
 UNIT = "unit"
 SLURM = "script for Slurm"
+SELINUX = "policy module"
 # The units that the package enables; others are for the administrator to enable.
 ENABLED = ("gpuhook-watch.service", *cdi_units.ENABLED)
 _COMPLETIONS = {"bash": "gpuhook", "zsh": "_gpuhook", "fish": "gpuhook.fish"}
@@ -34,6 +35,7 @@ OF_PACKAGE: Mapping[str, str] = {
     "fish": "/usr/share/fish/vendor_completions.d",
     UNIT: "/usr/lib/systemd/system",
     SLURM: "/usr/libexec/gpuhook/slurm",
+    SELINUX: "/usr/share/selinux/packages",
     "unit for CDI": "/usr/lib/systemd/system",
     "rule for CDI": "/usr/lib/udev/rules.d",
 }
@@ -44,6 +46,7 @@ OF_ADMINISTRATOR: Mapping[str, str] = {
     "fish": "/etc/fish/completions",
     UNIT: "/etc/systemd/system",
     SLURM: "/usr/local/libexec/gpuhook/slurm",
+    SELINUX: "/usr/local/share/selinux/packages",
 }
 
 
@@ -76,6 +79,8 @@ def files(command: str) -> Iterator[File]:
         yield File(UNIT, name, cdi_units.for_command(text, command))
     for name, text in _texts("slurm_scripts"):
         yield File(SLURM, name, text)
+    for name, text in _texts("selinux"):
+        yield File(SELINUX, name, text)
     for name in cdi_units.FILES:
         kind = "rule for CDI" if name.endswith(".rules") else "unit for CDI"
         yield File(kind, name, cdi_units.for_command(cdi_units.shipped(name), command))

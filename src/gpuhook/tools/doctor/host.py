@@ -11,8 +11,19 @@ from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, ok, warning
 from gpuhook.tools.doctor.machine import Machine
 
-_SELINUX_BOOLEAN = "/sys/fs/selinux/booleans/container_use_devices"  # current and pending value
-_SELINUX_ALLOW = "Run setsebool -P container_use_devices on, or the containers with"
+_SELINUX = "/sys/fs/selinux"
+# Booleans of SELinux's policies, each read as current and pending value. The first is that of our
+# module (packaging/selinux), the second Fedora's and Red Hat's; the third is in those that the
+# module is for, Debian's and others made of the reference policy.
+_OURS, _FEDORAS, _REFERENCE = (
+    f"{_SELINUX}/booleans/{name}"
+    for name in ("gpuhook_containers_use_gpus", "container_use_devices", "container_use_dri")
+)
+# Where the module is, by the package and by the page on security.
+_MODULES = tuple(
+    f"{share}/selinux/packages/gpuhook.cil" for share in ("/usr/share", "/usr/local/share")
+)
+_RUNTIME_TYPE = b"container_engine_exec_t"  # of runc, too
 _OPENAT2_SINCE = (5, 6)
 
 
@@ -56,25 +67,59 @@ def cgroups(case: Case) -> Iterator[Finding]:
 
 
 def security_modules(case: Case) -> Iterator[Finding]:
-    """Ask whether SELinux or AppArmor keeps containers from the nodes."""
-    enforcing = (case.machine.text("/sys/fs/selinux/enforce") or "").strip()
+    """Ask whether SELinux or AppArmor keeps engines from gpu-py, or containers from the nodes."""
+    enforcing = (case.machine.text(f"{_SELINUX}/enforce") or "").strip()
     apparmor = (case.machine.text("/sys/module/apparmor/parameters/enabled") or "").strip()
-    boolean = case.machine.text(_SELINUX_BOOLEAN)  # not every policy has it
-    if enforcing == "1" and boolean is not None and boolean.startswith("1"):
-        yield ok("security-module", "SELinux is enforcing, and containers may use device nodes")
-    elif enforcing == "1":
-        yield warning(
-            "security-module",
-            "SELinux is enforcing and keeps confined containers from device nodes",
-            f"{_SELINUX_ALLOW if boolean is not None else 'Run the containers with'} "
-            "--security-opt label=disable",
-        )
+    if enforcing == "1":
+        yield _enforced(case)
     elif enforcing == "0":
         yield ok("security-module", "SELinux is permissive")
     elif apparmor == "Y":
         yield ok("security-module", "AppArmor is on; the engines' own profiles allow GPUs")
     else:
         yield ok("security-module", "Neither SELinux nor AppArmor is on")
+
+
+def _enforced(case: Case) -> Finding:
+    """Return what is found where SELinux is enforcing."""
+    ours = case.machine.text(_OURS)
+    fedoras = case.machine.text(_FEDORAS)
+    launcher = f"{case.bin}/{names.RUNTIME}"
+    if ours is None and fedoras is None and case.machine.exists(_REFERENCE):
+        return warning(
+            "security-module",
+            "SELinux is enforcing without gpuhook's policy module",
+            _load_module(case, launcher),
+        )
+    if ours is not None and _RUNTIME_TYPE not in case.machine.label(launcher).split(b":"):
+        return warning(
+            "security-module",
+            f"SELinux is enforcing, and podman's conmon may not start {launcher} by its label",
+            f"Give it that of runc: restorecon -F {launcher}, or chcon -t "
+            f"{_RUNTIME_TYPE.decode()} {launcher} where the policy knows no such path",
+        )
+    if (ours or fedoras or "").startswith("1"):
+        return ok("security-module", "SELinux is enforcing, and containers may use device nodes")
+    boolean = os.path.basename(_OURS if ours is not None else _FEDORAS)
+    known = ours is not None or fedoras is not None  # not every policy has one
+    allow = f"Run setsebool -P {boolean} on, or the" if known else "Run the"
+    return warning(
+        "security-module",
+        "SELinux is enforcing and keeps confined containers from device nodes",
+        f"{allow} containers with --security-opt label=disable",
+    )
+
+
+def _load_module(case: Case, launcher: str) -> str:
+    """Return what to do so that the policy knows gpuhook."""
+    for path in _MODULES:
+        if case.machine.exists(path):
+            return f"Run semodule -i {path} and restorecon -RF {launcher} {case.config.state_dir}"
+    module = _MODULES[-1]
+    return (
+        f"Run mkdir -p {os.path.dirname(module)}; gpuhook files {module} >{module}; "
+        f"semodule -i {module}; restorecon -RF {launcher} {case.config.state_dir}"
+    )
 
 
 def rootless(case: Case) -> Iterator[Finding]:

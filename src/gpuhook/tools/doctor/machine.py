@@ -4,6 +4,7 @@ import glob
 import os
 from collections.abc import Container
 
+from gpuhook.ground.container import kernel
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.host import processes as host_processes
 from gpuhook.tools.host.processes import Process
@@ -55,6 +56,13 @@ class Machine:
             return os.stat(self.path(path))
         except (OSError, ValueError):
             return None
+
+    def label(self, path: str) -> bytes:
+        """Return a file's SELinux label, empty where it has none."""
+        try:
+            return os.getxattr(self.path(path), kernel.LABEL).rstrip(b"\0")
+        except OSError:
+            return b""
 
     def exists(self, path: str) -> bool:
         """Tell whether a path exists."""

@@ -1,0 +1,101 @@
+"""What the tests on a machine that enforces SELinux share: what it denies, and podman's callers.
+
+Without auditd the kernel's messages are all that says what was denied.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from booted import call
+from harness.commands import Result, run
+
+POLICY = Path("/etc/selinux/default/policy/policy.34")
+CONTEXTS = "/etc/selinux/default/contexts/files/file_contexts"
+# Who calls podman: a unit, as Quadlet's are, so that podman runs in its domain, or root at a shell.
+CALLERS: dict[str, tuple[str, ...]] = {
+    "service": ("systemd-run", "--wait", "--quiet", "--collect"),
+    "shell": (),
+}
+_DENIED = re.compile(
+    r"avc:\s+denied\s+\{ (?P<what>[^}]*) \} for .*"
+    r"scontext=(?P<source>\S+) tcontext=(?P<target>\S+) tclass=(?P<kind>\S+)"
+)
+_COMMAND = re.compile(r'comm="([^"]*)"')
+# The simulated driver is no module: a kernel that knows no driver for a node asks for one by that.
+_NO_DRIVER = 'kmod="char-major-'
+
+
+@dataclass(frozen=True, order=True)
+class Denial:
+    """What a domain may not do with a type; ``line`` is the kernel's message."""
+
+    source: str
+    target: str
+    kind: str
+    what: str
+    command: str
+    line: str
+
+    @property
+    def rule(self) -> tuple[str, ...]:
+        """What a policy would have to allow."""
+        return self.source, self.target, self.kind, self.what
+
+    @property
+    def is_of_ours(self) -> bool:
+        """Whether one of our programs was denied it."""
+        return self.command.startswith(("gpu-py", "gpuhook", "python"))
+
+
+class Denials:
+    """The denials of this boot, read bit by bit."""
+
+    def __init__(self) -> None:
+        call("sysctl", "--write", "kernel.printk_ratelimit=0")  # every message, however many
+        self._seen = 0
+        self.usual: set[tuple[str, ...]] = set()
+
+    def read(self) -> list[Denial]:
+        """Return the denials since the last reading."""
+        call("journalctl", "--sync")
+        said = call("journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat").splitlines()
+        new, self._seen = said[self._seen :], len(said)
+        assert not [line for line in new if "callbacks suppressed" in line or "audit_lost" in line]
+        return [denial for line in new if (denial := _denial(line))]
+
+    def unusual(self) -> list[str]:
+        """Return the new denials that containers without GPUs don't have, or that are of ours."""
+        return [each.line for each in self.read() if each.is_of_ours or each.rule not in self.usual]
+
+
+def _denial(line: str) -> Denial | None:
+    found = _DENIED.search(line)
+    if not found or _NO_DRIVER in line:
+        return None
+    source, target = (found[name].split(":")[2] for name in ("source", "target"))
+    command = _COMMAND.search(line)
+    return Denial(source, target, found["kind"], found["what"], command[1] if command else "", line)
+
+
+def podman_run(caller: str, words: Sequence[str]) -> Result:
+    """Run a container of podman's; what it prints may not reach us, its status does."""
+    return run([*CALLERS[caller], "podman", "run", "--rm", "--network=none", *words], timeout=300.0)
+
+
+@contextmanager
+def without_the_module(debians: Path) -> Iterator[None]:
+    """Have the kernel enforce Debian's policy as it is, and labels as that gives them."""
+    ours = POLICY.read_bytes()
+    POLICY.write_bytes(debians.read_bytes())
+    call("load_policy")
+    call("chcon", "-t", "bin_t", "/usr/bin/gpu-py")
+    call("chcon", "-R", "-t", "initrc_runtime_t", "/run/gpuhook")
+    try:
+        yield
+    finally:
+        POLICY.write_bytes(ours)
+        call("load_policy")
+        call("restorecon", "-RF", "/usr/bin/gpu-py", "/run/gpuhook")
