@@ -32,7 +32,7 @@ PODMANS = [(way, name) for way in ("runtime", "precreate", "prestart") for name 
 
 
 @pytest.fixture(scope="module")
-def driver(installed: None) -> Driver:
+def gpus(installed: None) -> Driver:
     """What is true of the simulated driver."""
     return driver_in(DRIVER)
 
@@ -43,31 +43,31 @@ def test_it_is_a_machine_of_arm64() -> None:
     assert call("dpkg", "--print-architecture") == "arm64\n"
 
 
-def test_the_simulated_driver_is_of_arm64(driver: Driver) -> None:
+def test_the_simulated_driver_is_of_arm64(gpus: Driver) -> None:
     assert "aarch64" in Path(DRIVER, "proc/driver/nvidia/version").read_text()
     paths = [path for path in Path(DRIVER, FOLDER[1:]).rglob("*.so*") if path.is_file()]
-    assert driver.library("libcuda.so.1") in paths
-    for path in [*paths, driver.path("/usr/bin/nvidia-smi")]:
+    assert gpus.library("libcuda.so.1") in paths
+    for path in [*paths, gpus.path("/usr/bin/nvidia-smi")]:
         header = path.read_bytes()[:20]
         assert header[:4] == b"\x7fELF", path
         assert int.from_bytes(header[18:20], "little") == EM_AARCH64, path
 
 
-def check(result: Result, driver: Driver) -> None:
-    """See in what INSIDE printed that a container has the GPUs, and that its programs find them."""
+def check(result: Result, gpus: Driver) -> None:
+    """See in what INSIDE printed that a container has its GPUs, and that programs find them."""
     found = seen(result)
     assert found.gpu_minors == set(GIVEN)
     assert {opened for opened, _ in found.nodes.values()} == {ALLOWED}
     assert found.by_hand == dict.fromkeys(REFUSED, DENIED)
     lines = result.stdout.splitlines()
     for name in LIBRARIES:
-        source = driver.library(name)
+        source = gpus.library(name)
         status = source.stat()
         at = (f"{FOLDER}/{source.name}", f"{status.st_dev}:{status.st_ino}")
         assert found.libraries[name] == at
         assert f"\t{name} (libc6,AArch64) => {FOLDER}/{name}" in lines
-    gpus = [line for line in lines if line.startswith("GPU ")]
-    assert gpus == lines_of_nvidia_smi(driver.chosen(*GIVEN))
+    named = [line for line in lines if line.startswith("GPU ")]
+    assert named == lines_of_nvidia_smi(gpus.chosen(*GIVEN))
     [probe] = [line.split() for line in lines if line.startswith("probe ")]
     assert str(len(GIVEN)) in probe
 
@@ -86,13 +86,13 @@ def root(docker: tuple[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_gpu_py_alone(root: Path, driver: Driver, tmp_path: Path, runtime: str, mode: str) -> None:
+def test_gpu_py_alone(root: Path, gpus: Driver, tmp_path: Path, runtime: str, mode: str) -> None:
     config = write_config(tmp_path / "etc", DRIVER, [runtime], f'mode = "{mode}"\n')
     spec = base_config(root, "sh", "-c", INSIDE)
     spec["process"]["env"].append(REQUEST)
     (tmp_path / "config.json").write_text(json.dumps(spec))
     env = {"GPUHOOK_CONFIG": str(config)}
-    check(run(["gpu-py", "run", "--bundle", tmp_path, "alone"], env), driver)
+    check(run(["gpu-py", "run", "--bundle", tmp_path, "alone"], env), gpus)
 
 
 @pytest.fixture
@@ -104,16 +104,16 @@ def of_docker(docker: tuple[str], request: pytest.FixtureRequest) -> Iterator[No
 
 
 @pytest.mark.parametrize("of_docker", RUNTIMES, indirect=True)
-def test_docker(of_docker: None, driver: Driver) -> None:
-    check(run(["docker", "run", "--rm", *BY_GPU_PY, DEBIAN, "sh", "-c", INSIDE]), driver)
+def test_docker(of_docker: None, gpus: Driver) -> None:
+    check(run(["docker", "run", "--rm", *BY_GPU_PY, DEBIAN, "sh", "-c", INSIDE]), gpus)
 
 
 @pytest.mark.parametrize("way", PODMANS, indirect=True, scope="module", ids=map("-".join, PODMANS))
-def test_podman(way: tuple[str, str], driver: Driver) -> None:
+def test_podman(way: tuple[str, str], gpus: Driver) -> None:
     name, runtime = way
     options = BY_GPU_PY if name == "runtime" else (f"--runtime={runtime}", BY_GPU_PY[1])
     words = ["podman", "run", "--rm", *PODMAN, *options, DEBIAN, "sh", "-c", INSIDE]
-    check(run(words), driver)
+    check(run(words), gpus)
 
 
 @pytest.fixture
@@ -134,8 +134,8 @@ def documents(docker: tuple[str], podman: tuple[str]) -> Iterator[None]:
     ],
     ids=["docker", *(f"podman-{runtime}" for runtime in RUNTIMES)],
 )
-def test_cdi_documents(documents: None, driver: Driver, engine: tuple[str, ...]) -> None:
-    check(run([*engine, "--rm", *BY_CDI, DEBIAN, "sh", "-c", INSIDE]), driver)
+def test_cdi_documents(documents: None, gpus: Driver, engine: tuple[str, ...]) -> None:
+    check(run([*engine, "--rm", *BY_CDI, DEBIAN, "sh", "-c", INSIDE]), gpus)
 
 
 def test_gpus_of_amd(docker: tuple[str]) -> None:
