@@ -129,6 +129,29 @@ debian_mirror() {
     printf '%s\n' "$address"
 }
 
+# apt_apart_begin FOLDER SUITE...: make in a folder what apt needs to download packages of releases
+# as if nothing were installed, so that libraries come too.
+apt_apart_begin() {
+    local folder=$1 mirror suite keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    shift
+    mirror=$(debian_mirror)
+    mkdir -p "$folder"/{lists,cache/archives}/partial
+    : >"$folder/status"
+    for suite in "$@"; do
+        printf 'deb [signed-by=%s] %s %s main\n' "$keys" "$mirror" "$suite" >>"$folder/sources"
+    done
+}
+
+# apt_apart FOLDER ARGUMENT...: run apt-get there; nothing on this machine changes.
+apt_apart() {
+    local folder=$1
+    shift
+    apt-get -q -y -o Dir::Etc::SourceList="$folder/sources" -o Dir::Etc::SourceParts=/dev/null \
+        -o Dir::State::Lists="$folder/lists" -o Dir::State::Status="$folder/status" \
+        -o Dir::Cache="$folder/cache" -o APT::Sandbox::User= -o Acquire::Languages=none \
+        -o APT::Install-Recommends=false "$@"
+}
+
 # slim ROOT: remove from a root filesystem that is kept what no test looks at.
 slim() {
     rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/* "$1"/var/log/* \

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import own
+
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.loader import ldcache
 from gpuhook.tools.doctor import Case, Finding
 from gpuhook.tools.doctor.machine import Machine
 
 VERSION = "535.129.03"
-LIBRARIES = f"usr/lib/{os.uname().machine}-linux-gnu"
-FLAGS = 0x0303  # a 64-bit library of x86-64, as ld.so.cache has it
+LIBRARIES = own.FOLDER[1:]
 BIN = "/opt/gpuhook/bin"
 BOOT = 1_700_000_000
 
@@ -101,7 +102,7 @@ class Tree:
         self.program("/usr/bin/nvidia-smi")
 
     def cache(self, *names: str) -> None:
-        entries = [(name, f"/{LIBRARIES}/{name}", FLAGS) for name in names]
+        entries = [(name, f"/{LIBRARIES}/{name}", own.FLAGS) for name in names]
         self.write("/etc/ld.so.cache", ldcache.merge(None, entries))
 
     def docker_answers(self, path: str, answer: Any, status: str = "200 OK") -> socket.socket:

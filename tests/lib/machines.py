@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import own
+
 from gpuhook.ground.config.model import Config
 from gpuhook.start.contract import Grant
 from gpuhook.start.inventory.model import DriverFile, Node
@@ -46,7 +48,7 @@ def mig(index: int, gi: int, gi_cap: int, ci_cap: int) -> Mig:
 
 
 def library(name: str, capability: str, soname: str | None, kind: str = "library") -> DriverFile:
-    folder = "/usr/lib/i386-linux-gnu" if kind == "library32" else "/usr/lib/x86_64-linux-gnu"
+    folder = own.FOLDER32 if kind == "library32" else own.FOLDER
     return DriverFile(kind, f"{folder}/{name}", name, capability, soname)
 
 

@@ -153,6 +153,8 @@ def selection(config: pytest.Config) -> str:
     for option, flag in (("keyword", "-k"), ("markexpr", "-m")):
         value = config.getoption(option, "")
         words += [flag, value] if value else []
+    if config.getoption("examples", None) is not None:
+        words.append(f"--examples={config.getoption('examples')}")
     for option in ("deselect", "ignore", "ignore_glob"):
         left_out = config.getoption(option, None) or []
         words += [f"--{option.replace('_', '-')}={each}" for each in left_out]

@@ -10,12 +10,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hypothesis
+import own
 import pytest
 from fabricated import Tree
 
 # A busy machine may take its time over any example.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
+
+_SETTINGS = "_hypothesis_internal_use_settings"  # hypothesis has no public way
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 
@@ -54,8 +57,8 @@ def build_library(
     needed: Sequence[str] = (),
     *,
     bits: int = 64,
-    machine: int = 62,
-    flags: int = 0,
+    machine: int = own.ELF[0],
+    flags: int = own.ELF[1],
     order: str = "<",
     sections: dict[str, bytes] | None = None,
 ) -> bytes:
@@ -97,6 +100,22 @@ def library() -> LibraryBuilder:
 def tree(tmp_path: Path, library: LibraryBuilder) -> Tree:
     """A machine made of files, which the doctor's checks look at."""
     return Tree(tmp_path / "machine", library)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    says = "let no property test try more than N examples, where a processor is slow"
+    parser.addoption("--examples", metavar="N", type=int, help=says)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    limit = config.getoption("--examples")
+    if limit is None:
+        return
+    for item in items:
+        test = getattr(item, "obj", None)
+        used = getattr(test, _SETTINGS, None)
+        if used is not None and used.max_examples > limit:
+            setattr(test, _SETTINGS, hypothesis.settings(used, max_examples=limit))
 
 
 def pytest_configure(config: pytest.Config) -> None:

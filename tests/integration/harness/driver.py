@@ -84,6 +84,11 @@ def simulate(installation: Installation, root: Path, *options: str) -> Driver:
     else:
         root.parent.mkdir(parents=True, exist_ok=True)
         run(["cp", "-a", _built(installation, options), root]).ok()
+    return driver_in(root)
+
+
+def driver_in(root: Path) -> Driver:
+    """Return what is true of the simulated driver in ``root``."""
     gpus: list[Gpu] = []
     for folder in sorted((root / "proc/driver/nvidia/gpus").glob("*")):
         text = (folder / "information").read_text()

@@ -5,9 +5,8 @@ from harness.images import REPOSITORY
 
 # Each a script below scripts/lib and its arguments.
 NEEDED = (
-    ("machine-image", "trixie"),
+    ("machine-emulated", "trixie", "--get"),
     ("machine-root", "bookworm"),
-    ("engine-root", "trixie", "qemu-system-x86"),
 )
 
 

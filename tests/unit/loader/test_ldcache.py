@@ -7,10 +7,11 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cmp_to_key
+from functools import cmp_to_key, partial
 from itertools import pairwise
 from pathlib import Path
 
+import own
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -20,17 +21,17 @@ from gpuhook.ground.loader import layout, ldcache
 
 LibraryBuilder = Callable[..., bytes]
 Addition = tuple[str, str, int]
-X86_64, I386 = 0x303, 0x3
+X86_64, AARCH64 = 0x303, 0xA03
 NEW_HEADER, NEW_ENTRY = "=20sIIB3xI12x", "=iIIIQ"  # as struct has them
 HOST_CACHE = Path("/etc/ld.so.cache")
-FOLDER = "/usr/lib/x86_64-linux-gnu"
+FOLDER = own.FOLDER
 DRIVER = [
     (f"{FOLDER}/{name}", name)
     for name in ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-glcore.so.535.309.01")
 ]
 
 
-def additions(names: list[str], folder: str = FOLDER, flags: int = X86_64) -> list[Addition]:
+def additions(names: list[str], folder: str = FOLDER, flags: int = own.FLAGS) -> list[Addition]:
     return [(name, f"{folder}/{name}", flags) for name in names]
 
 
@@ -130,14 +131,19 @@ def test_the_host_cache_reads_as_ldconfig_reads_it(tmp_path: Path) -> None:
 
 def test_a_merged_host_cache_keeps_everything_else(tmp_path: Path) -> None:
     data = HOST_CACHE.read_bytes()
-    merged = ldcache.merge(data, [("libzz-gpu.so.9", "/opt/gpu/libzz-gpu.so.9", X86_64)])
+    merged = ldcache.merge(data, [("libzz-gpu.so.9", "/opt/gpu/libzz-gpu.so.9", own.FLAGS)])
     assert listing(merged, tmp_path) == sorted(
-        [*listing(data, tmp_path), "libzz-gpu.so.9 (libc6,x86-64) => /opt/gpu/libzz-gpu.so.9"],
+        [*listing(data, tmp_path), f"libzz-gpu.so.9 ({own.ABI}) => /opt/gpu/libzz-gpu.so.9"],
         key=cmp_to_key(by_name),
     )
     before, after = ldcache.parse(data), ldcache.parse(merged)
     assert (before.generator, before.hwcaps) == (after.generator, after.hwcaps)
     assert [e for e in after.entries if e.key != "libzz-gpu.so.9"] == list(before.entries)
+
+
+def of_32_bits(library: LibraryBuilder, soname: str | None) -> bytes:
+    machine, flags = own.ELF32
+    return library(soname, ["libc.so.6"], bits=32, machine=machine, flags=flags)
 
 
 @pytest.fixture
@@ -155,7 +161,9 @@ def root(tmp_path: Path, library: LibraryBuilder) -> Path:
         f"{FOLDER[1:]}/libcudart.so.12.2.140": library("libcudart.so.12"),
         f"{FOLDER[1:]}/libnvidia-ml.so.470.1": library("libnvidia-ml.so.1"),
         f"{FOLDER[1:]}/glibc-hwcaps/x86-64-v2/libz.so.1": library("libz.so.1"),
-        "usr/lib32/libz.so.1.1": library("libz.so.1", ["libc.so.6"], bits=32, machine=3),
+        "usr/lib32/libz.so.1.1": library(
+            "libz.so.1", ["libc.so.6"], bits=32, machine=own.ELF32[0], flags=own.ELF32[1]
+        ),
     }
     for path, content in files.items():
         (base / path).parent.mkdir(parents=True, exist_ok=True)
@@ -180,10 +188,10 @@ DRIVER_LINKS = {
 }
 
 
-def add_driver(folder: Path, library: LibraryBuilder, bits: int, machine: int) -> None:
+def add_driver(folder: Path, built: Callable[[str | None], bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, soname in DRIVER_FILES:
-        (folder / name).write_bytes(library(soname, ["libc.so.6"], bits=bits, machine=machine))
+        (folder / name).write_bytes(built(soname))
     for link, target in DRIVER_LINKS.items():
         (folder / link).symlink_to(target)
 
@@ -193,12 +201,12 @@ def test_merging_gives_what_ldconfig_gives(
     root: Path, library: LibraryBuilder, tmp_path: Path, form: str
 ) -> None:
     image = ldconfig(root, "-c", form)
-    add_driver(root / "opt/gpu", library, 64, 62)
-    add_driver(root / "opt/gpu32", library, 32, 3)
+    add_driver(root / "opt/gpu", library)
+    add_driver(root / "opt/gpu32", partial(of_32_bits, library))
     merged = ldcache.merge(
         image,
-        layout.cache_entries("/opt/gpu", DRIVER_FILES, X86_64, DRIVER_LINKS)
-        + layout.cache_entries("/opt/gpu32", DRIVER_FILES, I386, DRIVER_LINKS),
+        layout.cache_entries("/opt/gpu", DRIVER_FILES, own.FLAGS, DRIVER_LINKS)
+        + layout.cache_entries("/opt/gpu32", DRIVER_FILES, own.FLAGS32, DRIVER_LINKS),
     )
     wanted = listing(ldconfig(root, "-c", "new", "/opt/gpu", "/opt/gpu32"), tmp_path)
     found = listing(merged, tmp_path)
@@ -216,9 +224,9 @@ def test_libraries_in_a_folder_of_the_image(
     root: Path, library: LibraryBuilder, tmp_path: Path
 ) -> None:
     image = ldconfig(root)
-    add_driver(root / FOLDER[1:], library, 64, 62)
+    add_driver(root / FOLDER[1:], library)
     ours = [file for file in DRIVER_FILES if not file[0].startswith("libz")]
-    entries = layout.cache_entries(FOLDER, ours, X86_64, DRIVER_LINKS)
+    entries = layout.cache_entries(FOLDER, ours, own.FLAGS, DRIVER_LINKS)
     assert listing(ldcache.merge(image, entries), tmp_path) == listing(ldconfig(root), tmp_path)
 
 
@@ -244,15 +252,15 @@ def test_processor_folders_and_generator_survive(root: Path) -> None:
 def test_the_driver_comes_first(root: Path) -> None:
     image = ldconfig(root)
     name = "libnvidia-ml.so.1"
-    assert loader_search(image, name, X86_64) == f"{FOLDER}/{name}"
+    assert loader_search(image, name, own.FLAGS) == f"{FOLDER}/{name}"
     merged = ldcache.merge(image, additions([name], "/opt/gpu"))
-    assert loader_search(merged, name, X86_64) == f"/opt/gpu/{name}"
+    assert loader_search(merged, name, own.FLAGS) == f"/opt/gpu/{name}"
     values = [entry.value for entry in ldcache.parse(merged).entries if entry.key == name]
     assert values == [f"/opt/gpu/{name}", f"{FOLDER}/{name}"]
 
 
 def test_the_first_of_equal_additions_wins() -> None:
-    both = [("libcuda.so.1", f"/opt/{n}/libcuda.so.1", X86_64) for n in ("compat", "gpu", "gpu")]
+    both = [("libcuda.so.1", f"/opt/{n}/libcuda.so.1", own.FLAGS) for n in ("compat", "gpu", "gpu")]
     merged = ldcache.merge(None, both)
     values = [entry.value for entry in ldcache.parse(merged).entries]
     assert values == ["/opt/compat/libcuda.so.1", "/opt/gpu/libcuda.so.1"]
@@ -270,8 +278,8 @@ def test_merging_twice_changes_nothing(root: Path, form: str) -> None:
 def test_no_cache_gives_one_of_the_driver_alone(nothing: bytes | None, tmp_path: Path) -> None:
     merged = ldcache.merge(nothing, additions(["libcuda.so.1", "libnvidia-ml.so.1"]))
     assert listing(merged, tmp_path) == [
-        f"libnvidia-ml.so.1 (libc6,x86-64) => {FOLDER}/libnvidia-ml.so.1",
-        f"libcuda.so.1 (libc6,x86-64) => {FOLDER}/libcuda.so.1",
+        f"libnvidia-ml.so.1 ({own.ABI}) => {FOLDER}/libnvidia-ml.so.1",
+        f"libcuda.so.1 ({own.ABI}) => {FOLDER}/libcuda.so.1",
     ]
     assert ldcache.parse(merged).generator == "gpuhook"
 
@@ -285,7 +293,7 @@ def test_ours_are_found_in_an_image_whose_cache_is_out_of_order(order: list[int]
     names = ["lib07.so", "lib33.so", "libcuda.so.1"]
     merged = ldcache.merge(shuffled, additions(names, "/gpu"))
     for name in names:
-        assert loader_search(merged, name, X86_64) == f"/gpu/{name}"
+        assert loader_search(merged, name, own.FLAGS) == f"/gpu/{name}"
     assert {e.key for e in ldcache.parse(image).entries} <= {
         e.key for e in ldcache.parse(merged).entries
     }
@@ -295,9 +303,9 @@ def test_ours_are_found_in_an_image_whose_cache_is_out_of_order(order: list[int]
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 5000])
 def test_a_name_that_no_cache_can_hold(name: str) -> None:
     with pytest.raises(LdCacheError, match="can't be written"):
-        ldcache.merge(None, [("libcuda.so.1", name, X86_64)])
+        ldcache.merge(None, [("libcuda.so.1", name, own.FLAGS)])
     with pytest.raises(LdCacheError, match="can't be written"):
-        ldcache.merge(None, [(name[:256], f"/lib/{name}", X86_64)])
+        ldcache.merge(None, [(name[:256], f"/lib/{name}", own.FLAGS)])
 
 
 # Damage.
@@ -357,7 +365,7 @@ def costly(count: int) -> bytes:
     entries = bytearray()
     for n in range(count):
         at = base + n * 7919 % len(chunks) * 256 + n % 3
-        entries += struct.pack(NEW_ENTRY, X86_64, at, at, 0, 0)
+        entries += struct.pack(NEW_ENTRY, own.FLAGS, at, at, 0, 0)
     size = sum(map(len, chunks))
     fields = (ldcache.NEW_MAGIC, count, size, ldcache.NATIVE_ENDIAN, 0)
     return b"".join((struct.pack(NEW_HEADER, *fields), entries, *chunks))
@@ -369,7 +377,9 @@ def test_a_cache_made_to_be_slow_is_not() -> None:
     start = time.process_time()
     ldcache.merge(data, additions(names))
     ldcache._Raw(data, "").sort()
-    assert time.process_time() - start < 5
+    took = time.process_time() - start
+    sorted(range(1_000_000), key=str)  # a tenth of a second, and longer where all is slow
+    assert took < 40 * (time.process_time() - start - took)
 
 
 def test_too_many_libraries() -> None:
@@ -391,7 +401,7 @@ def survive(data: bytes) -> None:
         ldcache.parse(data)
     with suppress(LdCacheError):
         merged = ldcache.merge(data, additions(["libcuda.so.1"]))
-        assert loader_search(merged, "libcuda.so.1", X86_64) is not None
+        assert loader_search(merged, "libcuda.so.1", own.FLAGS) is not None
         assert ldcache.merge(merged, additions(["libcuda.so.1"])) == merged
 
 
@@ -467,7 +477,7 @@ def test_equal_but_for_leading_zeros() -> None:
 
 folders = st.sampled_from(["/a", "/b", "/usr/lib"])
 entries = st.lists(
-    st.tuples(words.filter(bool), folders, st.sampled_from([X86_64, I386, 0xA03])).map(
+    st.tuples(words.filter(bool), folders, st.sampled_from([X86_64, AARCH64, own.FLAGS32])).map(
         lambda t: (t[0], f"{t[1]}/{t[0]}", t[2])
     ),
     max_size=25,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import own
 import pytest
 
 from gpuhook.ground.config.model import Config
@@ -36,7 +37,7 @@ def compat_in(root: Path, config: Config | None = None) -> Any:
 def test_debian(tmp_path: Path) -> None:
     put(tmp_path, "etc/debian_version")
     found = look(tmp_path).layout
-    assert found.libraries == layout.debian("x86_64").libraries
+    assert found.libraries == layout.debian(own.MACHINE).libraries
     assert found.uses_cache
 
 
@@ -55,7 +56,7 @@ def test_lib64_that_is_lib(tmp_path: Path) -> None:
 
 
 def test_musl_has_no_cache(tmp_path: Path) -> None:
-    put(tmp_path, "lib/ld-musl-x86_64.so.1")
+    put(tmp_path, f"lib/ld-musl-{own.MACHINE}.so.1")
     found = look(tmp_path).layout
     assert (found.libraries, found.uses_cache) == ("/usr/lib", False)
 

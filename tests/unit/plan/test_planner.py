@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import own
 import pytest
 from machines import VERSION, gpu, machine, mig, planned, read_request
 
@@ -13,7 +14,7 @@ from gpuhook.start.plan.operations import AllowDevice, Plan
 from gpuhook.vendors.nvidia.cuda_compat import CudaCompat, Note
 from gpuhook.vendors.nvidia.edits import COMPAT_CONFIG
 
-LIBS = "/usr/lib/x86_64-linux-gnu"
+LIBS = own.FOLDER
 MACHINE = machine(gpu(0, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))), gpu(1, 0))
 
 
@@ -112,7 +113,7 @@ def test_nodes_follow_capabilities(capabilities: str, nodes: set[str]) -> None:
 
 def test_32_bit_libraries_need_compat32_and_a_capability() -> None:
     made = plan(NVIDIA_DRIVER_CAPABILITIES="compute,compat32")
-    folder = "/usr/lib/i386-linux-gnu"
+    folder = own.FOLDER32
     assert f"{folder}/libcuda.so.{VERSION}" in destinations(made, "bind")
     assert f"{folder}/libcuda.so.1" in destinations(made, "symlink")
     assert folder not in str(destinations(plan(), "bind"))
@@ -209,7 +210,7 @@ def test_another_layout_moves_the_libraries() -> None:
 def compat_image(version: str, note: Note | None = None) -> Image:
     names = ("libcuda.so.1", "libnvidia-nvvm.so.4")
     compat = CudaCompat("/usr/local/cuda-14.0/compat", version, note, names)
-    return Image(layout.debian("x86_64"), {"nvidia": compat})
+    return Image(layout.debian(own.MACHINE), {"nvidia": compat})
 
 
 def test_a_newer_cuda_of_the_image_goes_first_and_is_never_mounted() -> None:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import own
 from machines import VERSION, gpu, machine, planned, read_request
 
 from gpuhook.ground.config.model import Config
@@ -10,7 +11,7 @@ from gpuhook.ground.oci.spec import Spec
 from gpuhook.start.plan import spec_edits
 from gpuhook.start.plan.operations import Plan
 
-LIBS = "/usr/lib/x86_64-linux-gnu"
+LIBS = own.FOLDER
 MACHINE = machine(gpu(0, 3))
 
 

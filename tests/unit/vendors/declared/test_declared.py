@@ -6,6 +6,7 @@ from typing import Any
 
 import declared_vendors
 import machines
+import own
 import pytest
 import second_vendor
 from second_vendor import spec_with
@@ -239,7 +240,7 @@ def test_libraries(made: Made, library: Callable[..., bytes], wanted: str) -> No
         (root / folder / "libmaker.so.1.2").write_bytes(library("libmaker.so.1"))
         (root / folder / "libmaker.so.1").symlink_to("libmaker.so.1.2")
         (root / folder / "libmaker.so.9").write_text("not a library")
-        entry = ("libmaker.so.1", f"/{folder}/libmaker.so.1", 0x0303)
+        entry = ("libmaker.so.1", f"/{folder}/libmaker.so.1", own.FLAGS)
         (root / "etc").mkdir()
         (root / "etc/ld.so.cache").write_bytes(ldcache.merge(None, [entry]))
 

@@ -1,10 +1,10 @@
 """driver_files, graphics_files: what is found below a driver root."""
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import own
 import pytest
 
 from gpuhook.ground.container.rootfs import Rootfs
@@ -14,7 +14,7 @@ from gpuhook.vendors.nvidia import driver_files
 
 LibraryBuilder = Callable[..., bytes]
 VERSION = "535.261.03"
-LIBS = f"usr/lib/{os.uname().machine}-linux-gnu"
+LIBS = own.FOLDER[1:]
 
 
 class Root:
@@ -128,9 +128,10 @@ def test_a_damaged_cache_is_named(root: Root) -> None:
 
 
 def test_32_bit_libraries_are_kept_apart(root: Root) -> None:
-    folder32 = "usr/lib/i386-linux-gnu"
+    folder32, (machine, flags) = own.FOLDER32[1:], own.ELF32
     root.add("libcuda.so", "libcuda.so.1")
-    root.put(f"{folder32}/libcuda.so.{VERSION}", root.library("libcuda.so.1", bits=32, machine=3))
+    content = root.library("libcuda.so.1", bits=32, machine=machine, flags=flags)
+    root.put(f"{folder32}/libcuda.so.{VERSION}", content)
     root.link(f"{folder32}/libcuda.so.1", f"libcuda.so.{VERSION}")
     root.make_cache(LIBS, folder32)
     kinds = {file.path: file.kind for file in root.find()}
