@@ -99,17 +99,27 @@ def find_maker(arguments: Arguments, runtime_dir: str) -> str:
 
     Each keeps a file of its own there that the other can't read: where another one was installed
     or configured meanwhile, the first of the list could neither stop nor delete the container.
-    ``runtime_dir`` is XDG_RUNTIME_DIR; without --root, containers are kept there or in /run.
+    ``runtime_dir`` is XDG_RUNTIME_DIR; without --root, containers are kept there or in /run. A
+    user's, which su leaves in root's environment, says nothing.
     """
+    if not _is_own(runtime_dir):
+        runtime_dir = "/run"
     for word in arguments.rest:
         if word[:1] in ("", "-", ".") or "/" in word:
             continue
         for name, kept in _KEPT.items():
-            usual = (f"{runtime_dir or '/run'}/{name}", f"/run/{name}")
+            usual = (f"{runtime_dir}/{name}", f"/run/{name}")
             folders = (arguments.root,) if arguments.root else usual
             if any(os.path.isfile(f"{folder}/{word}/{kept}") for folder in folders):
                 return name
     return ""
+
+
+def _is_own(folder: str) -> bool:
+    try:
+        return os.stat(folder).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def find_runtime(candidates: tuple[str, ...], path: bytes, launcher: str, made: str = "") -> str:

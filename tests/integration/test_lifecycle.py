@@ -14,6 +14,8 @@ from harness.bundles import Bundle
 from harness.commands import Result, wait_until
 from harness.driver import Driver
 from harness.installation import Installation, write_config
+from harness.standing import ONE
+from harness.strangers import UID
 
 Step = tuple[str, int, str, str]
 
@@ -166,6 +168,13 @@ def test_the_same_refusals(
     assert found[0][1] or found[0][0] == 0
 
 
+def settle(config: Path) -> None:
+    """Let a configuration be as old as one is that nobody has just written."""
+    past = time.time() - 10
+    for place in (config, config.parent):
+        os.utime(place, (past, past))
+
+
 def test_another_low_level_runtime_is_configured_meanwhile(
     bundle: Bundle,
     installation: Installation,
@@ -182,12 +191,33 @@ def test_another_low_level_runtime_is_configured_meanwhile(
     assert create(bundle, installation.runtime, env) == 0
     bundle.call(installation.runtime, "start", bundle.name, env=env).ok()
     config.write_text(config.read_text().replace(mine, other))
-    for age in (0, 10):
-        past = time.time() - age
-        for place in (config, config.parent):
-            os.utime(place, (past, past))
+    settle(config)
+    for _ in range(3):  # by Python, which saves what the launcher must know, and without
         words = ("exec", bundle.name, "echo", "mine")
         assert bundle.call(installation.runtime, *words, env=env).ok().stdout == "mine\n"
     bundle.call(installation.runtime, "kill", bundle.name, "KILL", env=env).ok()
     bundle.call(installation.runtime, "delete", "--force", bundle.name, env=env).ok()
     assert bundle.call(mine, "state", bundle.name).status != 0
+
+
+@ONE
+def test_no_folder_of_another_user_says_whose_a_container_is(
+    bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path
+) -> None:
+    """su leaves a user's XDG_RUNTIME_DIR in root's environment; crun goes there, runc doesn't."""
+    tmp_path.chmod(0o755)
+    his = tmp_path / "his"
+    kept = his / "crun" / bundle.name / "status"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    os.chown(his, UID, UID)
+    config = write_config(tmp_path / "etc", driver.root, ["runc"])
+    env = {"GPUHOOK_CONFIG": str(config)}
+    bundle.command("sleep", "1000")
+    assert create(bundle, installation.runtime, env) == 0
+    settle(config)
+    for _ in range(3):  # by Python, which saves what the launcher must know, and without
+        words = ("state", bundle.name)
+        said = bundle.call(installation.runtime, *words, env={**env, "XDG_RUNTIME_DIR": str(his)})
+        assert json.loads(said.ok().stdout)["status"] == "created"
+    bundle.call(installation.runtime, "delete", "--force", bundle.name, env=env).ok()
