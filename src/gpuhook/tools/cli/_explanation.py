@@ -249,7 +249,7 @@ def _vendor_lines(request: Request, title: str, inventory: Inventory | None) -> 
     facts = [
         ("Vendor", title),
         ("Asked for by", request.source),
-        ("Devices", ", ".join(request.devices or ()) or "none (driver files alone)"),
+        ("Devices", ", ".join(request.devices or ()) or "none"),
         *options,
     ]
     if inventory is not None:
