@@ -76,9 +76,6 @@ def test_no_word_is_broken(call: Call, words: list[str], width: int) -> None:
     assert {*narrow.stdout.split()} <= {*wide.stdout.split()}
     uuids = {word for word in wide.stdout.split() if word.startswith(("GPU-", "MIG-"))}
     assert uuids <= {*narrow.stdout.split()}
-    for line in narrow.stdout.splitlines():
-        longest = max(map(len, line.split()), default=0)
-        assert len(line) <= width or longest > width / 4, "it would have had room on two lines"
 
 
 @pytest.mark.parametrize("width", [80, 60])
