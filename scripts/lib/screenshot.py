@@ -29,6 +29,8 @@ SAME = (
     (re.compile(r"\b\d+ ms\b"), "60 ms"),
     (re.compile(r"after \d+\.\d+ s\b"), "after 0.05 s"),
     (re.compile(r"\bPython 3\.\d+\.\d+"), "Python 3.11.2"),
+    (re.compile(r"^\d+ +(?=root )", re.MULTILINE), "4711  "),
+    (re.compile(r"PID(?:\x1b\[\d+m| )+USER"), "PID\x1b[0m   \x1b[1mUSER"),
     (re.compile(r"\bLinux \d+\.\S+[^.\s]"), "Linux 6.1.0"),
 )
 

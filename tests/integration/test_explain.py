@@ -1,6 +1,7 @@
 """gpuhook explain says of real containers and images what they were given, and would be."""
 
 import json
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -176,6 +177,26 @@ def test_an_image_of_docker(docker: Docker, explain: Explain, driver: Driver) ->
         assert report(without)["selected"] == []
         gpus = explain("--image", name, "--gpus", "1", "--format=json")
         assert report(gpus)["selected"] == [driver.gpus[0].uuid]
+    finally:
+        docker.call("rmi", name)
+
+
+def test_an_image_with_musl(docker: Docker, explain: Explain, tmp_path: Path) -> None:
+    """The driver's programs, which are there, can't be started in it."""
+    name = f"explain-{uuid.uuid4().hex[:8]}:1"
+    folder = tmp_path / "image/lib"
+    folder.mkdir(parents=True)
+    (folder / f"ld-musl-{os.uname().machine}.so.1").touch()
+    run(["tar", "-C", folder.parent, "-cf", tmp_path / "image.tar", "."]).ok()
+    docker.call("import", tmp_path / "image.tar", name).ok()
+    try:
+        asks = ("-e", "NVIDIA_VISIBLE_DEVICES=0")
+        [hint] = facts(explain("--image", name, *asks), "Hint")
+        assert hint.startswith("The image has musl and no glibc")
+        assert report(explain("--image", name, *asks, "--format=json"))["hints"] == [hint]
+        assert facts(explain("--image", image("debian"), *asks), "Hint") == []
+        none = ("-e", "NVIDIA_VISIBLE_DEVICES=void")
+        assert facts(explain("--image", name, *none), "Hint") == []
     finally:
         docker.call("rmi", name)
 

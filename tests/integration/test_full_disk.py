@@ -1,6 +1,7 @@
 """A full disk: a command that writes fails in a sentence, and every file stays as it was."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from harness.driver import Driver
 from harness.installation import Installation, write_config
 
 PAGES = 20  # more than a command needs
+NO_SPACE = "No space left on device. Make room on its filesystem, and run this again."
 ENGINES = ("docker", "containerd", "podman", "crio")
 
 
@@ -102,6 +104,48 @@ def test_config_set(disk: Path, installation: Installation, driver: Driver) -> N
     config = write_config(disk / "etc", driver.root, ["runc"])
     words: list[str | Path] = [installation.command, "config", "set", "--config", config]
     check(disk, [*words, "disable-require=true"])
+
+
+def test_what_is_saved(disk: Path, installation: Installation, driver: Driver) -> None:
+    """Without space for it commands say why nothing is saved, and those that can do without it."""
+    config = write_config(disk / "etc", driver.root, ["runc"])
+    state = disk / "etc/state"
+    words: list[str | Path] = [installation.command, "refresh", "--config", config]
+    for left in range(PAGES):
+        filler = fill(disk, left)
+        done = run(words)
+        listed = run([installation.command, "list", "--config", config]).ok().stdout
+        filler.unlink()
+        shutil.rmtree(state, ignore_errors=True)
+        assert listed.count("NVIDIA H200") == len(driver.gpus)
+        if done.status == 0:
+            break
+        [line] = done.stderr.splitlines()
+        assert "nothing was saved" in line
+        assert line.endswith(NO_SPACE)
+    assert 0 < left < PAGES - 1
+
+
+def test_not_even_a_folder_can_be_made(
+    disk: Path, installation: Installation, driver: Driver
+) -> None:
+    run(["mount", "-o", "remount,nr_inodes=1", disk])  # or fewer than there are
+    config = write_config(disk.parent / "etc", driver.root, ["runc"])
+    config.write_text(config.read_text().replace(str(disk.parent / "etc/state"), f"{disk}/state"))
+    done = run([installation.command, "refresh", "--config", config]).failed()
+    assert f"The state folder {disk}/state can't be used" in done.stderr
+    assert done.stderr.endswith(f"{NO_SPACE}\n")
+
+
+def test_a_driver_that_is_not_there(disk: Path, installation: Installation) -> None:
+    """That is what is said, and not that it can't be written down."""
+    config = write_config(disk / "etc", disk, ["runc"])
+    for left in range(4):
+        filler = fill(disk, left)
+        done = run([installation.command, "list", "--config", config]).failed()
+        filler.unlink()
+        assert "There is no NVIDIA driver" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_document(disk: Path, installation: Installation, configs: dict[str, Path]) -> None:

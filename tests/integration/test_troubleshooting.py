@@ -316,6 +316,9 @@ def by_runc(engine: Docker, *words: str) -> Result:
 
 
 DOCKERS: dict[str, Callable[[Docker], Result]] = {
+    "exec /usr/bin/nvidia-smi: no such file or directory": lambda engine: by_runc(
+        engine, "--volume=/usr/bin/true:/usr/bin/nvidia-smi", image("busybox"), "nvidia-smi"
+    ),
     'could not select device driver "" with capabilities: [[gpu]]': lambda engine: by_runc(
         engine, "--gpus=all", DEBIAN, "true"
     ),
@@ -341,6 +344,7 @@ OTHERS = {
     "No devices were found",
     "Failed to initialize NVML: ...",
     "unresolvable CDI devices ...",
+    "sh: 0: getcwd() failed: No such file or directory",
 }
 # Headings below this one are no texts that a program prints.
 WITHOUT_TEXT = "## Without a message"
@@ -421,6 +425,15 @@ def test_what_ctr_says(containerd_runc: Containerd) -> None:
     done = containerd_runc.call("run", "--rm", "--gpus=0", DEBIAN, "troubleshooting", "true")
     containerd_runc.call("container", "rm", "troubleshooting")
     assert_says(done, 'exec: "nvidia-container-cli": executable file not found in $PATH')
+
+
+def test_a_folder_that_is_deleted(installation: Installation, tmp_path: Path) -> None:
+    """Another shell than dash says it otherwise; the command does its work."""
+    text = "sh: 0: getcwd() failed: No such file or directory"
+    script = f'mkdir "$0" && cd "$0" && rmdir "$0" && exec {installation.command} --version'
+    done = run(["sh", "-c", script, tmp_path / "gone"]).ok()
+    assert text in done.stderr
+    assert "version" in done.stdout
 
 
 def test_a_driver_without_a_gpu(docker: Docker) -> None:

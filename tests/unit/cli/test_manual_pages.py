@@ -8,7 +8,7 @@ import pytest
 from gpuhook.ground.config.model import KEYS
 from gpuhook.tools.cli import cli
 from gpuhook.tools.cli._help import Command
-from gpuhook.tools.cli._manual import page
+from gpuhook.tools.cli._manual import page_of_simulate, pages
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +28,12 @@ def _commands(group: click.Group, path: str = "gpuhook") -> Iterator[tuple[str, 
 
 
 def test_every_command_and_option_is_described() -> None:
-    text = page("gpuhook.1")
+    every = {**pages(), "gpuhook-simulate.1": page_of_simulate()}
     for name, command in _commands(cli):
-        assert f'.Ss "{name} ' in text
+        words = name.split()
+        assert f".It Xr gpuhook-{words[1]} 1\n" in every["gpuhook.1"]
+        text = every[f"gpuhook-{words[1]}.1"]
+        assert (f'.Ss "{name} ' if len(words) > 2 else f'.Nm "{name}"\n') in text
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
                 assert any(option in text for option in parameter.opts), (name, parameter.opts)
@@ -40,16 +43,22 @@ def test_every_command_and_option_is_described() -> None:
 
 
 def test_every_key_is_described() -> None:
-    text = page("gpuhook.toml.5")
+    text = pages()["gpuhook.toml.5"]
     for key in KEYS:
         section, _, name = key.rpartition(".")
         assert f'.It Va "{name}"' in text
         assert not section or f'.Ss "[{section}]' in text
 
 
-@pytest.mark.parametrize("name", ["gpuhook.1", "gpuhook.toml.5"])
+def test_a_page_is_short() -> None:
+    """Who asks for one command isn't given all."""
+    lengths = {name: text.count("\n") for name, text in pages().items() if name.endswith(".1")}
+    assert max(lengths.values()) < 150, lengths
+
+
+@pytest.mark.parametrize("name", pages())
 def test_no_text_is_taken_for_a_macro(name: str) -> None:
-    lines = page(name).splitlines()
+    lines = pages()[name].splitlines()
     assert lines[0] == ".Dd January 2, 1970"
     known = [
         ".Dd",
@@ -69,6 +78,7 @@ def test_no_text_is_taken_for_a_macro(name: str) -> None:
         ".Xr",
         ".Li",
         ".Dl",
+        ".Ev",
     ]
     assert {line.split()[0] for line in lines if line.startswith(".")} <= set(known)
     assert not [line for line in lines if line.startswith("'") or not line]

@@ -83,22 +83,37 @@ def refresh(config: "Config", vendor: "Source") -> "Inventory":
     """
     folder = make_folder(config.state_dir)
     if folder is None:
-        raise DriverError(
-            f"The state folder {config.state_dir} can't be used",
-            "Run this as root, and let the folder belong to root and be writable by root alone",
-        )
+        raise _no_folder(config.state_dir)
     try:
         with _Lock(folder, config, vendor) as lock:
             made = _make(folder, config, vendor, lock)
     finally:
         os.close(folder)
     if not made.is_saved:
-        raise DriverError(
-            f"{made.inventory.sentence()}: nothing was saved, as {config.state_dir} can't be "
-            "written to",
-            "Run this as root, and see that its disk isn't full",
-        )
+        cause = f"{made.inventory.sentence()}: nothing was saved"
+        raise _unwritable(cause, config.state_dir, made.problem)
     return made.inventory
+
+
+def _no_folder(path: str) -> DriverError:
+    """Return why there is no state folder that can be used."""
+    cause = f"The state folder {path} can't be used"
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        return _unwritable(cause, path, error)
+    return DriverError(
+        cause, "Run this as root, and let the folder belong to root and be writable by root alone"
+    )
+
+
+def _unwritable(cause: str, path: str, error: OSError | None) -> DriverError:
+    from gpuhook.ground.host import files  # noqa: PLC0415 - for commands alone
+
+    if error is None:  # the lock, which is in that folder, couldn't be had
+        return DriverError(f"{cause}, as {path} can't be written to", "Run this as root")
+    why = f"{cause}, as {path} can't be written to: {error.strerror}"
+    return DriverError(why, files.remedy(error, "Run this as root"))
 
 
 def saved(config: "Config", vendor: "Source") -> "Inventory | None":
@@ -137,7 +152,10 @@ def _make(folder: int, config: "Config", vendor: "Source", lock: "_Lock") -> "Lo
         lock.note_failure(error)
         raise
     if lock.held:
-        content.is_saved = _save(folder, _file_name(config, vendor), content)
+        content.problem = _save(folder, _file_name(config, vendor), content)
+        content.is_saved = content.problem is None
+    else:
+        content.problem = lock.problem
     return content
 
 
@@ -170,6 +188,7 @@ class _Lock:
         self._fd = -1
         self._began = time.monotonic()
         self.held = False
+        self.problem: OSError | None = None
 
     def __enter__(self) -> "Self":
         from gpuhook.ground.host import lock  # noqa: PLC0415 - no need while what is saved is fresh
@@ -178,8 +197,8 @@ class _Lock:
         try:
             self._fd = os.open(self._name, flags, 0o600, dir_fd=self._folder)
             self.held = lock.take(self._fd, self._limit)
-        except OSError:
-            pass
+        except OSError as error:
+            self.problem = error
         return self
 
     def __exit__(self, *details: object) -> None:
@@ -191,8 +210,11 @@ class _Lock:
         if self.held:
             absent = isinstance(error, NoDriverError)
             text = jsontext.dumps([time.monotonic(), error.cause, error.remedy, absent])
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, text.encode(), 0)
+            try:
+                os.ftruncate(self._fd, 0)
+                os.pwrite(self._fd, text.encode(), 0)
+            except OSError:
+                pass  # a full disk: they ask the driver themselves
 
     def raise_failure(self) -> None:
         """Raise the failure of the one we waited for: it would be ours as well."""
@@ -255,7 +277,7 @@ class Loaded:
     """An inventory, and what tells whether it still is this machine's.
 
     ``around`` is what it was made in, ``missing`` the paths that didn't exist then;
-    ``is_saved`` says whether it was saved when it was made.
+    ``is_saved`` says whether it was saved when it was made, ``problem`` what kept us from that.
     """
 
     def __init__(
@@ -266,6 +288,7 @@ class Loaded:
         self.missing = missing
         self._vendor = vendor
         self.is_saved = False
+        self.problem: OSError | None = None
         self._file: tuple[int, ...] = ()
         self._saved_at = time.time()
 
@@ -366,9 +389,9 @@ def _read(folder: int, name: str) -> tuple[bytes, os.stat_result]:
         os.close(fd)
 
 
-def _save(folder: int, name: str, content: Loaded) -> bool:
+def _save(folder: int, name: str, content: Loaded) -> OSError | None:
     parts = [content.around, content.missing, content.inventory.to_json()]
-    return write_whole(folder, name, jsontext.dumps(parts).encode())
+    return _written(folder, name, jsontext.dumps(parts).encode())
 
 
 def write_whole(folder: int, name: str, body: bytes, mode: int = 0o644) -> bool:
@@ -377,9 +400,14 @@ def write_whole(folder: int, name: str, body: bytes, mode: int = 0o644) -> bool:
     Where two write at once, what is damaged by that is found by ``read_whole``. Returns
     whether it was written.
     """
+    return _written(folder, name, body, mode) is None
+
+
+def _written(folder: int, name: str, body: bytes, mode: int = 0o644) -> OSError | None:
+    """Write as ``write_whole`` does; return what kept us from that, None where nothing did."""
     try:
         data = digest(body).encode() + b"\n" + body
         fileio.replace(name, data, f".{name}.new", folder=folder, mode=mode)
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error
+    return None

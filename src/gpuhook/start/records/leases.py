@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LOCK = "lock"  # in the folder of the records
 
+_WHOLE, _SHORT = 64, 12  # digits of an id, and of what engines show of it
+_HEX = frozenset("0123456789abcdef")
 _WAIT = 20.0  # seconds that the others may take; each has it for a millisecond or two
 _MARKS = dict.fromkeys(map(ord, "-_."))  # beside letters and digits, in a name
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -96,11 +98,17 @@ def _conflict(ours: _Held, theirs: _Held) -> "tuple[str, str] | None":
 
 def holder(record: "dict[str, Any]") -> str:
     """Return what to call the container of a record."""
-    name = _called(record["id"]) or f"of process {record['pid']}"
+    name = _called(_short(record["id"])) or f"of process {record['pid']}"
     words = [_called(record[key]) for key in ("namespace", "pod", "container") if record[key]]
     pod = "/".join(words)
     engine = f"{record['engine']}'s container" if record["engine"] else "the container"
     return f"{engine} {name}{f' ({pod})' if pod else ''}"
+
+
+def _short(container: str) -> str:
+    """Return an id as engines show it, which is what their commands take."""
+    is_id = len(container) == _WHOLE and _HEX.issuperset(container)
+    return container[:_SHORT] if is_id else container
 
 
 def _called(name: str) -> str:

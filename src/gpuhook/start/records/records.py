@@ -207,7 +207,7 @@ class Written:
                 leases.refuse(lease, others, exclusive)  # protects: lease-refused
                 self._write(self._folder, lease, add=add)
         except OSError as error:
-            raise _no_lease(device, str(error.strerror)) from None
+            raise _no_lease(device, str(error.strerror), error) from None
 
     def _write(self, folder: int, record: "dict[str, Any]", *, add: bool) -> None:
         name = f"{record['pid']}-{record['started']}"
@@ -263,11 +263,11 @@ def added(old: "dict[str, Any]", new: "dict[str, Any]") -> "dict[str, Any]":
     return {**new, "selected": [*selected], "nodes": nodes, "devices": devices}
 
 
-def _no_lease(device: str, why: str) -> HeldError:
-    return HeldError(
-        f"It can't be written down that the container has {device}: {why}",
-        "Name a state-dir in [gpuhook] that is a folder of the user who runs gpuhook alone",
-    )
+def _no_lease(device: str, why: str, error: OSError | None = None) -> HeldError:
+    remedy = "Name a state-dir in [gpuhook] that is a folder of the user who runs gpuhook alone"
+    if error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "Make room on the filesystem of the state-dir, and start the container again"
+    return HeldError(f"It can't be written down that the container has {device}: {why}", remedy)
 
 
 def first_process() -> tuple[int, int]:

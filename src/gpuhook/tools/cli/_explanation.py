@@ -16,7 +16,7 @@ from gpuhook.start import contract
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.inventory.selection import fallen_off
 from gpuhook.start.plan import image, spec_edits
-from gpuhook.start.plan.operations import AddGroup, ApplyDocument, Operation, usable
+from gpuhook.start.plan.operations import AddGroup, ApplyDocument, BindFile, Operation, usable
 from gpuhook.start.planner import make_plan
 from gpuhook.start.records import claims
 from gpuhook.start.request import sources as environments
@@ -33,6 +33,21 @@ _HEADINGS = {
 
 _UNDONE = "What is left undone, because config.json has no words for it:"
 _UNDONE_ALONE = "What is left undone, because only the runtime gpu-py can do it:"
+
+
+# Where glibc's loader is, or would be where a layer has no link to it (x86-64, 64-bit ARM).
+_GLIBC = tuple(
+    f"{folder}/{loader}"
+    for loader, folders in {
+        "ld-linux-x86-64.so.2": ("/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu"),
+        "ld-linux-aarch64.so.1": ("/lib", "/usr/lib", "/usr/lib/aarch64-linux-gnu"),
+    }.items()
+    for folder in (*folders, folders[-1].removeprefix("/usr"))
+)
+_MUSL = (
+    "The image has musl and no glibc, as Alpine's, and the driver's programs and libraries need "
+    'glibc: they end with "no such file or directory". Take an image with glibc'
+)
 
 
 class Row(NamedTuple):
@@ -52,7 +67,8 @@ class Explanation:
 
     ``mode`` is how the container gets its devices, hook or spec; ``operations`` are what is
     done then, and ``undone`` is what can't be: what only the other mode does, or only gpu-py.
-    ``hints`` are sentences on variables that may have been meant to ask for devices.
+    ``hints`` are sentences on variables that may have been meant to ask for devices, and on what
+    fails in the image. ``layers`` are the folders with its files, where no root has them all.
     ``circumstances`` are facts to begin with, and ``container`` is the running container that it
     is about, as JSON.
     """
@@ -67,6 +83,7 @@ class Explanation:
         self.error: GpuhookError | None = None
         self.why_nothing = ""
         self.hints: list[str] = []
+        self.layers: list[str] = []
         self.known: Mapping[str, ModuleType] = registry.KNOWN
         self.circumstances: list[Row] = []
         self.container: dict[str, Any] | None = None
@@ -103,6 +120,9 @@ class Explanation:
         if config.exclusive and self.container is None:
             claims.check(_with_documents(spec, documents), resolved, self.known, config)
         plan = make_plan(resolved.grants, found, resolved.groups)
+        folders = self.layers if root_path is None else [root_path]
+        if any(isinstance(op, BindFile) for op in plan.operations) and _has_musl(folders):
+            self.hints.append(_MUSL)
         plan.operations, self.left_out = usable(plan.operations)
         plan.operations[:0] = documents
         self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"
@@ -214,6 +234,23 @@ def _is_no_group(operation: Operation, spec: Spec) -> bool:
     return unknown is None
 
 
+def _has_musl(folders: list[str]) -> bool:
+    """Tell whether an image has musl's loader and not glibc's; its layers may be several folders.
+
+    One that may not be looked into is passed over.
+    """
+    machine = os.uname().machine
+    has_musl = has_glibc = False
+    for folder in folders:
+        try:
+            with Rootfs(folder) as root:
+                has_musl |= root.exists(f"/lib/ld-musl-{machine}.so.1")
+                has_glibc |= any(map(root.exists, _GLIBC))
+        except (OSError, GpuhookError):
+            continue
+    return has_musl and not has_glibc
+
+
 def _image(root_path: str | None, config: Config, resolved: Resolved) -> image.Image:
     """Look at the image, where there is one to look at."""
     if root_path is None or not os.path.isdir(root_path):
@@ -249,7 +286,7 @@ def _vendor_lines(request: Request, title: str, inventory: Inventory | None) -> 
     facts = [
         ("Vendor", title),
         ("Asked for by", request.source),
-        ("Devices", ", ".join(request.devices or ()) or "none (driver files alone)"),
+        ("Devices", ", ".join(request.devices or ()) or "none"),
         *options,
     ]
     if inventory is not None:

@@ -1,6 +1,6 @@
-"""The manual pages gpuhook.1, gpuhook-simulate.1 and gpuhook.toml.5, made from what they describe.
+"""The manual pages gpuhook.1, gpuhook-COMMAND.1 and gpuhook.toml.5, made from what they describe.
 
-The first two come from the command line's own help, the third from the commented config.toml,
+Those of section 1 come from the command line's own help, the other from the commented config.toml,
 so that none can fall behind. All are in mdoc(7). The date is SOURCE_DATE_EPOCH's, or that of
 the installation, so that a page stays the same for as long as what it describes does.
 """
@@ -19,12 +19,32 @@ from gpuhook.tools.cli._help import Command
 
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
 _WIDTH = 78
+_SIMULATE = "simulate"
 _KEY = re.compile(r"#([a-z][a-z0-9-]*) = (.*)")
 
 
-def page(name: str) -> str:
-    """Return the text of one of PAGES, or of OF_SIMULATE."""
-    return "\n".join({**PAGES, **OF_SIMULATE}[name]()) + "\n"
+def pages() -> dict[str, str]:
+    """Return all pages by the names of their files, but that of ``gpuhook simulate``."""
+    found = {"gpuhook.1": overview(), "gpuhook.toml.5": config_page()}
+    with click.Context(cli, info_name="gpuhook") as context:
+        for name, command in _commands(context):
+            if name != _SIMULATE:
+                found[f"gpuhook-{name}.1"] = command_page(command, name, context)
+    return {name: "\n".join(lines) + "\n" for name, lines in found.items()}
+
+
+def page_of_simulate() -> str:
+    """Return gpuhook-simulate.1, which the package of that name has."""
+    with click.Context(cli, info_name="gpuhook") as context:
+        commands = dict(_commands(context))
+        return "\n".join(command_page(commands[_SIMULATE], _SIMULATE, context)) + "\n"
+
+
+def _commands(context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        if command is not None and not command.hidden:
+            yield name, command
 
 
 def _date() -> str:
@@ -58,7 +78,7 @@ def _argument(word: str) -> str:
     return '"' + closed.replace("\\", "\\e").replace("\\e&", "\\&").replace('"', '""') + '"'
 
 
-def command_page() -> Iterator[str]:
+def overview() -> Iterator[str]:
     """Yield gpuhook.1."""
     yield from _head("gpuhook", 1, "put GPUs into containers")
     yield from (".Sh SYNOPSIS", ".Nm", ".Ar command", ".Op Ar arguments", ".Sh DESCRIPTION", ".Nm")
@@ -67,23 +87,32 @@ def command_page() -> Iterator[str]:
         "containers that ask for them. It registers the runtime gpu-py with container engines, "
         "shows what a container would get, and finds out why one doesn't."
     )
-    yield ".Sh COMMANDS"
+    yield from text("Each command has a page of its own, such as gpuhook-explain(1).")
+    yield from (".Sh COMMANDS", ".Bl -tag -width Ds")
     with click.Context(cli, info_name="gpuhook") as context:
-        for name in cli.list_commands(context):
-            command = cli.get_command(context, name)
-            if command is not None and not command.hidden:
-                yield from _command(command, name, context)
-    yield from _command_tail()
+        for name, command in _commands(context):
+            yield f".It Xr gpuhook-{name} 1"
+            yield from text(command.get_short_help_str())
+    yield ".El"
+    yield from _tail()
 
 
-def simulate_page() -> Iterator[str]:
-    """Yield gpuhook-simulate.1, which the package of that name has."""
-    yield from _head("gpuhook-simulate", 1, "build simulated drivers")
-    yield ".Sh DESCRIPTION"
-    with click.Context(cli, info_name="gpuhook") as context:
-        command = cli.get_command(context, "simulate")
-        yield from _command(command, "simulate", context) if command else ()
-    yield from (".Sh SEE ALSO", ".Xr gpuhook 1")
+def command_page(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
+    """Yield the page of a command, or of a group with all that are in it."""
+    about = command.get_short_help_str().removesuffix(".")
+    yield from _head(f"gpuhook-{name}", 1, about[:1].lower() + about[1:])
+    yield ".Sh SYNOPSIS"
+    yield f".Nm {_argument(f'gpuhook {name}')}"
+    if isinstance(command, click.Group):
+        yield from (".Ar command", ".Op Ar arguments", ".Sh COMMANDS")
+        yield from _command(command, name, parent)
+    else:
+        with click.Context(command, info_name=name, parent=parent) as context:
+            for piece in command.collect_usage_pieces(context):
+                yield f".Ar {_argument(piece.replace('[OPTIONS]', '[options]'))}"
+            yield ".Sh DESCRIPTION"
+            yield from _body(command, context)
+    yield from (".Sh SEE ALSO", ".Xr gpuhook 1 ,", ".Xr gpuhook.toml 5")
 
 
 def _command(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
@@ -97,12 +126,17 @@ def _command(command: click.Command, name: str, parent: click.Context) -> Iterat
             return
         usage = " ".join(command.collect_usage_pieces(context)).replace("[OPTIONS]", "[options]")
         yield f".Ss {_argument(f'gpuhook {path} {usage}'.strip())}"
-        for number, paragraph in enumerate((command.help or "").split("\n\n")):
-            if number:
-                yield ".Pp"
-            yield from text(paragraph)
-        yield from _options(command, context)
-        yield from _examples(command)
+        yield from _body(command, context)
+
+
+def _body(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Yield what a command's help says below its usage."""
+    for number, paragraph in enumerate((command.help or "").split("\n\n")):
+        if number:
+            yield ".Pp"
+        yield from text(paragraph)
+    yield from _options(command, context)
+    yield from _examples(command)
 
 
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:
@@ -126,7 +160,7 @@ def _examples(command: click.Command) -> Iterator[str]:
         yield f".Dl {_argument(line)}"
 
 
-def _command_tail() -> Iterator[str]:
+def _tail() -> Iterator[str]:
     yield from (".Sh ENVIRONMENT", ".Bl -tag -width Ds", ".It Ev GPUHOOK_CONFIG")
     yield "Another configuration file than the one below."
     yield from (".El", ".Sh FILES", ".Bl -tag -width Ds", ".It Pa /etc/gpuhook/config.toml")
@@ -186,7 +220,3 @@ def _comment(lines: list[str]) -> Iterator[str]:
         elif running:
             yield from text(" ".join(running))
             running = []
-
-
-PAGES = {"gpuhook.1": command_page, "gpuhook.toml.5": config_page}
-OF_SIMULATE = {"gpuhook-simulate.1": simulate_page}

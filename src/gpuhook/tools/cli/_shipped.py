@@ -71,7 +71,7 @@ class File:
 
 def files(command: str) -> Iterator[File]:
     """Yield all files; units run the gpuhook at ``command``."""
-    for name, text in (*_texts("man"), *((name, manual.page(name)) for name in manual.PAGES)):
+    for name, text in (*_texts("man"), *manual.pages().items()):
         yield File(f"man{name[-1]}", name, text)
     for shell, name in _COMPLETIONS.items():
         yield File(shell, name, script(shell, cli))

@@ -73,18 +73,18 @@ def _requests(explanation: Explanation) -> Iterator[Row]:
             where = f"; its driver is at {inventory.root}" if inventory.root != "/" else ""
             yield Row("This machine", f"{inventory.sentence()}{where}", extra=True)
         if request.vendor in granted:
-            yield Row("Gets", _given(granted[request.vendor]), "good")
+            yield Row("Gets", _given(granted[request.vendor], explanation.operations), "good")
 
 
 def _asked(request: Request, title: str) -> str:
-    names = listed(list(request.devices or ()), _PATHS) or "none (driver files alone)"
+    names = listed(list(request.devices or ()), _PATHS) or "none"
     return f"{names} of {title}, by its {request.source}"
 
 
-def _given(grant: Grant) -> str:
+def _given(grant: Grant, operations: list[Operation]) -> str:
     noun = grant.vendor.names.NOUN
     if not grant.devices:
-        return f"no {noun}, the driver's files alone"
+        return f"no {noun}{', but what comes with each' if operations else ''}"
     texts = [
         each.label if each.label == each.id else f"{each.label} ({each.id})"
         for each in grant.devices

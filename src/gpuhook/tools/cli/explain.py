@@ -48,17 +48,18 @@ class _Given(NamedTuple):
             return _running.look(self.container, explanation, config_path)
         if self.bundle or self.spec:
             return read_spec(self.spec or os.path.join(self.bundle or "", "config.json"))
-        return self._spelled_out()
+        return self._spelled_out(explanation)
 
-    def _spelled_out(self) -> Spec:
+    def _spelled_out(self, explanation: Explanation) -> Spec:
         """Return the spec that an engine would make of it; EngineError for an unknown image."""
         changes = [_setting(word) for word in self.environment]
         try:
             gpus = docker_gpus.variables(self.gpus) if self.gpus is not None else []
         except ValueError as error:
             raise click.UsageError(f"{error}.") from None
-        of_image = images.environment(self.image) if self.image else []
-        env = dict(each.partition("=")[::2] for each in of_image)
+        image = images.look(self.image) if self.image else None
+        explanation.layers = image.layers if image else []
+        env = dict(each.partition("=")[::2] for each in (image.environment if image else ()))
         for name, value in changes:
             if value is None:
                 env.pop(name, None)

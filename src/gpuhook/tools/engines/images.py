@@ -1,7 +1,8 @@
-"""What an image sets in its containers' environment, asked of the engines that have it."""
+"""What an image sets in its containers' environment, and its files: asked of engines."""
 
 import json
 import subprocess
+from typing import NamedTuple
 
 from gpuhook.ground.errors import EngineError, shown
 from gpuhook.tools.engines import docker_api
@@ -11,18 +12,31 @@ _PATIENCE = 5.0  # seconds for Docker's answer
 _TIMEOUT = 20  # seconds for podman's, which opens its whole store
 
 
-def environment(image: str) -> list[str]:
-    """Return the image's variables, NAME=VALUE; EngineError where no engine here has it."""
-    for path in docker_api.sockets(processes.running("dockerd")):
-        try:
-            return _variables(docker_api.image(path, image, _PATIENCE))
-        except (OSError, ValueError):
-            continue
+class Image(NamedTuple):
+    """What an engine says of an image.
+
+    ``environment`` are its variables, NAME=VALUE. ``layers`` are the folders with its files, the
+    upper ones first, where the engine's storage has them so (overlay2, podman's overlay).
+    """
+
+    environment: list[str]
+    layers: list[str]
+
+
+def look(image: str) -> Image:
+    """Return what an image is made of; EngineError where no engine here has it."""
+    for daemon in processes.running("dockerd"):
+        for path in docker_api.sockets([daemon]):
+            try:
+                answer = docker_api.image(path, image, _PATIENCE)
+                return Image(_variables(answer), _layers(answer, daemon.root))
+            except (OSError, ValueError):
+                continue
     try:
         argv = ["podman", "image", "inspect", "--", image]
         done = subprocess.run(argv, capture_output=True, timeout=_TIMEOUT, check=True)
         [answer] = json.loads(done.stdout)
-        return _variables(answer)
+        return Image(_variables(answer), _layers(answer, ""))
     except (OSError, ValueError, RecursionError, subprocess.SubprocessError):
         raise EngineError(
             f"Neither Docker nor podman has the image {shown(image)} here",
@@ -36,3 +50,12 @@ def _variables(answer: object) -> list[str]:
         raise OSError("it describes no image")
     found = config.get("Env") or []
     return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
+def _layers(answer: object, root: str) -> list[str]:
+    driver = answer.get("GraphDriver") if isinstance(answer, dict) else None
+    data = driver.get("Data") if isinstance(driver, dict) else None
+    if not isinstance(data, dict):
+        return []
+    words = [data.get("UpperDir"), *str(data.get("LowerDir") or "").split(":")]
+    return [root + word for word in words if isinstance(word, str) and word.startswith("/")]
