@@ -269,7 +269,7 @@ def test_an_exclusive_gpu_is_one_containers(
         other.command(*LOOK)
         done = gpus.started(other, config)
     if held:
-        said = f"amd.com/gpu=0x84cafeae17e7610:1 is held by the container {bundle.name}"
+        said = f"amd.com/gpu=0x84cafeae17e7610:1 is in use by the container {bundle.name}"
         assert said in done.failed().stderr
     else:
         assert nodes_seen(done) == expected(gpus, 1)

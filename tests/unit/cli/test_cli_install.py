@@ -102,7 +102,7 @@ def test_only_one_engine_is_taken_back(system: Path) -> None:
 def test_nothing_to_take_back(system: Path) -> None:
     done = call(system, "uninstall")
     assert done.exit_code == 0
-    assert "nothing to take back" in done.stdout
+    assert "nothing to undo" in done.stdout
 
 
 def test_bound_containers_are_warned_of(system: Path) -> None:
@@ -154,7 +154,7 @@ def test_names_of_nvidia_go_with_the_last_configuration(system: Path) -> None:
     done = call(system, "uninstall", "--engine=docker")
     assert f"removed {folder}/nvidia-container-cli" in done.stdout
     assert os.listdir(folder) == []
-    assert "nothing to take back" in call(system, "uninstall").stdout
+    assert "nothing to undo" in call(system, "uninstall").stdout
 
 
 @pytest.mark.parametrize("engines", [[], ["--engine=all"], ["--engine=docker", "--engine=crio"]])

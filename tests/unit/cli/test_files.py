@@ -69,14 +69,14 @@ def test_all_of_it_is_taken_back(system: Path) -> None:
     assert "No service is started" in done.output
     assert f"removed {system / UNIT}\n" in uninstall(system)
     assert tree(system) == before
-    assert "nothing to take back" in uninstall(system)
+    assert "nothing to undo" in uninstall(system)
 
 
 def test_the_second_time_nothing_changes(system: Path) -> None:
     install(system)
     before = tree(system)
     done = install(system)
-    assert done.output == "unchanged: manual pages, completion and units are as they should be\n"
+    assert done.output == "unchanged: manual pages, completion and units are up to date\n"
     assert tree(system) == before
 
 

@@ -87,7 +87,7 @@ def test_tables_need_no_slow_reader(text: str) -> None:
         ('present = "pci:1"', "line 6: "),
         ('present = "driver:"', "line 6: "),
         ('numbers = "any"', "line 6: gpuhook.vendors.numbers holds 'any', which isn't node or"),
-        ('node = ["/dev/maker{n}"]', "line 6: gpuhook.vendors.node is no key of a vendor"),
+        ('node = ["/dev/maker{n}"]', "line 6: gpuhook.vendors.node isn't a key of a vendor"),
         ("files = [1]", "line 6: gpuhook.vendors.files must be a list of strings"),
     ],
 )
@@ -155,4 +155,4 @@ def test_validate_names_the_line(tmp_path: Path) -> None:
     file.write_text(LEAST + 'librarys = ["libmaker.so"]\n')
     done = CliRunner().invoke(cli, ["config", "validate", str(file)])
     assert done.exit_code == 1
-    assert f"{file}, line 6: gpuhook.vendors.librarys is no key of a vendor" in done.output
+    assert f"{file}, line 6: gpuhook.vendors.librarys isn't a key of a vendor" in done.output

@@ -138,7 +138,8 @@ class Lock:
         os.close(self._fd)
         path = os.readlink(f"/proc/self/fd/{self._folder}")
         raise HeldError(
-            f"Another process keeps {path}/{LOCK}, so nobody can say who has which device",
+            f"Another process has locked {path}/{LOCK}, so it isn't known which "
+            "container has which device",
             "End that process (`lslocks` names it), and start the container again",
         )
 

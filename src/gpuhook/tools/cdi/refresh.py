@@ -257,7 +257,7 @@ def _carry_out(wanted: Wanted, report: Report) -> None:
     if writing.write(change.path, (change.new or b"").decode()):
         report.done.append(written(made, change.path))
     else:
-        report.said.append(f"{change.path} is as it should be")
+        report.said.append(f"{change.path}: unchanged")
     report.documents[change.path] = made.document["cdiVersion"]
     report.warnings += others(change.path, wanted.kind)
 

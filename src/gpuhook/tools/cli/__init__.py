@@ -30,7 +30,7 @@ _COMMANDS = {
     ),
     "explain": ("gpuhook.tools.cli.explain", "Show what a container would get, and why."),
     "help": ("gpuhook.tools.cli.help", "Show what a command does."),
-    "install": ("gpuhook.tools.cli.install", "Tell container engines about gpu-py."),
+    "install": ("gpuhook.tools.cli.install", "Set up container engines to use gpu-py."),
     "info": ("gpuhook.tools.cli.info", "Show the driver and the GPUs of this machine."),
     "list": ("gpuhook.tools.cli.list", "Show the GPUs and which container has which."),
     "metrics": (
@@ -40,12 +40,12 @@ _COMMANDS = {
     "repair": ("gpuhook.tools.cli.repair", "Give back GPUs to running containers that lost them."),
     "refresh": (
         "gpuhook.tools.cli.refresh",
-        "Save what the machine has, ahead of container starts.",
+        "Save what the machine has, before containers start.",
     ),
     "uninstall": ("gpuhook.tools.cli.uninstall", "Take back what install did."),
     "runtime": (
         "gpuhook.tools.cli.runtime",
-        "Do what install does, by the names that it has in nvidia-ctk.",
+        "Do what install does, with the options of nvidia-ctk.",
     ),
     "simulate": (
         "gpuhook.tools.cli.simulate",

@@ -30,7 +30,7 @@ _HEADINGS = {
     "spec": "What gpu-py writes into config.json (mode spec), in order:",
 }
 
-_UNDONE = "What is left undone, because config.json has no words for it:"
+_UNDONE = "Left undone, because config.json can't express it:"
 _UNDONE_ALONE = "What is left undone, because only the runtime gpu-py can do it:"
 
 

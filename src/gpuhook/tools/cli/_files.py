@@ -114,7 +114,7 @@ def install(site: Site) -> None:
             site.save(record)
     _tell(changes, site)
     if not changes:
-        click.echo("unchanged: manual pages, completion and units are as they should be")
+        click.echo("unchanged: manual pages, completion and units are up to date")
     elif not site.dry_run:
         _advise(site, wanted)
 
@@ -135,7 +135,7 @@ def uninstall(site: Site) -> None:
         remove_folders(record.folders)
     _tell(changes, site)
     if not changes:
-        click.echo("gpuhook install --files placed nothing here: there is nothing to take back")
+        click.echo("gpuhook install --files placed nothing here: there is nothing to undo")
 
 
 def _wanted(site: Site, record: Record) -> Iterator[tuple[str, Change]]:

@@ -42,9 +42,9 @@ def look(word: str, explanation: Explanation, config_path: str | None) -> Spec |
         rows.append(Row("Lost", text, "bad"))
     spec = read_spec(f"{found.bundle}/config.json") if found.bundle else None
     if spec is None:
-        rows.append(Row("Given now", "isn't known: its config.json isn't found", "poor"))
+        rows.append(Row("Devices now", "isn't known: its config.json isn't found", "poor"))
     else:
-        rows.append(Row("Given now", f"what follows, by {found.bundle}/config.json"))
+        rows.append(Row("Devices now", f"see below, from {found.bundle}/config.json"))
     return spec
 
 
@@ -112,7 +112,7 @@ def _lost(holder: Container, inventories: Collection[Inventory]) -> tuple[list[s
     gone = repair.moved(holder, inventories)
     if not gone:
         return [], ""
-    return gone, f"{listed(gone, _NAMED)}: this machine has it no more, or under another number"
+    return gone, f"{listed(gone, _NAMED)}: no longer on this machine, or there under another number"
 
 
 def _to_json(found: Found, missing: list[str], gone: list[str]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: st
         rows = [(each.name, each.file) for each in devices]
         _screen.show(_screen.table(("NAME", "FILE"), rows))
     else:
-        click.echo(f"There is no CDI device in {printable(', '.join(chosen))}.")
+        click.echo(f"There are no CDI devices in {printable(', '.join(chosen))}.")
     _report([*map(str, found.errors), *_conflicts(found)], found)
     _report_refresh()
 

@@ -30,7 +30,7 @@ _WIDTH = 9  # of the column with the statuses
     "--report",
     "report_path",
     metavar="FILE",
-    help="Also write a tar.gz for bug reports; it holds no environment values.",
+    help="Also write a tar.gz for bug reports; it has no environment values.",
 )
 @config_option
 @format_option
@@ -92,7 +92,7 @@ def _print_summary(examination: Examination) -> None:
     click.echo()
     if examination.skipped:
         checks = _number(len(examination.skipped), "check")
-        again = "run the doctor again when that is mended"
+        again = "run the doctor again when that is fixed"
         show(text(f"{checks} skipped, which would find the same: {again}."))
     click.echo(f"{ok} ok, {_number(warnings, 'warning')}, {_number(failures, 'failure')}")
 

@@ -234,7 +234,7 @@ def _tell_answer(
 )
 @click.option(
     "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
-    default=[shared.ALL], show_default=True, help="A container engine to tell; may be repeated.",
+    default=[shared.ALL], show_default=True, help="A container engine to set up; may be repeated.",
 )  # fmt: skip
 @click.option(
     "--set-default/--no-set-default", default=None, help="Make gpu-py the default runtime."
@@ -256,7 +256,7 @@ def _tell_answer(
 )  # fmt: skip
 @click.option(
     "--files", is_flag=True,
-    help="Place manual pages, completion, units and scripts for Slurm, and tell no engine.",
+    help="Place manual pages, completion, units and scripts for Slurm; set up no engine.",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
 @click.option(
@@ -269,7 +269,7 @@ def _tell_answer(
 @click.option(
     "--bin-dir", metavar="DIR", help="The folder for NVIDIA's names.  [default: /usr/local/bin]"
 )
-@click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
+@click.option("--prefix", metavar="DIR", default="", help="A folder to use as /.")
 @click.option(
     "--state-dir",
     metavar="DIR",
@@ -297,14 +297,14 @@ def install(
     dry_run: bool,
     output_format: str,
 ) -> None:
-    """Tell container engines about gpu-py.
+    """Set up container engines to use gpu-py.
 
-    What was installed before stays: options add to it, and those that begin with --no- take
-    one back (--hook none the hook). With nothing new, nothing changes. ``gpuhook uninstall``
-    takes back everything.
+    What was installed before stays: options add to it, and those that begin with --no- undo
+    one (--hook none the hook). With nothing new, nothing changes. ``gpuhook uninstall``
+    undoes everything.
 
     With --nvidia-names also docker run --gpus, devices in a compose file, ctr run --gpus and
-    whoever else calls NVIDIA's programs are served. With --cdi documents are written and kept up
+    whatever else calls NVIDIA's programs are served. With --cdi documents are written and kept up
     to date, by which engines give GPUs without gpu-py. With --swarm each device becomes a resource
     of this node, for which services ask, and gpu-py becomes the default runtime, because a
     service can't choose one.

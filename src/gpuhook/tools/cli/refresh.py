@@ -22,11 +22,11 @@ from gpuhook.tools.vendors import survey
 @config_option
 @click.option("--if-stale", is_flag=True, help="Do nothing while the saved inventory is right.")
 def refresh(config_path: str | None, if_stale: bool) -> None:
-    """Save what this machine has to give, so that no container start has to ask a driver.
+    """Save which devices this machine has, so that no container start has to ask a driver.
 
     Also saves what gpu-py's launcher must know of the configuration, and makes the links in
     /dev/char that systemd needs for a container to keep its GPUs across systemctl
-    daemon-reload. Needs root. Where nobody runs this, the first container after a change
+    daemon-reload. Needs root. Without this, the first container after a change
     starts more slowly, because it asks the driver itself.
     """
     config = load(config_path)

@@ -20,7 +20,7 @@ from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.store import Record
 from gpuhook.tools.host.programs import our_program
 
-_NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
+_NOTHING = "gpuhook install changed nothing here: there is nothing to undo"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Chosen:
 
 @command(
     examples={
-        "gpuhook uninstall --dry-run": "Show what would be taken back",
+        "gpuhook uninstall --dry-run": "Show what would be undone",
         "gpuhook uninstall --engine docker --reload": "Have the running Docker forget gpu-py",
     },
 )
@@ -56,10 +56,10 @@ class Chosen:
 )  # fmt: skip
 @click.option(
     "--files", is_flag=True,
-    help="Remove the files that install --files placed, and tell no engine.",
+    help="Remove the files that install --files placed; change no engine.",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="Only what belongs to this configuration file.")
-@click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
+@click.option("--prefix", metavar="DIR", default="", help="A folder to use as /.")
 @click.option(
     "--state-dir",
     metavar="DIR",
@@ -84,7 +84,7 @@ def uninstall(
     dry_run: bool,
     output_format: str,
 ) -> None:
-    """Take back what ``gpuhook install`` did.
+    """Undo what ``gpuhook install`` did.
 
     A file that nobody else changed becomes what it was, byte for byte; from another one only
     our settings are taken out. CDI documents that ``--cdi`` kept go with the last engine.

@@ -58,7 +58,7 @@ def _kind(key: str) -> str:
     question = similar_keys(key).lstrip()
     raise ConfigError(
         f"{shown(key)} is not a configuration key that gpuhook uses",
-        f"{question} All keys are in `gpuhook config default`; their section stands before a dot"
+        f"{question} All keys are in `gpuhook config default`; the section comes before the dot"
         if question
         else "Take one from `gpuhook config default`, with its section before a dot",
     )

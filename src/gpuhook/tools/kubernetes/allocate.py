@@ -87,7 +87,7 @@ def chosen(resource: Resource, ids: Sequence[str]) -> list[Unit]:
     if resource.single and len(ids) > 1:
         raise RequestError(
             f"A container may have one {resource.name}, and this one asks for {len(ids)}: its "
-            "devices are shared, so that more of them are no more of a device",
+            "devices are shared, so that having more of them gives no more of a device",
             f"Ask for {resource.name}: 1, or set failRequestsGreaterThanOne to false",
         )
     units = {offers[each].id: offers[each] for each in ids}

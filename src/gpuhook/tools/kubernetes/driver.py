@@ -39,7 +39,7 @@ def keep(
             folder = settings.driver_folder
             for inventory in inventories:
                 if keep_one(config, inventory, folder):
-                    tell(f"{folder} holds the files of driver {inventory.version}")
+                    tell(f"{folder} has the files of driver {inventory.version}")
             status = 0
         except GpuhookError as error:
             tell(f"The driver folder: {error}")

@@ -268,7 +268,7 @@ class Supervisor:
 
     def _hang_up(self) -> None:
         """Let go of NVML for a while, so that a driver can be unloaded, and look again."""
-        tell("SIGHUP: looking again; no driver is held open for a minute")
+        tell("SIGHUP: looking again; no driver is kept open for a minute")
         for listener in self._listeners.values():
             listener.let_go(_AWAY)
         self._look(eager=True)

@@ -196,7 +196,7 @@ def select(words: Iterable[str], running: Collection[Container], names: Names) -
     for name in words:
         found = [each for each in running if each.name in meant(name, called)]
         if len(found) != 1:
-            what = "means several containers" if found else "is no running container with a GPU"
+            what = "means several containers" if found else "isn't a running container with a GPU"
             raise ContainerError(
                 f"{name} {what}",
                 "Use an id or name as `gpuhook list` or the engine shows it, or --all",

@@ -87,7 +87,7 @@ def _unusable(options: "Options", inventory: "Inventory") -> "Iterator[tuple[str
         return  # its driver has other parts, and comes as a whole
     if "compute" in options.capabilities and inventory.node(UVM) is None:
         path = inventory.root.rstrip("/") + UVM
-        cause = f"there is no device node {path}, without which there is no CUDA"
+        cause = f"there is no device node {path}, without which CUDA doesn't work"
         remedy = (
             f"Run {MAKE_UVM} as root, which loads the module nvidia-uvm and makes the node "
             "(gpuhook refresh isn't needed then)"

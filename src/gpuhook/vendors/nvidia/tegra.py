@@ -74,7 +74,7 @@ def read_line(line: str) -> tuple[str, str, str]:
     kind, comma, path = (part.strip() for part in line.partition(","))
     problem = ""
     if not comma or not path:
-        problem = "is no type and path with a comma between them"
+        problem = "isn't a type and a path with a comma between them"
     elif kind not in TYPES:
         problem = "has another type than dev, dir, lib and sym"
     elif not path.startswith("/") or "\0" in path or ".." in path.split("/"):

@@ -132,7 +132,7 @@ def test_neighbours(case: dict[str, Any], trn1: AnyInventory) -> None:
     if case["expected"]["contiguous"]:
         assert resolved(trn1, asked).ids
         return
-    with pytest.raises(RequestError, match="are no neighbours: Neuron's runtime opens all from"):
+    with pytest.raises(RequestError, match="aren't neighbours: Neuron's runtime opens all from"):
         resolved(trn1, asked)
 
 
