@@ -142,7 +142,7 @@ def test_no_engine_socket_is_given(bundle: Bundle, config: Path, npus: Devices) 
         assert lines_seen(done, "path") == ["/etc/hccl_rootinfo.json", "/usr/local/dcmi"]
         warnings = vendors.logged(config)["warnings"]
         assert warnings[0].startswith("The list mine has /run/docker.sock, which is of /run/docker")
-        assert "which holds /run/" in warnings[1]
+        assert "which contains /run/" in warnings[1]
         explained = npus.ask(config, "explain", "--bundle", str(bundle.path))
         assert explained["warnings"] == warnings
         [ignored] = explained["request"]["ignored"]

@@ -92,7 +92,7 @@ def test_beside_nvidia(
     [
         ("12", r"This machine has no Neuron device '12': it has 0 \(00a1b2c3d4e50000\), .*"),
         ("0-11", r"Neuron device 11 can't be used: the driver isn't done with it .*"),
-        ("4,6", r"The Neuron devices 4, 6 are no neighbours: .* without 5\. Ask for 4-6, .*"),
+        ("4,6", r"The Neuron devices 4, 6 aren't neighbours: .* without 5\. Ask for 4-6, .*"),
     ],
 )
 @ONE

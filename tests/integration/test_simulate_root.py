@@ -388,6 +388,6 @@ def test_other_roots_are_not_changed(folder: Path) -> None:
     root = str(folder / "root")
     invoke(root, "--platform=wsl")
     done = CliRunner().invoke(cli, ["simulate", root, "--found=0"])
-    assert "holds no simulated machine" in str(done.exception)
+    assert "has no simulated NVIDIA machine" in str(done.exception)
     assert invoke(root, "--gpus=3").count("GPU ") == 3
     assert invoke(root, "--lost=0", "--gpus=1").count("GPU ") == 1  # built again

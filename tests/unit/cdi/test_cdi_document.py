@@ -164,7 +164,7 @@ devices:
      ("containerEdits:\n  hooks:\n  - {path: /a, hookName: poststop, env: [X]}\n", 6,
       "'X' isn't NAME=VALUE"),
      ("kind: *a\n", 4, "*a refers to nothing above it"),
-     ("annotations: &a {a: *a}\n", 4, "*a stands inside of itself"),
+     ("annotations: &a {a: *a}\n", 4, "*a is inside itself"),
      ("annotations: {a: !!int x}\n", 4, "!!int doesn't fit its value"),
      ("annotations: {a: !!binary x}\n", 4, "!!binary isn't followed by text in base 64"),
      ("annotations: {<<: x}\n", 4, "<< must be followed by a table, or a list of tables"),

@@ -185,7 +185,7 @@ def test_driver_root_of_a_vendor(text: str, roots: tuple[str, str]) -> None:
     ("text", "words"),
     [
         ('[gpuhook]\nroot = "srv"', "line 2: gpuhook.root must be an absolute path"),
-        ('[gpuhook]\ndriver-roots = ["acme"]', "gpuhook.driver-roots holds 'acme'"),
+        ('[gpuhook]\ndriver-roots = ["acme"]', "gpuhook.driver-roots contains 'acme'"),
         ('[gpuhook]\nmissing-driver = "warn"', "gpuhook.missing-driver must be fail or ignore"),
     ],
 )

@@ -207,9 +207,9 @@ def test_what_is_not_ours_stays(tmp_path: Path, folder: Path, what: str) -> None
         folder.symlink_to(kept)
     wanted = driver(tmp_path, "550.1")
     for call in (keeping.update, keeping.is_current):
-        with pytest.raises(DriverFolderError, match="is no driver folder"):
+        with pytest.raises(DriverFolderError, match="isn't a driver folder"):
             call(str(folder), wanted)
-    with pytest.raises(DriverFolderError, match="is no driver folder"):
+    with pytest.raises(DriverFolderError, match="isn't a driver folder"):
         keeping.remove(str(folder))
     assert folder.is_file() or (folder / "file").exists()
 

@@ -41,7 +41,7 @@ def test_by_id_and_by_the_engines_name(names: Names, name: str, expected: Contai
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("0123456", "several"), ("po", "no running"), ("", "no running"), ("--all", "no running")],
+    [("0123456", "several"), ("po", "t a running"), ("", "t a running"), ("--all", "t a running")],
 )
 def test_names_that_mean_none_or_several(names: Names, name: str, words: str) -> None:
     with pytest.raises(ContainerError, match=rf"{words}.*as `gpuhook list` or the engine shows it"):

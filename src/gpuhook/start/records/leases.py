@@ -49,7 +49,7 @@ def refuse(
 
 def _refusal(what: str, kind: str, other: "dict[str, Any]") -> HeldError:
     return HeldError(
-        f"{what} held by {holder(other)}, and {kind} is exclusive here",
+        f"{what} in use by {holder(other)}, and {kind} is exclusive here",
         "Stop that container, or ask for another device; `gpuhook list` shows who has which",
     )
 

@@ -263,5 +263,5 @@ def test_a_document(trn1: AnyInventory, tmp_path: Path) -> None:
     found = generate(Source(VENDOR, gap, Config(), "/hook"), ("index",))
     assert [each["name"] for each in found.document["devices"]] == ["0", "2", "3"]
     assert (
-        "There is no device all: The Neuron devices 0, 2-3 are no neighbours" in found.warnings[0]
+        "There is no device all: The Neuron devices 0, 2-3 aren't neighbours" in found.warnings[0]
     )
