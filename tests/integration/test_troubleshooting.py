@@ -263,7 +263,7 @@ OURS: dict[str, Provocation] = {
     "libcuda.so... isn't installed, without which CUDA doesn't work": (
         lambda scene: half_driver(scene, "usr/lib/*/libcuda.so*")
     ),
-    "libnvidia-ml.so... isn't installed, without which there is no nvidia-smi": (
+    "libnvidia-ml.so... isn't installed, without which nvidia-smi doesn't work": (
         nvml_under_another_name
     ),
     "The container requires '...' and this machine has ...": lambda scene: scene.start(

@@ -78,7 +78,7 @@ CONFLICTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "the whole of it": (
         given("A"),
         given("A/0", parent="A"),
-        "=A is whole, and not in parts, held",
+        "=A is whole, and not in parts, in use",
     ),
     "the part beside": (given("A/0", parent="A"), given("A/1", parent="A"), ""),
     "the same part": (given("A/0", parent="A"), given("A/0", parent="A"), "=A/0 is in use by"),
@@ -235,7 +235,7 @@ def test_a_lock_that_somebody_keeps(
     monkeypatch.setattr(leases, "_WAIT", 0.05)
     with Path(state_dir, "containers/lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(HeldError, match=r"keeps .*/containers/lock"):
+        with pytest.raises(HeldError, match=r"has locked .*/containers/lock"):
             take(state_dir, start(), given("B"))
         take(state_dir, start(), given("B"), kinds=(OTHER,))
     take(state_dir, start(), given("C"))

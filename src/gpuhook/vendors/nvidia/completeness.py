@@ -106,7 +106,7 @@ def missing_libraries(
     for capability, (library, purpose, package) in _LIBRARIES.items():
         if capability in capabilities and not _has(library, files):
             branch = version.partition(".")[0]
-            cause = f"{library}.so.{version} isn't installed, without which there is no {purpose}"
+            cause = f"{library}.so.{version} isn't installed, without which {purpose} doesn't work"
             remedy = (
                 f"Install the driver's libraries of exactly version {version} ({package} on "
                 f"Debian, libnvidia-compute-{branch} on Ubuntu, nvidia-driver-cuda-libs on RHEL) "

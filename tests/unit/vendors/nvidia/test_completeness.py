@@ -63,7 +63,7 @@ REFUSED = {
     "no NVML": (
         "libnvidia-ml.so",
         "utility",
-        f"libnvidia-ml.so.{VERSION} isn't installed, without which there is no nvidia-smi",
+        f"libnvidia-ml.so.{VERSION} isn't installed, without which nvidia-smi doesn't work",
         f"Install the driver's libraries of exactly version {VERSION} (libnvidia-ml1 on Debian, ",
     ),
 }
