@@ -12,7 +12,7 @@ from gpuhook.tools.kubernetes.names import full_name, wrong_name
         ("huawei.com/Ascend910-2c", ""),
         ("a.b/" + "x" * 63, ""),
         ("a.b/" + "x" * 64, "63 characters"),
-        ("gpu", "a domain in lower case"),
+        ("gpu", "no domain"),
         ("Nvidia.com/gpu", "a domain in lower case"),
         ("kubernetes.io/gpu", "own domain"),
         ("x.kubernetes.io/gpu", "own domain"),
