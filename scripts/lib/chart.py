@@ -61,20 +61,20 @@ def drawn(page: str) -> str:
     for at, (row, name) in enumerate(ROWS.items()):
         added = found[row][1]
         y = TOP + at * STEP
-        end = LEFT + width + added * SCALE
+        wide = added * SCALE
+        end = LEFT + width + wide
         lines += [
             f'  <text x="{LEFT - 12}" y="{y + 15}" text-anchor="end">{name}</text>',
             f'  <rect class="plain" x="{LEFT}" y="{y}" width="{width:.0f}" height="{BAR}"/>',
-            f'  <rect class="ours" x="{LEFT + width:.0f}" y="{y}" width="{added * SCALE:.0f}" '
-            f'height="{BAR}"/>',
+            f'  <rect class="ours" x="{LEFT + width:.0f}" y="{y}" width="{wide:.0f}" height="{BAR}"/>',
             f'  <text x="{end + 8:.0f}" y="{y + 15}">+ {added:g} ms</text>',
         ]
-    height = TOP + len(ROWS) * STEP + 6
+    size = f"0 0 860 {TOP + len(ROWS) * STEP + 6}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{size}" role="img"'
     says = "; ".join(f"{name}: {found[row][1]:g} ms" for row, name in ROWS.items())
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height}" role="img" '
-            'aria-labelledby="title desc">',
+            f'{head} aria-labelledby="title desc">',
             '  <title id="title">What gpuhook adds to the life of a container</title>',
             f'  <desc id="desc">Plain runc takes {plain:g} ms. gpuhook adds: {says}.</desc>',
             f"  <style>\n{_STYLE}\n  </style>",

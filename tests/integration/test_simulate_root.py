@@ -221,7 +221,7 @@ def test_other_folders_are_refused(folder: Path) -> None:
     other = folder / "other"
     other.mkdir()
     (other / "precious").touch()
-    with pytest.raises(SimulateError, match="not empty and no simulated driver root"):
+    with pytest.raises(SimulateError, match="not empty and isn't a simulated driver root"):
         build(Options(root=str(other)))
     with pytest.raises(SimulateError, match="is not a simulated driver root"):
         remove(str(other))

@@ -233,7 +233,7 @@ def two_values(scene: Scene) -> Result:
 
 OURS: dict[str, Provocation] = {
     "...=... is in use by ..., and ... is exclusive here": held_device,
-    "It can't be written down that the container has ...": no_place_for_a_lease,
+    "The record that the container has ... can't be written": no_place_for_a_lease,
     "... need different values of the variable ...": two_values,
     "There is no NVIDIA driver ...: libnvidia-ml.so.1 is not there": no_driver,
     "The driver root ... can't be opened": lambda scene: scene.start(

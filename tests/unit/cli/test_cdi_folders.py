@@ -69,7 +69,7 @@ def test_list_as_text(machine: Path) -> None:
     done = run("list", "--config", machine / "config.toml")
     etc = machine / "etc"
     conflict = f"vendor.com/gpu=0 is in {etc}/good.json and {etc}/twin.json"
-    conflict += ", and is taken from none of them"
+    conflict += ", so none of these files counts for it"
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
         "NAME              FILE",

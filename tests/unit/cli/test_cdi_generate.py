@@ -41,7 +41,7 @@ def refused(done: Result) -> str:
 
 def test_a_kind_that_nobody_knows(tmp_path: Path) -> None:
     said = refused(call("generate", "--kind", "nvidia.com/gpus", "--output", tmp_path))
-    assert said.startswith("gpuhook knows no devices of the kind 'nvidia.com/gpus'.")
+    assert said.startswith("gpuhook doesn't know devices of the kind 'nvidia.com/gpus'.")
     assert "nvidia.com/gpu" in said
 
 

@@ -139,7 +139,7 @@ def test_a_file_that_was_changed_since_stays(system: Path) -> None:
 def test_a_file_changed_after_the_last_installation_is_named(system: Path) -> None:
     install(system)
     unit = put(system / UNIT, "[Service]\n")
-    assert f"{unit} was changed by somebody: it stays as it is" in uninstall(system)
+    assert f"{unit} was changed since: it is left alone" in uninstall(system)
     assert unit.read_text() == "[Service]\n"
     assert not (system / PAGE).exists()
     assert not (system / RECORD).exists()

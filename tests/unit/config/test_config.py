@@ -257,7 +257,7 @@ def test_features_that_nobody_carries_out_are_named() -> None:
     """
     ignored = dict(loads(text).ignored)
     assert len(ignored) == 3
-    assert "gpuhook knows no such key" not in ignored.values()
+    assert "gpuhook doesn't know this key" not in ignored.values()
 
 
 def test_somebody_reads_every_setting() -> None:

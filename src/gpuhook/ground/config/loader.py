@@ -156,7 +156,7 @@ class _Reading:
         elif any(known.startswith(key + ".") for known in (*KEYS, FEATURE_PREFIX)):
             self.wrong(key, f"must be a table, not {shown(value)}")
         else:
-            self.ignore(key, WITHOUT_EFFECT.get(key, "gpuhook knows no such key"))
+            self.ignore(key, WITHOUT_EFFECT.get(key, "gpuhook doesn't know this key"))
 
     def declare(self, tables: object) -> None:
         """Set the vendors that tables declare."""

@@ -273,7 +273,7 @@ def added(old: "dict[str, Any]", new: "dict[str, Any]") -> "dict[str, Any]":
 
 def _no_lease(device: str, why: str) -> HeldError:
     return HeldError(
-        f"It can't be written down that the container has {device}: {why}",
+        f"The record that the container has {device} can't be written: {why}",
         "Name a state-dir in [gpuhook] that is a folder of the user who runs gpuhook alone",
     )
 

@@ -230,7 +230,7 @@ def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
         except GpuhookError as error:
             report.fail(names.KIND, error)
     for path, kind in _ours_in(found, but=paths).items():
-        unknown = NoDriverError(f"gpuhook knows no devices of the kind {kind} any more", "")
+        unknown = NoDriverError(f"gpuhook doesn't know devices of the kind {kind} any more", "")
         wanted.append(Wanted(_change(path, None), kind, unknown))
     return wanted
 

@@ -26,7 +26,7 @@ _COMMANDS = {
     "doctor": ("gpuhook.tools.cli.doctor", "Check everything and say what to do about it."),
     "driver-folder": (
         "gpuhook.tools.cli.driver_folder",
-        "Put the driver into one folder, for runtimes that know no GPUs.",
+        "Put the driver into one folder, for runtimes without GPU support.",
     ),
     "explain": ("gpuhook.tools.cli.explain", "Show what a container would get, and why."),
     "help": ("gpuhook.tools.cli.help", "Show what a command does."),

@@ -31,7 +31,7 @@ _HEADINGS = {
 }
 
 _UNDONE = "Left undone, because config.json can't express it:"
-_UNDONE_ALONE = "What is left undone, because only the runtime gpu-py can do it:"
+_UNDONE_ALONE = "Left undone, because only the runtime gpu-py can do it:"
 
 
 class Row(NamedTuple):

@@ -150,7 +150,7 @@ def _wanted(site: Site, record: Record) -> Iterator[tuple[str, Change]]:
         if _is_packaged(site, file):
             packaged.append(file.name)
         elif os.path.lexists(path) and not record.has(path, change.old):
-            shared.warn(f"{path} is there and isn't as gpuhook placed it: it stays as it is")
+            shared.warn(f"{path} exists and isn't as gpuhook placed it: it is left alone")
         else:
             yield path, change
     if packaged:
@@ -193,7 +193,7 @@ def _warn_of_changed(record: Record, changes: list[Change]) -> None:
     going = {change.path for change in changes}
     for path in record.files:
         if path not in going and os.path.lexists(path):
-            shared.warn(f"{path} was changed by somebody: it stays as it is")
+            shared.warn(f"{path} was changed since: it is left alone")
 
 
 def _remember(site: Site, record: Record, changes: Iterable[Change]) -> None:

@@ -137,7 +137,7 @@ def _sources(
     unknown = [kind for kind in kinds if kind not in known]
     if unknown:
         raise CdiError(
-            f"gpuhook knows no devices of the kind {shown(unknown[0])}",
+            f"gpuhook doesn't know devices of the kind {shown(unknown[0])}",
             f"Name one of {listed([*known])} with --kind",
         )
     if kinds:

@@ -65,7 +65,7 @@ def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[tuple[str, ...],
     rest = tuple(name for name in chosen if name not in roots)
     if roots and not (rest and every):
         raise EngineError(
-            f"What {' and '.join(roots)} should know is in files of root's",
+            f"The files of {' and '.join(roots)} are root's",
             f"Run this as root: gpuhook install --engine {roots[0]}; an ordinary user can install "
             "for rootless Docker and podman",
         )

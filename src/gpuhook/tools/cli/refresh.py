@@ -16,11 +16,11 @@ from gpuhook.tools.vendors import survey
 @command(
     examples={
         "gpuhook refresh": "Look at the machine again after a change",
-        "gpuhook refresh --if-stale": "Do so where the saved inventory is wrong, from a timer",
+        "gpuhook refresh --if-stale": "Do so where what is saved is out of date, from a timer",
     },
 )
 @config_option
-@click.option("--if-stale", is_flag=True, help="Do nothing while the saved inventory is right.")
+@click.option("--if-stale", is_flag=True, help="Do nothing while what is saved is up to date.")
 def refresh(config_path: str | None, if_stale: bool) -> None:
     """Save which devices this machine has, so that no container start has to ask a driver.
 

@@ -47,7 +47,7 @@ def slurm() -> None:
 def gres_(config_path: str | None, node: str | None, output: str) -> None:
     """Write the lines of gres.conf for the devices of this machine.
 
-    They stand in the order in which Slurm numbers them; what slurm.conf needs is a comment.
+    They are in the order in which Slurm numbers them; what slurm.conf needs is a comment.
     Run it where all devices can be opened: not in a job.
     """
     config = load(config_path)

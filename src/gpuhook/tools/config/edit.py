@@ -122,7 +122,7 @@ def set_value(text: str, key: str, value: Value) -> str:
             loads(changed)
             return changed
     raise ConfigError(
-        f"The file is written in a way that {key} can't be changed in without harm",
+        f"The file is written in a way in which {key} can't be changed safely",
         "Edit it by hand and run `gpuhook config validate`",
     )
 

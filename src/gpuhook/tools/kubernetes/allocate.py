@@ -94,7 +94,7 @@ def chosen(resource: Resource, ids: Sequence[str]) -> list[Unit]:
     for unit in units.values():
         if unit.reason:
             raise RequestError(
-                f"The device {unit.id} of {resource.name} can't be given away: {unit.reason}",
+                f"The device {unit.id} of {resource.name} can't be handed out: {unit.reason}",
                 "Start the pod again; it will get another one if there is one",
             )
     return [*units.values()]

@@ -421,5 +421,5 @@ def _kernel_events() -> KernelEvents | None:
     try:
         return KernelEvents()
     except OSError as error:
-        tell(f"The kernel's events can't be heard ({error.strerror}): changes are seen later")
+        tell(f"The kernel's events can't be received ({error.strerror}): changes are seen later")
         return None

@@ -67,7 +67,7 @@ def listen(address: str) -> socket.socket:
 
 
 class Service:
-    """Answers requests until a signal says to end; SIGHUP lets go of the drivers."""
+    """Answers requests until a signal says to end; SIGHUP releases the drivers."""
 
     def __init__(self, observer: Observer, options: exporter.Options, tell: Tell) -> None:
         self._observer = observer

@@ -253,7 +253,7 @@ def list_(spec_dirs: tuple[str, ...]) -> None:
     for error in found.errors:
         say(f"warning: {error}")
     for name, files in sorted(found.conflicts.items()):
-        say(f"warning: {name} is in {' and '.join(files)}, and is taken from none of them")
+        say(f"warning: {name} is in {' and '.join(files)}, so none of these files counts for it")
     say(f"Found {len(found.devices)} CDI devices")
     for name in sorted(found.devices):
         click.echo(name)

@@ -157,8 +157,8 @@ def _check_devices(container: Container, inventories: Iterable[Inventory]) -> No
     found = moved(container, inventories)
     if found:
         raise ContainerError(
-            f"{container.name} was given {', '.join(found)}, which this machine has no more, or "
-            "under another number",
+            f"{container.name} was given {', '.join(found)}, which this machine no longer has, or "
+            "has under another number",
             "Start it again",
         )
 

@@ -102,7 +102,7 @@ def _text(root: "Rootfs", path: str) -> str:
     except OSError as error:
         raise DriverError(
             f"Tegra's list {path} can't be read: {error.strerror}",
-            "Install the package that it is of again, or remove it",
+            "Install its package again, or remove it",
         ) from None
     return (data or b"").decode("utf-8", "replace")
 
