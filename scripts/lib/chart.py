@@ -52,6 +52,10 @@ def figures(page: str) -> dict[str, tuple[float, float]]:
     return found
 
 
+def _bar(kind: str, x: float, y: int, width: float) -> str:
+    return f'  <rect class="{kind}" x="{x:.0f}" y="{y}" width="{width:.0f}" height="{BAR}"/>'
+
+
 def drawn(page: str) -> str:
     """Return the drawing, as SVG: for each row what plain runc takes, and what gpuhook adds."""
     found = figures(page)
@@ -65,8 +69,8 @@ def drawn(page: str) -> str:
         end = LEFT + width + wide
         lines += [
             f'  <text x="{LEFT - 12}" y="{y + 15}" text-anchor="end">{name}</text>',
-            f'  <rect class="plain" x="{LEFT}" y="{y}" width="{width:.0f}" height="{BAR}"/>',
-            f'  <rect class="ours" x="{LEFT + width:.0f}" y="{y}" width="{wide:.0f}" height="{BAR}"/>',
+            _bar("plain", LEFT, y, width),
+            _bar("ours", LEFT + width, y, wide),
             f'  <text x="{end + 8:.0f}" y="{y + 15}">+ {added:g} ms</text>',
         ]
     size = f"0 0 860 {TOP + len(ROWS) * STEP + 6}"
