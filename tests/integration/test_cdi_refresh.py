@@ -292,7 +292,7 @@ def test_anothers_file_is_never_touched(site: Site) -> None:
     FOLDER.mkdir()
     DOCUMENT.write_bytes(theirs)
     done = site.install().failed()
-    assert f"{DOCUMENT} is there and isn't gpuhook's" in done.stderr
+    assert f"{DOCUMENT} exists and isn't gpuhook's" in done.stderr
     assert DOCUMENT.read_bytes() == theirs
     site.simulate("--fail=not-loaded")
     site.refresh().ok()

@@ -90,7 +90,7 @@ def test_a_dry_run_changes_nothing(system: Path) -> None:
 def test_a_file_of_somebody_else_stays(system: Path, text: str) -> None:
     theirs = put(system / COMPLETION, text)
     done = install(system)
-    assert f"{theirs} is there and isn't as gpuhook placed it" in done.output
+    assert f"{theirs} exists and isn't as gpuhook placed it" in done.output
     assert (system / PAGE).exists()
     assert str(theirs) not in uninstall(system)
     assert theirs.read_text() == text

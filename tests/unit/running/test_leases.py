@@ -209,7 +209,7 @@ def test_what_cannot_be_written_down_is_refused(
     monkeypatch.setattr(records, "_users_folder", lambda: "")
     Path(state_dir).mkdir()
     Path(state_dir).chmod(0o777)
-    with pytest.raises(HeldError, match=f"that the container has {KIND}=A: the folder of"):
+    with pytest.raises(HeldError, match=f"{KIND}=A can't be written: the folder of"):
         take(state_dir, start(), given("A"))
     take(state_dir, start(), given("A"), kinds=(OTHER,))
     with (
