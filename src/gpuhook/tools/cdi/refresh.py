@@ -204,7 +204,7 @@ def _change(path: str, text: str | None) -> Change:
         if text is None:
             return Change(path, old, old)
         raise CdiError(
-            f"{path} is there and isn't gpuhook's",
+            f"{path} exists and isn't gpuhook's",
             "Remove it or move it away, and run gpuhook cdi refresh",
         )
     return Change(path, old, None if text is None else text.encode())
