@@ -109,7 +109,7 @@ def _bring_one(
             tell(f"removed {path}")
         return
     if is_there and not mine:
-        raise CdiError(f"{path} is there and isn't gpuhook's", "Remove it or move it away")
+        raise CdiError(f"{path} exists and isn't gpuhook's", "Remove it or move it away")
     if writing.write(path, writing.to_text(made.document, _FORMAT)):
         tell(refreshing.written(made, path))
         for warning in made.warnings:
