@@ -83,7 +83,7 @@ def _vendor_of(kind: str, config: Config) -> "ModuleType":
     if kind in known:
         return known[kind]
     raise CdiError(
-        f"gpuhook knows no devices of the kind {shown(kind)}",
+        f"gpuhook doesn't know devices of the kind {shown(kind)}",
         "Make the CDI document again with `gpuhook cdi generate`",
     )
 

@@ -326,7 +326,7 @@ def close(plan: "Plan") -> None:
 
 def _failed(operation: "Operation", error: OSError) -> InjectError:
     where = f" ({error.filename})" if error.filename else ""
-    remedy = "Check that path in the image and on the host; gpuhook doctor may tell more"
+    remedy = "Check that path in the image and on the host; gpuhook doctor may say more"
     return InjectError(
         f"gpuhook couldn't {operation.describe()}: {error.strerror}{where}",
         _REMEDIES.get(error.errno or 0, remedy),

@@ -166,7 +166,7 @@ class TestAscend(Contract):
             assert warnings[0].startswith(
                 "The list mine has /run/docker.sock, which is of /run/docker"
             )
-            assert "which holds /run/" in warnings[1]
+            assert "which contains /run/" in warnings[1]
             explained = devices.ask(config, "explain", "--bundle", str(bundle.path))
             assert explained["warnings"] == warnings
             [ignored] = explained["request"]["ignored"]

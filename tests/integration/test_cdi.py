@@ -220,7 +220,7 @@ def test_what_would_be_written(
     assert not path.exists()
     assert call(*words).ok().stdout.startswith(f"wrote {path} ")
     before = path.stat()
-    assert call(*words).ok().stdout == f"{path} is as it should be\n"
+    assert call(*words).ok().stdout == f"{path}: unchanged\n"
     assert call(*words, "--dry-run").ok().stdout == ""
     assert path.stat().st_ino == before.st_ino
     less = call(*words, "--device-name-strategy=uuid", "--dry-run").ok().stdout

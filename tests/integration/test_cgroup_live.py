@@ -446,7 +446,7 @@ def test_a_cgroup_that_never_holds_still_is_given_up(
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(bpf, "attach_program", gone)
-    with pytest.raises(CgroupError, match="keep being replaced by somebody else"):
+    with pytest.raises(CgroupError, match="keep being replaced by another program"):
         v2.extend(str(v2_cgroup), GIVEN)
 
 

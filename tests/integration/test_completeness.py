@@ -15,9 +15,9 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 
 ALL = "NVIDIA_VISIBLE_DEVICES=all"
-NO_UVM = "there is no device node {root}/dev/nvidia-uvm, without which there is no CUDA"
-NO_CUDA = "libcuda.so.{version} isn't installed, without which there is no CUDA"
-NO_NVML = "libnvidia-ml.so.{version} isn't installed, without which there is no nvidia-smi"
+NO_UVM = "there is no device node {root}/dev/nvidia-uvm, without which CUDA doesn't work"
+NO_CUDA = "libcuda.so.{version} isn't installed, without which CUDA doesn't work"
+NO_NVML = "libnvidia-ml.so.{version} isn't installed, without which nvidia-smi doesn't work"
 
 
 class Machine:

@@ -193,7 +193,7 @@ def test_a_table_with_a_mistake(
     bundle.environ("MAKER_VISIBLE_DEVICES=0")
     number = config.read_text().splitlines().index('none = "NPU"') + 1
     said = makers.devices.refused(bundle, config)
-    assert f"{config}, line {number}: gpuhook.vendors.none is no key of a vendor" in said
+    assert f"{config}, line {number}: gpuhook.vendors.none isn't a key of a vendor" in said
 
 
 @ONE

@@ -158,7 +158,7 @@ def test_a_container_that_does_not_run(docker: Docker, explain: Explain) -> None
         docker.call("wait", name).ok()
         done = explain(name)
     assert done.status == 1
-    assert f"Error (container): '{name}' is no running container" in done.stdout
+    assert f"Error (container): '{name}' isn't a running container" in done.stdout
 
 
 SETS = "NVIDIA_VISIBLE_DEVICES=2"

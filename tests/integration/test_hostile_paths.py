@@ -456,7 +456,7 @@ def test_a_socket_that_comes_into_a_folder(
     made = command(installation, config, "cdi", "generate", "--kind=maker.example/npu")
     assert "hostPath: " in made.stdout
     assert "/run/maker" not in made.stdout
-    assert "it holds the socket deep/er/socket" in made.stderr
+    assert "it contains the socket deep/er/socket" in made.stderr
 
 
 def test_how_far_a_folder_is_looked_at(tmp_path: Path) -> None:

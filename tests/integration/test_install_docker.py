@@ -282,7 +282,7 @@ def test_a_default_runtime_by_hand_is_in_use(site: Site) -> None:
         os.kill(site.docker.pid, signal.SIGHUP)
         wait_until(lambda: site.default_runtime() == "runc", "runc is Docker's default again")
     assert f"The running dockerd {site.docker.pid} has gpu-py ({program})" in done.stderr
-    assert "nothing to take back" in site.gpuhook("uninstall", "--unless-in-use").ok().stdout
+    assert "nothing to undo" in site.gpuhook("uninstall", "--unless-in-use").ok().stdout
 
 
 def test_what_the_admin_changed_meanwhile_stays(site: Site) -> None:

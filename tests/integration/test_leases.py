@@ -123,10 +123,10 @@ def place(
 def is_held(place: Place, done: Result, holder: Bundle, way: str) -> None:
     """Assert that a container was refused because another one has its device."""
     assert done.status != 0
-    says = done.stderr if "held by" in done.stderr else place.errors()
-    assert f"held by the container {holder.name}" in says
+    says = done.stderr if "in use by" in done.stderr else place.errors()
+    assert f"in use by the container {holder.name}" in says
     if way in ("hook", "spec", "cdi"):
-        assert "held by" in done.stderr, "gpu-py says so before it calls the low-level runtime"
+        assert "in use by" in done.stderr, "gpu-py says so before it calls the low-level runtime"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -202,7 +202,7 @@ def test_who_has_what_is_listed_and_explained(place: Place) -> None:
     done = run([*words, "-e", "NVIDIA_VISIBLE_DEVICES=1"])
     assert done.status == 1
     assert "Error (held): nvidia.com/gpu=GPU-" in done.stdout
-    assert f"held by the container {first.name}" in done.stdout
+    assert f"in use by the container {first.name}" in done.stdout
     run([*words, "-e", "NVIDIA_VISIBLE_DEVICES=2"]).ok()
 
 
@@ -331,4 +331,4 @@ def test_a_hundred_at_once(place: Place) -> None:
     assert {each["id"] for each in place.records()} == names
     for number in sorted(set(range(count)) - set(won)):
         text = (asking[number].path / "output").read_text()
-        assert any(f"held by the container {name}" in text for name in names), text
+        assert any(f"in use by the container {name}" in text for name in names), text

@@ -41,7 +41,7 @@ class TestNeuron(Contract):
             ),
             f"{ASK}=0-11": r"Neuron device 11 can't be used: the driver isn't done with it .*",
             f"{ASK}=4,6": (
-                r"The Neuron devices 4, 6 are no neighbours: .* without 5\. Ask for 4-6, .*"
+                r"The Neuron devices 4, 6 aren't neighbours: .* without 5\. Ask for 4-6, .*"
             ),
         },
         by_hook=(f"{ASK}=0,1", [0, 1]),

@@ -106,7 +106,7 @@ def test_documents_with_the_options_of_scripts(
 
 def test_another_hook_is_not_called(ctk: Caller, installation: Installation) -> None:
     done = ctk("cdi", "generate", "--nvidia-cdi-hook-path=/usr/bin/true").ok()
-    assert "warning: /usr/bin/true is no link to gpuhook-cdi-hook" in done.stderr
+    assert "warning: /usr/bin/true isn't a link to gpuhook-cdi-hook" in done.stderr
     assert f"{installation.bin}/gpuhook-cdi-hook" in done.stdout
 
 

@@ -221,7 +221,7 @@ def test_other_folders_are_refused(folder: Path) -> None:
     other = folder / "other"
     other.mkdir()
     (other / "precious").touch()
-    with pytest.raises(SimulateError, match="not empty and no simulated driver root"):
+    with pytest.raises(SimulateError, match="not empty and isn't a simulated driver root"):
         build(Options(root=str(other)))
     with pytest.raises(SimulateError, match="is not a simulated driver root"):
         remove(str(other))
@@ -388,6 +388,6 @@ def test_other_roots_are_not_changed(folder: Path) -> None:
     root = str(folder / "root")
     invoke(root, "--platform=wsl")
     done = CliRunner().invoke(cli, ["simulate", root, "--found=0"])
-    assert "holds no simulated machine" in str(done.exception)
+    assert "has no simulated NVIDIA machine" in str(done.exception)
     assert invoke(root, "--gpus=3").count("GPU ") == 3
     assert invoke(root, "--lost=0", "--gpus=1").count("GPU ") == 1  # built again

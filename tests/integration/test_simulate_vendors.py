@@ -113,6 +113,6 @@ def test_another_vendors_root_takes_no_strange_folder(folder: Path) -> None:
     other = folder / "other"
     other.mkdir()
     (other / "precious").touch()
-    with pytest.raises(SimulateError, match="not empty and no simulated driver root"):
+    with pytest.raises(SimulateError, match="not empty and isn't a simulated driver root"):
         _simulate(other, "--vendor=acme")
     assert [path.name for path in other.iterdir()] == ["precious"]

@@ -232,8 +232,8 @@ def two_values(scene: Scene) -> Result:
 
 
 OURS: dict[str, Provocation] = {
-    "...=... is held by ..., and ... is exclusive here": held_device,
-    "It can't be written down that the container has ...": no_place_for_a_lease,
+    "...=... is in use by ..., and ... is exclusive here": held_device,
+    "The record that the container has ... can't be written": no_place_for_a_lease,
     "... need different values of the variable ...": two_values,
     "There is no NVIDIA driver ...: libnvidia-ml.so.1 is not there": no_driver,
     "The driver root ... can't be opened": lambda scene: scene.start(
@@ -256,21 +256,21 @@ OURS: dict[str, Provocation] = {
     "GPU ... has fallen off the bus (lost)": lambda scene: scene.start(
         "NVIDIA_VISIBLE_DEVICES=1", root=scene.broken_driver("--lost=1")
     ),
-    "there is no device node ...nvidia-uvm, without which there is no CUDA": (
+    "there is no device node ...nvidia-uvm, without which CUDA doesn't work": (
         lambda scene: half_driver(scene, "dev/nvidia-uvm")
     ),
     "Nothing of ... is given to containers: ...": somebodys_libraries,
-    "libcuda.so... isn't installed, without which there is no CUDA": (
+    "libcuda.so... isn't installed, without which CUDA doesn't work": (
         lambda scene: half_driver(scene, "usr/lib/*/libcuda.so*")
     ),
-    "libnvidia-ml.so... isn't installed, without which there is no nvidia-smi": (
+    "libnvidia-ml.so... isn't installed, without which nvidia-smi doesn't work": (
         nvml_under_another_name
     ),
     "The container requires '...' and this machine has ...": lambda scene: scene.start(
         ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"
     ),
     "NVIDIA_DRIVER_CAPABILITIES asks for '...'": forbidden_capability,
-    "'...' is no driver capability: there are ...": lambda scene: scene.start(
+    "'...' isn't a driver capability: there are ...": lambda scene: scene.start(
         ALL, "NVIDIA_DRIVER_CAPABILITIES=magic"
     ),
     "CUDA_VERSION is '...', which is not a version number": lambda scene: scene.start(
@@ -283,7 +283,7 @@ OURS: dict[str, Provocation] = {
         "NVIDIA_VISIBLE_DEVICES=maker.example/card=0",
         config=scene.config('gpuhook.cdi-kinds-from-environment = ["maker.example/card"]\n'),
     ),
-    "The container's environment names '...', and '...' is no kind of CDI devices ...": (
+    "The container's environment names '...', and '...' isn't a kind of CDI devices ...": (
         lambda scene: scene.start("NVIDIA_VISIBLE_DEVICES=k8s.gpu.nvidia.com/claim=another-pods")
     ),
     "... is not valid TOML": lambda scene: scene.start(

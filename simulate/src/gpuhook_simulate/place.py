@@ -32,7 +32,7 @@ def check_place(root: str) -> None:
 def _check_replaceable(root: str) -> None:
     if os.listdir(root) and not is_simulated(root):
         raise SimulateError(
-            f"{root} is not empty and no simulated driver root",
+            f"{root} is not empty and isn't a simulated driver root",
             "Choose a folder that doesn't exist yet",
         )
     _check_no_mounts(root)

@@ -186,7 +186,7 @@ def _load_inventory(config: Config, vendor: contract.Vendor) -> cache.Loaded:
         cache.get_inventory(config, vendor)  # which saves it
         loaded = cache.load(config, vendor)
     if loaded is None:
-        raise OSError("the inventory can't be saved, so nothing would tell when it changes")
+        raise OSError("the inventory can't be saved, so nothing would notice when it changes")
     return loaded
 
 

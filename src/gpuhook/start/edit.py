@@ -200,7 +200,7 @@ def add_hook(
     if not os.access(path, os.X_OK):
         raise RuntimeMissingError(
             f"The hook {path} doesn't exist beside {names.RUNTIME}",
-            "Reinstall gpuhook, so that both lie in one folder",
+            "Reinstall gpuhook, so that both are in one folder",
         )
     options = ["--config", os.path.abspath(config.path)] if config.path else []
     args = [names.HOOK, *words, *options, verb]

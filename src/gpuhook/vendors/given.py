@@ -71,10 +71,10 @@ def _why_not(paths: tuple[str, ...], fd: int, mode: int) -> str:
             if _is_in(place, kept):  # protects: engines-files
                 return f"which is of {kept}"
             if _is_in(kept, place):
-                return f"which holds {kept}"
+                return f"which contains {kept}"
     if stat.S_ISDIR(mode):
         found = find_socket(fd)
-        return f"which holds the socket {found}" if found else ""  # protects: listed-socket
+        return f"which contains the socket {found}" if found else ""  # protects: listed-socket
     return "" if stat.S_ISREG(mode) else "which is neither a file nor a folder"
 
 

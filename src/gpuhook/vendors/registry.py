@@ -58,5 +58,5 @@ def _check_swarm(config: "Config", found: "Known") -> None:
         if vendor and vendor not in found:
             from gpuhook.ground.config.loader import wrong_setting  # noqa: PLC0415 - only of errors
 
-            problem = f"names the vendor {shown(vendor)}, which is none of {', '.join(found)}"
+            problem = f"names the vendor {shown(vendor)}, which isn't one of {', '.join(found)}"
             raise wrong_setting(config, "swarm-resource", problem)

@@ -95,7 +95,7 @@ def test_a_lease_lasts_as_long_as_its_container(jump: Jump, docker: tuple[str]) 
         request = "NVIDIA_VISIBLE_DEVICES=0"
         with running("holder", docker, ["--network=none", "--runtime=gpu-py"], request):
             jump.make()
-            assert "is held by" in start(0).failed().stderr
+            assert "is in use by" in start(0).failed().stderr
             start(1).ok()
         start(0).ok()
     finally:

@@ -32,7 +32,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 PHRASES = {
     "failed to stat CDI host device": "The device node /dev/x can't be looked at",
     "host type mismatch": "The device node /dev/x is of the type c, not b",
-    "not a device node": "/dev/x is no device node",
+    "not a device node": "/dev/x isn't a device node",
 }
 
 

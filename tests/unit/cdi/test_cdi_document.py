@@ -110,7 +110,7 @@ devices:
     assert found.problems == (
         Problem(2, "kind must be a vendor/class such as vendor.com/gpu, not 'vendor.com'"),
         Problem(4, "name needs cdiVersion 0.5.0, not '0.3.0'"),
-        Problem(8, "'B' is no NAME=VALUE"),
+        Problem(8, "'B' isn't NAME=VALUE"),
         Problem(9, "'a b' can't be the name of a device"),
         Problem(12, "the path of a device node is missing"),
         Problem(12, "the type of a device node is one of b, c, u and p, not 'f'"),
@@ -135,19 +135,19 @@ devices:
         Problem(1, "kind is missing"),
         Problem(4, "devices[0].containerEdits.env must be a list, not '7'"),
         Problem(5, "devices[1].name must be a string, not a list"),
-        Problem(6, "devices[1].containerEdit is no field that CDI knows"),
+        Problem(6, "devices[1].containerEdit isn't a field that CDI knows"),
         Problem(8, "devices[2].containerEdits.mounts[0] must be a table, not '7'"),
         Problem(8, "devices[2].containerEdits.deviceNodes[0].path must be a string, not a list"),
-        Problem(8, "devices[2].containerEdits.deviceNodes[0].typ is no field that CDI knows"),
+        Problem(8, "devices[2].containerEdits.deviceNodes[0].typ isn't a field that CDI knows"),
         Problem(8, "the type of a device node is one of b, c, u and p, not 'x'"),
     )
 
 
 @pytest.mark.parametrize(
     ("value", "line", "sentence"),
-    [("xyz: 1\n", 4, "xyz is no field that CDI knows"),
+    [("xyz: 1\n", 4, "xyz isn't a field that CDI knows"),
      ("containerEdits: {mounts: [{readonly: true}]}\n", 4,
-      "containerEdits.mounts[0].readonly is no field that CDI knows"),
+      "containerEdits.mounts[0].readonly isn't a field that CDI knows"),
      ("kind: a/b\n", 4, "kind comes twice"), ("KIND: a/b\n", 4, "kind comes twice"),
      ("containerEdits:\n  env: A=b\n", 5, "containerEdits.env must be a list, not 'A=b'"),
      ("containerEdits: []\n", 4, "containerEdits must be a table, not a list"),
@@ -162,9 +162,9 @@ devices:
      ("containerEdits: {hooks: [{path: /a, hookName: x}]}\n", 4,
       f"'x' is none of the hooks {', '.join(checks.HOOK_STAGES)}"),
      ("containerEdits:\n  hooks:\n  - {path: /a, hookName: poststop, env: [X]}\n", 6,
-      "'X' is no NAME=VALUE"),
+      "'X' isn't NAME=VALUE"),
      ("kind: *a\n", 4, "*a refers to nothing above it"),
-     ("annotations: &a {a: *a}\n", 4, "*a stands inside of itself"),
+     ("annotations: &a {a: *a}\n", 4, "*a is inside itself"),
      ("annotations: {a: !!int x}\n", 4, "!!int doesn't fit its value"),
      ("annotations: {a: !!binary x}\n", 4, "!!binary isn't followed by text in base 64"),
      ("annotations: {<<: x}\n", 4, "<< must be followed by a table, or a list of tables"),
@@ -246,7 +246,7 @@ def test_null_is_nothing(written: str) -> None:
 
 
 def test_null_in_a_list_is_empty() -> None:
-    assert sentences(text("containerEdits: {env: [~]}\n")) == ["'' is no NAME=VALUE"]
+    assert sentences(text("containerEdits: {env: [~]}\n")) == ["'' isn't NAME=VALUE"]
     assert sentences(text("containerEdits: {mounts: [~]}\n"))[0] == (
         "the hostPath of a mount is missing"
     )

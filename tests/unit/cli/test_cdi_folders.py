@@ -55,7 +55,7 @@ def test_list_as_json(machine: Path) -> None:
             {"name": "vendor.com/gpu=0", "files": [f"{etc}/good.json", f"{etc}/twin.json"]}
         ],
         "errors": [
-            {"file": f"{etc}/bad.yaml", "line": 3, "message": "xyz is no field that CDI knows"},
+            {"file": f"{etc}/bad.yaml", "line": 3, "message": "xyz isn't a field that CDI knows"},
             {"file": f"{etc}/bad.yaml", "line": 4, "message": "devices must be a list, not '7'"},
         ],
         "ignored": [
@@ -69,14 +69,14 @@ def test_list_as_text(machine: Path) -> None:
     done = run("list", "--config", machine / "config.toml")
     etc = machine / "etc"
     conflict = f"vendor.com/gpu=0 is in {etc}/good.json and {etc}/twin.json"
-    conflict += ", and is taken from none of them"
+    conflict += ", so none of these files counts for it"
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
         "NAME              FILE",
         f"vendor.com/gpu=1  {etc}/good.json",
     ]
     assert done.stderr.splitlines() == [
-        f"error: {etc}/bad.yaml, line 3: xyz is no field that CDI knows",
+        f"error: {etc}/bad.yaml, line 3: xyz isn't a field that CDI knows",
         f"error: {etc}/bad.yaml, line 4: devices must be a list, not '7'",
         f"error: {conflict}",
         f"ignored: {etc}/other.yml: {folders.OTHER_ENDING}",
@@ -112,7 +112,7 @@ def test_names_that_could_steer_a_terminal_are_escaped(tmp_path: Path) -> None:
 def test_nothing_to_list(tmp_path: Path) -> None:
     done = run("list", "--spec-dir", tmp_path)
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout == f"There is no CDI device in {tmp_path}.\n"
+    assert done.stdout == f"There are no CDI devices in {tmp_path}.\n"
 
 
 def test_validate_of_folders(machine: Path) -> None:
@@ -142,7 +142,7 @@ def test_validate_of_files(machine: Path) -> None:
     assert done.stderr.splitlines() == [
         f"error: {machine}/copy.yml: {folders.OTHER_ENDING}",
         f"error: {machine}/none.json: the file can't be read: No such file or directory",
-        f"error: {machine}: the file can't be read: it is no regular file",
+        f"error: {machine}: the file can't be read: it isn't a regular file",
         f"error: {machine}: {folders.OTHER_ENDING}",
     ]
 

@@ -102,7 +102,7 @@ def test_only_one_engine_is_taken_back(system: Path) -> None:
 def test_nothing_to_take_back(system: Path) -> None:
     done = call(system, "uninstall")
     assert done.exit_code == 0
-    assert "nothing to take back" in done.stdout
+    assert "nothing to undo" in done.stdout
 
 
 def test_bound_containers_are_warned_of(system: Path) -> None:
@@ -154,7 +154,7 @@ def test_names_of_nvidia_go_with_the_last_configuration(system: Path) -> None:
     done = call(system, "uninstall", "--engine=docker")
     assert f"removed {folder}/nvidia-container-cli" in done.stdout
     assert os.listdir(folder) == []
-    assert "nothing to take back" in call(system, "uninstall").stdout
+    assert "nothing to undo" in call(system, "uninstall").stdout
 
 
 @pytest.mark.parametrize("engines", [[], ["--engine=all"], ["--engine=docker", "--engine=crio"]])
@@ -166,9 +166,9 @@ def test_one_file_is_for_one_engine(system: Path, engines: list[str]) -> None:
 
 def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
     words = ["install", "--engine=docker", "--state-dir", str(tmp_path), "--config", "/x"]
-    with pytest.raises(EngineError, match="no program that can be started"):
+    with pytest.raises(EngineError, match="isn't a program that can be started"):
         CliRunner().invoke(cli, [*words, "--runtime-path=/no/such"], catch_exceptions=False)
-    with pytest.raises(EngineError, match="no absolute path"):
+    with pytest.raises(EngineError, match="isn't an absolute path"):
         CliRunner().invoke(cli, [*words, "--runtime-path=gpu-py"], catch_exceptions=False)
 
 

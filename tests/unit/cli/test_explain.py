@@ -274,8 +274,8 @@ def test_what_is_printed_is_what_is_done_in_the_mode(
     else:
         assert "What gpu-py writes into config.json (mode spec), in order:" in text
         assert "make the device node /dev/nvidia3 (195:3)" in text
-        assert "What is left undone, because config.json has no words for it:" in text
-        assert "add 5 libraries to /etc/ld.so.cache" in text.partition("left undone")[2]
+        assert "Left undone, because config.json can't express it:" in text
+        assert "add 5 libraries to /etc/ld.so.cache" in text.partition("Left undone")[2]
         assert undone == {"proc-driver", "ldcache"}
         assert done == {"allow-device", "device", "bind"}
 

@@ -130,8 +130,8 @@ def test_help_for_what_there_is_not() -> None:
         ("install docker", "Unexpected argument 'docker'. Did you mean --engine docker?"),
         ("doctor json", "Unexpected argument 'json'. Did you mean --format json?"),
         ("explain one two", "Unexpected argument 'two'.\n"),
-        ("stats --interval 0", "'0' is no number of seconds from 0.2 to 86400.\n"),
-        ("watch --interval soon", "'soon' is no number of seconds from 0.1 to 86400.\n"),
+        ("stats --interval 0", "'0' isn't a number of seconds from 0.2 to 86400.\n"),
+        ("watch --interval soon", "'soon' isn't a number of seconds from 0.1 to 86400.\n"),
         ("repair", "Error: Name the containers, or give --all alone.\n"),
     ],
 )
@@ -143,7 +143,7 @@ def test_wrong_words_are_answered(line: str, answer: str) -> None:
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "0.09", "11", ""])
 def test_seconds_are_within_limits(text: str) -> None:
-    with pytest.raises(click.UsageError, match=r"is no number of seconds from 0[.]1 to 10[.]"):
+    with pytest.raises(click.UsageError, match=r"isn't a number of seconds from 0[.]1 to 10[.]"):
         Seconds(0.1, 10.0).convert(text, None, None)
     assert Seconds(0.1, 10.0).convert("0.1", None, None) == 0.1
 

@@ -68,7 +68,7 @@ def test_a_file_is_replaced_once(call: Call, tmp_path: Path, found: Inventory) -
     words = ("gres", "--node", "n1", "--output", str(path))
     assert call(*words).stdout == f"wrote {path}\n"
     before = path.stat()
-    assert call(*words).stdout == f"{path} is as it should be\n"
+    assert call(*words).stdout == f"{path}: unchanged\n"
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     path.write_text("something else")
     assert call(*words).stdout == f"wrote {path}\n"

@@ -184,7 +184,7 @@ def test_driver_root_of_a_vendor(text: str, roots: tuple[str, str]) -> None:
     ("text", "words"),
     [
         ('[gpuhook]\nroot = "srv"', "line 2: gpuhook.root must be an absolute path"),
-        ('[gpuhook]\ndriver-roots = ["acme"]', "gpuhook.driver-roots holds 'acme'"),
+        ('[gpuhook]\ndriver-roots = ["acme"]', "gpuhook.driver-roots contains 'acme'"),
         ('[gpuhook]\nmissing-driver = "warn"', "gpuhook.missing-driver must be fail or ignore"),
     ],
 )
@@ -256,7 +256,7 @@ def test_features_that_nobody_carries_out_are_named() -> None:
     """
     ignored = dict(loads(text).ignored)
     assert len(ignored) == 3
-    assert "gpuhook knows no such key" not in ignored.values()
+    assert "gpuhook doesn't know this key" not in ignored.values()
 
 
 def test_somebody_reads_every_setting() -> None:

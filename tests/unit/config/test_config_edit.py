@@ -326,8 +326,8 @@ def test_validate_answers_misspelt_keys(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["config", "validate", str(file)])
     assert done.exit_code == 0
     lines = {line.partition(", ")[2].split()[2]: line for line in done.stderr.splitlines()}
-    assert lines["moed"].endswith("no such key. Did you mean nvidia-container-runtime.mode?")
-    assert lines["quux"].endswith("gpuhook knows no such key")
+    assert lines["moed"].endswith("this key. Did you mean nvidia-container-runtime.mode?")
+    assert lines["quux"].endswith("gpuhook doesn't know this key")
     assert "Did you mean" not in lines["nvidia-container-cli.path"]
 
 

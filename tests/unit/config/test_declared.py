@@ -58,10 +58,10 @@ def test_tables_need_no_slow_reader(text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('name = "Maker"', "line 2: gpuhook.vendors.name holds 'Maker'"),
+        ('name = "Maker"', "line 2: gpuhook.vendors.name contains 'Maker'"),
         ("name = 1", "line 2: gpuhook.vendors.name must be a string"),
-        ('kind = "maker"', "line 3: gpuhook.vendors.kind holds 'maker'"),
-        ('variable = "PATH"', "line 4: gpuhook.vendors.variable holds 'PATH'"),
+        ('kind = "maker"', "line 3: gpuhook.vendors.kind contains 'maker'"),
+        ('variable = "PATH"', "line 4: gpuhook.vendors.variable contains 'PATH'"),
         ('variable = "maker_devices"', "line 4: "),
         ('nodes = "/dev/maker{n}"', "line 5: gpuhook.vendors.nodes must be a list"),
         ("nodes = []", "line 5: gpuhook.vendors.nodes is empty"),
@@ -70,7 +70,7 @@ def test_tables_need_no_slow_reader(text: str) -> None:
         ('nodes = ["/dev/../etc/maker{n}"]', "line 5: "),
         ('nodes = ["/etc/maker{n}"]', "line 5: "),
         ('nodes = ["/dev/maker{n}*"]', "line 5: "),
-        ('optional-nodes = ["/dev/maker{n}*"]', "line 6: gpuhook.vendors.optional-nodes holds"),
+        ('optional-nodes = ["/dev/maker{n}*"]', "line 6: gpuhook.vendors.optional-nodes contains"),
         ('optional-nodes = ["/dev/*"]', "line 6: "),
         ('control = ["/dev/maker{n}"]', "line 6: "),
         ('control = ["/dev"]', "line 6: "),
@@ -86,8 +86,8 @@ def test_tables_need_no_slow_reader(text: str) -> None:
         ('present = "maker"', "line 6: "),
         ('present = "pci:1"', "line 6: "),
         ('present = "driver:"', "line 6: "),
-        ('numbers = "any"', "line 6: gpuhook.vendors.numbers holds 'any', which isn't node or"),
-        ('node = ["/dev/maker{n}"]', "line 6: gpuhook.vendors.node is no key of a vendor"),
+        ('numbers = "any"', "line 6: gpuhook.vendors.numbers contains 'any', which isn't node or"),
+        ('node = ["/dev/maker{n}"]', "line 6: gpuhook.vendors.node isn't a key of a vendor"),
         ("files = [1]", "line 6: gpuhook.vendors.files must be a list of strings"),
     ],
 )
@@ -155,4 +155,4 @@ def test_validate_names_the_line(tmp_path: Path) -> None:
     file.write_text(LEAST + 'librarys = ["libmaker.so"]\n')
     done = CliRunner().invoke(cli, ["config", "validate", str(file)])
     assert done.exit_code == 1
-    assert f"{file}, line 6: gpuhook.vendors.librarys is no key of a vendor" in done.output
+    assert f"{file}, line 6: gpuhook.vendors.librarys isn't a key of a vendor" in done.output

@@ -76,10 +76,10 @@ def test_a_socket_and_what_is_none(host: Rootfs, monkeypatch: pytest.MonkeyPatch
         mine.bind("socket")
     os.close(host.open_socket("/run/daemon/socket"))
     Path("other").hardlink_to("socket")
-    with pytest.raises(UntrustedPathError, match="it is no socket"):
+    with pytest.raises(UntrustedPathError, match="it isn't a socket"):
         host.open_socket("/run/daemon/socket")
     Path("other").unlink()
-    with pytest.raises(UntrustedPathError, match="it is no socket"):
+    with pytest.raises(UntrustedPathError, match="it isn't a socket"):
         host.open_socket("/run/daemon/file")
     with pytest.raises(FileNotFoundError):
         host.open_socket("/run/nowhere/socket")

@@ -108,7 +108,7 @@ def test_keys_that_change_nothing(tree: Tree) -> None:
         ),
         "configuration-keys": (
             "warning",
-            "nvidia-ctk.pth changes nothing: gpuhook knows no such key",
+            "nvidia-ctk.pth changes nothing: gpuhook doesn't know this key",
         ),
     }
 

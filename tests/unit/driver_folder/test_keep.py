@@ -165,7 +165,7 @@ def test_links_of_the_driver_root_lead_nowhere_else(tmp_path: Path, folder: Path
     file = tmp_path / "root-550.1/usr/bin/nvidia-smi"
     file.unlink()
     file.symlink_to(tmp_path / "secret")
-    with pytest.raises(DriverFolderError, match="has changed or gone"):
+    with pytest.raises(DriverFolderError, match="has changed or is gone"):
         keeping.update(str(folder), wanted)
     assert not folder.exists()
 
@@ -207,9 +207,9 @@ def test_what_is_not_ours_stays(tmp_path: Path, folder: Path, what: str) -> None
         folder.symlink_to(kept)
     wanted = driver(tmp_path, "550.1")
     for call in (keeping.update, keeping.is_current):
-        with pytest.raises(DriverFolderError, match="is no driver folder"):
+        with pytest.raises(DriverFolderError, match="isn't a driver folder"):
             call(str(folder), wanted)
-    with pytest.raises(DriverFolderError, match="is no driver folder"):
+    with pytest.raises(DriverFolderError, match="isn't a driver folder"):
         keeping.remove(str(folder))
     assert folder.is_file() or (folder / "file").exists()
 
@@ -243,7 +243,7 @@ def test_a_driver_that_is_gone(tmp_path: Path, folder: Path) -> None:
     keeping.update(str(folder), driver(tmp_path, "550.1"))
     inventory = machine()
     inventory.root = str(tmp_path)
-    with pytest.raises(DriverFolderError, match="has changed or gone"):
+    with pytest.raises(DriverFolderError, match="has changed or is gone"):
         keeping.keep(Config(), inventory, str(folder))
     assert found(folder) == expected(driver(tmp_path, "550.1"))
 

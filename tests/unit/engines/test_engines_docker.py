@@ -38,8 +38,8 @@ def test_vectors(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"runtimes": []}, '"runtimes" in /d.json is no JSON object'),
-        ({"features": True}, '"features" in /d.json is no JSON object'),
+        ({"runtimes": []}, '"runtimes" in /d.json isn\'t a JSON object'),
+        ({"features": True}, '"features" in /d.json isn\'t a JSON object'),
     ],
 )
 def test_wrong_types_are_refused(document: dict[str, Any], message: str) -> None:

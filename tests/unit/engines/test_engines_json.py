@@ -50,8 +50,8 @@ def test_edits(text: str, wanted: dict[str, Any], expected: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('{"a": 1, "a": 2}', 'the key "a" stands in one object twice'),
-        ('{"b": [{"c": 1, "c": 1}]}', 'the key "c" stands in one object twice'),
+        ('{"a": 1, "a": 2}', 'the key "a" is in one object twice'),
+        ('{"b": [{"c": 1, "c": 1}]}', 'the key "c" is in one object twice'),
         ('{"a": 1e999}', "Out of range float values"),
     ],
 )

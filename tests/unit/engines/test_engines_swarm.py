@@ -57,5 +57,5 @@ def test_docker_is_told_the_default_runtime_too() -> None:
 
 @pytest.mark.parametrize("value", ["gpu=GPU-1", [1], {"gpu": "GPU-1"}])
 def test_what_is_no_list_of_entries_is_refused(value: object) -> None:
-    with pytest.raises(EngineError, match=f'"{KEY}" in /d.json is no list'):
+    with pytest.raises(EngineError, match=f'"{KEY}" in /d.json isn.t a list'):
         wanted_document({KEY: value}, Ask((("gpu-py", "/x"),), swarm=(ONE,)), "/d.json")

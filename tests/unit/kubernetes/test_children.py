@@ -253,7 +253,7 @@ def test_a_server_that_reads_nothing_blocks_nobody(
     assert deadline is not None
     clock.now = deadline
     made.tend()
-    assert said == ["The server reads nothing any more; it is started again"]
+    assert said == ["The server no longer reads; it is started again"]
     assert made.again is not None
     clock.now = made.again
     made.tend()

@@ -65,7 +65,7 @@ def test_what_can_not_be_done_is_said(tmp_path: Path, found: Found) -> None:
     (tmp_path / "driver").write_text("a user's")
     kept = Kept(tmp_path, found)
     assert not kept.well
-    assert "is no driver folder" in kept.said
+    assert "isn't a driver folder" in kept.said
     assert (tmp_path / "driver").read_text() == "a user's"
 
 

@@ -13,14 +13,14 @@ from gpuhook.tools.kubernetes.names import full_name, wrong_name
         ("a.b/" + "x" * 63, ""),
         ("a.b/" + "x" * 64, "63 characters"),
         ("gpu", "no domain"),
-        ("Nvidia.com/gpu", "no domain in small letters"),
+        ("Nvidia.com/gpu", "a domain in lower case"),
         ("kubernetes.io/gpu", "own domain"),
         ("x.kubernetes.io/gpu", "own domain"),
         ("a.b/", "letters, digits"),
         ("a.b/x/y", "letters, digits"),
         ("a.b/x.", "letters, digits"),
         ("a.b/x\n", "letters, digits"),
-        (f"{'a' * 250}/x", "no domain"),
+        (f"{'a' * 250}/x", "a domain in lower case"),
     ],
 )
 def test_names_that_the_kubelet_takes(name: str, why: str) -> None:

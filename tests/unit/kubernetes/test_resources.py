@@ -465,4 +465,4 @@ def test_a_name_that_it_refuses_is_said(tmp_path: Path) -> None:
     with known(tmp_path, "_gizmo"):
         state, warnings = offered(Inventory("_gizmo", str(tmp_path), "1", devices, ()))
     assert state.resources == ()
-    assert ["no domain in small letters" in each for each in warnings] == [True]
+    assert ["a domain in lower case" in each for each in warnings] == [True]

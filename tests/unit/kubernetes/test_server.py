@@ -335,9 +335,9 @@ def test_resource_that_cannot_be_served_stops_no_other(
     long, odd = f"a.b/{'c' * 90}", "a.b/../c"
     server.report(gpus(), gpus(name=long), gpus(name=odd), gpus(name=AMD))
     kubelet.wait_for(AMD, healthy=8)
-    server.wait_for_line(GPU, "no socket")
+    server.wait_for_line(GPU, "a socket")
     server.wait_for_line(long, "too long", "107")
-    server.wait_for_line(odd, "no name")
+    server.wait_for_line(odd, "a resource name")
     assert (folder / SOCKET).read_text() == "somebody's"
     (folder / SOCKET).unlink()
     kubelet.wait_for(GPU, healthy=8)

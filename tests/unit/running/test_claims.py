@@ -266,7 +266,7 @@ def test_nodes_of_what_documents_alone_describe(
     assert bool(leases.wants(record, (CARD,))) == bool(owners)
     other = held(gives(node("/dev/y", (240, 1)), node("/dev/z", (240, 255))), config=cards)
     if "a" in owners and 1 in minors:
-        with pytest.raises(HeldError, match=f"{CARD}=a is held by"):
+        with pytest.raises(HeldError, match=f"{CARD}=a is in use by"):
             leases.refuse(record, [other], cards.exclusive)
     else:
         leases.refuse(record, [other], cards.exclusive)

@@ -70,18 +70,18 @@ def take(
 
 
 CONFLICTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "same": (given("A"), given("A"), "=A is held by"),
-    "one of several": (given("A", "B"), given("B", "C"), "=B is held by"),
+    "same": (given("A"), given("A"), "=A is in use by"),
+    "one of several": (given("A", "B"), given("B", "C"), "=B is in use by"),
     "another": (given("A"), given("B"), ""),
     "none": (given("A"), given(), ""),
-    "a part of it": (given("A/0", parent="A"), given("A"), "=A is in parts held by"),
+    "a part of it": (given("A/0", parent="A"), given("A"), "=A is in parts in use by"),
     "the whole of it": (
         given("A"),
         given("A/0", parent="A"),
-        "=A is whole, and not in parts, held",
+        "=A is whole, and not in parts, in use",
     ),
     "the part beside": (given("A/0", parent="A"), given("A/1", parent="A"), ""),
-    "the same part": (given("A/0", parent="A"), given("A/0", parent="A"), "=A/0 is held by"),
+    "the same part": (given("A/0", parent="A"), given("A/0", parent="A"), "=A/0 is in use by"),
     "another kind": (given("A", kind=OTHER), given("A"), ""),
     "a kind that isn't exclusive": (given("A", kind=OTHER), given("A", kind=OTHER), ""),
 }
@@ -112,7 +112,7 @@ def test_devices_of_documents(
 ) -> None:
     take(state_dir, start(), documents=[f"{KIND}={theirs}", f"{OTHER}=0"])
     if refused:
-        with pytest.raises(HeldError, match=f"{KIND}={ours} is held by"):
+        with pytest.raises(HeldError, match=f"{KIND}={ours} is in use by"):
             take(state_dir, start(), documents=[f"{KIND}={ours}"])
     else:
         take(state_dir, start(), documents=[f"{KIND}={ours}"])
@@ -209,7 +209,7 @@ def test_what_cannot_be_written_down_is_refused(
     monkeypatch.setattr(records, "_users_folder", lambda: "")
     Path(state_dir).mkdir()
     Path(state_dir).chmod(0o777)
-    with pytest.raises(HeldError, match=f"that the container has {KIND}=A: the folder of"):
+    with pytest.raises(HeldError, match=f"{KIND}=A can't be written: the folder of"):
         take(state_dir, start(), given("A"))
     take(state_dir, start(), given("A"), kinds=(OTHER,))
     with (
@@ -241,7 +241,7 @@ def test_a_lock_that_somebody_keeps(
     monkeypatch.setattr(leases, "_WAIT", 0.05)
     with Path(state_dir, "containers/lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(HeldError, match=r"keeps .*/containers/lock"):
+        with pytest.raises(HeldError, match=r"has locked .*/containers/lock"):
             take(state_dir, start(), given("B"))
         take(state_dir, start(), given("B"), kinds=(OTHER,))
     take(state_dir, start(), given("C"))

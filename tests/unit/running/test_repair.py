@@ -41,7 +41,7 @@ def test_by_id_and_by_the_engines_name(names: Names, name: str, expected: Contai
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("0123456", "several"), ("po", "no running"), ("", "no running"), ("--all", "no running")],
+    [("0123456", "several"), ("po", "t a running"), ("", "t a running"), ("--all", "t a running")],
 )
 def test_names_that_mean_none_or_several(names: Names, name: str, words: str) -> None:
     with pytest.raises(ContainerError, match=rf"{words}.*as `gpuhook list` or the engine shows it"):
@@ -86,7 +86,7 @@ def test_a_gpu_that_has_another_number_now(ourselves: tuple[int, int]) -> None:
     one = recorded(os.getpid(), started, MINE)
     moved = Gpu(0, 4, "GPU-1", "00000000:1B:00.0", "H100", "9.0", "Nvidia", False, ())
     for now in (inventory(moved), [Inventory("/", "535.1", "12.2", (), (), ())]):
-        with pytest.raises(ContainerError, match="given GPU-1, which this machine has no more"):
+        with pytest.raises(ContainerError, match="given GPU-1, which this machine no longer has"):
             repair.given_devices(one, process, now)
 
 

@@ -120,7 +120,7 @@ def test_a_machine_without_devices_says_so() -> None:
     "path", ["/a b/nvidia0", "/d[0-7]/x", "/d,/dev/sda", '/"/x', "/#/x", "/a\n/x"]
 )
 def test_paths_that_slurm_would_read_otherwise(path: str) -> None:
-    with pytest.raises(ConfigError, match="can't hold the path"):
+    with pytest.raises(ConfigError, match="can't express the path"):
         text([Entry("nvidia", "h100", (path,))], "n1")
 
 

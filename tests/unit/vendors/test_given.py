@@ -138,7 +138,7 @@ def test_a_socket_that_comes_later(root: Path, lister: Lister) -> None:
     listening(folder / "socket")
     kept, [why] = usable([operation])
     assert kept == []
-    assert why.endswith("/run/other is given to containers: it holds the socket deep/socket")
+    assert why.endswith("/run/other is given to containers: it contains the socket deep/socket")
 
 
 def test_what_cannot_be_looked_at_is_not_given(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

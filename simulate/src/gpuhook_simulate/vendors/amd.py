@@ -20,7 +20,7 @@ SETTINGS = {
     "spelling": ("_", "amdgpu_xcp_1 (_) as AMD's own driver has it, amdgpu_xcp.1 (.) as Linux"),
     "ids": ("own", "unique ids: each partition's own, that of the GPU (shared), none"),
     "model": ("", "the product's name, which servers' GPUs have"),
-    "groups": ("44,105", "whose the cards are, whose render nodes and /dev/kfd are"),
+    "groups": ("44,105", "the group of the cards, and the group of render nodes and /dev/kfd"),
     "unplug": ("", "GPUs that are gone; the others keep their names"),
     "unknown": ("", "GPUs that KFD doesn't know"),
     "missing": ("", "GPUs whose nodes udev hasn't made"),

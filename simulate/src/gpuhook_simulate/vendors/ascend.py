@@ -45,7 +45,7 @@ def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
     settings = checked(settings, SETTINGS, "Ascend's simulator")
     if settings["chip"] not in CHIPS:
         raise SimulateError(
-            f"{shown(settings['chip'])} is no chip of Ascend's", f"Use one of {', '.join(CHIPS)}"
+            f"{shown(settings['chip'])} isn't an Ascend chip", f"Use one of {', '.join(CHIPS)}"
         )
     known = machines_devices()
     majors = free_majors(("devdrv-cdev", "hisi_davinci_intf"), known)

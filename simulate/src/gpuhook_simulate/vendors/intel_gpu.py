@@ -71,7 +71,7 @@ def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
     settings = checked(settings, SETTINGS, "Intel's simulator")
     if settings["driver"] not in DRIVERS:
         raise SimulateError(
-            f"{shown(settings['driver'])} is no driver of Intel's GPUs",
+            f"{shown(settings['driver'])} isn't a driver of Intel GPUs",
             f"Use {' or '.join(DRIVERS)}",
         )
     machine = _Machine(tree, settings)

@@ -157,7 +157,7 @@ def load_program(instructions: bytes, gpl: bool, what: str) -> int:
         return load(1, LOG_SIZE, ctypes.addressof(log))
     except OSError as error:
         lines = log.value.decode(errors="replace").strip().split("\n")
-        words = " / ".join(lines[-3:]) or "no word from the verifier"
+        words = " / ".join(lines[-3:]) or "the verifier said nothing"
         raise OSError(error.errno, f"{error.strerror} ({words})", what) from error
 
 

@@ -39,7 +39,7 @@ def extend(folder: str, devices: "Sequence[tuple[int, int]]") -> int:
     finally:
         os.close(fd)
     raise CgroupError(
-        f"the device programs of {folder} keep being replaced by somebody else",
+        f"the device programs of {folder} keep being replaced by another program",
         "Start the container again, and see which service manages that cgroup",
     )
 

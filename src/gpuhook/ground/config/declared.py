@@ -109,7 +109,7 @@ def _has_the_types(table: "dict[str, Any]", wrong: "Wrong") -> bool:
             good = False
     for key in table:
         if key not in FIELDS:
-            wrong(key, f"is no key of a vendor; there are {', '.join(FIELDS)}")
+            wrong(key, f"isn't a key of a vendor; the keys are {', '.join(FIELDS)}")
             good = False
     return good
 
@@ -133,7 +133,7 @@ def _is_well_formed(made: Declared, wrong: "Wrong") -> bool:
     """Tell whether all values can be what they are for, and say which can't."""
     checks: list[tuple[str, tuple[str, ...], Callable[[str], bool], str]] = [
         ("name", (made.name,), _is_name, "of small letters, digits and -"),
-        ("kind", (made.kind,), _is_cdi_kind, "a CDI kind such as maker.com/npu"),
+        ("kind", (made.kind,), _is_cdi_kind, "a CDI kind such as vendor.com/npu"),
         ("variable", (made.variable,), _is_variable, "a name such as MAKER_VISIBLE_DEVICES"),
         ("present", (made.present,), _is_proof, "a path, driver:NAME or pci:VENDOR (four digits)"),
         ("numbers", (made.numbers,), NUMBERS.__contains__, " or ".join(NUMBERS)),
@@ -151,7 +151,7 @@ def _is_well_formed(made: Declared, wrong: "Wrong") -> bool:
     for key, values, is_right, expected in checks:
         for value in values:
             if not is_right(value):
-                wrong(key, f"holds {shown(value)}, which isn't {expected}")
+                wrong(key, f"contains {shown(value)}, which isn't {expected}")
                 good = False
     return good
 

@@ -152,7 +152,7 @@ class _Reading:
         elif any(known.startswith(key + ".") for known in (*KEYS, FEATURE_PREFIX)):
             self.wrong(key, f"must be a table, not {shown(value)}")
         else:
-            self.ignore(key, WITHOUT_EFFECT.get(key, "gpuhook knows no such key"))
+            self.ignore(key, WITHOUT_EFFECT.get(key, "gpuhook doesn't know this key"))
 
     def declare(self, tables: object) -> None:
         """Set the vendors that tables declare."""
@@ -177,7 +177,7 @@ class _Reading:
             self.wrong(key, f"must be {kind}, not {shown(value)}")
             return False
         if isinstance(value, (str, list)) and any("\0" in item for item in value):
-            self.wrong(key, "holds a NUL character")
+            self.wrong(key, "contains a NUL character")
             return False
         return True
 
@@ -211,7 +211,7 @@ class _Reading:
                     self.wrong(key, f"must be an absolute path, not {shown(path)}")
         for entry in self.config.driver_roots:
             if not entry.partition("=")[2].startswith("/"):
-                problem = f"holds {shown(entry)}, which is no VENDOR=/FOLDER"
+                problem = f"contains {shown(entry)}, which isn't VENDOR=/FOLDER"
                 self.wrong("gpuhook.driver-roots", problem)
 
     def check_capabilities(self) -> None:
@@ -219,7 +219,7 @@ class _Reading:
         words = self.config.supported_driver_capabilities.split(",")
         for word in sorted({word.strip() for word in words} - {""}):
             if word not in allowed:
-                problem = f"names {shown(word)}, which is none of {', '.join(allowed)}"
+                problem = f"names {shown(word)}, which isn't one of {', '.join(allowed)}"
                 self.wrong("supported-driver-capabilities", problem)
 
     def check_kind(self) -> None:
@@ -231,7 +231,7 @@ class _Reading:
         for key in ("gpuhook.exclusive", "gpuhook.cdi-kinds-from-environment"):
             for kind in getattr(self.config, KEYS[key][0]):
                 if names.cdi_parts(kind + "=0") is None:
-                    problem = f"holds {shown(kind)}, which is no CDI kind such as nvidia.com/gpu"
+                    problem = f"contains {shown(kind)}, not a CDI kind such as nvidia.com/gpu"
                     self.wrong(key, problem)
 
     def check_words(self) -> None:
@@ -247,11 +247,11 @@ class _Reading:
             problem = f"must be {words}, not {shown(config.missing_driver)}"
             self.wrong("gpuhook.missing-driver", problem)
         if config.cuda_compat_mode not in CUDA_COMPAT_MODES:
-            reason = f"{shown(config.cuda_compat_mode)} is no such mode and counts as disabled"
+            reason = f"{shown(config.cuda_compat_mode)} isn't a mode and counts as disabled"
             self.ignore("nvidia-container-runtime.modes.legacy.cuda-compat-mode", reason)
             config.cuda_compat_mode = "disabled"
         if config.log_level not in LOG_LEVELS:
-            reason = f"{shown(config.log_level)} is no log level and counts as info"
+            reason = f"{shown(config.log_level)} isn't a log level and counts as info"
             self.ignore("nvidia-container-runtime.log-level", reason)
             config.log_level = "info"
 

@@ -130,7 +130,7 @@ class Rootfs:
             return fd
         os.close(fd)
         raise _untrusted(
-            self._outside(path), "it is no socket of root's or its folder's owner alone"
+            self._outside(path), "it isn't a socket of root's or its folder's owner alone"
         )
 
     def own_path(self, path: str) -> str:

@@ -84,7 +84,7 @@ def _open_regular(path: str, flags: int) -> int:
     if stat.S_ISREG(os.fstat(fd).st_mode):  # protects: regular-read
         return fd
     os.close(fd)
-    raise OSError(errno.EINVAL, "it is no regular file", path)
+    raise OSError(errno.EINVAL, "it isn't a regular file", path)
 
 
 def check_way(path: str) -> None:

@@ -141,7 +141,7 @@ def _skip(text: str, index: int) -> int:
 def members(text: str, start: int) -> "Iterator[tuple[str, Any, int, int]]":
     """Walk the object that begins at ``start``: key, value, and the value's place in the text.
 
-    ValueError where the text is no JSON object.
+    ValueError where the text isn't a JSON object.
     """
     index = _skip(text, start)
     if text[index : index + 1] != "{":

@@ -36,7 +36,7 @@ class Spec:
             ) from None
         if not isinstance(data, dict):
             raise SpecError(
-                f"{path} holds no JSON object",
+                f"{path} isn't a JSON object",
                 "Have the container engine write the bundle again",
             )
         self.data: dict[str, Any] = data

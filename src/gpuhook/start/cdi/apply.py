@@ -241,7 +241,7 @@ def with_numbers(node: "dict[str, Any]", host: "Host") -> "dict[str, Any]":
     except OSError as error:
         raise _bad_node(f"The device node {path} can't be looked at: {error.strerror}") from None
     if found is None:
-        raise _bad_node(f"{path} is no device node")
+        raise _bad_node(f"{path} isn't a device node")
     if kind and kind != found[0]:
         raise _bad_node(f"The device node {path} is of the type {found[0]}, not {kind}")
     numbers = {} if node.get("major") or found[0] == "p" else {"major": found[1], "minor": found[2]}

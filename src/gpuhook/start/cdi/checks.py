@@ -98,7 +98,7 @@ def _edits(edits: "dict[str, Any]") -> "Found":
 def _variables(table: "dict[str, Any]") -> "Found":
     for index, variable in enumerate(table.get("env") or ()):
         if variable.find("=") < 1:
-            yield (index,), f"{shown(variable)} is no NAME=VALUE"
+            yield (index,), f"{shown(variable)} isn't NAME=VALUE"
 
 
 def _node(node: "dict[str, Any]") -> "Found":

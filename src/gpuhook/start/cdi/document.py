@@ -111,7 +111,7 @@ class _Reader:
         """Count a value: aliases make many of few, and end at a limit, too."""
         self.count += 1
         if self.count > tree.MOST_VALUES:
-            raise tree.TreeError(node.line, f"the file holds more than {tree.MOST_VALUES} values")
+            raise tree.TreeError(node.line, f"the file has more than {tree.MOST_VALUES} values")
 
     def value(self, node: "Node", kind: "Any", path: "Path") -> "Any":
         """Return a value as its field wants it, None where it holds null or can't be used."""
@@ -156,7 +156,7 @@ class _Reader:
             place = (*path, text)
             name = text if any_name else folded.get(_folded(text))
             if name is None:
-                self.wrong(key, f"{spelled(place)} is no field that CDI knows", place)
+                self.wrong(key, f"{spelled(place)} isn't a field that CDI knows", place)
             elif name in found:
                 self.wrong(key, f"{spelled((*path, name))} comes twice", (*path, name))
             else:

@@ -204,7 +204,7 @@ def _nothing(vendor: "Vendor", reasons: list[str]) -> NoDeviceError:
     because = f": {'; '.join(reasons)}" if reasons else ""
     return NoDeviceError(
         f"This machine has no {vendor.names.ANY_NOUN} that a CDI document could name{because}",
-        "Look at `gpuhook info` and `gpuhook doctor`; an older document is as it was",
+        "Look at `gpuhook info` and `gpuhook doctor`; an older document is unchanged",
     )
 
 

@@ -97,6 +97,6 @@ def _check(names: list[str], key: str) -> None:
     for name in names:
         if cdi_parts(name) is None:
             raise CdiError(
-                f"The annotation {shown(key)} names {shown(name)}, which is no CDI device",
+                f"The annotation {shown(key)} names {shown(name)}, which isn't a CDI device",
                 "Give names such as vendor.com/class=device, with commas and no blanks between",
             )

@@ -112,10 +112,10 @@ def read(data: bytes) -> Node | None:
     except yaml.reader.ReaderError as error:
         line = data.count(b"\n", 0, error.position) + 1
         raise TreeError(
-            line, f"the file holds a character that YAML hasn't: {error.reason}"
+            line, f"the file has a character that YAML doesn't allow: {error.reason}"
         ) from None
     except (ValueError, OverflowError):  # from an escape such as \UFFFFFFFF
-        raise TreeError(None, "the file holds a character that there isn't") from None
+        raise TreeError(None, "the file has a character that doesn't exist") from None
 
 
 class _Builder:
@@ -146,14 +146,14 @@ class _Builder:
         line = event.start_mark.line + 1 if event.start_mark is not None else 1
         self.count += 1
         if self.count > MOST_VALUES:
-            raise TreeError(line, f"the file holds more than {MOST_VALUES} values")
+            raise TreeError(line, f"the file has more than {MOST_VALUES} values")
         if isinstance(event, yaml.AliasEvent):
             return self.alias(event.anchor or "", line)
         if isinstance(event, yaml.ScalarEvent):
             node = Node(line, event.value, event.tag or "")
             node.plain = event.implicit[0]
             if _SURROGATE.search(event.value):
-                raise TreeError(line, "the file holds half a character, as \\ud83d in JSON is")
+                raise TreeError(line, "the file has half a character, as \\ud83d in JSON is")
         else:
             node = Node(line)
             node.is_table = isinstance(event, yaml.MappingStartEvent)
@@ -168,7 +168,7 @@ class _Builder:
         if node is None:
             raise TreeError(line, f"*{anchor} refers to nothing above it")
         if not node.whole:
-            raise TreeError(line, f"*{anchor} stands inside of itself")
+            raise TreeError(line, f"*{anchor} is inside itself")
         return node
 
 

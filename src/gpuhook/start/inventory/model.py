@@ -37,7 +37,7 @@ class Node(Record):
 
     @classmethod
     def of(cls, path: str, status: os.stat_result | None, inside: str = "") -> "Self | None":
-        """Return the node with that path and status, None if it is no character device."""
+        """Return the node with that path and status, None if it isn't a character device."""
         if status is None or not stat.S_ISCHR(status.st_mode):
             return None
         numbers = os.major(status.st_rdev), os.minor(status.st_rdev)

@@ -239,7 +239,7 @@ class _Search:
             raise UnknownDeviceError(
                 f"{shown(wanted)} is the beginning of {len(uuids)} UUIDs: "
                 f"{listed(uuids, _MOST_NAMES)}",
-                "Write as much of the UUID as tells them apart",
+                "Write enough of the UUID to tell them apart",
             )
         return [device for device, _ in found]
 

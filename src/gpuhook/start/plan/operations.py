@@ -220,7 +220,7 @@ def _refuse_socket(fd: int, path: str) -> None:
     socket = find_socket(fd) if stat.S_ISDIR(mode) else ""
     if socket or stat.S_ISSOCK(mode):  # protects: mounted-socket
         os.close(fd)
-        why = f"it holds the socket {socket}" if socket else "it is a socket"
+        why = f"it contains the socket {socket}" if socket else "it is a socket"
         raise _SocketError(
             f"Nothing of {path} is given to containers: {why}",
             "Name the files that containers need",

@@ -51,7 +51,7 @@ def refuse(
 
 def _refusal(what: str, kind: str, other: "dict[str, Any]") -> HeldError:
     return HeldError(
-        f"{what} held by {holder(other)}, and {kind} is exclusive here",
+        f"{what} in use by {holder(other)}, and {kind} is exclusive here",
         "Stop that container, or ask for another device; `gpuhook list` shows who has which",
     )
 
@@ -146,7 +146,8 @@ class Lock:
         os.close(self._fd)
         path = os.readlink(f"/proc/self/fd/{self._folder}")
         raise HeldError(
-            f"Another process keeps {path}/{LOCK}, so nobody can say who has which device",
+            f"Another process has locked {path}/{LOCK}, so it isn't known which "
+            "container has which device",
             "End that process (`lslocks` names it), and start the container again",
         )
 

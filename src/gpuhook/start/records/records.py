@@ -267,7 +267,7 @@ def _no_lease(device: str, why: str, error: OSError | None = None) -> HeldError:
     remedy = "Name a state-dir in [gpuhook] that is a folder of the user who runs gpuhook alone"
     if error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "Make room on the filesystem of the state-dir, and start the container again"
-    return HeldError(f"It can't be written down that the container has {device}: {why}", remedy)
+    return HeldError(f"The record that the container has {device} can't be written: {why}", remedy)
 
 
 def first_process() -> tuple[int, int]:

@@ -492,8 +492,8 @@ def check_kinds(request: Request, known: "Iterable[ModuleType]", config: "Config
             continue
         where = "annotations name" if request.source == "annotations" else "environment names"
         error = RequestError(
-            f"The container's {where} {shown(name)}, and {shown(kind)} is no kind of CDI devices "
-            "that gpuhook serves itself or cdi-kinds-from-environment in [gpuhook] has",
+            f"The container's {where} {shown(name)}, and {shown(kind)} isn't a kind of CDI "
+            "devices that gpuhook serves itself or cdi-kinds-from-environment in [gpuhook] lists",
             "Add the kind there if every image may have such devices, or have the engine give the "
             f"device (--device {shown(name)})",
         )

@@ -40,7 +40,7 @@ class MountRequests:
             elif name.startswith("cdi/"):
                 qualified = _qualified(name[4:])
                 if qualified is None:
-                    skipped[f"{shown(destination)} holds no vendor/class/device"] = None
+                    skipped[f"{shown(destination)} isn't vendor/class/device"] = None
                 else:
                     devices[qualified] = None
             else:

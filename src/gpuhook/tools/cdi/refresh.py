@@ -204,7 +204,7 @@ def _change(path: str, text: str | None) -> Change:
         if text is None:
             return Change(path, old, old)
         raise CdiError(
-            f"{path} is there and isn't gpuhook's",
+            f"{path} exists and isn't gpuhook's",
             "Remove it or move it away, and run gpuhook cdi refresh",
         )
     return Change(path, old, None if text is None else text.encode())
@@ -230,7 +230,7 @@ def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
         except GpuhookError as error:
             report.fail(names.KIND, error)
     for path, kind in _ours_in(found, but=paths).items():
-        unknown = NoDriverError(f"gpuhook knows no devices of the kind {kind} any more", "")
+        unknown = NoDriverError(f"gpuhook doesn't know devices of the kind {kind} any more", "")
         wanted.append(Wanted(_change(path, None), kind, unknown))
     return wanted
 
@@ -257,7 +257,7 @@ def _carry_out(wanted: Wanted, report: Report) -> None:
     if writing.write(change.path, (change.new or b"").decode()):
         report.done.append(written(made, change.path))
     else:
-        report.said.append(f"{change.path} is as it should be")
+        report.said.append(f"{change.path}: unchanged")
     report.documents[change.path] = made.document["cdiVersion"]
     report.warnings += others(change.path, wanted.kind)
 

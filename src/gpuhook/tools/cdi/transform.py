@@ -31,7 +31,7 @@ def mover(old: str, new: str) -> "Move":
     for folder in (old, new):
         if not folder.startswith("/"):
             raise CdiError(
-                f"{shown(folder)} is no absolute path", "Give --from and --to whole paths"
+                f"{shown(folder)} isn't an absolute path", "Give --from and --to whole paths"
             )
     old, new = old.rstrip("/"), new.rstrip("/")
 

@@ -37,7 +37,7 @@ def wanted(command: str, state: str, prefix: str) -> tuple[list[Change], list[st
         path = below(prefix, f"{folder}/{name}")
         change = Change(path, read(path), (_HEADER + text).encode())
         if change.old is not None and not _is_ours(change.old):
-            warnings.append(f"{path} is there and isn't gpuhook's: it stays as it is")
+            warnings.append(f"{path} exists and isn't gpuhook's: it is left alone")
         else:
             changes.append(change)
     return changes, warnings

@@ -73,7 +73,7 @@ def write(path: str, text: str, mode: int = MODE) -> bool:
         host_files.replace(path, data, mode)  # protects: document-whole
     except OSError as error:
         raise CdiError(
-            f"{path} can't be written: {error.strerror}; what was there is as it was",
+            f"{path} can't be written: {error.strerror}; what was there is unchanged",
             host_files.remedy(error, "Run this as root, and see that this disk can be written to"),
         ) from None
     return True

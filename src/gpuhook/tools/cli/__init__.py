@@ -26,12 +26,12 @@ _COMMANDS = {
     "doctor": ("gpuhook.tools.cli.doctor", "Check everything and say what to do about it."),
     "driver-folder": (
         "gpuhook.tools.cli.driver_folder",
-        "Put the driver into one folder, for runtimes that know no GPUs.",
+        "Put the driver into one folder, for runtimes without GPU support.",
     ),
     "explain": ("gpuhook.tools.cli.explain", "Show what a container would get, and why."),
     "files": ("gpuhook.tools.cli.files", "Print a file that comes along: a page, a unit."),
     "help": ("gpuhook.tools.cli.help", "Show what a command does."),
-    "install": ("gpuhook.tools.cli.install", "Tell container engines about gpu-py."),
+    "install": ("gpuhook.tools.cli.install", "Set up container engines to use gpu-py."),
     "info": ("gpuhook.tools.cli.info", "Show the driver and the GPUs of this machine."),
     "list": ("gpuhook.tools.cli.list", "Show the GPUs and which container has which."),
     "metrics": (
@@ -41,12 +41,12 @@ _COMMANDS = {
     "repair": ("gpuhook.tools.cli.repair", "Give back GPUs to running containers that lost them."),
     "refresh": (
         "gpuhook.tools.cli.refresh",
-        "Save what the machine has, ahead of container starts.",
+        "Save what the machine has, before containers start.",
     ),
     "uninstall": ("gpuhook.tools.cli.uninstall", "Take back what install did."),
     "runtime": (
         "gpuhook.tools.cli.runtime",
-        "Do what install does, by the names that it has in nvidia-ctk.",
+        "Do what install does, with the options of nvidia-ctk.",
     ),
     "simulate": (
         "gpuhook.tools.cli.simulate",

@@ -162,7 +162,7 @@ def _without_cdi(found: dict[str, str | None]) -> Iterable[str]:
         if version is not None and versions.highest(engine, version) is None:
             first = versions.ENGINES[engine][0][0]
             yield (
-                f"{engine} {version} knows no CDI, which came with {first}: there, only gpu-py "
+                f"{engine} {version} doesn't know CDI, which came with {first}: there, only gpu-py "
                 "gives GPUs; run this again after an upgrade"
             )
 

@@ -40,10 +40,10 @@ def absolute(path: str | None) -> str | None:
 def checked_program(path: str, prefix: str) -> str:
     """Return the path of a program that an engine is to start; EngineError if it can't be."""
     if not os.path.isabs(path):
-        raise EngineError(f"{path} is no absolute path", "Give the whole path of the program")
+        raise EngineError(f"{path} isn't an absolute path", "Give the whole path of the program")
     if not prefix and not os.access(path, os.X_OK):
         raise EngineError(
-            f"{path} is no program that can be started", "Check the path, or reinstall gpuhook"
+            f"{path} isn't a program that can be started", "Check the path, or reinstall gpuhook"
         )
     return path
 

@@ -31,8 +31,8 @@ _HEADINGS = {
     "spec": "What gpu-py writes into config.json (mode spec), in order:",
 }
 
-_UNDONE = "What is left undone, because config.json has no words for it:"
-_UNDONE_ALONE = "What is left undone, because only the runtime gpu-py can do it:"
+_UNDONE = "Left undone, because config.json can't express it:"
+_UNDONE_ALONE = "Left undone, because only the runtime gpu-py can do it:"
 
 
 # Where glibc's loader is, or would be where a layer has no link to it (x86-64, 64-bit ARM).

@@ -32,7 +32,7 @@ class Seconds(click.types.FloatParamType):
             seconds = math.nan
         if not self._least <= seconds <= self._most:  # so is nan
             limits = f"{self._least:g} to {self._most:g}"
-            self.fail(f"{shown(str(value))} is no number of seconds from {limits}.", param, ctx)
+            self.fail(f"{shown(str(value))} isn't a number of seconds from {limits}.", param, ctx)
         return seconds
 
 

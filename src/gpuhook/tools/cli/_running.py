@@ -56,11 +56,12 @@ def look(word: str, explanation: Explanation, config_path: str | None) -> Spec |
         )
         rows.append(Row("Started by", text, "poor"))
     if strange and spec is not None:
-        rows.append(Row(f"With {names.RUNTIME}", f"what follows, by {found.bundle}/config.json"))
+        text = f"see below, from {found.bundle}/config.json"
+        rows.append(Row(f"With {names.RUNTIME}", text))
     elif spec is None:
-        rows.append(Row("Given now", "isn't known: its config.json isn't found", "poor"))
+        rows.append(Row("Devices now", "isn't known: its config.json isn't found", "poor"))
     else:
-        rows.append(Row("Given now", f"what follows, by {found.bundle}/config.json"))
+        rows.append(Row("Devices now", f"see below, from {found.bundle}/config.json"))
     return spec
 
 
@@ -154,7 +155,7 @@ def _lost(holder: Container, inventories: Collection[Inventory]) -> tuple[list[s
     gone = repair.moved(holder, inventories)
     if not gone:
         return [], ""
-    return gone, f"{listed(gone, _NAMED)}: this machine has it no more, or under another number"
+    return gone, f"{listed(gone, _NAMED)}: no longer on this machine, or there under another number"
 
 
 def _to_json(found: Found, missing: list[str], gone: list[str]) -> dict[str, Any]:

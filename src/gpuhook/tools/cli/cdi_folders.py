@@ -38,7 +38,7 @@ def _folders_option(command: Callable[..., None]) -> Callable[..., None]:
 def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: str) -> None:
     """Show the names that engines know, and the file that each one comes from.
 
-    Also says which names two files contend for, and which files engines don't take, and why.
+    Also says which names are in two files, and which files engines don't read, and why.
     """
     chosen = spec_dirs or load(config_path).cdi_spec_dirs
     found = folders.look(chosen)
@@ -62,7 +62,7 @@ def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: st
         rows = [(each.name, each.file) for each in devices]
         _screen.show(_screen.table(("NAME", "FILE"), rows))
     else:
-        click.echo(f"There is no CDI device in {printable(', '.join(chosen))}.")
+        click.echo(f"There are no CDI devices in {printable(', '.join(chosen))}.")
     _report([*map(str, found.errors), *_conflicts(found)], found)
     _report_refresh()
 
@@ -90,8 +90,8 @@ def _report_refresh() -> None:
 def validate(files: tuple[str, ...], spec_dirs: tuple[str, ...], config_path: str | None) -> None:
     """Check CDI documents; exit with status 1 if engines refuse anything in them.
 
-    Without FILE all documents are checked that are in the folders, and that no two of them
-    contend for a name.
+    Without FILE, all documents in the folders are checked, and that no two of them have the
+    same name.
     """
     if files and spec_dirs:
         raise click.UsageError("Name files, or folders with --spec-dir, but not both.")
@@ -123,7 +123,7 @@ def _examine(file: str, found: Found) -> None:
 
 def _conflicts(found: Found) -> list[str]:
     return [
-        f"{name} is in {' and '.join(files)}, and is taken from none of them"
+        f"{name} is in {' and '.join(files)}, so none of these files counts for it"
         for name, files in sorted(found.conflicts.items())
     ]
 

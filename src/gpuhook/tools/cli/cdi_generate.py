@@ -111,7 +111,7 @@ def generate(
     if place.is_file and len(made) > 1:
         found = [each.document["kind"] for each in made]
         raise CdiError(
-            f"One file can't hold the devices of several kinds ({listed(found)})",
+            f"One file can't describe the devices of several kinds ({listed(found)})",
             "Name a folder with --output, or one of them with --kind",
         )
     for each in made:
@@ -128,7 +128,7 @@ def _sources(
 
     DriverError where there is nothing.
     """
-    hook = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs lie together")
+    hook = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs are in one folder")
 
     def look(vendor: contract.Vendor) -> Source:
         return refreshing.look(vendor, config, hook, save=save)
@@ -137,7 +137,7 @@ def _sources(
     unknown = [kind for kind in kinds if kind not in known]
     if unknown:
         raise CdiError(
-            f"gpuhook knows no devices of the kind {shown(unknown[0])}",
+            f"gpuhook doesn't know devices of the kind {shown(unknown[0])}",
             f"Name one of {listed([*known])} with --kind",
         )
     if kinds:
@@ -170,7 +170,7 @@ def _deliver(made: Generated, place: Place, *, dry_run: bool) -> None:
     if writing.write(path, text):
         click.echo(refreshing.written(made, path))
     else:
-        click.echo(f"{path} is as it should be")
+        click.echo(f"{path}: unchanged")
     for warning in refreshing.others(path, made.document["kind"]):
         shared.warn(warning)
 
@@ -223,7 +223,7 @@ def root(old: str, new: str, relative_to: str, source: str, output: str) -> None
     if writing.write(os.path.abspath(output), text, mode):
         click.echo(f"wrote {os.path.abspath(output)}")
     else:
-        click.echo(f"{os.path.abspath(output)} is as it should be")
+        click.echo(f"{os.path.abspath(output)}: unchanged")
 
 
 def _read(source: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _NOTHING = (
         "gpuhook cdi refresh": "Write the documents again after MIG devices were made or removed",
     },
 )
-@click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
+@click.option("--prefix", metavar="DIR", default="", help="A folder to use as /.")
 @click.option("--state-dir", metavar="DIR", help="Where install has remembered what to keep.")
 def refresh(prefix: str, state_dir: str | None) -> None:
     """Bring the documents that ``gpuhook install --cdi`` keeps up to date.

@@ -123,7 +123,7 @@ def validate(file: str | None, path: str | None) -> None:
 )
 @_FILE
 @click.option(
-    "--list-separator", default=":", help="What stands between a list's elements.  [default: :]"
+    "--list-separator", default=":", help="What separates a list's elements.  [default: :]"
 )
 @click.option("--dry-run", is_flag=True, help="Print the changed file and write nothing.")
 def set_(

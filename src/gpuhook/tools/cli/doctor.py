@@ -35,7 +35,7 @@ _WIDTH = 9  # of the column with the statuses
     "--report",
     "report_path",
     metavar="FILE",
-    help="Also write a tar.gz for bug reports; it holds no environment values.",
+    help="Also write a tar.gz for bug reports; it has no environment values.",
 )
 @config_option
 @format_option
@@ -115,7 +115,7 @@ def _print_summary(examination: Examination) -> None:
     click.echo()
     if examination.skipped:
         checks = _number(len(examination.skipped), "check")
-        again = "run the doctor again when that is mended"
+        again = "run the doctor again when that is fixed"
         show(text(f"{checks} skipped, which would find the same: {again}."))
     ranks = (Status.NOTE, Status.WARNING, Status.FAILURE)
     rest = ", ".join(_number(counts[status], status.value) for status in ranks)

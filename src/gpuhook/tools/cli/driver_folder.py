@@ -1,4 +1,4 @@
-"""gpuhook driver-folder: the driver in one folder, for runtimes that know no GPUs."""
+"""gpuhook driver-folder: the driver in one folder, for runtimes without GPU support."""
 
 import sys
 
@@ -76,6 +76,6 @@ def _remove(directory: str) -> None:
     click.echo(f"{directory}: removed")
     if stay:
         click.echo(
-            f"Running containers may still use what it held ({stay} of that kind): run this again "
+            f"Running containers may still use its content ({stay} of that kind): run this again "
             "when they have ended, on the machine itself, or after a reboot"
         )

@@ -64,7 +64,7 @@ def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[tuple[str, ...],
     rest = tuple(name for name in chosen if name not in roots)
     if roots and not (rest and every):
         raise EngineError(
-            f"What {' and '.join(roots)} should know is in files of root's",
+            f"The files of {' and '.join(roots)} are root's",
             f"Run this as root: gpuhook install --engine {roots[0]}; an ordinary user can install "
             "for rootless Docker and podman",
         )
@@ -235,7 +235,7 @@ def _tell_answer(
 )
 @click.option(
     "--engine", "engines", type=click.Choice([*ENGINES, shared.ALL]), multiple=True,
-    default=[shared.ALL], show_default=True, help="A container engine to tell; may be repeated.",
+    default=[shared.ALL], show_default=True, help="A container engine to set up; may be repeated.",
 )  # fmt: skip
 @click.option(
     "--set-default/--no-set-default", default=None, help="Make gpu-py the default runtime."
@@ -266,7 +266,7 @@ def _tell_answer(
 @click.option(
     "--bin-dir", metavar="DIR", help="The folder for NVIDIA's names.  [default: /usr/local/bin]"
 )
-@click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
+@click.option("--prefix", metavar="DIR", default="", help="A folder to use as /.")
 @click.option(
     "--state-dir",
     metavar="DIR",
@@ -293,14 +293,14 @@ def install(
     dry_run: bool,
     output_format: str,
 ) -> None:
-    """Tell container engines about gpu-py.
+    """Set up container engines to use gpu-py.
 
-    What was installed before stays: options add to it, and those that begin with --no- take
-    one back (--hook none the hook). With nothing new, nothing changes. ``gpuhook uninstall``
-    takes back everything.
+    What was installed before stays: options add to it, and those that begin with --no- undo
+    one (--hook none the hook). With nothing new, nothing changes. ``gpuhook uninstall``
+    undoes everything.
 
     With --nvidia-names also docker run --gpus, devices in a compose file, ctr run --gpus and
-    whoever else calls NVIDIA's programs are served. With --cdi documents are written and kept up
+    whatever else calls NVIDIA's programs are served. With --cdi documents are written and kept up
     to date, by which engines give GPUs without gpu-py. With --swarm each device becomes a resource
     of this node, for which services ask, and gpu-py becomes the default runtime, because a
     service can't choose one.

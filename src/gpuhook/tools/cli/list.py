@@ -90,7 +90,7 @@ def _show(
         _table(("CDI DEVICE", "CONTAINER"), sorted(of_documents))
     looked_at = [titles[id(each)] for each in without_record(containers)]
     if looked_at:
-        text = f"Without a record, so told by the nodes that they have: {', '.join(looked_at)}"
+        text = f"Without a record, so recognised by their nodes: {', '.join(looked_at)}"
         click.echo(f"\n{text}")
 
 

@@ -54,7 +54,7 @@ def metrics(
 ) -> None:
     """Tell Prometheus what the devices do, and how much of them each container uses.
 
-    Runs until it is told to stop (SIGTERM, SIGINT). SIGHUP lets go of the drivers for half a
+    Runs until it is told to stop (SIGTERM, SIGINT). SIGHUP releases the drivers for half a
     minute, so that they can be updated; without requests that happens after two minutes.
     """
     from gpuhook.tools.metrics import exporter, serve  # noqa: PLC0415 - they need prometheus_client

@@ -16,17 +16,17 @@ from gpuhook.tools.vendors import survey
 @command(
     examples={
         "gpuhook refresh": "Look at the machine again after a change",
-        "gpuhook refresh --if-stale": "Do so where the saved inventory is wrong, from a timer",
+        "gpuhook refresh --if-stale": "Do so where what is saved is out of date, from a timer",
     },
 )
 @config_option
-@click.option("--if-stale", is_flag=True, help="Do nothing while the saved inventory is right.")
+@click.option("--if-stale", is_flag=True, help="Do nothing while what is saved is up to date.")
 def refresh(config_path: str | None, if_stale: bool) -> None:
-    """Save what this machine has to give, so that no container start has to ask a driver.
+    """Save which devices this machine has, so that no container start has to ask a driver.
 
     Also saves what gpu-py's launcher must know of the configuration, and makes the links in
     /dev/char that systemd needs for a container to keep its GPUs across systemctl
-    daemon-reload. Needs root. Where nobody runs this, the first container after a change
+    daemon-reload. Needs root. Without this, the first container after a change
     starts more slowly, because it asks the driver itself.
     """
     config = load(config_path)

@@ -41,7 +41,7 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
 
     For "Failed to initialize NVML: Unknown Error" in a container that worked before: systemctl
     daemon-reload or docker update has taken its device rules away. The container goes on
-    running. It gets what was written down when it was started, never more, and what was missing
+    running. It gets what was recorded when it was started, never more, and what was missing
     is named. CONTAINER is an id (or its beginning) or the engine's name for it.
     """
     from gpuhook.start.inventory.cache import get_inventory  # noqa: PLC0415

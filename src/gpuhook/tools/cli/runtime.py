@@ -37,7 +37,7 @@ def options(runtime_name: str) -> Callable[[Function], Function]:
     every: tuple[Callable[[Any], Any], ...] = (
         click.option(
             "--runtime", "engine", default="docker", show_default=True, metavar="NAME",
-            shell_complete=completing.engines, help="The engine to tell.",
+            shell_complete=completing.engines, help="The engine to set up.",
         ),
         click.option("--config", metavar="FILE", help="The engine's configuration file."),
         click.option(
@@ -82,7 +82,7 @@ def options(runtime_name: str) -> Callable[[Function], Function]:
 
 @group()
 def runtime() -> None:
-    """Do what install does, by the names that it has in nvidia-ctk."""
+    """Do what install does, with the options of nvidia-ctk."""
 
 
 @command(
@@ -98,9 +98,9 @@ def runtime() -> None:
 @options(names.RUNTIME)
 @switch("--dry-run", help="Print the changes as a diff and make none.")
 def configure(**given: Any) -> None:
-    """Tell one container engine about gpu-py, with the options of nvidia-ctk.
+    """Set up one container engine to use gpu-py, with the options of nvidia-ctk.
 
-    ``gpuhook install`` does the same and more, and ``gpuhook uninstall`` takes it back.
+    ``gpuhook install`` does the same and more, and ``gpuhook uninstall`` undoes it.
     """
     dry_run = given.pop("dry_run")
     job = job_of(**given)

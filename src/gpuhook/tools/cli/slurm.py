@@ -47,7 +47,7 @@ def slurm() -> None:
 def gres_(config_path: str | None, node: str | None, output: str) -> None:
     """Write the lines of gres.conf for the devices of this machine.
 
-    They stand in the order in which Slurm numbers them; what slurm.conf needs is a comment.
+    They are in the order in which Slurm numbers them; what slurm.conf needs is a comment.
     Run it where all devices can be opened: not in a job.
     """
     config = load(config_path)
@@ -62,7 +62,7 @@ def gres_(config_path: str | None, node: str | None, output: str) -> None:
     elif writing.write(os.path.abspath(output), text):
         click.echo(f"wrote {os.path.abspath(output)}")
     else:
-        click.echo(f"{os.path.abspath(output)} is as it should be")
+        click.echo(f"{os.path.abspath(output)}: unchanged")
     for warning in (*machine.warnings, *unknown):
         shared.warn(printable(warning))
     raise_last(machine.failed)
@@ -77,7 +77,7 @@ def _entry(owned: devices.Owned, cores: Cores, links: devices.Links) -> gres.Ent
 
 @slurm.command(
     examples={
-        "gpuhook slurm request /run/user/1000/job/bundle": "Give a bundle what the job has",
+        "gpuhook slurm request /run/user/1000/job/bundle": "Give a bundle the job's devices",
     },
 )
 @config_option

@@ -19,7 +19,7 @@ from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.store import Record
 from gpuhook.tools.host.programs import our_program
 
-_NOTHING = "gpuhook install changed nothing here: there is nothing to take back"
+_NOTHING = "gpuhook install changed nothing here: there is nothing to undo"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Chosen:
 
 @command(
     examples={
-        "gpuhook uninstall --dry-run": "Show what would be taken back",
+        "gpuhook uninstall --dry-run": "Show what would be undone",
         "gpuhook uninstall --engine docker --reload": "Have the running Docker forget gpu-py",
     },
 )
@@ -54,7 +54,7 @@ class Chosen:
     default=[shared.ALL], show_default=True, help="A container engine; may be repeated.",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="Only what belongs to this configuration file.")
-@click.option("--prefix", metavar="DIR", default="", help="A folder that stands for /.")
+@click.option("--prefix", metavar="DIR", default="", help="A folder to use as /.")
 @click.option(
     "--state-dir",
     metavar="DIR",
@@ -78,7 +78,7 @@ def uninstall(
     dry_run: bool,
     output_format: str,
 ) -> None:
-    """Take back what ``gpuhook install`` did.
+    """Undo what ``gpuhook install`` did.
 
     A file that nobody else changed becomes what it was, byte for byte; from another one only
     our settings are taken out. CDI documents that ``--cdi`` kept go with the last engine.

@@ -68,7 +68,7 @@ def _kind(key: str) -> str:
     question = similar_keys(key).lstrip()
     raise ConfigError(
         f"{shown(key)} is not a configuration key that gpuhook uses",
-        f"{question} All keys are in `gpuhook config default`; their section stands before a dot"
+        f"{question} All keys are in `gpuhook config default`; the section comes before the dot"
         if question
         else "Take one from `gpuhook config default`, with its section before a dot",
     )
@@ -132,7 +132,7 @@ def set_value(text: str, key: str, value: Value) -> str:
             _check(text, changed)
             return changed
     raise ConfigError(
-        f"The file is written in a way that {key} can't be changed in without harm",
+        f"The file is written in a way in which {key} can't be changed safely",
         "Edit it by hand and run `gpuhook config validate`",
     )
 

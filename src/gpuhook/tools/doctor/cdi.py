@@ -104,7 +104,7 @@ def _has_rootless(case: Case) -> bool:
 def _if(matters: bool, check: str, text: str, remedy: str) -> Finding:
     """Return a warning where it matters, else a remark."""
     return (
-        warning(check, text, remedy) if matters else note(check, text, f"If it matters: {remedy}")
+        warning(check, text, remedy) if matters else note(check, text, f"If needed: {remedy}")
     )
 
 

@@ -69,7 +69,7 @@ def _say(reader: Reader, check: str, text: str, remedy: str) -> Finding:
 
 
 def _switched_off(case: Case, reader: Reader) -> Finding:
-    text = f"{reader.title} takes no CDI documents: it is switched off in its configuration"
+    text = f"{reader.title} reads no CDI documents: CDI is switched off in its configuration"
     remedy = f"Run gpuhook install --cdi --engine {reader.engine}, and restart {reader.engine}"
     if reader.engine in _asked_for(case):
         return warning("cdi-engine", text, remedy)

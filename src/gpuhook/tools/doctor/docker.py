@@ -84,7 +84,7 @@ def _registered(
 def closed(engine: str, path: str) -> Finding:
     """Return what to say of an engine's file that we may not read."""
     text = f"You may not read {path}, so whether {engine} knows {names.RUNTIME} isn't known"
-    return note(f"{engine}-unseen", text, "To have it looked at: run the doctor as root")
+    return note(f"{engine}-unseen", text, "To have it checked: run the doctor as root")
 
 
 def is_gpu_py(machine: Machine, program: str) -> bool:
@@ -130,7 +130,7 @@ def _gpus_option(found: DockerInfo) -> Iterator[Finding]:
     """
     if found.process.environment is None:
         text = "Whether docker run --gpus is served isn't known: the PATH of dockerd can't be read"
-        yield note("docker-gpus-option", text, "To have it looked at: run the doctor as root")
+        yield note("docker-gpus-option", text, "To have it checked: run the doctor as root")
         return
     folders = found.process.environment.get("PATH", names.SEARCH_PATH)
     path = seen_by(found.process).which(_HOOK, folders)

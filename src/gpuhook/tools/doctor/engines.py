@@ -257,7 +257,7 @@ def _podman_hook(case: Case, path: str, needs_podman_5: bool) -> Iterator[Findin
             program = program["path"]
         is_usable = case.machine.is_program(str(program))
     except (ValueError, AttributeError, KeyError) as error:
-        text = f"{path} is no OCI hook file, and every container fails at it: {error!r}"
+        text = f"{path} isn't an OCI hook file, and every container fails because of it: {error!r}"
         yield failure("podman-hook", text, "Correct or delete the file")
         return
     if not is_usable:

@@ -23,7 +23,7 @@ from gpuhook.vendors import registry
 
 _LAUNCHERS = (names.RUNTIME, names.HOOK)
 _PATIENCE = 20.0  # seconds
-_REINSTALL = "Reinstall gpuhook, so that gpu-py and gpuhook-prestart lie in one folder"
+_REINSTALL = "Reinstall gpuhook, so that gpu-py and gpuhook-prestart are in one folder"
 
 
 def launchers(case: Case) -> Iterator[Finding]:
@@ -39,7 +39,7 @@ def launchers(case: Case) -> Iterator[Finding]:
         yield failure(
             "launcher-owner",
             f"Others than root may change {', '.join(open_to_all)}, which root runs",
-            "Take the right to write away (chmod go-w, chown root), or install elsewhere",
+            "Remove the permission to write (chmod go-w, chown root), or install elsewhere",
         )
 
 

@@ -26,7 +26,7 @@ def device_plugin(case: Case) -> Iterator[Finding]:
             f"NVIDIA's device plugin ({_FOLDER}/{others[0]}) serves this kubelet beside gpuhook's, "
             "and it heeds whichever registers last",
             "Remove NVIDIA's plugin from this node, or don't run gpuhook's there; a socket that "
-            "nobody serves goes when the kubelet is restarted",
+            "nobody serves goes away when the kubelet is restarted",
         )
     if runs and not ours and _REGISTRY in sockets:
         yield warning(

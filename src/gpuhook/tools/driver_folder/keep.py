@@ -118,7 +118,7 @@ def _facts(root: Rootfs, wanted: Content) -> Facts:
 
 def _changed(root: Rootfs, path: str) -> DriverFolderError:
     return DriverFolderError(
-        f"{root.path.rstrip('/')}{path} has changed or gone since the driver was looked at",
+        f"{root.path.rstrip('/')}{path} has changed or is gone since the driver was checked",
         "Run gpuhook refresh, and this again",
     )
 

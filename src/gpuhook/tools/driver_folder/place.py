@@ -55,7 +55,7 @@ class Place:
         if stat.S_ISDIR(status.st_mode) and (self.is_whole() or not os.listdir(self.path)):
             return
         raise DriverFolderError(
-            f"{self.path} is there and is no driver folder of gpuhook's",
+            f"{self.path} exists and isn't a driver folder of gpuhook's",
             "Choose a path where nothing is yet",
         )
 
@@ -160,7 +160,7 @@ def failure(path: str, error: OSError) -> DriverFolderError:
     """Return the error for what the kernel refused."""
     remedy = _REMEDIES.get(error.errno or 0, "Run this as root, where that folder can be changed")
     remedy = host_files.remedy(error, remedy)
-    return DriverFolderError(f"{path} can't be made as it should be: {error.strerror}", remedy)
+    return DriverFolderError(f"{path} can't be set up: {error.strerror}", remedy)
 
 
 def _is_whole(folder: str) -> bool:

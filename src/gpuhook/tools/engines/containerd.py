@@ -291,7 +291,7 @@ def _imports(source: Source, ask: Ask) -> list[str]:
     imports = source.document.get("imports", [])
     if not isinstance(imports, list) or not all(isinstance(item, str) for item in imports):
         raise EngineError(
-            f"imports in {source.path} is no list of file names",
+            f"imports in {source.path} isn't a list of file names",
             "Correct it and run this again; the file was left as it is",
         )
     folder = os.path.dirname(os.path.abspath(source.path))
@@ -348,7 +348,7 @@ def _table(document: Document, path: Path) -> Document:
         document = document.setdefault(key, {})
         if not isinstance(document, dict):
             raise EngineError(
-                f"{'.'.join(path)} in containerd's configuration is no table",
+                f"{'.'.join(path)} in containerd's configuration isn't a table",
                 "Correct it and run this again; the file was left as it is",
             )
     return document
@@ -361,7 +361,7 @@ def _owned(source: Source, ask: Ask) -> tuple[Path, ...]:
 def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> Target:
     if not os.path.isabs(path):
         raise EngineError(
-            f"The drop-in file {path} is no absolute path", "Give --drop-in-config one"
+            f"The drop-in file {path} isn't an absolute path", "Give --drop-in-config one"
         )
     head, plugin = source.cri
     document = {"version": source.version, head: {plugin: settings}}

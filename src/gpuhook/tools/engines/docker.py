@@ -222,7 +222,7 @@ def node_resources(document: Document, path: str) -> list[str]:
     value = document.get(swarm.KEY, [])
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise EngineError(
-            f'"{swarm.KEY}" in {path} is no list of strings',
+            f'"{swarm.KEY}" in {path} isn\'t a list of strings',
             "Correct it and run this again; the file was left as it is",
         )
     return value
@@ -245,7 +245,7 @@ def _table(document: Document, key: str, path: str) -> Document:
     value = document.get(key, {})
     if not isinstance(value, dict):
         raise EngineError(
-            f'"{key}" in {path} is no JSON object',
+            f'"{key}" in {path} isn\'t a JSON object',
             "Correct it and run this again; the file was left as it is",
         )
     return value

@@ -25,7 +25,7 @@ def parse(text: str, path: str) -> Document:
         ) from None
     if not isinstance(document, dict):
         raise EngineError(
-            f"{path} holds no JSON object",
+            f"{path} isn't a JSON object",
             "Correct it and run this again; the file was left as it is",
         )
     return document
@@ -55,7 +55,7 @@ def edited(text: str, wanted: Document, path: str) -> str:
         )
     except ValueError as error:
         raise EngineError(
-            f"{path} can't be edited without changing more than is meant: {error}",
+            f"{path} can't be edited without changing other parts: {error}",
             "Correct that and run this again; the file was left as it is",
         ) from None
     return made.replace("\n", newline) + (end[0] if end else "")
@@ -67,5 +67,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {json.dumps(twice)} stands in one object twice")
+        raise ValueError(f"the key {json.dumps(twice)} is in one object twice")
     return found

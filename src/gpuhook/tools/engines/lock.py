@@ -91,6 +91,6 @@ class Lock:
         os.close(fd)
         return self._error(
             f"The process {holder or '(unknown)'} has been {self._doing} for more "
-            f"than {self._patience:.0f} seconds: it holds {self._file}",
+            f"than {self._patience:.0f} seconds: it has locked {self._file}",
             "Wait until it has ended, or end it if it hangs, and run this again",
         )

@@ -240,7 +240,7 @@ class Store:
             host_files.replace(f"{place}/{_RECORD}", data, _MODE)
         except OSError as error:
             raise EngineError(
-                f"It can't be remembered in {place} how {record.path} was: {error.strerror}",
+                f"What {record.path} was can't be saved in {place}: {error.strerror}",
                 host_files.remedy(
                     error, "Run this as root, or name another folder with --state-dir"
                 ),

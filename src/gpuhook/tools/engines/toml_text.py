@@ -54,7 +54,7 @@ def edited(text: str, wanted: Document, path: str) -> str:
 
 def _refusal(path: str, why: str) -> EngineError:
     return EngineError(
-        f"{path} can't be edited without changing more than is meant: {why}",
+        f"{path} can't be edited without changing other parts: {why}",
         "Write each of its tables once, in one place, and run this again; "
         "the file was left as it is",
     )

@@ -87,14 +87,14 @@ def chosen(resource: Resource, ids: Sequence[str]) -> list[Unit]:
     if resource.single and len(ids) > 1:
         raise RequestError(
             f"A container may have one {resource.name}, and this one asks for {len(ids)}: its "
-            "devices are shared, so that more of them are no more of a device",
+            "devices are shared, so that having more of them gives no more of a device",
             f"Ask for {resource.name}: 1, or set failRequestsGreaterThanOne to false",
         )
     units = {offers[each].id: offers[each] for each in ids}
     for unit in units.values():
         if unit.reason:
             raise RequestError(
-                f"The device {unit.id} of {resource.name} can't be given away: {unit.reason}",
+                f"The device {unit.id} of {resource.name} can't be handed out: {unit.reason}",
                 "Start the pod again; it will get another one if there is one",
             )
     return [*units.values()]

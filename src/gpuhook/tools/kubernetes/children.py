@@ -72,7 +72,7 @@ class Server(Child):
         self.write()  # we may have been busy ourselves
         now = self._clock()
         if self.pid and self.wants() >= 0 and now >= self._stuck + _READING:
-            self._tell("The server reads nothing any more; it is started again")
+            self._tell("The server no longer reads; it is started again")
             self._kill()
             self._close()
             self._note_end()

@@ -67,7 +67,7 @@ class Reader:
         at = f", line {line}" if line else ""
         return ConfigError(
             f"The device plugin's file {self._path}{at}: {sentence}",
-            "Correct it; docs/kubernetes/device-plugin.md lists what it may hold",
+            "Correct it; docs/kubernetes/device-plugin.md lists what it may contain",
         )
 
     def read(self, root: tree.Node) -> None:
@@ -233,7 +233,7 @@ class Reader:
         value = self._scalar(node)
         text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
         if reference_kind(text) is None:
-            raise self.wrong(node.line, f"{shown(node.text)} is no GPU's number or UUID")
+            raise self.wrong(node.line, f"{shown(node.text)} isn't a GPU's number or UUID")
         return text
 
     # Values --------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def _bring_one(
             tell(f"removed {path}")
         return
     if is_there and not mine:
-        raise CdiError(f"{path} is there and isn't gpuhook's", "Remove it or move it away")
+        raise CdiError(f"{path} exists and isn't gpuhook's", "Remove it or move it away")
     if writing.write(path, writing.to_text(made.document, _FORMAT)):
         tell(refreshing.written(made, path))
         for warning in made.warnings:
@@ -113,7 +113,7 @@ def _made(settings: Settings, config: Config, found: Found) -> "Generated":
     from gpuhook.tools.cdi import transform  # noqa: PLC0415 - as above
     from gpuhook.tools.host.programs import our_program  # noqa: PLC0415
 
-    remedy = "Reinstall gpuhook, so that its programs lie together"
+    remedy = "Reinstall gpuhook, so that its programs are in one folder"
     hook = settings.cdi_hook_path or our_program(ours.CDI_HOOK, remedy)
     own = config.path and os.path.abspath(config.path)
     made = generate(Source(*found, config, hook, own if own != DEFAULT_PATH else None))

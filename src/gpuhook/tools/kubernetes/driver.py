@@ -33,7 +33,7 @@ def keep(
         folder = settings.driver_folder
         for inventory in inventories:
             if keep_one(config, inventory, folder):
-                tell(f"{folder} holds the files of driver {inventory.version}")
+                tell(f"{folder} has the files of driver {inventory.version}")
         return True
 
     return child.do(work, _PATIENCE, tell, "The driver folder")

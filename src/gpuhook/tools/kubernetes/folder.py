@@ -104,7 +104,7 @@ class Folder:
         """
         if not _RESOURCE.fullmatch(resource):
             raise PluginError(
-                f"{shown(resource)} is no name of a resource",
+                f"{shown(resource)} isn't a resource name",
                 "Name it like nvidia.com/gpu in the device plugin's configuration",
             )
         # A domain has no "_", so two resources never share a name.
@@ -132,7 +132,7 @@ class Folder:
         path = f"{self.path}/{name}"
         if self.identity(name) is None:
             if os.path.lexists(path):
-                raise PluginError(f"{path} is there and is no socket", "Remove it")
+                raise PluginError(f"{path} exists and isn't a socket", "Remove it")
             return
         if self._is_served(name):
             raise PluginError(

@@ -20,7 +20,7 @@ def wrong_name(name: str) -> str:
     if domain == _OWN_DOMAIN or domain.endswith(f".{_OWN_DOMAIN}"):
         return f"{_OWN_DOMAIN} is Kubernetes' own domain"
     if len(domain) > _LONGEST_DOMAIN or not _DOMAIN.fullmatch(domain):
-        return f"{shown(domain)} is no domain in small letters"
+        return f"{shown(domain)} isn't a domain in lower case"
     if len(rest) > _LONGEST:
         return f"it has more than {_LONGEST} characters after the slash"
     if not _NAME.fullmatch(rest):

@@ -87,7 +87,7 @@ OPTIONS = (
     ),
     Option(
         "imex-required", "imex_required", FLAG,
-        "Give no GPU away as long as one of these channels isn't there.", ("imex", "required"),
+        "Hand out no GPU while one of these channels is missing.", ("imex", "required"),
     ),
     Option(
         "shared-devices-allocation-policy", "shared_devices_allocation_policy", CHOICE,

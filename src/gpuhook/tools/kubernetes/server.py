@@ -29,7 +29,7 @@ try:
     import grpc
 except ImportError as missing:
     raise PluginError(
-        "The Python package grpcio isn't installed, and without it no kubelet can be spoken with",
+        "The Python package grpcio isn't installed, and speaking to a kubelet needs it",
         INSTALL,
     ) from missing
 

@@ -270,7 +270,7 @@ class Supervisor:
 
     def _hang_up(self) -> None:
         """Let go of NVML for a while, so that a driver can be unloaded, and look again."""
-        tell("SIGHUP: looking again; no driver is held open for a minute")
+        tell("SIGHUP: looking again; no driver is kept open for a minute")
         for listener in self._listeners.values():
             listener.let_go(_AWAY)
         self._look(eager=True)
@@ -422,5 +422,5 @@ def _kernel_events() -> KernelEvents | None:
     try:
         return KernelEvents(listen())  # pyroute2 takes more memory than all the rest here
     except OSError as error:
-        tell(f"The kernel's events can't be heard ({error.strerror}): changes are seen later")
+        tell(f"The kernel's events can't be received ({error.strerror}): changes are seen later")
         return None

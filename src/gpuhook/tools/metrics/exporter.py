@@ -18,7 +18,7 @@ try:
     from gpuhook.tools.metrics.text import Family, encode
 except ImportError as error:
     raise MetricsError(
-        "The Python package prometheus_client isn't installed, and without it there are no metrics",
+        "The Python package prometheus_client isn't installed, and metrics need it",
         "Install it: pip install prometheus_client, with the pip beside gpuhook, or the package "
         "python3-prometheus-client",
     ) from error

@@ -70,7 +70,7 @@ def listen(address: str) -> socket.socket:
 
 
 class Service:
-    """Answers requests until a signal says to end; SIGHUP lets go of the drivers.
+    """Answers requests until a signal says to end; SIGHUP releases the drivers.
 
     ``web`` has TLS and passwords, None for neither.
     """

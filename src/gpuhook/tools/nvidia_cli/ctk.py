@@ -93,14 +93,14 @@ def runtime() -> None:
 def configure(
     dry_run: bool, config_source: tuple[str, ...], executable_path: str | None, **given: Any
 ) -> None:
-    """Tell a container engine about gpu-py, under the name nvidia.
+    """Set up a container engine to use gpu-py, under the name nvidia.
 
-    Files that are changed are remembered, and gpuhook uninstall takes it back.
+    What is changed is remembered, and gpuhook uninstall undoes it.
     """
     for word in config_source:
         if word.partition("=")[0] not in _SOURCES:
             raise EngineError(
-                f"{shown(word)} is no source of a configuration",
+                f"{shown(word)} isn't a source of a configuration",
                 f"Give {' or '.join(_SOURCES)}, or leave --config-source out",
             )
         if word == "command":

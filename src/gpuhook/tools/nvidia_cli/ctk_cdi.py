@@ -191,7 +191,7 @@ def _strategies(words: tuple[str, ...]) -> tuple[str, ...]:
     unknown = [word for word in chosen if word not in STRATEGIES]
     if unknown:
         raise CdiError(
-            f"{shown(unknown[0])} is no way to name devices",
+            f"{shown(unknown[0])} isn't a way to name devices",
             f"Give some of {listed([*STRATEGIES])}",
         )
     return chosen
@@ -206,11 +206,11 @@ def _kind(vendor: str, device_class: str) -> str:
 
 def _hook(given: str | None) -> str:
     """Return the hook's path, as it was given if that leads to ours."""
-    ours = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs lie together")
+    ours = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs are in one folder")
     if given and os.path.realpath(given) == os.path.realpath(ours):
         return given
     if given:
-        say(f"warning: {given} is no link to {names.CDI_HOOK}: the document calls {ours}")
+        say(f"warning: {given} isn't a link to {names.CDI_HOOK}: the document calls {ours}")
     return ours
 
 
@@ -219,7 +219,7 @@ def _deliver(document: dict[str, Any], output: str, form: str | None) -> None:
     ending = next((each for each in _ENDINGS if output.endswith(each)), "")
     style = (form or ending.lstrip(".").replace("yml", "yaml") or "yaml").lower()
     if style not in writing.FORMATS:
-        raise CdiError(f"{shown(form)} is no format", "Give yaml or json")
+        raise CdiError(f"{shown(form)} isn't a format", "Give yaml or json")
     text = writing.to_text(document, style)
     if not output:
         click.echo(text, nl=False)
@@ -253,7 +253,7 @@ def list_(spec_dirs: tuple[str, ...]) -> None:
     for error in found.errors:
         say(f"warning: {error}")
     for name, files in sorted(found.conflicts.items()):
-        say(f"warning: {name} is in {' and '.join(files)}, and is taken from none of them")
+        say(f"warning: {name} is in {' and '.join(files)}, so none of these files counts for it")
     say(f"Found {len(found.devices)} CDI devices")
     for name in sorted(found.devices):
         click.echo(name)

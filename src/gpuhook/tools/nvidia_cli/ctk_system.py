@@ -100,7 +100,7 @@ def create_dev_char_symlinks(
     "--dev-root", metavar="DIR", envvar=["NVIDIA_DEV_ROOT", "DEV_ROOT"],
     help="The folder above /dev.  [default: the driver root]",
 )  # fmt: skip
-@switch("--control-devices", help="Make the nodes that are no GPU's.")
+@switch("--control-devices", help="Make the nodes that don't belong to one GPU.")
 @switch("--load-kernel-modules", help="Load the driver's modules before.")
 @_DRY_RUN
 def create_device_nodes(

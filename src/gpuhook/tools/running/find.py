@@ -43,7 +43,7 @@ def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
     called = {**dict.fromkeys([*of_containerd, *held], ""), **called}
     found = names.meant(word, called)
     if len(found) != 1:
-        what = "means several containers" if found else "is no running container"
+        what = "means several containers" if found else "isn't a running container"
         raise ContainerError(
             f"{shown(word)} {what}",
             "Use an id or a name as the engine shows it, as root unless the engine is your own",

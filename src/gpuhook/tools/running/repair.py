@@ -157,8 +157,8 @@ def _check_devices(container: Container, inventories: Iterable[Inventory]) -> No
     found = moved(container, inventories)
     if found:
         raise ContainerError(
-            f"{container.name} was given {', '.join(found)}, which this machine has no more, or "
-            "under another number",
+            f"{container.name} was given {', '.join(found)}, which this machine no longer has, or "
+            "has under another number",
             "Start it again",
         )
 
@@ -196,7 +196,7 @@ def select(words: Iterable[str], running: Collection[Container], names: Names) -
     for name in words:
         found = [each for each in running if each.name in meant(name, called)]
         if len(found) != 1:
-            what = "means several containers" if found else "is no running container with a GPU"
+            what = "means several containers" if found else "isn't a running container with a GPU"
             raise ContainerError(
                 f"{name} {what}",
                 "Use an id or name as `gpuhook list` or the engine shows it, or --all",

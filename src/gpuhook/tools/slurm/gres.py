@@ -93,7 +93,7 @@ def _line(entry: Entry, node: str, links: str) -> str:
     for path in entry.files:
         if not _PATH.fullmatch(path):
             raise ConfigError(
-                f"gres.conf can't hold the path {shown(path)}",
+                f"gres.conf can't express the path {shown(path)}",
                 "Name a driver root without blanks, brackets, commas and quotes in config.toml",
             )
     key = "MultipleFiles" if len(entry.files) > 1 else "File"

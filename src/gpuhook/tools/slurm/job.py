@@ -126,7 +126,7 @@ def _require_constraint(path: str) -> None:
         ) from None
     if not _CONSTRAIN.search(text):  # protects: slurm-constrains
         raise ConfigError(
-            f"{path} hasn't ConstrainDevices=yes, so every job may open every device, and nothing "
-            "that can be trusted says which are this one's",
+            f"{path} doesn't set ConstrainDevices=yes, so every job may open every device, and "
+            "nothing that can be trusted says which are this one's",
             "Set it, with TaskPlugin=task/cgroup in slurm.conf, and restart slurmd",
         )

@@ -63,7 +63,7 @@ def _read(root: Rootfs, path: str) -> tuple[list[str], str]:
     status = root.stat(path)
     folder = root.stat(LISTS)
     if status is None or folder is None or not stat.S_ISREG(status.st_mode):
-        return [], "it is no file"
+        return [], "it isn't a file"
     for each in (status, folder):
         ours = is_roots(each.st_uid) or each.st_uid == os.geteuid()
         if not ours or each.st_mode & 0o022:

@@ -77,7 +77,7 @@ def option_words(value: str) -> tuple[str, ...]:
     for word in words:
         if word not in (NODES_ONLY, VIRTUAL):
             raise RequestError(
-                f"{shown(word)} is no word of {OPTIONS}", f"Use some of {NODES_ONLY},{VIRTUAL}"
+                f"{shown(word)} isn't an option of {OPTIONS}", f"Use some of {NODES_ONLY},{VIRTUAL}"
             )
     return words
 

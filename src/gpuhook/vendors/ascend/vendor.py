@@ -68,7 +68,7 @@ class Ascend(Vendor):
     def warnings(self, grant: "Grant") -> list[str]:
         options, inventory = grant.request.options, grant.inventory
         unknown = [
-            f"{variables.LISTS} names the list {name}, which this machine hasn't got"
+            f"{variables.LISTS} names the list {name}, which this machine doesn't have"
             for name in (() if options.nodes_only else options.lists)
             if inventory.list_called(name) is None
         ]

@@ -67,7 +67,7 @@ class Neuron(Vendor):
         all_there = set(whole) <= set(usable)
         instead = ranges(whole) if all_there else f"one run of {ranges(usable)}"
         raise RequestError(
-            f"The Neuron devices {ranges(mine)} are no neighbours: Neuron's runtime opens all from "
+            f"The Neuron devices {ranges(mine)} aren't neighbours: Neuron's runtime opens all from "
             f"the first to the last, and fails without {ranges(absent)}",
             f"Ask for {instead}, or for each run of them in a container of its own",
         )
@@ -82,7 +82,7 @@ class Neuron(Vendor):
         if any(set(asked) <= set(each) for each in known):
             return []
         have = " or ".join(ranges(each) for each in known)
-        text = f"{CORES} names cores that the container's devices haven't: cores are counted over"
+        text = f"{CORES} names cores that its devices don't have: cores are counted over"
         return [f"{text} the whole machine, and these have {have}"]
 
 

@@ -86,7 +86,7 @@ def _unusable(options: "Options", inventory: "Inventory") -> "Iterator[tuple[str
         return  # its driver has other parts, and comes as a whole
     if "compute" in options.capabilities and inventory.node(UVM.path) is None:
         path = inventory.root.rstrip("/") + UVM.path
-        cause = f"there is no device node {path}, without which there is no CUDA"
+        cause = f"there is no device node {path}, without which CUDA doesn't work"
         remedy = (
             f"Run {MAKE_UVM} as root, which loads the module nvidia-uvm and makes the node "
             "(gpuhook refresh isn't needed then)"
@@ -105,7 +105,7 @@ def missing_libraries(
     for capability, (library, purpose, package) in _LIBRARIES.items():
         if capability in capabilities and not _has(library, files):
             branch = version.partition(".")[0]
-            cause = f"{library}.so.{version} isn't installed, without which there is no {purpose}"
+            cause = f"{library}.so.{version} isn't installed, without which {purpose} doesn't work"
             remedy = (
                 f"Install the driver's libraries of exactly version {version} ({package} on "
                 f"Debian, libnvidia-compute-{branch} on Ubuntu, nvidia-driver-cuda-libs on RHEL) "

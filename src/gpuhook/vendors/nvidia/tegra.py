@@ -74,7 +74,7 @@ def read_line(line: str) -> tuple[str, str, str]:
     kind, comma, path = (part.strip() for part in line.partition(","))
     problem = ""
     if not comma or not path:
-        problem = "is no type and path with a comma between them"
+        problem = "isn't a type and a path with a comma between them"
     elif kind not in TYPES:
         problem = "has another type than dev, dir, lib and sym"
     elif not path.startswith("/") or "\0" in path or ".." in path.split("/"):
@@ -102,7 +102,7 @@ def _text(root: "Rootfs", path: str) -> str:
     except OSError as error:
         raise DriverError(
             f"Tegra's list {path} can't be read: {error.strerror}",
-            "Install the package that it is of again, or remove it",
+            "Install its package again, or remove it",
         ) from None
     return (data or b"").decode("utf-8", "replace")
 

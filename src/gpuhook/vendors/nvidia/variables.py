@@ -173,7 +173,7 @@ def granted_capabilities(
 
 
 def _unknown(words: tuple[str, ...]) -> CapabilityError:
-    verb = "is no driver capability" if len(words) == 1 else "are no driver capabilities"
+    verb = "isn't a driver capability" if len(words) == 1 else "aren't driver capabilities"
     meant = tuple(dict.fromkeys(guess for word in words if (guess := _meant(word))))
     hint = f" (did you mean {','.join(meant)}?)" if meant else ""
     return CapabilityError(

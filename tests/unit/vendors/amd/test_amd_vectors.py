@@ -291,7 +291,7 @@ def test_leases(case: Case, tmp_path: Path) -> None:
     if given.get("release"):  # what others have isn't free by that
         wanted = lease(found, "1", "new")
     if expected.get("error"):
-        with pytest.raises(HeldError, match="is held by the container container_1"):
+        with pytest.raises(HeldError, match="is in use by the container container_1"):
             leases.refuse(wanted, held, kinds)
     else:
         leases.refuse(wanted, held, kinds)

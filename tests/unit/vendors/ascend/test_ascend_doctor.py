@@ -94,7 +94,7 @@ def test_lists_that_are_wrong(examine: Examine, place: Path) -> None:
         ("910B", '{"version":"2.0"}', "is of version 2.0, which is not for Ascend 910B"),
         ("950", '{"version":"1.0"}', "is of version 1.0, which is not for Ascend 950"),
         ("950", '{"version":"2.0"}', ""),
-        ("950", "no", "is no JSON"),
+        ("950", "no", "isn't JSON"),
     ],
 )
 def test_the_topology(examine: Examine, place: Path, chip: str, text: str, words: str) -> None:

@@ -109,7 +109,7 @@ def test_sockets_are_not_given(made: Machine, monkeypatch: pytest.MonkeyPatch) -
         made.write(BASE, "/srv/engine\n/srv/engine/own.sock\n/usr/local/dcmi\n")
         found = find(made)
     assert given(found) == ["/usr/local/dcmi"]
-    assert "which holds the socket own.sock" in refused(found)[0]
+    assert "which contains the socket own.sock" in refused(found)[0]
     assert "which is neither a file nor a folder" in refused(found)[1]
 
 
@@ -160,7 +160,7 @@ def test_a_list_that_is_none(made: Machine) -> None:
     assert problems == {
         "base": "",
         "bytes": "it can't be read (UnicodeDecodeError)",
-        "odd": "it is no file",
+        "odd": "it isn't a file",
     }
 
 

@@ -13,7 +13,7 @@ from gpuhook_simulate.vendors.ascend import CHIPS as SIMULATED
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"colour": "red"}, "has no setting 'colour'"), ({"chip": "9"}, "'9' is no chip")],
+    [({"colour": "red"}, "has no setting 'colour'"), ({"chip": "9"}, "'9' isn't an Ascend chip")],
 )
 def test_what_it_refuses(tmp_path: Path, settings: dict[str, str], message: str) -> None:
     with pytest.raises(SimulateError, match=message):

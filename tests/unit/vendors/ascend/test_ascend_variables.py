@@ -51,7 +51,7 @@ def test_options_are_read() -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("ASCEND_RUNTIME_OPTIONS=NODRIVER", "'NODRIVER' is no word of ASCEND_RUNTIME_OPTIONS"),
+        ("ASCEND_RUNTIME_OPTIONS=NODRIVER", "'NODRIVER' isn't an option of ASCEND_RUNTIME_OPTIONS"),
         ("ASCEND_RUNTIME_OPTIONS=" + "a" * 129, "has 129 characters"),
         ("ASCEND_RUNTIME_MOUNTS=../../etc/shadow", "can't be the name of a list"),
         ("ASCEND_RUNTIME_MOUNTS=/etc/x", "can't be the name of a list"),

@@ -287,7 +287,7 @@ def test_a_gpu_without_its_driver(examine: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"colour": "red"}, "has no setting 'colour'"), ({"driver": "nouveau"}, "is no driver of")],
+    [({"colour": "red"}, "has no setting 'colour'"), ({"driver": "nouveau"}, "isn't a driver of")],
 )
 def test_what_the_simulator_refuses(tmp_path: Path, settings: dict[str, str], message: str) -> None:
     with pytest.raises(SimulateError, match=message):

@@ -132,7 +132,7 @@ def test_neighbours(case: dict[str, Any], trn1: AnyInventory) -> None:
     if case["expected"]["contiguous"]:
         assert resolved(trn1, asked).ids
         return
-    with pytest.raises(RequestError, match="are no neighbours: Neuron's runtime opens all from"):
+    with pytest.raises(RequestError, match="aren't neighbours: Neuron's runtime opens all from"):
         resolved(trn1, asked)
 
 
@@ -263,5 +263,5 @@ def test_a_document(trn1: AnyInventory, tmp_path: Path) -> None:
     found = generate(Source(VENDOR, gap, Config(), "/hook"), ("index",))
     assert [each["name"] for each in found.document["devices"]] == ["0", "2", "3"]
     assert (
-        "There is no device all: The Neuron devices 0, 2-3 are no neighbours" in found.warnings[0]
+        "There is no device all: The Neuron devices 0, 2-3 aren't neighbours" in found.warnings[0]
     )

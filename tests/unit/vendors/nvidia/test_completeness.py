@@ -51,19 +51,19 @@ REFUSED = {
     "no uvm": (
         "/dev/nvidia-uvm",
         "compute",
-        "there is no device node /dev/nvidia-uvm, without which there is no CUDA",
+        "there is no device node /dev/nvidia-uvm, without which CUDA doesn't work",
         "nvidia-modprobe -u -c=0",
     ),
     "no libcuda": (
         "libcuda.so",
         "compute",
-        f"libcuda.so.{VERSION} isn't installed, without which there is no CUDA",
+        f"libcuda.so.{VERSION} isn't installed, without which CUDA doesn't work",
         "(libcuda1 on Debian, libnvidia-compute-580 on Ubuntu, nvidia-driver-cuda-libs on RHEL)",
     ),
     "no NVML": (
         "libnvidia-ml.so",
         "utility",
-        f"libnvidia-ml.so.{VERSION} isn't installed, without which there is no nvidia-smi",
+        f"libnvidia-ml.so.{VERSION} isn't installed, without which nvidia-smi doesn't work",
         f"Install the driver's libraries of exactly version {VERSION} (libnvidia-ml1 on Debian, ",
     ),
 }

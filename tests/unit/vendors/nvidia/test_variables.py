@@ -95,7 +95,7 @@ def test_an_unknown_word_is_named_and_corrected(value: str, hint: str) -> None:
         granted(value, "compute,utility")
     word = next(word for word in value.split(",") if word != "compute")
     assert ascii(word[:48]) in caught.value.cause
-    assert "is no driver capability: there are compat32, compute, " in caught.value.cause
+    assert "isn't a driver capability: there are compat32, compute, " in caught.value.cause
     assert caught.value.remedy == f"Correct NVIDIA_DRIVER_CAPABILITIES{hint}"
     assert caught.value.code == "unsupported-capability"
 
@@ -103,7 +103,7 @@ def test_an_unknown_word_is_named_and_corrected(value: str, hint: str) -> None:
 def test_several_unknown_words() -> None:
     with pytest.raises(CapabilityError) as caught:
         granted("utlity,compte,x")
-    assert "'compte', 'utlity', 'x' are no driver capabilities" in caught.value.cause
+    assert "'compte', 'utlity', 'x' aren't driver capabilities" in caught.value.cause
     assert "did you mean compute,utility?" in caught.value.remedy
 
 

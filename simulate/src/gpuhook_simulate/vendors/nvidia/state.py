@@ -94,7 +94,7 @@ def load(root: str) -> State:
         return State(_options(data["options"]), data["driver_version"], data["library_dir"])
     except (OSError, ValueError, KeyError, TypeError):
         raise SimulateError(
-            f"{root} holds no simulated machine of NVIDIA's that can be changed",
+            f"{root} has no simulated NVIDIA machine that can be changed",
             "Build it with gpuhook simulate DIR --gpus N first",
         ) from None
 

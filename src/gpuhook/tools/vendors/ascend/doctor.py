@@ -64,7 +64,7 @@ def _topology(inventory: Inventory) -> Iterator[Finding]:
         with Rootfs(inventory.root) as root:
             data = jsontext.loads((root.read_file(path, _SMALL) or b"{}").decode())
     except (OSError, ValueError):
-        yield warning("ascend-topology", f"{path} is no JSON", "Make it again with Huawei's tool")
+        yield warning("ascend-topology", f"{path} isn't JSON", "Make it again with Huawei's tool")
         return
     version = data.get("version") if isinstance(data, dict) else None
     chips = {device.model for device in inventory.devices}

@@ -24,7 +24,7 @@ def test_a_loaded_module_is_told_with_its_version(tree: Tree) -> None:
     ("files", "words"),
     [
         ({"/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n"}, "kernel module isn't loaded"),
-        ({"/sys/module/nouveau/initstate": "live\n"}, "nouveau holds the GPU"),
+        ({"/sys/module/nouveau/initstate": "live\n"}, "nouveau is using the GPU"),
     ],
 )
 def test_why_no_module_is_loaded(tree: Tree, files: dict[str, str], words: str) -> None:

@@ -36,7 +36,7 @@ def test_nodes_with_other_numbers_and_files_in_their_place(tree: Tree) -> None:
     tree.write("/dev/nvidia0")
     message = said(nodes.device_nodes(tree.case))["device-nodes"][1]
     assert "/dev/nvidiactl is 1:3 and should be 195:255" in message
-    assert "/dev/nvidia0 is no character device" in message
+    assert "/dev/nvidia0 isn't a character device" in message
 
 
 def test_uvm_without_its_module(tree: Tree) -> None:

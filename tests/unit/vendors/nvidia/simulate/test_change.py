@@ -161,7 +161,7 @@ def test_there_is_no_such_gpu(root: Path, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"options": {"failure": 3}}'])
 def test_what_was_built_is_not_known(root: Path, content: str) -> None:
     (root / "simulate/built.json").write_text(content)
-    with pytest.raises(SimulateError, match="holds no simulated machine"):
+    with pytest.raises(SimulateError, match="has no simulated NVIDIA machine"):
         change(str(root))
 
 

@@ -220,7 +220,7 @@ def test_xids_that_make_no_sense(root: Path, xid: int, device: str, words: str) 
 
 
 def test_no_simulated_machine(tmp_path: Path) -> None:
-    with pytest.raises(SimulateError, match="holds no simulated machine"):
+    with pytest.raises(SimulateError, match="has no simulated NVIDIA machine"):
         report_xid(str(tmp_path), 79, "0")
 
 

@@ -56,7 +56,7 @@ def driver_loaded(case: Case) -> Iterator[Finding]:
     elif case.machine.exists("/sys/module/nouveau"):
         yield failure(
             "driver-loaded",
-            "The NVIDIA kernel module isn't loaded, and nouveau holds the GPU",
+            "The NVIDIA kernel module isn't loaded, and nouveau is using the GPU",
             "Blacklist nouveau, rebuild the initramfs and reboot",
         )
     elif is_elsewhere(case):

@@ -35,7 +35,7 @@ def device_nodes(case: Case) -> Iterator[Finding]:
         yield from _node_modes(case, list(wrong))
     elif problems == [f"{UVM.path} {wrong[UVM.path]}"]:
         remedy = f"Run {MAKE_UVM} as root, and have a boot service do so"
-        yield failure("device-uvm", f"{problems[0]}, and so there is no CUDA", remedy)
+        yield failure("device-uvm", f"{problems[0]}, so CUDA doesn't work", remedy)
     else:
         remedy = f"Run nvidia-smi and {MAKE_UVM} as root, and have a boot service do so"
         yield failure("device-nodes", "; ".join(problems), remedy)
@@ -79,7 +79,7 @@ def _node_problem(case: Case, path: str, expected: tuple[int, int] | None) -> st
     if status is None:
         return "is missing"
     if not stat.S_ISCHR(status.st_mode):
-        return "is no character device"
+        return "isn't a character device"
     found = (os.major(status.st_rdev), os.minor(status.st_rdev))
     if found != expected:
         return f"is {found[0]}:{found[1]} and should be {expected[0]}:{expected[1]}"

@@ -90,7 +90,7 @@ def _list_findings(
     if untrusted:
         yield warning(
             "tegra-owners",
-            f"Others than root can write {listed(untrusted)}, which so don't count",
+            f"Others than root can write {listed(untrusted)}, so they don't count",
             "Run chown root and chmod 644 on them",
         )
     bad = [f"{each.list} line {each.number} {each.problem}" for each in found if each.problem]
