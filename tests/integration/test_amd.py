@@ -220,7 +220,7 @@ class TestAmd(Contract):
             other.command(*self.case.look)
             done = devices.started(other, config)
         if held:
-            said = f"amd.com/gpu=0x84cafeae17e7610:1 is held by the container {bundle.name}"
+            said = f"amd.com/gpu=0x84cafeae17e7610:1 is in use by the container {bundle.name}"
             assert said in done.failed().stderr
         else:
             assert nodes_seen(done) == expected(devices, 1)
