@@ -108,7 +108,7 @@ def test_a_container_of_docker_that_gpu_py_did_not_start(docker: Docker, explain
         "runc, not gpu-py, so it was given nothing: add --runtime=gpu-py, or make that the "
         "default: gpuhook install --engine docker --set-default"
     )
-    assert facts(done, "Given now") == []
+    assert facts(done, "Devices now") == []
     assert facts(done, "With gpu-py")[0].startswith("what follows, by ")
     assert (found["engine"], found["runtime"], found["given"]) == ("docker", "runc", [])
 
