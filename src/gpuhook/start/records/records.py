@@ -9,6 +9,7 @@ removes it. ``gpuhook repair`` gives back what stands here and not what a contai
 its /dev, where it can put what it likes.
 """
 
+import errno
 import os
 import stat
 

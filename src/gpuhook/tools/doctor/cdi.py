@@ -103,9 +103,7 @@ def _has_rootless(case: Case) -> bool:
 
 def _if(matters: bool, check: str, text: str, remedy: str) -> Finding:
     """Return a warning where it matters, else a remark."""
-    return (
-        warning(check, text, remedy) if matters else note(check, text, f"If needed: {remedy}")
-    )
+    return warning(check, text, remedy) if matters else note(check, text, f"If needed: {remedy}")
 
 
 # What documents name of the host ----------------------------------------------------------
