@@ -11,7 +11,7 @@ import pytest
 
 import vendors
 from gpuhook.ground.config.model import Config
-from gpuhook.tools.kubernetes.machine import Machine
+from gpuhook.tools.kubernetes.machine import HostDevices
 from gpuhook.tools.metrics.inventories import Inventories
 from gpuhook.vendors import registry
 
@@ -67,7 +67,7 @@ class Made:
         config.nvml_timeout = PATIENCE_S
         self.inventories = Inventories(self.clock)
         follow = self.inventories.follow
-        self.machine = Machine(config, lambda _: None, self.clock, follow=follow, linked=False)
+        self.machine = HostDevices(config, lambda _: None, self.clock, follow=follow, linked=False)
 
     def clock(self) -> float:
         return time.monotonic() + self.late
@@ -78,7 +78,7 @@ class Made:
     def look(self, patience: float = PATIENCE_S) -> list[str]:
         """Look; return the devices' ids."""
         self.inventories.wait_for(patience)
-        self.machine.look()
+        self.machine.refresh()
         return [device.id for _, found in self.machine.found for device in found.devices]
 
 

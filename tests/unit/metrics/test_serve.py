@@ -70,7 +70,7 @@ def serving(folder: Path, spare: int | None = None) -> Iterator[tuple[str, int]]
                     tell = partial(print, file=told)
                     if spare is not None:
                         allow_descriptors(spare)
-                    serve.Service(Breaking(folder), exporter.Options(), tell).run(listener)
+                    serve.Service(Breaking(folder), exporter.SeriesOptions(), tell).run(listener)
             finally:
                 os._exit(0)
         try:

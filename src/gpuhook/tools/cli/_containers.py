@@ -17,7 +17,7 @@ _PATIENCE = 0.5  # seconds for an engine's answer: who waits for a list is given
 def names_of(containers: Iterable[Container]) -> Names:
     """Return what the engines call these containers, as far as they say it in time."""
     names = Names(patience=_PATIENCE)
-    names.look([(each.engine, each.name, each.bundle) for each in containers])
+    names.ask([(each.engine, each.name, each.bundle) for each in containers])
     return names
 
 

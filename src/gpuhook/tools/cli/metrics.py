@@ -54,7 +54,7 @@ def metrics(
         raise MetricsError("--textfile names no file", "Name one, or leave the option out")
     if listen and textfile is not None:
         raise click.UsageError("--textfile serves nothing: it doesn't go with --listen.")
-    options = exporter.Options(cadvisor=cadvisor, dcgm=dcgm)
+    options = exporter.SeriesOptions(cadvisor=cadvisor, dcgm=dcgm)
     config = load(config_path)
     if textfile is not None:
         patience = max(PATIENCE, 2 * config.nvml_timeout)  # there is no other look

@@ -69,7 +69,7 @@ def listen(address: str) -> socket.socket:
 class Service:
     """Answers requests until a signal says to end; SIGHUP lets go of the drivers."""
 
-    def __init__(self, observer: Observer, options: exporter.Options, tell: Tell) -> None:
+    def __init__(self, observer: Observer, options: exporter.SeriesOptions, tell: Tell) -> None:
         self._observer = observer
         self._options = options
         self._tell = tell
