@@ -183,17 +183,17 @@ def _series() -> Iterator[str]:
     yield from ("# Series", "")
     yield "This page is made from the exporter's own list. [Metrics](../metrics.md) says what they"
     yield from ("mean, where they come from, and when one is missing.", "")
-    own = _families(exporter.Options())
+    own = _families(exporter.SeriesOptions())
     yield from _series_table("gpuhook metrics", own)
     for option, chosen in (
-        ("--cadvisor", exporter.Options(cadvisor=True)),
-        ("--dcgm", exporter.Options(dcgm=True)),
+        ("--cadvisor", exporter.SeriesOptions(cadvisor=True)),
+        ("--dcgm", exporter.SeriesOptions(dcgm=True)),
     ):
         new = {name: row for name, row in _families(chosen).items() if name not in own}
         yield from _series_table(f"gpuhook metrics {option}", new)
 
 
-def _families(options: exporter.Options) -> dict[str, tuple[str, ...]]:
+def _families(options: exporter.SeriesOptions) -> dict[str, tuple[str, ...]]:
     """Return the row of each series, by its name, as a look says it that knows every value."""
     bare = [each.name for each in _read(options, {}) if not each.samples]
     further = {name.removeprefix("DCGM_FI_DEV_"): 1.0 for name in bare}
@@ -207,7 +207,7 @@ def _families(options: exporter.Options) -> dict[str, tuple[str, ...]]:
     return rows
 
 
-def _read(options: exporter.Options, readings: dict[str, float]) -> list[Metric]:
+def _read(options: exporter.SeriesOptions, readings: dict[str, float]) -> list[Metric]:
     """Return the families of a made-up look, out of the text that Prometheus would get."""
     device = Device(
         "nvidia", "GPU-0", "0", minor=0, bus_id="0000:1b:00.0", model="H100",

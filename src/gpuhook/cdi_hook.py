@@ -104,7 +104,7 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     inventory = cache.get_inventory(config, vendor, save=False)  # protects: cdi-saves-nothing
     work = Work(spec.data, vendor, inventory, config)
     with inject.open_inside(state.root or spec.root_path) as container:
-        found = inject.look(container, config, {vendor_names.NAME: vendor.look})
+        found = inject.examine(container, config, {vendor_names.NAME: vendor.examine})
         with _record(state, spec, work.grant, config):
             inject.inject_inside(work.plan(found), container)
         if config.cli_debug:

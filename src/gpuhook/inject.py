@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.oci.spec import Spec, State
-    from gpuhook.start.plan.image import Image, Look
+    from gpuhook.start.plan.image import Examine, Image
     from gpuhook.start.plan.operations import Operation, Plan
     from gpuhook.start.resolve import Resolved
 
@@ -64,7 +64,7 @@ class Injection:
         """Prepare for the image as it lies in the bundle; ``finish`` checks that it is so."""
         try:
             with Rootfs(self._spec.root_path) as root:
-                self._prepare(image.look(root, self._config, self._resolved.looks()))
+                self._prepare(image.examine(root, self._config, self._resolved.examiners()))
         except (OSError, GpuhookError):
             return  # ``finish`` does it all, and says what is wrong
 
@@ -85,7 +85,7 @@ class Injection:
         spec, config = self._spec, self._config
         spec.require_mount_namespace()
         with open_container(state.pid, state.root or spec.root_path) as container:
-            plan = self._prepare(look(container, config, self._resolved.looks()))
+            plan = self._prepare(examine(container, config, self._resolved.examiners()))
             record = self._record(state)
             undone = left_to_runtime(plan, spec.data)
             exclusive = config.exclusive
@@ -123,10 +123,10 @@ def left_to_runtime(plan: "Plan", spec: "dict[str, Any]") -> "list[Operation]":
     return [op for op in plan.operations if op.by_runtime and not op.is_in(spec)]
 
 
-def look(container: Container, config: "Config", looks: "Mapping[str, Look]") -> "Image":
+def examine(container: Container, config: "Config", looks: "Mapping[str, Examine]") -> "Image":
     """Look at a container's image for vendors; InjectError where that can't be done."""
     try:
-        return image.look(container, config, looks)
+        return image.examine(container, config, looks)
     except OSError as error:
         raise InjectError(
             f"The image can't be looked at: {error.strerror} ({error.filename})",

@@ -49,7 +49,7 @@ def document(folder: Path) -> Path:
 
 
 def test_devices_reach_a_container(bundle: Bundle, low_level: tuple[str, Namespace]) -> None:
-    found = folders.look([str(document(bundle.path))])
+    found = folders.read_folders([str(document(bundle.path))])
     assert found.errors == []
     bundle.command(
         "sh", "-c",

@@ -76,7 +76,7 @@ def engine(workspace: Path, archive: Path, host: Namespace) -> Iterator[Podman]:
 
 def names() -> set[str]:
     """Return the names that engines know."""
-    return {name.partition("=")[2] for name in folders.look([str(FOLDER)]).devices}
+    return {name.partition("=")[2] for name in folders.read_folders([str(FOLDER)]).devices}
 
 
 # Runs a command with a /dev of its own, and says what is in its /dev/char then.
@@ -275,7 +275,7 @@ def test_killed_at_any_moment(site: Site) -> None:
         process.kill()
         process.wait()
         assert DOCUMENT.read_bytes() in good
-        found = folders.look([str(FOLDER)])
+        found = folders.read_folders([str(FOLDER)])
         assert {device.file for device in found.devices.values()} == {str(DOCUMENT)}
         assert found.errors == []
     change(site, 0)

@@ -276,7 +276,7 @@ def test_a_second_document_with_the_same_node(place: Place, second: str, way: st
 @pytest.mark.parametrize("second", FORMS, indirect=True)
 def test_a_second_document_that_the_engine_carries_out(place: Place, second: str) -> None:
     """Beside ours, whose hook looks at all that is there; and alone, where gpu-py starts it."""
-    edits = folders.look([str(place.folder / "cdi")]).devices[second].edits
+    edits = folders.read_folders([str(place.folder / "cdi")]).devices[second].edits
     first = place.ask("1")
     place.create(first).ok()
     beside = place.ask("3", "engine")

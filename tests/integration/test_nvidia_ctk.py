@@ -94,7 +94,7 @@ def test_documents_with_the_options_of_scripts(
         "--cdi-class=accelerator", "--disable-hook=all", "--feature-flags=x",
     ).ok()  # fmt: skip
     assert done.stderr.count("has no effect") == 3
-    found = folders.look([str(tmp_path)])
+    found = folders.read_folders([str(tmp_path)])
     names = {name.partition("=")[2] for name in found.devices}
     assert {name.partition("=")[0] for name in found.devices} == {"example.com/accelerator"}
     assert names == {"0:0", "1", "mig0:0", "gpu1"}

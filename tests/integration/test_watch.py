@@ -153,7 +153,7 @@ def test_a_change_is_saved_before_anyone_asks(watched: Watched) -> None:
 
 def names(document: Path) -> set[str]:
     """Return the names that engines know of a document's devices, none if it isn't there."""
-    devices = folders.look([str(document.parent)]).devices
+    devices = folders.read_folders([str(document.parent)]).devices
     return {
         name.partition("=")[2]
         for name in devices

@@ -15,7 +15,7 @@ from gpuhook.start.planner import make_plan
 from gpuhook.start.request.reader import Request, SpecReader
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig
-from gpuhook.vendors.nvidia.variables import Options
+from gpuhook.vendors.nvidia.variables import NvidiaOptions
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 VERSION = "580.65.06"
@@ -95,7 +95,7 @@ def read_request(spec: Any, config: Config) -> Request:
 
 def asked(*selectors: str, **options: Any) -> Request:
     """Return a request for devices of NVIDIA's, with these of its options."""
-    filled = Options(**options)
+    filled = NvidiaOptions(**options)
     return Request(names.NAME, "environment", selectors, selectors=selectors, options=filled)
 
 

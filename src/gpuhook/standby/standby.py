@@ -85,7 +85,7 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
         if folder is not None and config.helper and config.standby:
             _arrange(folder, launcher, int(lock))
             if float(seconds):
-                _be_nobodys()
+                _leave_cgroups()
             try:
                 _remove_forgotten()
                 _import_all(config)
@@ -98,7 +98,7 @@ def main(launcher: str, argv: list[str]) -> "NoReturn":
         os._exit(0)
 
 
-def _be_nobodys() -> None:
+def _leave_cgroups() -> None:
     """Keep nothing of whoever started the first container: its cgroups, OOM score.
 
     A cgroup that we stayed in would count us, and its scope or pod would not end before us.

@@ -91,7 +91,7 @@ class Vendor:
     """What the house asks of a vendor; by default, that of one whose devices are nodes alone.
 
     Everything is a pure function of its arguments but ``discover``, ``surroundings`` and
-    ``look``, which read. Nothing here changes anything, and no device is opened: the house does
+    ``examine``, which read. Nothing here changes anything, and no device is opened: the house does
     what the operations say.
     """
 
@@ -222,14 +222,14 @@ class Vendor:
         """Return the variables to set in the container; only the runtime can, the hook can't."""
         return []
 
-    def look(self, root: "Rootfs", config: "Config") -> "Record | None":  # noqa: ARG002
+    def examine(self, root: "Rootfs", config: "Config") -> "Record | None":  # noqa: ARG002
         """Look at what an image brings that changes the plan; equal records make equal plans."""
         return None
 
     def edits(self, grant: Grant, image: "Image") -> "list[Operation]":  # noqa: ARG002
         """Return what is done beyond nodes and rules: files, links, covers, the loader's cache.
 
-        What ``look`` found is ``image.brings[names.NAME]``.
+        What ``examine`` found is ``image.brings[names.NAME]``.
         """
         return []
 

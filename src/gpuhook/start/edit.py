@@ -80,7 +80,7 @@ def _lease(
 
     if not claims.check(spec, resolved, known, config) or way == "hook":
         return spec
-    return add_hook(make_way(spec), config, folder, verb=names.LEASE_VERB)
+    return add_hook(without_old_hooks(spec), config, folder, verb=names.LEASE_VERB)
 
 
 def _apply_documents(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
@@ -89,7 +89,7 @@ def _apply_documents(spec: "Spec", resolved: "Resolved", config: "Config") -> "S
         return spec
     from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - only for documents
 
-    found = saved.look(config)
+    found = saved.read_folders(config)
     edits = apply.resolve(found, resolved.cdi_devices)
     apply.check_writers(found, resolved.cdi_devices)
     return apply.apply_to_spec(spec, edits)
@@ -116,7 +116,7 @@ def _edit_for_hook(
     """Return the spec with the device rules and our hook, if it hasn't got it already."""
     devices = dict.fromkeys(pair for grant in resolved.grants for pair in grant.rules())
     _link_nodes(spec, resolved)
-    spec = _add_device_rules(make_way(spec), list(devices))
+    spec = _add_device_rules(without_old_hooks(spec), list(devices))
     if has_hook(spec):  # protects: second-hook
         return spec
     words = helped(spec, resolved) if helped is not None else []
@@ -145,7 +145,7 @@ def _edit_spec(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
 
     try:
         with Rootfs(spec.root_path) as root:
-            found = image.look(root, config, resolved.looks())
+            found = image.examine(root, config, resolved.examiners())
     except OSError as error:
         raise SpecError(
             f"The root filesystem {spec.root_path} can't be opened: {error.strerror}",
@@ -166,7 +166,7 @@ def _add_device_rules(spec: "Spec", devices: list[tuple[int, int]]) -> "Spec":
     return spec.append(("linux", "resources", "devices"), access.device_rules(missing))
 
 
-def make_way(spec: "Spec") -> "Spec":
+def without_old_hooks(spec: "Spec") -> "Spec":
     """Return a spec without the hooks that ours replaces.
 
     NVIDIA's, which Docker's --gpus adds, and our own of an earlier start, whose helper is gone

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.oci.process import Setting
     from gpuhook.start.contract import Grant, Known, Vendor
     from gpuhook.start.inventory.model import Inventory
-    from gpuhook.start.plan.image import Look
+    from gpuhook.start.plan.image import Examine
     from gpuhook.start.request.reader import Request
 
     Asked = list[tuple[Vendor, Request]]
@@ -73,9 +73,9 @@ class Resolved:
         """What the container asks for, of each vendor."""
         return [grant.request for grant in self.grants]
 
-    def looks(self) -> "dict[str, Look]":
+    def examiners(self) -> "dict[str, Examine]":
         """Return how each vendor looks at an image, by vendor."""
-        return {grant.vendor.names.NAME: grant.vendor.look for grant in self.grants}
+        return {grant.vendor.names.NAME: grant.vendor.examine for grant in self.grants}
 
     def preload_injection(self) -> None:
         """Import what the hook's work needs, before it comes near the container."""

@@ -86,7 +86,7 @@ class Watch:
         self._problems: dict[str, str] = {}  # by vendor
         self._standing: int | None = None
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Make a new inventory of each vendor whose saved one is stale; tell what is news.
 
         One that comes back as it was isn't stale, and a start may have made a new one already.
@@ -124,7 +124,7 @@ class Watch:
         is_due = True
         while True:
             # Documents come first: at boot, engines wait until all of this was done once.
-            if self.look() or is_due:
+            if self.refresh() or is_due:
                 is_due = not self._documents()
             self.stand()
             report_ready()

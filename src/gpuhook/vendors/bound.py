@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SMALL = 1 << 16  # bytes; no attribute has more than a page
 
 
-def look(title: str, path: str, find: "Callable[[Rootfs], T]") -> "T":
+def discover_below(title: str, path: str, find: "Callable[[Rootfs], T]") -> "T":
     """Return what ``find`` sees below the driver root of the vendor with this title.
 
     NoDriverError where there is no such folder, DriverError where it can't be read.

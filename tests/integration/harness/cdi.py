@@ -41,7 +41,7 @@ def give(bundle: Bundle, document: Path, *devices: str, mounted: bool = False) -
 
     With ``mounted``, nodes are mounted, as rootless engines have to do it.
     """
-    found = folders.look([str(document.parent)])
+    found = folders.read_folders([str(document.parent)])
     edits = apply.resolve(found, [f"{KIND}={device}" for device in devices])
 
     def mutate(spec: Spec) -> None:

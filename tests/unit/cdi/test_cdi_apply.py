@@ -58,7 +58,7 @@ def look(root: Path, given_: dict[str, Any]) -> folders.Found:
     files = {**files, **{key[4:]: given_[key] for key in given_ if key.startswith("etc/")}}
     for name, content in files.items():
         (root / "etc" / name).write_text(json.dumps(content))
-    return folders.look([str(root / "etc")])
+    return folders.read_folders([str(root / "etc")])
 
 
 @pytest.mark.vectors("cdi_apply", "cdi.apply_edits")

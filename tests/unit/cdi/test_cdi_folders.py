@@ -10,7 +10,7 @@ import pytest
 from limits import in_time
 
 from gpuhook.start.cdi import document, folders, names, reading
-from gpuhook.start.cdi.folders import FileError, Found, Ignored, Parses, look
+from gpuhook.start.cdi.folders import FileError, Found, Ignored, Parses, read_folders
 
 Case = dict[str, Any]
 
@@ -60,7 +60,7 @@ def test_folders(case: Case, tmp_path: Path) -> None:
     expected = case["expected"]
     for name in case["input"]["dirs"]:
         fill(tmp_path / name, case["input"][name])
-    found = look(str(tmp_path / name) for name in case["input"]["dirs"])
+    found = read_folders(str(tmp_path / name) for name in case["input"]["dirs"])
     files = {name: os.path.relpath(each.file, tmp_path) for name, each in found.devices.items()}
     assert files == expected["devices"]
     assert below(tmp_path, with_errors(found)) == sorted(expected["files_with_errors"])
@@ -74,7 +74,7 @@ def test_changes(case: Case, tmp_path: Path) -> None:
     for step, expected in zip(case["input"]["steps"], case["expected"]["after_each"], strict=True):
         for name in ("etc", "run"):
             fill(tmp_path / name, step[name])
-        found = look(both(tmp_path), parses)
+        found = read_folders(both(tmp_path), parses)
         assert sorted(found.devices) == sorted(expected["devices"])
         of_device = {name: each.file for name, each in found.devices.items()}
         for name, folder in expected["folder_of"].items():
@@ -86,7 +86,7 @@ def test_changes(case: Case, tmp_path: Path) -> None:
 def test_one_folder(case: Case, tmp_path: Path) -> None:
     expected = case["expected"]
     fill(tmp_path / "etc", case["input"]["files"])
-    found = look([str(tmp_path / "etc")])
+    found = read_folders([str(tmp_path / "etc")])
     if "devices" in expected:
         assert sorted(found.devices) == expected["devices"]
         return
@@ -101,7 +101,7 @@ def test_one_folder(case: Case, tmp_path: Path) -> None:
 @pytest.mark.vectors("cdi_cache", "cdi.list")
 def test_vendors_and_classes(case: Case, tmp_path: Path) -> None:
     fill(tmp_path / "etc", case["input"]["etc"])
-    documents = look([str(tmp_path / "etc")]).documents.values()
+    documents = read_folders([str(tmp_path / "etc")]).documents.values()
     kinds = [names.split_kind(whole["kind"]) for whole in documents]
     assert sorted({vendor for vendor, _ in kinds}) == case["expected"]["vendors"]
     assert sorted({each for _, each in kinds}) == case["expected"]["classes"]
@@ -110,7 +110,7 @@ def test_vendors_and_classes(case: Case, tmp_path: Path) -> None:
 def test_a_device_of_a_higher_folder_hides_a_conflict_below(tmp_path: Path) -> None:
     fill(tmp_path / "etc", {"a.json": of("x", "y"), "b.json": of("x")})
     fill(tmp_path / "run", {"c.json": of("x")})
-    found = look(both(tmp_path))
+    found = read_folders(both(tmp_path))
     assert sorted(found.devices) == ["v.com/g=x", "v.com/g=y"]
     assert found.devices["v.com/g=x"].file.endswith("run/c.json")
     assert found.devices["v.com/g=y"].edits == {"env": ["N=y"]}
@@ -119,7 +119,7 @@ def test_a_device_of_a_higher_folder_hides_a_conflict_below(tmp_path: Path) -> N
 def test_a_conflict_hides_what_is_below(tmp_path: Path) -> None:
     fill(tmp_path / "etc", {"c.json": of("x")})
     fill(tmp_path / "run", {"a.json": of("x"), "b.yaml": of("x")})
-    found = look(both(tmp_path))
+    found = read_folders(both(tmp_path))
     assert found.devices == {}
     files = [str(tmp_path / "run" / name) for name in ("a.json", "b.yaml")]
     assert found.conflicts == {"v.com/g=x": files}
@@ -127,14 +127,14 @@ def test_a_conflict_hides_what_is_below(tmp_path: Path) -> None:
 
 def test_equal_names_of_other_kinds_are_no_conflict(tmp_path: Path) -> None:
     fill(tmp_path / "etc", {"a.json": of("x"), "b.json": of("x", kind="v.com/h")})
-    assert sorted(look(both(tmp_path)).devices) == ["v.com/g=x", "v.com/h=x"]
+    assert sorted(read_folders(both(tmp_path)).devices) == ["v.com/g=x", "v.com/h=x"]
 
 
 def test_a_bad_file_spoils_itself_alone(tmp_path: Path) -> None:
     fill(
         tmp_path / "etc", {"a.json": of("x"), "b.json": "{", "c.yaml": "kind: [\n", "d.json": of()}
     )
-    found = look(both(tmp_path))
+    found = read_folders(both(tmp_path))
     assert sorted(found.devices) == ["v.com/g=x"]
     assert sorted({Path(error.file).name for error in found.errors}) == [
         "b.json", "c.yaml", "d.json",
@@ -145,7 +145,7 @@ def test_a_bad_file_spoils_itself_alone(tmp_path: Path) -> None:
 def test_what_no_engine_reads_is_named(tmp_path: Path) -> None:
     content = dict.fromkeys(("a.yml", "b.YAML", "c", "d.json~", "spec.1.tmp", "sub/e.json"), TEXT)
     fill(tmp_path / "etc", content)
-    found = look(both(tmp_path))
+    found = read_folders(both(tmp_path))
     assert found.devices == {}
     reasons = {os.path.relpath(each.file, tmp_path): each.reason for each in found.ignored}
     assert reasons == {
@@ -159,7 +159,7 @@ def test_what_no_engine_reads_is_named(tmp_path: Path) -> None:
 
 def test_the_order_is_that_of_names(tmp_path: Path) -> None:
     fill(tmp_path / "etc", {name: of(name[0]) for name in ("c.json", "a.yaml", "b.json")})
-    assert list(look(both(tmp_path)).devices) == ["v.com/g=a", "v.com/g=b", "v.com/g=c"]
+    assert list(read_folders(both(tmp_path)).devices) == ["v.com/g=a", "v.com/g=b", "v.com/g=c"]
 
 
 def _pipe(path: Path) -> None:
@@ -195,7 +195,7 @@ def test_nothing_is_waited_for(make: Any, tmp_path: Path) -> None:
     fill(tmp_path / "etc", {"good.json": of("x")})
     make(tmp_path / "etc" / "bad.json")
     with in_time():
-        found = look(both(tmp_path))
+        found = read_folders(both(tmp_path))
     assert list(found.devices) == ["v.com/g=x"]
     [error] = found.errors
     assert (Path(error.file).name, error.line) == ("bad.json", None)
@@ -207,12 +207,14 @@ def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "a.json").symlink_to("../elsewhere")
     (tmp_path / "run").symlink_to("etc")
-    assert look([str(tmp_path / "run")]).devices["v.com/g=a"].file == str(tmp_path / "run/a.json")
+    assert read_folders([str(tmp_path / "run")]).devices["v.com/g=a"].file == str(
+        tmp_path / "run/a.json"
+    )
 
 
 def test_a_file_in_a_folders_place(tmp_path: Path) -> None:
     (tmp_path / "etc").touch()
-    found = look([str(tmp_path / "etc"), "a\0b"])
+    found = read_folders([str(tmp_path / "etc"), "a\0b"])
     assert found.errors[0] == FileError(
         str(tmp_path / "etc"), None, "the folder can't be read: Not a directory"
     )
@@ -230,12 +232,12 @@ def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(document, "read", read)
     fill(tmp_path / "etc", {"a.json": of("x"), "b.json": "{"})
     parses = Parses()
-    first = look(both(tmp_path), parses)
-    again = look(both(tmp_path), parses)
+    first = read_folders(both(tmp_path), parses)
+    again = read_folders(both(tmp_path), parses)
     assert len(counted) == 2
     assert (first.devices, first.errors) == (again.devices, again.errors)
     os.utime(tmp_path / "etc/a.json", ns=(1, 1))
-    look(both(tmp_path), parses)
+    read_folders(both(tmp_path), parses)
     assert len(counted) == 3
 
 
@@ -244,7 +246,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, keep: str) -> None:
     fill(tmp_path / "etc", {"a.json": of("x")})
     path, parses = tmp_path / "etc" / "a.json", Parses()
     before = path.stat()
-    look(both(tmp_path), parses)
+    read_folders(both(tmp_path), parses)
     other = of("y") if keep != "number" else of("y") + " "
     if keep == "number":
         path.write_text(other)
@@ -253,15 +255,15 @@ def test_a_changed_file_is_read_again(tmp_path: Path, keep: str) -> None:
         (tmp_path / "new").rename(path)
     if keep == "time":
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert list(look(both(tmp_path), parses).devices) == ["v.com/g=y"]
+    assert list(read_folders(both(tmp_path), parses).devices) == ["v.com/g=y"]
 
 
 def test_files_that_are_gone_are_forgotten(tmp_path: Path) -> None:
     fill(tmp_path / "etc", {"a.json": of("x"), "b.json": of("y")})
     parses = Parses()
-    look(both(tmp_path), parses)
+    read_folders(both(tmp_path), parses)
     (tmp_path / "etc/a.json").unlink()
-    look(both(tmp_path), parses)
+    read_folders(both(tmp_path), parses)
     assert list(parses.known) == [str(tmp_path / "etc/b.json")]
 
 
@@ -284,7 +286,7 @@ def test_what_is_larger_than_a_document_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.vectors("cdi_cache", "cdi.write_spec")
 def test_what_may_be_written(case: Case, tmp_path: Path) -> None:
     fill(tmp_path / "etc", case["input"]["files"])
-    found = look([str(tmp_path / "etc")])
+    found = read_folders([str(tmp_path / "etc")])
     assert below(tmp_path / "etc", with_errors(found)) == case["expected"]["refused"]
     good = {Path(file).name: whole for file, whole in found.documents.items()}
     files = case["input"]["files"]
@@ -316,6 +318,6 @@ def test_documents_of_one_pod(case: Case, tmp_path: Path) -> None:
         else:
             written[step["remove"]].unlink()
         if "devices_after_each" in expected:
-            found = look([str(tmp_path)])
+            found = read_folders([str(tmp_path)])
             assert sorted(found.devices) == expected["devices_after_each"][number]
             assert len(found.documents) == expected["files_after_each"][number]

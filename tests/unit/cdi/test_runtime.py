@@ -149,7 +149,7 @@ def test_a_document_replaced_between_a_look_and_the_next(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is checked has to be what was read: another file may have been there before."""
-    real = saved.look
+    real = saved.read_folders
     trusted = site.documents / "maker.json"
 
     def look(config: Config) -> Found:
@@ -160,7 +160,7 @@ def test_a_document_replaced_between_a_look_and_the_next(
         (site.documents / "new").rename(trusted)
         return found
 
-    monkeypatch.setattr(saved, "look", look)
+    monkeypatch.setattr(saved, "read_folders", look)
     with pytest.raises(CdiError, match="was changed while it was read"):
         site.edited("maker.example/card=a")
 

@@ -15,7 +15,7 @@ def of(kind: str, *devices: str) -> str:
 
 
 def said(folder: Path, *names: str) -> str:
-    found = folders.look([str(folder)])
+    found = folders.read_folders([str(folder)])
     with pytest.raises(UnknownDeviceError) as caught:
         apply.resolve(found, names)
     message = str(caught.value)

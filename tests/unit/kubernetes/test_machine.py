@@ -9,7 +9,7 @@ import pytest
 
 import vendors
 from gpuhook.ground.config.model import Config
-from gpuhook.tools.kubernetes.machine import Machine
+from gpuhook.tools.kubernetes.machine import HostDevices
 from gpuhook.vendors import registry
 
 VENDOR = """
@@ -76,8 +76,8 @@ class Made:
         self.config = Config()
         self.config.state_dir = str(folder / "state")
 
-    def build(self) -> Machine:
-        return Machine(self.config, self.said.append, self.clock)
+    def build(self) -> HostDevices:
+        return HostDevices(self.config, self.said.append, self.clock)
 
     def drive(self, **words: Any) -> None:
         self.path.write_text(json.dumps(words))
@@ -98,7 +98,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         yield machine
 
 
-def ids(machine: Machine) -> list[str]:
+def ids(machine: HostDevices) -> list[str]:
     return [device.id for _, inventory in machine.found for device in inventory.devices]
 
 
@@ -108,12 +108,12 @@ def test_a_driver_is_asked_once(made: Made, can_save: bool) -> None:
         Path(made.config.state_dir).write_text("a file in the way")
     made.drive(devices=["a0", "a1"])
     machine = made.build()
-    assert machine.look()
-    assert not any(machine.look() for _ in range(5))
+    assert machine.refresh()
+    assert not any(machine.refresh() for _ in range(5))
     assert (made.asked, ids(machine)) == (1, ["a0", "a1"])
     assert machine.links == {"a0": {"a1": 1}, "a1": {"a0": 1}}
     made.drive(devices=["a0"], around=1)
-    assert machine.look()
+    assert machine.refresh()
     assert (made.asked, ids(machine), machine.links) == (2, ["a0"], {"a0": {}})
     assert len(made.said) == 2
 
@@ -121,16 +121,16 @@ def test_a_driver_is_asked_once(made: Made, can_save: bool) -> None:
 def test_a_driver_that_is_not_there_is_not_asked_again_and_again(made: Made) -> None:
     made.drive(absent="There is none")
     machine = made.build()
-    assert machine.look()
-    assert not any(machine.look() for _ in range(5))
+    assert machine.refresh()
+    assert not any(machine.refresh() for _ in range(5))
     assert (made.asked, machine.found, made.said) == (1, [], [])
     assert str(machine.why_nothing()) == "There is none. Load it."
     made.drive(devices=["a0"], around=1)
-    assert machine.look()
+    assert machine.refresh()
     assert ids(machine) == ["a0"]
     assert machine.why_nothing() is None
     made.drive(absent="Unloaded", around=2)
-    assert machine.look()
+    assert machine.refresh()
     assert (ids(machine), machine.links) == ([], {})
     assert made.said[-1] == "made: Unloaded. Load it."
 
@@ -138,9 +138,9 @@ def test_a_driver_that_is_not_there_is_not_asked_again_and_again(made: Made) -> 
 def test_one_that_fails_is_asked_ever_later_and_reported_once(made: Made) -> None:
     made.drive(devices=["a0"])
     machine = made.build()
-    machine.look()
+    machine.refresh()
     made.drive(fails="It hangs", around=1)
-    assert machine.look()
+    assert machine.refresh()
     assert [each.cause for each in machine.failures().values()] == ["It hangs"]
     assert ids(machine) == ["a0"]  # as they were known; the failure says that they can't be given
     assert machine.present == []
@@ -148,38 +148,38 @@ def test_one_that_fails_is_asked_ever_later_and_reported_once(made: Made) -> Non
     for _ in range(4000):
         before = made.asked
         made.clock.now += 1.0
-        assert not machine.look()
+        assert not machine.refresh()
         times += [made.clock.now - 1000.0] * (made.asked - before)
     assert times[:5] == [30.0, 90.0, 210.0, 450.0, 930.0]
     assert times[-1] - times[-2] == 600.0
     assert [line for line in made.said if "hangs" in line] == ["made: It hangs. Mend it."]
-    machine.look(eager=True)  # no pause counts
+    machine.refresh(eager=True)  # no pause counts
     made.drive(devices=["a0"], around=2)
-    assert machine.look()
+    assert machine.refresh()
     assert machine.failures() == {}
 
 
 def test_a_lost_device_is_known_as_it_was(made: Made) -> None:
     made.drive(devices=["a0", "a1"])
     machine = made.build()
-    machine.look()
+    machine.refresh()
     made.drive(devices=["a0"], lost=[1])
     assert machine.ask(["a1"]) == {"a0"}
-    assert machine.look()
+    assert machine.refresh()
     assert (ids(machine), machine.lost()) == (["a0", "a1"], ["a1"])
     asked = made.asked
-    assert not any(machine.look() for _ in range(5))
+    assert not any(machine.refresh() for _ in range(5))
     assert made.asked == asked
     made.drive(devices=["a0", "a1"])
     assert machine.ask(["a1"]) == {"a0", "a1"}
-    machine.look()
+    machine.refresh()
     assert machine.lost() == []
 
 
 def test_only_the_drivers_of_the_devices_are_asked(made: Made) -> None:
     made.drive(devices=["a0"])
     machine = made.build()
-    machine.look()
+    machine.refresh()
     assert machine.ask(["b0"]) == set()
     assert made.asked == 1
     made.drive(fails="It hangs")

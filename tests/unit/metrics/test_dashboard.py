@@ -19,7 +19,7 @@ PREFIXES = ("container_accelerator", "DCGM_FI_DEV_")
 
 def series() -> set[str]:
     """Return the names of all series of the exporter."""
-    every = exporter.Options(cadvisor=True, dcgm=True)
+    every = exporter.SeriesOptions(cadvisor=True, dcgm=True)
     body = exporter.text(Snapshot(), every, 0.0, openmetrics=False)
     return set(re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE))
 

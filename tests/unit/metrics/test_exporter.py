@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuhook import __version__
 from gpuhook.ground.errors import MetricsError
 from gpuhook.tools.metrics import exporter
-from gpuhook.tools.metrics.exporter import Options
+from gpuhook.tools.metrics.exporter import SeriesOptions
 from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
 
 GPU = Device(
@@ -43,8 +43,8 @@ LOOK = Snapshot(
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
-def samples(options: Options | None = None, look: Snapshot = LOOK) -> Samples:
-    body = exporter.text(look, options or Options(), 0.25, openmetrics=False)
+def samples(options: SeriesOptions | None = None, look: Snapshot = LOOK) -> Samples:
+    body = exporter.text(look, options or SeriesOptions(), 0.25, openmetrics=False)
     found: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
         for each in family.samples:
@@ -90,7 +90,7 @@ def test_containers() -> None:
 def test_quotes_and_newlines_in_labels_are_escaped() -> None:
     names = [labels["name"] for labels, _ in samples()["gpuhook_container_gpu_processes"]]
     assert NASTY in names
-    body = exporter.text(LOOK, Options(), 0.0, openmetrics=False)
+    body = exporter.text(LOOK, SeriesOptions(), 0.0, openmetrics=False)
     assert rb'name="a\"b\\c\nd"' in body
 
 
@@ -108,7 +108,7 @@ def test_ourselves() -> None:
 
 def test_series_of_cadvisor() -> None:
     assert not [name for name in samples() if not name.startswith("gpuhook_")]
-    found = samples(Options(cadvisor=True))
+    found = samples(SeriesOptions(cadvisor=True))
     [(labels, value)] = found["container_accelerator_duty_cycle"]
     assert value == 60
     assert labels == {
@@ -120,7 +120,7 @@ def test_series_of_cadvisor() -> None:
 
 
 def test_series_of_dcgm() -> None:
-    found = samples(Options(dcgm=True))
+    found = samples(SeriesOptions(dcgm=True))
     [(labels, value)] = found["DCGM_FI_DEV_GPU_UTIL"]
     assert value == 60
     assert labels == {
@@ -137,8 +137,8 @@ def test_series_of_dcgm() -> None:
     assert "pod" not in part
 
 
-@pytest.mark.parametrize("options", [Options(), Options(cadvisor=True, dcgm=True)])
-def test_families_are_whole(options: Options) -> None:
+@pytest.mark.parametrize("options", [SeriesOptions(), SeriesOptions(cadvisor=True, dcgm=True)])
+def test_families_are_whole(options: SeriesOptions) -> None:
     body = exporter.text(LOOK, options, 0.0, openmetrics=False)
     assert body.endswith(b"\n")
     types = re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE)
@@ -146,11 +146,11 @@ def test_families_are_whole(options: Options) -> None:
 
 
 def test_open_metrics() -> None:
-    body = exporter.text(LOOK, Options(), 0.0, openmetrics=True)
+    body = exporter.text(LOOK, SeriesOptions(), 0.0, openmetrics=True)
     assert body.endswith(b"# EOF\n")
     assert b"gpuhook_gpu_energy_joules_total{" in body
 
 
 def test_a_file_that_cannot_be_written(tmp_path: object) -> None:
     with pytest.raises(MetricsError, match="can't be written"):
-        exporter.write(LOOK, Options(), 0.0, f"{tmp_path}/none/metrics.prom")
+        exporter.write(LOOK, SeriesOptions(), 0.0, f"{tmp_path}/none/metrics.prom")

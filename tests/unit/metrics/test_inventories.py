@@ -11,7 +11,8 @@ import pytest
 
 import vendors
 from gpuhook.ground.config.model import Config
-from gpuhook.tools.kubernetes.machine import Machine
+from gpuhook.tools.host import child
+from gpuhook.tools.kubernetes.machine import HostDevices
 from gpuhook.tools.metrics.inventories import Inventories
 from gpuhook.vendors import registry
 
@@ -67,7 +68,7 @@ class Made:
         config.nvml_timeout = PATIENCE_S
         self.inventories = Inventories(self.clock)
         follow = self.inventories.follow
-        self.machine = Machine(config, lambda _: None, self.clock, follow=follow, linked=False)
+        self.machine = HostDevices(config, lambda _: None, self.clock, follow=follow, linked=False)
 
     def clock(self) -> float:
         return time.monotonic() + self.late
@@ -78,13 +79,14 @@ class Made:
     def look(self, patience: float = PATIENCE_S) -> list[str]:
         """Look; return the devices' ids."""
         self.inventories.wait_for(patience)
-        self.machine.look()
+        self.machine.refresh()
         return [device.id for _, found in self.machine.found for device in found.devices]
 
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(registry, "KNOWN", {})
+    monkeypatch.setattr(child, "_REAP", PATIENCE_S)  # a busy machine takes its time to end one
     machine_path = tmp_path / "driver.json"
     text = VENDOR.format(path=str(machine_path))
     with vendors.known(tmp_path / "packages", "hanging", vendor=text):
@@ -119,11 +121,11 @@ def test_a_driver_that_hangs_keeps_nobody_waiting(made: Made) -> None:
         assert made.look(0.01) == ["a0"]
     [problem] = made.inventories.problems()
     assert "takes long" in problem
-    [child] = {*children()} - {*before}
+    [pid] = {*children()} - {*before}
     made.late += 2 * PATIENCE_S  # longer than nvml-timeout and what others may take
     assert made.look(0.01) == ["a0"]
     assert "didn't end well" in str(made.machine.failures()["hanging"])
-    assert child not in children()
+    assert pid not in children()
     made.drive(devices=["a0", "a1"], around=2)
     assert made.look() == ["a0", "a1"]
     assert not made.machine.failures()

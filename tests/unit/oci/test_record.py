@@ -32,6 +32,11 @@ def test_fields_are_arguments_in_their_order() -> None:
     assert len({Part("x"), Part("x", 1), Part("x", 2)}) == 2
 
 
+def test_too_many_arguments() -> None:
+    with pytest.raises(TypeError):
+        Part("x", 1, 2)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("words", [{}, {"size": 1}, {"name": "x", "colour": 2}])
 def test_other_fields_are_refused(words: dict[str, object]) -> None:
     with pytest.raises(TypeError):

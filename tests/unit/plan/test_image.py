@@ -27,7 +27,7 @@ def put(root: Path, path: str, content: bytes = b"") -> None:
 
 def look(root: Path, config: Config | None = None) -> image.Image:
     with Rootfs(str(root)) as rootfs:
-        return image.look(rootfs, config or Config(), {NAME: VENDOR.look})
+        return image.examine(rootfs, config or Config(), {NAME: VENDOR.examine})
 
 
 def compat_in(root: Path, config: Config | None = None) -> Any:

@@ -14,7 +14,7 @@ from gpuhook.start import contract
 from gpuhook.start.request.reader import Request, SpecReader, is_privileged
 from gpuhook.vendors import registry
 from gpuhook.vendors.gaudi import names as gaudi
-from gpuhook.vendors.nvidia.variables import Options
+from gpuhook.vendors.nvidia.variables import NvidiaOptions
 
 QUALIFIED = "nvidia.com/gpu=0"
 
@@ -26,7 +26,7 @@ def visible(value: str, **settings: Any) -> Request:
 @pytest.mark.parametrize("spec", [{}, {"process": None, "mounts": None}, {"process": {}}])
 def test_spec_that_says_nothing_asks_for_nothing(spec: dict[str, Any]) -> None:
     request = read_request(spec, Config())
-    assert request == Request("nvidia", options=Options())
+    assert request == Request("nvidia", options=NvidiaOptions())
     assert request.to_json() == {
         "vendor": "nvidia",
         "source": "none",

@@ -13,7 +13,7 @@ ONE, TWO = "1" * 64, "2" * 64
 
 def looked(folder: Path, *wanted: str) -> Names:
     names = Names()
-    names.look([("podman", each, f"{folder}/{each}/userdata") for each in wanted])
+    names.ask([("podman", each, f"{folder}/{each}/userdata") for each in wanted])
     return names
 
 
@@ -35,12 +35,12 @@ def test_nothing_is_asked_again_at_once_nor_remembered_for_ever(tmp_path: Path) 
     now = time.monotonic()
     names = Names(lambda: now)
     wanted = [("podman", ONE, f"{tmp_path}/{ONE}/userdata")]
-    names.look(wanted)
+    names.ask(wanted)
     (tmp_path / "containers.json").write_text(json.dumps([{"id": ONE, "names": ["web"]}]))
-    names.look(wanted)
+    names.ask(wanted)
     assert names.of(ONE) == ("", "")
     now += 60
-    names.look(wanted)
+    names.ask(wanted)
     assert names.of(ONE) == ("web", "")
-    names.look([])
+    names.ask([])
     assert names.of(ONE) == ("", "")

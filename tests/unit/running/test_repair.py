@@ -26,7 +26,7 @@ def names(tmp_path: Path) -> Names:
     stored = [{"id": TWO.name, "names": ["web"]}, {"id": ONE.name, "names": [TWO.name]}]
     (tmp_path / "containers.json").write_text(json.dumps([*stored, {"id": POD.name}]))
     found = Names()
-    found.look([("podman", each.name, f"{tmp_path}/ID/userdata") for each in (ONE, TWO, POD)])
+    found.ask([("podman", each.name, f"{tmp_path}/ID/userdata") for each in (ONE, TWO, POD)])
     return found
 
 

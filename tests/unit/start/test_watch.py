@@ -38,7 +38,7 @@ class Machine:
     def look(self) -> list[str]:
         """Look at the machine; return what was said now."""
         self._said.clear()
-        self._watch.look()
+        self._watch.refresh()
         return [*self._said]
 
 

@@ -1,4 +1,4 @@
-"""Read ld.so.cache, and write it anew with the driver's libraries in it, as ldconfig would.
+"""Read ld.so.cache, and write a new one with the driver's libraries in it, as ldconfig would.
 
 Sources: the layout in glibc's sysdeps/generic/dl-cache.h, the look-up in its
 elf/dl-cache.c, the order in its elf/cache.c. The loader finds a library by binary search,

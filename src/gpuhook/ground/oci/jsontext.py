@@ -343,23 +343,31 @@ class Record:
     """
 
     _parts: "ClassVar[dict[str, type[Record]]]" = {}  # noqa: RUF012 - never changed
-    _names: "ClassVar[tuple[str, ...]]" = ()
-    _sorted: "ClassVar[tuple[str, ...]]" = ()
-    _all: "ClassVar[frozenset[str]]" = frozenset()
-    _needed: "ClassVar[frozenset[str]]" = frozenset()
+    _names: "ClassVar[tuple[str, ...]]"
+    _sorted: "ClassVar[tuple[str, ...]]"
+    _all: "ClassVar[frozenset[str]]"
+    _needed: "ClassVar[frozenset[str]]"
 
     def __init_subclass__(cls, **parts: "type[Record]") -> None:
-        own = cls.__annotations__
-        cls._parts = {**cls._parts, **parts}
-        cls._names = (*cls._names, *own)
-        cls._sorted = (*cls._sorted, *sorted(own))
+        if parts:
+            cls._parts = {**cls._parts, **parts}
+
+    @classmethod
+    def _know_fields(cls) -> None:
+        """Find out which fields the class has; only where there is one, as a start makes few."""
+        named = [[*each.__annotations__] for each in reversed(cls.__mro__[:-2])]
+        cls._names = tuple(name for names in named for name in names)
+        cls._sorted = tuple(name for names in named for name in sorted(names))
         cls._all = frozenset(cls._names)
         cls._needed = frozenset(name for name in cls._names if not hasattr(cls, name))
 
     def __init__(self, *values: "Any", **named: "Any") -> None:
+        if "_names" not in type(self).__dict__:
+            self._know_fields()
         if values:
             named.update(zip(self._names, values, strict=False))
-        if named.keys() != self._all and not self._needed <= named.keys() <= self._all:
+        known = len(named) >= len(values) and self._all.issuperset(named)
+        if not known or not self._needed.issubset(named):
             raise TypeError(f"{type(self).__name__} has other fields than {[*named]}")
         self.__dict__.update(named)  # even where a record forbids to set its fields
 

@@ -112,7 +112,7 @@ class Parses:
         self.known = {path: known for path, known in self.known.items() if path in kept}
 
 
-def look(folders: "Iterable[str]", parses: Parses | None = None) -> Found:
+def read_folders(folders: "Iterable[str]", parses: Parses | None = None) -> Found:
     """Return what these folders hold, the last one first in rank."""
     parses = parses if parses is not None else Parses()
     found = Found()

@@ -26,13 +26,13 @@ _MOST_BYTES = 16 << 20  # of what is saved: more isn't read faster than the docu
 _SETTLED_NS = 3 * 10**9
 
 
-def look(config: "Config") -> folders.Found:
+def read_folders(config: "Config") -> folders.Found:
     """Return what the folders of the configuration hold; only what has changed is read again."""
     began = time.time_ns()
     before = _load(config)
     parses = folders.Parses()
     parses.known.update(before)
-    found = folders.look(config.cdi_spec_dirs, parses)
+    found = folders.read_folders(config.cdi_spec_dirs, parses)
     # protects: settled-document
     settled = {
         path: known

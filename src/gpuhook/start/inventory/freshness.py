@@ -1,7 +1,7 @@
 """What tells at little cost whether a machine still is as it was when an inventory was made.
 
 Names, small texts and file statuses alone, no times of anything in /proc: its inodes are
-made anew in every mount of it, and whenever memory is short.
+made again in every mount of it, and whenever memory is short.
 """
 
 import os

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.container.rootfs import Rootfs
     from gpuhook.ground.oci.jsontext import Record
 
-    Look = Callable[[Rootfs, Config], Record | None]
+    Examine = Callable[[Rootfs, Config], Record | None]
 
 
 class Image:
@@ -50,8 +50,8 @@ def unknown() -> Image:
     return Image(layout.debian(os.uname().machine))
 
 
-def look(root: "Rootfs", config: "Config", looks: "Mapping[str, Look]") -> Image:
-    """Look at an image through its confined root; ``looks`` are those of the vendors."""
+def examine(root: "Rootfs", config: "Config", looks: "Mapping[str, Examine]") -> Image:
+    """Examine at an image through its confined root; ``looks`` are those of the vendors."""
     brings = {vendor: find(root, config) for vendor, find in looks.items()}
     ldconfig = config.host_ldconfig() if config.ldconfig_fallback else ""
     return Image(layout.of_image(root), brings, ldconfig)

@@ -60,7 +60,7 @@ class Operation:
     shown: tuple[str, ...] = ("kind", "reason")  # what is said of it in JSON
     by_runtime = False  # whether config.json alone has words for it
     root = "/"  # the driver root, for what it takes from there
-    left_out = ""  # why the step isn't done, as far as ``prepare`` or ``look`` has found
+    left_out = ""  # why the step isn't done, as far as ``prepare`` or ``is_usable`` has found
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -74,7 +74,7 @@ class Operation:
         """Whether a container with a volume in this step's way does without it."""
         return False
 
-    def look(self, host: "Rootfs") -> bool:  # noqa: ARG002
+    def is_usable(self, host: "Rootfs") -> bool:  # noqa: ARG002
         """Tell whether the step is done with what its ``root``, which ``host`` is, has now.
 
         Where it isn't, ``left_out`` says why, "" for what isn't there and needn't be.
@@ -128,7 +128,7 @@ class _Bind(Operation):
     def check(self, status: os.stat_result) -> None:
         """Raise InjectError where the source isn't what it should be."""
 
-    def look(self, host: "Rootfs") -> bool:
+    def is_usable(self, host: "Rootfs") -> bool:
         """Tell whether there is a source that may be mounted; OSError where it can't be opened."""
         fd = self._opened(host)
         if fd is not None:
@@ -513,7 +513,7 @@ def usable(operations: "list[Operation]") -> "tuple[list[Operation], list[str]]"
     with Roots() as roots:
         for op in operations:
             try:
-                done = op.look(roots.of(op.root))
+                done = op.is_usable(roots.of(op.root))
             except OSError:
                 done = True  # a root that isn't there is said by whoever opens it
             if done:

@@ -78,7 +78,7 @@ def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> "set[Numbe
         return set()
     from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - for such containers alone
 
-    return _numbers(apply.apply({}, apply.resolve(saved.look(config), names)))
+    return _numbers(apply.apply({}, apply.resolve(saved.read_folders(config), names)))
 
 
 def _numbers(data: "dict[str, Any]", bundle: str = "") -> "set[Numbers]":
@@ -178,7 +178,7 @@ def _of_documents(kind: str, has: "set[Numbers]", config: "Config") -> dict[str,
     from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - for such kinds alone
 
     owners: dict[Numbers, list[tuple[int, str, set[Numbers]]]] = {}
-    for name, device in saved.look(config).devices.items():
+    for name, device in saved.read_folders(config).devices.items():
         if name.partition("=")[0] != kind:
             continue
         try:

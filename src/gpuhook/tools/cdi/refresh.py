@@ -99,7 +99,7 @@ def locked(state: str) -> contextlib.AbstractContextManager[None]:
     return Lock(folder, "writing CDI documents", _PATIENCE, CdiError).held()
 
 
-def look(vendor: contract.Vendor, config: Config, hook: str, *, save: bool) -> Source:
+def source_of(vendor: contract.Vendor, config: Config, hook: str, *, save: bool) -> Source:
     """Return what documents of a vendor's devices are made of; DriverError where it has none."""
     inventory = cache.get_inventory(config, vendor, save=save)
     path = config.path and os.path.abspath(config.path)
@@ -108,7 +108,7 @@ def look(vendor: contract.Vendor, config: Config, hook: str, *, save: bool) -> S
 
 def others(path: str, kind: str) -> list[str]:
     """Return warnings of files beside a document that name its devices: none counts then."""
-    conflicts = folders.look([os.path.dirname(path)]).conflicts
+    conflicts = folders.read_folders([os.path.dirname(path)]).conflicts
     files = [each for name, each in conflicts.items() if name.startswith(f"{kind}=")]
     found = dict.fromkeys(file for each in files if path in each for file in each if file != path)
     return [
@@ -176,7 +176,7 @@ def is_ours(document: dict[str, Any]) -> bool:
 
 def naming(hook: str, places: "Iterable[str]") -> list[str]:
     """Return the documents in folders that name a hook's program, whoever wrote them."""
-    documents = folders.look(places).documents
+    documents = folders.read_folders(places).documents
     return [path for path, each in documents.items() if any(_is(hook, it) for it in _hooks(each))]
 
 
@@ -237,7 +237,7 @@ def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
 
 def _wanted(path: str, names: "ModuleType", found: Kept, config: Config, *, save: bool) -> Wanted:
     try:
-        source = look(contract.load(names), config, found.hook, save=save)
+        source = source_of(contract.load(names), config, found.hook, save=save)
         if save:  # containers with CDI devices have no gpu-py that would
             dev_char.make_links(source.inventory.nodes, source.inventory.root)
         made = generate(source)

@@ -150,9 +150,7 @@ def containers(ctx: click.Context, _: str) -> list[str]:
     found = records.read_all(_config(ctx).state_dir)
     ids = [str(each["id"]) for each in found if each["id"]]
     names = Names(patience=_PATIENCE)
-    names.look(
-        [(str(each.get("engine", "")), each["id"], each.get("bundle", "")) for each in found]
-    )
+    names.ask([(str(each.get("engine", "")), each["id"], each.get("bundle", "")) for each in found])
     return [names.of(each)[0] or _containers.short(each) for each in ids]
 
 

@@ -23,7 +23,7 @@ pod_resources_option = click.option(
 def names_of(containers: Iterable[Container]) -> Names:
     """Return what the engines call these containers, as far as they say it in time."""
     names = Names(patience=_PATIENCE)
-    names.look([(each.engine, each.name, each.bundle) for each in containers])
+    names.ask([(each.engine, each.name, each.bundle) for each in containers])
     return names
 
 

@@ -209,7 +209,7 @@ def _documents(resolved: Resolved, config: Config) -> list[ApplyDocument]:
         return []
     from gpuhook.start.cdi import apply, folders  # noqa: PLC0415 - slow: only for documents
 
-    found = folders.look(config.cdi_spec_dirs)
+    found = folders.read_folders(config.cdi_spec_dirs)
     apply.resolve(found, resolved.cdi_devices)
     operations = []
     seen: set[str] = set()
@@ -256,7 +256,7 @@ def _image(root_path: str | None, config: Config, resolved: Resolved) -> image.I
     if root_path is None or not os.path.isdir(root_path):
         return image.unknown()
     with Rootfs(root_path) as root:
-        return image.look(root, config, resolved.looks())
+        return image.examine(root, config, resolved.examiners())
 
 
 def _request_lines(explanation: Explanation) -> list[str]:

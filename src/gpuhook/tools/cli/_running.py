@@ -28,7 +28,7 @@ _NAMED = 4
 _PATHS = 8
 
 
-def look(word: str, explanation: Explanation, config_path: str | None) -> Spec | None:
+def read_running(word: str, explanation: Explanation, config_path: str | None) -> Spec | None:
     """Put into an explanation what a running container was given; return what its engine wrote.
 
     None where that isn't found. Raises ContainerError for a word that means no container.

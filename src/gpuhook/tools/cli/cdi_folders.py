@@ -41,7 +41,7 @@ def list_(spec_dirs: tuple[str, ...], config_path: str | None, output_format: st
     Also says which names are in two files, and which files engines don't read, and why.
     """
     chosen = spec_dirs or load(config_path).cdi_spec_dirs
-    found = folders.look(chosen)
+    found = folders.read_folders(chosen)
     devices = [found.devices[name] for name in sorted(found.devices)]
     if output_format == "json":
         print_json(
@@ -100,7 +100,7 @@ def validate(files: tuple[str, ...], spec_dirs: tuple[str, ...], config_path: st
         for file in files:
             _examine(file, found)
     else:
-        found = folders.look(spec_dirs or load(config_path).cdi_spec_dirs)
+        found = folders.read_folders(spec_dirs or load(config_path).cdi_spec_dirs)
     errors = [*map(str, found.errors), *_conflicts(found)]
     if spec_dirs:
         errors += [str(each) for each in found.ignored if each.reason == folders.MISSING]

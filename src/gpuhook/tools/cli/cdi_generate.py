@@ -131,7 +131,7 @@ def _sources(
     hook = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs are in one folder")
 
     def look(vendor: contract.Vendor) -> Source:
-        return refreshing.look(vendor, config, hook, save=save)
+        return refreshing.source_of(vendor, config, hook, save=save)
 
     known = {each.KIND: each for each in registry.known(config).values()}
     unknown = [kind for kind in kinds if kind not in known]

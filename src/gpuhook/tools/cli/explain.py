@@ -45,7 +45,7 @@ class _Given(NamedTuple):
     def read(self, explanation: Explanation, config_path: str | None) -> Spec | None:
         """Return the container's spec, None where a running one's isn't found."""
         if self.container:
-            return _running.look(self.container, explanation, config_path)
+            return _running.read_running(self.container, explanation, config_path)
         if self.bundle or self.spec:
             return read_spec(self.spec or os.path.join(self.bundle or "", "config.json"))
         return self._spelled_out(explanation)

@@ -66,7 +66,7 @@ def metrics(
         raise click.UsageError("--textfile serves nothing: it doesn't go with --listen.")
     if web_config is not None and textfile is not None:
         raise click.UsageError("--textfile serves nothing: it doesn't go with --web-config.")
-    options = exporter.Options(cadvisor=cadvisor, dcgm=dcgm)
+    options = exporter.SeriesOptions(cadvisor=cadvisor, dcgm=dcgm)
     config = load(config_path)
     if os.path.isdir(driver_root_ctr_path):
         config.root = driver_root_ctr_path

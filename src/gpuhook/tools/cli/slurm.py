@@ -51,7 +51,7 @@ def gres_(config_path: str | None, node: str | None, output: str) -> None:
     Run it where all devices can be opened: not in a job.
     """
     config = load(config_path)
-    machine = devices.look(config)
+    machine = devices.devices_here(config)
     links, unknown = devices.links(machine.devices, config)
     cores = Cores()
     entries = [_entry(each, cores, links) for each in machine.devices]

@@ -74,7 +74,7 @@ class Case:
     @cached_property
     def cdi(self) -> folders.Found:
         """What the folders of CDI documents hold, as gpu-py finds it; see ``path_on``."""
-        return folders.look(map(self.machine.path, self.config.cdi_spec_dirs))
+        return folders.read_folders(map(self.machine.path, self.config.cdi_spec_dirs))
 
     def settings(self, path: str) -> list[str]:
         """Return where an engine's settings are: in /etc, and an ordinary user's in ~/.config."""

@@ -348,7 +348,7 @@ def _hidden(case: Case) -> dict[tuple[str, str], list[str]]:
     """Return (file, later file) with the names that both have, and that mean something else."""
     found: dict[tuple[str, str], list[str]] = {}
     for folder in case.cdi.folders:
-        for name, device in folders.look([folder]).devices.items():
+        for name, device in folders.read_folders([folder]).devices.items():
             other = case.cdi.devices.get(name)
             if other is None or other.file == device.file:
                 continue

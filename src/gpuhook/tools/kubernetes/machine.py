@@ -53,7 +53,7 @@ class _Seen:
         self.again = now + self.back_off.grow()
 
 
-class Machine:
+class HostDevices:
     """The vendors that this machine has something of; ``tell`` gets a sentence for what changes.
 
     ``follow`` does what ``inventory.cache.follow`` does, and may raise NotYet. Without ``linked``
@@ -120,7 +120,7 @@ class Machine:
         every = [seen.failure for seen in self._seen.values() if seen.failure is not None]
         return (list(self.failures().values()) or every)[0]
 
-    def look(self, *, eager: bool = False) -> bool:
+    def refresh(self, *, eager: bool = False) -> bool:
         """Look at all vendors; tell whether anything is different. ``eager`` waits for no pause."""
         news = [self._look(seen, eager=eager) for seen in self._seen.values()]
         return any(news)

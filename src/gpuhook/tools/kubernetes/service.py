@@ -22,7 +22,7 @@ from gpuhook.tools.host.uevents import KernelEvents, listen
 from gpuhook.tools.kubernetes import INSTALL, documents, driver, folder
 from gpuhook.tools.kubernetes.children import Listener, Server
 from gpuhook.tools.kubernetes.health import Health
-from gpuhook.tools.kubernetes.machine import Found, Machine
+from gpuhook.tools.kubernetes.machine import Found, HostDevices
 from gpuhook.tools.kubernetes.resources import resources
 from gpuhook.tools.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, Settings
 from gpuhook.tools.kubernetes.state import State
@@ -175,7 +175,7 @@ class Supervisor:
         self._config = config
         self._signals = signals
         self._clock = time.monotonic
-        self._machine = Machine(config, tell, self._clock)
+        self._machine = HostDevices(config, tell, self._clock)
         self._health = Health(settings.recovery, self._clock)
         self._server = Server(settings, tell, self._clock)
         self._listeners: dict[str, Listener] = {}  # by vendor
@@ -284,7 +284,7 @@ class Supervisor:
     def _look(self, *, eager: bool = False) -> None:
         """Look at all vendors, and do what follows from what is different."""
         self._is_eager = False
-        changed = self._machine.look(eager=eager)
+        changed = self._machine.refresh(eager=eager)
         self._look_at = self._clock() + self._settings.interval
         if not changed:
             return

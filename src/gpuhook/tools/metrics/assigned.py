@@ -53,7 +53,7 @@ class Holders:
         """Look around again the next time."""
         self._again = 0.0
 
-    def look(self, inventories: Iterable[Inventory], *, around: bool) -> list[Holder]:
+    def find(self, inventories: Iterable[Inventory], *, around: bool) -> list[Holder]:
         """Return the containers: those with a record as they are now, others as of a while ago.
 
         With ``around`` it looks for those first, where it is time; it does so the first time.

@@ -50,14 +50,14 @@ _GAUGES: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
 
 
 @dataclass(frozen=True)
-class Options:
+class SeriesOptions:
     """Which series there are beside ours: cAdvisor's three, DCGM's."""
 
     cadvisor: bool = False
     dcgm: bool = False
 
 
-def families(snapshot: Snapshot, options: Options, seconds: float) -> Iterator[Family]:
+def families(snapshot: Snapshot, options: SeriesOptions, seconds: float) -> Iterator[Family]:
     """Yield the families of a look that took so many seconds."""
     yield from _of_devices(snapshot)
     yield from _of_containers(snapshot)
@@ -68,12 +68,12 @@ def families(snapshot: Snapshot, options: Options, seconds: float) -> Iterator[F
     yield from _of_ourselves(snapshot, seconds)
 
 
-def text(snapshot: Snapshot, options: Options, seconds: float, *, openmetrics: bool) -> bytes:
+def text(snapshot: Snapshot, options: SeriesOptions, seconds: float, *, openmetrics: bool) -> bytes:
     """Return the series, as OpenMetrics or in text format 0.0.4."""
     return encode(families(snapshot, options, seconds), openmetrics=openmetrics)
 
 
-def write(snapshot: Snapshot, options: Options, seconds: float, path: str) -> None:
+def write(snapshot: Snapshot, options: SeriesOptions, seconds: float, path: str) -> None:
     """Write the series into a file for node_exporter, in one step; MetricsError if that fails."""
     data = text(snapshot, options, seconds, openmetrics=False)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from gpuhook.ground.config.model import Config
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.inventory.selection import fallen_off
-from gpuhook.tools.kubernetes.machine import Machine
+from gpuhook.tools.kubernetes.machine import HostDevices
 from gpuhook.tools.metrics import kubelet, pods
 from gpuhook.tools.metrics.assigned import Holder, Holders
 from gpuhook.tools.metrics.inventories import Inventories
@@ -64,7 +64,9 @@ class Observer:
         self._clock = clock
         self._patience = patience
         self._inventories = Inventories(clock)
-        self._machine = Machine(config, tell, clock, follow=self._inventories.follow, linked=False)
+        self._machine = HostDevices(
+            config, tell, clock, follow=self._inventories.follow, linked=False
+        )
         self._telemetry: dict[str, Telemetry | None] = {}
         self._place = kubelet.Place(pod_resources)
         self._kubelet = Telemetry(kubelet, "Kubernetes", config, clock, patience / 4, "kubelet")
@@ -96,7 +98,7 @@ class Observer:
             answers = [self._ask(*each, problems) for each in found]
         with self._timed("containers"):
             inventories = [inventory for _, inventory in found]
-            holders = self._holders.look(inventories, around=not self._prepared)
+            holders = self._holders.find(inventories, around=not self._prepared)
             values = {key: value for answer in answers for key, value in answer.items()}
             problems += self._holders.problems
             containers, usages = self._assemble(holders, values, problems)
@@ -124,7 +126,7 @@ class Observer:
 
     def _look(self, patience: float) -> None:
         self._inventories.wait_for(patience)
-        if self._machine.look():
+        if self._machine.refresh():
             self._holders.forget()  # others may have devices now
 
     def let_go(self, seconds: float = 0.0) -> None:
@@ -294,7 +296,7 @@ class Observer:
 
     def _ask_names(self, holders: list[Holder], known: Mapping[str, Container]) -> None:
         bundles = {each.container.name: each.bundle for each in holders}
-        self._names.look(
+        self._names.ask(
             [(each.engine, each.id, bundles.get(each.id, "")) for each in known.values()]
         )
 

@@ -76,7 +76,11 @@ class Service:
     """
 
     def __init__(
-        self, observer: Observer, options: exporter.Options, tell: Tell, web: Web | None = None
+        self,
+        observer: Observer,
+        options: exporter.SeriesOptions,
+        tell: Tell,
+        web: Web | None = None,
     ) -> None:
         self._web = web
         self._observer = observer

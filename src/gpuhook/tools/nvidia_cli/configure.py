@@ -40,7 +40,7 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
     with inject.open_container(pid, target.root) as container:
         if target.pid is None:
             container.adopt(callers.mount_tables())
-        found = image.look(container, config, {NAME: grant.vendor.look})
+        found = image.examine(container, config, {NAME: grant.vendor.examine})
         plan = make_plan([grant], found)
         record = records.describe(State("", pid, "", None), None, [grant])
         exclusive = config.exclusive

@@ -141,7 +141,9 @@ def generate(
         )
     kind = _kind(vendor, device_class)
     hook = _hook(given["hook_path"])
-    source = refreshing.look(contract.load(registry.known(config)[NAME]), config, hook, save=False)
+    source = refreshing.source_of(
+        contract.load(registry.known(config)[NAME]), config, hook, save=False
+    )
     made = generate_document(source, _strategies(strategies))
     document = {**made.document, "kind": kind}
     if no_all_device or "none" in ids:
@@ -249,7 +251,7 @@ def list_(spec_dirs: tuple[str, ...]) -> None:
 
     gpuhook cdi list also says which file each comes from.
     """
-    found = folders.look(items(spec_dirs) or load(config_path()).cdi_spec_dirs)
+    found = folders.read_folders(items(spec_dirs) or load(config_path()).cdi_spec_dirs)
     for error in found.errors:
         say(f"warning: {error}")
     for name, files in sorted(found.conflicts.items()):

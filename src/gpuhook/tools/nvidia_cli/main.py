@@ -249,7 +249,7 @@ def _request(found: "Found") -> Request:
         raise CliError("input error", "too many requirements")
     known = {option.name for option in options.CAPABILITIES}
     devices = _items(found, "device")
-    asked = variables.Options(
+    asked = variables.NvidiaOptions(
         capabilities=tuple(sorted({name for name, _ in found if name in known})),
         requirements=requirements,
         imex_channels=variables.imex_channels(_items(found, "imex-channel")),

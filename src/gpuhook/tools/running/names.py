@@ -28,7 +28,7 @@ class Names:
         self._known: Called = {}
         self._again = {"docker": 0.0, "podman": 0.0}
 
-    def look(self, wanted: Collection[tuple[str, str, str]]) -> None:
+    def ask(self, wanted: Collection[tuple[str, str, str]]) -> None:
         """Ask for those that aren't known: (engine, id, bundle); forget the others."""
         ids = {container for _, container, _ in wanted}
         self._known = {key: value for key, value in self._known.items() if key in ids}

@@ -39,7 +39,7 @@ class Owned(NamedTuple):
         return [f"{self.inventory.root.rstrip('/')}{path}" for path in dict.fromkeys(paths)]
 
 
-class Machine(NamedTuple):
+class SlurmDevices(NamedTuple):
     """What there is: devices to hand out, why others aren't, and drivers that fail."""
 
     devices: list[Owned]
@@ -47,7 +47,7 @@ class Machine(NamedTuple):
     failed: list[DriverError]
 
 
-def look(config: Config, *, save: bool = True) -> Machine:
+def devices_here(config: Config, *, save: bool = True) -> SlurmDevices:
     """Return the machine's devices; DriverError where no vendor's driver works here.
 
     ``save`` says whether what a driver answers is saved: in a job it knows the job's devices alone.
@@ -58,7 +58,7 @@ def look(config: Config, *, save: bool = True) -> Machine:
 
     found, failed = survey.present(config, ask)
     devices = [device for each, _ in found for device in each]
-    return Machine(devices, [line for _, lines in found for line in lines], failed)
+    return SlurmDevices(devices, [line for _, lines in found for line in lines], failed)
 
 
 def _of(

@@ -17,7 +17,7 @@ from gpuhook.ground.errors import ConfigError, RequestError
 from gpuhook.ground.host import files
 from gpuhook.ground.oci.process import Setting, set_variable
 from gpuhook.ground.oci.spec import Spec, read_spec
-from gpuhook.tools.slurm.devices import Owned, look
+from gpuhook.tools.slurm.devices import Owned, devices_here
 from gpuhook.vendors import registry
 
 CGROUP_CONF = "/etc/slurm/cgroup.conf"
@@ -41,7 +41,7 @@ def write_request(bundle: str, config: Config, cgroup_conf: str = CGROUP_CONF) -
     """
     _require_constraint(cgroup_conf)
     spec = read_spec(os.path.join(bundle, "config.json"))
-    machine = look(config, save=False)
+    machine = devices_here(config, save=False)
     if machine.failed:
         raise machine.failed[0]
     mine = [each for each in machine.devices if is_given(map(answer, each.files))]

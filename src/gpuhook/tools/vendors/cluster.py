@@ -88,5 +88,5 @@ class Cluster:
 def of(names: ModuleType) -> Cluster:
     """Return the answers of the vendor with these names."""
     module = part(names, "cluster")
-    found: Cluster = (module.Cluster if module else Cluster)(names)
+    found: Cluster = (module.CLUSTER if module else Cluster)(names)
     return found

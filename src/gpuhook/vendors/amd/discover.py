@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 def discover(path: str) -> Inventory:
     """Look at the driver root; DriverError where there is no driver."""
-    return bound.look(names.TITLE, path, _discover)
+    return bound.discover_below(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:

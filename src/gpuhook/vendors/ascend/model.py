@@ -5,7 +5,7 @@ from gpuhook.start.inventory import model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.vendors.ascend.variables import Options
+    from gpuhook.vendors.ascend.variables import AscendOptions
 
 DRIVER_NAME = "devdrv_device_driver"
 PCI_DRIVER = f"/sys/bus/pci/drivers/{DRIVER_NAME}"
@@ -51,7 +51,7 @@ class Inventory(model.Inventory, lists=MountList):
         alike = [each for each in self.lists if each.name.lower() == name.lower()]
         return next(iter(exact or alike), None)
 
-    def asked_lists(self, options: "Options") -> list[MountList]:
+    def asked_lists(self, options: "AscendOptions") -> list[MountList]:
         """Return the lists that a container gets, once each."""
         found = [] if options.nodes_only else [self.list_called(name) for name in options.lists]
         return list({each.name: each for each in found if each is not None}.values())

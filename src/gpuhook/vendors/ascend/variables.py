@@ -25,7 +25,7 @@ _BOOLEANS = {"": False, "true": True, "false": False}
 _MOST = 1 << 10  # numbers in a range of vNPUs; a machine has 16 for each of its NPUs
 
 
-class Options(Record):
+class AscendOptions(Record):
     """What a container asks for beside NPUs.
 
     ``lists`` are the names of the host's lists of files that it gets. With ``nodes_only`` it
@@ -43,7 +43,7 @@ class Options(Record):
         return [("Lists of files", "none" if self.nodes_only else ", ".join(self.lists))]
 
 
-def read(reading: "Reading", options: Options) -> None:
+def read(reading: "Reading", options: AscendOptions) -> None:
     """Fill in the options of a container; RequestError for what is wrong."""
     if reading.devices is None:
         return

@@ -49,10 +49,10 @@ class Ascend(Vendor):
             [freshness.status(root + folder) for folder in LIBRARY_FOLDERS],
         ]
 
-    def options(self) -> variables.Options:
-        return variables.Options()
+    def options(self) -> variables.AscendOptions:
+        return variables.AscendOptions()
 
-    def read(self, reading: "Reading", options: variables.Options) -> None:
+    def read(self, reading: "Reading", options: variables.AscendOptions) -> None:
         variables.read(reading, options)
 
     def check(self, grant: "Grant") -> None:

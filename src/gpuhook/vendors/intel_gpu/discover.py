@@ -46,7 +46,7 @@ class _Gpu:
 
 def discover(path: str) -> Inventory:
     """Look at the driver root; DriverError if there is no driver."""
-    return bound.look(names.TITLE, path, _discover)
+    return bound.discover_below(names.TITLE, path, _discover)
 
 
 def _discover(root: Rootfs) -> Inventory:

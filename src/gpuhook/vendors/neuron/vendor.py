@@ -27,7 +27,7 @@ _MOST_CORES = 1 << 12  # more than any machine has
 _JOINED = 8  # from so many cores of a device on, an application may use them two by two
 
 
-class Options(Record):
+class NeuronOptions(Record):
     """What a container asks for beside devices: the cores that its application is to use.
 
     () for all that it finds, and for what can't be understood: that is the application's.
@@ -50,8 +50,8 @@ class Neuron(Vendor):
         folder = self.root(config).rstrip("/") + CLASS
         return [[name, freshness.text(f"{folder}/{name}/dev")] for name in freshness.names(folder)]
 
-    def options(self) -> Options:
-        return Options()
+    def options(self) -> NeuronOptions:
+        return NeuronOptions()
 
     def read(self, reading: "Reading", options: "Any") -> None:
         options.cores = core_list(reading.env.get(CORES, ""))

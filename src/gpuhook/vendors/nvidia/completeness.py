@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuhook.start.contract import Grant
     from gpuhook.start.inventory.model import DriverFile, Node
     from gpuhook.vendors.nvidia.model import Inventory
-    from gpuhook.vendors.nvidia.variables import Options
+    from gpuhook.vendors.nvidia.variables import NvidiaOptions
 
 MAKE_UVM = "nvidia-modprobe -u -c=0"
 
@@ -80,7 +80,7 @@ def unusable(grant: "Grant") -> list[str]:
     return found
 
 
-def _unusable(options: "Options", inventory: "Inventory") -> "Iterator[tuple[str, str, str]]":
+def _unusable(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator[tuple[str, str, str]]":
     """Yield the capabilities that can't work, each with cause and remedy."""
     if inventory.platform:
         return  # its driver has other parts, and comes as a whole

@@ -115,7 +115,7 @@ def decide(
     return bool(library and driver and library[0] > driver[0])
 
 
-def look(root: "Rootfs") -> CudaCompat | None:
+def find_newer(root: "Rootfs") -> CudaCompat | None:
     """Return what an image brings, read through its confined root; None if it is nothing usable."""
     names = root.list_folder(FOLDER)
     if not names or len(names) > _MOST_FILES:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpuhook.start.contract import Grant
     from gpuhook.start.inventory.model import Node
     from gpuhook.vendors.nvidia.model import Inventory, Selection
-    from gpuhook.vendors.nvidia.variables import Options
+    from gpuhook.vendors.nvidia.variables import NvidiaOptions
 
 _GRAPHICS = frozenset({"graphics", "display"})
 
@@ -71,7 +71,7 @@ def _of_platform(grant: "Grant") -> "list[tuple[Node, str]]":
     return existing(wanted, grant.inventory.nodes)
 
 
-def _control(options: "Options") -> "Iterator[tuple[str, str]]":
+def _control(options: "NvidiaOptions") -> "Iterator[tuple[str, str]]":
     yield CONTROL.path, "driver control"
     for capability in options.capabilities:
         for node in CONTROL_NODES:
@@ -79,7 +79,7 @@ def _control(options: "Options") -> "Iterator[tuple[str, str]]":
                 yield node.path, capability
 
 
-def _gpus(options: "Options", selected: "Selection") -> "Iterator[tuple[str, str]]":
+def _gpus(options: "NvidiaOptions", selected: "Selection") -> "Iterator[tuple[str, str]]":
     parts_only = {gpu.uuid for gpu, _ in selected.migs} - set(selected.uuids)
     for gpu in selected.gpus:
         yield gpu.path, f"GPU {gpu.index}"
@@ -94,14 +94,14 @@ def _mig(selected: "Selection") -> "Iterator[tuple[str, str]]":
             yield path, f"MIG device {gpu.index}:{mig.index}"
 
 
-def _features(options: "Options", inventory: "Inventory") -> "Iterator[tuple[str, str]]":
+def _features(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator[tuple[str, str]]":
     for node in inventory.nodes if options.features else ():
         feature = feature_of(node.path)
         if feature is not None and feature in options.features:
             yield node.path, f"{feature_variable(feature)}=enabled"
 
 
-def _imex(options: "Options", inventory: "Inventory") -> "Iterator[tuple[Node, str]]":
+def _imex(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator[tuple[Node, str]]":
     for channel in options.imex_channels:
         node = inventory.node(f"{IMEX_FOLDER}/channel{channel}")
         if node is None:  # protects: channel-node
@@ -150,7 +150,7 @@ def manages_mig(grant: "Grant") -> bool:
     return _managed(grant.request.options) and _caps_major(grant.inventory) is not None
 
 
-def _managed(options: "Options") -> bool:
+def _managed(options: "NvidiaOptions") -> bool:
     return options.mig_config is not None or options.mig_monitor is not None
 
 

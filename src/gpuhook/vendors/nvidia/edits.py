@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gpuhook.start.plan.operations import Operation
     from gpuhook.vendors.nvidia.cuda_compat import CudaCompat
     from gpuhook.vendors.nvidia.model import Inventory, Selection
-    from gpuhook.vendors.nvidia.variables import Options
+    from gpuhook.vendors.nvidia.variables import NvidiaOptions
 
 # driver capability -> the library sets it brings (video can't decode without CUDA's).
 _LIBRARY_SETS = {
@@ -133,7 +133,7 @@ def _default_links(
                 yield Symlink(f"{place}/{name}", f"{folder}/{file}", replace=True, reason=reason)
 
 
-def _wanted_files(options: "Options", inventory: "Inventory") -> "Iterator[DriverFile]":
+def _wanted_files(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator[DriverFile]":
     """Yield the files to mount, each destination once, in the inventory's order."""
     sets = {name for capability in options.capabilities for name in _LIBRARY_SETS[capability]}
     sets.update(options.features)
@@ -229,7 +229,7 @@ def _extra_links(files: "list[DriverFile]") -> "Iterator[tuple[str, str, str]]":
 
 
 def _gbm_link(
-    options: "Options", libraries: "list[tuple[DriverFile, str]]"
+    options: "NvidiaOptions", libraries: "list[tuple[DriverFile, str]]"
 ) -> "Iterator[Operation]":
     """Yield the link by which GBM finds the driver."""
     for file, folder in libraries:
@@ -238,7 +238,7 @@ def _gbm_link(
             yield Symlink(f"{folder}/{name}", target, replace=False, reason="graphics")
 
 
-def _profile(options: "Options", selection: "Selection") -> "Iterator[Operation]":
+def _profile(options: "NvidiaOptions", selection: "Selection") -> "Iterator[Operation]":
     """Yield the profile that limits EGL to the container's GPUs."""
     if "graphics" in options.capabilities or "display" in options.capabilities:
         text = own_files.profile(gpu.minor for gpu in selection.gpus)
@@ -247,9 +247,11 @@ def _profile(options: "Options", selection: "Selection") -> "Iterator[Operation]
             yield WriteFile(own_files.PROFILE_PATH, text, mode, "graphics on these GPUs alone")
 
 
-def _compat(options: "Options", inventory: "Inventory", image: "Image") -> "CudaCompat | None":
+def _compat(
+    options: "NvidiaOptions", inventory: "Inventory", image: "Image"
+) -> "CudaCompat | None":
     """Return the image's newer CUDA where it should be used instead of the driver's."""
-    compat: Any = image.brings.get(NAME)  # what cuda_compat.look found
+    compat: Any = image.brings.get(NAME)  # what cuda_compat.find_newer found
     if compat is None or "compute" not in options.capabilities:
         return None
     use = cuda_compat.decide(
@@ -275,7 +277,9 @@ def _ld_cache(
     return UpdateLdCache(tuple(entries), "driver libraries", ldconfig)
 
 
-def _proc(options: "Options", inventory: "Inventory", selection: "Selection") -> MaskProc:
+def _proc(
+    options: "NvidiaOptions", inventory: "Inventory", selection: "Selection"
+) -> MaskProc:
     binds = [f"gpus/{gpu.kernel_bus_id}" for gpu in selection.gpus]  # protects: proc-selected
     if options.mig_config is not None:
         binds.append("capabilities/mig/config")

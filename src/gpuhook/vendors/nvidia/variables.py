@@ -35,7 +35,7 @@ CSV_MOUNTS = "csv-mounts"  # what _REQUIRE_JETPACK asks for: what all of Tegra's
 _UINT32 = 1 << 32
 
 
-class Options(Record):
+class NvidiaOptions(Record):
     """What a container asks for beside GPUs.
 
     ``capabilities`` are the parts of the driver, sorted; ``requirements`` the image's
@@ -61,7 +61,7 @@ class Options(Record):
         ]
 
 
-def read(reading: "Reading", options: Options) -> None:
+def read(reading: "Reading", options: NvidiaOptions) -> None:
     """Fill in the options of a container; RequestError or a subclass for what is wrong.
 
     Nothing is wrong with a container that asks for no device.

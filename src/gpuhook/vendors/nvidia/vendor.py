@@ -71,12 +71,12 @@ class Nvidia(Vendor):
 
         return driver_files.volatile_paths()
 
-    def options(self) -> variables.Options:
-        return variables.Options()
+    def options(self) -> variables.NvidiaOptions:
+        return variables.NvidiaOptions()
 
-    def everything(self, config: "Config") -> variables.Options:
+    def everything(self, config: "Config") -> variables.NvidiaOptions:
         supported = variables.supported_capabilities(config.supported_driver_capabilities)
-        return variables.Options(capabilities=supported)
+        return variables.NvidiaOptions(capabilities=supported)
 
     def offered(self, grant: "Grant") -> "tuple[list[Device], list[str]]":
         found, reasons = super().offered(grant)
@@ -86,7 +86,7 @@ class Nvidia(Vendor):
         reasons += completeness.unusable(grant)
         return [device for device in found if device.id not in without], reasons
 
-    def read(self, reading: "Reading", options: variables.Options) -> None:
+    def read(self, reading: "Reading", options: variables.NvidiaOptions) -> None:
         variables.read(reading, options)
 
     def check(self, grant: "Grant") -> None:
@@ -104,10 +104,10 @@ class Nvidia(Vendor):
     def rules(self, grant: "Grant") -> "dict[tuple[int, int], str]":
         return device_nodes.management_rules(grant)
 
-    def look(self, root: "Rootfs", config: "Config") -> "Record | None":
+    def examine(self, root: "Rootfs", config: "Config") -> "Record | None":
         from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - the hook's, not the runtime's
 
-        return cuda_compat.look(root) if cuda_compat.wanted(config) else None
+        return cuda_compat.find_newer(root) if cuda_compat.wanted(config) else None
 
     def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":
         from gpuhook.vendors.nvidia import edits  # noqa: PLC0415 - as in look
@@ -124,7 +124,7 @@ def _tegra(folder: str, nodes: "list[str]") -> "list[Any]":
 def _mig_instances(folder: str) -> "list[Any]":
     """Return the names of all GPU and compute instances, gone through once.
 
-    The inode is part of it: an instance destroyed and made anew is another one.
+    The inode is part of it: an instance destroyed and made again is another one.
     """
     found: list[Any] = []
     for gpu in listed(folder):

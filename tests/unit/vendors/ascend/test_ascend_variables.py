@@ -8,7 +8,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import RequestError
 from gpuhook.start.request.reader import Request, SpecReader
 from gpuhook.vendors.ascend import names, variables
-from gpuhook.vendors.ascend.variables import Options
+from gpuhook.vendors.ascend.variables import AscendOptions
 from gpuhook.vendors.ascend.vendor import VENDOR
 
 Case = dict[str, Any]
@@ -20,10 +20,10 @@ def read(*env: str) -> Request:
 
 
 def test_what_a_container_gets_that_says_nothing_else() -> None:
-    assert read(f"{ASK}=0").options == Options()
-    assert Options().lists == ("base",)
-    assert Options().facts() == [("Lists of files", "base")]
-    assert Options(nodes_only=True).facts() == [("Lists of files", "none")]
+    assert read(f"{ASK}=0").options == AscendOptions()
+    assert AscendOptions().lists == ("base",)
+    assert AscendOptions().facts() == [("Lists of files", "base")]
+    assert AscendOptions(nodes_only=True).facts() == [("Lists of files", "none")]
 
 
 def test_lists_are_heard_where_devices_are() -> None:
@@ -32,7 +32,7 @@ def test_lists_are_heard_where_devices_are() -> None:
     spec = {"process": {"env": ["ASCEND_RUNTIME_MOUNTS=a"]}}
     by_mounts = (f"{names.KIND}=0",)  # as a mount of NVIDIA's names it
     found = SpecReader(spec, config).read(names, VENDOR, by_mounts)
-    assert (found.devices, found.options) == (by_mounts, Options())
+    assert (found.devices, found.options) == (by_mounts, AscendOptions())
     [(source, why)] = found.ignored
     assert (source, why[:21]) == ("environment", "ASCEND_RUNTIME_MOUNTS")
 
@@ -44,7 +44,7 @@ def test_options_are_read() -> None:
         "ASCEND_RUNTIME_MOUNTS=a, b,,a",
         "DISABLE_UB_MOUNT=true",
     )
-    assert request.options == Options(("a", "b"), nodes_only=True, virtual=True, no_ub=True)
+    assert request.options == AscendOptions(("a", "b"), nodes_only=True, virtual=True, no_ub=True)
     assert request.to_json()["lists"] == ["a", "b"]
 
 
@@ -152,4 +152,4 @@ def test_engine_sockets(case: Case) -> None:
     request = read(f"{ASK}=0", *env)
     asked = any(entry.startswith("MOUNT_BY_RUNTIME_FOR_DP") for entry in env)
     assert [source for source, _ in request.ignored] == ["environment"] * asked
-    assert request.options == Options()
+    assert request.options == AscendOptions()

@@ -1,9 +1,12 @@
 """AMD's GPUs and partitions for a cluster."""
 
-from gpuhook.tools.vendors import cluster
+from gpuhook.tools.vendors.cluster import Cluster
 
 
-class Cluster(cluster.Cluster):
+class AmdCluster(Cluster):
     """GPUs and partitions, each one of a resource."""
 
     nothing = "none"  # AMD's own runtime takes void for the name of a GPU
+
+
+CLUSTER = AmdCluster

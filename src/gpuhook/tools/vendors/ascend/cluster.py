@@ -7,7 +7,7 @@ here, so vNPUs have one name for all sizes.
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.start.inventory.model import Device
-from gpuhook.tools.vendors import cluster
+from gpuhook.tools.vendors.cluster import Cluster
 
 _DOMAIN = "huawei.com"
 _FAMILIES = {
@@ -21,7 +21,7 @@ _FAMILIES = {
 _VIRTUAL = "vNPU"
 
 
-class Cluster(cluster.Cluster):
+class AscendCluster(Cluster):
     """NPUs, and vNPUs by the chip that they are on."""
 
     def resource(self, device: Device, root: Rootfs) -> str:
@@ -30,3 +30,6 @@ class Cluster(cluster.Cluster):
         chip = words[1] if len(words) > 1 else ""
         name = f"{_DOMAIN}/{_FAMILIES.get(chip, 'npu')}"
         return f"{name}-vnpu" if _VIRTUAL in words else name
+
+
+CLUSTER = AscendCluster

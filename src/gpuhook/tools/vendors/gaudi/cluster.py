@@ -1,12 +1,12 @@
 """Gaudis for a cluster: by their address, with the seats that Habana's libraries look for."""
 
 from gpuhook.start.inventory.model import Device
-from gpuhook.tools.vendors import cluster
+from gpuhook.tools.vendors.cluster import Cluster
 from gpuhook.vendors.gaudi.model import seats
 from gpuhook.vendors.gaudi.vendor import MODULES
 
 
-class Cluster(cluster.Cluster):
+class GaudiCluster(Cluster):
     """Whole devices."""
 
     nothing = "none"  # Habana's own hook takes void for all
@@ -14,3 +14,6 @@ class Cluster(cluster.Cluster):
     def variables(self, device: Device) -> dict[str, str]:
         numbers = seats(device)
         return {MODULES: numbers[0]} if numbers else {}
+
+
+CLUSTER = GaudiCluster

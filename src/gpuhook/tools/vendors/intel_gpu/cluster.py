@@ -2,14 +2,14 @@
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.start.inventory.model import Device
-from gpuhook.tools.vendors import cluster
+from gpuhook.tools.vendors.cluster import Cluster
 from gpuhook.vendors import bound
 from gpuhook.vendors.intel_gpu.discover import DRIVERS
 
 _DOMAIN = "gpu.intel.com"
 
 
-class Cluster(cluster.Cluster):
+class IntelGpuCluster(Cluster):
     """GPUs and virtual functions, by address: cards may have other numbers after a reboot."""
 
     def id(self, device: Device) -> str:
@@ -20,3 +20,6 @@ class Cluster(cluster.Cluster):
         folders = {driver: bound.driver_folder(driver) for driver in newer}
         found = [each for each in newer if root.exists(f"{folders[each]}/{device.bus_id}")]
         return f"{_DOMAIN}/{(found or [old])[0]}"
+
+
+CLUSTER = IntelGpuCluster

@@ -2,10 +2,10 @@
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.start.inventory.model import Device
-from gpuhook.tools.vendors import cluster
+from gpuhook.tools.vendors.cluster import Cluster
 
 
-class Cluster(cluster.Cluster):
+class IntelNpuCluster(Cluster):
     """NPUs by address: nodes may have other numbers after a reboot."""
 
     def id(self, device: Device) -> str:
@@ -14,3 +14,6 @@ class Cluster(cluster.Cluster):
     def resource(self, device: Device, root: Rootfs) -> str:
         del device, root
         return "npu.intel.com/accel"
+
+
+CLUSTER = IntelNpuCluster

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from gpuhook.tools.vendors import cluster
+from gpuhook.tools.vendors.cluster import Cluster
 
 
-class Cluster(cluster.Cluster):
+class NeuronCluster(Cluster):
     """Devices of which a container can have neighbours alone (``vendor.Neuron.check``)."""
 
     def links(self, inventory: Any) -> dict[str, dict[str, int]]:
@@ -16,3 +16,6 @@ class Cluster(cluster.Cluster):
                 if other in by_number:
                     found[identity][by_number[other]] = 1
         return found
+
+
+CLUSTER = NeuronCluster

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import RequestError, listed
 from gpuhook.start.inventory.model import Device
-from gpuhook.tools.vendors import cluster
-from gpuhook.tools.vendors.cluster import Offers
+from gpuhook.tools.vendors.cluster import Cluster, Offers
 from gpuhook.vendors.nvidia.model import Inventory, Mig
-from gpuhook.vendors.nvidia.variables import IMEX_CHANNELS, Options, feature_variable
+from gpuhook.vendors.nvidia.variables import IMEX_CHANNELS, NvidiaOptions, feature_variable
 
 _DOMAIN = "nvidia.com"
 _GPUS = "/proc/driver/nvidia/gpus"
@@ -20,7 +19,7 @@ _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", re.MULTILINE)
 _PROFILE = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.[0-9]+gb(?:[-+][a-z0-9.+-]+)?")
 
 
-class Cluster(cluster.Cluster):
+class NvidiaCluster(Cluster):
     """GPUs, or their MIG devices."""
 
     driver_folder = "/usr/local/nvidia"  # where CUDA images look, since nvidia-docker 1
@@ -67,7 +66,7 @@ class Cluster(cluster.Cluster):
     def enable(
         self,
         inventory: Inventory,  # noqa: ARG002
-        options: Options,
+        options: NvidiaOptions,
         features: Iterable[str],
         channels: Iterable[int],
     ) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -144,3 +143,6 @@ def _uuids(root: Rootfs) -> Iterator[str]:
         match = _UUID.search(data.decode("ascii", "replace"))
         if match:
             yield match[1]
+
+
+CLUSTER = NvidiaCluster

@@ -14,11 +14,11 @@ from gpuhook.start import contract
 from gpuhook.start.cdi.generate import grant
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import BindFile, Symlink, usable
-from gpuhook.tools.vendors.nvidia.cluster import Cluster
+from gpuhook.tools.vendors.nvidia.cluster import NvidiaCluster
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.names import NAME
 
-INSIDE = Cluster.driver_folder  # where CUDA images' PATH and LD_LIBRARY_PATH look
+INSIDE = NvidiaCluster.driver_folder  # where CUDA images' PATH and LD_LIBRARY_PATH look
 FOLDERS = ("bin", "lib", "lib64")  # lib is for 32-bit libraries
 _PROGRAMS = "/usr/bin/"
 _ALL = "all"

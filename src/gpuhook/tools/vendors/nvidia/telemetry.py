@@ -91,7 +91,7 @@ def _answer_all(start: "Callable[[], Any]", gpus: dict[str, list[str]], talk: "T
     ears.register([*gpus])
     eyes = _Eyes(pynvml, talk.say)
     for question in talk.asked():
-        devices, failed = eyes.look(gpus, more=question["more"])
+        devices, failed = eyes.measure(gpus, more=question["more"])
         ears.poll()
         talk.say({"answer": question["ask"], "devices": devices, "failed": failed})
 
@@ -105,7 +105,7 @@ class _Eyes:
         self._handles: dict[str, Any] = {}
         self._since: dict[str, int] = {}
 
-    def look(
+    def measure(
         self, gpus: dict[str, list[str]], *, more: bool
     ) -> "tuple[dict[str, Values], dict[str, str]]":
         """Return what each device says, and why others say nothing."""

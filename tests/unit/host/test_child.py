@@ -1,0 +1,54 @@
+"""Children that do a chore and end, and pauses that grow."""
+
+import os
+import signal
+from pathlib import Path
+
+from gpuhook.ground.errors import DriverError
+from gpuhook.tools.host.child import BackOff, do
+
+
+def nobody(sentence: str) -> None:
+    raise AssertionError(sentence)
+
+
+def test_a_chore_goes_well_or_not() -> None:
+    assert do(lambda: True, 60, nobody, "The chore")
+    assert not do(lambda: False, 60, nobody, "The chore")
+
+
+def test_what_a_chore_raises_is_told_as_a_sentence() -> None:
+    reader, writer = os.pipe()
+
+    def fail() -> bool:
+        raise DriverError("There is none", "Load it")
+
+    def tell(sentence: str) -> None:
+        os.write(writer, sentence.encode())
+
+    with open(reader, "rb") as said:
+        assert not do(fail, 60, tell, "The chore")
+        os.close(writer)
+        assert said.read() == b"The chore: There is none. Load it."
+
+
+def wait_for_ever() -> bool:
+    signal.pause()
+    return True
+
+
+def children() -> str:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+
+
+def test_a_chore_that_hangs_is_ended() -> None:
+    before = children()
+    assert not do(wait_for_ever, 1, nobody, "The chore")
+    assert children() == before
+
+
+def test_pauses_grow_to_the_longest() -> None:
+    pauses = BackOff(1.0, 5.0)
+    assert [pauses.grow() for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
+    pauses.reset()
+    assert pauses.grow() == 1.0
