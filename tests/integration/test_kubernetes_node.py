@@ -316,6 +316,36 @@ def test_a_pod_after_it_and_none_after_its_removal(
     assert {Path(path).relative_to(fresh.path("/")) for path in new} <= {Path("opt/gpuhook")}
 
 
+def test_the_programs_are_gone_and_the_default_is_ours(
+    fresh: Node, archive: Path, pause_archive: Path
+) -> None:
+    """The page has the remedy: without the programs no pod starts, the installer's neither."""
+    page = (images.REPOSITORY / "docs/kubernetes/deploy.md").read_text()
+    section = page.partition("### Where /opt/gpuhook is gone\n")[2].partition("\n## ")[0]
+    command, restart = section.partition("```sh\n")[2].partition("```")[0].splitlines()
+    assert restart == "systemctl restart containerd"
+    with containerd(fresh, None, archive, pause_archive) as cri:
+        install(fresh, "install", "--set-default").ok()
+        wait_until(cri.is_ready, "containerd answers again")
+        with cri.pod(""):
+            pass
+        fresh.space.run("find", "/opt/gpuhook", "-mindepth", "1", "-delete").ok()
+        with pytest.raises(CriError, match="gpu-py"), cri.pod(""):
+            pass
+        fresh.space.run("sh", "-ec", command).ok()
+        before = fresh.pids("containerd")
+        fresh.space.run("pkill", "-x", "containerd").ok()  # what keeps it running starts it again
+        wait_until(lambda: not before & fresh.pids("containerd"), "containerd has ended")
+        wait_until(cri.is_ready, "containerd answers again")
+        with cri.pod(""):
+            pass
+        assert "containerd was restarted" in install(fresh, "install", "--set-default").ok().stdout
+        wait_until(cri.is_ready, "containerd answers again")
+        with cri.pod("gpu-py"), cri.pod("", "other"):
+            pass
+        check(fresh)
+
+
 def wait_for_line(node: Node, container: str, text: str) -> str:
     """Return what a container has said, once ``text`` is part of it."""
 

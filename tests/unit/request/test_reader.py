@@ -345,6 +345,36 @@ def test_every_vendor_has_a_folder_of_its_own_for_a_plugins_mounts() -> None:
     assert folders == [f"/var/run/{names.NAME}-container-devices" for names in known]
 
 
+DECLARING = tables()["tpu"]
+# As packaging/kubernetes/base has the installer write them.
+BASE = """\
+accept-nvidia-visible-devices-envvar-when-unprivileged = false
+accept-nvidia-visible-devices-as-volume-mounts = true
+"""
+EVERY_VARIABLE = [
+    (names.NAME, variable)
+    for names in registry.known(loads(DECLARING)).values()
+    for variable in names.VARIABLES
+]
+
+
+@pytest.mark.parametrize(("vendor", "variable"), EVERY_VARIABLE)
+def test_no_variable_asks_where_mounts_alone_do(vendor: str, variable: str) -> None:
+    config = loads(f"{BASE}{DECLARING}")
+    names = registry.known(config)[vendor]
+    loaded = contract.load(names)
+    for value in ("all", "0", f"{names.KIND}=all", f"{names.KIND}=0"):
+        spec = spec_of(f"{variable}={value}", "CUDA_VERSION=12.2")
+        request = SpecReader(spec, config).read(names, loaded)
+        assert not request.selectors, value
+        assert not request.cdi_devices, value
+        spec["mounts"] = [{"source": "/dev/null", "destination": f"{names.MOUNTS}/1"}]
+        assert SpecReader(spec, config).read(names, loaded).selectors == ("1",)
+    every = loads(DECLARING)
+    spec = spec_of(f"{variable}=0")
+    assert SpecReader(spec, every).read(names, loaded).selectors == ("0",)
+
+
 def test_mounts_name_what_a_plugins_variable_would() -> None:
     """A Gaudi's number by which it is seated is another one's than its index."""
     spec = {"mounts": [{"source": "/dev/null", "destination": f"{gaudi.MOUNTS}/0"}]}
