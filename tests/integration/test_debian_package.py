@@ -29,6 +29,7 @@ from harness.installation import Installation
 OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
 # What an extra needs alone, as it is imported -> its package.
 OF_EXTRAS = {
+    "bcrypt": "python3-bcrypt",
     "google": "python3-protobuf",
     "grpc": "python3-grpcio",
     "prometheus_client": "python3-prometheus-client",
