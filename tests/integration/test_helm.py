@@ -128,6 +128,15 @@ def test_the_options_of_the_unit_are_the_installers() -> None:
     assert environment(installer)["MIG_STRATEGY"] == "mixed"
 
 
+def test_an_older_cluster_is_sent_no_field_that_it_refuses() -> None:
+    def profile(*words: str) -> object:
+        installer = comparable(rendered(*words))["DaemonSet", "gpuhook-installer"]
+        return containers(pod_of(installer))["installer"]["securityContext"].get("appArmorProfile")
+
+    assert profile("--kube-version=1.29") is None
+    assert profile("--kube-version=1.30") == {"type": "Unconfined"}
+
+
 def test_it_is_sound() -> None:
     helm("lint", "--strict").ok()
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())

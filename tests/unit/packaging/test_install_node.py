@@ -251,6 +251,28 @@ def test_a_file_that_somebody_broke_does_not_stop_the_removal(
     assert "stays as it is" in capsys.readouterr().out
 
 
+# The plugin's unit --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("mixed", '"A=mixed"'),
+        ("", '"A="'),
+        ("two words", '"A=two words"'),
+        ('a "word" \\ 5%d', '"A=a \\"word\\" \\\\ 5%%d"'),
+    ],
+)
+def test_a_variable_as_a_unit_has_it(installer: ModuleType, value: str, expected: str) -> None:
+    """By systemd.syntax(7) on quotes, and systemd.unit(5) on specifiers."""
+    assert sys.modules["node_plugin"].quoted("A", value) == expected
+
+
+def test_a_variable_that_no_unit_can_have(installer: ModuleType) -> None:
+    with pytest.raises(EngineError, match="The variable A of the installer"):
+        sys.modules["node_plugin"].quoted("A", "x\nExecStartPre=/bin/sh")
+
+
 # The engine's restart -----------------------------------------------------------------------------
 
 SOCKETS = """\
