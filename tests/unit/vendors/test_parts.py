@@ -4,24 +4,37 @@ from pathlib import Path
 
 import gpuhook.tools.vendors
 from gpuhook.tools.vendors.amd import doctor as amd_doctor
+from gpuhook.tools.vendors.amd import programs as amd_programs
 from gpuhook.tools.vendors.amd import simulate as amd_simulate
 from gpuhook.tools.vendors.amd import telemetry as amd_telemetry
 from gpuhook.tools.vendors.ascend import doctor as ascend_doctor
+from gpuhook.tools.vendors.ascend import programs as ascend_programs
 from gpuhook.tools.vendors.ascend import simulate as ascend_simulate
 from gpuhook.tools.vendors.gaudi import doctor as gaudi_doctor
 from gpuhook.tools.vendors.gaudi import simulate as gaudi_simulate
 from gpuhook.tools.vendors.intel_gpu import doctor as intel_gpu_doctor
+from gpuhook.tools.vendors.intel_gpu import programs as intel_gpu_programs
 from gpuhook.tools.vendors.intel_gpu import simulate as intel_gpu_simulate
 from gpuhook.tools.vendors.intel_gpu import telemetry as intel_gpu_telemetry
 from gpuhook.tools.vendors.intel_npu import doctor as intel_npu_doctor
 from gpuhook.tools.vendors.intel_npu import simulate as intel_npu_simulate
 from gpuhook.tools.vendors.neuron import doctor as neuron_doctor
+from gpuhook.tools.vendors.neuron import programs as neuron_programs
 from gpuhook.tools.vendors.neuron import simulate as neuron_simulate
 from gpuhook.tools.vendors.nvidia import doctor as nvidia_doctor
 from gpuhook.tools.vendors.nvidia import events as nvidia_events
 from gpuhook.tools.vendors.nvidia import links as nvidia_links
+from gpuhook.tools.vendors.nvidia import programs as nvidia_programs
 from gpuhook.tools.vendors.nvidia import telemetry as nvidia_telemetry
-from gpuhook.tools.vendors.parts import Doctor, Events, Links, Readings, Simulator, Telemetry
+from gpuhook.tools.vendors.parts import (
+    Doctor,
+    Events,
+    Links,
+    Programs,
+    Readings,
+    Simulator,
+    Telemetry,
+)
 
 DOCTORS: tuple[Doctor, ...] = (
     amd_doctor, ascend_doctor, gaudi_doctor, intel_gpu_doctor, intel_npu_doctor, neuron_doctor,
@@ -35,6 +48,9 @@ READINGS: tuple[Readings, ...] = (amd_telemetry, intel_gpu_telemetry)
 TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
 EVENTS: tuple[Events, ...] = (nvidia_events,)
 LINKS: tuple[Links, ...] = (nvidia_links,)
+PROGRAMS: tuple[Programs, ...] = (
+    amd_programs, ascend_programs, intel_gpu_programs, neuron_programs, nvidia_programs,
+)  # fmt: skip
 
 FOLDER = Path(gpuhook.tools.vendors.__file__).parent
 # Those of declared vendors are made for each; NVIDIA's simulator has a command of its own.
@@ -42,9 +58,9 @@ OTHERS = {"declared.doctor", "declared.simulate", "nvidia.simulate"}
 
 
 def test_none_is_forgotten() -> None:
-    known = (*DOCTORS, *SIMULATORS, *READINGS, *TELEMETRY, *EVENTS, *LINKS)
+    known = (*DOCTORS, *SIMULATORS, *READINGS, *TELEMETRY, *EVENTS, *LINKS, *PROGRAMS)
     compared = {str(getattr(each, "__name__", "")) for each in known}
-    kinds = ("doctor", "simulate", "telemetry", "events", "links")
+    kinds = ("doctor", "simulate", "telemetry", "events", "links", "programs")
     there = {
         f"{path.parent.name}.{path.stem}" for kind in kinds for path in FOLDER.glob(f"*/{kind}*")
     }
