@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,7 +14,7 @@ from gpuhook.ground.errors import GpuhookError
 from gpuhook.start.resolve import Resolved
 from gpuhook.tools.cli import cli
 from gpuhook.tools.cli._explanation import Explanation, Row
-from gpuhook.tools.cli._meant import PROGRAMS
+from gpuhook.tools.cli._meant import programs
 from gpuhook.tools.cli._summary import rows
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Inventory
@@ -65,9 +66,9 @@ def test_a_misspelt_variable(tmp_path: Path, variable: str, change: Callable[[st
     assert found["hints"] == [hint]
 
 
-@pytest.mark.parametrize(("variable", "vendor"), PROGRAMS.items())
-def test_a_variable_that_only_chooses(tmp_path: Path, variable: str, vendor: str) -> None:
-    asking = next(iter(registry.KNOWN[vendor].VARIABLES))
+@pytest.mark.parametrize(("variable", "vendor"), programs(registry.KNOWN).items())
+def test_a_variable_that_only_chooses(tmp_path: Path, variable: str, vendor: ModuleType) -> None:
+    asking = next(iter(vendor.VARIABLES))
     [hint] = lines_of(explain(tmp_path, "-e", f"{variable}=0").stdout, "Hint")
     assert hint.startswith(f"{variable} chooses among the ")
     assert hint.endswith(f"gives none: set {asking}")

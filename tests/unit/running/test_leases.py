@@ -316,3 +316,16 @@ def test_a_lock_that_cannot_be_made(
     monkeypatch.setattr(leases, "Lock", refuse)
     with pytest.raises(HeldError, match="Read-only file system"):
         take(state_dir, start(), given("A"))
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("0123456789abcdef" * 4, "0123456789ab"),
+        ("training-job", "training-job"),
+        ("g" * 64, "g" * 64),
+    ],
+)
+def test_a_holder_is_called_as_its_engine_shows_it(name: str, called: str) -> None:
+    record = {"id": name, "pid": 7, "engine": "docker", "pod": "", "namespace": "", "container": ""}
+    assert leases.holder(record) == f"docker's container {called}"

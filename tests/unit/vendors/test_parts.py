@@ -4,18 +4,23 @@ from pathlib import Path
 
 import gpuhook.tools.vendors
 from gpuhook.tools.vendors.amd import doctor as amd_doctor
+from gpuhook.tools.vendors.amd import programs as amd_programs
 from gpuhook.tools.vendors.amd import telemetry as amd_telemetry
 from gpuhook.tools.vendors.ascend import doctor as ascend_doctor
+from gpuhook.tools.vendors.ascend import programs as ascend_programs
 from gpuhook.tools.vendors.gaudi import doctor as gaudi_doctor
 from gpuhook.tools.vendors.intel_gpu import doctor as intel_gpu_doctor
+from gpuhook.tools.vendors.intel_gpu import programs as intel_gpu_programs
 from gpuhook.tools.vendors.intel_gpu import telemetry as intel_gpu_telemetry
 from gpuhook.tools.vendors.intel_npu import doctor as intel_npu_doctor
 from gpuhook.tools.vendors.neuron import doctor as neuron_doctor
+from gpuhook.tools.vendors.neuron import programs as neuron_programs
 from gpuhook.tools.vendors.nvidia import doctor as nvidia_doctor
 from gpuhook.tools.vendors.nvidia import events as nvidia_events
 from gpuhook.tools.vendors.nvidia import links as nvidia_links
+from gpuhook.tools.vendors.nvidia import programs as nvidia_programs
 from gpuhook.tools.vendors.nvidia import telemetry as nvidia_telemetry
-from gpuhook.tools.vendors.parts import Doctor, Events, Links, Readings, Telemetry
+from gpuhook.tools.vendors.parts import Doctor, Events, Links, Programs, Readings, Telemetry
 from gpuhook_simulate import vendors as simulators
 from gpuhook_simulate.vendors import Simulator, amd, ascend, gaudi, intel_gpu, intel_npu, neuron
 
@@ -30,6 +35,9 @@ READINGS: tuple[Readings, ...] = (amd_telemetry, intel_gpu_telemetry)
 TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
 EVENTS: tuple[Events, ...] = (nvidia_events,)
 LINKS: tuple[Links, ...] = (nvidia_links,)
+PROGRAMS: tuple[Programs, ...] = (
+    amd_programs, ascend_programs, intel_gpu_programs, neuron_programs, nvidia_programs,
+)  # fmt: skip
 
 FOLDER = Path(gpuhook.tools.vendors.__file__).parent
 # That of declared vendors is made for each.
@@ -37,9 +45,9 @@ OTHERS = {"declared.doctor"}
 
 
 def test_none_is_forgotten() -> None:
-    known = (*DOCTORS, *READINGS, *TELEMETRY, *EVENTS, *LINKS)
+    known = (*DOCTORS, *READINGS, *TELEMETRY, *EVENTS, *LINKS, *PROGRAMS)
     compared = {str(getattr(each, "__name__", "")) for each in known}
-    kinds = ("doctor", "telemetry", "events", "links")
+    kinds = ("doctor", "telemetry", "events", "links", "programs")
     there = {
         f"{path.parent.name}.{path.stem}" for kind in kinds for path in FOLDER.glob(f"*/{kind}*")
     }

@@ -115,7 +115,7 @@ def _longest_line(cell: Text | ProgressBar) -> int:
 def _longest_word(cell: Text | ProgressBar) -> int:
     if not isinstance(cell, Text):
         return cell.width or 0
-    return max(map(cell_len, cell.plain.split()), default=0)
+    return max(map(cell_len, cell.plain.split(" ")), default=0)
 
 
 def _room(taken: int) -> int:

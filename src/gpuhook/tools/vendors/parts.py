@@ -91,6 +91,14 @@ class Links(Protocol):
         """Return the scores of each device with others, by their ids."""
 
 
+class Programs(Protocol):
+    """``programs``: what those that use a vendor's devices read."""
+
+    @property
+    def VARIABLES(self) -> tuple[str, ...]:  # noqa: N802
+        """Variables that choose among the devices of a container, and give none."""
+
+
 def doctor(names: ModuleType) -> Doctor | None:
     """Return what a vendor has for the doctor."""
     found: Doctor | None = part(names, "doctor")
@@ -113,6 +121,12 @@ def links(names: ModuleType) -> Links | None:
     """Return what knows how near a vendor's devices are."""
     found: Links | None = part(names, "links")
     return found
+
+
+def programs(names: ModuleType) -> tuple[str, ...]:
+    """Return by which variables programs choose among a vendor's devices that they were given."""
+    found: Programs | None = part(names, "programs")
+    return found.VARIABLES if found is not None else ()
 
 
 def part(names: ModuleType, what: str) -> Any:
