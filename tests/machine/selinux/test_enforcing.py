@@ -38,7 +38,7 @@ def documents(docker: tuple[str], podman: tuple[str]) -> Iterator[None]:
     call("gpuhook", "install", "--cdi")
     restart_docker("docker")
     yield
-    call("gpuhook", "uninstall", "--cdi")
+    call("gpuhook", "uninstall", "--engine", "docker")
 
 
 @pytest.fixture(autouse=True)
