@@ -48,7 +48,8 @@ def installed(before: set[str], driver: Path) -> None:
     """The packages are installed as their page says, for the simulated driver."""
     if run(["dpkg", "--status", "gpuhook"]).status == 0:
         return
-    call("apt-get", "install", "--yes", package(), simulate_package())
+    # With SELinux its policy is compiled again, which an emulated machine takes minutes for.
+    run(["apt-get", "install", "--yes", package(), simulate_package()], timeout=1200.0).ok()
     if not driver.exists():
         call("gpuhook", "simulate", driver, "--gpus", str(GPUS))
     set_config(f"nvidia-container-cli.root={driver}")

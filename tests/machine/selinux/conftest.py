@@ -46,8 +46,8 @@ def installed(usual: None, installed: None) -> None:
     call("setfiles", "-F", "-r", DRIVER, CONTEXTS, DRIVER)
     # Without a type in the policy's list, as what the kernel and services make has none.
     call("chcon", "-R", "-t", "initrc_runtime_t", DRIVER / "run")
-    kernels = [DRIVER / name for name in ("proc", "sys", "simulate")]
-    call("chcon", "-R", "-t", "usr_t", *(path for path in kernels if path.exists()))
+    kernels = [DRIVER / name for name in ("bin", "lib", "lib64", "sbin", "proc", "sys", "simulate")]
+    call("chcon", "-h", "-R", "-t", "usr_t", *(path for path in kernels if path.exists()))
 
 
 @pytest.fixture(scope="module")

@@ -36,10 +36,9 @@ def checked(*options: str, domain: str = "container_t") -> list[str]:
 def documents(docker: tuple[str], podman: tuple[str]) -> Iterator[None]:
     """CDI documents are there, and Docker reads them."""
     call("gpuhook", "install", "--cdi")
-    call("gpuhook", "install", "--cdi", "--engine", "docker")
     restart_docker("docker")
     yield
-    call("gpuhook", "uninstall", "--cdi")
+    call("gpuhook", "uninstall", "--engine", "docker")
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +89,7 @@ def test_commands_about_containers_that_run(
     sleeping = ("--detach", "--network=none", *BY_RUNTIME, "--name")
     call("docker", "run", *sleeping, "in-docker", BUSYBOX, "busybox", "sleep", "100000")
     try:
-        service = [*CALLERS["service"], "--service-type=forking", "podman", "run", *sleeping]
+        service = [*CALLERS["service"], "podman", "run", *sleeping]
         call(*service, "in-podman", BUSYBOX, "busybox", "sleep", "100000")
         listed = json.loads(call("gpuhook", "list", "--format", "json"))
         assert "in-docker" in str(listed)
