@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from booted import ALLOWED, DENIED, DRIVER, GIVEN, REFUSED, REQUEST, call, set_config
+from booted import (
+    ALLOWED,
+    DENIED,
+    DRIVER,
+    GIVEN,
+    REFUSED,
+    REQUEST,
+    call,
+    restart_docker,
+    set_config,
+)
 from harness.bundles import base_config
 from harness.commands import Result, run
 from harness.driver import Driver, driver_in, lines_of_nvidia_smi
@@ -93,6 +103,7 @@ def test_gpu_py_alone(root: Path, gpus: Driver, tmp_path: Path, runtime: str, mo
     config = write_config(tmp_path / "etc", DRIVER, [runtime], f'mode = "{mode}"\n')
     spec = base_config(root, "sh", "-c", INSIDE)
     spec["process"]["env"].append(REQUEST)
+    spec["linux"]["cgroupsPath"] = "/gpuhook-alone"  # none is to crun the whole machine's
     (tmp_path / "config.json").write_text(json.dumps(spec))
     env = {"GPUHOOK_CONFIG": str(config)}
     done = run(["gpu-py", "run", "--bundle", tmp_path, "alone"], env)
@@ -120,11 +131,12 @@ def test_podman(way: tuple[str, str], gpus: Driver) -> None:
     check(run(words), gpus)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def documents(docker: tuple[str], podman: tuple[str]) -> Iterator[None]:
     """CDI documents of this machine, which Docker and podman read."""
     for engine in ("docker", "podman"):
         call("gpuhook", "install", "--engine", engine, "--cdi")
+    restart_docker("docker")
     yield
     for engine in ("docker", "podman"):
         call("gpuhook", "install", "--engine", engine, "--no-cdi")
