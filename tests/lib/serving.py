@@ -63,7 +63,9 @@ def serving(
                     if spare is not None:
                         allow_descriptors(spare)
                     config = None if web is None else Web(str(web), tell)
-                    service = serve.Service(Breaking(folder), exporter.SeriesOptions(), tell, config)
+                    service = serve.Service(
+                        Breaking(folder), exporter.SeriesOptions(), tell, config
+                    )
                     service.run(listener)
             finally:
                 os._exit(0)

@@ -76,15 +76,28 @@ def _open_regular(path: str, flags: int) -> int:
     except ValueError as error:  # a NUL character
         raise OSError(errno.EINVAL, str(error), path) from None
     except PermissionError as error:
-        if os.geteuid() == _ROOT and os.path.islink(path):
-            # fs.protected_symlinks, proc_sys_fs(5), which systemd sets.
-            why = "it is a link in a folder where others may write, and not root's"
-            raise OSError(error.errno, why, path) from None
-        raise
+        raise _denied(error, path) from None
     if stat.S_ISREG(os.fstat(fd).st_mode):  # protects: regular-read
         return fd
     os.close(fd)
     raise OSError(errno.EINVAL, "it isn't a regular file", path)
+
+
+def status_of(path: str) -> os.stat_result:
+    """Return the status of what a path leads to; OSError in the words of ``read``."""
+    try:
+        return os.stat(path)
+    except PermissionError as error:
+        raise _denied(error, path) from None
+
+
+def _denied(error: PermissionError, path: str) -> OSError:
+    """Return an error that says why root may not follow a link, where it is one."""
+    if os.geteuid() != _ROOT or not os.path.islink(path):
+        return error
+    # fs.protected_symlinks, proc_sys_fs(5), which systemd sets.
+    why = "it is a link in a folder where others may write, and not root's"
+    return OSError(error.errno, why, path)
 
 
 def check_way(path: str) -> None:

@@ -94,7 +94,7 @@ class Parses:
         Never waits: a pipe in a file's place is an error. A link is followed, as by engines.
         """
         # Taken before the file is read: if it changes meanwhile, the next look finds it changed.
-        stamp = identity(os.stat(path))
+        stamp = identity(host_files.status_of(path))
         known = self.known.get(path)
         if known is not None and known[0] == stamp:
             return known[1]

@@ -277,9 +277,7 @@ def _ld_cache(
     return UpdateLdCache(tuple(entries), "driver libraries", ldconfig)
 
 
-def _proc(
-    options: "NvidiaOptions", inventory: "Inventory", selection: "Selection"
-) -> MaskProc:
+def _proc(options: "NvidiaOptions", inventory: "Inventory", selection: "Selection") -> MaskProc:
     binds = [f"gpus/{gpu.kernel_bus_id}" for gpu in selection.gpus]  # protects: proc-selected
     if options.mig_config is not None:
         binds.append("capabilities/mig/config")
