@@ -102,7 +102,7 @@ def find_maker(arguments: Arguments, runtime_dir: str) -> str:
     ``runtime_dir`` is XDG_RUNTIME_DIR; without --root, containers are kept there or in /run. A
     user's, which su leaves in root's environment, says nothing.
     """
-    if not _is_own(runtime_dir):
+    if not _is_own(runtime_dir):  # protects: own-runtime-dir
         runtime_dir = "/run"
     for word in arguments.rest:
         if word[:1] in ("", "-", ".") or "/" in word:

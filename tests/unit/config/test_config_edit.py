@@ -393,8 +393,8 @@ def test_set_takes_every_line_of_show(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("assignment", "problem"),
     [
-        ("gpuhook.exclusive=x", "gpuhook.exclusive holds 'x', which is no CDI kind"),
-        ("gpuhook.exclusive=[1]", "gpuhook.exclusive holds '[1]', which is no CDI kind"),
+        ("gpuhook.exclusive=x", "gpuhook.exclusive contains 'x', not a CDI kind"),
+        ("gpuhook.exclusive=[1]", "gpuhook.exclusive contains '[1]', not a CDI kind"),
         ("nvidia-container-runtime.mode=no", "nvidia-container-runtime.mode must be one of"),
     ],
 )

@@ -324,6 +324,7 @@ class Reading:
                 reason = f"{name} is overridden by swarm-resource {shown(next(iter(self.swarm)))}"
                 self.ignored.append(("environment", reason))
         names = self.names_in(self.variables())
+        # protects: distrusted-environment
         if decided(names) is not None and (reason := self.distrust()):
             self.ignored.append(("environment", reason))
             return []

@@ -185,6 +185,7 @@ def _answer(request: bytes, metrics: Metrics, web: Web | None) -> Answer:
         return "431 Request Header Fields Too Large", _PLAIN, b"This request is too long.\n"
     if first is None:
         return "400 Bad Request", _PLAIN, b"This isn't a request of HTTP/1.0 or 1.1.\n"
+    # protects: web-password
     if web is not None and not web.allows(_header(request, b"authorization")):
         return _DENIED, _PLAIN, b"This needs a name and a password that are known here.\n"
     if first[1] not in (b"GET", b"HEAD"):

@@ -71,7 +71,7 @@ class Web:
 
     def wrap(self, connection: socket.socket) -> socket.socket:
         """Return a connection that never waits, which speaks TLS where that is asked for."""
-        self._follow()
+        self._follow()  # protects: web-config-followed
         connection.setblocking(False)
         if self._context is None:
             return connection
@@ -220,7 +220,7 @@ def _table(
         name = key.text or ""
         if name in found:
             raise _wrong(path, key.line, f"{shown(name)} comes twice")
-        if known is not None and name not in known:
+        if known is not None and name not in known:  # protects: web-config-known
             sentence = f"{shown(name)} of {where} isn't known here, which has {', '.join(known)}"
             raise _wrong(path, key.line, sentence)
         found[name] = value
