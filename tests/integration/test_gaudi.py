@@ -57,7 +57,7 @@ class TestGaudi(Contract):
             [
                 ("ok", ""),
                 ("warning", "Gaudi 1 (0000:1a:00.0) can't be used: its status is In reset"),
-                ("ok", "The network ports of Gaudi 2 are moved into no container"),
+                ("note", "The network ports of Gaudi 2 are moved into no container"),
             ],
         ),
         by_podman=(f"{DEVICES}=4,10", [4, 10]),

@@ -268,5 +268,5 @@ def test_dockers_own_name(
 
 def test_a_container_that_is_none(running: Running) -> None:
     failed = running.repair("no-such-container").failed()
-    assert "no running container" in failed.stderr
+    assert "isn't a running container" in failed.stderr
     assert running.repair().status == 2

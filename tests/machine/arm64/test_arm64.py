@@ -85,10 +85,11 @@ def check(result: Result, gpus: Driver, *, cached: bool = True) -> None:
     assert str(len(GIVEN)) in probe
 
 
-@pytest.fixture(scope="module")
-def root(docker: tuple[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The root filesystem of the image, for containers without an engine."""
-    folder = tmp_path_factory.mktemp("root")
+@pytest.fixture
+def root(docker: tuple[str], tmp_path: Path) -> Path:
+    """A root filesystem of the image, for one container without an engine: the hook changes it."""
+    folder = tmp_path / "image"
+    folder.mkdir()
     call("docker", "create", "--name=root", DEBIAN)
     call("docker", "export", "--output", folder / "root.tar", "root")
     call("docker", "rm", "root")

@@ -118,4 +118,5 @@ def devices_of(container: holders.Container, inventory: Inventory) -> list[str]:
 
 def _selected(record: Mapping[str, Any], vendor: str) -> set[str]:
     given = record.get("given", ())
-    return {name for each in given if each["vendor"] == vendor for name in each["selected"]}
+    ours = [each for each in given if each.get("vendor") == vendor]
+    return {name for each in ours for name in each.get("selected", ())}
