@@ -14,6 +14,7 @@ UNIT = Path("/etc/systemd/system/gpuhook-device-plugin.service")
 KUBELET = Path("/etc/systemd/system/kubelet.service")
 BOOT = Path("/etc/systemd/system/boot.target")
 FOLDER = Path("/var/lib/kubelet")
+DOCUMENTS = Path("/run/cdi")  # which no other test of a machine has
 RESOURCE = "nvidia.com/gpu"
 # Says what has become of the plugin when a kubelet is started.
 STARTS = f"""\
@@ -49,7 +50,8 @@ def node(podman: tuple[str]) -> Iterator[None]:
     yield
     KUBELET.unlink()
     BOOT.unlink()
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    for folder in (FOLDER, DOCUMENTS):
+        shutil.rmtree(folder, ignore_errors=True)
     call("systemctl", "daemon-reload")
 
 

@@ -10,9 +10,15 @@ UNIT = "gpuhook-watch.service"
 OTHER = Path("/srv/other")  # a driver root
 
 
+def restart() -> None:
+    """Start the service again, however often that was done in the last seconds."""
+    call("systemctl", "reset-failed", UNIT)
+    call("systemctl", "restart", UNIT)
+
+
 def started_again() -> list[str]:
     """Start the service again, and return what it has said when it is ready."""
-    call("systemctl", "restart", UNIT)
+    restart()
     number = call("systemctl", "show", "--property=InvocationID", "--value", UNIT).strip()
     call("journalctl", "--sync")
     words = ("--quiet", "--output=cat", f"_SYSTEMD_INVOCATION_ID={number}")
@@ -26,7 +32,7 @@ def elsewhere(installed: None) -> Iterator[Path]:
     set_config(f"nvidia-container-cli.root={OTHER}")
     yield OTHER
     set_config(f"nvidia-container-cli.root={DRIVER}")
-    call("systemctl", "restart", UNIT)
+    restart()
     call("rm", "--recursive", OTHER)
 
 
