@@ -14,7 +14,7 @@ UNIT = Path("/etc/systemd/system/gpuhook-device-plugin.service")
 KUBELET = Path("/etc/systemd/system/kubelet.service")
 BOOT = Path("/etc/systemd/system/boot.target")
 FOLDER = Path("/var/lib/kubelet")
-DOCUMENTS = Path("/run/cdi")  # which no other test of a machine has
+DOCUMENTS = Path("/run/cdi")  # which the plugin writes
 RESOURCE = "nvidia.com/gpu"
 # Says what has become of the plugin when a kubelet is started.
 STARTS = f"""\
