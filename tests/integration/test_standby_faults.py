@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from harness.commands import Result, wait_until
+from harness.commands import Result, daemon, wait_until
 from harness.driver import simulate
 from harness.inside import seen
 from harness.installation import Installation
@@ -84,7 +84,7 @@ def test_everybody_who_is_stopped_comes_to_an_end(site: Site) -> None:
     results: list[Result] = []
     starting = threading.Thread(target=lambda: results.append(site.run()))
     starting.start()
-    with in_time(60):
+    try:
         while not (found := children.read_text().split()) and starting.is_alive():
             pass
         stopped = {int(word) for word in found} | site.processes
@@ -93,15 +93,41 @@ def test_everybody_who_is_stopped_comes_to_an_end(site: Site) -> None:
                 os.kill(pid, signal.SIGSTOP)
         helper = site.helper
         wait_until(lambda: not any(is_running(pid) for pid in stopped - {helper}), "they are gone")
-    with suppress(ProcessLookupError):
-        if helper:  # it had answered, and has a minute for the mounts
-            os.kill(helper, signal.SIGKILL)
-    starting.join()
+        with suppress(ProcessLookupError):
+            if helper:  # it had answered, and has a minute for the mounts
+                os.kill(helper, signal.SIGKILL)
+    finally:
+        site.clear()
+        starting.join()
     if results[0].status == 0:
         site.sees_its_gpus(results[0])
     else:
         kept = (site.config.parent / "state/errors.log").read_text()
         assert "The helper was killed. Start the container again." in kept
+
+
+@ONE
+def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
+    """A child that has just been forked: nobody is left to kill it, and no timer is set yet."""
+    site.stand()
+    stops = "inject=prctl:retval=0:signal=STOP"  # instead of the call that has it die with us
+    tracing = ["strace", "-f", "-p", str(site.server), "-e", "trace=prctl", "-e", stops]
+    log = tmp_path / "strace"
+    results: list[Result] = []
+    starting = threading.Thread(target=lambda: results.append(site.run()))
+    with daemon(tracing, log, lambda: "attached" in log.read_text()):
+        before = site.processes
+        starting.start()
+        wait_until(lambda: "stopped by SIGSTOP" in log.read_text(), "the child is stopped")
+    try:
+        [child] = site.processes - before
+        assert "State:\tT" in Path(f"/proc/{child}/status").read_text()
+        os.kill(site.server, signal.SIGKILL)
+        wait_until(lambda: not site.processes, "all are gone")
+    finally:
+        site.clear()
+        starting.join()
+    site.sees_its_gpus(results[0])
 
 
 @ONE

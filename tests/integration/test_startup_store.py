@@ -26,6 +26,7 @@ class Host:
         self.config = Config()
         self.config.driver_root = str(self.root)
         self.config.state_dir = str(folder / "state")
+        self.config.nvml_timeout = 120  # a busy machine's tests may stand still for a while
 
     def simulate(self, **options: Any) -> None:
         build(Options(root=str(self.root), **options))
@@ -51,9 +52,8 @@ def test_nvml_is_asked_once(host: Host) -> None:
     began = time.monotonic()
     first = host.inventory()
     assert time.monotonic() - began >= SLOW
-    began = time.monotonic()
+    host.config.nvml_timeout = 0.01  # less than it takes: to ask again would fail
     assert host.inventory() == first
-    assert time.monotonic() - began < SLOW / 2
     assert len(first.gpus) == 8
 
 

@@ -289,6 +289,9 @@ class Server:
             kernel.die_with_parent()
             if os.getppid() != parent:
                 os._exit(0)
+            # When we end, the kernel resumes children that are stopped (setpgid(2): SIGHUP and
+            # SIGCONT to a group that nobody is left to control), those too that had no end yet.
+            os.setpgid(0, 0)  # protects: stopped-child
             self._progress = _moved(progress)
             os.dup2(_moved(door), DOOR, inheritable=False)
             for seat in range(SEAT_COUNT):
@@ -521,8 +524,7 @@ class Answering:
         written = edit(spec, self._config, known, self._folder, self._as_helper, inventories)
         if written is not None:
             written.write()
-        kernel.die_with_parent(yes=False)
-        kernel.end_after(0)
+        kernel.die_with_parent(yes=False)  # our end stays until the helper has its own
         os.write(ANSWER, b"go %d\n" % launcher)
         os.write(REPORT, _ANSWERED)
         if self._wanted is not None:
