@@ -14,18 +14,23 @@ from gpuhook import __version__
 from gpuhook.ground import log, names, preload
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import CdiError, GpuhookError, shown
+from gpuhook.ground.errors import CdiError, GpuhookError, InjectError, StateError, shown
 from gpuhook.ground.oci.spec import State, parse_state, read_spec
 from gpuhook.start import contract
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
     from typing import NoReturn
 
+    from gpuhook.ground.container.changes import Container
     from gpuhook.ground.oci.spec import Spec
-    from gpuhook.start.contract import Grant
+    from gpuhook.inject import Prepared
+    from gpuhook.start.contract import Known, Vendor
+    from gpuhook.start.inventory.model import Inventory
+    from gpuhook.start.plan.image import Examine
     from gpuhook.start.records.records import Written
 
 USAGE = f"""usage: {names.CDI_HOOK} [--config FILE] KIND
@@ -46,9 +51,11 @@ def main(argv: list[str]) -> "NoReturn":
         sys.exit(0)
     config = Config()
     try:
-        config_path, kind = read_arguments(argv)
+        config_path, kind = read_arguments([word for word in argv if word != names.HELPER_KILLED])
         state = sys.stdin.buffer.read(_STATE_LIMIT)
         config = load(config_path)
+        if names.HELPER_KILLED in argv:
+            raise InjectError("The helper was killed", "Start the container again")
         run(state, config, _vendor_of(kind, config))
     except GpuhookError as error:
         log.error(names.CDI_HOOK, str(error), config)
@@ -79,13 +86,21 @@ def read_arguments(argv: list[str]) -> tuple[str | None, str]:
 
 
 def _vendor_of(kind: str, config: Config) -> "ModuleType":
-    known = {each.KIND: each for each in registry.known(config).values()}
-    if kind in known:
-        return known[kind]
-    raise CdiError(
+    found = _known_kind(kind, registry.known(config))
+    if found is None:
+        raise _unknown_kind(kind)
+    return found
+
+
+def _unknown_kind(kind: str) -> CdiError:
+    return CdiError(
         f"gpuhook doesn't know devices of the kind {shown(kind)}",
         "Make the CDI document again with `gpuhook cdi generate`",
     )
+
+
+def _known_kind(kind: str, known: "Known") -> "ModuleType | None":
+    return next((each for each in known.values() if kind == each.KIND), None)
 
 
 def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
@@ -93,42 +108,135 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     state = parse_state(state_text, needs_pid=False)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     spec.require_mount_namespace()
-    modules = (*vendor_names.MODULES, *vendor_names.HOOK_MODULES)
-    preload.load((*preload.INJECTION, *modules))
+    preload_injection(vendor_names)
     from gpuhook import inject  # noqa: PLC0415 - preloaded, as what follows
-    from gpuhook.start.cdi.hook import Work  # noqa: PLC0415
     from gpuhook.start.inventory import cache  # noqa: PLC0415
+    from gpuhook.start.records import records  # noqa: PLC0415
 
     vendor = contract.load(vendor_names)
     # In the container's cgroup, a driver shows the container's devices alone: never saved.
     inventory = cache.get_inventory(config, vendor, save=False)  # protects: cdi-saves-nothing
-    work = Work(spec.data, vendor, inventory, config)
-    with inject.open_inside(state.root or spec.root_path) as container:
-        found = inject.examine(container, config, {vendor_names.NAME: vendor.examine})
-        with _record(state, spec, work.grant, config):
-            inject.inject_inside(work.plan(found), container)
-        if config.cli_debug:
-            facts = {"devices": list(work.grant.ids), "cgroup": "cdi"}
-            inject.note(config, state, {**facts, "skipped": container.skipped})
-
-
-def _record(state: State, spec: "Spec", grant: "Grant", config: Config) -> "Written":
-    """Write down what the container is given, for a block."""
-    from gpuhook.start.records import records  # noqa: PLC0415 - as in run
-
+    injection = DocumentInjection(spec, config, vendor, inventory)
     pid, process = records.first_process()
     try:
-        state = State(state.container_id, pid, state.bundle, state.root)
-        exclusive = config.exclusive
-        if exclusive:
-            from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
-
-            record = claims.describe(
-                state, spec, [grant], (), registry.known(config), config, save=False
-            )
-        else:
-            record = records.describe(state, spec.data.get("annotations"), [grant])
-        return records.Written(config.state_dir, process, record, add=True, exclusive=exclusive)
+        with inject.open_inside(state.root or spec.root_path) as container:
+            state = State(state.container_id, pid, state.bundle, state.root)
+            injection.apply(state, container, process, enter=False)
     finally:
         if process >= 0:
             os.close(process)
+
+
+def of_kind(
+    kind: str,
+    spec: "Spec",
+    config: Config,
+    known: "Known",
+    inventories: "Mapping[str, Inventory]",
+) -> "DocumentInjection":
+    """Return the work for a container that a document of that kind has given devices.
+
+    ``inventories``, by vendor, are known to be the machine's. GpuhookError where there are none.
+    """
+    vendor_names = _known_kind(kind, known)
+    if vendor_names is None:
+        raise _unknown_kind(kind)
+    preload_injection(vendor_names)
+    from gpuhook.start.inventory import cache  # noqa: PLC0415 - preloaded
+
+    vendor = contract.load(vendor_names)
+    inventory = inventories.get(vendor_names.NAME) or cache.get_inventory(config, vendor)
+    return DocumentInjection(spec, config, vendor, inventory)
+
+
+def preload_injection(vendor_names: "ModuleType") -> None:
+    """Import all that the work for a vendor's devices needs."""
+    preload.load((*preload.INJECTION, *vendor_names.MODULES, *vendor_names.HOOK_MODULES))
+    from gpuhook import inject  # noqa: F401, PLC0415
+    from gpuhook.start.cdi import hook  # noqa: F401, PLC0415
+    from gpuhook.start.inventory import cache  # noqa: F401, PLC0415
+    from gpuhook.start.records import records  # noqa: F401, PLC0415
+
+
+class DocumentInjection:
+    """What a CDI document can't say, done in one container; raises the GpuhookError of what fails.
+
+    As ``inject.Injection``, for a helper; this program does it in one go.
+    """
+
+    program = names.CDI_HOOK
+
+    def __init__(
+        self, spec: "Spec", config: Config, vendor: "Vendor", inventory: "Inventory"
+    ) -> None:
+        """Take what the engine gives the container, and what the machine has of the vendor."""
+        from gpuhook.start.cdi.hook import Work  # noqa: PLC0415 - preloaded
+
+        self._spec = spec
+        self._config = config
+        self._vendor = vendor
+        self._work = Work(spec.data, vendor, inventory, config)
+        self._prepared: Prepared | None = None
+
+    @property
+    def _examiners(self) -> "dict[str, Examine]":
+        return {self._vendor.names.NAME: self._vendor.examine}
+
+    def begin(self) -> None:
+        """Prepare for the image as it lies in the bundle; ``finish`` checks that it is so."""
+        from gpuhook import inject  # noqa: PLC0415 - preloaded
+
+        self._prepared = inject.Prepared(self._work.plan)
+        self._prepared.begin(self._spec.root_path, self._config, self._examiners)
+
+    def read_state(self, text: bytes, hook: int) -> State:
+        """Return the state that a hook was given, with the process that started it as the pid.
+
+        ``hook`` is its process id. StateError where that isn't in the container.
+        """
+        from gpuhook.start.records import records  # noqa: PLC0415 - preloaded
+
+        state = parse_state(text, needs_pid=False)
+        pid, process = records.first_process(f"/proc/{hook}")
+        if process < 0:
+            raise StateError(
+                "The process that called the hook isn't in the container's mount namespace",
+                "Start the container again; if that doesn't help, set helper = false",
+            )
+        os.close(process)
+        return State(state.container_id, pid, state.bundle, state.root)
+
+    def finish(self, state: State) -> None:
+        """Do it for the container of that state, from the host's mount namespace."""
+        from gpuhook import inject  # noqa: PLC0415 - preloaded
+
+        self._spec.require_mount_namespace()
+        with inject.open_container(state.pid, state.root or self._spec.root_path) as container:
+            self.apply(state, container, container.process, enter=True)
+
+    def apply(self, state: State, container: "Container", process: int, *, enter: bool) -> None:
+        """Do it in an open container, whose first process is that descriptor of /proc/PID."""
+        from gpuhook import inject  # noqa: PLC0415 - preloaded
+
+        found = inject.examine(container, self._config, self._examiners)
+        plan = (self._prepared or inject.Prepared(self._work.plan)).for_image(found)
+        with self._record(state, process):
+            inject.apply_inside(plan, container, enter=enter)
+        if self._config.cli_debug:
+            facts = {"devices": list(self._work.grant.ids), "cgroup": "cdi"}
+            inject.note(self._config, state, {**facts, "skipped": container.skipped})
+
+    def _record(self, state: State, process: int) -> "Written":
+        """Write down what the container is given, for a block."""
+        from gpuhook.start.records import records  # noqa: PLC0415 - preloaded
+
+        config, grants = self._config, [self._work.grant]
+        if config.exclusive:
+            from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
+
+            known = registry.known(config)
+            record = claims.describe(state, self._spec, grants, (), known, config, save=False)
+        else:
+            record = records.describe(state, self._spec.data.get("annotations"), grants)
+        exclusive = config.exclusive
+        return records.Written(config.state_dir, process, record, add=True, exclusive=exclusive)

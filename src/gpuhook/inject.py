@@ -15,20 +15,21 @@ import os
 import sys
 from _frozen_importlib import BuiltinImporter
 
-from gpuhook.ground import log
+from gpuhook.ground import log, names
 from gpuhook.ground.cgroup import access
 from gpuhook.ground.container import kernel
 from gpuhook.ground.container.changes import Container, Journal
 from gpuhook.ground.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs, Roots
 from gpuhook.ground.errors import GpuhookError, InjectError, VolumeError
 from gpuhook.ground.host import proc
+from gpuhook.ground.oci.spec import parse_state
 from gpuhook.start.plan import image
 from gpuhook.start.planner import make_plan
 from gpuhook.start.records import records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from gpuhook.ground.config.model import Config
@@ -49,43 +50,63 @@ _REMEDIES = {
 }
 
 
-class Injection:
-    """One container's injection; raises the GpuhookError of what fails."""
+class Prepared:
+    """A plan that is made, and whose sources are opened, before its container exists."""
 
-    def __init__(self, spec: "Spec", config: "Config", resolved: "Resolved") -> None:
-        """Take what the container asks for and what is selected for it."""
-        self._spec = spec
-        self._config = config
-        self._resolved = resolved
+    def __init__(self, make: "Callable[[Image], Plan]") -> None:
+        """Take what makes the plan for an image."""
+        self._make = make
         self._image: Image | None = None
         self._plan: Plan | None = None
 
-    def begin(self) -> None:
-        """Prepare for the image as it lies in the bundle; ``finish`` checks that it is so."""
+    def begin(self, root_path: str, config: "Config", looks: "Mapping[str, Examine]") -> None:
+        """Prepare for the image that lies there, where that goes well."""
         try:
-            with Rootfs(self._spec.root_path) as root:
-                self._prepare(image.examine(root, self._config, self._resolved.examiners()))
+            with Rootfs(root_path) as root:
+                self.for_image(image.examine(root, config, looks))
         except (OSError, GpuhookError):
-            return  # ``finish`` does it all, and says what is wrong
+            return  # for_image does it all later, and says what is wrong
 
-    def _prepare(self, found: "Image") -> "Plan":
+    def for_image(self, found: "Image") -> "Plan":
         """Return the prepared plan for an image; the one at hand if it is for such an image."""
         if self._plan is not None:
             if self._image is not None and image.same(self._image, found):
                 return self._plan
             close(self._plan)
             self._plan = None
-        plan = make_plan(self._resolved.grants, found, self._resolved.groups)
+        plan = self._make(found)
         prepare(plan)
         self._plan, self._image = plan, found
         return plan
+
+
+class Injection:
+    """One container's injection; raises the GpuhookError of what fails."""
+
+    program = names.HOOK
+
+    def __init__(self, spec: "Spec", config: "Config", resolved: "Resolved") -> None:
+        """Take what the container asks for and what is selected for it."""
+        self._spec = spec
+        self._config = config
+        self._resolved = resolved
+        self._prepared = Prepared(lambda found: make_plan(resolved.grants, found, resolved.groups))
+
+    def begin(self) -> None:
+        """Prepare for the image as it lies in the bundle; ``finish`` checks that it is so."""
+        self._prepared.begin(self._spec.root_path, self._config, self._resolved.examiners())
+
+    def read_state(self, text: bytes, hook: int) -> "State":  # noqa: ARG002 - it says who starts
+        """Return the state that a hook was given; ``hook`` is its process id."""
+        return parse_state(text)
 
     def finish(self, state: "State") -> None:
         """Inject into the container of that state, and log it."""
         spec, config = self._spec, self._config
         spec.require_mount_namespace()
         with open_container(state.pid, state.root or spec.root_path) as container:
-            plan = self._prepare(examine(container, config, self._resolved.examiners()))
+            found = examine(container, config, self._resolved.examiners())
+            plan = self._prepared.for_image(found)
             record = self._record(state)
             undone = left_to_runtime(plan, spec.data)
             exclusive = config.exclusive
@@ -258,25 +279,38 @@ def inject(plan: "Plan", container: Container, *, enter: bool = True) -> None:
     apply(plan, container, enter=enter)
 
 
-def inject_inside(plan: "Plan", container: Container) -> None:
-    """Execute a plan for a container of ``open_inside``, as ``inject`` does.
+def apply_inside(plan: "Plan", container: Container, *, enter: bool) -> None:
+    """Do what was prepared, as ``apply`` does, where the root may be read-only already.
 
-    Its root may be read-only already: crun makes it so before it calls hooks, runc after that.
+    crun makes it so before it calls hooks, runc after that.
     """
-    if not container.is_read_only():
-        inject(plan, container, enter=False)
-        return
     try:
-        container.set_read_only(yes=False)
-        try:
-            inject(plan, container, enter=False)
-        finally:
-            container.set_read_only(yes=True)
+        if enter:
+            _enter(container)
+        locked = container.is_read_only()
+        if locked:
+            container.set_read_only(yes=False)
     except OSError as error:
-        raise InjectError(
-            f"The container's read-only root can't be made writable for the hook: {error.strerror}",
-            _REMEDIES[errno.EROFS],
-        ) from None
+        raise _locked(error) from None
+    try:
+        apply(plan, container, enter=False)
+    finally:
+        if locked:
+            _lock_again(container)
+
+
+def _lock_again(container: Container) -> None:
+    try:
+        container.set_read_only(yes=True)
+    except OSError as error:
+        raise _locked(error) from None
+
+
+def _locked(error: OSError) -> InjectError:
+    return InjectError(
+        f"The container's read-only root can't be made writable for the hook: {error.strerror}",
+        _REMEDIES[errno.EROFS],
+    )
 
 
 def prepare(plan: "Plan") -> None:

@@ -27,7 +27,6 @@ and prints it with the device rules and the hook that its GPUs need.
 With lease, which gpu-py adds where it puts the devices into config.json itself, it takes
 exclusive devices for the container and does nothing else.
 """
-_KILLED = "--helper-killed"  # from launchers/gpu-py, which saw it
 _STATE_LIMIT = 16 << 20
 _INPUT = "The configuration on standard input"
 _SPEC_LIMIT = 64 << 20
@@ -41,14 +40,14 @@ def main(argv: list[str]) -> "NoReturn":
     if "-h" in argv or "--help" in argv:
         sys.stdout.write(USAGE)
         sys.exit(0)
-    config_path, verb = read_arguments([word for word in argv if word != _KILLED])
+    config_path, verb = read_arguments([word for word in argv if word != names.HELPER_KILLED])
     state = _drain(_STATE_LIMIT)
     if verb in _IDLE_VERBS:
         sys.exit(0)
     config = Config()
     try:
         config = load(config_path)
-        if _KILLED in argv:
+        if names.HELPER_KILLED in argv:
             raise InjectError("The helper was killed", "Start the container again")
         (take if verb == names.LEASE_VERB else run)(state, config)
     except GpuhookError as error:

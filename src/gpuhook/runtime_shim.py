@@ -160,12 +160,12 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
     from gpuhook.start.edit import edit  # noqa: PLC0415 - as above
     from gpuhook.vendors import registry  # noqa: PLC0415 - as above
 
-    def helped(spec: "Spec", resolved: "Resolved") -> list[str]:
+    def helped(spec: "Spec", resolved: "Resolved", kind: str) -> list[str]:
         from gpuhook.standby import helper  # noqa: PLC0415 - only where a GPU is asked for
 
         # Whoever runs a container to its end waits, as crun does, for all that was started.
         stays = launcher if config.standby and arguments.verb == "create" else ""
-        return helper.start(spec, config, resolved, stays)
+        return helper.start(spec, config, resolved, kind, stays)
 
     try:
         spec = read_spec(os.path.join(arguments.bundle or "", "config.json"))

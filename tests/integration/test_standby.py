@@ -14,6 +14,7 @@ from harness.driver import Driver, simulate
 from harness.engines import Engine
 from harness.images import image
 from harness.inside import look, seen
+from harness.installation import copied
 from harness.namespaces import Namespace
 from harness.podman import Podman
 from harness.standing import CHANGES, NAME, ONE, SERVED, Site, is_running, open_files, steps
@@ -310,25 +311,13 @@ def test_two_configurations(site: Site, driver: Driver, tmp_path: Path) -> None:
 def test_two_installations(site: Site, tmp_path: Path) -> None:
     """The launcher is part of what is proved: another one's process is not asked."""
     site.stand()
-    other = tmp_path / "bin"
-    other.mkdir()
-    for name in ("gpu-py", "gpuhook-prestart"):
-        (other / name).write_bytes((site.installation.bin / name).read_bytes())
-        (other / name).chmod(0o755)
-    for name in ("python3", "gpuhook"):
-        (other / name).symlink_to(site.installation.bin / name)
-    packages = next(site.installation.bin.parent.glob("lib/python3*"))
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / packages.name).symlink_to(packages)
-    (tmp_path / "pyvenv.cfg").write_bytes(
-        (site.installation.bin.parent / "pyvenv.cfg").read_bytes()
-    )
+    other = copied(site.installation, tmp_path / "other").runtime
 
     def other_stands() -> bool:
-        site.works(runtime=other / "gpu-py")
+        site.works(runtime=other)
         return site.served
 
-    site.works(runtime=other / "gpu-py")
+    site.works(runtime=other)
     assert not site.served
     wait_until(other_stands, "the other's stands beside it", interval=0.3)
     assert len(site.ready) == 2

@@ -29,10 +29,10 @@ INSIDE: Mapping[str, set[str]] = {
     "start": {"ground"},
     "vendors": {"ground", "start"},
     "inject": {"ground", "start"},
-    "standby": {"ground", "inject", "start", "vendors"},
+    "cdi_hook": {"ground", "inject", "start", "vendors"},
+    "standby": {"cdi_hook", "ground", "inject", "start", "vendors"},
     "runtime_shim": {"ground", "standby", "start", "vendors"},
     "prestart_hook": {"ground", "inject", "start", "vendors"},
-    "cdi_hook": {"ground", "inject", "start", "vendors"},
     "_start": {"cdi_hook", "ground", "prestart_hook", "runtime_shim", "standby"},
 }
 # And what commands and services use: nothing inside the wall imports it.

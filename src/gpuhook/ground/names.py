@@ -9,6 +9,8 @@ LEASE_VERB = "lease"  # of that hook: take exclusive devices and do nothing else
 HOOK_STAGES = ("prestart", "createRuntime")
 CDI_HOOK = "gpuhook-cdi-hook"  # the one that our CDI documents name
 CDI_HOOK_STAGE = "createContainer"
+HELPER_OPTION = "--helper"  # before the words that lead a hook to its helper
+HELPER_KILLED = "--helper-killed"  # from launchers/gpu-py, which saw it
 
 # NVIDIA's hook, whose work ours does: Docker's --gpus adds it by the first name.
 TOOLKIT_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")

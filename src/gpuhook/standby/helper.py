@@ -15,18 +15,21 @@ It has what runtime_shim has imported when it is forked, and imports the rest it
 
 import os
 
-from gpuhook.ground import log, names
+from gpuhook.ground import log
 from gpuhook.ground.errors import GpuhookError, StateError, printable
 from gpuhook.ground.fileio import read_start
 from gpuhook.ground.oci.jsontext import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import NoReturn
 
+    from gpuhook.cdi_hook import DocumentInjection
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.oci.spec import Spec
     from gpuhook.inject import Injection
+    from gpuhook.start.inventory.model import Inventory
     from gpuhook.start.resolve import Resolved
 
 # Seconds that the low-level runtime and the hooks before ours may take, after which the hook
@@ -60,10 +63,13 @@ class Pipes(Record):
         return [str(pid), str(self.asked), str(self.answer), str(self.bundle), folder]
 
 
-def start(spec: "Spec", config: "Config", resolved: "Resolved", stays: str = "") -> list[str]:
+def start(
+    spec: "Spec", config: "Config", resolved: "Resolved", kind: str = "", stays: str = ""
+) -> list[str]:
     """Fork the helper for a container; return the words by which the hook finds it.
 
-    No words where there can be no helper. Where ``stays`` is the path of gpu-py, the helper
+    No words where there can be no helper. The hook is gpuhook-cdi-hook where ``kind`` is the
+    kind of its document, else gpuhook-prestart. Where ``stays`` is the path of gpu-py, the helper
     becomes the process that stands ready for further containers.
     """
     folder = os.path.dirname(os.path.abspath(spec.path))
@@ -78,7 +84,7 @@ def start(spec: "Spec", config: "Config", resolved: "Resolved", stays: str = "")
         return []
     pipes = Pipes(asked, answer, bundle, runtime)
     if pid == 0:
-        _main(pipes, spec, config, resolved, stays)
+        _main(pipes, spec, config, resolved, kind, stays)
     # Our own copies of the descriptors close when we become the low-level runtime.
     return pipes.words(pid, folder)
 
@@ -94,43 +100,71 @@ def pipe_for_both() -> int:
 
 
 def _main(
-    pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved", stays: str
+    pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved", kind: str, stays: str
 ) -> "NoReturn":
     """Serve one request and end, whatever happens; never return into the caller's code."""
     try:
         from gpuhook.ground.container import kernel  # noqa: PLC0415 - in the helper, where time is not short
 
         kernel.keep_only((pipes.asked, pipes.answer, pipes.bundle, pipes.runtime))
-        resolved.preload_injection()
+        injection = injection_of(spec, config, resolved, kind)
         if stays:
             from gpuhook.standby import place  # noqa: PLC0415 - now: in a container it's too late
         host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        if serve(pipes, spec, config, resolved) and stays:
+        if serve(pipes, config, injection) and stays:
             place.take_over(config, stays, host, pipes.runtime)
     finally:
         os._exit(0)
 
 
-def serve(pipes: Pipes, spec: "Spec", config: "Config", resolved: "Resolved") -> bool:
+def injection_of(
+    spec: "Spec",
+    config: "Config",
+    resolved: "Resolved",
+    kind: str,
+    inventories: "Mapping[str, Inventory] | None" = None,
+) -> "Injection | DocumentInjection":
+    """Return the work of a container's hook; ``kind`` as for ``start``.
+
+    ``inventories``, by vendor, are known to be the machine's.
+    """
+    if kind:
+        from gpuhook import cdi_hook  # noqa: PLC0415 - only for documents
+
+        return cdi_hook.of_kind(kind, spec, config, resolved.known, inventories or {})
+    resolved.preload_injection()
+    from gpuhook.inject import Injection  # noqa: PLC0415 - preloaded
+
+    return Injection(spec, config, resolved)
+
+
+def serve(pipes: Pipes, config: "Config", injection: "Injection | DocumentInjection") -> bool:
     """Do the work of a container's hook when it asks; tell whether that went well.
 
     Afterwards this process is in the container's mount namespace.
     """
     from gpuhook.ground.container import kernel  # noqa: PLC0415 - imported already
-    from gpuhook.inject import Injection  # noqa: PLC0415
 
     kernel.end_after(DEADLINE)
-    injection = Injection(spec, config, resolved)
     injection.begin()
     if not _is_asked(pipes):
         return False
     hook = int(os.read(pipes.asked, 32))
-    os.write(pipes.answer, f"{TAKEN}\n".encode())
+    return answer(
+        pipes.answer, config, injection.program, lambda: _finish(injection, hook, pipes.bundle)
+    )
+
+
+def answer(pipe: int, config: "Config", program: str, work: "Callable[[], None]") -> bool:
+    """Tell a hook that its work is being done, do it, and tell how it went; True if well."""
+    from gpuhook.ground.container import kernel  # noqa: PLC0415 - imported already
+
+    os.write(pipe, f"{TAKEN}\n".encode())
     kernel.end_after(DEADLINE)
-    outcome = _finish(injection, hook, pipes.bundle)
+    outcome = _outcome(work)
     if outcome != DONE:
-        log.keep(names.HOOK, outcome, config)
-    os.write(pipes.answer, f"{' '.join(outcome.split())}\n".encode("utf-8", "replace"))
+        log.keep(program, outcome, config)
+    os.write(pipe, f"{' '.join(outcome.split())}\n".encode("utf-8", "replace"))
     return outcome == DONE
 
 
@@ -151,19 +185,10 @@ def _is_asked(pipes: Pipes) -> bool:
     return False
 
 
-def _finish(injection: "Injection", hook: int, bundle: int) -> str:
+def _outcome(work: "Callable[[], None]") -> str:
     """Do the hook's work; return DONE, or what to tell the user instead."""
-    from gpuhook.ground.oci.spec import parse_state  # noqa: PLC0415 - imported already
-
     try:
-        state = parse_state(_state_text(hook))
-        # protects: another-bundle
-        if not os.path.samestat(os.stat(state.bundle), os.fstat(bundle)):
-            raise StateError(
-                f"The state of the container names another bundle, {state.bundle}",
-                "Start the container again; if that doesn't help, set helper = false",
-            )
-        injection.finish(state)
+        work()
     except GpuhookError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - there is nobody else to show it to
@@ -171,8 +196,19 @@ def _finish(injection: "Injection", hook: int, bundle: int) -> str:
     return DONE
 
 
-def _state_text(hook: int) -> bytes:
-    """Read what the low-level runtime writes to the hook: the container's state."""
+def _finish(injection: "Injection | DocumentInjection", hook: int, bundle: int) -> None:
+    state = injection.read_state(state_text(hook), hook)
+    # protects: another-bundle
+    if not os.path.samestat(os.stat(state.bundle), os.fstat(bundle)):
+        raise StateError(
+            f"The state of the container names another bundle, {state.bundle}",
+            "Start the container again; if that doesn't help, set helper = false",
+        )
+    injection.finish(state)
+
+
+def state_text(hook: int) -> bytes:
+    """Read what the low-level runtime writes to a hook: the container's state."""
     fd = os.open(f"/proc/{hook}/fd/{_STATE_FD}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return read_start(fd, _STATE_LIMIT + 1)

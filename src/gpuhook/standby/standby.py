@@ -29,15 +29,18 @@ import select
 import sys
 import time
 
-from gpuhook.ground import preload
+from gpuhook import cdi_hook
+from gpuhook.ground import names, preload
 from gpuhook.ground.cgroup import access
 from gpuhook.ground.config.loader import DEFAULT_PATH, load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
-from gpuhook.ground.oci.spec import read_spec
+from gpuhook.ground.host import proc
+from gpuhook.ground.oci.spec import parse_state, read_spec
 from gpuhook.standby import helper, place
 from gpuhook.start import contract
+from gpuhook.start.cdi import saved
 from gpuhook.start.edit import edit
 from gpuhook.start.inventory import cache
 from gpuhook.vendors import registry
@@ -56,6 +59,9 @@ DOOR, MARK, LAUNCHER = 3, 5, 6
 SEATS, SEAT_COUNT = 64, 192
 # Those of a child, beside MARK: the hook's pipes, and what its parent hears of it.
 ASKED, ANSWER, REPORT = 3, 4, 7
+# Where the hook of a CDI document has the seat that it reads from, and how many ancestors of it
+# may be in the container.
+_HOOKS_SEAT, _ANCESTORS = 9, 4
 _FREE = 16  # from here to the seats a descriptor is in nobody's way
 _NO = b"no\n"
 _ANSWERED, _STALE = b"a", b"s"
@@ -153,6 +159,8 @@ class Around:
         self.known = registry.known(self.config)
         self._loaded = _load_inventories(self.config, self.known)
         self.inventories = {name: each.inventory for name, each in self._loaded.items()}
+        self.documents = saved.Documents(self.config)
+        self.documents.files()
 
     def _look(self) -> list[object]:
         return [_identity(path) for path in (self._path, *self._files)]  # protects: own-settings
@@ -170,9 +178,9 @@ def _load_inventories(config: Config, known: "Known") -> dict[str, cache.Loaded]
     """
     found: dict[str, cache.Loaded] = {}
     failures: list[GpuhookError] = []
-    for names in known.values():
+    for each in known.values():
         try:
-            found[names.NAME] = _load_inventory(config, contract.load(names))
+            found[each.NAME] = _load_inventory(config, contract.load(each))
         except GpuhookError as error:
             failures.append(error)
     if not found:
@@ -326,13 +334,13 @@ class Server:
             self._tidy()
 
     def _open_door(self) -> None:
-        """Fork a child for each question: SEAT PID BUNDLE."""
+        """Fork a child for each question: SEAT PID BUNDLE, or SEAT PID KIND of a CDI hook."""
         self._note(_BUSY)
         for line in os.fsdecode(os.read(DOOR, _QUESTIONS)).split("\n"):
             if not line:
                 continue
-            seat, pid, bundle = line.split(" ", 2)
-            self._fork(int(seat), int(pid), bundle)
+            seat, pid, about = line.split(" ", 2)
+            self._fork(int(seat), int(pid), about)
             self._note(_BUSY)
         self._worked = time.monotonic()
         self._note(_IDLE)
@@ -343,7 +351,7 @@ class Server:
         self._steps += 1
         os.pwrite(self._progress, b"%d %s" % (self._steps, state), 0)
 
-    def _fork(self, seat: int, runtime: int, bundle: str) -> None:
+    def _fork(self, seat: int, asker: int, about: str) -> None:
         report, reporting = (_moved(fd) for fd in os.pipe())
         parent = os.getpid()
         try:
@@ -353,7 +361,7 @@ class Server:
             pid = -1
         if pid == 0:
             answering = Answering(self._launcher, self._around)
-            answering.run(parent, SEATS + seat, reporting, runtime, bundle)
+            answering.run(parent, SEATS + seat, reporting, asker, about)
         os.close(reporting)
         _set_seat(seat)
         _remove(_claim_name(os.getpid(), seat))
@@ -398,6 +406,7 @@ class Server:
         """Use a pause to see whether all is as it was, and to free seats that nobody sits on."""
         if not self._around.is_same() or not os.fstat(MARK).st_nlink:
             raise SystemExit
+        self._around.documents.files()
         for seat in range(SEAT_COUNT):
             name = _claim_name(os.getpid(), seat)
             if _is_older(name, _PATIENCE):
@@ -417,7 +426,7 @@ def _set_seat(seat: int) -> None:
 def _import_all(config: Config) -> None:
     """Import what any container may need, so that no child imports anything any more."""
     known = registry.known(config).values()
-    vendors = [name for names in known for name in (*names.MODULES, *names.HOOK_MODULES)]
+    vendors = [name for each in known for name in (*each.MODULES, *each.HOOK_MODULES)]
     modules = (*preload.RUNTIME, *preload.INJECTION, *vendors)
     preload.load(modules)
     for name in modules:  # those that weren't compiled
@@ -428,6 +437,7 @@ def _import_all(config: Config) -> None:
     from gpuhook.ground.loader import ldconfig_fallback  # noqa: F401, PLC0415
     from gpuhook.ground.oci import process  # noqa: F401, PLC0415
     from gpuhook.start import dev_char  # noqa: F401, PLC0415
+    from gpuhook.start.cdi import apply, folders, hook, own_hook  # noqa: F401, PLC0415
     from gpuhook.start.plan import spec_edits  # noqa: F401, PLC0415
     from gpuhook.start.records import claims  # noqa: F401, PLC0415
 
@@ -484,19 +494,23 @@ class Answering:
         self._config = around.config
         self._folder = os.path.dirname(os.path.abspath(launcher))
         self._around = around
-        self._wanted: tuple[Spec, Resolved] | None = None
+        self._wanted: tuple[Spec, Config, Resolved, str] | None = None
         self._bundle = ""
 
-    def run(self, parent: int, answer: int, report: int, runtime: int, bundle: str) -> "NoReturn":
+    def run(self, parent: int, answer: int, report: int, asker: int, about: str) -> "NoReturn":
         """Do all of it and end, whatever happens; never return into the parent's code.
 
-        ``runtime`` is the process id of the launcher, which becomes the low-level runtime.
+        ``about`` is a bundle's path where the launcher asks that becomes the low-level runtime,
+        and the kind of a CDI document where its hook asks. ``asker`` is the process id of either.
         """
         try:
             self._prepare(parent, answer, report)
-            self._bundle = bundle
-            self._serve(runtime)
-        except (GpuhookError, OSError, ValueError):
+            if about.startswith("/"):
+                self._bundle = about
+                self._serve(asker)
+            else:
+                self._serve_hook(asker, about)
+        except (GpuhookError, OSError, ValueError, KeyError):
             os.write(ANSWER, _NO)  # the launcher goes the ordinary way, which says what is wrong
         finally:
             os._exit(0)
@@ -515,31 +529,83 @@ class Answering:
 
     def _serve(self, launcher: int) -> None:
         runtime = _open_launcher(launcher)
-        if not self._around.is_same():
-            os.write(REPORT, _STALE)
-            os.write(ANSWER, _NO)
+        if not self._is_same():
             return
         spec = read_spec(f"{self._bundle}/config.json")
-        known, inventories = self._around.known, self._around.inventories
-        written = edit(spec, self._config, known, self._folder, self._as_helper, inventories)
+        around = self._around
+        written = edit(
+            spec, self._config, around.known, self._folder,
+            self._as_helper, around.inventories, around.documents,
+        )  # fmt: skip
         if written is not None:
             written.write()
         kernel.die_with_parent(yes=False)  # our end stays until the helper has its own
         os.write(ANSWER, b"go %d\n" % launcher)
         os.write(REPORT, _ANSWERED)
         if self._wanted is not None:
-            edited, resolved = self._wanted
-            pipes = helper.Pipes(ASKED, ANSWER, MARK, runtime)
-            helper.serve(pipes, edited, self._config, resolved)
+            kernel.end_after(helper.DEADLINE)
+            injection = helper.injection_of(*self._wanted, around.inventories)
+            helper.serve(helper.Pipes(ASKED, ANSWER, MARK, runtime), self._config, injection)
 
-    def _as_helper(self, spec: "Spec", resolved: "Resolved") -> list[str]:
+    def _is_same(self) -> bool:
+        """Tell whether all is as it was; where it isn't, everything ends."""
+        if self._around.is_same():
+            return True
+        os.write(REPORT, _STALE)
+        os.write(ANSWER, _NO)
+        return False
+
+    def _serve_hook(self, hook: int, kind: str) -> None:
+        """Do the work of a CDI document's hook, whoever has applied the document."""
+        vendor_names = {each.KIND: each for each in self._around.known.values()}[kind]
+        inventory = self._around.inventories[vendor_names.NAME]
+        _check_hook(hook)
+        if not self._is_same():
+            return
+        kernel.die_with_parent(yes=False)
+        os.write(REPORT, _ANSWERED)
+
+        def work() -> None:
+            text = helper.state_text(hook)
+            spec = read_spec(f"{parse_state(text, needs_pid=False).bundle}/config.json")
+            vendor = contract.load(vendor_names)
+            injection = cdi_hook.DocumentInjection(spec, self._config, vendor, inventory)
+            injection.finish(injection.read_state(text, hook))
+
+        helper.answer(ANSWER, self._config, names.CDI_HOOK, work)
+
+    def _as_helper(self, spec: "Spec", resolved: "Resolved", kind: str) -> list[str]:
         """Be the container's helper; return the words by which the hook finds it."""
-        self._wanted = spec, resolved
+        self._wanted = spec, self._config, resolved, kind
         bundle = os.open(self._bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         os.dup2(bundle, MARK, inheritable=False)
         os.close(bundle)
         pipes = helper.Pipes(ASKED, ANSWER, MARK, -1)
         return pipes.words(os.getpid(), self._bundle)
+
+
+def _check_hook(pid: int) -> None:
+    """ValueError unless a hook waits for our answer, in a container that was made where we are.
+
+    It runs in the container's namespaces. The low-level runtime that made those is the first of
+    its ancestors that has others.
+    """
+    hook = f"/proc/{pid}"
+    # protects: asking-hook
+    if not os.path.samestat(os.stat(f"{hook}/fd/{_HOOKS_SEAT}"), os.fstat(ANSWER)):
+        raise ValueError("another process waits for this answer")
+    inside = os.stat(f"{hook}/ns/mnt")
+    if os.path.samestat(inside, os.stat("/proc/self/ns/mnt")):
+        raise ValueError("it isn't in a container")
+    for _ in range(_ANCESTORS):
+        pid = int(proc.stat_fields(proc.read(f"/proc/{pid}/stat"))[1])
+        if not os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), inside):
+            break
+    # protects: hooks-runtime
+    for name in ("ns/mnt", "ns/pid", "ns/user", "root"):
+        theirs, ours = os.stat(f"/proc/{pid}/{name}"), os.stat(f"/proc/self/{name}")
+        if not os.path.samestat(theirs, ours):
+            raise ValueError("the container was made in other namespaces")
 
 
 def _open_launcher(pid: int) -> int:

@@ -12,15 +12,15 @@ from gpuhook.start.resolve import resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.oci.spec import Spec
+    from gpuhook.start.cdi.own_hook import Helped
+    from gpuhook.start.cdi.saved import Documents
     from gpuhook.start.contract import Known
     from gpuhook.start.inventory.model import Inventory
     from gpuhook.start.resolve import Resolved
-
-HELPER_OPTION = "--helper"
 
 
 def edit(
@@ -28,14 +28,16 @@ def edit(
     config: "Config",
     known: "Known",
     folder: str,
-    helped: "Callable[[Spec, Resolved], list[str]] | None" = None,
+    helped: "Helped | None" = None,
     inventories: "Mapping[str, Inventory] | None" = None,
+    documents: "Documents | None" = None,
 ) -> "Spec | None":
     """Return a spec with what its devices need; None where it gets none.
 
     ``known`` are the vendors there are. ``folder`` is where gpuhook-prestart lies. ``helped``
     finds a helper for the hook and returns the words that lead to it, none where there is no
-    helper. ``inventories``, by vendor, are known to be the machine's.
+    helper; it is told the kind of a document if it is for that document's hook, else "".
+    ``inventories``, by vendor, are known to be the machine's; ``documents`` were read before.
     """
     resolved = resolve(spec.data, config, known, inventories=inventories)
     if resolved is None or not (resolved.grants or resolved.cdi_devices):
@@ -46,9 +48,13 @@ def edit(
         edited = _lease(spec, resolved, config, known, folder, "") if config.exclusive else spec
         return None if edited is spec else edited
     spec.require_mount_namespace()
-    edited = _edit_process(_apply_documents(spec, resolved, config), resolved)
+    edited = _edit_process(_apply_documents(spec, resolved, config, documents), resolved)
     way = "cdi"
-    if resolved.grants:
+    if not resolved.grants:
+        from gpuhook.start.cdi import own_hook  # noqa: PLC0415 - only for documents
+
+        edited = own_hook.with_words(edited, resolved, config, folder, helped)
+    else:
         preload.load(preload.EDIT)
         from gpuhook.start.request import reader  # noqa: PLC0415 - only where a GPU is asked for
 
@@ -83,16 +89,18 @@ def _lease(
     return add_hook(without_old_hooks(spec), config, folder, verb=names.LEASE_VERB)
 
 
-def _apply_documents(spec: "Spec", resolved: "Resolved", config: "Config") -> "Spec":
+def _apply_documents(
+    spec: "Spec", resolved: "Resolved", config: "Config", documents: "Documents | None"
+) -> "Spec":
     """Return the spec with what CDI documents say of the devices that they describe."""
     if not resolved.cdi_devices:
         return spec
-    from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - only for documents
+    from gpuhook.start.cdi import apply, own_hook, saved  # noqa: PLC0415 - only for documents
 
-    found = saved.read_folders(config)
+    found = saved.read_folders(config, documents)
     edits = apply.resolve(found, resolved.cdi_devices)
     apply.check_writers(found, resolved.cdi_devices)
-    return apply.apply_to_spec(spec, edits)
+    return apply.apply_to_spec(own_hook.without_words(spec), edits)
 
 
 def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":
@@ -111,7 +119,7 @@ def _edit_for_hook(
     resolved: "Resolved",
     config: "Config",
     folder: str,
-    helped: "Callable[[Spec, Resolved], list[str]] | None",
+    helped: "Helped | None",
 ) -> "Spec":
     """Return the spec with the device rules and our hook, if it hasn't got it already."""
     devices = dict.fromkeys(pair for grant in resolved.grants for pair in grant.rules())
@@ -119,8 +127,8 @@ def _edit_for_hook(
     spec = _add_device_rules(without_old_hooks(spec), list(devices))
     if has_hook(spec):  # protects: second-hook
         return spec
-    words = helped(spec, resolved) if helped is not None else []
-    return add_hook(spec, config, folder, [HELPER_OPTION, *words] if words else [])
+    words = helped(spec, resolved, "") if helped is not None else []
+    return add_hook(spec, config, folder, [names.HELPER_OPTION, *words] if words else [])
 
 
 def _link_nodes(spec: "Spec", resolved: "Resolved") -> None:
@@ -175,7 +183,7 @@ def without_old_hooks(spec: "Spec") -> "Spec":
     for stage in names.HOOK_STAGES:
         spec = spec.drop_hooks(stage, names.TOOLKIT_HOOKS)
         for hook in spec.hooks(stage):
-            ours = {HELPER_OPTION, names.LEASE_VERB}.intersection(hook.get("args") or ())
+            ours = {names.HELPER_OPTION, names.LEASE_VERB}.intersection(hook.get("args") or ())
             if hook_name(hook) == names.HOOK and ours:
                 spec = spec.drop_hooks(stage, (names.HOOK,))
     return spec

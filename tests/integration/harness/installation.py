@@ -1,5 +1,6 @@
 """gpuhook as a user has it: installed by pip into a virtual environment, with a config.toml."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,31 @@ class Installation:
     def command(self) -> Path:
         """The command line."""
         return self.bin / "gpuhook"
+
+
+def copied(
+    installation: Installation, folder: Path, python_log: Path | None = None
+) -> Installation:
+    """Make another installation of the same package, its programs in ``folder``/bin.
+
+    Each start of its interpreter is noted in ``python_log``, with what it was called with.
+    """
+    bin_folder = folder / "bin"
+    bin_folder.mkdir(parents=True)
+    for name in ("gpu-py", "gpuhook", "gpuhook-prestart", "gpuhook-cdi-hook"):
+        shutil.copy(installation.bin / name, bin_folder)
+    python = bin_folder / "python3"
+    if python_log is None:
+        python.symlink_to(installation.bin / "python3")
+    else:
+        real = installation.bin / "python3"
+        python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{python_log}\nexec {real} "$@"\n')
+        python.chmod(0o755)
+    packages = next(installation.bin.parent.glob("lib/python3*"))
+    (folder / "lib").mkdir()
+    (folder / "lib" / packages.name).symlink_to(packages)
+    shutil.copy(installation.bin.parent / "pyvenv.cfg", folder)
+    return Installation(bin_folder)
 
 
 def install() -> Installation:

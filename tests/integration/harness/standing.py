@@ -43,6 +43,7 @@ class Site:
         self.bundle = bundle
         self.installation = installation
         self.driver = driver
+        self.low_level = runtime
         self.config = write_config(folder / "etc", driver.root, [runtime])
         (self.config.parent / "state").mkdir()
         self.folder = Path(f"{LAUNCHERS}{self.config}/ready")

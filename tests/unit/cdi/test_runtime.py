@@ -152,8 +152,8 @@ def test_a_document_replaced_between_a_look_and_the_next(
     real = saved.read_folders
     trusted = site.documents / "maker.json"
 
-    def look(config: Config) -> Found:
-        found = real(config)
+    def look(config: Config, documents: saved.Documents | None) -> Found:
+        found = real(config, documents)
         text = trusted.read_text()
         trusted.unlink()
         (site.documents / "new").write_text(text)

@@ -123,16 +123,7 @@ def late_imports(source: str) -> Iterator[str]:
 
 # Slow to import, for few containers, and before a container's mount namespace is entered: what
 # documents say is written into config.json.
-DOCUMENTS = {
-    "gpuhook.start.cdi",
-    "gpuhook.start.cdi.apply",
-    "gpuhook.start.cdi.folders",
-    "gpuhook.start.cdi.generate",
-    "gpuhook.start.cdi.hook",
-    "gpuhook.start.cdi.saved",
-    "gpuhook.ground.host",
-    "gpuhook.ground.host.files",
-}
+DOCUMENTS = {"gpuhook.start.cdi.document", "gpuhook.start.cdi.unknown"}
 # Loaded where a request is refused, which is as early.
 REFUSALS = {"gpuhook.start.meant"}
 # Loaded where the configuration declares vendors, and used nowhere else.

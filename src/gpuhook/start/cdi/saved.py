@@ -26,10 +26,42 @@ _MOST_BYTES = 16 << 20  # of what is saved: more isn't read faster than the docu
 _SETTLED_NS = 3 * 10**9
 
 
-def read_folders(config: "Config") -> folders.Found:
+# A file's identity and what was in it, by path.
+Files = dict[str, tuple[tuple[int, ...], Reading]]
+
+
+class Documents:
+    """What is saved of the documents, for a process that stands: read again when that changes."""
+
+    def __init__(self, config: "Config") -> None:
+        self._config = config
+        self._identity: tuple[int, ...] | None = None
+        self._files: Files = {}
+
+    def files(self) -> Files:
+        """Return what is saved now."""
+        folder = cache.open_folder(self._config.state_dir)
+        if folder is None:
+            return {}
+        try:
+            name = _file_name(self._config)
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except OSError:
+                return {}
+            if cache.identity(status) != self._identity:
+                whole = cache.read_whole(folder, name)
+                self._files = _parse(whole[0]) if whole else {}
+                self._identity = cache.identity(whole[1]) if whole else None
+            return self._files
+        finally:
+            os.close(folder)
+
+
+def read_folders(config: "Config", documents: Documents | None = None) -> folders.Found:
     """Return what the folders of the configuration hold; only what has changed is read again."""
     began = time.time_ns()
-    before = _load(config)
+    before = (documents or Documents(config)).files()
     parses = folders.Parses()
     parses.known.update(before)
     found = folders.read_folders(config.cdi_spec_dirs, parses)
@@ -50,17 +82,10 @@ def _file_name(config: "Config") -> str:
     return f"cdi-documents-{cache.digest(jsontext.dumps(config.cdi_spec_dirs).encode())}"
 
 
-def _load(config: "Config") -> "dict[str, tuple[tuple[int, ...], Reading]]":
-    """Return what is saved, nothing where that can't be trusted, read or understood."""
-    folder = cache.open_folder(config.state_dir)
-    if folder is None:
-        return {}
+def _parse(text: str) -> Files:
+    """Return what a saved file holds, nothing where it isn't this version's."""
     try:
-        whole = cache.read_whole(folder, _file_name(config))
-    finally:
-        os.close(folder)
-    try:
-        version, files = jsontext.loads(whole[0]) if whole else ("", {})
+        version, files = jsontext.loads(text)
         if version != __version__:
             return {}
         return {
@@ -71,7 +96,7 @@ def _load(config: "Config") -> "dict[str, tuple[tuple[int, ...], Reading]]":
         return {}
 
 
-def _save(config: "Config", known: "dict[str, tuple[tuple[int, ...], Reading]]") -> None:
+def _save(config: "Config", known: Files) -> None:
     files = {
         path: (stamp, reading.document, [(each.line, each.sentence) for each in reading.problems])
         for path, (stamp, reading) in known.items()

@@ -271,20 +271,20 @@ def _no_lease(device: str, why: str, error: OSError | None = None) -> HeldError:
     return HeldError(f"The record that the container has {device} can't be written: {why}", remedy)
 
 
-def first_process() -> tuple[int, int]:
-    """Return who started this process, a hook in a container's namespaces: its first process.
+def first_process(hook: str = "/proc/self") -> tuple[int, int]:
+    """Return who started a hook in a container's namespaces: the container's first process.
 
     That is the process id that our /proc has for it, and a descriptor of /proc/PID, which the
-    caller closes; (0, -1) where it isn't in our mount namespace, or may not be looked at.
-    Source: proc_pid_stat(5), field 4.
+    caller closes; (0, -1) where it isn't in the hook's mount namespace, or may not be looked at.
+    ``hook`` is the folder of the hook's process. Source: proc_pid_stat(5), field 4.
     """
-    parent = int(proc.stat_fields(_read("/proc/self/stat"))[1])
     try:
+        parent = int(proc.stat_fields(_read(f"{hook}/stat"))[1])
         process = os.open(f"/proc/{parent}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return 0, -1
     try:
-        ours, theirs = os.stat("/proc/self/ns/mnt"), os.stat("ns/mnt", dir_fd=process)
+        ours, theirs = os.stat(f"{hook}/ns/mnt"), os.stat("ns/mnt", dir_fd=process)
         if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
             return parent, process
     except OSError:

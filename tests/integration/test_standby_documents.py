@@ -1,0 +1,207 @@
+"""CDI documents beside a process that stands ready: no interpreter is started for their hook."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from harness.cdi import generate, give
+from harness.commands import Result, wait_until
+from harness.inside import look, seen
+from harness.installation import copied
+from harness.standing import ONE, Site
+from limits import in_time
+
+from gpuhook.ground.names import CDI_HOOK, HELPER_OPTION
+from gpuhook.standby.standby import DOOR, SEATS
+
+NAMES = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"]
+
+
+class Place:
+    """A site whose containers get GPUs 0 and 2 by a document, and what Python did there."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self.site = site
+        self.log = folder / "python.log"
+        self.log.touch()
+        site.installation = copied(site.installation, folder / "programs", self.log)
+        self.document = generate(site.installation, site.config, folder / "cdi")
+        self.plain = site.plain
+
+    def by_gpu_py(self) -> None:
+        """Have gpu-py apply the document, as containers name its devices."""
+        text = self.site.config.read_text()
+        folder = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{self.document.parent}"]\n'
+        text = text.replace(
+            "[nvidia-container-runtime]\n", '[nvidia-container-runtime]\nmode = "cdi"\n'
+        )
+        self.site.config.write_text(f"{text}\n{folder}")
+        self.site.settle()
+        self.site.bundle.environ("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0,nvidia.com/gpu=2")
+        self.site.bundle.command(*look(self.site.driver.minors, NAMES))
+        self.plain = self.site.plain = self.site.bundle.config.read_bytes()
+
+    def stand(self) -> None:
+        """Start containers as gpu-py does until a process stands ready."""
+        changed, self.site.plain = self.site.plain, self.plain
+        self.site.stand_again(())
+        self.site.plain = changed
+
+    def by_engine(self) -> None:
+        """Have the engine apply the document; gpu-py isn't called for it."""
+        bundle = self.site.bundle
+        bundle.config.write_bytes(self.plain)
+        give(bundle, self.document, "0", "2")
+        bundle.command(*look(self.site.driver.minors, NAMES))
+        self.site.plain = bundle.config.read_bytes()
+
+    def hooks(self) -> int:
+        """Return how often an interpreter was started to be the document's hook."""
+        return self.log.read_text().count(f"/{CDI_HOOK} ")
+
+    def engine_starts(self, *prefix: str) -> Result:
+        """Start a container as an engine does that has applied the document, by runc or crun."""
+        site = self.site
+        site.bundle.config.write_bytes(site.plain)
+        runtime = site.low_level
+        create = [*prefix, runtime, "create", "--bundle", site.bundle.path, site.bundle.name]
+        return site.bundle.live(create, [runtime], site.bundle.name)
+
+    def works(self, result: Result) -> None:
+        self.site.sees_its_gpus(result)
+        libraries = seen(result).libraries
+        assert set(libraries) == set(NAMES)
+
+
+@pytest.fixture
+def place(site: Site, tmp_path: Path) -> Place:
+    return Place(site, tmp_path)
+
+
+def test_by_an_engine(place: Place) -> None:
+    """Whoever has applied the document, once any other container has left a process behind."""
+    place.by_engine()
+    place.works(place.engine_starts())
+    assert place.hooks() == 1
+    place.stand()
+    for _ in range(2):
+        place.works(place.engine_starts())
+    assert place.hooks() == 1
+
+
+def test_by_gpu_py(place: Place) -> None:
+    """The first by a helper, which stays; the next by a child of that."""
+    place.by_gpu_py()
+    place.stand()
+    for _ in range(2):
+        place.works(place.site.run())
+        assert place.site.served
+    assert place.hooks() == 0
+
+
+@ONE
+def test_a_document_that_changes(place: Place) -> None:
+    """The process has read it, and follows: the next container gets what it says now."""
+    place.by_gpu_py()
+    place.stand()
+    place.works(place.site.run())
+    text = place.document.read_text()
+    place.document.write_text(re.sub(r"( *- )(.*=void)", r"\1\2\n\1SEEN=1", text))
+    assert place.document.read_text() != text
+    place.works(place.site.run())
+    assert place.site.served
+    assert "SEEN=1" in place.site.bundle.spec()["process"]["env"]
+
+
+@ONE
+def test_a_bundle_that_is_started_again(place: Place) -> None:
+    """Words for the helper of its first start are in its config.json, and lead nowhere."""
+    place.by_gpu_py()
+    place.stand()
+    site = place.site
+    asked = {"cdi.k8s.io/test": "nvidia.com/gpu=0,nvidia.com/gpu=2"}
+    site.bundle.config.write_bytes(site.plain)
+    site.bundle.change(lambda spec: spec.update(annotations=asked))
+    site.plain = site.bundle.config.read_bytes()
+    for _ in range(2):
+        place.works(site.run())
+        [hook] = site.bundle.spec()["hooks"]["createContainer"]
+        assert hook["args"].count(HELPER_OPTION) == 1
+        site.plain = site.bundle.config.read_bytes()
+    place.works(place.engine_starts())
+    assert place.hooks() == 0
+
+
+@ONE
+def test_an_engine_in_another_mount_namespace(place: Place) -> None:
+    """Its bundle, its driver may be others there: the hook does its work by itself."""
+    place.by_engine()
+    place.stand()
+    place.works(place.engine_starts("unshare", "-m", "--propagation", "unchanged"))
+    assert place.hooks() == 1
+
+
+@ONE
+def test_a_question_for_another_process(place: Place) -> None:
+    """An answer goes to the process that waits for it, or nothing is done."""
+    place.by_engine()
+    place.stand()
+    site = place.site
+    with subprocess.Popen(["unshare", "-m", "sleep", "1000"]) as other:
+        try:
+            host = os.stat("/proc/self/ns/mnt").st_ino
+            inside = Path(f"/proc/{other.pid}/ns/mnt")
+            wait_until(lambda: inside.stat().st_ino != host, "it is in its namespace")
+            seat = os.open(f"/proc/{site.server}/fd/{SEATS}", os.O_RDONLY)
+            Path(f"/proc/{site.server}/fd/{DOOR}").write_text(f"0 {other.pid} nvidia.com/gpu\n")
+            with open(seat) as answer:
+                assert answer.read() == "no\n"
+        finally:
+            other.kill()
+
+
+@ONE
+def test_killed_in_the_midst(place: Place) -> None:
+    """The container isn't started, and the log says why."""
+    place.by_engine()
+    place.stand()
+    site = place.site
+    site.bundle.config.write_bytes(site.plain)
+    with in_time(120):
+        while True:
+            ending = KillsChild(site.server)
+            ending.start()
+            result = place.engine_starts()
+            ending.join()
+            if result.status != 0:
+                break
+            place.works(result)
+            wait_until(site.is_standing, "its child is gone")
+    kept = (site.config.parent / "state/errors.log").read_text()
+    assert "gpuhook-cdi-hook: The helper was killed. Start the container again." in kept
+
+
+class KillsChild(threading.Thread):
+    """Kills the first child that a standing process has, when it is in a container."""
+
+    def __init__(self, server: int) -> None:
+        super().__init__()
+        self._server = server
+
+    def run(self) -> None:
+        host = os.stat("/proc/self/ns/mnt").st_ino
+        children = Path(f"/proc/{self._server}/task/{self._server}/children")
+        end = time.monotonic() + 10
+        pid = 0
+        while not pid and time.monotonic() < end:
+            pid = int((children.read_text().split() or ["0"])[0])
+        with suppress(OSError):  # it has ended in between
+            while pid and os.stat(f"/proc/{pid}/ns/mnt").st_ino == host:
+                pass
+            os.kill(pid, signal.SIGKILL)
