@@ -2,16 +2,18 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from harness import bundles, distributions
 from harness.bundles import Bundle, Spec
 from harness.cdi import generate, give
-from harness.commands import Result, run
+from harness.commands import Result, daemon, run, wait_until
 from harness.driver import Driver, lines_of_nvidia_smi, run_with_driver_in_kernel, simulate
 from harness.inside import look, seen
-from harness.installation import Installation, write_config
+from harness.installation import Installation, copied, write_config
 from harness.loader import probed
 from harness.namespaces import Namespace
 from harness.sandbox import in_child
@@ -44,6 +46,64 @@ def document(
     return generate(installation, configs["runc"], workspace / "cdi")
 
 
+class Standing:
+    """Processes that stand ready, one for each mount namespace, and a document of theirs."""
+
+    def __init__(self, folder: Path, installation: Installation, driver: Driver) -> None:
+        self.log = folder / "python.log"
+        self.installation = copied(installation, folder / "programs", self.log)
+        self.config = write_config(folder / "etc", driver.root, ["runc"])
+        self.document = generate(self.installation, self.config, folder / "cdi")
+        self._folder = folder
+        self._ready = Path(f"/run/gpuhook/launcher{self.config}/ready")
+        self._in: set[int | None] = set()
+        self.daemons = ExitStack()
+
+    def stand(self, namespace: Namespace) -> None:
+        """Return once a process stands ready in a namespace, until the end."""
+        if namespace.pid not in self._in:
+            self._in.add(namespace.pid)
+            words: list[str | Path] = ["watch", "--interval", "1", "--config", self.config]
+            watch = namespace.enter(self.installation.command, *words)
+            log = self._folder / f"watch-{namespace.pid}.log"
+            self.daemons.enter_context(daemon(watch, log, lambda: True))
+        wait_until(lambda: self._stands_in(namespace), "a process stands ready")
+
+    def hooks(self) -> int:
+        """Return how often an interpreter was started to be the hook."""
+        return self.log.read_text().count(f"/{HOOK} ")
+
+    def _stands_in(self, namespace: Namespace) -> bool:
+        """Tell whether one stands there; another test may have changed what they have read."""
+        wanted = os.stat(f"/proc/{namespace.pid or 'self'}/ns/mnt")
+        for path in self._ready.glob("[0-9]*"):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{path.name}/ns/mnt"), wanted):
+                    return True
+        return False
+
+
+@pytest.fixture(scope="session")
+def standing(workspace: Path, installation: Installation, driver: Driver) -> Iterator[Standing]:
+    made = Standing(workspace / "cdi-standing", installation, driver)
+    with made.daemons:
+        yield made
+
+
+@pytest.fixture(params=["alone", "standing"])
+def answered(
+    request: pytest.FixtureRequest, bundle: Bundle, document: Path, standing: Standing
+) -> Iterator[Path]:
+    """A document whose hook is an interpreter, and one whose hook a process answers."""
+    if request.param == "alone":
+        yield document
+        return
+    standing.stand(bundle.namespace)
+    before = standing.hooks()
+    yield standing.document
+    assert standing.hooks() == before, "no interpreter is started for it"
+
+
 @pytest.fixture
 def runtime(low_level: tuple[str, Namespace]) -> str:
     return low_level[0]
@@ -65,9 +125,9 @@ def hook_of(bundle: Bundle) -> Spec:
 
 @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
 def test_the_loader_finds_every_library(
-    bundle: Bundle, runtime: str, document: Path, driver: Driver
+    bundle: Bundle, runtime: str, answered: Path, driver: Driver
 ) -> None:
-    give(bundle, document, "2", "6")
+    give(bundle, answered, "2", "6")
     bundle.command(*look(driver.minors, NAMES))
     with nothing_left(driver.root, pid=bundle.namespace.pid):
         inside = seen(bundle.run(runtime))
@@ -189,13 +249,13 @@ def test_a_new_inventory_is_not_saved(
 
 
 def test_the_images_own_libraries_are_covered(
-    bundle: Bundle, runtime: str, document: Path, driver: Driver
+    bundle: Bundle, runtime: str, answered: Path, driver: Driver
 ) -> None:
     stale = f"{LIBRARIES}/libcuda.so.1"
     changed(
         bundle, f"cp {LIBRARIES}/libc.so.6 {stale}; ln -s libcuda.so.0 {LIBRARIES}/libnvcuvid.so.1"
     )
-    give(bundle, document, "0")
+    give(bundle, answered, "0")
     bundle.command(*look(libraries=["libcuda.so.1", "libnvcuvid.so.1"]))
     libraries = seen(bundle.run(runtime)).libraries
     for name, (_, inode) in libraries.items():
@@ -203,9 +263,9 @@ def test_the_images_own_libraries_are_covered(
         assert inode == f"{status.st_dev}:{status.st_ino}", name
 
 
-def test_a_read_only_root(bundle: Bundle, runtime: str, document: Path, driver: Driver) -> None:
+def test_a_read_only_root(bundle: Bundle, runtime: str, answered: Path, driver: Driver) -> None:
     bundle.change(lambda spec: spec["root"].update(readonly=True))
-    give(bundle, document, "5")
+    give(bundle, answered, "5")
     bundle.command("nvidia-smi", "-L")
     assert bundle.run(runtime).ok().stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(5))
 
@@ -220,7 +280,8 @@ def test_a_user_namespace(bundle: Bundle, runtime: str, document: Path, driver: 
 
     bundle.change(mutate)
     changed(bundle, "chown -R 100000:100000 .; chmod 755 .")
-    run(["chmod", "-R", "go+X", "/run/gpuhook-test"])
+    closed = ["/run/gpuhook-test", "-type", "d", "!", "-perm", "-011"]
+    run(["find", *closed, "-exec", "chmod", "go+x", "{}", "+"])
     give(bundle, document, "2", mounted=True)
     bundle.command(*look(libraries=["libcuda.so.1"]))
     inside = seen(bundle.run(runtime))
@@ -234,7 +295,7 @@ def test_a_user_namespace(bundle: Bundle, runtime: str, document: Path, driver: 
 @pytest.mark.parametrize("place", ["etc/nvidia", "etc/ld.so.cache", LIBRARIES, "etc/ld.so.conf.d"])
 @pytest.mark.parametrize("route", ROUTES)
 def test_links_out_of_the_root(
-    bundle: Bundle, runtime: str, document: Path, tmp_path: Path, place: str, route: str
+    bundle: Bundle, runtime: str, answered: Path, tmp_path: Path, place: str, route: str
 ) -> None:
     """The runtime's own mounts aren't there: what it makes of links isn't ours."""
     victim = tmp_path / "victim"
@@ -243,7 +304,7 @@ def test_links_out_of_the_root(
     target = route.format(victim=victim / "file" if place.endswith("cache") else victim)
     changed(bundle, f"mkdir -p etc; rm -rf {place}; ln -s {target} {place}")
     mounts = bundle.spec()["mounts"]
-    give(bundle, document, "0")
+    give(bundle, answered, "0")
     bundle.change(lambda spec: spec.update(mounts=mounts))
     with nothing_left(victim, pid=bundle.namespace.pid):
         bundle.run(runtime)
@@ -270,11 +331,11 @@ def test_the_images_environment_reaches_no_hook(
 
 
 def test_nothing_is_left_where_it_fails(
-    bundle: Bundle, runtime: str, document: Path, driver: Driver
+    bundle: Bundle, runtime: str, answered: Path, driver: Driver
 ) -> None:
     """The cache is the last step: all the others are taken back."""
     changed(bundle, "rm -f etc/ld.so.cache; mkdir etc/ld.so.cache")
-    give(bundle, document, "0")
+    give(bundle, answered, "0")
     with nothing_left(driver.root, pid=bundle.namespace.pid):
         done = bundle.run(runtime).failed()
     if runtime != "crun":  # which shows nothing that a hook says
@@ -332,12 +393,12 @@ def test_at_another_stage(bundle: Bundle, runtime: str, document: Path, driver: 
 @pytest.mark.parametrize("mode", ["rw", "ro"])
 @pytest.mark.parametrize("place", ["etc", "usr/lib"])
 def test_volumes_stay_as_they_are(
-    bundle: Bundle, runtime: str, document: Path, tmp_path: Path, place: str, mode: str
+    bundle: Bundle, runtime: str, answered: Path, tmp_path: Path, place: str, mode: str
 ) -> None:
     """The runtime's mounts there are taken away: it makes mount points in volumes."""
     volume = tmp_path / "volume"
     changed(bundle, f"cp -a {place} {volume}; rm -f {volume}/ld.so.cache")
-    give(bundle, document, "0")
+    give(bundle, answered, "0")
 
     def mutate(spec: Spec) -> None:
         entry = {"type": "bind", "source": str(volume), "destination": f"/{place}"}

@@ -70,7 +70,14 @@ class Place:
         site = self.site
         site.bundle.config.write_bytes(site.plain)
         runtime = site.low_level
-        create = [*prefix, runtime, "create", "--bundle", site.bundle.path, site.bundle.name]
+        create: list[str | Path] = [
+            *prefix,
+            runtime,
+            "create",
+            "--bundle",
+            site.bundle.path,
+            site.bundle.name,
+        ]
         return site.bundle.live(create, [runtime], site.bundle.name)
 
     def works(self, result: Result) -> None:

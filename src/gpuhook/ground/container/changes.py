@@ -71,6 +71,7 @@ class Container(Rootfs):
         self._folder_verdicts: dict[int, Verdict] = {}
         self._held: list[int] = []
         self._attached: dict[str, int] = {}
+        self._known: dict[str, int] = {}
         self._placeholders: dict[Verdict, tuple[int, os.stat_result]] = {}
         self._boundary = Boundary(process, fd, inside=inside) if process >= 0 else None
 
@@ -256,7 +257,19 @@ class Container(Rootfs):
 
     def know(self, tree: int, path: str) -> None:
         """Take note that the engine has mounted on a path what a detached mount holds, too."""
-        self._attached[path] = tree
+        self._known[path] = tree
+
+    def _mounted(self, path: str) -> int | None:
+        """Return a descriptor of what we have mounted on a path, or the engine, if that is known.
+
+        The engine's own mount, because before Linux 6.15 a detached one can't be copied.
+        """
+        if path not in self._known:
+            return self._attached.get(path)
+        found = self.open(path)
+        self._held.append(found)
+        same = kernel.identity(found) == kernel.identity(self._known[path])
+        return found if same else None  # protects: covered-by-engines
 
     # Links -------------------------------------------------------------------------------
 
@@ -308,7 +321,7 @@ class Container(Rootfs):
     def _cover_by_target(self, path: str, target: str) -> None:
         """Mount the file that a link would lead to on a file that has the link's name."""
         folder = path.rpartition("/")[0]
-        attached = self._attached.get(f"{folder}/{target}")
+        attached = self._mounted(f"{folder}/{target}")
         if attached is None:
             return  # the target is a volume's own file, and so is this one
         place = self.mount_point(path)
