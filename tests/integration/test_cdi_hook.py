@@ -263,6 +263,26 @@ def test_the_images_own_libraries_are_covered(
         assert inode == f"{status.st_dev}:{status.st_ino}", name
 
 
+def test_an_engines_mount_of_another_file_covers_nothing(
+    bundle: Bundle, runtime: str, document: Path, tmp_path: Path
+) -> None:
+    """Where a volume is mounted on a library's place, the image's own link to it stays as it is."""
+    stale = f"{LIBRARIES}/libcuda.so.1"
+    changed(bundle, f"cp {LIBRARIES}/libc.so.6 {stale}")
+    give(bundle, document, "0")
+    other = tmp_path / "other"
+    other.write_text("no library")
+
+    def mutate(spec: Spec) -> None:
+        for mount in spec["mounts"]:
+            if mount["destination"].startswith(f"/{LIBRARIES}/libcuda.so."):
+                mount["source"] = str(other)
+
+    bundle.change(mutate)
+    bundle.command("busybox", "cmp", f"/{stale}", f"/{LIBRARIES}/libc.so.6")
+    bundle.run(runtime).ok()
+
+
 def test_a_read_only_root(bundle: Bundle, runtime: str, answered: Path, driver: Driver) -> None:
     bundle.change(lambda spec: spec["root"].update(readonly=True))
     give(bundle, answered, "5")
