@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from gpuhook.tools.kubernetes import children
 from gpuhook.tools.kubernetes.children import Listener, Server
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.kubernetes.state import State
+from gpuhook.tools.vendors.nvidia import events as nvidias
 
 
 class Clock:
@@ -41,6 +42,9 @@ class Events:
 
     def can_listen(self, inventory: object) -> bool:
         return inventory == "devices"
+
+    def is_error(self, line: Mapping[str, Any]) -> bool:
+        return nvidias.is_error(line)
 
     def begin(self, config: Config, inventory: object, but: Collection[str]) -> Work:
         if self.fails:

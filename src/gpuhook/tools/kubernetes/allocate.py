@@ -132,8 +132,7 @@ def _mounts(
 ) -> tuple[Mount, ...]:
     found = []
     if by_mounts:
-        places = [unit.selector for unit in units]
-        places += [f"imex/{channel}" for channel in settings.imex_channel_ids]
+        places = [*(unit.selector for unit in units), *resource.places]
         found += [Mount(f"{resource.mounts}/{place}", _NULL, read_only=False) for place in places]
     if by_nodes and units and resource.driver_folder:
         found.append(Mount(resource.driver_folder, settings.driver_folder, read_only=True))

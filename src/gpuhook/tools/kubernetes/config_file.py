@@ -14,6 +14,7 @@ from gpuhook.tools.kubernetes import options
 from gpuhook.tools.kubernetes.names import full_name
 from gpuhook.tools.kubernetes.options import Content
 from gpuhook.tools.kubernetes.settings import Sharing
+from gpuhook.tools.vendors.plugin_option import Option
 
 VERSION = "v1"
 _SECTIONS = ("version", "flags", "resources", "sharing", "imex", "gpuhook")
@@ -92,7 +93,7 @@ class Reader:
         self,
         node: tree.Node,
         place: tuple[str, ...],
-        known: dict[tuple[str, ...], options.Option],
+        known: dict[tuple[str, ...], Option],
         silent: dict[tuple[str, ...], options.Ineffective],
     ) -> None:
         every = [*known, *silent, *options.OF_OTHERS]
@@ -109,10 +110,10 @@ class Reader:
             else:
                 self._options(value, here, known, silent)
 
-    def _option(self, node: tree.Node, option: options.Option) -> None:
+    def _option(self, node: tree.Node, option: Option) -> None:
         value = self._plain(node)
         try:
-            self.content.values[option.field] = options.check(option, value)
+            self.content.values[option.flag] = option.check(value)
         except ValueError as why:
             name = ".".join(option.place)
             text = node.text if node.text is not None else value

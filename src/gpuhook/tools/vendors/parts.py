@@ -13,6 +13,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Device
 from gpuhook.tools.host.child import Work
+from gpuhook.tools.vendors.plugin_option import Option
 
 Values = Mapping[str, Any]
 
@@ -73,10 +74,41 @@ class Events(Protocol):
     def concerned(self, inventory: Any, event: Values, /) -> Iterable[Device]:
         """Return the devices that an event is about."""
 
-    def judge(self, event: Values, settings: Mapping[int, str], /) -> tuple[str, str]:
+    def is_error(self, line: Values, /) -> bool:
+        """Tell whether what the child says is an error as it should be; ``gpu`` names a device.
+
+        The driver's own code runs in that child.
+        """
+
+    def judge(self, event: Values, chosen: Any, /) -> tuple[str, str]:
         """Return what an error does, one of ACTIONS, and what it is called.
 
-        ``settings`` are what the administrator set of errors by their numbers.
+        ``chosen`` is what ``Plugin.settings`` returned, None for a vendor without.
+        """
+
+
+class Plugin(Protocol):
+    """``plugin``: options that the device plugin of clusters has for this vendor."""
+
+    @property
+    def OPTIONS(self) -> tuple[Option, ...]:  # noqa: N802
+        """The options, in the order of the help; no other vendor has one of their names."""
+
+    @property
+    def VARIABLES(self) -> tuple[str, ...]:  # noqa: N802
+        """Variables of the environment that ``settings`` reads itself."""
+
+    @property
+    def SETTINGS(self) -> type:  # noqa: N802
+        """The class whose fields they set, with the defaults."""
+
+    def settings(self, values: Values, environ: Mapping[str, str], /) -> Any:
+        """Return an object of it, with the values that are set, by fields."""
+
+    def advice(self, chosen: Any, /, *, by_cdi: bool) -> Iterable[str]:
+        """Return what a person should know of such an object, a sentence each.
+
+        ``by_cdi`` is whether engines are given names of CDI devices.
         """
 
 
@@ -120,6 +152,12 @@ def events(names: ModuleType) -> Events | None:
 def links(names: ModuleType) -> Links | None:
     """Return what knows how near a vendor's devices are."""
     found: Links | None = part(names, "links")
+    return found
+
+
+def plugin(names: ModuleType) -> Plugin | None:
+    """Return what options of the device plugin a vendor has."""
+    found: Plugin | None = part(names, "plugin")
     return found
 
 

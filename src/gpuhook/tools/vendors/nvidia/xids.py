@@ -6,6 +6,8 @@ from gpuhook.ground.errors import RequestError, shown
 from gpuhook.tools.vendors.parts import APPLICATION, FATAL, IGNORE
 
 EVERY = 0  # stands for all XIDs in what an administrator set; there is no XID 0
+# Variables of NVIDIA's plugin: XIDs that count, and that don't.
+DISABLED, ENABLED = "DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"
 _MOST = (1 << 64) - 1  # an XID's number has 64 bits
 _ALL = ("all", "xids")
 
@@ -101,8 +103,8 @@ def policy(environ: Mapping[str, str]) -> tuple[bool, dict[int, str]]:
     NVIDIA's plugin: an enabled XID is fatal and a disabled one is not, enabling wins, "all" is
     every XID, and if all are disabled, then nothing is watched.
     """
-    disabled = read_xids(environ.get("DP_DISABLE_HEALTHCHECKS", ""))
-    enabled = read_xids(environ.get("DP_ENABLE_HEALTHCHECKS", ""))
+    disabled = read_xids(environ.get(DISABLED, ""))
+    enabled = read_xids(environ.get(ENABLED, ""))
     if EVERY in enabled:
         return True, {EVERY: FATAL}
     settings = {**dict.fromkeys(disabled, IGNORE), **dict.fromkeys(enabled, FATAL)}
