@@ -93,7 +93,7 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     state = parse_state(state_text, needs_pid=False)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     spec.require_mount_namespace()
-    modules = (*vendor_names.MODULES, *vendor_names.HOOK_MODULES)
+    modules = (*preload.vendor(vendor_names), *preload.vendor_edits(vendor_names))
     preload.load((*preload.INJECTION, *modules))
     from gpuhook import inject  # noqa: PLC0415 - preloaded, as what follows
     from gpuhook.start.cdi.hook import Work  # noqa: PLC0415

@@ -414,7 +414,8 @@ def _set_seat(seat: int) -> None:
 def _import_all(config: Config) -> None:
     """Import what any container may need, so that no child imports anything any more."""
     known = registry.known(config).values()
-    vendors = [name for names in known for name in (*names.MODULES, *names.HOOK_MODULES)]
+    vendors = [each for names in known
+               for each in (*preload.vendor(names), *preload.vendor_edits(names))]  # fmt: skip
     modules = (*preload.RUNTIME, *preload.INJECTION, *vendors)
     preload.load(modules)
     for name in modules:  # those that weren't compiled
