@@ -21,11 +21,13 @@ def read_start(fd: int, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write to an open file, however many calls that takes; OSError if it fails."""
+def write_all(
+    fd: int, data: bytes, write: "Callable[[int, bytes | memoryview], int]" = os.write
+) -> None:
+    """Write to an open file, however many calls of ``write`` that takes; OSError if it fails."""
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        view = view[write(fd, view) :]
 
 
 def replace(

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from gpuhook.ground.errors import RequestError, shown
 from gpuhook.tools.vendors.parts import APPLICATION, FATAL, IGNORE
 
 EVERY = 0  # stands for all XIDs in what an administrator set; there is no XID 0
@@ -121,21 +120,3 @@ def describe(xid: int) -> str:
     """Return an XID's number with what it means, as far as that is known."""
     words = XIDS.get(xid, ("", ""))[1]
     return f"XID {xid} ({words})" if words else f"XID {xid}"
-
-
-def split_mig(uuid: str) -> tuple[str, int, int]:
-    """Return GPU, GPU instance and compute instance of a MIG device named in the old form.
-
-    That is MIG-GPU-.../GI/CI, as drivers before 470 did; RequestError for other names.
-    """
-    gpu, *numbers = uuid.removeprefix("MIG-").split("/")
-    plain = [number for number in numbers if number.isascii() and number.isdecimal()]
-    if (
-        not (uuid.startswith("MIG-") and gpu.startswith("GPU-"))
-        or not len(numbers) == len(plain) == 2
-    ):
-        raise RequestError(
-            f"{shown(uuid)} doesn't say which instance of which GPU it is",
-            "Write MIG-GPU-UUID/GI/CI, or ask for the device by its own UUID",
-        )
-    return gpu, int(plain[0]), int(plain[1])
