@@ -18,12 +18,22 @@ from gpuhook.tools.vendors.intel_npu import doctor as intel_npu_doctor
 from gpuhook.tools.vendors.neuron import doctor as neuron_doctor
 from gpuhook.tools.vendors.neuron import programs as neuron_programs
 from gpuhook.tools.vendors.nvidia import doctor as nvidia_doctor
+from gpuhook.tools.vendors.nvidia import driver_folder as nvidia_driver_folder
 from gpuhook.tools.vendors.nvidia import events as nvidia_events
 from gpuhook.tools.vendors.nvidia import links as nvidia_links
 from gpuhook.tools.vendors.nvidia import plugin as nvidia_plugin
 from gpuhook.tools.vendors.nvidia import programs as nvidia_programs
 from gpuhook.tools.vendors.nvidia import telemetry as nvidia_telemetry
-from gpuhook.tools.vendors.parts import Doctor, Events, Links, Plugin, Programs, Readings, Telemetry
+from gpuhook.tools.vendors.parts import (
+    Doctor,
+    DriverFolder,
+    Events,
+    Links,
+    Plugin,
+    Programs,
+    Readings,
+    Telemetry,
+)
 from gpuhook_simulate import vendors as simulators
 from gpuhook_simulate.vendors import Simulator, amd, ascend, gaudi, intel_gpu, intel_npu, neuron
 
@@ -38,6 +48,7 @@ READINGS: tuple[Readings, ...] = (amd_telemetry, intel_gpu_telemetry)
 TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
 EVENTS: tuple[Events, ...] = (nvidia_events,)
 LINKS: tuple[Links, ...] = (nvidia_links,)
+DRIVER_FOLDERS: tuple[DriverFolder, ...] = (nvidia_driver_folder,)
 PLUGINS: tuple[Plugin, ...] = (nvidia_plugin,)
 PROGRAMS: tuple[Programs, ...] = (
     amd_programs, ascend_programs, intel_gpu_programs, neuron_programs, nvidia_programs,
@@ -49,9 +60,9 @@ OTHERS = {"declared.doctor"}
 
 
 def test_none_is_forgotten() -> None:
-    known = (*DOCTORS, *READINGS, *TELEMETRY, *EVENTS, *LINKS, *PLUGINS, *PROGRAMS)
+    known = (*DOCTORS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LINKS, *PLUGINS, *PROGRAMS)
     compared = {str(getattr(each, "__name__", "")) for each in known}
-    kinds = ("doctor", "telemetry", "events", "links", "plugin", "programs")
+    kinds = ("doctor", "driver_folder", "telemetry", "events", "links", "plugin", "programs")
     paths = [path for kind in kinds for path in FOLDER.glob(f"[a-z]*/{kind}*")]
     there = {f"{path.parent.name}.{path.stem}" for path in paths}
     assert {name.removeprefix("gpuhook.tools.vendors.") for name in compared} == there - OTHERS

@@ -6,6 +6,7 @@ every vendor's. Inventories are of the vendor's own class, so they are Any here.
 
 import importlib
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -123,6 +124,33 @@ class Links(Protocol):
         """Return the scores of each device with others, by their ids."""
 
 
+@dataclass(frozen=True)
+class DriverContent:
+    """What a driver folder holds, by path in it.
+
+    ``files`` are paths below the driver root ``root``, without a symbolic link on the way;
+    ``links`` is what links say. ``folders`` are there whether they hold anything or not.
+    """
+
+    version: str
+    root: str
+    folders: tuple[str, ...]
+    files: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+
+
+class DriverFolder(Protocol):
+    """``driver_folder`` of a driver that containers can use from one folder."""
+
+    def content_of(
+        self, config: Config, inventory: Any, capabilities: Iterable[str] = (), /
+    ) -> DriverContent:
+        """Return what belongs there; DriverFolderError where this driver can't be used so.
+
+        ``capabilities`` are its parts to put there, none stand for all; RequestError for others.
+        """
+
+
 class Programs(Protocol):
     """``programs``: what those that use a vendor's devices read."""
 
@@ -152,6 +180,12 @@ def events(names: ModuleType) -> Events | None:
 def links(names: ModuleType) -> Links | None:
     """Return what knows how near a vendor's devices are."""
     found: Links | None = part(names, "links")
+    return found
+
+
+def driver_folder(names: ModuleType) -> DriverFolder | None:
+    """Return what knows which files of a vendor's driver go into a folder."""
+    found: DriverFolder | None = part(names, "driver_folder")
     return found
 
 
