@@ -21,6 +21,7 @@ from gpuhook.tools.vendors.nvidia import doctor as nvidia_doctor
 from gpuhook.tools.vendors.nvidia import driver_folder as nvidia_driver_folder
 from gpuhook.tools.vendors.nvidia import events as nvidia_events
 from gpuhook.tools.vendors.nvidia import links as nvidia_links
+from gpuhook.tools.vendors.nvidia import makers_series as nvidia_makers_series
 from gpuhook.tools.vendors.nvidia import plugin as nvidia_plugin
 from gpuhook.tools.vendors.nvidia import programs as nvidia_programs
 from gpuhook.tools.vendors.nvidia import telemetry as nvidia_telemetry
@@ -29,6 +30,7 @@ from gpuhook.tools.vendors.parts import (
     DriverFolder,
     Events,
     Links,
+    MakersSeries,
     Plugin,
     Programs,
     Readings,
@@ -49,6 +51,7 @@ TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
 EVENTS: tuple[Events, ...] = (nvidia_events,)
 LINKS: tuple[Links, ...] = (nvidia_links,)
 DRIVER_FOLDERS: tuple[DriverFolder, ...] = (nvidia_driver_folder,)
+MAKERS_SERIES: tuple[MakersSeries, ...] = (nvidia_makers_series,)
 PLUGINS: tuple[Plugin, ...] = (nvidia_plugin,)
 PROGRAMS: tuple[Programs, ...] = (
     amd_programs, ascend_programs, intel_gpu_programs, neuron_programs, nvidia_programs,
@@ -60,9 +63,19 @@ OTHERS = {"declared.doctor"}
 
 
 def test_none_is_forgotten() -> None:
-    known = (*DOCTORS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LINKS, *PLUGINS, *PROGRAMS)
+    known = (*DOCTORS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LINKS, *MAKERS_SERIES,
+             *PLUGINS, *PROGRAMS)  # fmt: skip
     compared = {str(getattr(each, "__name__", "")) for each in known}
-    kinds = ("doctor", "driver_folder", "telemetry", "events", "links", "plugin", "programs")
+    kinds = (
+        "doctor",
+        "driver_folder",
+        "telemetry",
+        "events",
+        "links",
+        "makers_series",
+        "plugin",
+        "programs",
+    )
     paths = [path for kind in kinds for path in FOLDER.glob(f"[a-z]*/{kind}*")]
     there = {f"{path.parent.name}.{path.stem}" for path in paths}
     assert {name.removeprefix("gpuhook.tools.vendors.") for name in compared} == there - OTHERS

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
@@ -113,6 +113,25 @@ class Plugin(Protocol):
         """
 
 
+Sample = tuple[dict[str, str], float]  # labels and a value
+
+
+class Series(NamedTuple):
+    """A series of Prometheus', under its whole name; ``kind`` is gauge or counter."""
+
+    name: str
+    kind: str
+    about: str
+    samples: list[Sample]
+
+
+class MakersSeries(Protocol):
+    """``makers_series``: what the maker's own exporter shows, for those who ask for it."""
+
+    def series(self, snapshot: Any, /) -> Iterable[Series]:
+        """Return the series of a look (``tools/metrics/model.Snapshot``)."""
+
+
 class Links(Protocol):
     """``links``: how near devices are to each other."""
 
@@ -186,6 +205,12 @@ def links(names: ModuleType) -> Links | None:
 def driver_folder(names: ModuleType) -> DriverFolder | None:
     """Return what knows which files of a vendor's driver go into a folder."""
     found: DriverFolder | None = part(names, "driver_folder")
+    return found
+
+
+def makers_series(names: ModuleType) -> MakersSeries | None:
+    """Return what has the series of a vendor's own exporter."""
+    found: MakersSeries | None = part(names, "makers_series")
     return found
 
 
