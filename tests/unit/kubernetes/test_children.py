@@ -279,6 +279,15 @@ def test_of_states_that_wait_the_last_one_counts(server: tuple[Server, int]) -> 
     assert (made._state, made._is_new) == (b"c\n", True)
 
 
+def test_a_server_that_was_killed_is_not_killed_again(server: tuple[Server, int]) -> None:
+    """Its id may be another process' by then."""
+    made, _ = server
+    made.tend()
+    os.kill(made.pid, signal.SIGKILL)
+    made.end()
+    assert made.pid == 0
+
+
 def test_the_server_ends_with_its_supervisor_whoever_has_its_pipe() -> None:
     """A child that makes documents, or a driver's that hangs, has the pipe's other end."""
     reader, writer = os.pipe()

@@ -101,7 +101,7 @@ class Server(Child):
         if not self.pid:
             return
         os.kill(self.pid, signal.SIGTERM)
-        if kernel.reap(self.pid, _ENDING) == signal.SIGKILL:
+        if kernel.reap(self.pid, _ENDING) is None:
             self._kill()
         self.pid = 0
 
