@@ -10,7 +10,7 @@ from gpuhook.tools.vendors.parts import ACTIONS
 from gpuhook.tools.vendors.plugin_option import CHOICE, FLAG, Kind, Option, number, numbers, words
 
 DOMAIN = "nvidia.com"
-NONE, SINGLE, MIXED = MIG_STRATEGIES = ("none", "single", "mixed")
+NONE, SINGLE = "none", "single"
 _CHANNELS = 1 << 20  # the driver makes IMEX channels 0 to 1048575
 
 
@@ -70,7 +70,7 @@ OPTIONS = (
     Option(
         "mig-strategy", "mig_strategy", CHOICE,
         "How MIG devices are offered: not at all, as nvidia.com/gpu, or by their profiles.",
-        ("flags", "migStrategy"), MIG_STRATEGIES, before="device-list-strategy",
+        ("flags", "migStrategy"), (NONE, SINGLE, "mixed"), before="device-list-strategy",
     ),
     Option(
         "gdrcopy-enabled", "gdrcopy_enabled", FLAG, "Give GDRCopy's node with every GPU.",
