@@ -17,7 +17,9 @@ from gpuhook.tools.kubernetes.settings import Sharing
 from gpuhook.tools.vendors.plugin_option import Option
 
 VERSION = "v1"
-_SECTIONS = ("version", "flags", "resources", "sharing", "imex", "gpuhook")
+# Those of options, and what else there is.
+_OPTIONS = tuple(dict.fromkeys(each.place[0] for each in options.OPTIONS if each.place))
+_SECTIONS = ("version", "resources", "sharing", *_OPTIONS)
 _SHARED = ".shared"
 _MOST_REPLICAS = 1024  # of a device; the kubelet has a limit for what one list may hold
 _UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -79,7 +81,7 @@ class Reader:
             raise self.wrong(version.line, f"the version is {shown(version.text)}, not {VERSION}")
         places = {option.place: option for option in options.OPTIONS if option.place}
         silent = {each.place: each for each in options.INEFFECTIVE if each.place}
-        for name in ("flags", "imex", "gpuhook"):
+        for name in _OPTIONS:
             if name in sections:
                 self._options(sections[name], (name,), places, silent)
         if "resources" in sections:
