@@ -22,12 +22,15 @@ def read_start(fd: int, most: int) -> bytes:
 
 
 def write_all(
-    fd: int, data: bytes, write: "Callable[[int, bytes | memoryview], int]" = os.write
+    fd: int, data: bytes, write: "Callable[[int, memoryview], int] | None" = None
 ) -> None:
-    """Write to an open file, however many calls of ``write`` that takes; OSError if it fails."""
+    """Write to an open file, however many calls that takes; OSError if it fails.
+
+    ``write`` does one of them, write(2) if there is none.
+    """
     view = memoryview(data)
     while view:
-        view = view[write(fd, view) :]
+        view = view[(write or os.write)(fd, view) :]
 
 
 def replace(

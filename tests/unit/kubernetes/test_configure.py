@@ -8,7 +8,7 @@ from plugin_settings import settings_of
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import ConfigError
 from gpuhook.tools.kubernetes.configure import apply, read
-from gpuhook.tools.kubernetes.options import OPTIONS
+from gpuhook.tools.kubernetes.options import OPTIONS, VENDORS
 from gpuhook.tools.kubernetes.settings import STRATEGIES, Settings
 from gpuhook.tools.vendors.nvidia.plugin import PluginSettings
 from gpuhook.tools.vendors.plugin_option import FLAG
@@ -144,6 +144,8 @@ def test_what_is_said_of_health() -> None:
 def test_no_two_options_share_a_name() -> None:
     names = [name for option in OPTIONS for name in (option.flag, *option.old)]
     assert len(names) == len({*names})
+    theirs = [option for plugin in VENDORS.values() for option in plugin.OPTIONS]
+    assert {*theirs} <= {*OPTIONS}, "each is before one that there is"
     places = [option.place for option in OPTIONS if option.place]
     assert len(places) == len({*places})
 
