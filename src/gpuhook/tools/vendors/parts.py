@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
@@ -178,46 +178,28 @@ class Programs(Protocol):
         """Variables that choose among the devices of a container, and give none."""
 
 
-def doctor(names: ModuleType) -> Doctor | None:
-    """Return what a vendor has for the doctor."""
-    found: Doctor | None = part(names, "doctor")
-    return found
+Contract = TypeVar("Contract")
 
 
-def telemetry(names: ModuleType) -> Readings | Telemetry | None:
-    """Return what measures a vendor's devices."""
-    found: Readings | Telemetry | None = part(names, "telemetry")
-    return found
+class Part(Generic[Contract]):
+    """What finds one module of a vendor, None where it has none."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __call__(self, names: ModuleType) -> Contract | None:
+        """Return the module of the vendor with these names."""
+        found: Contract | None = part(names, self._what)
+        return found
 
 
-def events(names: ModuleType) -> Events | None:
-    """Return what listens to a vendor's driver."""
-    found: Events | None = part(names, "events")
-    return found
-
-
-def links(names: ModuleType) -> Links | None:
-    """Return what knows how near a vendor's devices are."""
-    found: Links | None = part(names, "links")
-    return found
-
-
-def driver_folder(names: ModuleType) -> DriverFolder | None:
-    """Return what knows which files of a vendor's driver go into a folder."""
-    found: DriverFolder | None = part(names, "driver_folder")
-    return found
-
-
-def makers_series(names: ModuleType) -> MakersSeries | None:
-    """Return what has the series of a vendor's own exporter."""
-    found: MakersSeries | None = part(names, "makers_series")
-    return found
-
-
-def plugin(names: ModuleType) -> Plugin | None:
-    """Return what options of the device plugin a vendor has."""
-    found: Plugin | None = part(names, "plugin")
-    return found
+doctor: Part[Doctor] = Part("doctor")
+telemetry: Part[Readings | Telemetry] = Part("telemetry")
+events: Part[Events] = Part("events")
+links: Part[Links] = Part("links")
+driver_folder: Part[DriverFolder] = Part("driver_folder")
+makers_series: Part[MakersSeries] = Part("makers_series")
+plugin: Part[Plugin] = Part("plugin")
 
 
 def programs(names: ModuleType) -> tuple[str, ...]:
