@@ -11,33 +11,19 @@ _TRUE = ("1", "t", "T", "TRUE", "true", "True")  # as Go reads them
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
 
-def _as_text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _as_list(value: object) -> str | None:
-    return ",".join(map(str, value)) if isinstance(value, list) else _as_text(value)
-
-
-def _as_number(value: object) -> str | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return str(value) if is_number else None
-
-
 @dataclass(frozen=True)
 class Kind:
     """What values an option has.
 
     ``words`` say what is expected. ``parse`` returns the value that a text stands for, and raises
-    ValueError, with what is expected, where it stands for none. ``text_of`` returns the text of
-    what a file has, None for what can't be meant. ``metavar`` is for the help; a flag may come
-    ``several`` times.
+    ValueError, with what is expected, where it stands for none. ``metavar`` is for the help, and
+    ``types`` are what a file may have; one of ``several`` words may be repeated as a flag.
     """
 
     words: str
     parse: Callable[["Option", str], Any]
     metavar: str = "TEXT"
-    text_of: Callable[[object], str | None] = _as_text
+    types: tuple[type, ...] = (str,)
     several: bool = False
 
 
@@ -75,10 +61,12 @@ class Option:
 
     def check(self, value: object) -> Any:
         """Return the value as settings have it, of one that a file has; ValueError as ``parse``."""
-        text = self.kind.text_of(value)
-        if text is None:
+        types = self.kind.types
+        if not isinstance(value, types) or isinstance(value, bool) != (types == (bool,)):
             raise ValueError(self.expected)
-        return self.parse(text)
+        if isinstance(value, dict):
+            value = [f"{key}={each}" for key, each in value.items()]
+        return self.parse(",".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 def number(text: str) -> int | None:
@@ -116,10 +104,6 @@ def _path(option: Option, text: str) -> str:
     return text
 
 
-def _as_flag(value: object) -> str | None:
-    return str(value) if isinstance(value, bool) else None
-
-
 def seconds(least: float) -> Kind:
     """Return the kind of a time in seconds, ``least`` or more."""
 
@@ -132,7 +116,7 @@ def seconds(least: float) -> Kind:
             raise ValueError(f"{option.expected}, at least {least:g}")
         return value
 
-    return Kind("a number of seconds", parse, "SECONDS", _as_number)
+    return Kind("a number of seconds", parse, "SECONDS", (int, float))
 
 
 def numbers(below: int) -> Kind:
@@ -145,11 +129,11 @@ def numbers(below: int) -> Kind:
             raise ValueError(f"numbers from 0 to {below - 1}")
         return tuple(dict.fromkeys(known))
 
-    return Kind("numbers", parse, "N,...", _as_list, several=True)
+    return Kind("numbers", parse, "N,...", (str, list), several=True)
 
 
-FLAG = Kind("true or false", _flag, "true|false", _as_flag)
+FLAG = Kind("true or false", _flag, "true|false", (bool,))
 TEXT = Kind("a text", lambda _, text: text)
 CHOICE = Kind("one of", _choice)
-WORDS = Kind("one or several of", _words, text_of=_as_list, several=True)
+WORDS = Kind("one or several of", _words, types=(str, list), several=True)
 PATH = Kind("an absolute path", _path, "PATH")

@@ -57,13 +57,7 @@ def _parse_xids(_: Option, text: str) -> dict[int, str]:
     return found
 
 
-def _xids_text(value: object) -> str | None:
-    if isinstance(value, dict):
-        return ",".join(f"{key}={each}" for key, each in value.items())
-    return value if isinstance(value, str) else None
-
-
-_XIDS = Kind("NUMBER=ACTION", _parse_xids, "N=ACTION", _xids_text, several=True)
+_XIDS = Kind("NUMBER=ACTION", _parse_xids, "N=ACTION", (str, dict), several=True)
 _NEXT = "shared-devices-allocation-policy"
 
 OPTIONS = (
