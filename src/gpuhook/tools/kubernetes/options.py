@@ -81,7 +81,7 @@ OWN = (
         ("flags", "nvidiaDevRoot"), old=("nvidia-dev-root",),
     ),
     Option(
-        "kubelet-socket", "kubelet_folder", Kind("a path", _socket),
+        "kubelet-socket", "kubelet_folder", Kind("a text", _socket),
         f"The kubelet's socket, whose name is {_SOCKET}; with an empty text nothing is "
         "registered.",
     ),
