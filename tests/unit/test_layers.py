@@ -166,7 +166,7 @@ def test_top_holds_a_handful() -> None:
 
 def test_rooms_on_the_way_of_a_start_are_empty() -> None:
     """preload makes them without a look at their ``__init__``."""
-    vendors = [name for each in KNOWN.values() for name in (*each.MODULES, *each.HOOK_MODULES)]
+    vendors = [name for modules in preload.VENDORS.values() for name in modules]
     ours = (*preload.RUNTIME, *preload.HOOK, *preload.INVENTORY, *preload.EDIT)
     named = {*ours, *preload.INJECTION, *vendors}
     rooms = {name.rpartition(".")[0] for name in named if "." in name}

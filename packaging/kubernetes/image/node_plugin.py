@@ -9,14 +9,12 @@ from node import Node, say, systemctl, text_of
 from gpuhook.ground.errors import EngineError, shown
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.kubernetes import configure
-from gpuhook.tools.kubernetes.options import INEFFECTIVE, OPTIONS
-from gpuhook.tools.vendors.nvidia.xids import policy
+from gpuhook.tools.kubernetes.options import VARIABLES
 
 UNIT = "gpuhook-device-plugin.service"
 # Where a ConfigMap's file of the plugin's options is, if there is one.
 GIVEN = "/config/device-plugin.yaml"
 _FIRST_LINE = "# Made by gpuhook's installer, which replaces and removes it.\n"
-_HEALTH = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
 _FILE = "CONFIG_FILE"
 # All that has a kubelet in it. TimeoutStartSec is how long it waits at boot, at most.
 _TEXT = """\
@@ -46,7 +44,7 @@ def put_plugin(node: Node, version: str, environ: Mapping[str, str]) -> None:
     It is restarted where anything that it reads at its start has changed, and only there.
     """
     path, given = _unit(node), text_of(GIVEN)
-    options = {name: environ[name] for name in _variables() if name in environ}
+    options = {name: environ[name] for name in VARIABLES if name in environ}
     _check(options, given)
     _put(node.plugin_file, given)
     if given is not None:
@@ -118,16 +116,10 @@ def _marker(node: Node) -> str:
     return f"{node.folder}/restart-plugin"
 
 
-def _variables() -> list[str]:
-    """Return the variables that the plugin reads."""
-    ours = [name for option in OPTIONS for name in option.variables]
-    return [*ours, *(each.flag.upper().replace("-", "_") for each in INEFFECTIVE), *_HEALTH]
-
-
 def _check(options: Mapping[str, str], given: str | None) -> None:
     """Raise ConfigError where the plugin would end at once."""
     flags = {} if given is None else {configure.FILE: GIVEN}
-    for warning in configure.read(flags, options, policy)[1]:
+    for warning in configure.read(flags, options)[1]:
         say(warning)
 
 

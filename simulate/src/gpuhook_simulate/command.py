@@ -28,7 +28,7 @@ from gpuhook_simulate.vendors.nvidia import (
 )
 from gpuhook_simulate.vendors.nvidia.activity import parse_process
 from gpuhook_simulate.vendors.nvidia.check import skipped_lines
-from gpuhook_simulate.vendors.nvidia.machine import Machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 from gpuhook_simulate.vendors.nvidia.models import MODELS
 from gpuhook_simulate.vendors.nvidia.options import (
     NVLINKS,
@@ -248,7 +248,7 @@ def _change(root: str, mig: tuple[str, ...], lost: str, found: str) -> None:
         )
 
 
-def _show(machine: Machine, root: str, style: str) -> None:
+def _show(machine: SimulatedMachine, root: str, style: str) -> None:
     """Say how a machine is, and which lines of its files mean nothing."""
     for skipped in skipped_lines(root, machine):
         click.echo(skipped, err=True)

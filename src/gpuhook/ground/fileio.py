@@ -21,11 +21,16 @@ def read_start(fd: int, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write to an open file, however many calls that takes; OSError if it fails."""
+def write_all(
+    fd: int, data: bytes, write: "Callable[[int, memoryview], int] | None" = None
+) -> None:
+    """Write to an open file, however many calls that takes; OSError if it fails.
+
+    ``write`` does one of them, write(2) if there is none.
+    """
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        view = view[(write or os.write)(fd, view) :]
 
 
 def replace(

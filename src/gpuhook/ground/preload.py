@@ -13,11 +13,9 @@ import sys
 from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import MAGIC_NUMBER
 
-from gpuhook.ground import names
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import CodeType
+    from types import CodeType, ModuleType
 
 _HEADER = 16  # bytes before the code: magic number, flags, the source's time and size
 _BY_TIME = b"\0\0\0\0"  # the flags of a file that is valid for that time and size
@@ -27,31 +25,82 @@ _LIMIT = 1 << 32
 _EXTENSIONS = {"ground.oci.jsontext": "_json", "ground.container.clib": "_ctypes"}
 _EXTENSIONS_FOLDER = "lib-dynload"
 
-# The order in which importing would complete them, so that none asks for a later one. What is
-# a vendor's alone stands among its names.
-CONFIGURATION = (
-    "ground.errors", "ground.fileio", "ground.config.source", "ground.config.model",
-    "ground.config.loader",
-)  # fmt: skip
-REGISTRY = (*(f"vendors.{name}.names" for name in names.VENDORS), "vendors.registry")
+# What starts import, in the order in which importing would complete it, so that none asks for a
+# later one. Of ``VENDORS`` a start imports those that are asked for; ``NAME.edits`` are what the
+# hook needs besides.
+# Made by scripts/lib/preload_lists.py; nobody edits what is below.
 REQUEST = (
-    "ground.oci.jsontext", "ground.log", *CONFIGURATION, "ground.oci.spec",
-    "start.request.sources", "start.request.reader", "start.contract", "start.resolve", *REGISTRY,
+    "ground.oci.jsontext", "ground.log", "ground.errors", "ground.fileio", "ground.config.source",
+    "ground.config.model", "ground.config.loader", "ground.oci.spec", "start.contract",
+    "start.request.sources", "start.request.reader", "start.resolve", "vendors.nvidia.names",
+    "vendors.amd.names", "vendors.neuron.names", "vendors.gaudi.names", "vendors.ascend.names",
+    "vendors.intel_gpu.names", "vendors.intel_npu.names", "vendors.registry",
+)  # fmt: skip
+RUNTIME = (
+    *REQUEST, "ground.oci.runtime_argv", "runtime_shim", "start.edit",
+)  # fmt: skip
+HOOK = (
+    *REQUEST, "prestart_hook",
 )  # fmt: skip
 INVENTORY = (
-    "start.inventory.model", "start.inventory.selection", "start.inventory.freshness",
-    "start.inventory.cache",
+    "start.inventory.freshness", "start.inventory.model", "start.inventory.cache",
+    "start.inventory.selection",
 )  # fmt: skip
-RUNTIME = (*REQUEST, "ground.oci.runtime_argv", "runtime_shim", "start.edit")
-EDIT = ("ground.host.proc", "ground.cgroup.access", "standby.helper")
+EDIT = (
+    "ground.host.proc", "ground.cgroup.access", "standby.helper",
+)  # fmt: skip
 INJECTION = (
-    *INVENTORY, "ground.host.proc", "ground.cgroup.access", "ground.loader.ldcache",
-    "ground.loader.layout", "start.plan.image", "ground.container.clib",
-    "ground.container.kernel", "ground.container.rootfs", "ground.container.mounts",
-    "ground.container.changes", "start.plan.operations", "start.planner",
-    "start.records.records", "inject",
+    *INVENTORY, "ground.host.proc", "ground.cgroup.access", "ground.container.clib",
+    "ground.container.kernel", "ground.container.mounts", "ground.container.rootfs",
+    "ground.container.changes", "ground.loader.ldcache", "ground.loader.layout", "start.plan.image",
+    "start.plan.operations", "start.planner", "start.records.records", "inject",
 )  # fmt: skip
-HOOK = (*REQUEST, "prestart_hook")
+VENDORS = {
+    "nvidia": (
+        "vendors.nvidia.model", "vendors.nvidia.variables", "vendors.nvidia.completeness",
+        "vendors.nvidia.device_nodes", "vendors.nvidia.requirements", "vendors.nvidia.vendor",
+    ),
+    "nvidia.edits": (
+        "vendors.nvidia.cuda_compat", "vendors.nvidia.own_files", "vendors.nvidia.edits",
+    ),
+    "amd": (
+        "vendors.amd.paths", "vendors.amd.vendor",
+    ),
+    "neuron": (
+        "vendors.neuron.model", "vendors.neuron.vendor",
+    ),
+    "gaudi": (
+        "ground.oci.process", "vendors.gaudi.model", "vendors.gaudi.vendor",
+    ),
+    "ascend": (
+        "ground.oci.process", "vendors.ascend.variables", "vendors.ascend.model",
+        "vendors.ascend.vendor",
+    ),
+    "ascend.edits": (
+        "vendors.ascend.edits",
+    ),
+    "intel_gpu": (
+        "vendors.intel_gpu.vendor",
+    ),
+    "intel_npu": (
+        "vendors.intel_npu.vendor",
+    ),
+    "declared": (
+        "ground.oci.process", "ground.config.declared", "vendors.declared.names",
+        "vendors.declared.vendor",
+    ),
+}  # fmt: skip
+# Until here.
+
+
+def vendor(names: "ModuleType") -> tuple[str, ...]:
+    """Return the modules of the vendor with these names, () for one that isn't ours."""
+    return VENDORS.get(names.__name__.split(".")[-2], ())
+
+
+def vendor_edits(names: "ModuleType") -> tuple[str, ...]:
+    """Return the modules of this vendor that the hook needs besides."""
+    return VENDORS.get(f"{names.__name__.split('.')[-2]}.edits", ())
 
 
 def load(modules: tuple[str, ...]) -> None:

@@ -426,7 +426,9 @@ def _set_seat(seat: int) -> None:
 def _import_all(config: Config) -> None:
     """Import what any container may need, so that no child imports anything any more."""
     known = registry.known(config).values()
-    vendors = [name for each in known for name in (*each.MODULES, *each.HOOK_MODULES)]
+    vendors = [
+        name for each in known for name in (*preload.vendor(each), *preload.vendor_edits(each))
+    ]
     modules = (*preload.RUNTIME, *preload.INJECTION, *vendors)
     preload.load(modules)
     for name in modules:  # those that weren't compiled

@@ -79,7 +79,7 @@ class Resolved:
 
     def preload_injection(self) -> None:
         """Import what the hook's work needs, before it comes near the container."""
-        more = [name for grant in self.grants for name in grant.vendor.names.HOOK_MODULES]
+        more = [each for grant in self.grants for each in preload.vendor_edits(grant.vendor.names)]
         preload.load((*preload.INJECTION, *more))
 
     def warnings(self) -> list[str]:
@@ -157,7 +157,7 @@ def _read(
     progress: Progress,
 ) -> "tuple[Vendor, Request]":
     """Return a vendor and what is asked of it; ``more`` are names that stood elsewhere."""
-    preload.load((*preload.INVENTORY, *names.MODULES))
+    preload.load((*preload.INVENTORY, *preload.vendor(names)))
     vendor = contract.load(names)
     try:
         request = reader.read(names, vendor, more)

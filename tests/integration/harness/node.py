@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kubelet import Kubelet
+from plugin_settings import settings_of
 
 from gpuhook.tools.kubernetes.settings import Settings
 from harness.commands import run, stop, wait_until
@@ -22,6 +23,7 @@ import sys
 from gpuhook.ground.config.loader import load
 from gpuhook.tools.kubernetes import service
 from gpuhook.tools.kubernetes.settings import Settings
+from gpuhook.tools.vendors.nvidia.plugin import PluginSettings
 sys.exit(service.run(eval(sys.argv[2]), load(sys.argv[1])))
 """
 
@@ -58,7 +60,7 @@ class Node:
     def run(self, **options: object) -> None:
         """Start the plugin."""
         chosen = {"interval": 0.5, "recovery": 2.0, **options}
-        settings = Settings(kubelet_folder=str(self.kubelet.folder), **chosen)  # type: ignore[arg-type]
+        settings = settings_of(kubelet_folder=str(self.kubelet.folder), **chosen)
         argv = [sys.executable, "-c", _CODE, str(self.config), repr(settings)]
         env = {**os.environ, "PATH": f"{self._installation.bin}:{os.environ['PATH']}"}
         with self.log.open("ab") as log:

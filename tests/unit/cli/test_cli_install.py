@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from gpuhook.ground.errors import CdiError, EngineError
 from gpuhook.tools.cli import cli
-from gpuhook.tools.engines import links as nvidia_names
 from gpuhook.tools.host.programs import our_program
+from gpuhook.tools.vendors.nvidia import program_links as nvidia_names
 
 DAEMON = '{\n  "log-driver": "json-file",\n  "features": { "buildkit": true }\n}\n'
 CONTAINERD = "version = 2\n# mine\n[plugins]\n"

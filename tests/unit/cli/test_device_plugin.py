@@ -8,6 +8,7 @@ from unittest import mock
 import paper
 import pytest
 from click.testing import CliRunner, Result
+from plugin_settings import settings_of
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import ConfigError, DriverError, PluginError
@@ -74,7 +75,7 @@ def test_options_reach_the_service(started: list[Any], empty: str, tmp_path: Pat
     )  # fmt: skip
     assert done.exit_code == 3, "that of the service"
     [(settings, config)] = started
-    assert settings == Settings(
+    assert settings == settings_of(
         mig_strategy="mixed",
         pass_device_specs=True,
         device_list_strategy=("envvar", "cdi-cri"),

@@ -15,7 +15,9 @@ from gpuhook.ground.errors import DriverFolderError
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.driver_folder import keep as keeping
 from gpuhook.tools.driver_folder import place
-from gpuhook.tools.vendors.nvidia.driver_folder import FOLDERS, Content
+from gpuhook.tools.vendors.nvidia.driver_folder import FOLDERS
+from gpuhook.tools.vendors.parts import DriverContent
+from gpuhook.vendors.registry import KNOWN
 
 LINKS = {"lib64/libcuda.so": "libcuda.so.1", "lib64/gbm/b.so": "../libcuda.so.1"}
 # What a process does to files, as sys.addaudithook(3) calls it.
@@ -29,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state/driver"
 
 
-def driver(tmp_path: Path, version: str) -> Content:
+def driver(tmp_path: Path, version: str) -> DriverContent:
     """Return what a driver root that is made for it has to give."""
     root = tmp_path / f"root-{version}"
     files = {f"lib64/libcuda.so.{version}": f"/usr/lib/libcuda.so.{version}"}
@@ -40,7 +42,7 @@ def driver(tmp_path: Path, version: str) -> Content:
         file.write_text(f"{path} of {version}")
     (root / "usr/bin/nvidia-smi").chmod(0o755)
     links = {**LINKS, "lib64/libcuda.so.1": f"libcuda.so.{version}"}
-    return Content(version, str(root), files, links)
+    return DriverContent(version, str(root), FOLDERS, files, links)
 
 
 def waiting(folder: Path) -> list[Path]:
@@ -59,7 +61,7 @@ def found(folder: Path) -> dict[str, str]:
     }
 
 
-def expected(wanted: Content) -> dict[str, str]:
+def expected(wanted: DriverContent) -> dict[str, str]:
     texts = {name: f"{path} of {wanted.version}" for name, path in wanted.files.items()}
     return {**texts, **wanted.links}
 
@@ -235,7 +237,7 @@ def test_a_link_to_one_stays_a_link(tmp_path: Path, folder: Path) -> None:
 
 def test_another_vendors_inventory_has_nothing_for_it(tmp_path: Path, folder: Path) -> None:
     other = Inventory("amd", str(tmp_path), "6.12", (), ())
-    assert not keeping.keep(Config(), other, str(folder))
+    assert not keeping.keep(Config(), KNOWN["amd"], other, str(folder))
     assert not folder.parent.exists()
 
 
@@ -244,7 +246,7 @@ def test_a_driver_that_is_gone(tmp_path: Path, folder: Path) -> None:
     inventory = machine()
     inventory.root = str(tmp_path)
     with pytest.raises(DriverFolderError, match="has changed or is gone"):
-        keeping.keep(Config(), inventory, str(folder))
+        keeping.keep(Config(), KNOWN["nvidia"], inventory, str(folder))
     assert found(folder) == expected(driver(tmp_path, "550.1"))
 
 

@@ -73,8 +73,7 @@ def test_request_vectors(case: dict[str, Any]) -> None:
 
 
 def test_mounts_ask_where_the_environment_may_not() -> None:
-    settings = by("volume-mounts", imex_channel_ids=(3,))
-    answer = allocate(gpus("a", "b"), ["b", "a"], settings)
+    answer = allocate(gpus("a", "b", places=("imex/3",)), ["b", "a"], by("volume-mounts"))
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": FOLDER}
     places = [f"{FOLDER}/{name}" for name in ("b", "a", "imex/3")]
     assert answer.mounts == tuple(Mount(each, "/dev/null", read_only=False) for each in places)

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from gpuhook.tools.kubernetes import children
 from gpuhook.tools.kubernetes.children import Listener, Server
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.kubernetes.state import State
+from gpuhook.tools.vendors.nvidia import events as nvidias
 
 
 class Clock:
@@ -41,6 +42,9 @@ class Events:
 
     def can_listen(self, inventory: object) -> bool:
         return inventory == "devices"
+
+    def is_error(self, line: Mapping[str, Any]) -> bool:
+        return nvidias.is_error(line)
 
     def begin(self, config: Config, inventory: object, but: Collection[str]) -> Work:
         if self.fails:
@@ -273,6 +277,15 @@ def test_of_states_that_wait_the_last_one_counts(server: tuple[Server, int]) -> 
     made.give(b"c\n")
     assert made._rest.endswith(b"a\n")
     assert (made._state, made._is_new) == (b"c\n", True)
+
+
+def test_a_server_that_was_killed_is_not_killed_again(server: tuple[Server, int]) -> None:
+    """Its id may be another process' by then."""
+    made, _ = server
+    made.tend()
+    os.kill(made.pid, signal.SIGKILL)
+    made.end()
+    assert made.pid == 0
 
 
 def test_the_server_ends_with_its_supervisor_whoever_has_its_pipe() -> None:

@@ -3,27 +3,39 @@
 from pathlib import Path
 
 import pytest
+from plugin_settings import settings_of
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import ConfigError
 from gpuhook.tools.kubernetes.configure import apply, read
-from gpuhook.tools.kubernetes.options import OPTIONS
+from gpuhook.tools.kubernetes.options import OPTIONS, VENDORS
 from gpuhook.tools.kubernetes.settings import STRATEGIES, Settings
+from gpuhook.tools.vendors.nvidia.plugin import PluginSettings
+from gpuhook.tools.vendors.plugin_option import FLAG
 
 
 def test_nothing_said() -> None:
-    assert read({}, {}) == (Settings(), [])
+    assert read({}, {}) == (settings_of(), [])
 
 
 def test_flags_then_the_environment_then_the_file(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("flags: {migStrategy: mixed}")
     file = {"CONFIG_FILE": str(path)}
-    assert read({}, file)[0].mig_strategy == "mixed"
-    assert read({}, {**file, "MIG_STRATEGY": "single"})[0].mig_strategy == "single"
+    assert read({}, file)[0].vendors["nvidia"].mig_strategy == "mixed"
+    assert (
+        read({}, {**file, "MIG_STRATEGY": "single"})[0].vendors["nvidia"].mig_strategy == "single"
+    )
     flags = {"mig-strategy": "none"}
-    assert read(flags, {**file, "MIG_STRATEGY": "single"})[0].mig_strategy == "none"
-    assert read({"config-file": str(path)}, {"CONFIG_FILE": "/absent"})[0].mig_strategy == "mixed"
+    assert (
+        read(flags, {**file, "MIG_STRATEGY": "single"})[0].vendors["nvidia"].mig_strategy == "none"
+    )
+    assert (
+        read({"config-file": str(path)}, {"CONFIG_FILE": "/absent"})[0]
+        .vendors["nvidia"]
+        .mig_strategy
+        == "mixed"
+    )
 
 
 EXAMPLES = {
@@ -43,12 +55,13 @@ EXAMPLES = {
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
 def test_every_option_as_flag_and_variable(option: object) -> None:
     [one] = [each for each in OPTIONS if each is option]
-    usual = ("true", True) if "true" in one.kind else ("/some/path", "/some/path")
+    usual = ("true", True) if one.kind is FLAG else ("/some/path", "/some/path")
     text, value = EXAMPLES.get(one.flag, usual)
-    for name in (one.flag, *one.old):
-        assert getattr(read({name: text}, {})[0], one.field) == value
-    for name in one.variables:
-        assert getattr(read({}, {name: text})[0], one.field) == value
+    found = [read({name: text}, {})[0] for name in (one.flag, *one.old)]
+    found += [read({}, {name: text})[0] for name in one.variables]
+    for settings in found:
+        owner = settings if hasattr(settings, one.field) else settings.vendors["nvidia"]
+        assert getattr(owner, one.field) == value
     assert one.is_ours == one.variables[0].startswith("GPUHOOK_")
 
 
@@ -60,11 +73,11 @@ def test_words_for_yes(word: str) -> None:
 def test_an_empty_variable_says_nothing() -> None:
     empty = {name: "" for option in OPTIONS for name in option.variables}
     settings, _ = read({}, empty)
-    assert settings == Settings(register=False), "but that of the socket"
+    assert settings == settings_of(register=False), "but that of the socket"
 
 
 def test_an_empty_socket_is_no_registration() -> None:
-    assert read({"kubelet-socket": ""}, {})[0] == Settings(register=False)
+    assert read({"kubelet-socket": ""}, {})[0] == settings_of(register=False)
 
 
 @pytest.mark.parametrize(
@@ -119,17 +132,22 @@ def test_one_strategy_alone_needs_no_word(strategy: str) -> None:
 
 
 def test_what_is_said_of_health() -> None:
-    seen = []
+    environ = {"DP_DISABLE_HEALTHCHECKS": "all,68", "DP_ENABLE_HEALTHCHECKS": "13"}
+    found: PluginSettings = read({}, {**environ, "GPUHOOK_XID": "13=application"})[0].vendors[
+        "nvidia"
+    ]
+    assert not found.listens
+    assert found.xids[13] == "application", "ours says more"
+    assert read({}, {"DP_DISABLE_HEALTHCHECKS": "68"})[0].vendors["nvidia"].listens
 
-    def policy(environ: object) -> tuple[bool, dict[int, str]]:
-        seen.append(environ)
-        return False, {13: "fatal", 68: "ignore"}
 
-    environ = {"DP_DISABLE_HEALTHCHECKS": "all", "GPUHOOK_XID": "13=application"}
-    settings, _ = read({}, environ, policy)
-    assert seen == [environ]
-    assert not settings.health_checks
-    assert settings.xids == {13: "application", 68: "ignore"}, "ours says more"
+def test_no_two_options_share_a_name() -> None:
+    names = [name for option in OPTIONS for name in (option.flag, *option.old)]
+    assert len(names) == len({*names})
+    theirs = [option for plugin in VENDORS.values() for option in plugin.OPTIONS]
+    assert {*theirs} <= {*OPTIONS}, "each is before one that there is"
+    places = [option.place for option in OPTIONS if option.place]
+    assert len(places) == len({*places})
 
 
 def test_in_a_pod_the_drivers_root_has_another_path(tmp_path: Path) -> None:

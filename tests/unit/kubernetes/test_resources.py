@@ -11,6 +11,7 @@ import node_files
 import paper
 import pytest
 from machines import gpu, mig
+from plugin_settings import settings_of
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
@@ -46,7 +47,7 @@ def offered(*inventories: Inventory, **facts: Any) -> Answer:
     health, links = facts.pop("health", None), facts.pop("links", None)
     config = facts.pop("config", None) or Config()
     found = [(contract.load(registry.KNOWN[each.vendor]), each) for each in inventories]
-    return resources(found, Settings(**facts), config, health, links)
+    return resources(found, settings_of(**facts), config, health, links)
 
 
 def only(answer: Answer) -> Resource:
@@ -182,6 +183,7 @@ def test_channels_asked_for_by_mounts_are_in_no_variable(tmp_path: Path) -> None
     mounts = ("volume-mounts", "cdi-cri")
     one = only(offered(found, imex_channel_ids=(7,), device_list_strategy=mounts))
     assert (one.environment, one.cdi) == ({}, ("nvidia.com/imex-channel=7",))
+    assert one.places == ("imex/7",)
     both = only(offered(found, imex_channel_ids=(7,), device_list_strategy=(*mounts, "envvar")))
     assert both.environment == {"NVIDIA_IMEX_CHANNELS": "7"}
 
@@ -191,6 +193,8 @@ def test_an_imex_channel_that_is_not_there(tmp_path: Path) -> None:
     state, warnings = offered(found, imex_channel_ids=(0,))
     assert ["Containers get no IMEX channel" in each for each in warnings] == [True]
     assert (state.resources[0].environment, reasons(state.resources[0])) == ({}, [""])
+    by_mounts = only(offered(found, imex_channel_ids=(0,), device_list_strategy=("volume-mounts",)))
+    assert by_mounts.places == (), "the container would be refused"
     needed = only(offered(found, imex_channel_ids=(0,), imex_required=True))
     assert reasons(needed) == ["This machine has no IMEX channel 0"]
 

@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 from gpuhook import __version__
 from gpuhook.ground.config.loader import load
 from gpuhook.tools.cli._help import Command
-from gpuhook.tools.engines.links import LINKS
 from gpuhook.tools.nvidia_cli.ctk import ctk, main
+from gpuhook.tools.vendors.nvidia.program_links import LINKS
 
 Case = dict[str, Any]
 

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import preload_lists
 import pytest
+
+from gpuhook.ground import preload
+from gpuhook.vendors.registry import KNOWN
 
 SOURCES = Path(__file__).parents[3] / "src"
 
@@ -17,14 +21,15 @@ GRANT = (
 INJECT = "gpuhook.inject, gpuhook.vendors.nvidia.edits"
 LISTS = {
     "RUNTIME": "gpuhook.runtime_shim, gpuhook.start.edit, gpuhook.vendors.registry",
-    "RUNTIME + preload.INVENTORY + names.MODULES + preload.EDIT": (
+    "RUNTIME + preload.INVENTORY + preload.vendor(names) + preload.EDIT": (
         f"gpuhook.runtime_shim, gpuhook.start.edit, gpuhook.vendors.registry, {GRANT}, "
         "gpuhook.ground.cgroup.access, gpuhook.standby.helper"
     ),
     "HOOK": "gpuhook.prestart_hook",
-    "HOOK + preload.INVENTORY + names.MODULES + preload.INJECTION + names.HOOK_MODULES": (
-        f"gpuhook.prestart_hook, {GRANT}, {INJECT}"
-    ),
+    (
+        "HOOK + preload.INVENTORY + preload.vendor(names) + preload.INJECTION "
+        "+ preload.vendor_edits(names)"
+    ): f"gpuhook.prestart_hook, {GRANT}, {INJECT}",
 }
 # What the lists of a vendor are in, imported by hand as it is by preloading.
 NAMES = "preload.load(preload.REQUEST)\nfrom gpuhook.vendors.nvidia import names\n"
@@ -53,6 +58,16 @@ def run(package: Path, code: str) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+def test_the_lists_are_todays() -> None:
+    """If this fails, run .venv/bin/python scripts/lib/preload_lists.py."""
+    assert preload_lists.text() in preload_lists.FILE.read_text()
+
+
+def test_every_vendor_has_its_list() -> None:
+    assert all(preload.vendor(names)[-1:] == (f"vendors.{name}.vendor",)
+               for name, names in KNOWN.items())  # fmt: skip
 
 
 @pytest.mark.parametrize(("names", "imports"), LISTS.items(), ids=LISTS.keys())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuhook.ground import preload
 from gpuhook.standby import standby
 from gpuhook.standby.standby import Child, Server
 from gpuhook.vendors.registry import KNOWN
@@ -137,7 +138,7 @@ def test_no_child_imports_anything() -> None:
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     ours = {name for name in loaded if name.startswith("gpuhook.") and loaded[name] != "None"}
     assert {"gpuhook.start.plan.spec_edits", "gpuhook.inject"} <= ours
-    vendors = {f"gpuhook.{name}" for names in KNOWN.values() for name in names.MODULES}
+    vendors = {f"gpuhook.{name}" for names in KNOWN.values() for name in preload.vendor(names)}
     assert vendors <= ours, "else it is not noticed when they are replaced"
     missing = {
         (name, other)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 import gpuhook.tools.vendors
 from gpuhook.tools.vendors.amd import doctor as amd_doctor
 from gpuhook.tools.vendors.amd import programs as amd_programs
@@ -16,11 +18,24 @@ from gpuhook.tools.vendors.intel_npu import doctor as intel_npu_doctor
 from gpuhook.tools.vendors.neuron import doctor as neuron_doctor
 from gpuhook.tools.vendors.neuron import programs as neuron_programs
 from gpuhook.tools.vendors.nvidia import doctor as nvidia_doctor
+from gpuhook.tools.vendors.nvidia import driver_folder as nvidia_driver_folder
 from gpuhook.tools.vendors.nvidia import events as nvidia_events
 from gpuhook.tools.vendors.nvidia import links as nvidia_links
+from gpuhook.tools.vendors.nvidia import makers_series as nvidia_makers_series
+from gpuhook.tools.vendors.nvidia import plugin as nvidia_plugin
 from gpuhook.tools.vendors.nvidia import programs as nvidia_programs
 from gpuhook.tools.vendors.nvidia import telemetry as nvidia_telemetry
-from gpuhook.tools.vendors.parts import Doctor, Events, Links, Programs, Readings, Telemetry
+from gpuhook.tools.vendors.parts import (
+    Doctor,
+    DriverFolder,
+    Events,
+    Links,
+    MakersSeries,
+    Plugin,
+    Programs,
+    Readings,
+    Telemetry,
+)
 from gpuhook_simulate import vendors as simulators
 from gpuhook_simulate.vendors import Simulator, amd, ascend, gaudi, intel_gpu, intel_npu, neuron
 
@@ -35,6 +50,9 @@ READINGS: tuple[Readings, ...] = (amd_telemetry, intel_gpu_telemetry)
 TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
 EVENTS: tuple[Events, ...] = (nvidia_events,)
 LINKS: tuple[Links, ...] = (nvidia_links,)
+DRIVER_FOLDERS: tuple[DriverFolder, ...] = (nvidia_driver_folder,)
+MAKERS_SERIES: tuple[MakersSeries, ...] = (nvidia_makers_series,)
+PLUGINS: tuple[Plugin, ...] = (nvidia_plugin,)
 PROGRAMS: tuple[Programs, ...] = (
     amd_programs, ascend_programs, intel_gpu_programs, neuron_programs, nvidia_programs,
 )  # fmt: skip
@@ -45,13 +63,28 @@ OTHERS = {"declared.doctor"}
 
 
 def test_none_is_forgotten() -> None:
-    known = (*DOCTORS, *READINGS, *TELEMETRY, *EVENTS, *LINKS, *PROGRAMS)
+    known = (*DOCTORS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LINKS, *MAKERS_SERIES,
+             *PLUGINS, *PROGRAMS)  # fmt: skip
     compared = {str(getattr(each, "__name__", "")) for each in known}
-    kinds = ("doctor", "telemetry", "events", "links", "programs")
-    there = {
-        f"{path.parent.name}.{path.stem}" for kind in kinds for path in FOLDER.glob(f"*/{kind}*")
-    }
+    kinds = (
+        "doctor",
+        "driver_folder",
+        "telemetry",
+        "events",
+        "links",
+        "makers_series",
+        "plugin",
+        "programs",
+    )
+    paths = [path for kind in kinds for path in FOLDER.glob(f"[a-z]*/{kind}*")]
+    there = {f"{path.parent.name}.{path.stem}" for path in paths}
     assert {name.removeprefix("gpuhook.tools.vendors.") for name in compared} == there - OTHERS
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_options_set_fields(plugin: Plugin) -> None:
+    assert {option.field for option in plugin.OPTIONS} <= {*vars(plugin.settings({}, {}))}
+    assert plugin.settings({}, {}) == plugin.SETTINGS()
 
 
 def test_no_simulator_is_forgotten() -> None:

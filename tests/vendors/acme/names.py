@@ -26,7 +26,3 @@ PCI_VENDOR = "ac3e"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
 DRIVER_WORDS = ("acme",)  # in the kernel's names of drivers and their devices
 
 LOST_REMEDY = "Wait until its reset is over, or use the other NPUs meanwhile"
-
-# What a start imports once it is asked for; there is nothing that the hook needs besides.
-MODULES = ("ground.oci.process", "vendors.acme.vendor")
-HOOK_MODULES = ()

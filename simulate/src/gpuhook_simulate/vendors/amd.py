@@ -67,7 +67,7 @@ class Part(NamedTuple):
         return {f"card{self.card}": self.card, f"renderD{render}": render}
 
 
-class Machine:
+class AmdMachine:
     """What is simulated, and the tree that it is written to."""
 
     def __init__(self, tree: Tree, count: int, settings: dict[str, str]) -> None:
@@ -99,7 +99,7 @@ class Machine:
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
     """Fill the tree; return the lines that say what was made."""
-    machine = Machine(tree, count, settings)
+    machine = AmdMachine(tree, count, settings)
     _make_driver(machine)
     if machine.said["bmc"] == "yes":
         _make_controller(machine)
@@ -152,7 +152,7 @@ def _unusable(name: str, value: str) -> SimulateError:
     )
 
 
-def _make_driver(machine: Machine) -> None:
+def _make_driver(machine: AmdMachine) -> None:
     tree = machine.tree
     tree.text(f"{MODULE}/version", "6.12.12\n", 0o444)
     tree.folder("sys/bus/pci/drivers/amdgpu")
@@ -167,7 +167,7 @@ def _make_driver(machine: Machine) -> None:
     tree.node(CONTROL, machine.majors["kfd"], 0, 0o660, machine.lists["groups"][-1])
 
 
-def _make_controller(machine: Machine) -> None:
+def _make_controller(machine: AmdMachine) -> None:
     """Make the display of a management controller, which is another driver's card0."""
     tree = machine.tree
     folder = "sys/devices/pci0000:00/0000:02:00.0"
@@ -178,7 +178,7 @@ def _make_controller(machine: Machine) -> None:
     tree.node(f"{NODES}/card0", machine.majors["drm"], 0, 0o660, machine.lists["groups"][0])
 
 
-def _make_gpu(machine: Machine, part: Part) -> None:
+def _make_gpu(machine: AmdMachine, part: Part) -> None:
     """Make a GPU's PCI device."""
     tree = machine.tree
     device = f"devices/pci0000:00/{part.address}"
@@ -204,7 +204,7 @@ def _make_gpu(machine: Machine, part: Part) -> None:
         tree.text(f"sys/{device}/{name}", f"{value}\n", 0o444)
 
 
-def _make_drm(machine: Machine, part: Part) -> None:
+def _make_drm(machine: AmdMachine, part: Part) -> None:
     """Make the card and the render node of a GPU or a partition."""
     tree = machine.tree
     if part.number:
@@ -220,7 +220,7 @@ def _make_drm(machine: Machine, part: Part) -> None:
             tree.node(f"{NODES}/{name}", machine.majors["drm"], minor, 0o660, gid)
 
 
-def _make_kfd(machine: Machine, part: Part, node: int) -> None:
+def _make_kfd(machine: AmdMachine, part: Part, node: int) -> None:
     properties = {
         "cpu_cores_count": 0,
         "simd_count": 320 // machine.used(part.gpu),

@@ -21,6 +21,7 @@ from gpuhook.ground.container.rootfs import (
     walk,
 )
 from gpuhook.ground.errors import InjectError, VolumeError
+from gpuhook.ground.fileio import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,7 +153,8 @@ class Container(Rootfs):
         try:
             return enter(parent, name)
         except FileNotFoundError:
-            self._refuse_volume(parent, name)
+            if not self._verdict(parent).own:
+                raise _in_volume(name) from None
         held = os.dup(parent)
         self._held.append(held)
         _make(self.owner, kernel.create_folder, held, name)
@@ -412,19 +414,17 @@ class Container(Rootfs):
             self.journal.record(lambda: kernel.detach_mount(held))
             raise
 
-    def _refuse_volume(self, parent: int, name: str) -> None:
-        if not self._verdict(parent).own:
-            raise _in_volume(name)
-
 
 class _OldFile:
     """What a name meant before it was replaced: a link or a regular file."""
 
-    def __init__(self, status: os.stat_result, data: bytes, link: str | None) -> None:
+    def __init__(
+        self, status: os.stat_result, data: bytes, link: str | None, label: bytes | None
+    ) -> None:
         self.status = status
         self.data = data
         self.link = link
-        self.label: bytes | None = None
+        self.label = label
 
     def put_back(self, parent: int, name: str) -> None:
         owner = (self.status.st_uid, self.status.st_gid)
@@ -444,18 +444,17 @@ def _remember(parent: int, name: str) -> _OldFile | None:
     try:
         status = os.fstat(fd)
         if link is not None:
-            return _OldFile(status, b"", link)
+            return _OldFile(status, b"", link, None)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is in the image, but is not a regular file", name)
         readable = reopen(fd)
     finally:
         os.close(fd)
     try:
-        old = _OldFile(status, read_all(readable, _FILE_LIMIT, name), None)
-        old.label = _label(readable)
+        data = read_all(readable, _FILE_LIMIT, name)
+        return _OldFile(status, data, None, _label(readable))
     finally:
         os.close(readable)
-    return old
 
 
 def _label(fd: int) -> bytes | None:
@@ -490,7 +489,7 @@ def _put_file(
     temporary = _temporary(parent, name)
     fd = _make(owner, kernel.create_file, parent, temporary, 0o600)
     try:
-        write_all(fd, data)
+        write_all(fd, data, kernel.write)
         if owner != (0, 0):
             kernel.change_owner(parent, temporary, owner)
         kernel.set_mode(fd, mode)
@@ -525,13 +524,6 @@ def _temporary(parent: int, name: str) -> str:
     except FileNotFoundError:
         pass
     return temporary
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write everything, however many calls it takes."""
-    view = memoryview(data)
-    while view:
-        view = view[kernel.write(fd, view) :]
 
 
 def _open_here(parent: int, name: str) -> int | None:

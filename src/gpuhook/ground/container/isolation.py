@@ -11,6 +11,7 @@ import os
 import signal
 
 from gpuhook.ground.container import kernel
+from gpuhook.ground.fileio import write_all
 
 _CLONE3 = 435
 _OPEN_TREE = 428
@@ -68,9 +69,7 @@ def sealed_program(name: str, data: bytes) -> int:
     """Return a descriptor of a file in memory that can be executed and never be changed."""
     fd = _executable_memory(name)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[kernel.write(fd, view) :]
+        write_all(fd, data, kernel.write)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except OSError:
         os.close(fd)

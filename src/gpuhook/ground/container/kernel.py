@@ -309,15 +309,15 @@ def end_after(seconds: int) -> None:
         raise _os_error("timer_settime")
 
 
-def reap(child: int, seconds: float) -> int:
-    """Return a child's wait status; that of a killed one if it hasn't ended in this time."""
+def reap(child: int, seconds: float) -> int | None:
+    """Return a child's wait status, None if it hasn't ended in this time."""
     end = time.monotonic() + seconds
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return status
         if time.monotonic() >= end:
-            return 9
+            return None
         time.sleep(_PAUSE)
 
 

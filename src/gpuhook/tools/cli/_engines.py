@@ -11,8 +11,8 @@ import click
 from gpuhook.ground.errors import EngineError, shown
 from gpuhook.tools.engines import DEFAULT_STATE, ENGINES
 from gpuhook.tools.engines.installer import Outcome
-from gpuhook.tools.engines.links import LinkRecord
 from gpuhook.tools.engines.merge import Path
+from gpuhook.tools.vendors.nvidia.program_links import LinkRecord
 
 ALL = "all"
 

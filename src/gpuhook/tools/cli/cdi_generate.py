@@ -130,7 +130,7 @@ def _sources(
     """
     hook = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs are in one folder")
 
-    def look(vendor: contract.Vendor) -> Source:
+    def source_of(vendor: contract.Vendor) -> Source:
         return refreshing.source_of(vendor, config, hook, save=save)
 
     known = {each.KIND: each for each in registry.known(config).values()}
@@ -141,8 +141,8 @@ def _sources(
             f"Name one of {listed([*known])} with --kind",
         )
     if kinds:
-        return [look(contract.load(known[kind])) for kind in dict.fromkeys(kinds)], []
-    return survey.present(config, look)
+        return [source_of(contract.load(known[kind])) for kind in dict.fromkeys(kinds)], []
+    return survey.present(config, source_of)
 
 
 def _made(sources: list[Source], strategies: tuple[str, ...], *, explicit: bool) -> list[Generated]:

@@ -21,7 +21,7 @@ from gpuhook.tools.kubernetes.resources import resources
 from gpuhook.tools.kubernetes.settings import Settings
 from gpuhook.tools.kubernetes.state import Resource, State
 from gpuhook.tools.vendors import survey
-from gpuhook.tools.vendors.nvidia.xids import policy
+from gpuhook.tools.vendors.plugin_option import FLAG, Option
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,31 +30,24 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         command = click.option(f"--{old.flag}", hidden=True)(command)
     for option in reversed(options.OPTIONS):
         names = [f"--{each}" for each in (option.flag, *option.old)]
-        command = click.option(*names, option.field, **_look(option))(command)
+        command = click.option(*names, option.flag.replace("-", "_"), **_look(option))(command)
     return command
 
 
-def _look(option: options.Option) -> dict[str, Any]:
+def _look(option: Option) -> dict[str, Any]:
     """Return how click shows and reads an option; what it means is read elsewhere."""
-    several = option.kind in (options.WORDS, options.NUMBERS, options.XIDS)
-    metavar = "|".join(option.choices) or {
-        options.FLAG: "true|false",
-        options.PATH: "PATH",
-        options.SECONDS: "SECONDS",
-        options.NUMBERS: "N,...",
-        options.XIDS: "N=ACTION",
-    }.get(option.kind, "TEXT")
-    default = getattr(Settings, option.field, None)
+    default = options.default(option)
     text = option.help
     if default is not None and "[default" not in text:
         text = f"{text}  [default: {_default(option, default)}]"
-    look: dict[str, Any] = {"metavar": metavar, "help": text, "multiple": several}
-    if option.kind == options.FLAG:
+    metavar = "|".join(option.choices) or option.kind.metavar
+    look: dict[str, Any] = {"metavar": metavar, "help": text, "multiple": option.kind.several}
+    if option.kind is FLAG:
         look.update(is_flag=False, flag_value="true")
     return look
 
 
-def _default(option: options.Option, value: Any) -> str:
+def _default(option: Option, value: Any) -> str:
     if option.field == "kubelet_folder":
         return f"{value}/kubelet.sock"
     if isinstance(value, bool):
@@ -91,7 +84,7 @@ def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
     """
     config = load(config_path)
     flags = _flags(given)
-    settings, warnings = configure.read(flags, os.environ, policy)
+    settings, warnings = configure.read(flags, os.environ)
     settings = configure.apply(settings, config)
     for warning in warnings:
         click.echo(f"gpuhook: {printable(warning)}.", err=True)
@@ -105,12 +98,11 @@ def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
 
 def _flags(given: dict[str, Any]) -> dict[str, str]:
     """Return the flags that were given, by their names; several words as one list."""
-    by_field = {option.field: option.flag for option in options.OPTIONS}
     found = {}
     for key, value in given.items():
         text = ",".join(value) if isinstance(value, tuple) and value else value
         if isinstance(text, str):
-            found[by_field.get(key, key.replace("_", "-"))] = text
+            found[key.replace("_", "-")] = text
     return found
 
 

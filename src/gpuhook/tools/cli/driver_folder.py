@@ -12,7 +12,8 @@ from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
 from gpuhook.tools.driver_folder import keep as keeping
-from gpuhook.tools.vendors.nvidia.driver_folder import Content, content_of
+from gpuhook.tools.vendors.nvidia.driver_folder import content_of
+from gpuhook.tools.vendors.parts import DriverContent
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.names import NAME
 
@@ -64,7 +65,7 @@ def driver_folder(
         click.echo(f"{directory}: unchanged, driver {wanted.version}")
 
 
-def _check(directory: str, wanted: Content) -> None:
+def _check(directory: str, wanted: DriverContent) -> None:
     if not keeping.is_current(directory, wanted):
         click.echo(f"{directory}: not as driver {wanted.version} has it")
         sys.exit(1)

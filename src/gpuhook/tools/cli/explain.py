@@ -57,7 +57,7 @@ class _Given(NamedTuple):
             gpus = docker_gpus.variables(self.gpus) if self.gpus is not None else []
         except ValueError as error:
             raise click.UsageError(f"{error}.") from None
-        image = images.look(self.image) if self.image else None
+        image = images.inspect(self.image) if self.image else None
         explanation.layers = image.layers if image else []
         env = dict(each.partition("=")[::2] for each in (image.environment if image else ()))
         for name, value in changes:

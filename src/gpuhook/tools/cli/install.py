@@ -21,9 +21,9 @@ from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json
 from gpuhook.tools.engines import ENGINES, Answer, Ask, Store, docker, installer
 from gpuhook.tools.engines import ask as options
-from gpuhook.tools.engines import links as aliases
 from gpuhook.tools.engines.store import Record
 from gpuhook.tools.host.programs import our_program
+from gpuhook.tools.vendors.nvidia import program_links as aliases
 
 _NO_HOOK = "none"
 _ROOTS = {"docker": "no Docker of yours was found; for the system's, "}

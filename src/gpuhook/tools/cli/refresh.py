@@ -32,11 +32,11 @@ def refresh(config_path: str | None, if_stale: bool) -> None:
     config = load(config_path)
     launcher_files.save(config.path)
 
-    def look(vendor: contract.Vendor) -> Inventory:
+    def inventory_of(vendor: contract.Vendor) -> Inventory:
         found = cache.saved(config, vendor) if if_stale else None
         return found or cache.refresh(config, vendor)
 
-    inventories, failed = survey.present(config, look)
+    inventories, failed = survey.present(config, inventory_of)
     for inventory in inventories:
         click.echo(
             f"{inventory.sentence()}, {len(inventory.files)} files: saved in {config.state_dir}"

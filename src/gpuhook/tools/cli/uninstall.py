@@ -14,10 +14,10 @@ from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json
 from gpuhook.tools.engines import ENGINES, Ask, Store, in_use, installer
-from gpuhook.tools.engines import links as nvidia_names
 from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.store import Record
 from gpuhook.tools.host.programs import our_program
+from gpuhook.tools.vendors.nvidia import program_links as nvidia_names
 
 _NOTHING = "gpuhook install changed nothing here: there is nothing to undo"
 

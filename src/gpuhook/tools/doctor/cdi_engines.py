@@ -225,7 +225,7 @@ def _containerd(case: Case) -> Iterator[Reader]:
         named = _all_strings(_values(tables, "cdi_spec_dirs")) or named
     switch = switches[-1] if switches else None
     is_on = switch is True if versions.is_switched("containerd", version) else switch is not False
-    needed = any(case.machine.processes("kubelet")) or case.machine.exists("/var/lib/kubelet")
+    needed = engines.has_kubelet(case)
     yield Reader("containerd", version, is_on, tuple(named) or versions.FOLDERS, needed)
 
 

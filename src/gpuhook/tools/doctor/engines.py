@@ -73,12 +73,13 @@ def _wanted(case: Case) -> list[str]:
     here = [engine for engine in ENGINES if _is_here(case, _PROGRAMS[engine])]
     if case.engine:
         return [case.engine] if case.engine in here else []
-    if _has_kubelet(case):
+    if has_kubelet(case):
         return [engine for engine in here if engine in _OF_PODS] or here
     return here
 
 
-def _has_kubelet(case: Case) -> bool:
+def has_kubelet(case: Case) -> bool:
+    """Tell whether this machine is a node of a cluster."""
     return _runs(case, "kubelet") is not None or case.machine.exists("/var/lib/kubelet")
 
 

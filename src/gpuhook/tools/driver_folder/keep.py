@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import stat
+from types import ModuleType
 from typing import Any
 
 from gpuhook.ground.config.model import Config
@@ -20,8 +21,8 @@ from gpuhook.ground.errors import DriverFolderError
 from gpuhook.ground.host.files import sync_folder
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.driver_folder.place import FOLDER_MODE, MARKER, Place, failure
-from gpuhook.tools.vendors.nvidia.driver_folder import FOLDERS, Content, content_of
-from gpuhook.vendors.nvidia.names import NAME
+from gpuhook.tools.vendors import parts
+from gpuhook.tools.vendors.parts import DriverContent
 
 _FICLONE = 0x40049409  # linux/fs.h
 _CHUNK = 1 << 20
@@ -32,21 +33,20 @@ _LIKE = "/usr"  # of the driver root: the folders get its SELinux label
 Facts = dict[str, Any]  # of a folder, as its marker has them
 
 
-def keep(config: Config, inventory: Inventory, folder: str) -> bool:
-    """Have ``folder`` hold the driver's files of an inventory; return whether it changed.
+def keep(config: Config, names: ModuleType, inventory: Inventory, folder: str) -> bool:
+    """Have ``folder`` hold the driver's files of a vendor's inventory; return whether it changed.
 
     For the device plugin, at its start and whenever the driver may have changed: where nothing
-    has, it costs a look at each file. Only NVIDIA's driver has files that go there; for an
-    inventory of another vendor nothing is done. What ``folder`` holds is replaced as a whole or
+    has, it costs a look at each file. For a vendor without files that go there
+    (``parts.DriverFolder``) nothing is done. What ``folder`` holds is replaced as a whole or
     not at all, and containers that have it mounted keep what they have. GpuhookError (mostly
     DriverFolderError) where it can't be made, or something else is there; an old one stays then.
     """
-    if inventory.vendor != NAME:
-        return False
-    return update(folder, content_of(config, inventory))
+    driver = parts.driver_folder(names)
+    return driver is not None and update(folder, driver.content_of(config, inventory))
 
 
-def update(folder: str, wanted: Content) -> bool:
+def update(folder: str, wanted: DriverContent) -> bool:
     """Have ``folder`` hold a content; return whether it changed, GpuhookError if it can't."""
     place = Place(folder)
     place.check()
@@ -59,7 +59,7 @@ def update(folder: str, wanted: Content) -> bool:
             _check_programs_run(os.path.dirname(place.path))
             made = place.new_folder()
             try:
-                _fill(made, root, facts)
+                _fill(made, root, facts, wanted.folders)
                 place.put(made)
             except BaseException:
                 place.clean()
@@ -69,7 +69,7 @@ def update(folder: str, wanted: Content) -> bool:
         raise failure(place.path, error) from None
 
 
-def is_current(folder: str, wanted: Content) -> bool:
+def is_current(folder: str, wanted: DriverContent) -> bool:
     """Tell whether ``folder`` holds a content already; nothing is changed."""
     place = Place(folder)
     place.check()
@@ -100,7 +100,7 @@ def remove(folder: str) -> int:
 # What is to be there, and what is -------------------------------------------------------------
 
 
-def _facts(root: Rootfs, wanted: Content) -> Facts:
+def _facts(root: Rootfs, wanted: DriverContent) -> Facts:
     """Return what is to be there, each file with its source's path, size and time."""
     files = {}
     for name, path in sorted(wanted.files.items()):
@@ -173,10 +173,10 @@ def _check_programs_run(folder: str) -> None:
         )
 
 
-def _fill(made: str, root: Rootfs, facts: Facts) -> None:
+def _fill(made: str, root: Rootfs, facts: Facts, usual: tuple[str, ...]) -> None:
     """Fill an empty folder, its marker last: it says that all is there and on disk."""
     names = [*facts["files"], *facts["links"]]
-    folders = {*FOLDERS, *(os.path.dirname(name) for name in names)}
+    folders = {*usual, *(os.path.dirname(name) for name in names)}
     label = _label_below(root, _LIKE)
     _set_label(made, label)
     for name in sorted(folders):

@@ -23,7 +23,7 @@ class Image(NamedTuple):
     layers: list[str]
 
 
-def look(image: str) -> Image:
+def inspect(image: str) -> Image:
     """Return what an image is made of; EngineError where no engine here has it."""
     for daemon in processes.running("dockerd"):
         for path in docker_api.sockets([daemon]):

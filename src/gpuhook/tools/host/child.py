@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
+from gpuhook.ground.fileio import write_all
 
 _PAUSES = (1.0, 30.0)  # seconds before a child is started again: the first and the longest one
 _LIVED = 60.0  # seconds after which an end counts as the first one
@@ -88,9 +89,7 @@ class Talk:
 
     def say(self, line: Mapping[str, Any]) -> None:
         """Say a line; wait until the parent takes it."""
-        data = memoryview(json.dumps(line).encode() + b"\n")
-        while data:
-            data = data[os.write(self._fd, data) :]
+        write_all(self._fd, json.dumps(line).encode() + b"\n")
 
     def asked(self) -> Iterator[dict[str, Any]]:
         """Yield what the parent asks, until it asks no more."""

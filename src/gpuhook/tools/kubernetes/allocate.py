@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpuhook.ground.errors import RequestError, UnknownDeviceError, listed, shown
-from gpuhook.start.cdi.names import ANNOTATION_PREFIX, annotation_key
+from gpuhook.start.cdi.names import ANNOTATION_PREFIX, annotate
 from gpuhook.tools.kubernetes.settings import (
     CDI_ANNOTATIONS,
     CDI_CRI,
@@ -132,8 +132,7 @@ def _mounts(
 ) -> tuple[Mount, ...]:
     found = []
     if by_mounts:
-        places = [unit.selector for unit in units]
-        places += [f"imex/{channel}" for channel in settings.imex_channel_ids]
+        places = [*(unit.selector for unit in units), *resource.places]
         found += [Mount(f"{resource.mounts}/{place}", _NULL, read_only=False) for place in places]
     if by_nodes and units and resource.driver_folder:
         found.append(Mount(resource.driver_folder, settings.driver_folder, read_only=True))
@@ -148,6 +147,6 @@ def _nodes(units: list[Unit]) -> tuple[Node, ...]:
 def _annotations(names: list[str], settings: Settings, allocation_id: str) -> dict[str, str]:
     if CDI_ANNOTATIONS not in settings.device_list_strategy or not names:
         return {}
-    key = annotation_key(_PLUGIN, allocation_id or str(uuid.uuid4()))
+    made = annotate({}, _PLUGIN, allocation_id or str(uuid.uuid4()), names)
     prefix = settings.cdi_annotation_prefix
-    return {prefix + key.removeprefix(ANNOTATION_PREFIX): ",".join(names)}
+    return {prefix + key.removeprefix(ANNOTATION_PREFIX): value for key, value in made.items()}

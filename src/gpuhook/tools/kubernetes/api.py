@@ -25,7 +25,6 @@ VERSION = "v1beta1"
 REGISTRY = "kubelet.sock"  # in the folder of device plugins
 REGISTER = "/v1beta1.Registration/Register"
 DEVICE_PLUGIN = "v1beta1.DevicePlugin"
-POD_RESOURCES_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 LIST_POD_RESOURCES = "/v1.PodResourcesLister/List"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 

@@ -6,7 +6,6 @@ killed.
 
 import os
 import signal
-from collections.abc import Mapping
 from typing import Any
 
 from gpuhook.ground.config.model import Config
@@ -102,7 +101,7 @@ class Server(Child):
         if not self.pid:
             return
         os.kill(self.pid, signal.SIGTERM)
-        if kernel.reap(self.pid, _ENDING) == signal.SIGKILL:
+        if kernel.reap(self.pid, _ENDING) is None:
             self._kill()
         self.pid = 0
 
@@ -220,9 +219,15 @@ class Listener(Talking):
                 self._say_unwatched(line.get("unwatched"))
             elif "error" in line:
                 self._report(str(line["error"]))
-            elif _is_event(line):
+            elif self._is_event(line):
                 found.append(line)
         return found
+
+    def _is_event(self, line: dict[str, Any]) -> bool:
+        """Tell whether a line is an event as it should be."""
+        if "lost" in line:
+            return isinstance(line["lost"], str) and isinstance(line.get("why"), str)
+        return bool(self.module.is_error(line))
 
     def _say_unwatched(self, unwatched: object) -> None:
         if isinstance(unwatched, dict) and unwatched:
@@ -234,12 +239,3 @@ class Listener(Talking):
         if problem != self._said:
             self._tell(f"{self._title}: {problem}")
         self._said = problem
-
-
-def _is_event(line: Mapping[str, Any]) -> bool:
-    """Tell whether a line is an event as it should be: a driver's own code runs in the child."""
-    if "lost" in line:
-        return isinstance(line["lost"], str) and isinstance(line.get("why"), str)
-    instances = (line.get("gi", 0), line.get("ci", 0))
-    numbers = (line.get("xid"), *instances)
-    return isinstance(line.get("gpu"), str) and all(isinstance(each, int) for each in numbers)

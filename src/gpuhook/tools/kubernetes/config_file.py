@@ -14,9 +14,12 @@ from gpuhook.tools.kubernetes import options
 from gpuhook.tools.kubernetes.names import full_name
 from gpuhook.tools.kubernetes.options import Content
 from gpuhook.tools.kubernetes.settings import Sharing
+from gpuhook.tools.vendors.plugin_option import Option
 
 VERSION = "v1"
-_SECTIONS = ("version", "flags", "resources", "sharing", "imex", "gpuhook")
+# Those of options, and what else there is.
+_OPTIONS = tuple(dict.fromkeys(each.place[0] for each in options.OPTIONS if each.place))
+_SECTIONS = ("version", "resources", "sharing", *_OPTIONS)
 _SHARED = ".shared"
 _MOST_REPLICAS = 1024  # of a device; the kubelet has a limit for what one list may hold
 _UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -78,7 +81,7 @@ class Reader:
             raise self.wrong(version.line, f"the version is {shown(version.text)}, not {VERSION}")
         places = {option.place: option for option in options.OPTIONS if option.place}
         silent = {each.place: each for each in options.INEFFECTIVE if each.place}
-        for name in ("flags", "imex", "gpuhook"):
+        for name in _OPTIONS:
             if name in sections:
                 self._options(sections[name], (name,), places, silent)
         if "resources" in sections:
@@ -92,7 +95,7 @@ class Reader:
         self,
         node: tree.Node,
         place: tuple[str, ...],
-        known: dict[tuple[str, ...], options.Option],
+        known: dict[tuple[str, ...], Option],
         silent: dict[tuple[str, ...], options.Ineffective],
     ) -> None:
         every = [*known, *silent, *options.OF_OTHERS]
@@ -109,10 +112,10 @@ class Reader:
             else:
                 self._options(value, here, known, silent)
 
-    def _option(self, node: tree.Node, option: options.Option) -> None:
+    def _option(self, node: tree.Node, option: Option) -> None:
         value = self._plain(node)
         try:
-            self.content.values[option.field] = options.check(option, value)
+            self.content.values[option.flag] = option.check(value)
         except ValueError as why:
             name = ".".join(option.place)
             text = node.text if node.text is not None else value

@@ -1,52 +1,57 @@
 """The device plugin's settings: flags, then the environment, then the file, then defaults."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import ConfigError
 from gpuhook.tools.kubernetes import options
-from gpuhook.tools.kubernetes.options import INEFFECTIVE, OPTIONS, Content, Option
+from gpuhook.tools.kubernetes.options import INEFFECTIVE, OPTIONS, OWN, VENDORS, Content
 from gpuhook.tools.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, VOLUME_MOUNTS, Settings
+from gpuhook.tools.vendors.plugin_option import Option
 
 FILE = "config-file"
-# What the environment says of health: whether devices are watched, and an action for some XIDs.
-Policy = Callable[[Mapping[str, str]], tuple[bool, dict[int, str]]]
 
 
-def read(
-    flags: Mapping[str, str], environ: Mapping[str, str], policy: Policy | None = None
-) -> tuple[Settings, list[str]]:
+def read(flags: Mapping[str, str], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
     """Return the settings, and what a person should know of them, a sentence each.
 
     ``flags`` are those of the command line that were given, by name. ConfigError for what is
-    wrong. ``policy`` reads the variables about health (``policy`` of NVIDIA's ``xids``).
+    wrong.
     """
     path = flags.get(FILE) or environ.get(_variable(FILE), "")
     content = _content(path) if path else Content()
-    watched, xids = policy(environ) if policy else (True, {})
     values = {**content.values}
     for option in OPTIONS:
         for where, text in _texts(option, flags, environ):
             try:
-                values[option.field] = options.parse(option, text)
+                values[option.flag] = option.parse(text)
             except ValueError as why:
                 raise ConfigError(
                     options.wrong(where, text, why), "Correct it; see gpuhook device-plugin --help"
                 ) from None
-    folder = values.get("kubelet_folder")
-    if folder == "":
-        values = {**values, "kubelet_folder": Settings.kubelet_folder, "register": False}
-    settings = Settings(**{**values, "xids": {**xids, **values.get("xids", {})}})
-    settings = replace(
-        settings,
-        health_checks=watched,
-        sharing=content.sharing,
-        single_requests=content.single_requests,
-    )
+    settings = _settings(values, environ)
+    settings = replace(settings, sharing=content.sharing, single_requests=content.single_requests)
     given = [*_ineffective(flags, environ), *content.warnings]
     return settings, given + _together(settings)
+
+
+def _settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """Return the settings of values by the options' flags, each vendor's among them."""
+    own = _by_field(OWN, values)
+    if own.get("kubelet_folder") == "":
+        own = {**own, "kubelet_folder": Settings.kubelet_folder, "register": False}
+    vendors = {
+        name: plugin.settings(_by_field(plugin.OPTIONS, values), environ)
+        for name, plugin in VENDORS.items()
+    }
+    return Settings(**own, vendors=vendors)
+
+
+def _by_field(known: tuple[Option, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {option.field: values[option.flag] for option in known if option.flag in values}
 
 
 def apply(settings: Settings, config: Config) -> Settings:
@@ -117,16 +122,6 @@ def _together(settings: Settings) -> list[str]:
         found.append(
             "pass-device-specs has no effect with CDI alone, whose documents have the nodes"
         )
-    features = {
-        "gds": settings.gds_enabled,
-        "mofed": settings.mofed_enabled,
-        "gdrcopy": settings.gdrcopy_enabled,
-        "imex-channel": bool(settings.imex_channel_ids),
-    }
-    wanted = [f"nvidia.com/{name}" for name, on in features.items() if on]
-    if named and wanted:
-        found.append(
-            f"gpuhook makes no CDI documents of {', '.join(wanted)}: containers start only where "
-            "others are there (nvidia-ctk cdi generate)"
-        )
+    for name, plugin in VENDORS.items():
+        found += plugin.advice(settings.vendors[name], by_cdi=bool(named))
     return found

@@ -25,14 +25,14 @@ def keep(
     It stays as it is where the driver is gone, or is one of the ``failing`` ones. ``tell`` gets a
     sentence for each change, and for what is wrong.
     """
-    inventories = [each for vendor, each in found if vendor.names.NAME not in failing]
+    present = [each for each in found if each[0].names.NAME not in failing]
 
     def work() -> bool:
         from gpuhook.tools.driver_folder.keep import keep as keep_one  # noqa: PLC0415 - here alone
 
         folder = settings.driver_folder
-        for inventory in inventories:
-            if keep_one(config, inventory, folder):
+        for vendor, inventory in present:
+            if keep_one(config, vendor.names, inventory, folder):
                 tell(f"{folder} has the files of driver {inventory.version}")
         return True
 

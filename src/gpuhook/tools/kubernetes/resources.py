@@ -26,6 +26,7 @@ from gpuhook.tools.kubernetes.settings import (
 )
 from gpuhook.tools.kubernetes.state import Node, Resource, State, Unit
 from gpuhook.tools.vendors import cluster
+from gpuhook.tools.vendors.cluster import Extras, Ways
 from gpuhook.vendors import bound
 
 Links = Mapping[str, Mapping[str, int]]  # by the ids of devices
@@ -84,13 +85,13 @@ class _Vendors:
         self.config = config
         self.health = health
         self.links = links
-        self.cluster = cluster.of(vendor.names)
+        self.cluster = cluster.of(vendor.names, settings.vendors.get(vendor.names.NAME))
         self.by_id = {device.id: device for device in inventory.devices}
         self.wholes = {device.parent for device in inventory.devices}
         self.missing = set(inventory.missing())
         self.warnings: list[str] = []
         self.options = vendor.everything(config)
-        self.variables, self.names = self._enable()
+        self.extras = self._extras()
         self.on_host = _on_host(settings, inventory.root)
 
     def resources(self) -> list[Resource]:
@@ -106,8 +107,7 @@ class _Vendors:
 
     def _resources(self, root: Rootfs) -> list[Resource]:
         self._check_variable()
-        strategy = self.settings.mig_strategy
-        offers, warnings = self.cluster.offers(self.inventory, root, strategy)
+        offers, warnings = self.cluster.offers(self.inventory, root)
         self.warnings += warnings
         for each in self.cluster.lost(self.inventory, root):
             offers.setdefault(self.cluster.resource(each, root), []).append(each)
@@ -133,9 +133,10 @@ class _Vendors:
             units=tuple(_unique(units)),
             replicas=shared.replicas if shared else 1,
             single=bool(shared) and self.settings.single_requests,
-            environment=self.variables,
+            environment=self.extras.variables,
             links=self._links(),
-            cdi=self.names,
+            cdi=self.extras.cdi,
+            places=self.extras.mounts,
             nothing=self.cluster.nothing,
             driver_folder=self.cluster.driver_folder,
         )
@@ -151,37 +152,16 @@ class _Vendors:
 
     # What every container gets ---------------------------------------------------------------
 
-    def _enable(self) -> tuple[dict[str, str], tuple[str, ...]]:
-        chosen = self.settings
-        switches = {
-            "gds": chosen.gds_enabled,
-            "mofed": chosen.mofed_enabled,
-            "gdrcopy": chosen.gdrcopy_enabled,
-        }
-        features = [name for name, on in switches.items() if on]
-        by_variable = {ENVVAR, VOLUME_MOUNTS}.intersection(chosen.device_list_strategy)
-        if features and by_variable and not self.config.accept_envvar_unprivileged:
-            self.warnings.append(
-                f"Containers that aren't privileged don't get {listed(features)}: no variable asks "
-                "for it where accept-nvidia-visible-devices-envvar-when-unprivileged is off"
-            )
-        channels = chosen.imex_channel_ids
-        found = self._enabled(features, channels)
-        if channels and not chosen.imex_required and self._why_not(()):
-            wanted = listed([*map(str, channels)])
-            self.warnings.append(f"Containers get no IMEX channel: of {wanted} not all are there")
-            found = self._enabled(features, ())
-        return found
-
-    def _enabled(
-        self, features: list[str], channels: tuple[int, ...]
-    ) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return variables and CDI devices; channels that mounts ask for are in no variable."""
-        by_mounts = self.vendor.names.MOUNTS and ENVVAR not in self.settings.device_list_strategy
-        first = self.cluster.enable(
-            self.inventory, self.options, features, () if by_mounts else channels
+    def _extras(self) -> Extras:
+        strategies = {*self.settings.device_list_strategy}
+        ways = Ways(
+            by_variable=bool({ENVVAR, VOLUME_MOUNTS} & strategies),
+            by_mounts=bool(self.vendor.names.MOUNTS) and ENVVAR not in strategies,
+            unprivileged=self.config.accept_envvar_unprivileged,
         )
-        return first[0], self.cluster.enable(self.inventory, self.options, features, channels)[1]
+        found = self.cluster.extras(self.options, ways, lambda: self._why_not(()))
+        self.warnings += found.warnings
+        return found
 
     # Devices ---------------------------------------------------------------------------------
 
@@ -221,8 +201,7 @@ class _Vendors:
         if absent:
             return f"{noun} {device.label}: there is no device node {listed(absent)}"
         if self._needs_name() and not self._cdi_name(device, by_index=False):
-            parts = "its parts alone have names for CDI; mig-strategy single or mixed offers those"
-            return f"{noun} {device.label}: {parts}"
+            return f"{noun} {device.label}: {self.cluster.unnamed}"
         return ""
 
     def _needs_name(self) -> bool:

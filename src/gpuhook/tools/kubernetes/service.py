@@ -27,7 +27,8 @@ from gpuhook.tools.kubernetes.resources import resources
 from gpuhook.tools.kubernetes.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, Settings
 from gpuhook.tools.kubernetes.state import State
 from gpuhook.tools.ready import report_ready
-from gpuhook.tools.vendors import parts
+from gpuhook.tools.vendors import cluster, parts
+from gpuhook.tools.vendors.cluster import Cluster
 from gpuhook.tools.vendors.uevents import concerns_us
 
 _SETTLE = 0.5  # seconds of quiet after a kernel event: a driver is loaded in many steps
@@ -184,7 +185,7 @@ class Supervisor:
         self._state: State | None = None
         self._warnings: list[str] = []
         self._present: set[str] = set()  # ids of all devices
-        self._said: dict[tuple[str, str], float] = {}  # when XIDs of applications were said
+        self._said: dict[tuple[str, str], float] = {}  # when errors of applications were said
         self._look_at = 0.0
         self._is_eager = False  # whether the next look waits for no pause
         self._chores = [_Chore(partial(self._do, each), self._clock) for each in _chores(settings)]
@@ -305,7 +306,7 @@ class Supervisor:
 
     def _watch(self, names: Any, inventory: Any) -> None:
         """See that somebody listens to a vendor's errors, of the devices that there are now."""
-        module = parts.events(names) if self._settings.health_checks else None
+        module = parts.events(names) if self._cluster(names).listens else None
         if module is None:
             return
         listener = self._listeners.get(names.NAME)
@@ -345,7 +346,7 @@ class Supervisor:
                 self._fall_ill(event["lost"], f"it is lost: {event['why']}")
 
     def _hear_error(self, module: parts.Events, inventory: Any, event: Mapping[str, Any]) -> None:
-        what, words = module.judge(event, self._settings.xids)
+        what, words = module.judge(event, self._settings.vendors.get(inventory.vendor))
         devices = module.concerned(inventory, event)
         for device in devices:
             if what == parts.FATAL:
@@ -393,14 +394,16 @@ class Supervisor:
         found: dict[str, str] = {}
         for vendor, inventory in self._machine.found:
             failure = failures.get(vendor.names.NAME)
+            answers = self._cluster(vendor.names)
             for device in inventory.devices:
                 reason = troubles.get(device.id) or troubles.get(device.parent)
                 reason = reason or (failure.cause if failure is not None else "")
                 if reason:
-                    # A GPU that is handed out whole is as bad as the worst of its instances.
-                    whole = device.parent if self._settings.mig_strategy == "none" else ""
-                    found.setdefault(whole or device.id, reason)
+                    found.setdefault(answers.handed_out(device), reason)
         return found
+
+    def _cluster(self, names: Any) -> Cluster:
+        return cluster.of(names, self._settings.vendors.get(names.NAME))
 
     def _publish(self) -> None:
         """Report to the server what there is, if that is anything new."""

@@ -1,6 +1,8 @@
 """The device plugin's settings, by the names and with the meanings of NVIDIA's plugin."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 KUBELET_FOLDER = "/var/lib/kubelet/device-plugins"
 DRIVER_FOLDER = "/var/lib/gpuhook/driver"
@@ -13,7 +15,6 @@ ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS, MOUNTS = STRATEGIES = (
     "cdi-annotations",
     "mounts",
 )
-MIG_STRATEGIES = ("none", "single", "mixed")
 UUID, INDEX = ID_STRATEGIES = ("uuid", "index")
 POLICIES = ("distributed", "packed")
 
@@ -38,25 +39,19 @@ class Settings:
     ``driver_root`` is the host's path of what this process sees as ``driver_root_ctr_path``, as a
     pod does; ``dev_root`` is the folder on the host above the nodes' /dev ("": the driver root).
     ``register`` is False where nothing is registered with the kubelet, as for tests.
-    ``xids`` is what the administrator set of the table of XIDs: number -> fatal, application or
-    ignore. ``health_checks`` is False where all are switched off. ``recovery`` is after how many
-    seconds without trouble a device that answers counts as healthy again (0: never).
+    ``recovery`` is after how many seconds without trouble a device that answers counts as healthy
+    again (0: never).
     ``interval`` is the time between two looks at the machine, in seconds. ``cdi_folder`` is where
     CDI documents are kept for the strategies that name devices to the engine, and
     ``cdi_hook_path`` the host's path of the hook in them ("": the hook beside this program).
+    ``vendors`` has what the options of vendors say, by their names (``parts.Plugin.settings``).
     """
 
-    mig_strategy: str = "none"
     fail_on_init_error: bool = True
     device_list_strategy: tuple[str, ...] = (ENVVAR,)
     device_id_strategy: str = "uuid"
     pass_device_specs: bool = False
-    gdrcopy_enabled: bool = False
-    gds_enabled: bool = False
-    mofed_enabled: bool = False
     cdi_annotation_prefix: str = "cdi.k8s.io/"
-    imex_channel_ids: tuple[int, ...] = ()
-    imex_required: bool = False
     shared_devices_allocation_policy: str = "distributed"
     driver_root: str = ""
     driver_root_ctr_path: str = "/driver-root"
@@ -68,7 +63,6 @@ class Settings:
     cdi_hook_path: str = ""
     sharing: dict[str, Sharing] = field(default_factory=dict)
     single_requests: bool = False
-    health_checks: bool = True
-    xids: dict[int, str] = field(default_factory=dict)
     recovery: float = 300.0
     interval: float = 30.0
+    vendors: Mapping[str, Any] = field(default_factory=dict)

@@ -56,12 +56,13 @@ class Resource:
     ``name`` is the cluster's (nvidia.com/gpu), ``vendor`` ours. ``variable`` is the one that asks
     gpuhook for devices of this vendor, ``mounts`` the folder below which mounts ask for them ("":
     the vendor has none). With ``replicas`` of 2 and more, each device is offered that many times,
-    as ID::0, ID::1, ...; with ``single`` a container may ask for one only. ``environment``
-    goes into every container with a device, and so do the CDI devices ``cdi`` where engines are
-    given names. ``nothing`` is the variable's word for no device. ``driver_folder`` is where a
-    container's programs look for the driver's files where no runtime of ours puts them in ("": it
-    needs none, or there is no such place). ``links`` says how near two accelerators are: for the
-    ``whole`` of each, that of the others with a score, more is nearer, 0 is not said.
+    as ID::0, ID::1, ...; with ``single`` a container may ask for one only. ``environment`` goes
+    into every container with a device, and so do the CDI devices ``cdi`` where engines are given
+    names, and mounts at the ``places`` below ``mounts`` where mounts ask. ``nothing`` is the
+    variable's word for no device. ``driver_folder`` is where a container's programs look for the
+    driver's files where no runtime of ours puts them in ("": it needs none, or there is no such
+    place). ``links`` says how near two accelerators are: for the ``whole`` of each, that of the
+    others with a score, more is nearer, 0 is not said.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Resource:
     environment: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     cdi: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
     nothing: str = "void"
     driver_folder: str = ""
 
@@ -81,7 +83,8 @@ class Resource:
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Rebuild from what ``asdict`` returned."""
         units = tuple(map(Unit.from_json, data["units"]))
-        return cls(**{**data, "units": units, "cdi": tuple(data["cdi"])})
+        names = {name: tuple(data[name]) for name in ("cdi", "places")}
+        return cls(**{**data, "units": units, **names})
 
     def offers(self) -> dict[str, Unit]:
         """Return what the kubelet may give away: its ids, each with its device."""

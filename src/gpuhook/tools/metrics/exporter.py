@@ -11,6 +11,8 @@ from gpuhook import __version__
 from gpuhook.ground.errors import MetricsError, shown
 from gpuhook.ground.host import files
 from gpuhook.tools.metrics.model import Container, Device, Snapshot, Usage
+from gpuhook.tools.vendors import parts
+from gpuhook.vendors.registry import KNOWN
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,7 +26,6 @@ except ImportError as error:
     ) from error
 
 _MODE = 0o644  # node_exporter is another user
-_MIB = 1 << 20
 _PERCENT = 100
 _MHZ = 1e6
 _BUILD = ("version", "python_version")
@@ -64,7 +65,7 @@ def families(snapshot: Snapshot, options: SeriesOptions, seconds: float) -> Iter
     if options.cadvisor:
         yield from _of_cadvisor(snapshot)
     if options.dcgm:
-        yield from _of_dcgm(snapshot)
+        yield from _of_makers(snapshot)
     yield from _of_ourselves(snapshot, seconds)
 
 
@@ -217,90 +218,17 @@ def _of_cadvisor(snapshot: Snapshot) -> Iterator[Family]:
         yield family
 
 
-_DCGM = (
-    ("SM_CLOCK", "gauge", "SM clock frequency (in MHz)."),
-    ("MEM_CLOCK", "gauge", "Memory clock frequency (in MHz)."),
-    ("GPU_TEMP", "gauge", "GPU temperature (in C)."),
-    ("POWER_USAGE", "gauge", "Power draw (in W)."),
-    ("TOTAL_ENERGY_CONSUMPTION", "counter", "Energy since the driver was loaded (in mJ)."),
-    ("PCIE_REPLAY_COUNTER", "counter", "Total number of PCIe retries."),
-    ("GPU_UTIL", "gauge", "GPU utilization (in %)."),
-    ("MEM_COPY_UTIL", "gauge", "Memory utilization (in %)."),
-    ("ENC_UTIL", "gauge", "Encoder utilization (in %)."),
-    ("DEC_UTIL", "gauge", "Decoder utilization (in %)."),
-    ("XID_ERRORS", "gauge", "Value of the last XID error encountered."),
-    ("FB_FREE", "gauge", "Framebuffer memory free (in MiB)."),
-    ("FB_USED", "gauge", "Framebuffer memory used (in MiB)."),
-    ("FB_RESERVED", "gauge", "Framebuffer memory reserved (in MiB)."),
-    ("UNCORRECTABLE_REMAPPED_ROWS", "counter", "Rows remapped for uncorrectable errors."),
-    ("CORRECTABLE_REMAPPED_ROWS", "counter", "Rows remapped for correctable errors."),
-    ("ROW_REMAP_FAILURE", "gauge", "Whether remapping of rows has failed."),
-)
-_DCGM_LABELS = (
-    "gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID",
-    "DCGM_FI_DRIVER_VERSION", "container", "namespace", "pod", "pod_uid",
-)  # fmt: skip
-
-
-def _of_dcgm(snapshot: Snapshot) -> Iterator[Family]:
-    """Yield the series of DCGM's exporter that NVML knows, of NVIDIA's devices.
-
-    As there, one for each pod that has the device, and one without a pod where none has. Their
-    names are kept to the letter: also those of counters, which end in no _total.
-    """
-    rows = [
-        ([*labels, container.container, container.namespace, container.pod, container.pod_uid],
-         _dcgm_values(device))
-        for device in snapshot.devices
-        if device.vendor == "nvidia"
-        for labels in [_dcgm_labels(device, snapshot)]
-        for container in _pods(device, snapshot) or [Container("")]
-    ]  # fmt: skip
-    for name, kind, about in _DCGM:
-        whole = f"DCGM_FI_DEV_{name}"
-        # A counter of prometheus_client would be called _total.
-        family = Metric(whole, about, "unknown" if kind == "counter" else kind)
-        for labels, values in rows:
-            if (value := values.get(name)) is not None:
-                pairs = zip(_DCGM_LABELS, labels, strict=True)
-                family.add_sample(whole, {key: word for key, word in pairs if word}, value)
-        yield family
-
-
-def _pods(device: Device, snapshot: Snapshot) -> list[Container]:
-    return [each for each in snapshot.containers if each.pod and device.id in each.devices]
-
-
-def _dcgm_labels(device: Device, snapshot: Snapshot) -> list[str]:
-    gpu = device.label.partition(":")[0]
-    node = "" if device.minor is None else f"nvidia{device.minor}"
-    instance = "" if device.gpu_instance is None else str(device.gpu_instance)
-    domain, _, rest = device.bus_id.upper().partition(":")
-    bus_id = f"{domain:0>8}:{rest}" if rest else ""
-    parents = {each.id: each for each in snapshot.devices}
-    whole = parents.get(device.parent, device)
-    driver = snapshot.drivers.get(device.vendor, "")
-    words = [gpu, whole.id, bus_id, node, whole.model]
-    return [*words, device.mig_profile, instance, driver]
-
-
-def _dcgm_values(device: Device) -> dict[str, float | None]:
-    total, used = device.memory_total_bytes, device.memory_used_bytes
-    reserved, energy = device.memory_reserved_bytes, device.energy_joules
-    share = device.utilization
-    free = None if total is None or used is None else total - used - (reserved or 0)
-    last = [*device.xids][-1:]
-    return {
-        **device.readings,
-        "GPU_TEMP": device.temperature_celsius,
-        "POWER_USAGE": device.power_watts,
-        "TOTAL_ENERGY_CONSUMPTION": None if energy is None else energy * 1000,
-        "GPU_UTIL": None if share is None else round(share * _PERCENT),
-        "XID_ERRORS": None if device.parent else float(last[0]) if last else 0.0,
-        "FB_FREE": None if free is None else free // _MIB,
-        "FB_USED": None if used is None else used // _MIB,
-        "FB_RESERVED": None if reserved is None else reserved // _MIB,
-    }
+def _of_makers(snapshot: Snapshot) -> Iterator[Family]:
+    """Yield the series of the vendors' own exporters, under their names."""
+    for names in KNOWN.values():
+        module = parts.makers_series(names)
+        for each in module.series(snapshot) if module is not None else ():
+            # A counter of prometheus_client would be called _total.
+            kind = "unknown" if each.kind == "counter" else each.kind
+            family = Metric(each.name, each.about, kind)
+            for labels, value in each.samples:
+                family.add_sample(each.name, labels, value)
+            yield family
 
 
 def _of_ourselves(snapshot: Snapshot, seconds: float) -> Iterator[Family]:

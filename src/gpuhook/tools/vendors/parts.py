@@ -6,13 +6,15 @@ every vendor's. Inventories are of the vendor's own class, so they are Any here.
 
 import importlib
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Device
 from gpuhook.tools.host.child import Work
+from gpuhook.tools.vendors.plugin_option import Option
 
 Values = Mapping[str, Any]
 
@@ -73,11 +75,61 @@ class Events(Protocol):
     def concerned(self, inventory: Any, event: Values, /) -> Iterable[Device]:
         """Return the devices that an event is about."""
 
-    def judge(self, event: Values, settings: Mapping[int, str], /) -> tuple[str, str]:
+    def is_error(self, line: Values, /) -> bool:
+        """Tell whether what the child says is an error as it should be; ``gpu`` names a device.
+
+        The driver's own code runs in that child.
+        """
+
+    def judge(self, event: Values, chosen: Any, /) -> tuple[str, str]:
         """Return what an error does, one of ACTIONS, and what it is called.
 
-        ``settings`` are what the administrator set of errors by their numbers.
+        ``chosen`` is what ``Plugin.settings`` returned, None for a vendor without.
         """
+
+
+class Plugin(Protocol):
+    """``plugin``: options that the device plugin of clusters has for this vendor."""
+
+    @property
+    def OPTIONS(self) -> tuple[Option, ...]:  # noqa: N802
+        """The options, in the order of the help; no other vendor has one of their names."""
+
+    @property
+    def VARIABLES(self) -> tuple[str, ...]:  # noqa: N802
+        """Variables of the environment that ``settings`` reads itself."""
+
+    @property
+    def SETTINGS(self) -> type:  # noqa: N802
+        """The class whose fields they set, with the defaults."""
+
+    def settings(self, values: Values, environ: Mapping[str, str], /) -> Any:
+        """Return an object of it, with the values that are set, by fields."""
+
+    def advice(self, chosen: Any, /, *, by_cdi: bool) -> Iterable[str]:
+        """Return what a person should know of such an object, a sentence each.
+
+        ``by_cdi`` is whether engines are given names of CDI devices.
+        """
+
+
+Sample = tuple[dict[str, str], float]  # labels and a value
+
+
+class Series(NamedTuple):
+    """A series of Prometheus', under its whole name; ``kind`` is gauge or counter."""
+
+    name: str
+    kind: str
+    about: str
+    samples: list[Sample]
+
+
+class MakersSeries(Protocol):
+    """``makers_series``: what the maker's own exporter shows, for those who ask for it."""
+
+    def series(self, snapshot: Any, /) -> Iterable[Series]:
+        """Return the series of a look (``tools/metrics/model.Snapshot``)."""
 
 
 class Links(Protocol):
@@ -91,6 +143,33 @@ class Links(Protocol):
         """Return the scores of each device with others, by their ids."""
 
 
+@dataclass(frozen=True)
+class DriverContent:
+    """What a driver folder holds, by path in it.
+
+    ``files`` are paths below the driver root ``root``, without a symbolic link on the way;
+    ``links`` is what links say. ``folders`` are there whether they hold anything or not.
+    """
+
+    version: str
+    root: str
+    folders: tuple[str, ...]
+    files: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+
+
+class DriverFolder(Protocol):
+    """``driver_folder`` of a driver that containers can use from one folder."""
+
+    def content_of(
+        self, config: Config, inventory: Any, capabilities: Iterable[str] = (), /
+    ) -> DriverContent:
+        """Return what belongs there; DriverFolderError where this driver can't be used so.
+
+        ``capabilities`` are its parts to put there, none stand for all; RequestError for others.
+        """
+
+
 class Programs(Protocol):
     """``programs``: what those that use a vendor's devices read."""
 
@@ -99,28 +178,28 @@ class Programs(Protocol):
         """Variables that choose among the devices of a container, and give none."""
 
 
-def doctor(names: ModuleType) -> Doctor | None:
-    """Return what a vendor has for the doctor."""
-    found: Doctor | None = part(names, "doctor")
-    return found
+Contract = TypeVar("Contract")
 
 
-def telemetry(names: ModuleType) -> Readings | Telemetry | None:
-    """Return what measures a vendor's devices."""
-    found: Readings | Telemetry | None = part(names, "telemetry")
-    return found
+class Part(Generic[Contract]):
+    """What finds one module of a vendor, None where it has none."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __call__(self, names: ModuleType) -> Contract | None:
+        """Return the module of the vendor with these names."""
+        found: Contract | None = part(names, self._what)
+        return found
 
 
-def events(names: ModuleType) -> Events | None:
-    """Return what listens to a vendor's driver."""
-    found: Events | None = part(names, "events")
-    return found
-
-
-def links(names: ModuleType) -> Links | None:
-    """Return what knows how near a vendor's devices are."""
-    found: Links | None = part(names, "links")
-    return found
+doctor: Part[Doctor] = Part("doctor")
+telemetry: Part[Readings | Telemetry] = Part("telemetry")
+events: Part[Events] = Part("events")
+links: Part[Links] = Part("links")
+driver_folder: Part[DriverFolder] = Part("driver_folder")
+makers_series: Part[MakersSeries] = Part("makers_series")
+plugin: Part[Plugin] = Part("plugin")
 
 
 def programs(names: ModuleType) -> tuple[str, ...]:

@@ -23,6 +23,3 @@ PCI_VENDOR = "1002"
 DRIVER_WORDS = ("amdgpu", "kfd")
 
 LOST_REMEDY = "Look for amdgpu in dmesg, load the driver again or reboot"
-
-MODULES = ("vendors.amd.paths", "vendors.amd.vendor")
-HOOK_MODULES = ()

@@ -21,12 +21,3 @@ PCI_VENDOR = "19e5"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
 DRIVER_WORDS = ("devdrv", "davinci")  # in the kernel's names of drivers and their devices
 
 LOST_REMEDY = "Ask for another one; `gpuhook info` lists them with what is wrong"
-
-# What a start imports once it is asked for, and what the hook needs besides.
-MODULES = (
-    "ground.oci.process",
-    "vendors.ascend.variables",
-    "vendors.ascend.model",
-    "vendors.ascend.vendor",
-)
-HOOK_MODULES = ("vendors.ascend.edits",)

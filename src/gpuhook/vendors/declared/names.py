@@ -34,8 +34,6 @@ def names_of(table: "Declared") -> "ModuleType":
     made.PCI_VENDOR = proof.removeprefix(PCI) if proof.startswith(PCI) else ""
     made.DRIVER_WORDS = (proof.removeprefix(DRIVER),) if proof.startswith(DRIVER) else ()
     made.LOST_REMEDY = "Use the others meanwhile"
-    made.MODULES = ("ground.oci.process", "vendors.declared.vendor")
-    made.HOOK_MODULES = ()
     names: ModuleType = made
     return names
 

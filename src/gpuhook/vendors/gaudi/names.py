@@ -26,7 +26,3 @@ PCI_VENDOR = "1da3"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
 DRIVER_WORDS = ("habanalabs", "accel", "hbl_")  # in the kernel's names of drivers and devices
 
 LOST_REMEDY = "Wait until its reset is over, look for habanalabs in dmesg, or use the others"
-
-# What a start imports once it is asked for; there is nothing that the hook needs besides.
-MODULES = ("ground.oci.process", "vendors.gaudi.model", "vendors.gaudi.vendor")
-HOOK_MODULES = ()

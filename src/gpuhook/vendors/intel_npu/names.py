@@ -22,7 +22,3 @@ PCI_VENDOR = ""  # events of Intel's devices are mostly of network cards and dis
 DRIVER_WORDS = ("intel_vpu",)  # in the kernel's names of drivers and their devices
 
 LOST_REMEDY = "Ask for another one; `gpuhook info` lists them with what is wrong"
-
-# What a start imports once it is asked for, and what the hook needs besides.
-MODULES = ("vendors.intel_npu.vendor",)
-HOOK_MODULES = ()

@@ -23,7 +23,3 @@ DRIVER_WORDS = ("neuron",)  # in the kernel's names of drivers and their devices
 LOST_REMEDY = (
     "Look for neuron in dmesg, and load the driver again (modprobe -r neuron; modprobe neuron)"
 )
-
-# What a start imports once it is asked for; there is nothing that the hook needs besides.
-MODULES = ("vendors.neuron.model", "vendors.neuron.vendor")
-HOOK_MODULES = ()

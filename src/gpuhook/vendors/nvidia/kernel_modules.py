@@ -8,7 +8,6 @@ what exists afterwards, so failures are not errors here.
 """
 
 import os
-import time
 
 from gpuhook.ground import names
 from gpuhook.ground.container import kernel
@@ -26,7 +25,6 @@ _NODES = (CONTROL.path, UVM.path)
 _ARGUMENTS = ("-c", "0", "-u")
 _ENVIRONMENT = {"PATH": names.SYSTEM_PATH}
 _SECONDS = 10.0
-_PAUSE = 0.005
 _REAP_SECONDS = 0.5
 
 
@@ -44,7 +42,9 @@ def prepare(root: "Rootfs", environment: tuple[str, ...] = ()) -> bool:
     child = os.fork()
     if child == 0:
         _become(root.path, variables)
-    _wait(child, time.monotonic() + _SECONDS)
+    if kernel.reap(child, _SECONDS) is None:
+        os.kill(child, 9)
+        kernel.reap(child, _REAP_SECONDS)
     return True
 
 
@@ -57,13 +57,3 @@ def _become(root: str, variables: dict[str, str]) -> "NoReturn":
         os.execve(PROGRAM, [PROGRAM, *_ARGUMENTS], variables)  # noqa: S606 - no shell is meant
     finally:
         os._exit(127)
-
-
-def _wait(child: int, deadline: float) -> None:
-    """Wait for the child, and end it when it takes too long."""
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > deadline:
-            os.kill(child, 9)
-            kernel.reap(child, _REAP_SECONDS)
-            return
-        time.sleep(_PAUSE)

@@ -31,11 +31,3 @@ PCI_VENDOR = "10de"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
 DRIVER_WORDS = ("nvidia",)  # in the kernel's names of drivers and their devices
 
 LOST_REMEDY = "Look for Xid 79 in dmesg, reset the GPU or reboot, and use the other GPUs meanwhile"
-
-# Modules (without ``gpuhook.``) that a start needs once it is asked for, in the order in which
-# importing would complete them, and those that the hook needs besides: ``start.preload``.
-MODULES = (
-    "vendors.nvidia.variables", "vendors.nvidia.model", "vendors.nvidia.completeness",
-    "vendors.nvidia.device_nodes", "vendors.nvidia.requirements", "vendors.nvidia.vendor",
-)  # fmt: skip
-HOOK_MODULES = ("vendors.nvidia.cuda_compat", "vendors.nvidia.own_files", "vendors.nvidia.edits")

@@ -14,6 +14,7 @@ import time
 from gpuhook.ground.cgroup.access import in_first_user_namespace
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import DriverError, NoDriverError
+from gpuhook.ground.fileio import write_all
 from gpuhook.ground.oci import jsontext
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.vendors.nvidia.model import Gpu, Mig
@@ -122,7 +123,7 @@ def query(
             f"NVML didn't answer within {timeout:g} seconds",
             "Enable persistence mode (nvidia-smi -pm 1), or raise nvml-timeout in config.toml",
         )
-    return _decode(data, status)
+    return _decode(data, _SIGKILL if status is None else status)
 
 
 def ids(user: str) -> tuple[int, int]:
@@ -195,9 +196,7 @@ def _child(writer: int, seconds: int, answer: "Callable[[], dict[str, Any]]") ->
     try:
         kernel.keep_only((writer,))  # not our parent's lock, nor the pipes of its engine
         kernel.end_after(seconds)
-        data = memoryview(jsontext.dumps(answer()).encode())
-        while data:
-            data = data[os.write(writer, data) :]
+        write_all(writer, jsontext.dumps(answer()).encode())
         status = 0
     finally:
         os._exit(status)

@@ -12,7 +12,8 @@ import os
 import stat
 
 from gpuhook.ground.container import kernel
-from gpuhook.ground.container.changes import Container, Journal, write_all
+from gpuhook.ground.container.changes import Container, Journal
+from gpuhook.ground.fileio import write_all
 from gpuhook.start.plan.operations import Operation, attributes_of
 
 TYPE_CHECKING = False
@@ -114,7 +115,7 @@ class MaskProc(Operation):
     def _copy(self, name: str, data: bytes) -> None:
         fd = kernel.create_file(self._tmpfs, name, 0o444)
         try:
-            write_all(fd, data)
+            write_all(fd, data, kernel.write)
         finally:
             os.close(fd)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.ground.errors import RequestError
+from gpuhook.tools.metrics.containers import Assigned, assigned
 from gpuhook.tools.vendors.nvidia import xids
 from gpuhook.tools.vendors.nvidia.xids import EVERY
 from gpuhook.tools.vendors.parts import ACTIONS, APPLICATION, FATAL, IGNORE
@@ -34,11 +34,12 @@ def test_policies(case: Case) -> None:
 @pytest.mark.vectors("plugin_health", "plugin.mig_uuid")
 def test_old_names_of_mig_devices(case: Case) -> None:
     uuid, expected = case["input"]["uuid"], case["expected"]
+    found = assigned(uuid)
     if expected.get("error"):
-        with pytest.raises(RequestError):
-            xids.split_mig(uuid)
+        assert (found.gi, found.ci) == (None, None), "it is a name as others are"
     else:
-        assert xids.split_mig(uuid) == (expected["parent"], expected["gi"], expected["ci"])
+        numbers = str(expected["gi"]), str(expected["ci"])
+        assert found == Assigned(expected["parent"], "", *numbers)
 
 
 @pytest.mark.parametrize(

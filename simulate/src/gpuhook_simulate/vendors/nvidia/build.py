@@ -11,7 +11,7 @@ from gpuhook_simulate import majors
 from gpuhook_simulate.build import build as build_root
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia import devices, driver, kernel_files, platforms, state
-from gpuhook_simulate.vendors.nvidia.machine import Machine, SimulatedGpu, make_machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMachine, make_machine
 from gpuhook_simulate.vendors.nvidia.options import Options
 from gpuhook_simulate.vendors.nvidia.tables import generated_header, generated_source
 from gpuhook_simulate.vendors.nvidia.vendor_files import (
@@ -85,7 +85,11 @@ def default_library_dir() -> str:
 
 
 def _fill(
-    tree: Tree, options: Options, machine: Machine, library_dir: str, vendor: VendorFiles | None
+    tree: Tree,
+    options: Options,
+    machine: SimulatedMachine,
+    library_dir: str,
+    vendor: VendorFiles | None,
 ) -> None:
     _make_skeleton(tree)
     if options.platform != "linux":
@@ -118,7 +122,7 @@ def _fill(
     _make_ld_cache(tree.root)
 
 
-def _make_devices(tree: Tree, options: Options, machine: Machine) -> None:
+def _make_devices(tree: Tree, options: Options, machine: SimulatedMachine) -> None:
     """Make the nodes and the /proc/devices that has their majors."""
     known = majors.machines_devices()
     free = devices.used_majors(options, machine, majors.free_majors(devices.DRIVERS, known))

@@ -11,8 +11,8 @@ from gpuhook.ground.errors import SimulateError
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia import devices, driver, kernel_files, state
 from gpuhook_simulate.vendors.nvidia.machine import (
-    Machine,
     SimulatedGpu,
+    SimulatedMachine,
     SimulatedMig,
     make_machine,
 )
@@ -28,7 +28,7 @@ def change(
     mig: Mapping[int, tuple[str, ...] | None] | None = None,
     lost: frozenset[int] = frozenset(),
     found: frozenset[int] = frozenset(),
-) -> Machine:
+) -> SimulatedMachine:
     """Change the machine in ``root`` and return it as it is then.
 
     ``mig`` gives GPUs other MIG devices (None: no MIG mode any more); ``lost`` are the numbers of
@@ -75,11 +75,11 @@ def _check_found(gpus: int, found: frozenset[int]) -> None:
             raise SimulateError(f"There is no GPU {index} among {gpus}", "Count the GPUs from 0")
 
 
-def _instances(machine: Machine) -> Instances:
+def _instances(machine: SimulatedMachine) -> Instances:
     return {mig.uuid: (gpu, mig) for gpu in machine.gpus for mig in gpu.migs}
 
 
-def _replace_instances(root: str, old: Machine, new: Machine) -> None:
+def _replace_instances(root: str, old: SimulatedMachine, new: SimulatedMachine) -> None:
     """Take away nodes and files in /proc of MIG devices that are no more, and make new ones'."""
     before, after = _instances(old), _instances(new)
     tree = Tree(root)
@@ -95,7 +95,7 @@ def _replace_instances(root: str, old: Machine, new: Machine) -> None:
         kernel_files.make_instance(tree, gpu, mig)
 
 
-def _replace_libraries(root: str, built: state.State, machine: Machine) -> None:
+def _replace_libraries(root: str, built: state.State, machine: SimulatedMachine) -> None:
     """Compile the new state into the libraries, for containers, where they come alone."""
     with tempfile.TemporaryDirectory(dir=os.path.join(root, state.FOLDER), prefix=".new.") as made:
         header = generated_header(machine, built.options.failure, built.library_dir)

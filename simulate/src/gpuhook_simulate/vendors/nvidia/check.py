@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuhook.ground.errors import shown
 from gpuhook_simulate.vendors.nvidia import state
-from gpuhook_simulate.vendors.nvidia.machine import Machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 
 _MOST = 1 << 20  # characters of a file that are looked at, as the libraries do
 _MOST_LINES = 10  # of each file that are reported
@@ -27,7 +27,7 @@ _LINES = {
 }
 
 
-def skipped_lines(root: str, machine: Machine) -> list[str]:
+def skipped_lines(root: str, machine: SimulatedMachine) -> list[str]:
     """Return a sentence for each line of the state folder's files that is skipped.
 
     Blank lines and those that begin with # are comments.

@@ -6,7 +6,7 @@ from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia.machine import (
     CAP_CONFIG,
     CAP_MONITOR,
-    Machine,
+    SimulatedMachine,
     SimulatedMig,
 )
 from gpuhook_simulate.vendors.nvidia.options import Options
@@ -42,7 +42,9 @@ FEATURE_NODES = {
 }
 
 
-def used_majors(options: Options, machine: Machine, majors: dict[str, int]) -> dict[str, int]:
+def used_majors(
+    options: Options, machine: SimulatedMachine, majors: dict[str, int]
+) -> dict[str, int]:
     """Return those of the majors that belong to drivers of this machine."""
     names = {"nvidia-uvm"}
     if machine.mig_capable:
@@ -54,7 +56,9 @@ def used_majors(options: Options, machine: Machine, majors: dict[str, int]) -> d
     return {name: major for name, major in majors.items() if name in names}
 
 
-def make_nodes(tree: Tree, options: Options, machine: Machine, majors: dict[str, int]) -> None:
+def make_nodes(
+    tree: Tree, options: Options, machine: SimulatedMachine, majors: dict[str, int]
+) -> None:
     """Make what the loaded driver has in /dev."""
     tree.node("dev/nvidiactl", NVIDIA_MAJOR, _MINOR_CONTROL)
     tree.node("dev/nvidia-modeset", NVIDIA_MAJOR, _MINOR_MODESET)
@@ -83,7 +87,7 @@ def _make_drm(tree: Tree, index: int, bus_id: str) -> None:
     tree.link(f"dev/dri/by-path/pci-{bus_id}-render", f"../renderD{128 + index}")
 
 
-def _make_caps(tree: Tree, machine: Machine, major: int) -> None:
+def _make_caps(tree: Tree, machine: SimulatedMachine, major: int) -> None:
     for minor, mode in ((CAP_CONFIG, 0o400), (CAP_MONITOR, 0o444)):
         tree.node(_cap_path(minor), major, minor, mode)
     for gpu in machine.gpus:

@@ -8,8 +8,8 @@ from gpuhook_simulate.vendors.nvidia.machine import (
     CAP_MONITOR,
     COMPUTE_INSTANCES,
     GPU_INSTANCES,
-    Machine,
     SimulatedGpu,
+    SimulatedMachine,
     SimulatedMig,
     cap_minor,
 )
@@ -77,7 +77,7 @@ GPU Excluded:\t No
 """
 
 
-def make_proc(tree: Tree, machine: Machine) -> None:
+def make_proc(tree: Tree, machine: SimulatedMachine) -> None:
     """Write /proc/driver/nvidia."""
     tree.text(f"{_PROC}/version", version_text(machine), 0o444)
     tree.text(f"{_PROC}/params", _PARAMS, 0o444)
@@ -91,7 +91,7 @@ def make_proc(tree: Tree, machine: Machine) -> None:
         _make_capabilities(tree, machine)
 
 
-def version_text(machine: Machine) -> str:
+def version_text(machine: SimulatedMachine) -> str:
     """Return /proc/driver/nvidia/version, in the open or the proprietary module's form."""
     version, kind = machine.module_version, os.uname().machine
     branch = int(version.partition(".")[0])
@@ -107,7 +107,7 @@ def version_text(machine: Machine) -> str:
     )
 
 
-def _make_gpu(tree: Tree, machine: Machine, gpu: SimulatedGpu) -> None:
+def _make_gpu(tree: Tree, machine: SimulatedMachine, gpu: SimulatedGpu) -> None:
     folder = f"{_PROC}/gpus/{gpu.proc_bus_id}"
     information = _INFORMATION.format(
         name=gpu.model.name,
@@ -128,7 +128,7 @@ def _access(tree: Tree, folder: str, minor: int, mode: int) -> None:
     tree.text(folder, content, mode)
 
 
-def _make_capabilities(tree: Tree, machine: Machine) -> None:
+def _make_capabilities(tree: Tree, machine: SimulatedMachine) -> None:
     top = f"{_PROC}/capabilities"
     _access(tree, f"{top}/mig/config", CAP_CONFIG, 0o400)
     _access(tree, f"{top}/mig/monitor", CAP_MONITOR, 0o444)
@@ -165,7 +165,7 @@ def mig_minors_text() -> str:
     return "".join(lines)
 
 
-def make_sys(tree: Tree, machine: Machine, drm: bool) -> None:
+def make_sys(tree: Tree, machine: SimulatedMachine, drm: bool) -> None:
     """Write /sys/module/nvidia* and the GPUs' PCI devices."""
     for module in ("nvidia", "nvidia_uvm", "nvidia_modeset"):
         tree.text(f"sys/module/{module}/initstate", "live\n", 0o444)

@@ -95,7 +95,7 @@ class SimulatedGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SimulatedMachine:
     """All that the tree and the libraries are made from.
 
     ``module_version`` is the version of the loaded kernel module, which differs from the
@@ -129,14 +129,14 @@ class Machine:
         )
 
 
-def make_machine(options: Options, driver_version: str = "") -> Machine:
+def make_machine(options: Options, driver_version: str = "") -> SimulatedMachine:
     """Return the machine that the options describe.
 
     ``driver_version`` is that of the driver files laid into the root, if there are any.
     """
     version = driver_version or options.driver_version or DEFAULT_DRIVER
     mismatch = options.failure is Failure.VERSION_MISMATCH
-    return Machine(
+    return SimulatedMachine(
         driver_version=version,
         module_version=_older(version) if mismatch else version,
         cuda=cuda_number(options, version),

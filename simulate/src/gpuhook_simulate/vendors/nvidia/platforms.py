@@ -10,7 +10,7 @@ import tempfile
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia import driver
-from gpuhook_simulate.vendors.nvidia.machine import Machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 from gpuhook_simulate.vendors.nvidia.options import Options
 from gpuhook_simulate.vendors.nvidia.tables import generated_header, generated_source
 
@@ -34,7 +34,7 @@ _FILLERS = {
 }
 
 
-def fill(tree: Tree, options: Options, machine: Machine, library_dir: str) -> None:
+def fill(tree: Tree, options: Options, machine: SimulatedMachine, library_dir: str) -> None:
     """Write the platform's files into a tree."""
     with tempfile.TemporaryDirectory(dir=tree.root) as compiled:
         node = NODES[options.platform]

@@ -16,7 +16,7 @@ from typing import Any
 from gpuhook.ground.errors import SimulateError
 from gpuhook.ground.host import lock
 from gpuhook_simulate.tree import Tree
-from gpuhook_simulate.vendors.nvidia.machine import Machine, SimulatedGpu, make_machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMachine, make_machine
 from gpuhook_simulate.vendors.nvidia.options import Failure, Options
 
 FOLDER = "simulate"
@@ -60,7 +60,7 @@ def time_text() -> str:
     return f"{now // 10**6}.{now % 10**6:06d}"
 
 
-def make(tree: Tree, state: State, machine: Machine) -> None:
+def make(tree: Tree, state: State, machine: SimulatedMachine) -> None:
     """Make the folder of a machine to which nothing has happened yet."""
     tree.folder(FOLDER)
     tree.text(f"{FOLDER}/{EVENTS}", "")
@@ -68,7 +68,7 @@ def make(tree: Tree, state: State, machine: Machine) -> None:
     save(tree.root, state, machine)
 
 
-def save(root: str, state: State, machine: Machine) -> None:
+def save(root: str, state: State, machine: SimulatedMachine) -> None:
     """Write what the machine is now, each file in one step."""
     texts = {
         LOST: lost_text(machine.gpus),
@@ -107,7 +107,7 @@ def _options(fields: dict[str, Any]) -> Options:
     return Options(**{**fields, **lists, **sets, "mig": mig, "failure": failure})
 
 
-def load_machine(root: str) -> Machine:
+def load_machine(root: str) -> SimulatedMachine:
     """Return the machine as it is now; SimulateError where nothing says so."""
     state = load(root)
     return make_machine(state.options, state.driver_version)

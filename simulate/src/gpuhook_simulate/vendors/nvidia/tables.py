@@ -2,7 +2,7 @@
 
 from gpuhook_simulate.place import MARKER
 from gpuhook_simulate.vendors.nvidia import state
-from gpuhook_simulate.vendors.nvidia.machine import Machine, SimulatedGpu
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMachine
 from gpuhook_simulate.vendors.nvidia.models import MigProfile, Model
 from gpuhook_simulate.vendors.nvidia.options import NVLINKS, Failure
 
@@ -13,7 +13,7 @@ _STATES = {
 
 
 def generated_header(
-    machine: Machine, failure: Failure | None, library_dir: str, only_node: str = ""
+    machine: SimulatedMachine, failure: Failure | None, library_dir: str, only_node: str = ""
 ) -> str:
     """Return the text of generated.h; ``library_dir`` is the folder below the driver root.
 
@@ -40,7 +40,7 @@ def generated_header(
     )
 
 
-def generated_source(machine: Machine) -> str:
+def generated_source(machine: SimulatedMachine) -> str:
     """Return the text of generated.c: the models' MIG profiles and the table of GPUs."""
     models = list({gpu.model.name: gpu.model for gpu in machine.gpus}.values())
     profiles = "".join(_profiles(at, model) for at, model in enumerate(models))

@@ -1,16 +1,17 @@
 """GPUs and MIG devices as a cluster hands them out, by the rules of NVIDIA's device plugin."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import RequestError, listed
 from gpuhook.start.inventory.model import Device
-from gpuhook.tools.vendors.cluster import Cluster, Offers
+from gpuhook.tools.vendors.cluster import Cluster, Extras, Offers, Ways
+from gpuhook.tools.vendors.nvidia.plugin import DOMAIN, NONE, SINGLE, PluginSettings
 from gpuhook.vendors.nvidia.model import Inventory, Mig
 from gpuhook.vendors.nvidia.variables import IMEX_CHANNELS, NvidiaOptions, feature_variable
 
-_DOMAIN = "nvidia.com"
 _GPUS = "/proc/driver/nvidia/gpus"
 _SMALL = 1 << 14  # bytes
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", re.MULTILINE)
@@ -23,13 +24,17 @@ class NvidiaCluster(Cluster):
     """GPUs, or their MIG devices."""
 
     driver_folder = "/usr/local/nvidia"  # where CUDA images look, since nvidia-docker 1
+    unnamed = f"{Cluster.unnamed}; mig-strategy single or mixed offers those"
 
-    def offers(
-        self, inventory: Inventory, root: Rootfs, mig_strategy: str
-    ) -> tuple[Offers, list[str]]:
+    def __init__(self, names: ModuleType, chosen: PluginSettings | None = None) -> None:
+        self.chosen: PluginSettings = chosen or PluginSettings()
+        super().__init__(names, self.chosen)
+        self.listens = self.chosen.listens
+
+    def offers(self, inventory: Inventory, root: Rootfs) -> tuple[Offers, list[str]]:
         del root
         kind: str = self.names.KIND
-        if mig_strategy == "none":
+        if self.chosen.mig_strategy == NONE:
             gpus = [device for device in inventory.devices if not device.parent]
             return ({kind: gpus} if gpus else {}), []
         whole = {gpu.id for gpu in inventory.gpus if not gpu.mig_enabled}
@@ -40,13 +45,17 @@ class NvidiaCluster(Cluster):
         warnings = _empty(inventory)
         parts, left_out = _by_profile(inventory)
         warnings += left_out
-        if mig_strategy == "single":
+        if self.chosen.mig_strategy == SINGLE:
             _check_alike(inventory, parts)
             alone = [device for devices in parts.values() for device in devices]
             return ({kind: alone} if alone else found), warnings
         for profile, devices in parts.items():
-            found[f"{_DOMAIN}/mig-{profile.replace('+', '.')}"] = devices
+            found[f"{DOMAIN}/mig-{profile.replace('+', '.')}"] = devices
         return found, warnings
+
+    def handed_out(self, device: Device) -> str:
+        """Return its GPU, where GPUs are handed out whole: that is as bad as its worst instance."""
+        return (self.chosen.mig_strategy == NONE and device.parent) or device.id
 
     def lost(self, inventory: Inventory, root: Rootfs) -> list[Device]:
         """Return the GPUs that have fallen off the bus, by what the kernel module says of them.
@@ -63,22 +72,27 @@ class NvidiaCluster(Cluster):
             found.append(Device(identity, str(index), {}, state=state))
         return found
 
-    def enable(
-        self,
-        inventory: Inventory,  # noqa: ARG002
-        options: NvidiaOptions,
-        features: Iterable[str],
-        channels: Iterable[int],
-    ) -> tuple[dict[str, str], tuple[str, ...]]:
-        features = tuple(features)
+    def extras(self, options: NvidiaOptions, ways: Ways, why_not: Callable[[], str]) -> Extras:
+        features, channels = self.chosen.features, self.chosen.imex_channel_ids
+        warnings = []
+        if features and ways.by_variable and not ways.unprivileged:
+            warnings.append(
+                f"Containers that aren't privileged don't get {listed(features)}: no variable asks "
+                "for it where accept-nvidia-visible-devices-envvar-when-unprivileged is off"
+            )
         options.features = tuple(sorted(features))
-        options.imex_channels = tuple(channels)
+        options.imex_channels = channels
+        if channels and not self.chosen.imex_required and why_not():
+            wanted = listed([*map(str, channels)])
+            warnings.append(f"Containers get no IMEX channel: of {wanted} not all are there")
+            options.imex_channels = channels = ()
         variables = {feature_variable(name): "enabled" for name in features}
-        if options.imex_channels:
-            variables[IMEX_CHANNELS] = ",".join(map(str, options.imex_channels))
-        names = [f"{_DOMAIN}/imex-channel={each}" for each in options.imex_channels]
-        names += [f"{_DOMAIN}/{name}=all" for name in features]
-        return variables, tuple(names)
+        if channels and not ways.by_mounts:
+            variables[IMEX_CHANNELS] = ",".join(map(str, channels))
+        names = [f"{DOMAIN}/imex-channel={each}" for each in channels]
+        names += [f"{DOMAIN}/{name}=all" for name in features]
+        mounts = tuple(f"imex/{each}" for each in channels)
+        return Extras(variables, mounts, tuple(names), tuple(warnings))
 
 
 def profile(mig: Mig) -> str:

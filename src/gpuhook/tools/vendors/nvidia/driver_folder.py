@@ -4,7 +4,6 @@ Changes nothing, and looks at nothing but whether a file may be given to contain
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpuhook.ground.config.model import Config
@@ -15,6 +14,7 @@ from gpuhook.start.cdi.generate import grant
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import BindFile, Symlink, usable
 from gpuhook.tools.vendors.nvidia.cluster import NvidiaCluster
+from gpuhook.tools.vendors.parts import DriverContent
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.names import NAME
 
@@ -24,21 +24,7 @@ _PROGRAMS = "/usr/bin/"
 _ALL = "all"
 
 
-@dataclass(frozen=True)
-class Content:
-    """What a driver folder holds, by path in it.
-
-    ``files`` are paths below the driver root ``root``, without a symbolic link on the way;
-    ``links`` is what links say.
-    """
-
-    version: str
-    root: str
-    files: dict[str, str] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
-
-
-def content_of(config: Config, inventory: Any, capabilities: Iterable[str] = ()) -> Content:
+def content_of(config: Config, inventory: Any, capabilities: Iterable[str] = ()) -> DriverContent:
     """Return what belongs in the driver folder of a machine with this inventory of NVIDIA's.
 
     ``capabilities`` are the driver's parts to put there, none or "all" stand for all that the
@@ -56,7 +42,7 @@ def content_of(config: Config, inventory: Any, capabilities: Iterable[str] = ())
     options: Any = granted.request.options
     options.capabilities = _chosen(tuple(capabilities), options.capabilities)
     folders = Layout(f"{INSIDE}/lib64", f"{INSIDE}/lib", uses_cache=False)
-    found = Content(inventory.version, inventory.root)
+    found = DriverContent(inventory.version, inventory.root, FOLDERS)
     for op in usable(vendor.edits(granted, Image(folders)))[0]:
         if isinstance(op, BindFile) and (place := _place(op.destination)):
             found.files[place] = op.path

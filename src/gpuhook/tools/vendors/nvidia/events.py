@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
     from gpuhook.start.inventory.model import Device
     from gpuhook.tools.host.child import Work
+    from gpuhook.tools.vendors.nvidia.plugin import PluginSettings
     from gpuhook.vendors.nvidia.model import Inventory
 
     Say = Callable[[dict[str, Any]], None]
@@ -71,9 +72,16 @@ def concerned(inventory: "Inventory", event: "Mapping[str, Any]") -> "list[Devic
     return [device for device in inventory.devices if device.id in found]
 
 
-def judge(event: "Mapping[str, Any]", settings: "Mapping[int, str]") -> tuple[str, str]:
+def is_error(line: "Mapping[str, Any]") -> bool:
+    """Tell whether a line is an error as it should be: the driver's own code runs in the child."""
+    numbers = (line.get("xid"), line.get("gi", 0), line.get("ci", 0))
+    return isinstance(line.get("gpu"), str) and all(isinstance(each, int) for each in numbers)
+
+
+def judge(event: "Mapping[str, Any]", chosen: "PluginSettings | None") -> tuple[str, str]:
     """Return what an XID does to its device, and what it is called."""
-    return xids.action(event["xid"], settings), xids.describe(event["xid"])
+    actions = chosen.xids if chosen else {}
+    return xids.action(event["xid"], actions), xids.describe(event["xid"])
 
 
 # In the child -------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
-from gpuhook.ground.errors import RequestError, shown
 from gpuhook.tools.vendors.parts import APPLICATION, FATAL, IGNORE
 
 EVERY = 0  # stands for all XIDs in what an administrator set; there is no XID 0
+# Variables of NVIDIA's plugin: XIDs that count, and that don't.
+DISABLED, ENABLED = "DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"
 _MOST = (1 << 64) - 1  # an XID's number has 64 bits
 _ALL = ("all", "xids")
 
@@ -101,8 +102,8 @@ def policy(environ: Mapping[str, str]) -> tuple[bool, dict[int, str]]:
     NVIDIA's plugin: an enabled XID is fatal and a disabled one is not, enabling wins, "all" is
     every XID, and if all are disabled, then nothing is watched.
     """
-    disabled = read_xids(environ.get("DP_DISABLE_HEALTHCHECKS", ""))
-    enabled = read_xids(environ.get("DP_ENABLE_HEALTHCHECKS", ""))
+    disabled = read_xids(environ.get(DISABLED, ""))
+    enabled = read_xids(environ.get(ENABLED, ""))
     if EVERY in enabled:
         return True, {EVERY: FATAL}
     settings = {**dict.fromkeys(disabled, IGNORE), **dict.fromkeys(enabled, FATAL)}
@@ -119,21 +120,3 @@ def describe(xid: int) -> str:
     """Return an XID's number with what it means, as far as that is known."""
     words = XIDS.get(xid, ("", ""))[1]
     return f"XID {xid} ({words})" if words else f"XID {xid}"
-
-
-def split_mig(uuid: str) -> tuple[str, int, int]:
-    """Return GPU, GPU instance and compute instance of a MIG device named in the old form.
-
-    That is MIG-GPU-.../GI/CI, as drivers before 470 did; RequestError for other names.
-    """
-    gpu, *numbers = uuid.removeprefix("MIG-").split("/")
-    plain = [number for number in numbers if number.isascii() and number.isdecimal()]
-    if (
-        not (uuid.startswith("MIG-") and gpu.startswith("GPU-"))
-        or not len(numbers) == len(plain) == 2
-    ):
-        raise RequestError(
-            f"{shown(uuid)} doesn't say which instance of which GPU it is",
-            "Write MIG-GPU-UUID/GI/CI, or ask for the device by its own UUID",
-        )
-    return gpu, int(plain[0]), int(plain[1])

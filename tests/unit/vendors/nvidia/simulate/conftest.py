@@ -11,18 +11,20 @@ from nvml_program import LIBRARY_DIR
 from gpuhook_simulate.place import MARKER
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia import Options, driver, state, tables
-from gpuhook_simulate.vendors.nvidia.machine import Machine, make_machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine, make_machine
 from gpuhook_simulate.vendors.nvidia.options import Failure
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Machine, Failure | None], Path]:
+def compiled(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[SimulatedMachine, Failure | None], Path]:
     """Give a function that compiles the driver of a machine, each machine's only once."""
     if shutil.which("gcc") is None:
         pytest.skip("the simulated driver is compiled with gcc when it is built")
     done: dict[str, Path] = {}
 
-    def compile_once(machine: Machine, failure: Failure | None) -> Path:
+    def compile_once(machine: SimulatedMachine, failure: Failure | None) -> Path:
         header = tables.generated_header(machine, failure, LIBRARY_DIR)
         source = tables.generated_source(machine)
         folder = done.get(header + source)
@@ -38,11 +40,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Machine, Fai
 
 @pytest.fixture
 def make_root(
-    tmp_path: Path, compiled: Callable[[Machine, Failure | None], Path]
-) -> Callable[..., tuple[Path, Machine]]:
+    tmp_path: Path, compiled: Callable[[SimulatedMachine, Failure | None], Path]
+) -> Callable[..., tuple[Path, SimulatedMachine]]:
     """Give a function that makes a driver root, with plain files as nodes."""
 
-    def make(**fields: Any) -> tuple[Path, Machine]:
+    def make(**fields: Any) -> tuple[Path, SimulatedMachine]:
         options = Options(root=str(tmp_path / "root"), **fields)
         machine = make_machine(options)
         folder = str(compiled(machine, fields.get("failure")))

@@ -17,9 +17,9 @@ from gpuhook_simulate.vendors.nvidia import (
     run_process,
 )
 from gpuhook_simulate.vendors.nvidia.activity import parse_process
-from gpuhook_simulate.vendors.nvidia.machine import Machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 
-MakeRoot = Callable[..., tuple[Path, Machine]]
+MakeRoot = Callable[..., tuple[Path, SimulatedMachine]]
 
 GIB = 1 << 30
 NONE = 0xFFFFFFFF
@@ -57,12 +57,12 @@ def mig(at):
 
 
 @pytest.fixture
-def machine(make_root: MakeRoot) -> tuple[Path, Machine]:
+def machine(make_root: MakeRoot) -> tuple[Path, SimulatedMachine]:
     return make_root(gpus=3, mig={2: ("3g.71gb", "1g.18gb")})
 
 
 @pytest.fixture
-def root(machine: tuple[Path, Machine]) -> Path:
+def root(machine: tuple[Path, SimulatedMachine]) -> Path:
     return machine[0]
 
 
@@ -121,7 +121,7 @@ def test_memory_follows_the_processes(root: Path, program: Program) -> None:
 
 
 def test_processes_of_mig_devices(
-    root: Path, machine: tuple[Path, Machine], program: Program
+    root: Path, machine: tuple[Path, SimulatedMachine], program: Program
 ) -> None:
     big, small = machine[1].gpus[2].migs
     run_process(str(root), Process(device=big.uuid, pid=11, memory=GIB, sm=50))
@@ -139,7 +139,7 @@ def test_processes_of_mig_devices(
 
 
 def test_processes_end_with_their_mig_device(
-    root: Path, machine: tuple[Path, Machine], program: Program
+    root: Path, machine: tuple[Path, SimulatedMachine], program: Program
 ) -> None:
     big, small = machine[1].gpus[2].migs
     run_process(str(root), Process(device=big.uuid, pid=11, memory=GIB))

@@ -12,9 +12,9 @@ from nvml_program import LIBRARY_DIR, Program
 
 from gpuhook.ground.errors import SimulateError
 from gpuhook_simulate.vendors.nvidia import change, state
-from gpuhook_simulate.vendors.nvidia.machine import Machine, make_machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine, make_machine
 
-MakeRoot = Callable[..., tuple[Path, Machine]]
+MakeRoot = Callable[..., tuple[Path, SimulatedMachine]]
 
 MIGS = "[n.nvmlDeviceGetUUID(mig) for mig in migs({})]"
 LIST = """
@@ -41,7 +41,7 @@ def program(root: Path) -> Iterator[Program]:
         yield program
 
 
-def set_mig(root: Path, mig: dict[int, tuple[str, ...]]) -> Machine:
+def set_mig(root: Path, mig: dict[int, tuple[str, ...]]) -> SimulatedMachine:
     """Give GPUs other MIG devices, with plain files as nodes."""
     old = state.load(str(root))
     new = replace(old, options=replace(old.options, mig=mig))

@@ -7,17 +7,17 @@ import pytest
 
 from gpuhook_simulate.vendors.nvidia import Process, report_xid, run_process
 from gpuhook_simulate.vendors.nvidia.check import skipped_lines
-from gpuhook_simulate.vendors.nvidia.machine import Machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 
-MakeRoot = Callable[..., tuple[Path, Machine]]
+MakeRoot = Callable[..., tuple[Path, SimulatedMachine]]
 
 
 @pytest.fixture
-def made(make_root: MakeRoot) -> tuple[Path, Machine]:
+def made(make_root: MakeRoot) -> tuple[Path, SimulatedMachine]:
     return make_root(gpus=3, mig={2: ("3g.71gb", "1g.18gb")}, lost=frozenset({1}))
 
 
-def test_what_commands_write_is_fine(made: tuple[Path, Machine]) -> None:
+def test_what_commands_write_is_fine(made: tuple[Path, SimulatedMachine]) -> None:
     root, machine = made
     mig = machine.gpus[2].migs[0].uuid
     report_xid(str(root), 79, "0")
@@ -45,7 +45,7 @@ def test_what_commands_write_is_fine(made: tuple[Path, Machine]) -> None:
         ("activity", "5 0:1 end 1"),
     ],
 )
-def test_skipped_lines_are_named(made: tuple[Path, Machine], name: str, line: str) -> None:
+def test_skipped_lines_are_named(made: tuple[Path, SimulatedMachine], name: str, line: str) -> None:
     root, machine = made
     (root / "simulate" / name).write_text(f"# {name}\n{line}\n")
     [said] = skipped_lines(str(root), machine)
@@ -53,7 +53,7 @@ def test_skipped_lines_are_named(made: tuple[Path, Machine], name: str, line: st
     assert line in said
 
 
-def test_not_all_are_named(made: tuple[Path, Machine]) -> None:
+def test_not_all_are_named(made: tuple[Path, SimulatedMachine]) -> None:
     root, machine = made
     (root / "simulate/events").write_text("\x1b[31m\n" * 5000)
     said = skipped_lines(str(root), machine)

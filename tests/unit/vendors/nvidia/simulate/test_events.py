@@ -11,9 +11,9 @@ from nvml_program import Program
 
 from gpuhook.ground.errors import SimulateError
 from gpuhook_simulate.vendors.nvidia import change, report_xid
-from gpuhook_simulate.vendors.nvidia.machine import Machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 
-MakeRoot = Callable[..., tuple[Path, Machine]]
+MakeRoot = Callable[..., tuple[Path, SimulatedMachine]]
 
 WHOLE = 0xFFFFFFFF
 XID = 8

@@ -19,10 +19,10 @@ from nvml_program import LIBRARY_DIR, environment
 
 from gpuhook_simulate.place import MARKER
 from gpuhook_simulate.vendors.nvidia import Process, run_process
-from gpuhook_simulate.vendors.nvidia.machine import Machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 from gpuhook_simulate.vendors.nvidia.options import Failure
 
-Root = tuple[Path, Machine]
+Root = tuple[Path, SimulatedMachine]
 MakeRoot = Callable[..., Root]
 
 # Prints everything that NVML says, or how it failed.
@@ -45,7 +45,7 @@ def run_program(root: Path, *words: str, **more: str) -> subprocess.CompletedPro
     )
 
 
-def indices(answer: dict[str, Any], machine: Machine) -> list[int]:
+def indices(answer: dict[str, Any], machine: SimulatedMachine) -> list[int]:
     """Return which of the machine's GPUs the answer lists."""
     slots = {gpu.uuid: gpu.index for gpu in machine.gpus}
     return [slots[gpu["uuid"]] for gpu in answer["gpus"]]

@@ -10,10 +10,10 @@ from nvml_program import Program
 
 from gpuhook.ground.errors import SimulateError
 from gpuhook_simulate.vendors.nvidia import change
-from gpuhook_simulate.vendors.nvidia.machine import Machine, make_machine
+from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine, make_machine
 from gpuhook_simulate.vendors.nvidia.options import Options
 
-MakeRoot = Callable[..., tuple[Path, Machine]]
+MakeRoot = Callable[..., tuple[Path, SimulatedMachine]]
 
 OK, ACROSS, UNSUPPORTED = 0, 3, 5
 STATUS = "attempt(n.nvmlDeviceGetP2PStatus, gpu({}), gpu({}), {})"

@@ -1,0 +1,93 @@
+"""The series of NVIDIA's own exporter (DCGM's) that NVML knows, for dashboards that ask for them.
+
+Their names are kept to the letter: also those of counters, which end in no _total.
+"""
+
+from collections.abc import Iterator
+
+from gpuhook.tools.metrics.model import Container, Device, Snapshot
+from gpuhook.tools.vendors.parts import Sample, Series
+from gpuhook.vendors.nvidia.names import NAME
+
+_MIB = 1 << 20
+_PERCENT = 100
+_SERIES = (
+    ("SM_CLOCK", "gauge", "SM clock frequency (in MHz)."),
+    ("MEM_CLOCK", "gauge", "Memory clock frequency (in MHz)."),
+    ("GPU_TEMP", "gauge", "GPU temperature (in C)."),
+    ("POWER_USAGE", "gauge", "Power draw (in W)."),
+    ("TOTAL_ENERGY_CONSUMPTION", "counter", "Energy since the driver was loaded (in mJ)."),
+    ("PCIE_REPLAY_COUNTER", "counter", "Total number of PCIe retries."),
+    ("GPU_UTIL", "gauge", "GPU utilization (in %)."),
+    ("MEM_COPY_UTIL", "gauge", "Memory utilization (in %)."),
+    ("ENC_UTIL", "gauge", "Encoder utilization (in %)."),
+    ("DEC_UTIL", "gauge", "Decoder utilization (in %)."),
+    ("XID_ERRORS", "gauge", "Value of the last XID error encountered."),
+    ("FB_FREE", "gauge", "Framebuffer memory free (in MiB)."),
+    ("FB_USED", "gauge", "Framebuffer memory used (in MiB)."),
+    ("FB_RESERVED", "gauge", "Framebuffer memory reserved (in MiB)."),
+    ("UNCORRECTABLE_REMAPPED_ROWS", "counter", "Rows remapped for uncorrectable errors."),
+    ("CORRECTABLE_REMAPPED_ROWS", "counter", "Rows remapped for correctable errors."),
+    ("ROW_REMAP_FAILURE", "gauge", "Whether remapping of rows has failed."),
+)
+_LABELS = (
+    "gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID",
+    "DCGM_FI_DRIVER_VERSION", "container", "namespace", "pod", "pod_uid",
+)  # fmt: skip
+
+
+def series(snapshot: Snapshot) -> Iterator[Series]:
+    """Yield the series, each for each pod that has the device, or once without a pod."""
+    rows = [
+        (
+            [*labels, container.container, container.namespace, container.pod, container.pod_uid],
+            _values(device),
+        )
+        for device in snapshot.devices
+        if device.vendor == NAME
+        for labels in [_labels(device, snapshot)]
+        for container in _pods(device, snapshot) or [Container("")]
+    ]
+    for name, kind, about in _SERIES:
+        found: list[Sample] = []
+        for labels, values in rows:
+            if (value := values.get(name)) is not None:
+                pairs = zip(_LABELS, labels, strict=True)
+                found.append(({key: word for key, word in pairs if word}, value))
+        yield Series(f"DCGM_FI_DEV_{name}", kind, about, found)
+
+
+def _pods(device: Device, snapshot: Snapshot) -> list[Container]:
+    return [each for each in snapshot.containers if each.pod and device.id in each.devices]
+
+
+def _labels(device: Device, snapshot: Snapshot) -> list[str]:
+    gpu = device.label.partition(":")[0]
+    node = "" if device.minor is None else f"nvidia{device.minor}"
+    instance = "" if device.gpu_instance is None else str(device.gpu_instance)
+    domain, _, rest = device.bus_id.upper().partition(":")
+    bus_id = f"{domain:0>8}:{rest}" if rest else ""
+    parents = {each.id: each for each in snapshot.devices}
+    whole = parents.get(device.parent, device)
+    driver = snapshot.drivers.get(device.vendor, "")
+    words = [gpu, whole.id, bus_id, node, whole.model]
+    return [*words, device.mig_profile, instance, driver]
+
+
+def _values(device: Device) -> dict[str, float | None]:
+    total, used = device.memory_total_bytes, device.memory_used_bytes
+    reserved, energy = device.memory_reserved_bytes, device.energy_joules
+    share = device.utilization
+    free = None if total is None or used is None else total - used - (reserved or 0)
+    last = [*device.xids][-1:]
+    return {
+        **device.readings,
+        "GPU_TEMP": device.temperature_celsius,
+        "POWER_USAGE": device.power_watts,
+        "TOTAL_ENERGY_CONSUMPTION": None if energy is None else energy * 1000,
+        "GPU_UTIL": None if share is None else round(share * _PERCENT),
+        "XID_ERRORS": None if device.parent else float(last[0]) if last else 0.0,
+        "FB_FREE": None if free is None else free // _MIB,
+        "FB_USED": None if used is None else used // _MIB,
+        "FB_RESERVED": None if reserved is None else reserved // _MIB,
+    }

@@ -1,0 +1,113 @@
+"""What the device plugin can be told of NVIDIA's GPUs, by the names of NVIDIA's own plugin."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuhook.ground.errors import listed
+from gpuhook.tools.vendors.nvidia import xids
+from gpuhook.tools.vendors.parts import ACTIONS
+from gpuhook.tools.vendors.plugin_option import CHOICE, FLAG, Kind, Option, number, numbers, words
+
+DOMAIN = "nvidia.com"
+NONE, SINGLE = "none", "single"
+_CHANNELS = 1 << 20  # the driver makes IMEX channels 0 to 1048575
+
+
+@dataclass(frozen=True)
+class PluginSettings:
+    """What the options say; the fields are the flags' names.
+
+    ``xids`` is what the administrator set of the table of XIDs: number -> fatal, application or
+    ignore. ``listens`` is False where all checks of health are switched off.
+    """
+
+    mig_strategy: str = NONE
+    gdrcopy_enabled: bool = False
+    gds_enabled: bool = False
+    mofed_enabled: bool = False
+    imex_channel_ids: tuple[int, ...] = ()
+    imex_required: bool = False
+    xids: Mapping[int, str] = field(default_factory=dict)
+    listens: bool = True
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What every container with a GPU gets, by the words of NVIDIA's CDI kinds."""
+        switches = {
+            "gds": self.gds_enabled,
+            "mofed": self.mofed_enabled,
+            "gdrcopy": self.gdrcopy_enabled,
+        }
+        return tuple(name for name, on in switches.items() if on)
+
+
+SETTINGS = PluginSettings
+VARIABLES = (xids.DISABLED, xids.ENABLED)
+
+
+def _parse_xids(_: Option, text: str) -> dict[int, str]:
+    found = {}
+    for word in filter(None, words(text)):
+        name, _equals, action = (part.strip() for part in word.partition("="))
+        xid = number(name)
+        if xid is None or action not in ACTIONS:
+            raise ValueError(f"NUMBER=ACTION with an action of {listed([*ACTIONS])}")
+        found[xid] = action
+    return found
+
+
+_XIDS = Kind("NUMBER=ACTION", _parse_xids, "N=ACTION", (str, dict), several=True)
+_NEXT = "shared-devices-allocation-policy"
+
+OPTIONS = (
+    Option(
+        "mig-strategy", "mig_strategy", CHOICE,
+        "How MIG devices are offered: not at all, as nvidia.com/gpu, or by their profiles.",
+        ("flags", "migStrategy"), (NONE, SINGLE, "mixed"), before="device-list-strategy",
+    ),
+    Option(
+        "gdrcopy-enabled", "gdrcopy_enabled", FLAG, "Give GDRCopy's node with every GPU.",
+        ("flags", "gdrcopyEnabled"), before=_NEXT,
+    ),
+    Option(
+        "gds-enabled", "gds_enabled", FLAG, "Give GPUDirect Storage's nodes with every GPU.",
+        ("flags", "gdsEnabled"), before=_NEXT,
+    ),
+    Option(
+        "mofed-enabled", "mofed_enabled", FLAG, "Give InfiniBand's nodes with every GPU.",
+        ("flags", "mofedEnabled"), before=_NEXT,
+    ),
+    Option(
+        "imex-channel-ids", "imex_channel_ids", numbers(_CHANNELS),
+        "IMEX channels to give with every GPU.", ("imex", "channelIDs"), before=_NEXT,
+    ),
+    Option(
+        "imex-required", "imex_required", FLAG,
+        "Hand out no GPU while one of these channels is missing.", ("imex", "required"),
+        before=_NEXT,
+    ),
+    Option(
+        "xid", "xids", _XIDS,
+        f"What an XID does to its GPU, such as 109=fatal; the actions are {', '.join(ACTIONS)}.",
+        ("gpuhook", "xids"), is_ours=True,
+    ),
+)  # fmt: skip
+
+
+def settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> PluginSettings:
+    """Return what the options say by their fields; the environment has more on health."""
+    listens, by_environ = xids.policy(environ)
+    actions = {**by_environ, **values.get("xids", {})}
+    return PluginSettings(**{**values, "xids": actions, "listens": listens})
+
+
+def advice(chosen: PluginSettings, *, by_cdi: bool) -> Iterator[str]:
+    """Yield what to know of settings that don't go well together."""
+    names = [*chosen.features, *(["imex-channel"] if chosen.imex_channel_ids else [])]
+    if by_cdi and names:
+        wanted = ", ".join(f"{DOMAIN}/{name}" for name in names)
+        yield (
+            f"gpuhook makes no CDI documents of {wanted}: containers start only where "
+            "others are there (nvidia-ctk cdi generate)"
+        )

@@ -1,0 +1,139 @@
+"""What one option of the device plugin is: its name, where else it stands, and its values.
+
+Vendors have options of their own, in a module ``plugin`` of their folder (``parts.Plugin``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_TRUE = ("1", "t", "T", "TRUE", "true", "True")  # as Go reads them
+_FALSE = ("0", "f", "F", "FALSE", "false", "False")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What values an option has.
+
+    ``words`` say what is expected. ``parse`` returns the value that a text stands for, and raises
+    ValueError, with what is expected, where it stands for none. ``metavar`` is for the help, and
+    ``types`` are what a file may have; one of ``several`` words may be repeated as a flag.
+    """
+
+    words: str
+    parse: Callable[["Option", str], Any]
+    metavar: str = "TEXT"
+    types: tuple[type, ...] = (str,)
+    several: bool = False
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: ``field`` of its settings, ``place`` in the file, ``old`` names of the flag.
+
+    One of a vendor stands in the help ``before`` the flag of that name, or at the end.
+    """
+
+    flag: str
+    field: str
+    kind: Kind
+    help: str
+    place: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    old: tuple[str, ...] = ()
+    is_ours: bool = False
+    before: str = ""
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables of the environment that set it, the first that is set counts."""
+        prefix = "gpuhook_" if self.is_ours else ""
+        return tuple(f"{prefix}{each}".upper().replace("-", "_") for each in (self.flag, *self.old))
+
+    @property
+    def expected(self) -> str:
+        """What its value has to be."""
+        return f"{self.kind.words} {', '.join(self.choices)}".strip()
+
+    def parse(self, text: str) -> Any:
+        """Return the value that a text stands for; ValueError, with what is expected, else."""
+        return self.kind.parse(self, text.strip())
+
+    def check(self, value: object) -> Any:
+        """Return the value as settings have it, of one that a file has; ValueError as ``parse``."""
+        types = self.kind.types
+        if not isinstance(value, types) or isinstance(value, bool) != (types == (bool,)):
+            raise ValueError(self.expected)
+        if isinstance(value, dict):
+            value = [f"{key}={each}" for key, each in value.items()]
+        return self.parse(",".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
+def number(text: str) -> int | None:
+    """Return a number of at most 18 digits, None where a text is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
+
+
+def words(text: str) -> list[str]:
+    """Return what commas separate, without blanks around."""
+    return [word.strip() for word in text.split(",")]
+
+
+def _flag(option: Option, text: str) -> bool:
+    if text not in (*_TRUE, *_FALSE):
+        raise ValueError(option.expected)
+    return text in _TRUE
+
+
+def _choice(option: Option, text: str) -> str:
+    if text not in option.choices:
+        raise ValueError(option.expected)
+    return text
+
+
+def _words(option: Option, text: str) -> tuple[str, ...]:
+    found = words(text)
+    if not {*found} <= {*option.choices}:
+        raise ValueError(option.expected)
+    return tuple(dict.fromkeys(found))
+
+
+def _path(option: Option, text: str) -> str:
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError(option.expected)
+    return text
+
+
+def seconds(least: float) -> Kind:
+    """Return the kind of a time in seconds, ``least`` or more."""
+
+    def parse(option: Option, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(option.expected) from None
+        if not least <= value <= 1e9:
+            raise ValueError(f"{option.expected}, at least {least:g}")
+        return value
+
+    return Kind("a number of seconds", parse, "SECONDS", (int, float))
+
+
+def numbers(below: int) -> Kind:
+    """Return the kind of a list of numbers, each less than ``below``."""
+
+    def parse(_: Option, text: str) -> tuple[int, ...]:
+        found = [number(word) for word in words(text)] if text else []
+        known = [each for each in found if each is not None and each < below]
+        if len(known) < len(found):
+            raise ValueError(f"numbers from 0 to {below - 1}")
+        return tuple(dict.fromkeys(known))
+
+    return Kind("numbers", parse, "N,...", (str, list), several=True)
+
+
+FLAG = Kind("true or false", _flag, "true|false", (bool,))
+TEXT = Kind("a text", lambda _, text: text)
+CHOICE = Kind("one of", _choice)
+WORDS = Kind("one or several of", _words, types=(str, list), several=True)
+PATH = Kind("an absolute path", _path, "PATH")

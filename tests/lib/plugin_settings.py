@@ -1,0 +1,16 @@
+"""The device plugin's settings with fields of NVIDIA's options among the others."""
+
+from dataclasses import fields
+from typing import Any
+
+from gpuhook.tools.kubernetes.settings import Settings
+from gpuhook.tools.vendors.nvidia.plugin import PluginSettings
+
+_NVIDIAS = {field.name for field in fields(PluginSettings)}
+
+
+def settings_of(**facts: Any) -> Settings:
+    """Return settings with these fields, each where it belongs."""
+    own = {name: value for name, value in facts.items() if name not in _NVIDIAS}
+    nvidias = {name: value for name, value in facts.items() if name in _NVIDIAS}
+    return Settings(**own, vendors={"nvidia": PluginSettings(**nvidias)})

@@ -1,0 +1,90 @@
+"""A vendor's own options of the device plugin: from a folder of its own to flag, file and help."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import second_vendor
+
+from gpuhook.ground.config.model import Config
+from gpuhook.start import contract
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.kubernetes.resources import resources
+from gpuhook.tools.kubernetes.settings import Settings
+from gpuhook.tools.vendors.parts import Plugin
+
+KNOWS = f"""
+import json, os, sys
+import gpuhook.tools.vendors, gpuhook.vendors
+gpuhook.vendors.__path__.append({str(second_vendor.FOLDER)!r})
+gpuhook.tools.vendors.__path__.append({str(second_vendor.FOLDER / "tools")!r})
+from gpuhook.vendors import registry
+from gpuhook.vendors.acme import names
+registry.KNOWN["acme"] = names
+"""
+READ = """
+from gpuhook.tools.kubernetes import configure
+settings, said = configure.read(json.loads(sys.argv[1]), os.environ)
+print(json.dumps([settings.vendors["acme"].whole, settings.vendors["nvidia"].mig_strategy, said]))
+"""
+HELP = """
+from gpuhook.tools.cli.device_plugin import device_plugin
+device_plugin.main(["--help"])
+"""
+
+
+def run(code: str, *words: str, **environ: str) -> str:
+    argv = [sys.executable, "-c", KNOWS + code, *words]
+    env = {**os.environ, **environ}
+    return subprocess.run(argv, capture_output=True, text=True, check=True, env=env).stdout
+
+
+def test_it_is_a_flag_a_variable_and_a_key_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "plugin.yaml"
+    file.write_text("acme: {whole: true}\nflags: {migStrategy: mixed}\n")
+    assert json.loads(run(READ, "{}")) == [False, "none", []]
+    assert json.loads(run(READ, '{"acme-whole": "true"}')) == [True, "none", []]
+    assert json.loads(run(READ, "{}", GPUHOOK_ACME_WHOLE="1")) == [True, "none", []]
+    assert json.loads(run(READ, "{}", CONFIG_FILE=str(file))) == [True, "mixed", []]
+    [said] = json.loads(run(READ, '{"acme-whole": "1", "device-list-strategy": "cdi-cri"}'))[2]
+    assert said.startswith("acme-whole keeps parts")
+
+
+def test_it_is_in_the_help() -> None:
+    last = run(HELP).partition("--xid N=ACTION")[2]
+    assert "--acme-whole true|false" in last
+    assert "Hand out no part of an NPU." in last
+
+
+def test_what_it_says_counts(npus: Inventory) -> None:
+    names = second_vendor.part("names")
+    plugin: Plugin = second_vendor.part("plugin")
+    found = [(contract.load(names), npus)]
+    ids = {}
+    for whole in (False, True):
+        settings = Settings(vendors={"acme": plugin.settings({"whole": whole}, {})})
+        [resource] = resources(found, settings, Config())[0].resources
+        ids[whole] = [unit.id for unit in resource.units]
+    parts = {device.id for device in npus.devices if device.parent}
+    assert parts
+    assert {*ids[False]} - {*ids[True]} == parts
+
+
+def test_a_file_with_a_section_of_nobodys_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "plugin.yaml"
+    file.write_text("acne: {whole: true}\n")
+    [said] = json.loads(run(READ, "{}", CONFIG_FILE=str(file)))[2]
+    assert "acne" in said
+    assert "unknown" in said
+
+
+@pytest.mark.parametrize("text", ["maybe", ""])
+def test_a_value_that_it_cannot_have(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "plugin.yaml"
+    file.write_text(f"acme: {{whole: '{text}'}}\n")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        run(READ, "{}", CONFIG_FILE=str(file))
+    assert "acme.whole is" in caught.value.stderr

@@ -1,0 +1,19 @@
+"""NPUs as a cluster hands them out: with their parts, unless whole ones alone are wanted."""
+
+from typing import Any
+
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.tools.vendors.cluster import Cluster, Offers
+
+
+class AcmeCluster(Cluster):
+    """NPUs, and the parts of those that are split."""
+
+    def offers(self, inventory: Any, root: Rootfs) -> tuple[Offers, list[str]]:
+        found, warnings = super().offers(inventory, root)
+        if self.chosen and self.chosen.whole:
+            found = {name: [one for one in each if not one.parent] for name, each in found.items()}
+        return found, warnings
+
+
+CLUSTER = AcmeCluster

@@ -1,0 +1,35 @@
+"""What the device plugin can be told of ACME's NPUs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuhook.tools.vendors.plugin_option import FLAG, Option
+
+VARIABLES = ()
+
+
+@dataclass(frozen=True)
+class PluginSettings:
+    """What the option says: whether NPUs are handed out whole alone."""
+
+    whole: bool = False
+
+
+SETTINGS = PluginSettings
+OPTIONS = (
+    Option(
+        "acme-whole", "whole", FLAG, "Hand out no part of an NPU.", ("acme", "whole"), is_ours=True
+    ),
+)
+
+
+def settings(values: Mapping[str, Any], _: Mapping[str, str]) -> PluginSettings:
+    """Return what the option says."""
+    return PluginSettings(**values)
+
+
+def advice(chosen: PluginSettings, *, by_cdi: bool) -> Iterator[str]:
+    """Yield what to know of it."""
+    if chosen.whole and by_cdi:
+        yield "acme-whole keeps parts out of lists alone: their CDI devices are there"
