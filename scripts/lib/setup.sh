@@ -27,6 +27,7 @@ PACKAGES_DEBIAN=(
     /usr/lib/python3/dist-packages/click=python3-click
     /usr/lib/python3/dist-packages/pyroute2=python3-pyroute2
     /usr/lib/python3/dist-packages/rich=python3-rich
+    /usr/lib/python3/dist-packages/toml=python3-toml
     /usr/lib/python3/dist-packages/tomlkit=python3-tomlkit
     /usr/lib/python3/dist-packages/yaml=python3-yaml
 )
@@ -168,7 +169,7 @@ install_python() {
 
 has_tools() {
     [[ -x .venv/bin/ruff ]] && .venv/bin/python - 2>/dev/null <<'PYTHON'
-import bcrypt, click, grpc, hypothesis, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest, rich, tomlkit
+import bcrypt, click, grpc, hypothesis, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest, rich, toml
 import gpuhook, gpuhook_simulate
 PYTHON
 }

@@ -136,7 +136,7 @@ def test_what_pip_is_told(wheel: zipfile.ZipFile) -> None:
     info = members(wheel, ".dist-info/")
     text = wheel.read(info["METADATA"]).decode()
     assert "Requires-Python: >=3.11\n" in text
-    for name in ("nvidia-ml-py", "tomlkit", "click", "pyroute2"):
+    for name in ("nvidia-ml-py", "toml", "click", "pyroute2"):
         assert f"Requires-Dist: {name}>=" in text
     assert "licenses/LICENSE" in info
 

@@ -8,6 +8,7 @@ import re
 import tomllib
 from typing import Any
 
+import toml
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Array, InlineTable
@@ -32,8 +33,11 @@ def parse(text: str, path: str) -> Document:
 
 def render(document: Document, header: str) -> str:
     """Return a document as the text of a new file, with comment lines before it."""
+    text = toml.dumps(document)
+    if tomllib.loads(text) != document:  # it can't write every list
+        text = tomlkit.dumps(document)
     comments = "".join(f"# {line}\n" for line in header.split("\n"))
-    return f"{comments}\n{tomlkit.dumps(document)}"
+    return f"{comments}\n{text}"
 
 
 def edited(text: str, wanted: Document, path: str) -> str:
