@@ -18,6 +18,7 @@ from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left, tree
+from harness.standing import ONE, RUNTIMES
 
 from gpuhook.ground.oci.jsontext import surely_broken
 
@@ -149,6 +150,7 @@ def test_every_engine_prints_what_is_wrong_with_the_request(
 
 
 @pytest.mark.parametrize(("env", "words"), REQUESTS.values(), ids=REQUESTS.keys())
+@ONE
 def test_bundle_is_as_it_was_after_a_bad_request(
     bundle: Bundle,
     installation: Installation,
@@ -170,6 +172,7 @@ def test_bundle_is_as_it_was_after_a_bad_request(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@ONE
 def test_log_file_gets_the_error_as_json(
     bundle: Bundle, installation: Installation, broken: dict[str, Broken], tmp_path: Path, name: str
 ) -> None:
@@ -187,6 +190,7 @@ def test_log_file_gets_the_error_as_json(
     assert entry["msg"] in done.stderr
 
 
+@ONE
 def test_log_file_that_cannot_be_opened_fails_nothing(
     bundle: Bundle, installation: Installation, broken: dict[str, Broken]
 ) -> None:
@@ -305,6 +309,7 @@ def both(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("verb", ["create", "run"])
+@RUNTIMES
 def test_config_json_that_no_runtime_takes_is_refused_in_its_words(
     both: Both, tmp_path: Path, spoil: Callable[[Path], None], verb: str
 ) -> None:
@@ -323,10 +328,12 @@ def test_config_json_that_no_runtime_takes_is_refused_in_its_words(
         "--root", "--what", "--what state id", "what", "", "state no-such-container",
     ],
 )  # fmt: skip
+@RUNTIMES
 def test_command_line_that_no_runtime_takes_is_refused_in_its_words(both: Both, line: str) -> None:
     both.compare(*line.format(bundle=both.bundle.path).split())
 
 
+@RUNTIMES
 def test_what_we_hold_for_broken_is_broken_for_all(
     bundle: Bundle, low_level: tuple[str, Namespace]
 ) -> None:
@@ -348,6 +355,7 @@ def test_what_we_hold_for_broken_is_broken_for_all(
 
 
 @pytest.mark.parametrize("spoil", [list_and_not_object, deep, followed_by_text, commented])
+@ONE
 def test_config_json_that_some_runtime_might_take(
     bundle: Bundle,
     installation: Installation,
@@ -365,6 +373,7 @@ def test_config_json_that_some_runtime_might_take(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\0"])
+@RUNTIMES
 def test_config_json_that_names_no_gpu_is_the_low_level_runtimes_affair(
     bundle: Bundle,
     installation: Installation,
@@ -380,6 +389,7 @@ def test_config_json_that_names_no_gpu_is_the_low_level_runtimes_affair(
     assert bundle.config.read_text() == text
 
 
+@RUNTIMES
 def test_hook_alone_says_what_is_wrong(
     bundle: Bundle,
     installation: Installation,

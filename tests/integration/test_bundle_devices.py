@@ -12,6 +12,7 @@ from harness.inside import GPU_MAJOR, Inside, look, seen
 from harness.installation import Installation
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
 
@@ -59,6 +60,7 @@ def run_with_the_kernels_driver(
         return run_with_driver_in_kernel(bundle, runtime, driver, env).ok().stdout.splitlines()
 
 
+@RUNTIMES
 def test_proc_shows_exactly_the_requested_gpus(
     bundle: Bundle,
     installation: Installation,
@@ -78,6 +80,7 @@ def test_proc_shows_exactly_the_requested_gpus(
     assert ours == [gpus[0], gpus[2], "ModifyDeviceFiles: 0"]
 
 
+@RUNTIMES
 def test_nodes_have_the_numbers_of_the_host(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
 ) -> None:
@@ -102,6 +105,7 @@ def test_nodes_have_the_numbers_of_the_host(
         (["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES=2"], [2]),
     ],
 )
+@ONE
 def test_what_the_environment_asks_for(
     bundle: Bundle,
     installation: Installation,
@@ -116,6 +120,7 @@ def test_what_the_environment_asks_for(
 
 
 @pytest.mark.parametrize("change", [str, str.upper], ids=["as it is", "upper case"])
+@ONE
 def test_gpus_by_uuid(
     bundle: Bundle,
     installation: Installation,
@@ -138,6 +143,7 @@ def test_gpus_by_uuid(
         ("compute,display", set(), {"/dev/nvidia-modeset"}),
     ],
 )
+@ONE
 def test_control_nodes_by_capability(
     bundle: Bundle,
     installation: Installation,
@@ -153,6 +159,7 @@ def test_control_nodes_by_capability(
     assert set(inside.nodes) == CONTROL - missing | further | {gpu}
 
 
+@ONE
 def test_device_rules_are_in_the_spec(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
 ) -> None:
@@ -170,6 +177,7 @@ def test_device_rules_are_in_the_spec(
     assert (GPU_MAJOR, driver.gpus[2].minor) in numbers
 
 
+@ONE
 def test_unknown_fields_survive(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str]
 ) -> None:
@@ -192,6 +200,7 @@ def test_unknown_fields_survive(
     assert list(after["linux"]) == list(before["linux"])
 
 
+@RUNTIMES
 def test_hook_comes_last_and_once(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -216,6 +225,7 @@ def test_hook_comes_last_and_once(
     assert mark.read_text() == "ran\n" * 4
 
 
+@RUNTIMES
 def test_hook_given_by_the_engine_too(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
 ) -> None:

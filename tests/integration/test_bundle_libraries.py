@@ -6,6 +6,7 @@ from harness.driver import Driver, lines_of_nvidia_smi
 from harness.inside import look, seen
 from harness.installation import Installation
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 GLIBC_ROOTS = pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
 FOLDERS = {"debian": "/usr/lib/x86_64-linux-gnu", "lib64": "/usr/lib64"}
@@ -13,6 +14,7 @@ FOLDERS = {"debian": "/usr/lib/x86_64-linux-gnu", "lib64": "/usr/lib64"}
 
 @GLIBC_ROOTS
 @pytest.mark.parametrize("name", ["libcuda.so.1", "libnvidia-ml.so.1"])
+@RUNTIMES
 def test_loader_finds_the_hosts_library(
     request: pytest.FixtureRequest,
     bundle: Bundle,
@@ -33,6 +35,7 @@ def test_loader_finds_the_hosts_library(
 
 
 @GLIBC_ROOTS
+@RUNTIMES
 def test_programs_that_use_the_driver(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
 ) -> None:
@@ -55,6 +58,7 @@ def test_programs_that_use_the_driver(
         ("", ["libnvidia-ml.so.1", "libcuda.so.1"], ["libnvcuvid.so.1"]),
     ],
 )
+@ONE
 def test_libraries_by_capability(
     bundle: Bundle,
     installation: Installation,
@@ -70,6 +74,7 @@ def test_libraries_by_capability(
     assert [name for name in absent if libraries[name][0] != "-"] == []
 
 
+@RUNTIMES
 def test_what_is_mounted_is_read_only_and_without_privileges(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
 ) -> None:
@@ -91,6 +96,7 @@ def test_what_is_mounted_is_read_only_and_without_privileges(
 
 
 @pytest.mark.parametrize("bundle", ["busybox"], indirect=True)
+@RUNTIMES
 def test_busybox_without_a_loader_gets_the_files(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
 ) -> None:

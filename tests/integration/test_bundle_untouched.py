@@ -7,6 +7,7 @@ from harness.inside import look, seen
 from harness.installation import Installation
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
+from harness.standing import RUNTIMES
 
 NOTHING: list[list[str]] = [
     [],
@@ -19,6 +20,7 @@ NOTHING: list[list[str]] = [
 
 
 @pytest.mark.parametrize("settings", NOTHING, ids=str)
+@RUNTIMES
 def test_config_json_and_image_are_not_written(
     bundle: Bundle,
     installation: Installation,
@@ -60,6 +62,7 @@ def test_same_container_with_and_without_gpu_py(
 
 
 @pytest.mark.parametrize("status", [0, 1, 42])
+@RUNTIMES
 def test_exit_status_is_the_containers(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], status: int
 ) -> None:

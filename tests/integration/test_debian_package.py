@@ -24,6 +24,7 @@ from harness.driver import Driver, simulate
 from harness.images import REPOSITORY
 from harness.inside import look, seen
 from harness.installation import Installation
+from harness.standing import ONE
 
 # What dpkg itself and its triggers write.
 OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
@@ -486,6 +487,7 @@ def test_the_manual_pages_are_well_formed(debian: Debian) -> None:
         assert wrong_in(page) == [], page.name
 
 
+@ONE
 def test_the_packaged_runtime_gives_gpus(
     package: Path, workspace: Path, bundle: Bundle, runtime_env: dict[str, str], driver: Driver
 ) -> None:

@@ -12,6 +12,7 @@ from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 FOLDER = "/usr/lib/x86_64-linux-gnu"
 GPUS = "NVIDIA_VISIBLE_DEVICES=0,2"
@@ -71,6 +72,7 @@ def test_files_are_where_debian_has_them(real_driver: Driver) -> None:
     assert found.stat().st_size > 1_000_000
 
 
+@RUNTIMES
 def test_exactly_the_requested_gpus(
     bundle: Bundle, installation: Installation, env: dict[str, str], real_driver: Driver
 ) -> None:
@@ -85,6 +87,7 @@ def test_exactly_the_requested_gpus(
     }
 
 
+@RUNTIMES
 def test_every_library_is_found_and_the_hosts(
     bundle: Bundle, installation: Installation, env: dict[str, str], real_driver: Driver
 ) -> None:
@@ -100,6 +103,7 @@ def test_every_library_is_found_and_the_hosts(
         )
 
 
+@ONE
 def test_loader_cache_names_every_library(
     bundle: Bundle, installation: Installation, env: dict[str, str], real_driver: Driver
 ) -> None:
@@ -115,6 +119,7 @@ def test_loader_cache_names_every_library(
     assert entries["libc.so.6"].removeprefix("/usr") == "/lib/x86_64-linux-gnu/libc.so.6"
 
 
+@ONE
 def test_firmware_and_programs(
     bundle: Bundle, installation: Installation, env: dict[str, str], real_driver: Driver
 ) -> None:
@@ -130,6 +135,7 @@ def test_firmware_and_programs(
 
 
 @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
+@ONE
 def test_real_nvidia_smi(
     bundle: Bundle, installation: Installation, env: dict[str, str], real_driver: Driver
 ) -> None:

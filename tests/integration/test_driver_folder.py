@@ -21,6 +21,7 @@ from harness.images import image
 from harness.installation import Installation
 from harness.loader import probed
 from harness.namespaces import Namespace
+from harness.standing import RUNTIMES
 from harness.strangers import folder_of_his
 
 from gpuhook.tools.driver_folder import place
@@ -95,6 +96,7 @@ LowLevel = tuple[str, Namespace]
 
 
 @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
+@RUNTIMES
 def test_containers_without_a_runtime_of_ours(
     bundle: Bundle, low_level: LowLevel, machine: Machine
 ) -> None:
@@ -110,6 +112,7 @@ def test_containers_without_a_runtime_of_ours(
         assert "Read-only" in inside(bundle, runtime, f": > {INSIDE}/bin/x").failed().stderr
 
 
+@RUNTIMES
 def test_every_library_by_the_names_that_programs_ask_for(
     bundle: Bundle, low_level: LowLevel, machine: Machine
 ) -> None:
@@ -135,6 +138,7 @@ def test_docker_with_its_own_runtime(docker: Docker, machine: Machine) -> None:
     assert done.stdout.splitlines() == lines_of_nvidia_smi(machine.driver.chosen(1))
 
 
+@RUNTIMES
 def test_an_update_while_a_container_runs(
     bundle: Bundle,
     low_level: LowLevel,

@@ -10,6 +10,7 @@ from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
+from harness.standing import ONE
 
 GKE = "usr/local/nvidia/lib64"
 
@@ -35,6 +36,7 @@ def environment(
     return {"GPUHOOK_CONFIG": str(config)}
 
 
+@ONE
 def test_libraries_that_no_cache_names(
     bundle: Bundle,
     low_level: tuple[str, Namespace],
@@ -54,6 +56,7 @@ def test_libraries_that_no_cache_names(
         assert inside.libraries[name][1] == f"{status.st_dev}:{status.st_ino}"
 
 
+@ONE
 def test_where_they_are_has_to_be_said(
     bundle: Bundle,
     low_level: tuple[str, Namespace],
@@ -68,6 +71,7 @@ def test_where_they_are_has_to_be_said(
     assert str(moved.root) in failed.stderr
 
 
+@ONE
 def test_a_driver_container_that_is_not_there_yet(
     bundle: Bundle, low_level: tuple[str, Namespace], installation: Installation, tmp_path: Path
 ) -> None:
@@ -77,6 +81,7 @@ def test_a_driver_container_that_is_not_there_yet(
     assert "Start the driver container" in failed.stderr
 
 
+@ONE
 def test_a_driver_root_behind_a_link(
     bundle: Bundle,
     low_level: tuple[str, Namespace],

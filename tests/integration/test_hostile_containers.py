@@ -14,6 +14,7 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.sandbox import contents
 from harness.snapshot import nothing_left
+from harness.standing import RUNTIMES
 
 
 @pytest.fixture
@@ -31,6 +32,7 @@ def stranger(bundle: Bundle) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("owner", ["the caller's", "a stranger's"])
+@RUNTIMES
 def test_a_container_in_the_mount_namespace_of_another(
     bundle: Bundle,
     installation: Installation,
@@ -67,6 +69,7 @@ def mount_table(pid: int) -> str:
 
 
 @pytest.mark.parametrize("stage", ["createContainer", "startContainer"])
+@RUNTIMES
 def test_a_hook_in_a_stage_that_is_too_late(
     bundle: Bundle,
     installation: Installation,
@@ -107,6 +110,7 @@ def test_a_user_namespace(
 
 
 @pytest.mark.parametrize("propagation", ["shared", "rshared", "slave", "rslave", "private"])
+@RUNTIMES
 def test_no_propagation_leads_to_the_host(
     bundle: Bundle,
     installation: Installation,
@@ -131,6 +135,7 @@ VOLUMES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("propagation", ["rprivate", "rshared"])
 @pytest.mark.parametrize("kind", VOLUMES)
 @pytest.mark.parametrize("destination", [f"/{FOLDER}/nvidia", "/etc", "/dev", "/run", "/usr/bin"])
+@RUNTIMES
 def test_volumes_stay_as_they_are(
     bundle: Bundle,
     installation: Installation,
@@ -157,6 +162,7 @@ def test_volumes_stay_as_they_are(
         refused(result)
 
 
+@RUNTIMES
 def test_the_hosts_own_folders_as_volumes(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
 ) -> None:

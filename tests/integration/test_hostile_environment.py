@@ -13,6 +13,7 @@ from harness.hostile import change_image, refused
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
+from harness.standing import RUNTIMES
 
 EVIL = """
 #include <fcntl.h>
@@ -56,6 +57,7 @@ def evil_image(bundle: Bundle, tmp_path: Path) -> tuple[list[str], Path]:
 
 
 @pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
+@RUNTIMES
 def test_the_images_environment_reaches_no_hook(
     bundle: Bundle,
     installation: Installation,
@@ -79,6 +81,7 @@ def runc_version() -> tuple[int, ...]:
     return tuple(map(int, found.groups()))
 
 
+@RUNTIMES
 def test_without_its_own_environment_a_hook_would_be_taken_over(
     bundle: Bundle,
     installation: Installation,
@@ -98,6 +101,7 @@ def test_without_its_own_environment_a_hook_would_be_taken_over(
     assert mark.exists() == (low_level[0] == "runc" and runc_version() < (1, 3))
 
 
+@RUNTIMES
 def test_python_settings_and_the_working_folder_are_ignored(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -135,6 +139,7 @@ def with_the_package_elsewhere(installation: Installation, folder: Path) -> Inst
 
 
 @pytest.mark.parametrize("package", ["beside the launcher", "elsewhere"])
+@RUNTIMES
 def test_gpu_py_imports_nothing_from_its_working_folder(
     bundle: Bundle,
     installation: Installation,

@@ -15,6 +15,7 @@ from harness.hostile import FOLDER, change_image, refused, start
 from harness.installation import Installation
 from harness.sandbox import unshare_mounts
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 RENAME_EXCHANGE = 2  # linux/fs.h
 
@@ -41,6 +42,7 @@ def victim(tmp_path: Path) -> Path:
         ("etc/ld.so.cache", "VICTIM/ld.so.cache"),
     ],
 )
+@RUNTIMES
 def test_links_in_the_image(
     bundle: Bundle,
     installation: Installation,
@@ -88,6 +90,7 @@ def _swap(bundle: Bundle, name: str) -> None:
         libc.renameat2(-100, name.encode(), -100, b"trap", RENAME_EXCHANGE)
 
 
+@RUNTIMES
 def test_a_second_container_swaps_folders(
     bundle: Bundle,
     installation: Installation,
@@ -122,6 +125,7 @@ def test_a_second_container_swaps_folders(
         "rm etc/ld.so.cache; ln -s ld.so.cache etc/ld.so.cache",
     ],
 )
+@ONE
 def test_a_damaged_loader_cache(
     bundle: Bundle,
     installation: Installation,

@@ -17,6 +17,7 @@ from harness.driver import Driver
 from harness.installation import Installation, write_config
 from harness.metrics import GIB, exporter, of_container, scrape, using
 from harness.namespaces import Namespace
+from harness.standing import ONE
 from harness.strangers import UID, process
 
 from gpuhook.tools.driver_folder import place
@@ -107,6 +108,7 @@ def unrecorded(
 
 
 @pytest.mark.parametrize(("namespaces", "processes"), [(1, 300), (450, 1)], ids=["one", "many"])
+@ONE
 def test_mounts_by_the_thousand_make_nobody_wait(
     bundle: Bundle,
     installation: Installation,

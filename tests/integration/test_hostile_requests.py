@@ -11,6 +11,7 @@ from harness.hostile import mount_volume, refused, start
 from harness.inside import look, seen
 from harness.installation import Installation, harden, open_kinds, write_config
 from harness.namespaces import Namespace
+from harness.standing import ONE, RUNTIMES
 
 ANNOTATION = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
 
@@ -18,6 +19,7 @@ ANNOTATION = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
 @pytest.mark.parametrize("by", ["runtime", "hook"])
 @pytest.mark.parametrize("more", ["", "accept-annotations = true\n"], ids=["default", "accepted"])
 @pytest.mark.parametrize("asked", ["by mount", "not at all"])
+@RUNTIMES
 def test_an_annotation_gives_no_more_than_the_mounts(
     bundle: Bundle,
     installation: Installation,
@@ -51,6 +53,7 @@ def test_an_annotation_gives_no_more_than_the_mounts(
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
+@ONE
 def test_another_pods_claim(
     bundle: Bundle,
     installation: Installation,
@@ -105,6 +108,7 @@ def test_another_pods_claim(
     ],
     ids=range(12),
 )
+@ONE
 def test_device_names_that_are_none(
     bundle: Bundle,
     installation: Installation,
@@ -117,6 +121,7 @@ def test_device_names_that_are_none(
 
 
 @pytest.mark.parametrize("channels", ["../../../../etc", "-1", "0/../1", "9" * 4000])
+@ONE
 def test_channels_that_are_none(
     bundle: Bundle,
     installation: Installation,
@@ -140,6 +145,7 @@ def test_channels_that_are_none(
     ],
     ids=["huge float", "tiny float", "huge integer", "deep", "surrogate and NUL", "doubled key"],
 )
+@RUNTIMES
 def test_strange_json(
     bundle: Bundle,
     installation: Installation,
@@ -155,6 +161,7 @@ def test_strange_json(
         refused(result)
 
 
+@RUNTIMES
 def test_bytes_that_are_no_text(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
 ) -> None:
@@ -164,6 +171,7 @@ def test_bytes_that_are_no_text(
     assert b"\xff\xfe\x80" in bundle.config.read_bytes()
 
 
+@ONE
 def test_a_million_settings(
     bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from harness.driver import Driver
 from harness.inside import look, seen
 from harness.installation import Installation, open_kinds, write_config
 from harness.namespaces import Namespace
-from harness.standing import ONE
+from harness.standing import ONE, RUNTIMES
 
 from gpuhook.start.cdi import apply, folders
 from gpuhook.start.records import records
@@ -130,6 +130,7 @@ def is_held(place: Place, done: Result, holder: Bundle, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@RUNTIMES
 def test_a_device_has_one_container(place: Place, way: str) -> None:
     has_one_container(place, way, way)
 

@@ -14,7 +14,7 @@ from harness.bundles import Bundle
 from harness.commands import Result, wait_until
 from harness.driver import Driver
 from harness.installation import Installation, write_config
-from harness.standing import ONE
+from harness.standing import ONE, RUNTIMES
 from harness.strangers import UID
 
 Step = tuple[str, int, str, str]
@@ -149,6 +149,7 @@ FAILING = {"path": "/bin/sh", "args": ["sh", "-c", "cat >/dev/null; exit 3"]}
         pytest.param(lambda spec: spec.update(hooks={"prestart": [FAILING]}), id="hook"),
     ],
 )
+@RUNTIMES
 def test_the_same_refusals(
     bundle: Bundle,
     installation: Installation,

@@ -19,6 +19,7 @@ from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.podman import Podman
+from harness.standing import ONE
 
 from gpuhook.start.records import records
 
@@ -89,6 +90,7 @@ def test_a_container_of_a_low_level_runtime(
     assert all(bundle.name not in names for names in before.values())
 
 
+@ONE
 def test_a_container_without_gpus_is_not_listed(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str]
 ) -> None:
@@ -97,6 +99,7 @@ def test_a_container_without_gpus_is_not_listed(
     assert bundle.name not in [each["name"] for each in answer["containers"]]
 
 
+@ONE
 def test_a_node_made_by_the_container_elsewhere_is_not_taken_for_a_gpu(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str]
 ) -> None:
@@ -110,6 +113,7 @@ def test_a_node_made_by_the_container_elsewhere_is_not_taken_for_a_gpu(
     assert mine == {1}
 
 
+@ONE
 def test_node_that_the_container_has_mounted_itself_is_not_counted(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
 ) -> None:
@@ -126,6 +130,7 @@ def test_node_that_the_container_has_mounted_itself_is_not_counted(
 
 @pytest.mark.parametrize("known", ["record", "nodes"])
 @pytest.mark.parametrize("command", ["list", "repair"])
+@ONE
 def test_filesystem_that_does_not_answer_makes_nobody_wait(
     bundle: Bundle,
     installation: Installation,
@@ -197,6 +202,7 @@ def mig_driver(installation: Installation, workspace: Path) -> Driver:
 @pytest.mark.parametrize(
     ("asked", "whole", "parts"), [("0:1", [], [1]), ("0:0,1", [1], [0]), ("0", [0], [])]
 )
+@ONE
 def test_mig_devices(
     bundle: Bundle,
     low_level: tuple[str, Namespace],

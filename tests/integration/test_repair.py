@@ -13,6 +13,7 @@ from harness.driver import Driver
 from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, host_cgroups
+from harness.standing import ONE
 
 # What systemctl daemon-reload and docker update come to: the device rules are written anew.
 LOSE = {
@@ -266,6 +267,7 @@ def test_dockers_own_name(
         a_docker.call("rm", "--force", "web").ok()
 
 
+@ONE
 def test_a_container_that_is_none(running: Running) -> None:
     failed = running.repair("no-such-container").failed()
     assert "isn't a running container" in failed.stderr

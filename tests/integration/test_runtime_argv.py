@@ -9,6 +9,7 @@ from harness.driver import Driver
 from harness.inside import look, seen
 from harness.installation import Installation
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 Words = list[str | Path]
 
@@ -42,6 +43,7 @@ def fill(words: list[str], bundle: Bundle, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("options", "create"), COMMAND_LINES.values(), ids=COMMAND_LINES.keys())
+@RUNTIMES
 def test_create_start_delete(
     bundle: Bundle,
     installation: Installation,
@@ -61,6 +63,7 @@ def test_create_start_delete(
 
 
 @pytest.mark.parametrize("name", ["create", "run", "exec", "delete"])
+@RUNTIMES
 def test_container_named_like_a_verb(
     bundle: Bundle,
     installation: Installation,
@@ -77,6 +80,7 @@ def test_container_named_like_a_verb(
     assert inside.gpu_minors == {driver.gpus[5].minor}
 
 
+@RUNTIMES
 def test_run_in_the_working_directory(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
 ) -> None:
@@ -86,6 +90,7 @@ def test_run_in_the_working_directory(
     assert inside.gpu_minors == {driver.gpus[5].minor}
 
 
+@RUNTIMES
 def test_bundle_in_a_folder_with_a_strange_name(
     bundle: Bundle,
     installation: Installation,
@@ -106,6 +111,7 @@ def test_bundle_in_a_folder_with_a_strange_name(
 @pytest.mark.parametrize(
     "words", [["-b=b"], ["-bb"], ["-bundle", "b"], ["--bun=b"]], ids=lambda words: words[0]
 )
+@ONE
 def test_bundle_that_not_all_runtimes_find_is_refused(
     bundle: Bundle, installation: Installation, runtime_env: dict[str, str], words: list[str]
 ) -> None:
@@ -118,6 +124,7 @@ def test_bundle_that_not_all_runtimes_find_is_refused(
     assert done.stderr.startswith(f"gpu-py: It isn't clear what '{words[0]}' means to ")
 
 
+@ONE
 def test_through_a_link_from_another_folder(
     bundle: Bundle,
     installation: Installation,

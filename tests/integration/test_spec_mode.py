@@ -9,6 +9,7 @@ from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 SPEC = 'mode = "spec"\n'
 
@@ -19,6 +20,7 @@ def spec_env(bundle: Bundle, low_level: tuple[str, Namespace], driver: Driver) -
     return {"GPUHOOK_CONFIG": str(config)}
 
 
+@RUNTIMES
 def test_programs_find_the_driver_without_a_cache(
     bundle: Bundle, installation: Installation, spec_env: dict[str, str], driver: Driver
 ) -> None:
@@ -44,6 +46,7 @@ def test_exactly_the_requested_gpus(
     }
 
 
+@ONE
 def test_a_container_that_asks_for_nothing_is_left_alone(
     bundle: Bundle, installation: Installation, spec_env: dict[str, str]
 ) -> None:
@@ -52,6 +55,7 @@ def test_a_container_that_asks_for_nothing_is_left_alone(
     assert Path(bundle.config).read_bytes() == before
 
 
+@RUNTIMES
 def test_hooks_that_the_engine_added_give_way(
     bundle: Bundle,
     installation: Installation,

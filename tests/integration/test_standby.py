@@ -16,11 +16,22 @@ from harness.images import image
 from harness.inside import look, seen
 from harness.namespaces import Namespace
 from harness.podman import Podman
-from harness.standing import CHANGES, NAME, ONE, SERVED, Site, is_running, open_files, steps
+from harness.standing import (
+    CHANGES,
+    NAME,
+    ONE,
+    RUNTIMES,
+    SERVED,
+    Site,
+    is_running,
+    open_files,
+    steps,
+)
 
 MEMORY = 25 << 10  # KiB of the processes that stand, shared pages counted once
 
 
+@RUNTIMES
 def test_next_container_is_served(site: Site) -> None:
     site.stand()
     assert not site.served
@@ -32,6 +43,7 @@ def test_next_container_is_served(site: Site) -> None:
     assert site.processes == before
 
 
+@RUNTIMES
 def test_container_that_is_run_to_its_end_is_served_too(site: Site) -> None:
     """But leaves nobody standing: crun waits for all that was started below it."""
     env = {"GPUHOOK_CONFIG": str(site.config)}
@@ -137,6 +149,7 @@ def test_the_runtime_makes_what_every_user_may_read(site: Site, tmp_path: Path) 
     assert told.read_text() == "0077\n"
 
 
+@RUNTIMES
 def test_it_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.set_inheritable(write_end, True)

@@ -13,6 +13,7 @@ from harness.bundles import Bundle
 from harness.commands import daemon
 from harness.driver import Driver
 from harness.installation import Installation, write_config
+from harness.standing import ONE, RUNTIMES
 
 CALL = re.compile(r"^(\d+) +(?:<\.\.\. )?([a-z0-9_]+)")
 EXEC = re.compile(r'^(\d+) +execve\("([^"]*)".*(?:\) += 0|<unfinished \.\.\.>)$')
@@ -64,6 +65,7 @@ def trace(bundle: Bundle, config: Path, log: Path, *argv: str | Path) -> Trace:
     return Trace(log.read_text())
 
 
+@RUNTIMES
 def test_other_verbs_start_no_python(
     bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +74,7 @@ def test_other_verbs_start_no_python(
     assert found.calls["gpu-py"] <= 200
 
 
+@RUNTIMES
 def test_container_without_gpu_starts_no_python(
     bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
 ) -> None:
@@ -82,6 +85,7 @@ def test_container_without_gpu_starts_no_python(
 
 
 @pytest.mark.parametrize("helper", ["true", "false"])
+@RUNTIMES
 def test_container_with_gpus_starts_python_once(
     bundle: Bundle, installation: Installation, config: Path, tmp_path: Path, helper: str
 ) -> None:
@@ -102,6 +106,7 @@ def test_container_with_gpus_starts_python_once(
         ("gaudi", "HABANA_VISIBLE_DEVICES"),
     ],
 )
+@ONE
 def test_container_with_another_vendors_devices(
     bundle: Bundle,
     installation: Installation,
@@ -128,6 +133,7 @@ def test_container_with_another_vendors_devices(
     assert 0 < counts[1] <= counts[0]
 
 
+@RUNTIMES
 def test_container_with_gpus_is_served_without_a_fork(
     bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
 ) -> None:
@@ -146,6 +152,7 @@ def test_container_with_gpus_is_served_without_a_fork(
     assert sum(found.calls[name] for name in ("gpu-py", "grep", "forked")) <= 400
 
 
+@RUNTIMES
 def test_hook_starts_nothing_else(
     bundle: Bundle,
     installation: Installation,

@@ -211,6 +211,7 @@ def test_without_lists_there_is_no_gpu(copy: Path) -> None:
 
 @MODES
 @pytest.mark.parametrize("word", ["all", "0"])
+@ONE
 def test_in_containers(bundle: Bundle, config: Path, tegra: Devices, mode: str, word: str) -> None:
     in_mode(config, mode)
     bundle.change(as_user)

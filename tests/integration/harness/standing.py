@@ -21,8 +21,12 @@ from harness.namespaces import runtime_layouts
 LAUNCHERS = Path("/run/gpuhook/launcher")
 NAME = "gpuhook-standby"
 OPTIONS = "[gpuhook]\n"
-# For what is the same whatever the low-level runtime and the layout of its cgroups are.
-ONE = pytest.mark.parametrize("low_level", runtime_layouts()[:1], ids="-".join, indirect=True)
+# ONE is for what is the same whatever the low-level runtime and the layout of its cgroups are,
+# RUNTIMES for what that layout alone doesn't change.
+ONE, RUNTIMES = (
+    pytest.mark.parametrize("low_level", runtime_layouts()[:count], ids="-".join, indirect=True)
+    for count in (1, 2)
+)
 SERVED = rf'"--helper", *"\d+", *"{ASKED}", *"{ANSWER}", *"{MARK}"'
 
 # Options of gpuhook simulate for machines that differ from one with four GPUs, minors 3,0,1,2.
