@@ -22,7 +22,7 @@ from harness.podman import Podman
 SLEEP = ("sleep", "1000")
 FOR_PODMAN = (
     "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--pids-limit=-1",
-    f"--cgroup-parent={CGROUP_PARENT}",
+    f"--cgroup-parent={CGROUP_PARENT}", "--stop-timeout=0",
 )  # fmt: skip
 
 Explain = Callable[..., Result]

@@ -69,7 +69,8 @@ def test_containers_of_docker_and_podman(
     name = f"metrics-{uuid.uuid4().hex[:8]}"
     options = ("run", "--detach", "--name", name)
     limits = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024",
-              "--pids-limit=-1", f"--cgroup-parent={CGROUP_PARENT}")  # fmt: skip
+              "--pids-limit=-1", "--stop-timeout=0",
+              f"--cgroup-parent={CGROUP_PARENT}")  # fmt: skip
     first, second = driver.gpus[1].uuid, driver.gpus[2].uuid
     engines: list[tuple[Docker | Podman, tuple[str, ...], str]] = [
         (docker, ("--runtime=gpu-py",), "docker"),

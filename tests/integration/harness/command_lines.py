@@ -164,6 +164,7 @@ class CommandLines:
                 yield name, [verb, "b1", "id", f"--{name}"]
                 for spelled in every_spelling(name):
                     yield name, [verb, *spelled, "--bundle", "b1", "id"]
+                for spelled in spellings(name, good(name), len(name)):
                     yield name, [verb, "-b", "b1", *spelled, "id"]
                     yield name, [verb, "--bundle=b1", "id", *spelled]
 
@@ -189,9 +190,14 @@ def spellings(name: str, value: str, cut: int) -> Iterator[list[str]]:
     yield [f"-d{name}", value]
 
 
+def good(name: str) -> str:
+    """Return a value that an option takes."""
+    return VALUES.get(name, FILES)[0]
+
+
 def every_spelling(name: str) -> Iterator[list[str]]:
     """Yield the ways to write an option with a good value, some abbreviations included."""
-    value = VALUES.get(name, FILES)[0]
+    value = good(name)
     yield from spellings(name, value, len(name))
     for cut in sorted({1, 2, 4, len(name) // 2, len(name) - 1} & set(range(1, len(name)))):
         yield from ([f"--{name[:cut]}={value}"], ["--" + name[:cut], value], ["--" + name[:cut]])

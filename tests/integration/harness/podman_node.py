@@ -143,7 +143,7 @@ def node(folder: Path, archive: Path) -> Iterator[Node]:
         podman = Podman(folder, space, runc, None)
         podman.call("load", "--input", archive).ok()
         yield Node(space, podman)
-        podman.call("rm", "--all", "--force")
+        podman.call("rm", "--all", "--force", "--time=0")
         podman.call("system", "reset", "--force")
     finally:
         holder.kill()  # and with it, all that runs on the node
