@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from harness import bundles, distributions, images, namespaces, prometheus
 from harness import releases as other_releases
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.commands import run
 from harness.containerd import Containerd, containerd
 from harness.docker import Docker, dockerd
@@ -194,11 +194,14 @@ def bundle(
     workspace: Path,
     roots: dict[str, Path],
     low_level: tuple[str, Namespace],
-) -> Iterator[Bundle]:
+    installation: Installation,
+    configs: dict[str, Path],
+) -> Iterator[GpuBundle]:
     """A fresh bundle; parametrize it with the kind of root."""
     runtime, entered = low_level
     with bundles.bundle(workspace / "bundles", roots[request.param], entered, runtime) as made:
-        yield made
+        fields = (made.path, made.name, made.root, entered, runtime)
+        yield GpuBundle(*fields, installation, configs[runtime])
 
 
 @pytest.fixture

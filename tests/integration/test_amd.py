@@ -227,15 +227,10 @@ class TestAmd(Contract):
 
     @ONE
     def test_the_process_that_stands_ready_serves_it(
-        self,
-        bundle: Bundle,
-        driver: Driver,
-        devices: Devices,
-        low_level: tuple[str, Namespace],
-        tmp_path: Path,
+        self, bundle: Bundle, driver: Driver, devices: Devices, tmp_path: Path
     ) -> None:
         """And notices that a GPU is partitioned otherwise."""
-        site = Site(bundle, devices.installation, driver, low_level[0], tmp_path)
+        site = Site(bundle, devices.installation, driver, bundle.runtime, tmp_path)
         node = devices.root / "sys/class/kfd/kfd/topology/nodes/6"
         away = devices.root / "sys/node-6"
         try:

@@ -178,12 +178,7 @@ class TestAscend(Contract):
             socket.unlink(missing_ok=True)
 
     def test_files_by_the_hook_alone_and_beside_nvidias(
-        self,
-        bundle: Bundle,
-        config: Path,
-        devices: Devices,
-        driver: Driver,
-        low_level: tuple[str, Namespace],
+        self, bundle: Bundle, config: Path, devices: Devices, driver: Driver
     ) -> None:
         library = f"{LIBRARY} {library_of(devices)}"
         bundle.command("sh", "-c", f"{vendors.look(driver=driver)[-1]}\n{FILES}")
@@ -194,7 +189,7 @@ class TestAscend(Contract):
         bundle.command("sh", "-c", FILES)
         devices.hook(bundle, config)
         bundle.environ(f"{ASK}=0", "NVIDIA_VISIBLE_DEVICES=void")
-        assert lines_seen(bundle.run(low_level[0]), "library") == [library]
+        assert lines_seen(bundle.run(bundle.runtime), "library") == [library]
 
     def test_files_in_containers_of_podmans(
         self, devices: Devices, driver: Driver, host: Namespace, workspace: Path, archive: Path

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.commands import Result
 from harness.docker import Docker, dockerd
 from harness.driver import Driver, simulate
@@ -152,18 +152,13 @@ def test_every_engine_prints_what_is_wrong_with_the_request(
 @pytest.mark.parametrize(("env", "words"), REQUESTS.values(), ids=REQUESTS.keys())
 @ONE
 def test_bundle_is_as_it_was_after_a_bad_request(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    env: list[str],
-    words: list[str],
+    bundle: GpuBundle, driver: Driver, env: list[str], words: list[str]
 ) -> None:
     bundle.environ(*env)
     before = bundle.config.read_bytes()
     upper = bundle.path / "upper"
     with nothing_left(driver.root, upper, pid=bundle.namespace.pid):
-        done = bundle.run(installation.runtime, runtime_env)
+        done = bundle.start()
     assert_one_clear_error(done, *words)
     assert bundle.config.read_bytes() == before
     assert sorted(path.name for path in bundle.path.iterdir()) == [
@@ -174,14 +169,14 @@ def test_bundle_is_as_it_was_after_a_bad_request(
 @pytest.mark.parametrize("name", CONFIGS)
 @ONE
 def test_log_file_gets_the_error_as_json(
-    bundle: Bundle, installation: Installation, broken: dict[str, Broken], tmp_path: Path, name: str
+    bundle: GpuBundle, broken: dict[str, Broken], tmp_path: Path, name: str
 ) -> None:
     """containerd reads the error of a failed create from the file that --log names."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     log = tmp_path / "log.json"
     words = ["--log", str(log), "--log-format", "json", "create", "--bundle", str(bundle.path)]
     env = {"GPUHOOK_CONFIG": str(broken[name].config)}
-    done = bundle.call(installation.runtime, *words, bundle.name, env=env).failed()
+    done = bundle.call(bundle.gpu_py, *words, bundle.name, env=env).failed()
     [line] = log.read_text().splitlines()
     entry = json.loads(line)
     assert entry["level"] == "error"
@@ -192,12 +187,12 @@ def test_log_file_gets_the_error_as_json(
 
 @ONE
 def test_log_file_that_cannot_be_opened_fails_nothing(
-    bundle: Bundle, installation: Installation, broken: dict[str, Broken]
+    bundle: GpuBundle, broken: dict[str, Broken]
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     words = ["--log", "/no/such/folder/log.json", "create", "--bundle", str(bundle.path)]
     env = {"GPUHOOK_CONFIG": str(broken["missing driver"].config)}
-    done = bundle.call(installation.runtime, *words, bundle.name, env=env).failed()
+    done = bundle.call(bundle.gpu_py, *words, bundle.name, env=env).failed()
     assert "driver" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -289,16 +284,11 @@ class Both:
 
 
 @pytest.fixture
-def both(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    low_level: tuple[str, Namespace],
-) -> Both:
+def both(bundle: GpuBundle) -> Both:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
-    path = shutil.which(low_level[0])
+    path = shutil.which(bundle.runtime)
     assert path is not None
-    return Both(bundle, (installation.runtime, runtime_env), path)
+    return Both(bundle, (bundle.gpu_py, bundle.env), path)
 
 
 @pytest.mark.parametrize(
@@ -334,13 +324,11 @@ def test_command_line_that_no_runtime_takes_is_refused_in_its_words(both: Both, 
 
 
 @RUNTIMES
-def test_what_we_hold_for_broken_is_broken_for_all(
-    bundle: Bundle, low_level: tuple[str, Namespace]
-) -> None:
+def test_what_we_hold_for_broken_is_broken_for_all(bundle: Bundle) -> None:
     """The file is handed over then, so it must be sure that no container comes of it."""
     bundle.command("echo", "started")
     good = bundle.config.read_text()
-    assert "started" in bundle.run(low_level[0]).ok().stdout
+    assert "started" in bundle.run(bundle.runtime).ok().stdout
     chance = random.Random(12)  # noqa: S311 - to spoil, not to hide
     tried = 0
     while tried < 60:
@@ -349,7 +337,7 @@ def test_what_we_hold_for_broken_is_broken_for_all(
         text = good[:place] + rest
         if surely_broken(text):
             bundle.config.write_text(text)
-            done = bundle.run(low_level[0]).failed()
+            done = bundle.run(bundle.runtime).failed()
             assert "started" not in done.stdout, text
             tried += 1
 
@@ -357,17 +345,13 @@ def test_what_we_hold_for_broken_is_broken_for_all(
 @pytest.mark.parametrize("spoil", [list_and_not_object, deep, followed_by_text, commented])
 @ONE
 def test_config_json_that_some_runtime_might_take(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    spoil: Callable[[Path], None],
+    bundle: GpuBundle, driver: Driver, spoil: Callable[[Path], None]
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     spoil(bundle.config)
     before = tree(bundle.path)
     with nothing_left(driver.root, pid=bundle.namespace.pid):
-        done = bundle.run(installation.runtime, runtime_env)
+        done = bundle.start()
     assert_one_clear_error(done, "config.json")
     assert tree(bundle.path) == before
 
@@ -375,15 +359,11 @@ def test_config_json_that_some_runtime_might_take(
 @pytest.mark.parametrize("text", ["", "[]", "{", "\0"])
 @RUNTIMES
 def test_config_json_that_names_no_gpu_is_the_low_level_runtimes_affair(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    low_level: tuple[str, Namespace],
-    text: str,
+    bundle: GpuBundle, text: str
 ) -> None:
     bundle.config.write_text(text)
-    ours = bundle.run(installation.runtime, runtime_env).failed()
-    theirs = bundle.run(low_level[0]).failed()
+    ours = bundle.start().failed()
+    theirs = bundle.run(bundle.runtime).failed()
     assert ours.status == theirs.status
     assert len(ours.stderr.splitlines()) == len(theirs.stderr.splitlines())
     assert bundle.config.read_text() == text
@@ -391,11 +371,7 @@ def test_config_json_that_names_no_gpu_is_the_low_level_runtimes_affair(
 
 @RUNTIMES
 def test_hook_alone_says_what_is_wrong(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    broken: dict[str, Broken],
-    driver: Driver,
+    bundle: Bundle, installation: Installation, broken: dict[str, Broken], driver: Driver
 ) -> None:
     """The hook runs inside create: what it mounted must be gone with the failed container."""
     config = broken["missing driver"].config
@@ -406,6 +382,6 @@ def test_hook_alone_says_what_is_wrong(
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     upper = bundle.path / "upper"
     with nothing_left(driver.root, upper, pid=bundle.namespace.pid):
-        done = bundle.run(low_level[0]).failed()
+        done = bundle.run(bundle.runtime).failed()
     assert "driver" in done.stderr.lower()
     assert "Traceback" not in done.stderr

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.commands import Result
-from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
+from harness.installation import write_config
 from harness.standing import ONE, RUNTIMES
 
 from gpuhook_simulate.vendors.nvidia import Built, Options, build
@@ -42,20 +41,14 @@ def device(built: Built, path: str, numbers: int) -> None:
 
 
 @pytest.fixture
-def start(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    rich: Built,
-    workspace: Path,
-) -> Start:
+def start(bundle: GpuBundle, rich: Built, workspace: Path) -> Start:
     """Run a shell script in a container of that machine with the environment given."""
-    config = write_config(bundle.path / "config", Path(rich.root), [low_level[0]])
+    config = write_config(bundle.path / "config", Path(rich.root), [bundle.runtime])
 
     def run(script: str, **env: str) -> Result:
         bundle.environ(*(f"{name}={value}" for name, value in env.items()))
         bundle.command("sh", "-c", script)
-        return bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)})
+        return bundle.start(config)
 
     return run
 

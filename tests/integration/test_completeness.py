@@ -76,9 +76,7 @@ class Machine:
         self.ask(*settings)
         error = self.explain()["error"]
         assert f"gpu-py: {error['message']}\n" in by_runtime.stderr
-        args = [self.installation.hook.name, "--config", str(self.config), "prestart"]
-        hook = {"path": str(self.installation.hook), "args": args, "env": ["PATH=/usr/bin:/bin"]}
-        self.bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+        self.bundle.prestart(self.installation.hook, self.config)
         by_hook = self.bundle.run("runc").failed()
         assert error["message"] in by_hook.stderr
         return str(error["code"])

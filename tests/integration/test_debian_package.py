@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness.bundles import CGROUP_PARENT, Bundle
+from harness.bundles import CGROUP_PARENT, GpuBundle
 from harness.commands import Result, daemon, run
 from harness.docker import ALONE
 from harness.driver import Driver, simulate
@@ -264,10 +264,10 @@ def test_the_units_are_well_formed_and_enabled_where_that_is_safe(debian: Debian
         assert verified.stderr == ""
 
 
-@pytest.fixture
-def with_conffile(package: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def with_conffile(package: Path, workspace: Path) -> Path:
     """The package as it was when config.toml was dpkg's, an older version with another default."""
-    tree, old = tmp_path / "tree", tmp_path / "old.deb"
+    tree, old = workspace / "deb-tree", workspace / "deb-old.deb"
     run(["dpkg-deb", "--raw-extract", package, tree]).ok()
     config = tree / "etc/gpuhook/config.toml"
     config.parent.mkdir(parents=True)
@@ -275,7 +275,7 @@ def with_conffile(package: Path, tmp_path: Path) -> Path:
     (tree / "DEBIAN/conffiles").write_text("/etc/gpuhook/config.toml\n")
     control = tree / "DEBIAN/control"
     control.write_text(re.sub("(?m)^Version: .*", "Version: 0.1.0", control.read_text()))
-    run(["dpkg-deb", "--root-owner-group", "--build", tree, old]).ok()
+    run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, old]).ok()
     return old
 
 
@@ -291,9 +291,8 @@ def test_no_upgrade_asks_about_the_configuration(
         bare.call("gpuhook", "config", "set", "disable-require=true")
     text = config.read_text()
     assert ("\ndisable-require = true" in text) == edited
-    for _ in range(2):  # without a terminal
-        bare.call("dpkg", "-i", "/package.deb")
-        assert config.read_text() == text
+    bare.call("dpkg", "-i", "/package.deb")  # without a terminal
+    assert config.read_text() == text
     shown = bare.call("gpuhook", "config", "show").stdout
     assert f"disable-require = {str(edited).lower()}\n" in shown
     assert {path.name for path in config.parent.iterdir()} == {"config.toml"}
@@ -489,11 +488,11 @@ def test_the_manual_pages_are_well_formed(debian: Debian) -> None:
 
 @ONE
 def test_the_packaged_runtime_gives_gpus(
-    package: Path, workspace: Path, bundle: Bundle, runtime_env: dict[str, str], driver: Driver
+    package: Path, workspace: Path, bundle: GpuBundle, driver: Driver
 ) -> None:
     unpacked = workspace / f"deb-unpacked-{bundle.name}"
     run(["dpkg-deb", "--extract", package, unpacked]).ok()
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
     bundle.command(*look(driver.minors))
-    inside = seen(bundle.run(unpacked / "usr/bin/gpu-py", runtime_env))
+    inside = seen(bundle.run(unpacked / "usr/bin/gpu-py", bundle.env))
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}

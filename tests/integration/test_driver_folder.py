@@ -97,10 +97,8 @@ LowLevel = tuple[str, Namespace]
 
 @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
 @RUNTIMES
-def test_containers_without_a_runtime_of_ours(
-    bundle: Bundle, low_level: LowLevel, machine: Machine
-) -> None:
-    runtime = low_level[0]
+def test_containers_without_a_runtime_of_ours(bundle: Bundle, machine: Machine) -> None:
+    runtime = bundle.runtime
     machine.keep().ok()
     mount(bundle, machine, 1)
     with running(bundle, runtime):
@@ -113,16 +111,14 @@ def test_containers_without_a_runtime_of_ours(
 
 
 @RUNTIMES
-def test_every_library_by_the_names_that_programs_ask_for(
-    bundle: Bundle, low_level: LowLevel, machine: Machine
-) -> None:
+def test_every_library_by_the_names_that_programs_ask_for(bundle: Bundle, machine: Machine) -> None:
     machine.keep().ok()
     mount(bundle, machine, 0)
     folder = machine.driver.library("libcuda.so.1").parent
     names = [path.name for path in folder.glob("lib*.so.*") if path.is_symlink()] + ["libcuda.so"]
     assert len(names) > 20
     bundle.command("dlprobe", *names)
-    found = probed(bundle.run(low_level[0]).ok().stdout.splitlines())
+    found = probed(bundle.run(bundle.runtime).ok().stdout.splitlines())
     kept = machine.folder / "lib64"
     assert found == {
         name: f"{status.st_dev}:{status.st_ino}"

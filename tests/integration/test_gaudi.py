@@ -6,7 +6,6 @@ from harness import vendors
 from harness.bundles import Bundle
 from harness.commands import run, wait_until
 from harness.driver import Driver
-from harness.namespaces import Namespace
 from harness.standing import ONE, Site
 from harness.vendor_contract import Case, Contract
 from harness.vendors import MODES, Devices, Seen, in_mode, nodes_seen
@@ -66,12 +65,12 @@ class TestGaudi(Contract):
     )
 
     def test_the_hook_warns_of_network_ports(
-        self, bundle: Bundle, config: Path, devices: Devices, low_level: tuple[str, Namespace]
+        self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
         devices.hook(bundle, config)
         bundle.environ(f"{DEVICES}=2")
         bundle.command("true")
-        bundle.run(low_level[0]).ok()
+        bundle.run(bundle.runtime).ok()
         [text] = vendors.logged(config)["warnings"]
         assert text.startswith("The network ports of Gaudi 2 aren't moved into the container")
 
@@ -120,14 +119,9 @@ class TestGaudi(Contract):
 
     @ONE
     def test_the_process_that_stands_ready_notices_a_reset(
-        self,
-        bundle: Bundle,
-        driver: Driver,
-        devices: Devices,
-        low_level: tuple[str, Namespace],
-        tmp_path: Path,
+        self, bundle: Bundle, driver: Driver, devices: Devices, tmp_path: Path
     ) -> None:
-        site = Site(bundle, devices.installation, driver, low_level[0], tmp_path)
+        site = Site(bundle, devices.installation, driver, bundle.runtime, tmp_path)
         status = devices.root / "sys/bus/pci/drivers/habanalabs/0000:19:00.0/status"
         try:
             devices.configured(site.config)

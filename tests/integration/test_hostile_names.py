@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness import bundles
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.cdi import generate, give
 from harness.driver import Driver
 from harness.inside import look, seen
@@ -54,8 +54,7 @@ def document(
 
 
 def test_mounts_of_the_host_called_so(
-    bundle: Bundle,
-    low_level: tuple[str, Namespace],
+    bundle: GpuBundle,
     document: Path,
     installation: Installation,
     configs: dict[str, Path],
@@ -63,16 +62,16 @@ def test_mounts_of_the_host_called_so(
     tmp_path: Path,
 ) -> None:
     """Containers of our documents start, and the commands see them."""
-    config = configs[low_level[0]]
+    config = configs[bundle.runtime]
     give(bundle, document, "2")
     bundle.command(*look(driver.minors, ["libcuda.so.1"]))
     volume = {"type": "bind", "options": ["rbind"], "destination": "/data"}
     with odd_mounts(bundle.namespace, tmp_path / "odd") as places:
         source = str(places[0].parent.parent)
         bundle.change(lambda spec: spec["mounts"].append({**volume, "source": source}))
-        inside = seen(bundle.run(low_level[0]))
+        inside = seen(bundle.run(bundle.runtime))
         assert inside.gpu_minors == {driver.gpus[2].minor}
-        start(bundle, low_level[0], config)
+        start(bundle, bundle.runtime, config)
         words = ("list", "--config", config, "--format", "json")
         answer = json.loads(bundle.call(installation.command, *words).ok().stdout)
         assert [gpu["index"] for gpu in answer["gpus"] if bundle.name in gpu["containers"]] == [2]
@@ -85,9 +84,7 @@ def test_mounts_of_the_host_called_so(
 def start(bundle: Bundle, program: str | Path, config: Path) -> None:
     """Start the bundle's container, which goes on running."""
     bundle.command("sleep", "1000")
-    quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
-    words: list[str | Path] = ["run", "--detach", "--bundle", bundle.path, bundle.name]
-    bundle.call(*quiet, program, *words, env={"GPUHOOK_CONFIG": str(config)}).ok()
+    bundle.detach(program, config)
 
 
 def _opens(bundle: Bundle, runtime: str, node: str) -> str:

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.bundles import CGROUP_PARENT, Bundle
+from harness.bundles import CGROUP_PARENT, Bundle, GpuBundle
 from harness.commands import run
 from harness.driver import Driver
 from harness.installation import Installation, write_config
 from harness.metrics import GIB, exporter, of_container, scrape, using
-from harness.namespaces import Namespace
 from harness.standing import ONE
 from harness.strangers import UID, process
 
@@ -87,21 +86,12 @@ def seconds_of(argv: list[str | Path]) -> tuple[float, str, str]:
 
 
 @pytest.fixture
-def unrecorded(
-    bundle: Bundle,
-    low_level: tuple[str, Namespace],
-    installation: Installation,
-    driver: Driver,
-    tmp_path: Path,
-) -> Path:
+def unrecorded(bundle: GpuBundle, driver: Driver, tmp_path: Path) -> Path:
     """The configuration of a container that has a GPU, and no record."""
-    config = write_config(tmp_path / "etc", driver.root, low_level[:1])
+    config = write_config(tmp_path / "etc", driver.root, [bundle.runtime])
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
     bundle.command("sleep", "1000")
-    quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
-    words: list[str | Path] = ["run", "--detach", "--bundle", bundle.path, bundle.name]
-    env = {"GPUHOOK_CONFIG": str(config)}
-    bundle.call(*quiet, installation.runtime, *words, env=env).ok()
+    bundle.detach(bundle.gpu_py, config)
     [record] = (tmp_path / "etc/state/containers").iterdir()
     record.unlink()
     return config

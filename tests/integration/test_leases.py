@@ -60,13 +60,7 @@ class Place:
         else:
             made.environ(f"NVIDIA_VISIBLE_DEVICES={device}")
         if way == "alone":
-            args = [self.installation.hook.name, "--config", str(config), "prestart"]
-            hook = {
-                "path": str(self.installation.hook),
-                "args": args,
-                "env": ["PATH=/usr/bin:/bin"],
-            }
-            made.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+            made.prestart(self.installation.hook, config)
         return made
 
     def create(self, made: Bundle, way: str = "hook") -> Result:

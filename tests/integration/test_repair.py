@@ -86,11 +86,9 @@ class Running:
 
 
 @pytest.fixture
-def started(
-    bundle: Bundle, low_level: tuple[str, Namespace], installation: Installation
-) -> Iterator[Callable[..., Running]]:
+def started(bundle: Bundle, installation: Installation) -> Iterator[Callable[..., Running]]:
     """Start the bundle's container with a configuration, and leave it running."""
-    runtime = low_level[0]
+    runtime = bundle.runtime
 
     def start(config: Path, *command: str) -> Running:
         bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
@@ -209,16 +207,12 @@ def test_without_a_record_of_it_nothing_is_given(
 
 
 def test_what_a_hook_alone_gave_is_not_said_to_last(
-    started: Callable[..., Running],
-    low_level: tuple[str, Namespace],
-    configs: dict[str, Path],
-    bundle: Bundle,
-    driver: Driver,
+    started: Callable[..., Running], configs: dict[str, Path], bundle: Bundle, driver: Driver
 ) -> None:
     """systemd, whose scope the cgroup is, has its rules from config.json."""
     path = bundle.spec()["linux"]["cgroupsPath"]
     bundle.change(lambda spec: spec["linux"].update(cgroupsPath=f"{path}.scope"))
-    one = started(configs[low_level[0]])
+    one = started(configs[bundle.runtime])
     name, lost = one.bundle.name, "the next systemctl daemon-reload takes it away"
     assert lost not in one.repair(name).ok().stdout
     rules = one.bundle.spec()["linux"]["resources"]["devices"][:1]

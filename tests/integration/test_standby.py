@@ -109,9 +109,7 @@ def test_nobody_stands_where_nobody_shall(site: Site, line: str) -> None:
 
 @ONE
 def test_hook_alone_leaves_nobody(site: Site, low_level: tuple[str, Namespace]) -> None:
-    words = ["gpuhook-prestart", "--config", str(site.config), "prestart"]
-    hook = {"path": str(site.installation.hook), "args": words}
-    site.bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+    site.bundle.prestart(site.installation.hook, site.config)
     assert seen(site.bundle.run(low_level[0])).gpu_minors
     assert not site.folder.exists()
 

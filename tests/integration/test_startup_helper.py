@@ -14,7 +14,6 @@ from harness.commands import Result, wait_until
 from harness.driver import Driver
 from harness.inside import Inside, look, seen
 from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
 from harness.standing import RUNTIMES, open_files
 
@@ -98,14 +97,8 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.fixture
-def case(
-    bundle: Bundle,
-    installation: Installation,
-    driver: Driver,
-    low_level: tuple[str, Namespace],
-    tmp_path: Path,
-) -> Case:
-    return Case(bundle, installation, driver, low_level[0], tmp_path / "case")
+def case(bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path) -> Case:
+    return Case(bundle, installation, driver, bundle.runtime, tmp_path / "case")
 
 
 @RUNTIMES

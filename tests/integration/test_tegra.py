@@ -59,8 +59,8 @@ def tegra(installation: Installation, workspace: Path) -> Iterator[Devices]:
 
 
 @pytest.fixture
-def config(bundle: Bundle, low_level: tuple[str, Namespace], tegra: Devices) -> Path:
-    return write_config(bundle.path / "etc", tegra.root, [low_level[0]])
+def config(bundle: Bundle, tegra: Devices) -> Path:
+    return write_config(bundle.path / "etc", tegra.root, [bundle.runtime])
 
 
 @pytest.fixture

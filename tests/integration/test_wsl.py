@@ -62,8 +62,8 @@ def wsl(installation: Installation, workspace: Path) -> Iterator[Devices]:
 
 
 @pytest.fixture
-def config(bundle: Bundle, low_level: tuple[str, Namespace], wsl: Devices) -> Path:
-    return write_config(bundle.path / "etc", wsl.root, [low_level[0]])
+def config(bundle: Bundle, wsl: Devices) -> Path:
+    return write_config(bundle.path / "etc", wsl.root, [bundle.runtime])
 
 
 @pytest.fixture
