@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from harness import bundles, vendors
 from harness.bundles import Bundle
-from harness.commands import run, wait_until
+from harness.commands import run
 from harness.docker import dockerd
 from harness.driver import Driver
 from harness.images import image
@@ -236,16 +236,10 @@ class TestAmd(Contract):
         try:
             devices.configured(site.config)
             site.settle()
-            bundle.environ(f"{ASK}=4")
-            site.plain = bundle.config.read_bytes()
-            site.stand()
-            site.works()
-            assert site.served
-            wait_until(site.is_standing, "it stands for the next")
+            site.serves(f"{ASK}=4")
             shutil.move(node, away)
             site.works()
-            bundle.environ(f"{ASK}=5")
-            site.plain = bundle.config.read_bytes()
+            site.asks(f"{ASK}=5")
             assert "has no AMD GPU '5'" in site.run().failed().stdout
         finally:
             if away.exists():

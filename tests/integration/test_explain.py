@@ -33,14 +33,8 @@ def explain(installation: Installation, configs: dict[str, Path]) -> Explain:
     """Run gpuhook explain."""
 
     def explain(*words: str, **environment: str) -> Result:
-        argv: list[str | Path] = [
-            installation.command,
-            "explain",
-            "--config",
-            configs["runc"],
-            *words,
-        ]
-        return run(argv, env=environment)
+        fixed = (installation.command, "explain", "--config", configs["runc"])
+        return run([*fixed, *words], env=environment)
 
     return explain
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness import vendors
 from harness.bundles import Bundle
-from harness.commands import run, wait_until
+from harness.commands import run
 from harness.driver import Driver
 from harness.standing import ONE, Site
 from harness.vendor_contract import Case, Contract
@@ -126,13 +126,8 @@ class TestGaudi(Contract):
         try:
             devices.configured(site.config)
             site.settle()
-            bundle.environ(f"{DEVICES}=0")
-            site.plain = bundle.config.read_bytes()
-            site.stand()
-            site.works()
-            assert site.served
+            site.serves(f"{DEVICES}=0")
             assert f"{MODULES}=3" in bundle.spec()["process"]["env"]
-            wait_until(site.is_standing, "it stands for the next")
             status.unlink()
             status.write_text("Needs reset\n")
             assert "Gaudi 0 can't be used: its status is Needs reset" in site.run().failed().stdout

@@ -10,7 +10,7 @@ import pytest
 import second_vendor
 from harness import vendors
 from harness.bundles import Bundle, Spec
-from harness.commands import run, wait_until
+from harness.commands import run
 from harness.driver import Driver
 from harness.installation import Installation
 from harness.standing import ONE, Site
@@ -139,13 +139,8 @@ class TestAcme(Contract):
         try:
             devices.configured(site.config)
             site.settle()
-            bundle.environ(f"{ASK}=0")
-            site.plain = bundle.config.read_bytes()
-            site.stand()
-            site.works()
-            assert site.served
+            site.serves(f"{ASK}=0")
             assert "ACME_DEVICES=0" in bundle.spec()["process"]["env"]
-            wait_until(site.is_standing, "it stands for the next")
             state.unlink()
             state.write_text("in reset\n")
             assert "NPU 0 can't be used" in site.run().failed().stdout

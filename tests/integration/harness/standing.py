@@ -78,6 +78,20 @@ class Site:
         """Start a container and see that it has its GPUs and no others."""
         self.sees_its_gpus(self.run(*prefix, runtime=runtime))
 
+    def serves(self, asked: str) -> None:
+        """Have the process serve a container that asks for more, and stand for the next."""
+        self.asks(asked)
+        self.stand()
+        self.works()
+        assert self.served
+        wait_until(self.is_standing, "it stands for the next")
+
+    def asks(self, setting: str) -> None:
+        """Have containers ask for more by a setting of their environment."""
+        self.bundle.config.write_bytes(self.plain)
+        self.bundle.environ(setting)
+        self.plain = self.bundle.config.read_bytes()
+
     def sees_its_gpus(self, result: Result) -> None:
         inside = seen(result)
         given = {gpu.minor for gpu in self.driver.chosen(0, 2)}
