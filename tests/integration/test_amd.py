@@ -14,7 +14,7 @@ from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
-from harness.standing import ONE, Site
+from harness.standing import ONE, RUNTIMES, Site
 from harness.vendor_contract import Case, Contract
 from harness.vendors import MODES, USER, Devices, Seen, as_user, in_mode, nodes_seen
 
@@ -86,6 +86,7 @@ class TestAmd(Contract):
     )
 
     @MODES
+    @RUNTIMES
     def test_its_nodes_are_its_groups(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
@@ -270,6 +271,7 @@ class TestAmd(Contract):
     @pytest.mark.parametrize(
         ("name", "numbers"), [("5", [5]), ("0x84cafeae17e7610:1", [2]), ("all", range(6))]
     )
+    @ONE
     def test_documents_where_engines_call_the_runtime(
         self, bundle: Bundle, config: Path, devices: Devices, name: str, numbers: range | list[int]
     ) -> None:

@@ -11,7 +11,7 @@ from harness.images import image
 from harness.installation import write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
-from harness.standing import ONE
+from harness.standing import ONE, RUNTIMES
 from harness.vendor_contract import NO_GROUPS, Case, Contract
 from harness.vendor_engines import documents, podman_with_hook, run_with
 from harness.vendors import MODES, Devices, Seen, in_mode, nodes_seen
@@ -110,6 +110,7 @@ class TestAscend(Contract):
     )
 
     @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
+    @RUNTIMES
     def test_files_and_the_loader(self, bundle: Bundle, config: Path, devices: Devices) -> None:
         bundle.environ(f"{ASK}=0")
         bundle.command("sh", "-c", FILES)

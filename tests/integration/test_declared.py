@@ -15,7 +15,7 @@ from harness.images import image
 from harness.installation import Installation, write_config
 from harness.podman import Podman
 from harness.snapshot import nothing_left
-from harness.standing import ONE
+from harness.standing import ONE, RUNTIMES
 from harness.vendors import MODES, USER, Devices, as_user, in_mode, nodes_seen
 
 from gpuhook.ground.config.loader import loads
@@ -131,6 +131,7 @@ def test_nodes_of_a_table_that_were_not_asked_for(
 
 
 @MODES
+@RUNTIMES
 def test_all_that_a_table_can_say(
     bundle: Bundle, makers: Machine, driver: Driver, mode: str
 ) -> None:

@@ -6,7 +6,7 @@ from harness import vendors
 from harness.bundles import Bundle
 from harness.commands import run
 from harness.driver import Driver
-from harness.standing import ONE, Site
+from harness.standing import ONE, RUNTIMES, Site
 from harness.vendor_contract import Case, Contract
 from harness.vendors import MODES, Devices, Seen, in_mode, nodes_seen
 
@@ -64,6 +64,7 @@ class TestGaudi(Contract):
         in_document=[f"{DEVICES}=void"],
     )
 
+    @RUNTIMES
     def test_the_hook_warns_of_network_ports(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
@@ -75,6 +76,7 @@ class TestGaudi(Contract):
         assert text.startswith("The network ports of Gaudi 2 aren't moved into the container")
 
     @MODES
+    @ONE
     def test_all_that_are_operational(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
@@ -88,6 +90,7 @@ class TestGaudi(Contract):
         assert seats == f"{MODULES}=1,3,4,5,6,7,8,9,10,11"
 
     @MODES
+    @ONE
     def test_images_say_all_and_users_name_seats(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:

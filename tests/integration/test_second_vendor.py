@@ -120,6 +120,7 @@ class TestAcme(Contract):
         in_document=[f"{ASK}=void", "ACME_DEVICES=2", "ACME_PLUGIN_PATH=/opt/acme/plugins"],
     )
 
+    @ONE
     def test_with_the_runtime_nothing_is_undone(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
