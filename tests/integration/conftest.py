@@ -10,7 +10,7 @@ import pytest
 from harness import bundles, distributions, images, namespaces, prometheus
 from harness import releases as other_releases
 from harness.bundles import Bundle, GpuBundle
-from harness.commands import run
+from harness.commands import path_of, run
 from harness.containerd import Containerd, containerd
 from harness.docker import Docker, dockerd
 from harness.driver import MINORS, Driver, fetch_driver_files, simulate
@@ -204,12 +204,6 @@ def bundle(
         yield GpuBundle(*fields, installation, configs[runtime])
 
 
-@pytest.fixture
-def runtime_env(low_level: tuple[str, Namespace], configs: dict[str, Path]) -> dict[str, str]:
-    """The environment in which gpu-py finds its config and the low-level runtime."""
-    return {"GPUHOOK_CONFIG": str(configs[low_level[0]])}
-
-
 @pytest.fixture(scope="session")
 def v1(workspace: Path) -> Iterator[Namespace]:
     """A namespace in which crun runs: on a hybrid host the v2 tree is hidden."""
@@ -328,7 +322,7 @@ def podman_hook_runc(
     workspace: Path, host: Namespace, archive: Path, hooks: Path
 ) -> Iterator[Podman]:
     folder = workspace / "podman-hook-runc"
-    with podman(folder, host, _path_of(RUNC), archive, hooks=hooks) as engine:
+    with podman(folder, host, path_of(RUNC), archive, hooks=hooks) as engine:
         yield engine
 
 
@@ -337,12 +331,8 @@ def podman_hook_crun(
     workspace: Path, v1: Namespace, archive: Path, hooks: Path
 ) -> Iterator[Podman]:
     folder = workspace / "podman-hook-crun"
-    with podman(folder, v1, _path_of(CRUN), archive, hooks=hooks) as engine:
+    with podman(folder, v1, path_of(CRUN), archive, hooks=hooks) as engine:
         yield engine
-
-
-def _path_of(program: str) -> Path:
-    return Path(run(["sh", "-c", f"command -v {program}"]).ok().stdout.strip())
 
 
 @pytest.fixture(scope="session", params=ENGINES)

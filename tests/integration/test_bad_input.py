@@ -3,14 +3,13 @@
 import json
 import random
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from harness.bundles import Bundle, GpuBundle
-from harness.commands import Result
+from harness.commands import Result, path_of
 from harness.docker import Docker, dockerd
 from harness.driver import Driver, simulate
 from harness.engines import Engine
@@ -193,61 +192,22 @@ def test_log_file_that_cannot_be_opened_fails_nothing(
     assert "Traceback" not in done.stderr
 
 
-def cut_off(config: Path) -> None:
-    config.write_bytes(config.read_bytes()[:-20])
-
-
-def letters(config: Path) -> None:
-    config.write_bytes(b'{NVIDIA_VISIBLE_DEVICES": 0}')
-
-
-def nothing(config: Path) -> None:
-    config.write_bytes(b"")
-
-
-def nuls(config: Path) -> None:
-    """As after a power failure."""
-    config.write_bytes(bytes(len(config.read_bytes())))
-
-
-def cut_in_a_string(config: Path) -> None:
-    config.write_bytes(
-        config.read_bytes().partition(b"_VISIBLE_DEVICES=")[0] + b"_VISIBLE_DEVICES="
-    )
-
-
-def cut_and_nuls(config: Path) -> None:
-    text = config.read_bytes()
-    config.write_bytes(text[:-20] + bytes(20))
-
-
-def bytes_that_are_no_text(config: Path) -> None:
-    config.write_bytes(config.read_bytes()[:-20] + b"\xff\xfe" * 10)
-
-
-def missing(config: Path) -> None:
-    config.unlink()
-
-
-def folder(config: Path) -> None:
-    config.unlink()
-    config.mkdir()
-
-
-def list_and_not_object(config: Path) -> None:
-    config.write_bytes(b'["NVIDIA_VISIBLE_DEVICES=0"]')
-
-
-def deep(config: Path) -> None:
-    config.write_bytes(b'{"NVIDIA_VISIBLE_DEVICES":' * 100_000)
-
-
-def followed_by_text(config: Path) -> None:
-    config.write_bytes(config.read_bytes() + b"}")  # runc reads the first value alone
-
-
-def commented(config: Path) -> None:
-    config.write_bytes(b"/* crun skips this */" + config.read_bytes())
+# What becomes of config.json: no runtime takes it, or one might.
+BROKEN: dict[str, Callable[[bytes], bytes]] = {
+    "cut off": lambda text: text[:-20],
+    "cut in a string": lambda text: b"".join(text.partition(b"_VISIBLE_DEVICES=")[:2]),
+    "cut and NULs": lambda text: text[:-20] + bytes(20),
+    "no text": lambda text: text[:-20] + b"\xff\xfe" * 10,
+    "letters": lambda _: b'{NVIDIA_VISIBLE_DEVICES": 0}',
+    "nothing": lambda _: b"",
+    "NULs": lambda text: bytes(len(text)),  # as after a power failure
+}
+UNCLEAR: dict[str, Callable[[bytes], bytes]] = {
+    "list": lambda _: b'["NVIDIA_VISIBLE_DEVICES=0"]',
+    "deep": lambda _: b'{"NVIDIA_VISIBLE_DEVICES":' * 100_000,
+    "followed by text": lambda text: text + b"}",  # runc reads the first value alone
+    "commented": lambda text: b"/* crun skips this */" + text,
+}
 
 
 def same_words(text: str) -> str:
@@ -261,7 +221,7 @@ class Both:
 
     bundle: Bundle
     ours: tuple[Path, dict[str, str]]
-    theirs: str
+    theirs: Path
 
     def compare(self, *words: str, log: Path | None = None) -> None:
         """Assert that both say and do the same for a command line."""
@@ -282,24 +242,22 @@ class Both:
 @pytest.fixture
 def both(bundle: GpuBundle) -> Both:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
-    path = shutil.which(bundle.runtime)
-    assert path is not None
-    return Both(bundle, (bundle.gpu_py, bundle.env), path)
+    return Both(bundle, (bundle.gpu_py, bundle.env), path_of(bundle.runtime))
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        cut_off, cut_in_a_string, cut_and_nuls, bytes_that_are_no_text, letters, nothing, nuls,
-        missing, folder,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("how", [*BROKEN, "missing", "folder"])
 @pytest.mark.parametrize("verb", ["create", "run"])
 @RUNTIMES
 def test_config_json_that_no_runtime_takes_is_refused_in_its_words(
-    both: Both, tmp_path: Path, spoil: Callable[[Path], None], verb: str
+    both: Both, tmp_path: Path, how: str, verb: str
 ) -> None:
-    spoil(both.bundle.config)
+    config = both.bundle.config
+    if how in BROKEN:
+        config.write_bytes(BROKEN[how](config.read_bytes()))
+    else:
+        config.unlink()
+    if how == "folder":
+        config.mkdir()
     words = [verb, "--bundle", str(both.bundle.path), both.bundle.name]
     both.compare(*words)
     both.compare(*words, log=tmp_path / "log.json")
@@ -338,13 +296,13 @@ def test_what_we_hold_for_broken_is_broken_for_all(bundle: Bundle) -> None:
             tried += 1
 
 
-@pytest.mark.parametrize("spoil", [list_and_not_object, deep, followed_by_text, commented])
+@pytest.mark.parametrize("how", UNCLEAR)
 @ONE
 def test_config_json_that_some_runtime_might_take(
-    bundle: GpuBundle, driver: Driver, spoil: Callable[[Path], None]
+    bundle: GpuBundle, driver: Driver, how: str
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
-    spoil(bundle.config)
+    bundle.config.write_bytes(UNCLEAR[how](bundle.config.read_bytes()))
     before = tree(bundle.path)
     with nothing_left(driver.root, pid=bundle.namespace.pid):
         done = bundle.start()

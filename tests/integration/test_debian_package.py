@@ -158,25 +158,22 @@ def test_lintian_has_nothing_to_say(packages: tuple[Path, Path]) -> None:
     assert run(["lintian", *options, *packages]).ok().stdout == ""
 
 
-def test_what_simulates_is_a_package_of_its_own(bare: Debian) -> None:
-    before = bare.changed()
-    bare.call("dpkg", "-i", "/package.deb")
-    missing = bare.call("gpuhook", "simulate", "/gpus", fails=True).stderr
+def test_what_simulates_is_a_package_of_its_own(debian: Debian) -> None:
+    missing = debian.call("gpuhook", "simulate", "/gpus", fails=True).stderr
     assert missing.endswith("or install the Debian package gpuhook-simulate.\n")
-    with_gpuhook = bare.changed()
-    bare.call("dpkg", "-i", "/simulate.deb")
-    files = bare.call("dpkg", "-L", "gpuhook-simulate").stdout.split()
+    before = debian.changed()
+    debian.call("dpkg", "-i", "/simulate.deb")
+    files = debian.call("dpkg", "-L", "gpuhook-simulate").stdout.split()
     [page] = [path for path in files if path.endswith("gpuhook-simulate.1.gz")]
-    assert wrong_in(bare.root / page.lstrip("/")) == []
-    assert b"driver-files" in gzip.decompress((bare.root / page.lstrip("/")).read_bytes())
-    assert any(path.name.startswith("command.cpython-") for path in bare.root.rglob("*.pyc"))
-    assert bare.call("gpuhook", "simulate", "/gpus", "--gpus", "2").stdout
-    bare.call("gpuhook", "simulate", "/gpus", "--remove")
-    bare.call("dpkg", "-r", "gpuhook-simulate")
-    assert bare.changed() == with_gpuhook
-    assert not (bare.root / "usr/lib/gpuhook/gpuhook_simulate").exists()
-    bare.call("dpkg", "-P", "gpuhook")
-    assert bare.changed() == before
+    assert wrong_in(debian.root / page.lstrip("/")) == []
+    assert b"driver-files" in gzip.decompress((debian.root / page.lstrip("/")).read_bytes())
+    modules = debian.root / "usr/lib/gpuhook/gpuhook_simulate"
+    assert any(path.name.startswith("command.cpython-") for path in modules.rglob("*.pyc"))
+    assert debian.call("gpuhook", "simulate", "/gpus", "--gpus", "2").stdout
+    debian.call("gpuhook", "simulate", "/gpus", "--remove")
+    debian.call("dpkg", "-r", "gpuhook-simulate")
+    assert debian.changed() == before
+    assert not modules.exists()
 
 
 def _python_packages(package: Path, field: str) -> set[str]:

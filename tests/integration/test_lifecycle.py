@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from harness.bundles import Bundle, GpuBundle
-from harness.commands import Result, wait_until
+from harness.commands import Result, path_of, wait_until
 from harness.driver import Driver
 from harness.installation import write_config
 from harness.standing import ONE, RUNTIMES
@@ -98,8 +97,7 @@ def output_of(bundle: Bundle) -> str:
 def test_the_same_life(bundle: GpuBundle) -> None:
     bundle.command("sleep", "1000")
     spec = bundle.config.read_bytes()
-    alone = shutil.which(bundle.runtime)  # crun 1.28 names itself as it was called: by its path
-    assert alone is not None
+    alone = path_of(bundle.runtime)  # crun 1.28 names itself as it was called: by its path
     without = live(bundle, alone, bundle.env)
     assert without[0][:3] == ("create", 0, "")
     assert {status for _, status, _, _ in without} > {0, 3}
