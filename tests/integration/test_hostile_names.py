@@ -15,6 +15,7 @@ from harness.inside import look, seen
 from harness.installation import Installation
 from harness.metrics import exporter, of_container, scrape
 from harness.namespaces import Namespace, host_cgroups
+from harness.standing import RUNTIMES
 
 # Bytes of names at which Python's text or bytes cut lines or fields, the kernel's escapes
 # included, and what would be a line of a mount table.
@@ -53,6 +54,7 @@ def document(
     return generate(installation, configs["runc"], workspace / "cdi-names")
 
 
+@RUNTIMES
 def test_mounts_of_the_host_called_so(
     bundle: GpuBundle,
     document: Path,
