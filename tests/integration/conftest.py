@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from harness import bundles, distributions, images, namespaces, prometheus
 from harness import releases as other_releases
-from harness.bundles import Bundle
-from harness.commands import run
+from harness.bundles import Bundle, GpuBundle
+from harness.commands import path_of, run
 from harness.containerd import Containerd, containerd
 from harness.docker import Docker, dockerd
 from harness.driver import MINORS, Driver, fetch_driver_files, simulate
@@ -194,17 +194,14 @@ def bundle(
     workspace: Path,
     roots: dict[str, Path],
     low_level: tuple[str, Namespace],
-) -> Iterator[Bundle]:
+    installation: Installation,
+    configs: dict[str, Path],
+) -> Iterator[GpuBundle]:
     """A fresh bundle; parametrize it with the kind of root."""
     runtime, entered = low_level
     with bundles.bundle(workspace / "bundles", roots[request.param], entered, runtime) as made:
-        yield made
-
-
-@pytest.fixture
-def runtime_env(low_level: tuple[str, Namespace], configs: dict[str, Path]) -> dict[str, str]:
-    """The environment in which gpu-py finds its config and the low-level runtime."""
-    return {"GPUHOOK_CONFIG": str(configs[low_level[0]])}
+        fields = (made.path, made.name, made.root, entered, runtime)
+        yield GpuBundle(*fields, installation, configs[runtime])
 
 
 @pytest.fixture(scope="session")
@@ -325,7 +322,7 @@ def podman_hook_runc(
     workspace: Path, host: Namespace, archive: Path, hooks: Path
 ) -> Iterator[Podman]:
     folder = workspace / "podman-hook-runc"
-    with podman(folder, host, _path_of(RUNC), archive, hooks=hooks) as engine:
+    with podman(folder, host, path_of(RUNC), archive, hooks=hooks) as engine:
         yield engine
 
 
@@ -334,12 +331,8 @@ def podman_hook_crun(
     workspace: Path, v1: Namespace, archive: Path, hooks: Path
 ) -> Iterator[Podman]:
     folder = workspace / "podman-hook-crun"
-    with podman(folder, v1, _path_of(CRUN), archive, hooks=hooks) as engine:
+    with podman(folder, v1, path_of(CRUN), archive, hooks=hooks) as engine:
         yield engine
-
-
-def _path_of(program: str) -> Path:
-    return Path(run(["sh", "-c", f"command -v {program}"]).ok().stdout.strip())
 
 
 @pytest.fixture(scope="session", params=ENGINES)

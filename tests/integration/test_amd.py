@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from harness import bundles, vendors
 from harness.bundles import Bundle
-from harness.commands import run, wait_until
+from harness.commands import run
 from harness.docker import dockerd
 from harness.driver import Driver
 from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
-from harness.standing import ONE, Site
+from harness.standing import ONE, RUNTIMES, Site
 from harness.vendor_contract import Case, Contract
 from harness.vendors import MODES, USER, Devices, Seen, as_user, in_mode, nodes_seen
 
@@ -86,6 +86,7 @@ class TestAmd(Contract):
     )
 
     @MODES
+    @RUNTIMES
     def test_its_nodes_are_its_groups(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
@@ -227,30 +228,19 @@ class TestAmd(Contract):
 
     @ONE
     def test_the_process_that_stands_ready_serves_it(
-        self,
-        bundle: Bundle,
-        driver: Driver,
-        devices: Devices,
-        low_level: tuple[str, Namespace],
-        tmp_path: Path,
+        self, bundle: Bundle, driver: Driver, devices: Devices, tmp_path: Path
     ) -> None:
         """And notices that a GPU is partitioned otherwise."""
-        site = Site(bundle, devices.installation, driver, low_level[0], tmp_path)
+        site = Site(bundle, devices.installation, driver, bundle.runtime, tmp_path)
         node = devices.root / "sys/class/kfd/kfd/topology/nodes/6"
         away = devices.root / "sys/node-6"
         try:
             devices.configured(site.config)
             site.settle()
-            bundle.environ(f"{ASK}=4")
-            site.plain = bundle.config.read_bytes()
-            site.stand()
-            site.works()
-            assert site.served
-            wait_until(site.is_standing, "it stands for the next")
+            site.serves(f"{ASK}=4")
             shutil.move(node, away)
             site.works()
-            bundle.environ(f"{ASK}=5")
-            site.plain = bundle.config.read_bytes()
+            site.asks(f"{ASK}=5")
             assert "has no AMD GPU '5'" in site.run().failed().stdout
         finally:
             if away.exists():
@@ -281,6 +271,7 @@ class TestAmd(Contract):
     @pytest.mark.parametrize(
         ("name", "numbers"), [("5", [5]), ("0x84cafeae17e7610:1", [2]), ("all", range(6))]
     )
+    @ONE
     def test_documents_where_engines_call_the_runtime(
         self, bundle: Bundle, config: Path, devices: Devices, name: str, numbers: range | list[int]
     ) -> None:

@@ -11,7 +11,7 @@ from harness.images import image
 from harness.installation import write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
-from harness.standing import ONE
+from harness.standing import ONE, RUNTIMES
 from harness.vendor_contract import NO_GROUPS, Case, Contract
 from harness.vendor_engines import documents, podman_with_hook, run_with
 from harness.vendors import MODES, Devices, Seen, in_mode, nodes_seen
@@ -110,6 +110,7 @@ class TestAscend(Contract):
     )
 
     @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
+    @RUNTIMES
     def test_files_and_the_loader(self, bundle: Bundle, config: Path, devices: Devices) -> None:
         bundle.environ(f"{ASK}=0")
         bundle.command("sh", "-c", FILES)
@@ -178,12 +179,7 @@ class TestAscend(Contract):
             socket.unlink(missing_ok=True)
 
     def test_files_by_the_hook_alone_and_beside_nvidias(
-        self,
-        bundle: Bundle,
-        config: Path,
-        devices: Devices,
-        driver: Driver,
-        low_level: tuple[str, Namespace],
+        self, bundle: Bundle, config: Path, devices: Devices, driver: Driver
     ) -> None:
         library = f"{LIBRARY} {library_of(devices)}"
         bundle.command("sh", "-c", f"{vendors.look(driver=driver)[-1]}\n{FILES}")
@@ -194,7 +190,7 @@ class TestAscend(Contract):
         bundle.command("sh", "-c", FILES)
         devices.hook(bundle, config)
         bundle.environ(f"{ASK}=0", "NVIDIA_VISIBLE_DEVICES=void")
-        assert lines_seen(bundle.run(low_level[0]), "library") == [library]
+        assert lines_seen(bundle.run(bundle.runtime), "library") == [library]
 
     def test_files_in_containers_of_podmans(
         self, devices: Devices, driver: Driver, host: Namespace, workspace: Path, archive: Path

@@ -3,14 +3,13 @@
 import json
 import random
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
-from harness.commands import Result
+from harness.bundles import Bundle, GpuBundle
+from harness.commands import Result, path_of
 from harness.docker import Docker, dockerd
 from harness.driver import Driver, simulate
 from harness.engines import Engine
@@ -18,6 +17,7 @@ from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left, tree
+from harness.standing import ONE, RUNTIMES
 
 from gpuhook.ground.oci.jsontext import surely_broken
 
@@ -117,7 +117,7 @@ def assert_one_clear_error(done: Result, *words: str) -> None:
     assert len(re.findall(r"(?<!/)\b(gpu-py|gpuhook-prestart): ", done.stderr)) == 1, done
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["driver not loaded", "no TOML"])
 def test_docker_prints_what_is_wrong_with_the_machine(
     reconfigured: tuple[Docker, Path], broken: dict[str, Broken], driver: Driver, name: str
 ) -> None:
@@ -130,14 +130,10 @@ def test_docker_prints_what_is_wrong_with_the_machine(
     assert_one_clear_error(done, *words)
 
 
-@pytest.mark.parametrize(("env", "words"), REQUESTS.values(), ids=REQUESTS.keys())
 def test_every_engine_prints_what_is_wrong_with_the_request(
-    engine: Engine,
-    driver: Driver,
-    configs: dict[str, Path],
-    env: list[str],
-    words: list[str],
+    engine: Engine, driver: Driver, configs: dict[str, Path]
 ) -> None:
+    env, words = REQUESTS["unknown index"]
     with nothing_left(driver.root, pid=engine.pid):
         done = engine.run(DEBIAN, "true", env=env).failed()
     if engine.shows_errors_of_hooks:
@@ -149,19 +145,15 @@ def test_every_engine_prints_what_is_wrong_with_the_request(
 
 
 @pytest.mark.parametrize(("env", "words"), REQUESTS.values(), ids=REQUESTS.keys())
+@ONE
 def test_bundle_is_as_it_was_after_a_bad_request(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    env: list[str],
-    words: list[str],
+    bundle: GpuBundle, driver: Driver, env: list[str], words: list[str]
 ) -> None:
     bundle.environ(*env)
     before = bundle.config.read_bytes()
     upper = bundle.path / "upper"
     with nothing_left(driver.root, upper, pid=bundle.namespace.pid):
-        done = bundle.run(installation.runtime, runtime_env)
+        done = bundle.start()
     assert_one_clear_error(done, *words)
     assert bundle.config.read_bytes() == before
     assert sorted(path.name for path in bundle.path.iterdir()) == [
@@ -170,15 +162,16 @@ def test_bundle_is_as_it_was_after_a_bad_request(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@ONE
 def test_log_file_gets_the_error_as_json(
-    bundle: Bundle, installation: Installation, broken: dict[str, Broken], tmp_path: Path, name: str
+    bundle: GpuBundle, broken: dict[str, Broken], tmp_path: Path, name: str
 ) -> None:
     """containerd reads the error of a failed create from the file that --log names."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     log = tmp_path / "log.json"
     words = ["--log", str(log), "--log-format", "json", "create", "--bundle", str(bundle.path)]
     env = {"GPUHOOK_CONFIG": str(broken[name].config)}
-    done = bundle.call(installation.runtime, *words, bundle.name, env=env).failed()
+    done = bundle.call(bundle.gpu_py, *words, bundle.name, env=env).failed()
     [line] = log.read_text().splitlines()
     entry = json.loads(line)
     assert entry["level"] == "error"
@@ -187,72 +180,34 @@ def test_log_file_gets_the_error_as_json(
     assert entry["msg"] in done.stderr
 
 
+@ONE
 def test_log_file_that_cannot_be_opened_fails_nothing(
-    bundle: Bundle, installation: Installation, broken: dict[str, Broken]
+    bundle: GpuBundle, broken: dict[str, Broken]
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     words = ["--log", "/no/such/folder/log.json", "create", "--bundle", str(bundle.path)]
     env = {"GPUHOOK_CONFIG": str(broken["missing driver"].config)}
-    done = bundle.call(installation.runtime, *words, bundle.name, env=env).failed()
+    done = bundle.call(bundle.gpu_py, *words, bundle.name, env=env).failed()
     assert "driver" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def cut_off(config: Path) -> None:
-    config.write_bytes(config.read_bytes()[:-20])
-
-
-def letters(config: Path) -> None:
-    config.write_bytes(b'{NVIDIA_VISIBLE_DEVICES": 0}')
-
-
-def nothing(config: Path) -> None:
-    config.write_bytes(b"")
-
-
-def nuls(config: Path) -> None:
-    """As after a power failure."""
-    config.write_bytes(bytes(len(config.read_bytes())))
-
-
-def cut_in_a_string(config: Path) -> None:
-    config.write_bytes(
-        config.read_bytes().partition(b"_VISIBLE_DEVICES=")[0] + b"_VISIBLE_DEVICES="
-    )
-
-
-def cut_and_nuls(config: Path) -> None:
-    text = config.read_bytes()
-    config.write_bytes(text[:-20] + bytes(20))
-
-
-def bytes_that_are_no_text(config: Path) -> None:
-    config.write_bytes(config.read_bytes()[:-20] + b"\xff\xfe" * 10)
-
-
-def missing(config: Path) -> None:
-    config.unlink()
-
-
-def folder(config: Path) -> None:
-    config.unlink()
-    config.mkdir()
-
-
-def list_and_not_object(config: Path) -> None:
-    config.write_bytes(b'["NVIDIA_VISIBLE_DEVICES=0"]')
-
-
-def deep(config: Path) -> None:
-    config.write_bytes(b'{"NVIDIA_VISIBLE_DEVICES":' * 100_000)
-
-
-def followed_by_text(config: Path) -> None:
-    config.write_bytes(config.read_bytes() + b"}")  # runc reads the first value alone
-
-
-def commented(config: Path) -> None:
-    config.write_bytes(b"/* crun skips this */" + config.read_bytes())
+# What becomes of config.json: no runtime takes it, or one might.
+BROKEN: dict[str, Callable[[bytes], bytes]] = {
+    "cut off": lambda text: text[:-20],
+    "cut in a string": lambda text: b"".join(text.partition(b"_VISIBLE_DEVICES=")[:2]),
+    "cut and NULs": lambda text: text[:-20] + bytes(20),
+    "no text": lambda text: text[:-20] + b"\xff\xfe" * 10,
+    "letters": lambda _: b'{NVIDIA_VISIBLE_DEVICES": 0}',
+    "nothing": lambda _: b"",
+    "NULs": lambda text: bytes(len(text)),  # as after a power failure
+}
+UNCLEAR: dict[str, Callable[[bytes], bytes]] = {
+    "list": lambda _: b'["NVIDIA_VISIBLE_DEVICES=0"]',
+    "deep": lambda _: b'{"NVIDIA_VISIBLE_DEVICES":' * 100_000,
+    "followed by text": lambda text: text + b"}",  # runc reads the first value alone
+    "commented": lambda text: b"/* crun skips this */" + text,
+}
 
 
 def same_words(text: str) -> str:
@@ -266,7 +221,7 @@ class Both:
 
     bundle: Bundle
     ours: tuple[Path, dict[str, str]]
-    theirs: str
+    theirs: Path
 
     def compare(self, *words: str, log: Path | None = None) -> None:
         """Assert that both say and do the same for a command line."""
@@ -285,30 +240,24 @@ class Both:
 
 
 @pytest.fixture
-def both(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    low_level: tuple[str, Namespace],
-) -> Both:
+def both(bundle: GpuBundle) -> Both:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
-    path = shutil.which(low_level[0])
-    assert path is not None
-    return Both(bundle, (installation.runtime, runtime_env), path)
+    return Both(bundle, (bundle.gpu_py, bundle.env), path_of(bundle.runtime))
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        cut_off, cut_in_a_string, cut_and_nuls, bytes_that_are_no_text, letters, nothing, nuls,
-        missing, folder,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("how", [*BROKEN, "missing", "folder"])
 @pytest.mark.parametrize("verb", ["create", "run"])
+@RUNTIMES
 def test_config_json_that_no_runtime_takes_is_refused_in_its_words(
-    both: Both, tmp_path: Path, spoil: Callable[[Path], None], verb: str
+    both: Both, tmp_path: Path, how: str, verb: str
 ) -> None:
-    spoil(both.bundle.config)
+    config = both.bundle.config
+    if how in BROKEN:
+        config.write_bytes(BROKEN[how](config.read_bytes()))
+    else:
+        config.unlink()
+    if how == "folder":
+        config.mkdir()
     words = [verb, "--bundle", str(both.bundle.path), both.bundle.name]
     both.compare(*words)
     both.compare(*words, log=tmp_path / "log.json")
@@ -323,17 +272,17 @@ def test_config_json_that_no_runtime_takes_is_refused_in_its_words(
         "--root", "--what", "--what state id", "what", "", "state no-such-container",
     ],
 )  # fmt: skip
+@RUNTIMES
 def test_command_line_that_no_runtime_takes_is_refused_in_its_words(both: Both, line: str) -> None:
     both.compare(*line.format(bundle=both.bundle.path).split())
 
 
-def test_what_we_hold_for_broken_is_broken_for_all(
-    bundle: Bundle, low_level: tuple[str, Namespace]
-) -> None:
+@RUNTIMES
+def test_what_we_hold_for_broken_is_broken_for_all(bundle: Bundle) -> None:
     """The file is handed over then, so it must be sure that no container comes of it."""
     bundle.command("echo", "started")
     good = bundle.config.read_text()
-    assert "started" in bundle.run(low_level[0]).ok().stdout
+    assert "started" in bundle.run(bundle.runtime).ok().stdout
     chance = random.Random(12)  # noqa: S311 - to spoil, not to hide
     tried = 0
     while tried < 60:
@@ -342,50 +291,41 @@ def test_what_we_hold_for_broken_is_broken_for_all(
         text = good[:place] + rest
         if surely_broken(text):
             bundle.config.write_text(text)
-            done = bundle.run(low_level[0]).failed()
+            done = bundle.run(bundle.runtime).failed()
             assert "started" not in done.stdout, text
             tried += 1
 
 
-@pytest.mark.parametrize("spoil", [list_and_not_object, deep, followed_by_text, commented])
+@pytest.mark.parametrize("how", UNCLEAR)
+@ONE
 def test_config_json_that_some_runtime_might_take(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    spoil: Callable[[Path], None],
+    bundle: GpuBundle, driver: Driver, how: str
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
-    spoil(bundle.config)
+    bundle.config.write_bytes(UNCLEAR[how](bundle.config.read_bytes()))
     before = tree(bundle.path)
     with nothing_left(driver.root, pid=bundle.namespace.pid):
-        done = bundle.run(installation.runtime, runtime_env)
+        done = bundle.start()
     assert_one_clear_error(done, "config.json")
     assert tree(bundle.path) == before
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\0"])
+@RUNTIMES
 def test_config_json_that_names_no_gpu_is_the_low_level_runtimes_affair(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    low_level: tuple[str, Namespace],
-    text: str,
+    bundle: GpuBundle, text: str
 ) -> None:
     bundle.config.write_text(text)
-    ours = bundle.run(installation.runtime, runtime_env).failed()
-    theirs = bundle.run(low_level[0]).failed()
+    ours = bundle.start().failed()
+    theirs = bundle.run(bundle.runtime).failed()
     assert ours.status == theirs.status
     assert len(ours.stderr.splitlines()) == len(theirs.stderr.splitlines())
     assert bundle.config.read_text() == text
 
 
+@RUNTIMES
 def test_hook_alone_says_what_is_wrong(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    broken: dict[str, Broken],
-    driver: Driver,
+    bundle: Bundle, installation: Installation, broken: dict[str, Broken], driver: Driver
 ) -> None:
     """The hook runs inside create: what it mounted must be gone with the failed container."""
     config = broken["missing driver"].config
@@ -396,6 +336,6 @@ def test_hook_alone_says_what_is_wrong(
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     upper = bundle.path / "upper"
     with nothing_left(driver.root, upper, pid=bundle.namespace.pid):
-        done = bundle.run(low_level[0]).failed()
+        done = bundle.run(bundle.runtime).failed()
     assert "driver" in done.stderr.lower()
     assert "Traceback" not in done.stderr

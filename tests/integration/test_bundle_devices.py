@@ -6,23 +6,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle, Spec
+from harness.bundles import Bundle, GpuBundle, Spec
 from harness.driver import Driver, run_with_driver_in_kernel
 from harness.inside import GPU_MAJOR, Inside, look, seen
 from harness.installation import Installation
-from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
 
 
-def look_inside(
-    bundle: Bundle, installation: Installation, env: dict[str, str], driver: Driver
-) -> Inside:
+def look_inside(bundle: GpuBundle, driver: Driver) -> Inside:
     """Run the bundle's container with gpu-py and return what it saw."""
     bundle.command(*look(driver.minors))
     with nothing_left(driver.root, pid=bundle.namespace.pid):
-        return seen(bundle.run(installation.runtime, env))
+        return seen(bundle.start())
 
 
 def assert_sees(inside: Inside, driver: Driver, *indices: int) -> None:
@@ -40,14 +38,10 @@ def assert_sees(inside: Inside, driver: Driver, *indices: int) -> None:
 @pytest.mark.parametrize("bundle", ["busybox", "debian", "lib64"], indirect=True)
 @pytest.mark.parametrize("indices", [[0, 2], [7]])
 def test_exactly_the_requested_gpus(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    indices: Iterable[int],
+    bundle: GpuBundle, driver: Driver, indices: Iterable[int]
 ) -> None:
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES={','.join(str(index) for index in indices)}")
-    inside = look_inside(bundle, installation, runtime_env, driver)
+    inside = look_inside(bundle, driver)
     assert_sees(inside, driver, *indices)
 
 
@@ -59,30 +53,24 @@ def run_with_the_kernels_driver(
         return run_with_driver_in_kernel(bundle, runtime, driver, env).ok().stdout.splitlines()
 
 
-def test_proc_shows_exactly_the_requested_gpus(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    low_level: tuple[str, Namespace],
-    driver: Driver,
-) -> None:
+@RUNTIMES
+def test_proc_shows_exactly_the_requested_gpus(bundle: GpuBundle, driver: Driver) -> None:
     folder = driver.root / "proc/driver/nvidia"
     gpus = [f"gpus/{name}" for name in sorted(os.listdir(folder / "gpus"))]
     capabilities = [f"capabilities/gpu{minor}" for minor in sorted(driver.minors)]
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
     script = "ls -d gpus/* capabilities/gpu*; busybox grep ModifyDeviceFiles params"
     bundle.command("sh", "-c", f"cd /proc/driver/nvidia; {script}")
-    plain = run_with_the_kernels_driver(bundle, low_level[0], runtime_env, driver)
+    plain = run_with_the_kernels_driver(bundle, bundle.runtime, bundle.env, driver)
     assert plain == [*capabilities, *gpus, "ModifyDeviceFiles: 1"], "nothing else hides them"
-    ours = run_with_the_kernels_driver(bundle, installation.runtime, runtime_env, driver)
+    ours = run_with_the_kernels_driver(bundle, bundle.gpu_py, bundle.env, driver)
     assert ours == [gpus[0], gpus[2], "ModifyDeviceFiles: 0"]
 
 
-def test_nodes_have_the_numbers_of_the_host(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
-) -> None:
+@RUNTIMES
+def test_nodes_have_the_numbers_of_the_host(bundle: GpuBundle, driver: Driver) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
-    inside = look_inside(bundle, installation, runtime_env, driver)
+    inside = look_inside(bundle, driver)
     assert len(inside.nodes) == len(driver.gpus) + len(CONTROL)
     for path, (_, numbers) in inside.nodes.items():
         device = (driver.root / path.lstrip("/")).stat().st_rdev
@@ -102,30 +90,21 @@ def test_nodes_have_the_numbers_of_the_host(
         (["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES=2"], [2]),
     ],
 )
+@ONE
 def test_what_the_environment_asks_for(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    settings: list[str],
-    indices: Iterable[int],
+    bundle: GpuBundle, driver: Driver, settings: list[str], indices: Iterable[int]
 ) -> None:
     bundle.environ(*settings)
-    inside = look_inside(bundle, installation, runtime_env, driver)
+    inside = look_inside(bundle, driver)
     assert_sees(inside, driver, *indices)
 
 
 @pytest.mark.parametrize("change", [str, str.upper], ids=["as it is", "upper case"])
-def test_gpus_by_uuid(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    change: Callable[[str], str],
-) -> None:
+@ONE
+def test_gpus_by_uuid(bundle: GpuBundle, driver: Driver, change: Callable[[str], str]) -> None:
     uuids = [change(gpu.uuid).replace("GPU-", "GPU-") for gpu in driver.chosen(1, 6)]
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES={','.join(uuids)}")
-    inside = look_inside(bundle, installation, runtime_env, driver)
+    inside = look_inside(bundle, driver)
     assert_sees(inside, driver, 1, 6)
 
 
@@ -138,27 +117,21 @@ def test_gpus_by_uuid(
         ("compute,display", set(), {"/dev/nvidia-modeset"}),
     ],
 )
+@ONE
 def test_control_nodes_by_capability(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    capabilities: str,
-    missing: set[str],
-    further: set[str],
+    bundle: GpuBundle, driver: Driver, capabilities: str, missing: set[str], further: set[str]
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=3", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
-    inside = look_inside(bundle, installation, runtime_env, driver)
+    inside = look_inside(bundle, driver)
     gpu = f"/dev/nvidia{driver.gpus[3].minor}"
     assert set(inside.nodes) == CONTROL - missing | further | {gpu}
 
 
-def test_device_rules_are_in_the_spec(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
-) -> None:
+@ONE
+def test_device_rules_are_in_the_spec(bundle: GpuBundle, driver: Driver) -> None:
     """A rule that only the cgroup had would be gone after ``systemctl daemon-reload``."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=2,5")
-    bundle.run(installation.runtime, runtime_env).ok()
+    bundle.start().ok()
     deny, *rules = bundle.spec()["linux"]["resources"]["devices"]
     assert deny == {"allow": False, "access": "rwm"}
     assert all(rule["allow"] and rule["type"] == "c" for rule in rules)
@@ -170,9 +143,8 @@ def test_device_rules_are_in_the_spec(
     assert (GPU_MAJOR, driver.gpus[2].minor) in numbers
 
 
-def test_unknown_fields_survive(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str]
-) -> None:
+@ONE
+def test_unknown_fields_survive(bundle: GpuBundle) -> None:
     strange = {"future": [1, 2.5, None, {"ключ": '\u2028 "\\'}], "big": 12345678901234567890}
 
     def mutate(spec: Spec) -> None:
@@ -183,7 +155,7 @@ def test_unknown_fields_survive(
     bundle.change(mutate)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     before = bundle.spec()
-    bundle.run(installation.runtime, runtime_env).ok()
+    bundle.start().ok()
     after = bundle.spec()
     hooks = after.pop("hooks")
     assert list(hooks) == ["prestart"]
@@ -192,9 +164,8 @@ def test_unknown_fields_survive(
     assert list(after["linux"]) == list(before["linux"])
 
 
-def test_hook_comes_last_and_once(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], tmp_path: Path
-) -> None:
+@RUNTIMES
+def test_hook_comes_last_and_once(bundle: GpuBundle, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     earlier = {"path": "/bin/sh", "args": ["sh", "-c", f"cat >/dev/null; echo ran >>{mark}"]}
 
@@ -204,7 +175,7 @@ def test_hook_comes_last_and_once(
     bundle.change(mutate)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     for _ in range(2):  # engines start a container again with the config.json of last time
-        bundle.run(installation.runtime, runtime_env).ok()
+        bundle.start().ok()
         first, ours = bundle.spec()["hooks"]["prestart"]
         assert first == earlier
         assert bundle.spec()["hooks"]["poststop"] == [earlier]
@@ -216,18 +187,14 @@ def test_hook_comes_last_and_once(
     assert mark.read_text() == "ran\n" * 4
 
 
+@RUNTIMES
 def test_hook_given_by_the_engine_too(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
+    bundle: GpuBundle, installation: Installation, driver: Driver
 ) -> None:
     """``docker run --runtime=gpu-py --gpus`` and podman's hooks-dir both add the hook."""
-    config = runtime_env["GPUHOOK_CONFIG"]
-    given = {
-        "path": str(installation.hook),
-        "args": [installation.hook.name, "--config", config, "prestart"],
-    }
-    bundle.change(lambda spec: spec.update(hooks={"prestart": [given]}))
+    bundle.by_hook()
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
-    inside = look_inside(bundle, installation, runtime_env, driver)
+    inside = look_inside(bundle, driver)
     assert_sees(inside, driver, 0, 2)
     names = [Path(hook["path"]).name for hook in bundle.spec()["hooks"]["prestart"]]
-    assert names.count(installation.hook.name) == 1
+    assert names.count(bundle.installation.hook.name) == 1

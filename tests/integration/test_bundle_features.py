@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.commands import Result
-from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
+from harness.installation import write_config
+from harness.standing import ONE, RUNTIMES
 
 from gpuhook_simulate.vendors.nvidia import Built, Options, build
 
@@ -41,20 +41,14 @@ def device(built: Built, path: str, numbers: int) -> None:
 
 
 @pytest.fixture
-def start(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    rich: Built,
-    workspace: Path,
-) -> Start:
+def start(bundle: GpuBundle, rich: Built, workspace: Path) -> Start:
     """Run a shell script in a container of that machine with the environment given."""
-    config = write_config(bundle.path / "config", Path(rich.root), [low_level[0]])
+    config = write_config(bundle.path / "config", Path(rich.root), [bundle.runtime])
 
     def run(script: str, **env: str) -> Result:
         bundle.environ(*(f"{name}={value}" for name, value in env.items()))
         bundle.command("sh", "-c", script)
-        return bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)})
+        return bundle.start(config)
 
     return run
 
@@ -75,6 +69,7 @@ def test_a_mig_device_is_seen_as_the_only_one(start: Start, rich: Built) -> None
     assert nodes == caps
 
 
+@ONE
 def test_all_means_mig_devices_too(start: Start, rich: Built) -> None:
     text = start("nvidia-smi -L", NVIDIA_VISIBLE_DEVICES="all").ok().stdout
     for uuid in [rich.gpus[0].uuid, *(mig.uuid for mig in rich.gpus[1].migs)]:
@@ -87,23 +82,27 @@ def test_an_imex_channel_can_be_opened(start: Start) -> None:
     assert start(f"devopen {node}", **env).ok().stdout == f"{node} ENXIO\n"
 
 
+@ONE
 def test_a_missing_imex_channel_is_an_error(start: Start) -> None:
     done = start("true", NVIDIA_VISIBLE_DEVICES="0", NVIDIA_IMEX_CHANNELS="8")
     assert done.status != 0
     assert "no IMEX channel 8" in done.stderr
 
 
+@ONE
 def test_gpudirect_storage_is_an_opt_in(start: Start) -> None:
     script = "devopen /dev/nvidia-fs0; cat /etc/cufile.json"
     done = start(script, NVIDIA_VISIBLE_DEVICES="0", NVIDIA_GDS="enabled").ok()
     assert done.stdout == "/dev/nvidia-fs0 ENXIO\n{}"
 
 
+@ONE
 def test_without_the_opt_in_there_is_nothing(start: Start) -> None:
     done = start("devopen /dev/nvidia-fs0; test ! -e /etc/cufile.json", NVIDIA_VISIBLE_DEVICES="0")
     assert done.ok().stdout == "/dev/nvidia-fs0 ENOENT\n"
 
 
+@RUNTIMES
 def test_graphics_brings_drm_nodes_links_vendor_files_and_the_profile(
     start: Start, rich: Built
 ) -> None:
@@ -125,12 +124,14 @@ def test_graphics_brings_drm_nodes_links_vendor_files_and_the_profile(
     assert [line.split()[1][:9] for line in lines if line.startswith("lib")] == ["/usr/lib/"] * 2
 
 
+@ONE
 def test_management_of_mig_needs_privilege(start: Start) -> None:
     done = start("true", NVIDIA_VISIBLE_DEVICES="all", NVIDIA_MIG_CONFIG_DEVICES="all")
     assert done.status != 0
     assert "NVIDIA_MIG_CONFIG_DEVICES" in done.stderr
 
 
+@ONE
 def test_management_of_mig_reaches_every_capability(
     bundle: Bundle, start: Start, rich: Built
 ) -> None:
@@ -148,6 +149,7 @@ def test_management_of_mig_reaches_every_capability(
     ("requirement", "met"),
     [("cuda>=11.0", True), ("cuda>=99.0", False), ("brand=tesla,driver<1 cuda>=11.0", True)],
 )
+@ONE
 def test_requirements_are_held_against_the_machine(
     start: Start, requirement: str, met: bool
 ) -> None:
@@ -170,6 +172,7 @@ def give_compat(bundle: Bundle, rich: Built, version: str) -> None:
     bundle.call("sh", "-ec", script, "sh", folder, library, name).ok()
 
 
+@ONE
 def test_the_images_newer_cuda_comes_first(bundle: Bundle, start: Start, rich: Built) -> None:
     give_compat(bundle, rich, "999.1.1")
     lines = start(USE_COMPAT, NVIDIA_VISIBLE_DEVICES="0").ok().stdout.splitlines()
@@ -177,6 +180,7 @@ def test_the_images_newer_cuda_comes_first(bundle: Bundle, start: Start, rich: B
     assert lines[1] == COMPAT
 
 
+@ONE
 def test_the_images_older_cuda_does_not(bundle: Bundle, start: Start, rich: Built) -> None:
     give_compat(bundle, rich, "400.1.1")
     lines = start(USE_COMPAT, NVIDIA_VISIBLE_DEVICES="0").ok().stdout.splitlines()

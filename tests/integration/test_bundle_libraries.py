@@ -1,11 +1,11 @@
 """A container's own loader finds the driver by bare name, and what it finds is the host's."""
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import GpuBundle
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.inside import look, seen
-from harness.installation import Installation
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 GLIBC_ROOTS = pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
 FOLDERS = {"debian": "/usr/lib/x86_64-linux-gnu", "lib64": "/usr/lib64"}
@@ -13,18 +13,14 @@ FOLDERS = {"debian": "/usr/lib/x86_64-linux-gnu", "lib64": "/usr/lib64"}
 
 @GLIBC_ROOTS
 @pytest.mark.parametrize("name", ["libcuda.so.1", "libnvidia-ml.so.1"])
+@RUNTIMES
 def test_loader_finds_the_hosts_library(
-    request: pytest.FixtureRequest,
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    name: str,
+    request: pytest.FixtureRequest, bundle: GpuBundle, driver: Driver, name: str
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     bundle.command(*look(libraries=[name]))
     with nothing_left(driver.root, pid=bundle.namespace.pid):
-        path, inode = seen(bundle.run(installation.runtime, runtime_env)).libraries[name]
+        path, inode = seen(bundle.start()).libraries[name]
     source = driver.library(name)
     status = source.stat()
     assert inode == f"{status.st_dev}:{status.st_ino}"
@@ -33,12 +29,11 @@ def test_loader_finds_the_hosts_library(
 
 
 @GLIBC_ROOTS
-def test_programs_that_use_the_driver(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
-) -> None:
+@RUNTIMES
+def test_programs_that_use_the_driver(bundle: GpuBundle, driver: Driver) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
     bundle.command("sh", "-c", "nvidia-smi -L && gpuhook-cuda-probe")
-    done = bundle.run(installation.runtime, runtime_env).ok()
+    done = bundle.start().ok()
     lines = done.stdout.splitlines()
     assert lines[:2] == lines_of_nvidia_smi(driver.chosen(0, 2))
     assert "2" in lines[2].split(), done
@@ -55,27 +50,24 @@ def test_programs_that_use_the_driver(
         ("", ["libnvidia-ml.so.1", "libcuda.so.1"], ["libnvcuvid.so.1"]),
     ],
 )
+@ONE
 def test_libraries_by_capability(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    capabilities: str,
-    found: list[str],
-    absent: list[str],
+    bundle: GpuBundle, capabilities: str, found: list[str], absent: list[str]
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
     bundle.command(*look(libraries=[*found, *absent]))
-    libraries = seen(bundle.run(installation.runtime, runtime_env)).libraries
+    libraries = seen(bundle.start()).libraries
     assert [name for name in found if libraries[name][0] == "-"] == []
     assert [name for name in absent if libraries[name][0] != "-"] == []
 
 
+@RUNTIMES
 def test_what_is_mounted_is_read_only_and_without_privileges(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
+    bundle: GpuBundle, driver: Driver
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=all")
     bundle.command("cat", "/proc/self/mountinfo")
-    done = bundle.run(installation.runtime, runtime_env).ok()
+    done = bundle.start().ok()
     points = {}
     for line in done.stdout.splitlines():
         fields = line.split()
@@ -91,9 +83,8 @@ def test_what_is_mounted_is_read_only_and_without_privileges(
 
 
 @pytest.mark.parametrize("bundle", ["busybox"], indirect=True)
-def test_busybox_without_a_loader_gets_the_files(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
-) -> None:
+@RUNTIMES
+def test_busybox_without_a_loader_gets_the_files(bundle: GpuBundle, driver: Driver) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     bundle.command("ls", f"/usr/lib64/libcuda.so.{driver.version}", "/usr/bin/nvidia-smi")
-    bundle.run(installation.runtime, runtime_env).ok()
+    bundle.start().ok()

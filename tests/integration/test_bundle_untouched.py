@@ -1,12 +1,11 @@
 """A container that asks for no GPU runs as if gpu-py were the low-level runtime itself."""
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import GpuBundle
 from harness.driver import Driver
 from harness.inside import look, seen
-from harness.installation import Installation
-from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
+from harness.standing import RUNTIMES
 
 NOTHING: list[list[str]] = [
     [],
@@ -19,18 +18,15 @@ NOTHING: list[list[str]] = [
 
 
 @pytest.mark.parametrize("settings", NOTHING, ids=str)
+@RUNTIMES
 def test_config_json_and_image_are_not_written(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    settings: list[str],
+    bundle: GpuBundle, driver: Driver, settings: list[str]
 ) -> None:
     bundle.environ(*settings)
     bundle.command(*look(libraries=["libcuda.so.1"]))
     before = bundle.config.stat(), bundle.config.read_bytes()
     with nothing_left(driver.root, bundle.path / "upper", pid=bundle.namespace.pid):
-        inside = seen(bundle.run(installation.runtime, runtime_env))
+        inside = seen(bundle.start())
     after = bundle.config.stat(), bundle.config.read_bytes()
     assert after[1] == before[1]
     assert after[0].st_ino == before[0].st_ino
@@ -39,12 +35,7 @@ def test_config_json_and_image_are_not_written(
     assert inside.libraries["libcuda.so.1"][0] == "-"
 
 
-def test_same_container_with_and_without_gpu_py(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    low_level: tuple[str, Namespace],
-) -> None:
+def test_same_container_with_and_without_gpu_py(bundle: GpuBundle) -> None:
     script = """
     busybox find /dev /etc /run /usr/lib | sort
     busybox env
@@ -53,17 +44,16 @@ def test_same_container_with_and_without_gpu_py(
     ls -l /proc/self/fd | busybox wc -l
     """
     bundle.command("sh", "-c", script)
-    ours = bundle.run(installation.runtime, runtime_env).ok()
-    theirs = bundle.run(low_level[0]).ok()
+    ours = bundle.start().ok()
+    theirs = bundle.run(bundle.runtime).ok()
     assert ours.stdout.splitlines() == theirs.stdout.splitlines()
     assert ours.stderr == theirs.stderr
 
 
 @pytest.mark.parametrize("status", [0, 1, 42])
-def test_exit_status_is_the_containers(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], status: int
-) -> None:
+@RUNTIMES
+def test_exit_status_is_the_containers(bundle: GpuBundle, status: int) -> None:
     for settings in ([], ["NVIDIA_VISIBLE_DEVICES=0"]):
         bundle.environ(*settings)
         bundle.command("sh", "-c", f"exit {status}")
-        assert bundle.run(installation.runtime, runtime_env).status == status
+        assert bundle.start().status == status

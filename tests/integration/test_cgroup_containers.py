@@ -55,6 +55,6 @@ def test_a_created_container_is_given_exactly_the_devices(
 
 
 @pytest.mark.parametrize("bundle", ["busybox"], indirect=True)
-def test_without_the_hook_it_has_none(bundle: Bundle, low_level: tuple[str, Namespace]) -> None:
-    found, _how = opened(bundle, low_level[0], allow=False)
+def test_without_the_hook_it_has_none(bundle: Bundle) -> None:
+    found, _how = opened(bundle, bundle.runtime, allow=False)
     assert found == dict.fromkeys(GIVEN + REFUSED, "EPERM")

@@ -61,23 +61,25 @@ class Machine:
         words: list[str | Path] = [self.installation.command, "explain", "--config", self.config]
         words += ["--bundle", self.bundle.path]
         found: dict[str, Any] = json.loads(run([*words, "--format", "json"]).stdout)
-        text = run([*words, "-v"]).stdout
+        text = run([*words, "-v"]).stdout if found["warnings"] else ""
         assert all(f"Warning:         {each}\n" in text for each in found["warnings"])
         return found
 
-    def refused(self, cause: str, *settings: str) -> None:
-        """See that gpu-py, the hook alone and explain refuse the container with one sentence."""
+    def refused(self, cause: str, *settings: str) -> str:
+        """See that gpu-py, the hook alone and explain refuse the container with one sentence.
+
+        Returns the code that explain gives for it.
+        """
         cause = cause.format(root=self.driver.root, version=self.version)
         by_runtime = self.start(*settings).failed()
         assert cause in by_runtime.stderr
         self.ask(*settings)
         error = self.explain()["error"]
         assert f"gpu-py: {error['message']}\n" in by_runtime.stderr
-        args = [self.installation.hook.name, "--config", str(self.config), "prestart"]
-        hook = {"path": str(self.installation.hook), "args": args, "env": ["PATH=/usr/bin:/bin"]}
-        self.bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+        self.bundle.prestart(self.installation.hook, self.config)
         by_hook = self.bundle.run("runc").failed()
         assert error["message"] in by_hook.stderr
+        return str(error["code"])
 
     def started(self, *settings: str) -> list[str]:
         """Start a container; return the warnings, as explain and the hook's log have them."""
@@ -194,11 +196,11 @@ def test_a_lost_gpu(machine: Machine) -> None:
     driver = machine.simulate("--gpus=3", "--lost=1")
     lost = "GPU 1 has fallen off the bus (lost)"
     for devices in ("1", "0-2", "0,1"):
-        machine.refused(f"gpu-py: {lost}. Look", f"NVIDIA_VISIBLE_DEVICES={devices}")
-        assert machine.explain()["error"]["code"] == "lost-device"
+        code = machine.refused(f"gpu-py: {lost}. Look", f"NVIDIA_VISIBLE_DEVICES={devices}")
+        assert code == "lost-device"
     uuid = driver.gpus[1].uuid
-    machine.refused(f"{lost} and may be it", f"NVIDIA_VISIBLE_DEVICES={uuid}")
-    assert machine.explain()["error"]["code"] == "unknown-device"
+    code = machine.refused(f"{lost} and may be it", f"NVIDIA_VISIBLE_DEVICES={uuid}")
+    assert code == "unknown-device"
     assert machine.started("NVIDIA_VISIBLE_DEVICES=0,2") == []
     assert machine.started(ALL) == [lost]
 

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness.bundles import CGROUP_PARENT, Bundle
+from harness.bundles import CGROUP_PARENT, GpuBundle
 from harness.commands import Result, daemon, run
 from harness.docker import ALONE
 from harness.driver import Driver, simulate
 from harness.images import REPOSITORY
 from harness.inside import look, seen
 from harness.installation import Installation
+from harness.standing import ONE
 
 # What dpkg itself and its triggers write.
 OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
@@ -157,25 +158,22 @@ def test_lintian_has_nothing_to_say(packages: tuple[Path, Path]) -> None:
     assert run(["lintian", *options, *packages]).ok().stdout == ""
 
 
-def test_what_simulates_is_a_package_of_its_own(bare: Debian) -> None:
-    before = bare.changed()
-    bare.call("dpkg", "-i", "/package.deb")
-    missing = bare.call("gpuhook", "simulate", "/gpus", fails=True).stderr
+def test_what_simulates_is_a_package_of_its_own(debian: Debian) -> None:
+    missing = debian.call("gpuhook", "simulate", "/gpus", fails=True).stderr
     assert missing.endswith("or install the Debian package gpuhook-simulate.\n")
-    with_gpuhook = bare.changed()
-    bare.call("dpkg", "-i", "/simulate.deb")
-    files = bare.call("dpkg", "-L", "gpuhook-simulate").stdout.split()
+    before = debian.changed()
+    debian.call("dpkg", "-i", "/simulate.deb")
+    files = debian.call("dpkg", "-L", "gpuhook-simulate").stdout.split()
     [page] = [path for path in files if path.endswith("gpuhook-simulate.1.gz")]
-    assert wrong_in(bare.root / page.lstrip("/")) == []
-    assert b"driver-files" in gzip.decompress((bare.root / page.lstrip("/")).read_bytes())
-    assert any(path.name.startswith("command.cpython-") for path in bare.root.rglob("*.pyc"))
-    assert bare.call("gpuhook", "simulate", "/gpus", "--gpus", "2").stdout
-    bare.call("gpuhook", "simulate", "/gpus", "--remove")
-    bare.call("dpkg", "-r", "gpuhook-simulate")
-    assert bare.changed() == with_gpuhook
-    assert not (bare.root / "usr/lib/gpuhook/gpuhook_simulate").exists()
-    bare.call("dpkg", "-P", "gpuhook")
-    assert bare.changed() == before
+    assert wrong_in(debian.root / page.lstrip("/")) == []
+    assert b"driver-files" in gzip.decompress((debian.root / page.lstrip("/")).read_bytes())
+    modules = debian.root / "usr/lib/gpuhook/gpuhook_simulate"
+    assert any(path.name.startswith("command.cpython-") for path in modules.rglob("*.pyc"))
+    assert debian.call("gpuhook", "simulate", "/gpus", "--gpus", "2").stdout
+    debian.call("gpuhook", "simulate", "/gpus", "--remove")
+    debian.call("dpkg", "-r", "gpuhook-simulate")
+    assert debian.changed() == before
+    assert not modules.exists()
 
 
 def _python_packages(package: Path, field: str) -> set[str]:
@@ -263,10 +261,10 @@ def test_the_units_are_well_formed_and_enabled_where_that_is_safe(debian: Debian
         assert verified.stderr == ""
 
 
-@pytest.fixture
-def with_conffile(package: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def with_conffile(package: Path, workspace: Path) -> Path:
     """The package as it was when config.toml was dpkg's, an older version with another default."""
-    tree, old = tmp_path / "tree", tmp_path / "old.deb"
+    tree, old = workspace / "deb-tree", workspace / "deb-old.deb"
     run(["dpkg-deb", "--raw-extract", package, tree]).ok()
     config = tree / "etc/gpuhook/config.toml"
     config.parent.mkdir(parents=True)
@@ -274,7 +272,7 @@ def with_conffile(package: Path, tmp_path: Path) -> Path:
     (tree / "DEBIAN/conffiles").write_text("/etc/gpuhook/config.toml\n")
     control = tree / "DEBIAN/control"
     control.write_text(re.sub("(?m)^Version: .*", "Version: 0.1.0", control.read_text()))
-    run(["dpkg-deb", "--root-owner-group", "--build", tree, old]).ok()
+    run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, old]).ok()
     return old
 
 
@@ -290,9 +288,8 @@ def test_no_upgrade_asks_about_the_configuration(
         bare.call("gpuhook", "config", "set", "disable-require=true")
     text = config.read_text()
     assert ("\ndisable-require = true" in text) == edited
-    for _ in range(2):  # without a terminal
-        bare.call("dpkg", "-i", "/package.deb")
-        assert config.read_text() == text
+    bare.call("dpkg", "-i", "/package.deb")  # without a terminal
+    assert config.read_text() == text
     shown = bare.call("gpuhook", "config", "show").stdout
     assert f"disable-require = {str(edited).lower()}\n" in shown
     assert {path.name for path in config.parent.iterdir()} == {"config.toml"}
@@ -486,12 +483,13 @@ def test_the_manual_pages_are_well_formed(debian: Debian) -> None:
         assert wrong_in(page) == [], page.name
 
 
+@ONE
 def test_the_packaged_runtime_gives_gpus(
-    package: Path, workspace: Path, bundle: Bundle, runtime_env: dict[str, str], driver: Driver
+    package: Path, workspace: Path, bundle: GpuBundle, driver: Driver
 ) -> None:
     unpacked = workspace / f"deb-unpacked-{bundle.name}"
     run(["dpkg-deb", "--extract", package, unpacked]).ok()
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
     bundle.command(*look(driver.minors))
-    inside = seen(bundle.run(unpacked / "usr/bin/gpu-py", runtime_env))
+    inside = seen(bundle.run(unpacked / "usr/bin/gpu-py", bundle.env))
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}

@@ -8,15 +8,14 @@ from pathlib import Path
 import declared_vendors
 import pytest
 from harness import vendors
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.commands import run
 from harness.driver import Driver
 from harness.images import image
 from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
 from harness.podman import Podman
 from harness.snapshot import nothing_left
-from harness.standing import ONE
+from harness.standing import ONE, RUNTIMES
 from harness.vendors import MODES, USER, Devices, as_user, in_mode, nodes_seen
 
 from gpuhook.ground.config.loader import loads
@@ -101,15 +100,9 @@ def makers(
 
 @ONE
 @MODES
-def test_a_ready_made_table(
-    bundle: Bundle,
-    machine: Machine,
-    driver: Driver,
-    low_level: tuple[str, Namespace],
-    mode: str,
-) -> None:
+def test_a_ready_made_table(bundle: Bundle, machine: Machine, driver: Driver, mode: str) -> None:
     """Exact nodes, and no others that can be opened; NVIDIA's beside them."""
-    config = machine.config(bundle, driver, low_level[0], mode)
+    config = machine.config(bundle, driver, bundle.runtime, mode)
     bundle.environ(f"{machine.declared.variable}=2,0", "NVIDIA_VISIBLE_DEVICES=5")
     every = machine.nodes(0, 1, 2)
     patterns = sorted({re.sub(r"[0-9]+.*", "*", path) for path in every})
@@ -124,9 +117,9 @@ def test_a_ready_made_table(
 
 @ONE
 def test_nodes_of_a_table_that_were_not_asked_for(
-    bundle: Bundle, machine: Machine, driver: Driver, low_level: tuple[str, Namespace]
+    bundle: Bundle, machine: Machine, driver: Driver
 ) -> None:
-    config = machine.config(bundle, driver, low_level[0], "hook")
+    config = machine.config(bundle, driver, bundle.runtime, "hook")
     bundle.environ(f"{machine.declared.variable}=1")
     paths = machine.nodes(0, 1, 2)
     bundle.command(*vendors.make_and_open(machine.devices, paths))
@@ -138,14 +131,11 @@ def test_nodes_of_a_table_that_were_not_asked_for(
 
 
 @MODES
+@RUNTIMES
 def test_all_that_a_table_can_say(
-    bundle: Bundle,
-    makers: Machine,
-    driver: Driver,
-    low_level: tuple[str, Namespace],
-    mode: str,
+    bundle: Bundle, makers: Machine, driver: Driver, mode: str
 ) -> None:
-    config = makers.config(bundle, driver, low_level[0], mode)
+    config = makers.config(bundle, driver, bundle.runtime, mode)
     bundle.change(as_user)
     bundle.environ("MAKER_VISIBLE_DEVICES=10,0")
     look = vendors.look("/dev/maker*")[-1]
@@ -172,23 +162,16 @@ def test_all_that_a_table_can_say(
     ],
 )
 def test_what_cannot_be_had(
-    bundle: Bundle,
-    makers: Machine,
-    driver: Driver,
-    low_level: tuple[str, Namespace],
-    asked: str,
-    words: str,
+    bundle: Bundle, makers: Machine, driver: Driver, asked: str, words: str
 ) -> None:
-    config = makers.config(bundle, driver, low_level[0], "hook")
+    config = makers.config(bundle, driver, bundle.runtime, "hook")
     bundle.environ(f"MAKER_VISIBLE_DEVICES={asked}")
     assert re.search(words, makers.devices.refused(bundle, config))
 
 
 @ONE
-def test_a_table_with_a_mistake(
-    bundle: Bundle, makers: Machine, driver: Driver, low_level: tuple[str, Namespace]
-) -> None:
-    config = makers.config(bundle, driver, low_level[0], "hook")
+def test_a_table_with_a_mistake(bundle: Bundle, makers: Machine, driver: Driver) -> None:
+    config = makers.config(bundle, driver, bundle.runtime, "hook")
     config.write_text(config.read_text().replace('noun = "NPU"', 'none = "NPU"'))
     bundle.environ("MAKER_VISIBLE_DEVICES=0")
     number = config.read_text().splitlines().index('none = "NPU"') + 1
@@ -197,10 +180,8 @@ def test_a_table_with_a_mistake(
 
 
 @ONE
-def test_what_the_commands_say(
-    bundle: Bundle, makers: Machine, driver: Driver, low_level: tuple[str, Namespace]
-) -> None:
-    config = makers.config(bundle, driver, low_level[0], "hook")
+def test_what_the_commands_say(bundle: GpuBundle, makers: Machine, driver: Driver) -> None:
+    config = makers.config(bundle, driver, bundle.runtime, "hook")
     bundle.environ("MAKER_VISIBLE_DEVICES=2")
     makers.devices.start(bundle, config)
     listed = makers.devices.ask(config, "list")
@@ -217,14 +198,12 @@ def test_what_the_commands_say(
 
 
 @ONE
-def test_the_hook_alone(
-    bundle: Bundle, makers: Machine, driver: Driver, low_level: tuple[str, Namespace]
-) -> None:
-    config = makers.config(bundle, driver, low_level[0], "hook")
+def test_the_hook_alone(bundle: Bundle, makers: Machine, driver: Driver) -> None:
+    config = makers.config(bundle, driver, bundle.runtime, "hook")
     makers.devices.hook(bundle, config)
     bundle.environ("MAKER_VISIBLE_DEVICES=2")
     bundle.command(*vendors.look("/dev/maker*"))
-    done = bundle.run(low_level[0])
+    done = bundle.run(bundle.runtime)
     assert nodes_seen(done) == makers.devices.nodes(*makers.nodes(2))
     assert vendors.variables_seen(done, "MAKER_HOME") == []
     assert "set MAKER_NUMBERS=2" in vendors.logged(config)["undone"]
@@ -278,10 +257,8 @@ def test_a_container_of_podmans_by_cdi(
 
 
 @ONE
-def test_a_machine_without_it(
-    bundle: Bundle, makers: Machine, driver: Driver, low_level: tuple[str, Namespace]
-) -> None:
-    config = makers.config(bundle, driver, low_level[0], "hook")
+def test_a_machine_without_it(bundle: Bundle, makers: Machine, driver: Driver) -> None:
+    config = makers.config(bundle, driver, bundle.runtime, "hook")
     config.write_text(config.read_text().replace(f"maker={makers.root}", f"maker={driver.root}"))
     bundle.environ("MAKER_VISIBLE_DEVICES=all")
     said = makers.devices.refused(bundle, config)

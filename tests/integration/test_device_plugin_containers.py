@@ -28,7 +28,6 @@ from kubelet import AdmissionError, Answers, Kubelet
 DEBIAN = image("debian")
 GPU, AMD_GPU = "nvidia.com/gpu", "amd.com/gpu"
 PODS = "k8s.io"  # containerd's namespace for the CRI's images
-HARD = "hardened"
 SCRIPT = "nvidia-smi -L; gpuhook-cuda-probe; nvidia-smi | busybox grep -o 'Driver Version: [0-9.]*'"
 
 

@@ -12,7 +12,7 @@ from kubelet import AdmissionError, Kubelet
 from plugin_server import PluginServer, gpus
 
 GPU, AMD = "nvidia.com/gpu", "amd.com/gpu"
-RESTARTS, CHANGES, BREAKS = 200, 10_000, 100
+RESTARTS, CHANGES, BREAKS = 200, 10_000, 50
 GROWTH_KIB = 1024  # from the middle of a run to its end; a leak of 6 KiB at each restart shows
 
 

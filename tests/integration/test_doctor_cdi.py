@@ -30,14 +30,7 @@ class Site:
 
     def findings(self) -> Findings:
         """Return what is said of CDI, by check; each is said once here."""
-        words: list[str | Path] = [
-            self.installation.command,
-            "doctor",
-            "--config",
-            self.config,
-            "--format",
-            "json",
-        ]
+        words = (self.installation.command, "doctor", "--config", self.config, "--format", "json")
         found = json.loads(run(words).stdout)["findings"]
         assert not [each for each in found if "itself failed" in each["message"]]
         about = [each for each in found if each["check"].startswith("cdi-")]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import GpuBundle
 from harness.docker import Docker, dockerd
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.images import image
@@ -12,6 +12,7 @@ from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 FOLDER = "/usr/lib/x86_64-linux-gnu"
 GPUS = "NVIDIA_VISIBLE_DEVICES=0,2"
@@ -71,13 +72,14 @@ def test_files_are_where_debian_has_them(real_driver: Driver) -> None:
     assert found.stat().st_size > 1_000_000
 
 
+@RUNTIMES
 def test_exactly_the_requested_gpus(
-    bundle: Bundle, installation: Installation, env: dict[str, str], real_driver: Driver
+    bundle: GpuBundle, env: dict[str, str], real_driver: Driver
 ) -> None:
     bundle.environ(GPUS)
     bundle.command(*look(real_driver.minors))
     with nothing_left(pid=bundle.namespace.pid):
-        inside = seen(bundle.run(installation.runtime, env))
+        inside = seen(bundle.run(bundle.gpu_py, env))
     minors = {gpu.minor for gpu in real_driver.chosen(0, 2)}
     assert inside.gpu_minors == minors
     assert inside.by_hand == {
@@ -85,12 +87,13 @@ def test_exactly_the_requested_gpus(
     }
 
 
+@RUNTIMES
 def test_every_library_is_found_and_the_hosts(
-    bundle: Bundle, installation: Installation, env: dict[str, str], real_driver: Driver
+    bundle: GpuBundle, env: dict[str, str], real_driver: Driver
 ) -> None:
     bundle.environ(GPUS, ALL)
     bundle.command(*look(libraries=LOADABLE))
-    libraries = seen(bundle.run(installation.runtime, env)).libraries
+    libraries = seen(bundle.run(bundle.gpu_py, env)).libraries
     for name in LOADABLE:
         source = real_driver.library(name)
         status = source.stat()
@@ -100,12 +103,13 @@ def test_every_library_is_found_and_the_hosts(
         )
 
 
+@ONE
 def test_loader_cache_names_every_library(
-    bundle: Bundle, installation: Installation, env: dict[str, str], real_driver: Driver
+    bundle: GpuBundle, env: dict[str, str], real_driver: Driver
 ) -> None:
     bundle.environ(GPUS, ALL)
     bundle.command("/sbin/ldconfig", "-p")
-    printed = bundle.run(installation.runtime, env).ok().stdout
+    printed = bundle.run(bundle.gpu_py, env).ok().stdout
     entries = {line.split()[0]: line.split()[-1] for line in printed.splitlines()[1:]}
     for name in [*LOADABLE, *GRAPHICS]:
         assert entries[name] == f"{FOLDER}/{name}"
@@ -115,27 +119,25 @@ def test_loader_cache_names_every_library(
     assert entries["libc.so.6"].removeprefix("/usr") == "/lib/x86_64-linux-gnu/libc.so.6"
 
 
-def test_firmware_and_programs(
-    bundle: Bundle, installation: Installation, env: dict[str, str], real_driver: Driver
-) -> None:
+@ONE
+def test_firmware_and_programs(bundle: GpuBundle, env: dict[str, str], real_driver: Driver) -> None:
     bundle.environ(GPUS, ALL)
     firmware = sorted((real_driver.root / "usr/lib/firmware/nvidia").rglob("gsp*.bin"))
     assert firmware
     names = [f"/lib/firmware/nvidia/{real_driver.version}/{path.name}" for path in firmware]
     bundle.command("busybox", "stat", "-L", "-c", "%d:%i", *names, "/usr/bin/nvidia-smi")
-    lines = bundle.run(installation.runtime, env).ok().stdout.splitlines()
+    lines = bundle.run(bundle.gpu_py, env).ok().stdout.splitlines()
     sources = [*firmware, real_driver.path("/usr/bin/nvidia-smi")]
     found = [source.stat() for source in sources]
     assert lines == [f"{status.st_dev}:{status.st_ino}" for status in found]
 
 
 @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
-def test_real_nvidia_smi(
-    bundle: Bundle, installation: Installation, env: dict[str, str], real_driver: Driver
-) -> None:
+@ONE
+def test_real_nvidia_smi(bundle: GpuBundle, env: dict[str, str], real_driver: Driver) -> None:
     bundle.environ(GPUS)
     bundle.command("sh", "-c", "nvidia-smi -L && gpuhook-cuda-probe")
-    lines = bundle.run(installation.runtime, env).ok().stdout.splitlines()
+    lines = bundle.run(bundle.gpu_py, env).ok().stdout.splitlines()
     assert lines[:2] == lines_of_nvidia_smi(real_driver.chosen(0, 2))
     assert lines[2] == "CUDA devices: 2"
 

@@ -21,6 +21,7 @@ from harness.images import image
 from harness.installation import Installation
 from harness.loader import probed
 from harness.namespaces import Namespace
+from harness.standing import RUNTIMES
 from harness.strangers import folder_of_his
 
 from gpuhook.tools.driver_folder import place
@@ -95,10 +96,9 @@ LowLevel = tuple[str, Namespace]
 
 
 @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
-def test_containers_without_a_runtime_of_ours(
-    bundle: Bundle, low_level: LowLevel, machine: Machine
-) -> None:
-    runtime = low_level[0]
+@RUNTIMES
+def test_containers_without_a_runtime_of_ours(bundle: Bundle, machine: Machine) -> None:
+    runtime = bundle.runtime
     machine.keep().ok()
     mount(bundle, machine, 1)
     with running(bundle, runtime):
@@ -110,16 +110,15 @@ def test_containers_without_a_runtime_of_ours(
         assert "Read-only" in inside(bundle, runtime, f": > {INSIDE}/bin/x").failed().stderr
 
 
-def test_every_library_by_the_names_that_programs_ask_for(
-    bundle: Bundle, low_level: LowLevel, machine: Machine
-) -> None:
+@RUNTIMES
+def test_every_library_by_the_names_that_programs_ask_for(bundle: Bundle, machine: Machine) -> None:
     machine.keep().ok()
     mount(bundle, machine, 0)
     folder = machine.driver.library("libcuda.so.1").parent
     names = [path.name for path in folder.glob("lib*.so.*") if path.is_symlink()] + ["libcuda.so"]
     assert len(names) > 20
     bundle.command("dlprobe", *names)
-    found = probed(bundle.run(low_level[0]).ok().stdout.splitlines())
+    found = probed(bundle.run(bundle.runtime).ok().stdout.splitlines())
     kept = machine.folder / "lib64"
     assert found == {
         name: f"{status.st_dev}:{status.st_ino}"
@@ -135,6 +134,7 @@ def test_docker_with_its_own_runtime(docker: Docker, machine: Machine) -> None:
     assert done.stdout.splitlines() == lines_of_nvidia_smi(machine.driver.chosen(1))
 
 
+@RUNTIMES
 def test_an_update_while_a_container_runs(
     bundle: Bundle,
     low_level: LowLevel,

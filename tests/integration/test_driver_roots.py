@@ -4,12 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import GpuBundle
 from harness.driver import Driver, simulate
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
+from harness.standing import ONE
 
 GKE = "usr/local/nvidia/lib64"
 
@@ -35,59 +36,51 @@ def environment(
     return {"GPUHOOK_CONFIG": str(config)}
 
 
+@ONE
 def test_libraries_that_no_cache_names(
-    bundle: Bundle,
-    low_level: tuple[str, Namespace],
-    installation: Installation,
-    moved: Driver,
-    tmp_path: Path,
+    bundle: GpuBundle, low_level: tuple[str, Namespace], moved: Driver, tmp_path: Path
 ) -> None:
     more = f'library-search-paths = ["/{GKE}"]'
     env = environment(moved.root, tmp_path / "config", low_level, more)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     bundle.command(*look(libraries=["libcuda.so.1", "libnvidia-ml.so.1"]))
     with nothing_left(moved.root, pid=bundle.namespace.pid):
-        inside = seen(bundle.run(installation.runtime, env))
+        inside = seen(bundle.run(bundle.gpu_py, env))
     assert inside.gpu_minors == {gpu.minor for gpu in moved.gpus}
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         status = (moved.root / GKE / name).resolve().stat()
         assert inside.libraries[name][1] == f"{status.st_dev}:{status.st_ino}"
 
 
+@ONE
 def test_where_they_are_has_to_be_said(
-    bundle: Bundle,
-    low_level: tuple[str, Namespace],
-    installation: Installation,
-    moved: Driver,
-    tmp_path: Path,
+    bundle: GpuBundle, low_level: tuple[str, Namespace], moved: Driver, tmp_path: Path
 ) -> None:
     env = environment(moved.root, tmp_path / "config", low_level, "")
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
-    failed = bundle.run(installation.runtime, env).failed()
+    failed = bundle.run(bundle.gpu_py, env).failed()
     assert "libnvidia-ml.so.1" in failed.stderr
     assert str(moved.root) in failed.stderr
 
 
+@ONE
 def test_a_driver_container_that_is_not_there_yet(
-    bundle: Bundle, low_level: tuple[str, Namespace], installation: Installation, tmp_path: Path
+    bundle: GpuBundle, low_level: tuple[str, Namespace], tmp_path: Path
 ) -> None:
     env = environment(tmp_path / "run/nvidia/driver", tmp_path / "config", low_level, "")
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
-    failed = bundle.run(installation.runtime, env).failed()
+    failed = bundle.run(bundle.gpu_py, env).failed()
     assert "Start the driver container" in failed.stderr
 
 
+@ONE
 def test_a_driver_root_behind_a_link(
-    bundle: Bundle,
-    low_level: tuple[str, Namespace],
-    installation: Installation,
-    driver: Driver,
-    tmp_path: Path,
+    bundle: GpuBundle, low_level: tuple[str, Namespace], driver: Driver, tmp_path: Path
 ) -> None:
     (tmp_path / "driver").symlink_to(driver.root)
     env = environment(tmp_path / "driver", tmp_path / "config", low_level, "")
     bundle.environ("NVIDIA_VISIBLE_DEVICES=4")
     bundle.command(*look(libraries=["libcuda.so.1"]))
-    inside = seen(bundle.run(installation.runtime, env))
+    inside = seen(bundle.run(bundle.gpu_py, env))
     assert inside.gpu_minors == {driver.gpus[4].minor}
     assert inside.libraries["libcuda.so.1"][0] != "-"

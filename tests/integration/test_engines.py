@@ -25,18 +25,18 @@ def assert_sees(inside: Inside, driver: Driver, *indices: int) -> None:
 
 @pytest.mark.parametrize("kind", images.KINDS)
 def test_exactly_the_requested_gpus(engine: Engine, driver: Driver, kind: str) -> None:
+    names = [] if kind == "busybox" else ["libcuda.so.1", "libnvidia-ml.so.1"]
+    command = look(driver.minors, names)
     with nothing_left(driver.root, pid=engine.pid):
-        done = engine.run(image(kind), *look(driver.minors), env=["NVIDIA_VISIBLE_DEVICES=0,2"])
-    assert_sees(seen(done), driver, 0, 2)
+        done = engine.run(image(kind), *command, env=["NVIDIA_VISIBLE_DEVICES=0,2"])
+    inside = seen(done)
+    assert_sees(inside, driver, 0, 2)
+    for name in names:
+        status = driver.library(name).stat()
+        assert inside.libraries[name][1] == f"{status.st_dev}:{status.st_ino}"
 
 
-def test_gpu_by_uuid(engine: Engine, driver: Driver) -> None:
-    wanted = f"NVIDIA_VISIBLE_DEVICES={driver.gpus[5].uuid}"
-    inside = seen(engine.run(DEBIAN, *look(driver.minors), env=[wanted]))
-    assert_sees(inside, driver, 5)
-
-
-@pytest.mark.parametrize("value", [None, "", "void"])
+@pytest.mark.parametrize("value", [None, ""])
 def test_no_gpu_asked_for(engine: Engine, driver: Driver, value: str | None) -> None:
     env = [] if value is None else [f"NVIDIA_VISIBLE_DEVICES={value}"]
     inside = seen(engine.run(DEBIAN, *look(driver.minors, ["libcuda.so.1"]), env=env))
@@ -55,25 +55,9 @@ def test_driver_files_without_a_gpu(engine: Engine, driver: Driver) -> None:
 @pytest.mark.parametrize("kind", ["debian", "lib64"])
 def test_programs_see_the_gpus(engine: Engine, driver: Driver, kind: str) -> None:
     script = f"nvidia-smi -L && {images.CUDA_PROBE}"
-    env = ["NVIDIA_VISIBLE_DEVICES=0,2"]
-    lines = engine.run(image(kind), "sh", "-c", script, env=env).ok().stdout.splitlines()
     gpus = driver.chosen(0, 2)
+    env = [f"NVIDIA_VISIBLE_DEVICES={','.join(gpu.uuid for gpu in gpus)}"]
+    lines = engine.run(image(kind), "sh", "-c", script, env=env).ok().stdout.splitlines()
     assert lines[:2] == lines_of_nvidia_smi(gpus)
     assert lines[2] == "CUDA devices: 2"
     assert [gpu.uuid in line for gpu, line in zip(gpus, lines[3:], strict=True)] == [True, True]
-
-
-def test_libraries_are_the_hosts(engine: Engine, driver: Driver) -> None:
-    names = ["libcuda.so.1", "libnvidia-ml.so.1"]
-    env = ["NVIDIA_VISIBLE_DEVICES=all"]
-    libraries = seen(engine.run(DEBIAN, *look(libraries=names), env=env)).libraries
-    for name in names:
-        status = driver.library(name).stat()
-        assert libraries[name][1] == f"{status.st_dev}:{status.st_ino}"
-
-
-def test_unknown_gpu_fails_with_one_sentence(engine: Engine, driver: Driver) -> None:
-    with nothing_left(driver.root, pid=engine.pid):
-        done = engine.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=0,9"]).failed()
-    assert "9" in done.stderr or not engine.shows_errors_of_hooks
-    assert "Traceback" not in done.stderr

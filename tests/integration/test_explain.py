@@ -22,7 +22,7 @@ from harness.podman import Podman
 SLEEP = ("sleep", "1000")
 FOR_PODMAN = (
     "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--pids-limit=-1",
-    f"--cgroup-parent={CGROUP_PARENT}",
+    f"--cgroup-parent={CGROUP_PARENT}", "--stop-timeout=0",
 )  # fmt: skip
 
 Explain = Callable[..., Result]
@@ -33,14 +33,8 @@ def explain(installation: Installation, configs: dict[str, Path]) -> Explain:
     """Run gpuhook explain."""
 
     def explain(*words: str, **environment: str) -> Result:
-        argv: list[str | Path] = [
-            installation.command,
-            "explain",
-            "--config",
-            configs["runc"],
-            *words,
-        ]
-        return run(argv, env=environment)
+        fixed = (installation.command, "explain", "--config", configs["runc"])
+        return run([*fixed, *words], env=environment)
 
     return explain
 

@@ -4,10 +4,9 @@ from pathlib import Path
 
 from harness import vendors
 from harness.bundles import Bundle
-from harness.commands import run, wait_until
+from harness.commands import run
 from harness.driver import Driver
-from harness.namespaces import Namespace
-from harness.standing import ONE, Site
+from harness.standing import ONE, RUNTIMES, Site
 from harness.vendor_contract import Case, Contract
 from harness.vendors import MODES, Devices, Seen, in_mode, nodes_seen
 
@@ -65,17 +64,19 @@ class TestGaudi(Contract):
         in_document=[f"{DEVICES}=void"],
     )
 
+    @RUNTIMES
     def test_the_hook_warns_of_network_ports(
-        self, bundle: Bundle, config: Path, devices: Devices, low_level: tuple[str, Namespace]
+        self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
         devices.hook(bundle, config)
         bundle.environ(f"{DEVICES}=2")
         bundle.command("true")
-        bundle.run(low_level[0]).ok()
+        bundle.run(bundle.runtime).ok()
         [text] = vendors.logged(config)["warnings"]
         assert text.startswith("The network ports of Gaudi 2 aren't moved into the container")
 
     @MODES
+    @ONE
     def test_all_that_are_operational(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
@@ -89,6 +90,7 @@ class TestGaudi(Contract):
         assert seats == f"{MODULES}=1,3,4,5,6,7,8,9,10,11"
 
     @MODES
+    @ONE
     def test_images_say_all_and_users_name_seats(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
@@ -120,25 +122,15 @@ class TestGaudi(Contract):
 
     @ONE
     def test_the_process_that_stands_ready_notices_a_reset(
-        self,
-        bundle: Bundle,
-        driver: Driver,
-        devices: Devices,
-        low_level: tuple[str, Namespace],
-        tmp_path: Path,
+        self, bundle: Bundle, driver: Driver, devices: Devices, tmp_path: Path
     ) -> None:
-        site = Site(bundle, devices.installation, driver, low_level[0], tmp_path)
+        site = Site(bundle, devices.installation, driver, bundle.runtime, tmp_path)
         status = devices.root / "sys/bus/pci/drivers/habanalabs/0000:19:00.0/status"
         try:
             devices.configured(site.config)
             site.settle()
-            bundle.environ(f"{DEVICES}=0")
-            site.plain = bundle.config.read_bytes()
-            site.stand()
-            site.works()
-            assert site.served
+            site.serves(f"{DEVICES}=0")
             assert f"{MODULES}=3" in bundle.spec()["process"]["env"]
-            wait_until(site.is_standing, "it stands for the next")
             status.unlink()
             status.write_text("Needs reset\n")
             assert "Gaudi 0 can't be used: its status is Needs reset" in site.run().failed().stdout

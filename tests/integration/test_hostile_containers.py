@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle, Spec
+from harness.bundles import Bundle, GpuBundle, Spec
 from harness.commands import run
 from harness.driver import Driver
 from harness.hostile import FOLDER, change_image, mount_volume, refused, start
 from harness.inside import look, seen
-from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
+from harness.installation import write_config
 from harness.sandbox import contents
 from harness.snapshot import nothing_left
+from harness.standing import RUNTIMES
 
 
 @pytest.fixture
@@ -31,14 +31,9 @@ def stranger(bundle: Bundle) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("owner", ["the caller's", "a stranger's"])
+@RUNTIMES
 def test_a_container_in_the_mount_namespace_of_another(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    driver: Driver,
-    stranger: int,
-    tmp_path: Path,
-    owner: str,
+    bundle: GpuBundle, driver: Driver, stranger: int, tmp_path: Path, owner: str
 ) -> None:
     """It is refused before the low-level runtime starts, which would mount in there, too."""
 
@@ -52,11 +47,11 @@ def test_a_container_in_the_mount_namespace_of_another(
     bundle.change(mutate)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     started, runtime = tmp_path / "started", tmp_path / "low-level"
-    runtime.write_text(f'#!/bin/sh\ntouch {started}\nexec {low_level[0]} "$@"\n')
+    runtime.write_text(f'#!/bin/sh\ntouch {started}\nexec {bundle.runtime} "$@"\n')
     runtime.chmod(0o755)
-    env = {"GPUHOOK_CONFIG": str(write_config(tmp_path / "config", driver.root, [runtime]))}
+    config = write_config(tmp_path / "config", driver.root, [runtime])
     before = contents(driver.root / "etc"), mount_table(stranger)
-    result = start(bundle, installation, env, driver.root)
+    result = start(bundle, driver.root, config=config)
     assert "gpu-py: " in refused(result, "no mount namespace of its own")
     assert not started.exists()
     assert (contents(driver.root / "etc"), mount_table(stranger)) == before
@@ -67,25 +62,15 @@ def mount_table(pid: int) -> str:
 
 
 @pytest.mark.parametrize("stage", ["createContainer", "startContainer"])
-def test_a_hook_in_a_stage_that_is_too_late(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    runtime_env: dict[str, str],
-    driver: Driver,
-    stage: str,
-) -> None:
-    args = [installation.hook.name, "--config", runtime_env["GPUHOOK_CONFIG"], "prestart"]
-    hook = {"path": str(installation.hook), "args": args, "env": ["PATH=/usr/bin:/bin"]}
-    bundle.change(lambda spec: spec.update(hooks={stage: [hook]}))
+@RUNTIMES
+def test_a_hook_in_a_stage_that_is_too_late(bundle: GpuBundle, driver: Driver, stage: str) -> None:
+    bundle.by_hook(stage=stage)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     with nothing_left(driver.root, pid=bundle.namespace.pid):
-        refused(bundle.run(low_level[0], runtime_env))
+        refused(bundle.run(bundle.runtime, bundle.env))
 
 
-def test_a_user_namespace(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
-) -> None:
+def test_a_user_namespace(bundle: GpuBundle, driver: Driver) -> None:
     """What is made in the image belongs to the container's root user."""
 
     def mutate(spec: Spec) -> None:
@@ -98,7 +83,7 @@ def test_a_user_namespace(
     change_image(bundle, "chown -R 100000:100000 .; chmod 755 .")
     run(["chmod", "-R", "go+X", "/run/gpuhook-test"])
     bundle.command(*look(libraries=["libcuda.so.1", "libnvidia-ml.so.1"]))
-    inside = seen(start(bundle, installation, runtime_env, driver.root))
+    inside = seen(start(bundle, driver.root))
     assert inside.gpu_minors == {driver.gpus[2].minor}
     assert all(path != "-" for path, _ in inside.libraries.values())
     made = f"{FOLDER}/libcuda.so.1 etc/ld.so.cache {FOLDER}/libcuda.so.{driver.version}"
@@ -107,16 +92,13 @@ def test_a_user_namespace(
 
 
 @pytest.mark.parametrize("propagation", ["shared", "rshared", "slave", "rslave", "private"])
+@RUNTIMES
 def test_no_propagation_leads_to_the_host(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    propagation: str,
+    bundle: GpuBundle, driver: Driver, propagation: str
 ) -> None:
     bundle.change(lambda spec: spec["linux"].update(rootfsPropagation=propagation))
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
-    result = start(bundle, installation, runtime_env, driver.root)
+    result = start(bundle, driver.root)
     if result.status != 0:
         refused(result, "shared")
 
@@ -131,15 +113,9 @@ VOLUMES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("propagation", ["rprivate", "rshared"])
 @pytest.mark.parametrize("kind", VOLUMES)
 @pytest.mark.parametrize("destination", [f"/{FOLDER}/nvidia", "/etc", "/dev", "/run", "/usr/bin"])
+@RUNTIMES
 def test_volumes_stay_as_they_are(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    tmp_path: Path,
-    destination: str,
-    kind: str,
-    propagation: str,
+    bundle: GpuBundle, driver: Driver, tmp_path: Path, destination: str, kind: str, propagation: str
 ) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
@@ -148,7 +124,7 @@ def test_volumes_stay_as_they_are(
     bundle.change(lambda spec: spec["linux"].update(rootfsPropagation="rshared"))
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     before = run(["sh", "-c", f"cd {volume}; find . | sort"]).ok().stdout
-    result = bundle.run(installation.runtime, runtime_env)
+    result = bundle.start()
     after = run(["sh", "-c", f"cd {volume}; find . | sort"]).ok().stdout
     if destination != "/dev":  # where the runtime itself makes its nodes
         assert after == before
@@ -157,12 +133,11 @@ def test_volumes_stay_as_they_are(
         refused(result)
 
 
-def test_the_hosts_own_folders_as_volumes(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
-) -> None:
+@RUNTIMES
+def test_the_hosts_own_folders_as_volumes(bundle: GpuBundle, driver: Driver) -> None:
     for source, destination in (("usr/lib/x86_64-linux-gnu", "/opt/lib"), ("run", "/run")):
         mount_volume(bundle, driver.root / source, destination, "rw")
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
     bundle.command(*look(libraries=["libcuda.so.1"]))
-    inside = seen(start(bundle, installation, runtime_env, driver.root))
+    inside = seen(start(bundle, driver.root))
     assert inside.gpu_minors == {driver.gpus[1].minor}

@@ -1,10 +1,10 @@
 """Volumes, propagation and user namespaces as users of Docker and podman ask for them."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import pytest
+from harness.commands import path_of
 from harness.docker import Docker
 from harness.driver import Driver
 from harness.images import image
@@ -118,8 +118,7 @@ def hardened_podman(
     if request.param == "hook":
         words = ("--config", str(config), "prestart")
         hooks = hooks_dir(tmp_path / "hooks", installation.hook, *words)
-        runc = Path(shutil.which("runc") or "")
-        return dataclasses.replace(podman_runtime, runtime=runc, hooks=hooks)
+        return dataclasses.replace(podman_runtime, runtime=path_of("runc"), hooks=hooks)
     runtime = tmp_path / "gpu-py"  # podman gives a runtime no environment of the caller's
     runtime.write_text(f'#!/bin/sh\nGPUHOOK_CONFIG={config} exec {installation.runtime} "$@"\n')
     runtime.chmod(0o755)

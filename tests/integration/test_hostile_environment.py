@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.commands import run
 from harness.driver import Driver
 from harness.hostile import change_image, refused
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
+from harness.standing import RUNTIMES
 
 EVIL = """
 #include <fcntl.h>
@@ -56,20 +56,15 @@ def evil_image(bundle: Bundle, tmp_path: Path) -> tuple[list[str], Path]:
 
 
 @pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
+@RUNTIMES
 def test_the_images_environment_reaches_no_hook(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    tmp_path: Path,
-    stage: str,
+    bundle: GpuBundle, tmp_path: Path, stage: str
 ) -> None:
     settings, mark = evil_image(bundle, tmp_path)
     bundle.environ(*settings)
-    hook = [str(installation.hook), "--config", runtime_env["GPUHOOK_CONFIG"], "prestart"]
     if stage != "prestart":
-        given = {"path": hook[0], "args": hook, "env": ["PATH=/usr/bin:/bin"]}
-        bundle.change(lambda spec: spec.update(hooks={stage: [given]}))
-    bundle.run(installation.runtime, runtime_env)
+        bundle.by_hook(stage=stage)
+    bundle.start()
     assert not mark.exists()
 
 
@@ -79,12 +74,9 @@ def runc_version() -> tuple[int, ...]:
     return tuple(map(int, found.groups()))
 
 
+@RUNTIMES
 def test_without_its_own_environment_a_hook_would_be_taken_over(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    runtime_env: dict[str, str],
-    tmp_path: Path,
+    bundle: GpuBundle, tmp_path: Path
 ) -> None:
     """What every hook that we write has in its ``env`` is taken out of this one.
 
@@ -94,18 +86,19 @@ def test_without_its_own_environment_a_hook_would_be_taken_over(
     bundle.environ(*settings)
     careless = {"path": "/bin/sh", "args": ["sh", "-c", "cat >/dev/null"]}
     bundle.change(lambda spec: spec.update(hooks={"createContainer": [careless]}))
-    bundle.run(low_level[0], runtime_env)
-    assert mark.exists() == (low_level[0] == "runc" and runc_version() < (1, 3))
+    bundle.run(bundle.runtime, bundle.env)
+    assert mark.exists() == (bundle.runtime == "runc" and runc_version() < (1, 3))
 
 
+@RUNTIMES
 def test_python_settings_and_the_working_folder_are_ignored(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], tmp_path: Path
+    bundle: GpuBundle, installation: Installation, tmp_path: Path
 ) -> None:
     """The launcher itself protects Python, also where a hook's ``env`` is not ours."""
     settings, mark = evil_image(bundle, tmp_path)
     env = dict(setting.split("=", 1) for setting in settings if not setting.startswith("LD_"))
     env.pop("GPUHOOK_CONFIG")
-    options = ("--config", runtime_env["GPUHOOK_CONFIG"])
+    options = ("--config", str(bundle.settings))
     result = bundle.call(installation.hook, *options, env=env, cwd=bundle.root)
     assert "container state" in refused(result)
     assert not mark.exists()
@@ -135,14 +128,9 @@ def with_the_package_elsewhere(installation: Installation, folder: Path) -> Inst
 
 
 @pytest.mark.parametrize("package", ["beside the launcher", "elsewhere"])
+@RUNTIMES
 def test_gpu_py_imports_nothing_from_its_working_folder(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    runtime_env: dict[str, str],
-    driver: Driver,
-    tmp_path: Path,
-    package: str,
+    bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path, package: str
 ) -> None:
     """Engines call it in the bundle. Nothing is saved yet, so it imports all that it ever does."""
     mark = tmp_path / "imported"
@@ -150,7 +138,7 @@ def test_gpu_py_imports_nothing_from_its_working_folder(
     used = installation
     if package == "elsewhere":
         used = with_the_package_elsewhere(installation, tmp_path / "venv")
-    config = write_config(tmp_path / "config", driver.root, [low_level[0]])
+    config = write_config(tmp_path / "config", driver.root, [bundle.runtime])
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
     bundle.command(*look())
     result = bundle.call(

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.driver import Driver
 from harness.hostile import FOLDER, change_image, refused, start
-from harness.installation import Installation
 from harness.sandbox import unshare_mounts
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 RENAME_EXCHANGE = 2  # linux/fs.h
 
@@ -41,20 +41,15 @@ def victim(tmp_path: Path) -> Path:
         ("etc/ld.so.cache", "VICTIM/ld.so.cache"),
     ],
 )
+@RUNTIMES
 def test_links_in_the_image(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    victim: Path,
-    place: str,
-    text: str,
+    bundle: GpuBundle, driver: Driver, victim: Path, place: str, text: str
 ) -> None:
     text = text.replace("VICTIM", str(victim))
     folder = os.path.dirname(place)
     change_image(bundle, f"mkdir -p {folder}; rm -rf {place}; ln -s {text} {place}")
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
-    result = start(bundle, installation, runtime_env, driver.root, victim)
+    result = start(bundle, driver.root, victim)
     if result.status != 0:
         refused(result)
 
@@ -88,13 +83,8 @@ def _swap(bundle: Bundle, name: str) -> None:
         libc.renameat2(-100, name.encode(), -100, b"trap", RENAME_EXCHANGE)
 
 
-def test_a_second_container_swaps_folders(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    victim: Path,
-) -> None:
+@RUNTIMES
+def test_a_second_container_swaps_folders(bundle: GpuBundle, driver: Driver, victim: Path) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     change_image(bundle, "rm -rf opt; mkdir opt")
     outcomes = set()
@@ -103,7 +93,7 @@ def test_a_second_container_swaps_folders(
     change_image(bundle, "ln -s ../../opt/firmware usr/lib/firmware")
     with swapping(bundle, "opt", str(victim)), nothing_left(victim, pid=bundle.namespace.pid):
         for _ in range(15):
-            outcomes.add(bundle.run(installation.runtime, runtime_env).status)
+            outcomes.add(bundle.start().status)
     assert 0 in outcomes
 
 
@@ -122,17 +112,12 @@ def test_a_second_container_swaps_folders(
         "rm etc/ld.so.cache; ln -s ld.so.cache etc/ld.so.cache",
     ],
 )
-def test_a_damaged_loader_cache(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    script: str,
-) -> None:
+@ONE
+def test_a_damaged_loader_cache(bundle: GpuBundle, driver: Driver, script: str) -> None:
     change_image(bundle, script)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     begun = time.monotonic()
-    result = start(bundle, installation, runtime_env, driver.root)
+    result = start(bundle, driver.root)
     assert time.monotonic() - begun < 20
     if result.status != 0:
         refused(result, "ld.so.cache")

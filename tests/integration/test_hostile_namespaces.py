@@ -7,16 +7,16 @@ import resource
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from harness.bundles import CGROUP_PARENT, Bundle
+from harness.bundles import CGROUP_PARENT, Bundle, GpuBundle
 from harness.commands import run
 from harness.driver import Driver
 from harness.installation import Installation, write_config
 from harness.metrics import GIB, exporter, of_container, scrape, using
-from harness.namespaces import Namespace
+from harness.standing import ONE
 from harness.strangers import UID, process
 
 from gpuhook.tools.driver_folder import place
@@ -54,15 +54,7 @@ os.killpg(0, 9)
 
 @contextlib.contextmanager
 def sleepers(namespaces: int, processes: int, folder: Path, root: Path) -> Iterator[None]:
-    argv: list[str | Path] = [
-        sys.executable,
-        "-c",
-        SLEEPERS,
-        str(namespaces),
-        str(processes),
-        folder,
-        root,
-    ]
+    argv = (sys.executable, "-c", SLEEPERS, str(namespaces), str(processes), folder, root)
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     ) as running:
@@ -76,7 +68,7 @@ def sleepers(namespaces: int, processes: int, folder: Path, root: Path) -> Itera
             running.wait(60)
 
 
-def seconds_of(argv: list[str | Path]) -> tuple[float, str, str]:
+def seconds_of(argv: Sequence[str | Path]) -> tuple[float, str, str]:
     """Run a program; return its processor time, because the machine may be busy, and its output."""
     start = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = run(argv, timeout=120).ok()
@@ -86,27 +78,19 @@ def seconds_of(argv: list[str | Path]) -> tuple[float, str, str]:
 
 
 @pytest.fixture
-def unrecorded(
-    bundle: Bundle,
-    low_level: tuple[str, Namespace],
-    installation: Installation,
-    driver: Driver,
-    tmp_path: Path,
-) -> Path:
+def unrecorded(bundle: GpuBundle, driver: Driver, tmp_path: Path) -> Path:
     """The configuration of a container that has a GPU, and no record."""
-    config = write_config(tmp_path / "etc", driver.root, low_level[:1])
+    config = write_config(tmp_path / "etc", driver.root, [bundle.runtime])
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
     bundle.command("sleep", "1000")
-    quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
-    words: list[str | Path] = ["run", "--detach", "--bundle", bundle.path, bundle.name]
-    env = {"GPUHOOK_CONFIG": str(config)}
-    bundle.call(*quiet, installation.runtime, *words, env=env).ok()
+    bundle.detach(bundle.gpu_py, config)
     [record] = (tmp_path / "etc/state/containers").iterdir()
     record.unlink()
     return config
 
 
 @pytest.mark.parametrize(("namespaces", "processes"), [(1, 300), (450, 1)], ids=["one", "many"])
+@ONE
 def test_mounts_by_the_thousand_make_nobody_wait(
     bundle: Bundle,
     installation: Installation,
@@ -117,8 +101,7 @@ def test_mounts_by_the_thousand_make_nobody_wait(
     processes: int,
 ) -> None:
     """What there is no time for is said, and a container is seen before anybody's hundredth."""
-    listing: list[str | Path] = [installation.command, "list", "--config", unrecorded]
-    listing += ["--format", "json"]
+    listing = (installation.command, "list", "--config", unrecorded, "--format", "json")
     before, _, said = seconds_of(listing)
     assert said == ""
     many = namespaces > 1
@@ -130,13 +113,7 @@ def test_mounts_by_the_thousand_make_nobody_wait(
         assert bundle.name in [each["name"] for each in answer["containers"]]
         assert answer["complete"] is not many
         assert ("Containers without a record may be missing" in said) == many
-        repairing: list[str | Path] = [
-            installation.command,
-            "repair",
-            "--config",
-            unrecorded,
-            bundle.name,
-        ]
+        repairing = (installation.command, "repair", "--config", unrecorded, bundle.name)
         took, _, said = seconds_of(repairing)
         assert took < before + 4.0
         assert ("may be missing" in said) == many
@@ -204,25 +181,10 @@ def test_strangers_are_no_containers_of_engines(
         for each in ids:
             (tmp_path / each).mkdir()
             name = f"kubepods/besteffort/pod{uuid.uuid4()}/{each}"
-            argv: list[str | Path] = [
-                sys.executable,
-                "-c",
-                POSE,
-                tmp_path / each,
-                node,
-                cgroup,
-                name,
-            ]
+            argv = (sys.executable, "-c", POSE, tmp_path / each, node, cgroup, name)
             running.append(held.enter_context(process(argv)))
         config = configs["runc"]
-        words: list[str | Path] = [
-            installation.command,
-            "list",
-            "--config",
-            config,
-            "--format",
-            "json",
-        ]
+        words = (installation.command, "list", "--config", config, "--format", "json")
         found = json.loads(run(words).ok().stdout)["containers"]
         of_his = [each for each in found if each["name"] == called]
         assert [each["engine"] for each in of_his] == [""], found

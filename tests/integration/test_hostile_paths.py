@@ -17,7 +17,6 @@ from harness.cdi import generate, give
 from harness.commands import Result, run, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, harden, write_config
-from harness.namespaces import Namespace
 from harness.standing import ONE, Site
 from harness.strangers import UID
 
@@ -55,8 +54,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory, installation: Installation
 
 
 @pytest.fixture
-def config(bundle: Bundle, low_level: tuple[str, Namespace], machine: Driver) -> Path:
-    return write_config(bundle.path / "etc", machine.root, [low_level[0]])
+def config(bundle: Bundle, machine: Driver) -> Path:
+    return write_config(bundle.path / "etc", machine.root, [bundle.runtime])
 
 
 def started(
@@ -307,13 +306,9 @@ def test_documents_name_no_socket_and_outlive_daemons(
 
 @ONE
 def test_daemons_and_users_end_no_standing_process(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    machine: Driver,
-    tmp_path: Path,
+    bundle: Bundle, installation: Installation, machine: Driver, tmp_path: Path
 ) -> None:
-    site = Site(bundle, installation, machine, low_level[0], tmp_path)
+    site = Site(bundle, installation, machine, bundle.runtime, tmp_path)
     site.bundle.change(lambda spec: spec["process"].update(args=["nvidia-smi", "-L"]))
     site.bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     site.plain = site.bundle.config.read_bytes()

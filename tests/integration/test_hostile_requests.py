@@ -5,12 +5,12 @@ import time
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import GpuBundle
 from harness.driver import Driver
 from harness.hostile import mount_volume, refused, start
 from harness.inside import look, seen
-from harness.installation import Installation, harden, open_kinds, write_config
-from harness.namespaces import Namespace
+from harness.installation import harden, open_kinds, write_config
+from harness.standing import ONE, RUNTIMES
 
 ANNOTATION = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
 
@@ -18,18 +18,12 @@ ANNOTATION = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
 @pytest.mark.parametrize("by", ["runtime", "hook"])
 @pytest.mark.parametrize("more", ["", "accept-annotations = true\n"], ids=["default", "accepted"])
 @pytest.mark.parametrize("asked", ["by mount", "not at all"])
+@RUNTIMES
 def test_an_annotation_gives_no_more_than_the_mounts(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    driver: Driver,
-    tmp_path: Path,
-    by: str,
-    more: str,
-    asked: str,
+    bundle: GpuBundle, driver: Driver, tmp_path: Path, by: str, more: str, asked: str
 ) -> None:
     """CRI-O and podman copy annotations of users into config.json."""
-    config = harden(write_config(tmp_path / "etc", driver.root, [low_level[0]]))
+    config = harden(write_config(tmp_path / "etc", driver.root, [bundle.runtime]))
     config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{more}"))
     bundle.command(*look(driver.minors))
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
@@ -38,12 +32,10 @@ def test_an_annotation_gives_no_more_than_the_mounts(
         mount_volume(bundle, Path("/dev/null"), "/var/run/nvidia-container-devices/3", "ro")
     given = {driver.gpus[3].minor} if asked == "by mount" else set()
     if by == "runtime":
-        done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)})
+        done = bundle.start(config)
     else:
-        args = [installation.hook.name, "--config", str(config), "prestart"]
-        hook = {"path": str(installation.hook), "args": args, "env": ["PATH=/usr/bin:/bin"]}
-        bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
-        done = bundle.run(low_level[0])
+        bundle.by_hook(config)
+        done = bundle.run(bundle.runtime)
     inside = seen(done)
     assert inside.gpu_minors == given
     opened = {minor for minor, error in inside.by_hand.items() if error != "EPERM"}
@@ -51,14 +43,8 @@ def test_an_annotation_gives_no_more_than_the_mounts(
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
-def test_another_pods_claim(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, Namespace],
-    driver: Driver,
-    tmp_path: Path,
-    mode: str,
-) -> None:
+@ONE
+def test_another_pods_claim(bundle: GpuBundle, driver: Driver, tmp_path: Path, mode: str) -> None:
     """What a driver for DRA made for one pod: its folder of the host, and a hook of root's."""
     trace, secret = tmp_path / "trace", tmp_path / "secret"
     secret.write_text("another's")
@@ -73,17 +59,17 @@ def test_another_pods_claim(
     (tmp_path / "cdi/claim.json").write_text(json.dumps(document))
     folders = f'mode = "{mode}"\n[nvidia-container-runtime.modes.cdi]\n'
     folders += f'spec-dirs = ["{tmp_path / "cdi"}"]\n'
-    config = write_config(tmp_path / "etc", driver.root, [low_level[0]], folders)
+    config = write_config(tmp_path / "etc", driver.root, [bundle.runtime], folders)
     bundle.command("busybox", "cat", "/secret")
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES={claim}")
     whole = bundle.config.read_bytes()
-    done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)}).failed()
+    done = bundle.start(config).failed()
     assert f"names '{claim}'" in done.stderr
     assert "cdi-kinds-from-environment" in done.stderr
     assert bundle.config.read_bytes() == whole
     assert not trace.exists()
     env = {"GPUHOOK_CONFIG": str(open_kinds(config, kind))}
-    assert bundle.run(installation.runtime, env).ok().stdout == "another's"
+    assert bundle.run(bundle.gpu_py, env).ok().stdout == "another's"
     assert trace.exists()
 
 
@@ -105,27 +91,17 @@ def test_another_pods_claim(
     ],
     ids=range(12),
 )
-def test_device_names_that_are_none(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    request_text: str,
-) -> None:
+@ONE
+def test_device_names_that_are_none(bundle: GpuBundle, driver: Driver, request_text: str) -> None:
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES={request_text}")
-    refused(start(bundle, installation, runtime_env, driver.root))
+    refused(start(bundle, driver.root))
 
 
 @pytest.mark.parametrize("channels", ["../../../../etc", "-1", "0/../1", "9" * 4000])
-def test_channels_that_are_none(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    channels: str,
-) -> None:
+@ONE
+def test_channels_that_are_none(bundle: GpuBundle, driver: Driver, channels: str) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_IMEX_CHANNELS={channels}")
-    refused(start(bundle, installation, runtime_env, driver.root))
+    refused(start(bundle, driver.root))
 
 
 @pytest.mark.parametrize(
@@ -140,38 +116,31 @@ def test_channels_that_are_none(
     ],
     ids=["huge float", "tiny float", "huge integer", "deep", "surrogate and NUL", "doubled key"],
 )
-def test_strange_json(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    extra: str,
-) -> None:
+@RUNTIMES
+def test_strange_json(bundle: GpuBundle, driver: Driver, extra: str) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     text = bundle.config.read_text()
     bundle.config.write_text("{" + extra + "," + text.lstrip()[1:])
-    result = start(bundle, installation, runtime_env, driver.root)
+    result = start(bundle, driver.root)
     if result.status != 0:
         refused(result)
 
 
-def test_bytes_that_are_no_text(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
-) -> None:
+@RUNTIMES
+def test_bytes_that_are_no_text(bundle: GpuBundle, driver: Driver) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0", "STRANGE=@@@")
     bundle.config.write_bytes(bundle.config.read_bytes().replace(b"@@@", b"\xff\xfe\x80"))
-    start(bundle, installation, runtime_env, driver.root)
+    start(bundle, driver.root)
     assert b"\xff\xfe\x80" in bundle.config.read_bytes()
 
 
-def test_a_million_settings(
-    bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path
-) -> None:
+@ONE
+def test_a_million_settings(bundle: GpuBundle, driver: Driver, tmp_path: Path) -> None:
     """Low-level runtimes take minutes over so many; we must not be what takes long."""
     config = write_config(tmp_path / "config", driver.root, ["/bin/true"])
     bundle.environ(*[f"A{number}={number}" for number in range(10**6)], "NVIDIA_VISIBLE_DEVICES=0")
     begun = time.monotonic()
-    start(bundle, installation, {"GPUHOOK_CONFIG": str(config)}, driver.root).ok()
+    start(bundle, driver.root, config=config).ok()
     assert time.monotonic() - begun < 30
     assert len(bundle.spec()["process"]["env"]) > 10**6
     assert bundle.spec()["hooks"]["prestart"]

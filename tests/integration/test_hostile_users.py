@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,13 +63,16 @@ def test_a_pipe_as_a_strangers_configuration(
     site: Site, driver: Driver, configs: dict[str, Path]
 ) -> None:
     pipe = pipe_of_his(site.folder / "his/daemon.json")
-    for name in ("dockerd", "containerd", "crio"):
-        options = [f"--config-file={pipe}", f"--config={pipe}", f"-H=unix://{pipe}"]
-        with pretender(site.folder / name, *options) as stranger:
-            done = site.doctor(configs["runc"])
-        assert done.stdout.splitlines()[-1].endswith((" failure", " failures"))
-        assert str(pipe) not in done.stdout
-        assert f"dockerd {stranger.pid}" not in done.stdout
+    options = [f"--config-file={pipe}", f"--config={pipe}", f"-H=unix://{pipe}"]
+    with ExitStack() as stack:
+        his = [
+            stack.enter_context(pretender(site.folder / name, *options))
+            for name in ("dockerd", "containerd", "crio")
+        ]
+        done = site.doctor(configs["runc"])
+    assert done.stdout.splitlines()[-1].endswith((" failure", " failures"))
+    assert str(pipe) not in done.stdout
+    assert not [each.pid for each in his if f"dockerd {each.pid}" in done.stdout]
 
 
 def test_a_pipe_below_a_strangers_data_root(site: Site) -> None:

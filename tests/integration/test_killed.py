@@ -23,7 +23,7 @@ from harness.snapshot import mount_table
 
 from gpuhook.start.records import records
 
-KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "150"))
+KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "60"))
 RUNTIME_KILLS = 20
 FOLDER = "usr/lib/x86_64-linux-gnu"
 

@@ -147,7 +147,7 @@ def test_again_and_by_two_at_once(fresh: Node) -> None:
 
 
 def test_killed_at_any_moment(fresh: Node) -> None:
-    for hundredths in range(0, 120, 15):
+    for hundredths in range(0, 120, 30):
         container = fresh.begin(
             daemon_set("base", "installer"), "installer", "install", "--restart=none"
         )

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from harness.driver import Driver
 from harness.inside import look, seen
 from harness.installation import Installation, open_kinds, write_config
 from harness.namespaces import Namespace
-from harness.standing import ONE
+from harness.standing import ONE, RUNTIMES
 
 from gpuhook.start.cdi import apply, folders
 from gpuhook.start.records import records
@@ -61,13 +60,7 @@ class Place:
         else:
             made.environ(f"NVIDIA_VISIBLE_DEVICES={device}")
         if way == "alone":
-            args = [self.installation.hook.name, "--config", str(config), "prestart"]
-            hook = {
-                "path": str(self.installation.hook),
-                "args": args,
-                "env": ["PATH=/usr/bin:/bin"],
-            }
-            made.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+            made.prestart(self.installation.hook, config)
         return made
 
     def create(self, made: Bundle, way: str = "hook") -> Result:
@@ -97,6 +90,12 @@ class Place:
         return (self.config.parent / "state/errors.log").read_text()
 
 
+@pytest.fixture(scope="module")
+def document(workspace: Path, installation: Installation, configs: dict[str, Path]) -> str:
+    """A document of the driver's GPUs, for the configuration of runc."""
+    return generate(installation, configs["runc"], workspace / "cdi-leases").read_text()
+
+
 @pytest.fixture
 def place(
     workspace: Path,
@@ -104,6 +103,8 @@ def place(
     installation: Installation,
     driver: Driver,
     low_level: tuple[str, Namespace],
+    document: str,
+    configs: dict[str, Path],
     tmp_path: Path,
 ) -> Iterator[Place]:
     runtime, entered = low_level
@@ -116,7 +117,9 @@ def place(
             return stack.enter_context(made)
 
         made = Place(installation, runtime, tmp_path, bundle, config)
-        generate(installation, config, tmp_path / "cdi")
+        (tmp_path / "cdi").mkdir()
+        text = document.replace(str(configs["runc"]), str(config))
+        (tmp_path / "cdi/nvidia.com-gpu.yaml").write_text(text)
         yield made
 
 
@@ -130,28 +133,31 @@ def is_held(place: Place, done: Result, holder: Bundle, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@RUNTIMES
 def test_a_device_has_one_container(place: Place, way: str) -> None:
-    has_one_container(place, way, way)
+    """It has it as soon as it is created, and until its process is gone, whoever killed it."""
+    first, second = place.ask("1", way), place.ask("1", way)
+    place.create(first, way).ok()
+    is_held(place, place.create(second, way), first, way)
+    assert [each["id"] for each in place.records()] == [first.name]
+    other = place.ask("2", way)
+    place.create(other, way).ok()
+    place.end(first)
+    second.call(place.runtime, "delete", "--force", second.name)
+    place.create(second, way).ok()
+    assert {each["id"] for each in place.records()} == {second.name, other.name}
 
 
 @ONE
-@pytest.mark.parametrize(("theirs", "ours"), list(permutations(WAYS, 2)))
-def test_one_of_another_way_is_refused_too(place: Place, theirs: str, ours: str) -> None:
-    has_one_container(place, theirs, ours)
-
-
-def has_one_container(place: Place, theirs: str, ours: str) -> None:
-    """It has it as soon as it is created, and until its process is gone, whoever killed it."""
-    first, second = place.ask("1", theirs), place.ask("1", ours)
+@pytest.mark.parametrize("theirs", WAYS)
+def test_those_of_other_ways_are_refused_too(place: Place, theirs: str) -> None:
+    first = place.ask("1", theirs)
     place.create(first, theirs).ok()
-    is_held(place, place.create(second, ours), first, ours)
+    for ours in (way for way in WAYS if way != theirs):
+        is_held(place, place.create(place.ask("1", ours), ours), first, ours)
     assert [each["id"] for each in place.records()] == [first.name]
-    other = place.ask("2", ours)
-    place.create(other, ours).ok()
     place.end(first)
-    second.call(place.runtime, "delete", "--force", second.name)
-    place.create(second, ours).ok()
-    assert {each["id"] for each in place.records()} == {second.name, other.name}
+    place.create(place.ask("1", ours), ours).ok()
 
 
 @ONE
@@ -259,8 +265,11 @@ def second(place: Place, driver: Driver, request: pytest.FixtureRequest) -> str:
 
 
 @ONE
-@pytest.mark.parametrize("way", ["hook", "spec", "cdi"])
-@pytest.mark.parametrize("second", FORMS, indirect=True)
+@pytest.mark.parametrize(
+    ("second", "way"),
+    [*((form, "hook") for form in FORMS), ("renamed", "spec"), ("renamed", "cdi")],
+    indirect=["second"],
+)
 def test_a_second_document_with_the_same_node(place: Place, second: str, way: str) -> None:
     gpu, other = place.ask("1", way), place.ask(second, way)
     place.create(gpu, way).ok()

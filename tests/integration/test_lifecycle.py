@@ -3,18 +3,17 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
-from harness.commands import Result, wait_until
+from harness.bundles import Bundle, GpuBundle
+from harness.commands import Result, path_of, wait_until
 from harness.driver import Driver
-from harness.installation import Installation, write_config
-from harness.standing import ONE
+from harness.installation import write_config
+from harness.standing import ONE, RUNTIMES
 from harness.strangers import UID
 
 Step = tuple[str, int, str, str]
@@ -95,37 +94,26 @@ def output_of(bundle: Bundle) -> str:
     return (bundle.path / "output").read_text()
 
 
-def test_the_same_life(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, object],
-    runtime_env: dict[str, str],
-) -> None:
+def test_the_same_life(bundle: GpuBundle) -> None:
     bundle.command("sleep", "1000")
     spec = bundle.config.read_bytes()
-    alone = shutil.which(low_level[0])  # crun 1.28 names itself as it was called: by its path
-    assert alone is not None
-    without = live(bundle, alone, runtime_env)
+    alone = path_of(bundle.runtime)  # crun 1.28 names itself as it was called: by its path
+    without = live(bundle, alone, bundle.env)
     assert without[0][:3] == ("create", 0, "")
     assert {status for _, status, _, _ in without} > {0, 3}
-    with_gpu_py = live(bundle, installation.runtime, runtime_env)
+    with_gpu_py = live(bundle, bundle.gpu_py, bundle.env)
     for ours, theirs in zip(with_gpu_py, without, strict=True):
         assert ours == theirs
     assert bundle.config.read_bytes() == spec
 
 
-def test_the_same_statistics(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, object],
-    runtime_env: dict[str, str],
-) -> None:
+def test_the_same_statistics(bundle: GpuBundle) -> None:
     bundle.command("sleep", "1000")
-    assert create(bundle, installation.runtime, runtime_env) == 0
-    bundle.call(low_level[0], "start", bundle.name).ok()
+    assert create(bundle, bundle.gpu_py, bundle.env) == 0
+    bundle.call(bundle.runtime, "start", bundle.name).ok()
     words = ["events", "--stats", bundle.name]
-    ours = bundle.call(installation.runtime, *words, env=runtime_env)
-    theirs = bundle.call(low_level[0], *words)
+    ours = bundle.call(bundle.gpu_py, *words, env=bundle.env)
+    theirs = bundle.call(bundle.runtime, *words)
     assert ours.status == theirs.status
     if ours.status == 0:
         told = [json.loads(done.stdout) for done in (ours, theirs)]
@@ -149,21 +137,16 @@ FAILING = {"path": "/bin/sh", "args": ["sh", "-c", "cat >/dev/null; exit 3"]}
         pytest.param(lambda spec: spec.update(hooks={"prestart": [FAILING]}), id="hook"),
     ],
 )
-def test_the_same_refusals(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, object],
-    runtime_env: dict[str, str],
-    mutate: object,
-) -> None:
+@RUNTIMES
+def test_the_same_refusals(bundle: GpuBundle, mutate: object) -> None:
     """What the low-level runtime has to say about a bad config.json is what the user reads."""
     assert callable(mutate)
     bundle.change(mutate)
     found = []
-    for runtime in (low_level[0], installation.runtime):
-        status = create(bundle, runtime, runtime_env)
+    for runtime in (bundle.runtime, bundle.gpu_py):
+        status = create(bundle, runtime, bundle.env)
         found.append((status, VARYING.sub("_", output_of(bundle))))
-        bundle.call(low_level[0], "delete", "--force", bundle.name)
+        bundle.call(bundle.runtime, "delete", "--force", bundle.name)
     assert found[0] == found[1]
     assert found[0][1] or found[0][0] == 0
 
@@ -176,33 +159,29 @@ def settle(config: Path) -> None:
 
 
 def test_another_low_level_runtime_is_configured_meanwhile(
-    bundle: Bundle,
-    installation: Installation,
-    low_level: tuple[str, object],
-    driver: Driver,
-    tmp_path: Path,
+    bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
     """The container goes on with its own, by Python right after the change and without later."""
-    mine = low_level[0]
+    mine = bundle.runtime
     [other] = {"runc", "crun"} - {mine}
     bundle.command("sleep", "1000")
     config = write_config(tmp_path / "etc", driver.root, [mine])
     env = {"GPUHOOK_CONFIG": str(config)}
-    assert create(bundle, installation.runtime, env) == 0
-    bundle.call(installation.runtime, "start", bundle.name, env=env).ok()
+    assert create(bundle, bundle.gpu_py, env) == 0
+    bundle.call(bundle.gpu_py, "start", bundle.name, env=env).ok()
     config.write_text(config.read_text().replace(mine, other))
     settle(config)
     for _ in range(3):  # by Python, which saves what the launcher must know, and without
         words = ("exec", bundle.name, "echo", "mine")
-        assert bundle.call(installation.runtime, *words, env=env).ok().stdout == "mine\n"
-    bundle.call(installation.runtime, "kill", bundle.name, "KILL", env=env).ok()
-    bundle.call(installation.runtime, "delete", "--force", bundle.name, env=env).ok()
+        assert bundle.call(bundle.gpu_py, *words, env=env).ok().stdout == "mine\n"
+    bundle.call(bundle.gpu_py, "kill", bundle.name, "KILL", env=env).ok()
+    bundle.call(bundle.gpu_py, "delete", "--force", bundle.name, env=env).ok()
     assert bundle.call(mine, "state", bundle.name).status != 0
 
 
 @ONE
 def test_no_folder_of_another_user_says_whose_a_container_is(
-    bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path
+    bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
     """su leaves a user's XDG_RUNTIME_DIR in root's environment; crun goes there, runc doesn't."""
     tmp_path.chmod(0o755)
@@ -214,10 +193,10 @@ def test_no_folder_of_another_user_says_whose_a_container_is(
     config = write_config(tmp_path / "etc", driver.root, ["runc"])
     env = {"GPUHOOK_CONFIG": str(config)}
     bundle.command("sleep", "1000")
-    assert create(bundle, installation.runtime, env) == 0
+    assert create(bundle, bundle.gpu_py, env) == 0
     settle(config)
     for _ in range(3):  # by Python, which saves what the launcher must know, and without
         words = ("state", bundle.name)
-        said = bundle.call(installation.runtime, *words, env={**env, "XDG_RUNTIME_DIR": str(his)})
+        said = bundle.call(bundle.gpu_py, *words, env={**env, "XDG_RUNTIME_DIR": str(his)})
         assert json.loads(said.ok().stdout)["status"] == "created"
-    bundle.call(installation.runtime, "delete", "--force", bundle.name, env=env).ok()
+    bundle.call(bundle.gpu_py, "delete", "--force", bundle.name, env=env).ok()

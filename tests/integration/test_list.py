@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.bundles import CGROUP_PARENT, Bundle
+from harness.bundles import CGROUP_PARENT, GpuBundle
 from harness.commands import run, wait_until
 from harness.docker import Docker
 from harness.driver import Driver, simulate
 from harness.images import image
 from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
 from harness.podman import Podman
+from harness.standing import ONE
 
 from gpuhook.start.records import records
 
@@ -58,12 +58,10 @@ NAMES = ("engine", "bundle", "container", "pod", "namespace", "uid", "image")
 RECORD: dict[str, Any] = {"version": records.VERSION, **dict.fromkeys(NAMES, "")}
 
 
-def start(bundle: Bundle, installation: Installation, env: dict[str, str], *command: str) -> None:
+def start(bundle: GpuBundle, *command: str, config: Path | None = None) -> None:
     """Start the bundle's container and leave it running."""
     bundle.command(*(command or SLEEP))
-    quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
-    words: list[str | Path] = ["run", "--detach", "--bundle", bundle.path, bundle.name]
-    bundle.call(*quiet, installation.runtime, *words, env=env).ok()
+    bundle.detach(bundle.gpu_py, config or bundle.settings)
 
 
 def users(answer: dict[str, Any]) -> dict[int, list[str]]:
@@ -72,12 +70,12 @@ def users(answer: dict[str, Any]) -> dict[int, list[str]]:
 
 
 def test_a_container_of_a_low_level_runtime(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
+    bundle: GpuBundle, installation: Installation, driver: Driver
 ) -> None:
-    config = Path(runtime_env["GPUHOOK_CONFIG"])
+    config = bundle.settings
     before = users(listed(installation, config))
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,7")
-    start(bundle, installation, runtime_env)
+    start(bundle)
     answer = listed(installation, config)
     assert len(answer["gpus"]) == len(driver.gpus)
     mine = {index: names for index, names in users(answer).items() if bundle.name in names}
@@ -89,56 +87,59 @@ def test_a_container_of_a_low_level_runtime(
     assert all(bundle.name not in names for names in before.values())
 
 
+@ONE
 def test_a_container_without_gpus_is_not_listed(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str]
+    bundle: GpuBundle, installation: Installation
 ) -> None:
-    start(bundle, installation, runtime_env)
-    answer = listed(installation, Path(runtime_env["GPUHOOK_CONFIG"]))
+    start(bundle)
+    answer = listed(installation, bundle.settings)
     assert bundle.name not in [each["name"] for each in answer["containers"]]
 
 
+@ONE
 def test_a_node_made_by_the_container_elsewhere_is_not_taken_for_a_gpu(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str]
+    bundle: GpuBundle, installation: Installation
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
-    start(bundle, installation, runtime_env)
+    start(bundle)
     make = ("busybox", "mknod", "/tmp/nvidia5", "c", "195", "4")
-    runc = "runc" if runtime_env["GPUHOOK_CONFIG"].find("/runc/") >= 0 else "crun"
+    runc = "runc" if str(bundle.settings).find("/runc/") >= 0 else "crun"
     bundle.call(runc, "exec", bundle.name, *make).ok()
-    answer = listed(installation, Path(runtime_env["GPUHOOK_CONFIG"]))
+    answer = listed(installation, bundle.settings)
     mine = {index for index, names in users(answer).items() if bundle.name in names}
     assert mine == {1}
 
 
+@ONE
 def test_node_that_the_container_has_mounted_itself_is_not_counted(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
+    bundle: GpuBundle, installation: Installation, driver: Driver
 ) -> None:
     theirs = driver.gpus[5].minor
     make = f"busybox mknod /dev/made c 195 {theirs}"
     steal = f"{make} && exec ownmount /dev/made /dev/full /mark"
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
-    start(bundle, installation, runtime_env, "sh", "-c", steal)
+    start(bundle, "sh", "-c", steal)
     mark = f"grep mounted {bundle.root}/mark"
     wait_until(lambda: bundle.call("sh", "-c", mark).status == 0, "the node is mounted")
-    answer = listed(installation, Path(runtime_env["GPUHOOK_CONFIG"]))
+    answer = listed(installation, bundle.settings)
     assert {index for index, names in users(answer).items() if bundle.name in names} == {1}
 
 
 @pytest.mark.parametrize("known", ["record", "nodes"])
 @pytest.mark.parametrize("command", ["list", "repair"])
+@ONE
 def test_filesystem_that_does_not_answer_makes_nobody_wait(
-    bundle: Bundle,
+    bundle: GpuBundle,
     installation: Installation,
-    low_level: tuple[str, Namespace],
     driver: Driver,
     tmp_path: Path,
     known: str,
     command: str,
 ) -> None:
     """A container may mount a filesystem (FUSE) that it serves, or doesn't, itself."""
-    config = write_config(tmp_path / "etc", driver.root, low_level[:1])
+    config = write_config(tmp_path / "etc", driver.root, [bundle.runtime])
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
-    start(bundle, installation, {"GPUHOOK_CONFIG": str(config)})
+    start(bundle, config=config)
     [record] = (tmp_path / "etc/state/containers").iterdir()
     pid = int(record.name.partition("-")[0])
     if known == "nodes":
@@ -197,9 +198,9 @@ def mig_driver(installation: Installation, workspace: Path) -> Driver:
 @pytest.mark.parametrize(
     ("asked", "whole", "parts"), [("0:1", [], [1]), ("0:0,1", [1], [0]), ("0", [0], [])]
 )
+@ONE
 def test_mig_devices(
-    bundle: Bundle,
-    low_level: tuple[str, Namespace],
+    bundle: GpuBundle,
     mig_driver: Driver,
     workspace: Path,
     installation: Installation,
@@ -208,10 +209,10 @@ def test_mig_devices(
     parts: list[int],
 ) -> None:
     config = write_config(
-        workspace / "list-mig-config" / bundle.name, mig_driver.root, low_level[:1]
+        workspace / "list-mig-config" / bundle.name, mig_driver.root, [bundle.runtime]
     )
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES={asked}")
-    start(bundle, installation, {"GPUHOOK_CONFIG": str(config)})
+    start(bundle, config=config)
     answer = listed(installation, config)
     assert [index for index, names in users(answer).items() if bundle.name in names] == whole
     migs = answer["gpus"][0]["mig"]

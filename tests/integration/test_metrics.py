@@ -10,7 +10,7 @@ from pathlib import Path
 
 import prometheus_client
 import pytest
-from harness.bundles import CGROUP_PARENT, Bundle
+from harness.bundles import CGROUP_PARENT, GpuBundle
 from harness.commands import run, wait_until
 from harness.docker import Docker
 from harness.driver import Driver, simulate
@@ -36,15 +36,11 @@ from harness.podman import Podman
 from gpuhook_simulate.vendors.nvidia import report_xid
 
 
-def test_a_container_of_a_low_level_runtime(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
-) -> None:
+def test_a_container_of_a_low_level_runtime(bundle: GpuBundle, driver: Driver) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,7")
     bundle.command("sleep", "1000")
-    quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
-    words: list[str | Path] = ["run", "--detach", "--bundle", bundle.path, bundle.name]
-    bundle.call(*quiet, installation.runtime, *words, env=runtime_env).ok()
-    config = Path(runtime_env["GPUHOOK_CONFIG"])
+    config = bundle.settings
+    bundle.detach(bundle.gpu_py, config)
     pid = pid_of(config, bundle.name)
     used, idle = driver.gpus[0].uuid, driver.gpus[7].uuid
     with exporter(config) as port, using(driver, used, pid, 2 * GIB, 40):
@@ -69,7 +65,8 @@ def test_containers_of_docker_and_podman(
     name = f"metrics-{uuid.uuid4().hex[:8]}"
     options = ("run", "--detach", "--name", name)
     limits = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024",
-              "--pids-limit=-1", f"--cgroup-parent={CGROUP_PARENT}")  # fmt: skip
+              "--pids-limit=-1", "--stop-timeout=0",
+              f"--cgroup-parent={CGROUP_PARENT}")  # fmt: skip
     first, second = driver.gpus[1].uuid, driver.gpus[2].uuid
     engines: list[tuple[Docker | Podman, tuple[str, ...], str]] = [
         (docker, ("--runtime=gpu-py",), "docker"),

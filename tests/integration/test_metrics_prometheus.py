@@ -113,9 +113,7 @@ def _start(
     container.command("sleep", "1000")
     names = {f"io.kubernetes.cri.{name}": word for name, word in words.items()}
     container.change(lambda spec: spec.update(annotations=names))
-    quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
-    argv: list[str | Path] = ["run", "--detach", "--bundle", container.path, container.name]
-    container.call(*quiet, installation.runtime, *argv, env={"GPUHOOK_CONFIG": str(config)}).ok()
+    container.detach(installation.runtime, config)
 
 
 def _first_process(container: Bundle) -> int:

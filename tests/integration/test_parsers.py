@@ -20,7 +20,7 @@ from gpuhook.ground.names import CREATING_VERBS
 from gpuhook.ground.oci.runtime_argv import Arguments
 
 SEED = int(os.environ.get("GPUHOOK_PARSER_SEED", "1"))
-COUNT = int(os.environ.get("GPUHOOK_PARSER_COUNT", "1500"))
+COUNT = int(os.environ.get("GPUHOOK_PARSER_COUNT", "500"))
 SHOWN = 10
 
 

@@ -13,6 +13,7 @@ from harness.driver import Driver
 from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, host_cgroups
+from harness.standing import ONE
 
 # What systemctl daemon-reload and docker update come to: the device rules are written anew.
 LOSE = {
@@ -85,11 +86,9 @@ class Running:
 
 
 @pytest.fixture
-def started(
-    bundle: Bundle, low_level: tuple[str, Namespace], installation: Installation
-) -> Iterator[Callable[..., Running]]:
+def started(bundle: Bundle, installation: Installation) -> Iterator[Callable[..., Running]]:
     """Start the bundle's container with a configuration, and leave it running."""
-    runtime = low_level[0]
+    runtime = bundle.runtime
 
     def start(config: Path, *command: str) -> Running:
         bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
@@ -119,25 +118,25 @@ def _status(bundle: Bundle, runtime: str) -> str:
     return state["status"]
 
 
-@pytest.mark.parametrize("by", ["name", "beginning", "all"])
-def test_what_was_lost_is_given_back(running: Running, driver: Driver, by: str) -> None:
+def test_what_was_lost_is_given_back(running: Running, driver: Driver) -> None:
     given = [f"/dev/nvidia{gpu.minor}" for gpu in driver.chosen(0, 2)] + ["/dev/nvidiactl"]
     foreign = running.make_node(driver.gpus[5].minor)
     assert {running.opens(node) for node in given} == {"ENXIO"}
-    running.lose()
-    assert {running.opens(node) for node in given} == {"EPERM"}
-    assert {*given} <= {*running.explained()}
     name = running.bundle.name
-    words = {"name": name, "beginning": name[:-2], "all": "--all"}
-    done = running.repair(words[by])
-    # Other containers of this machine may not be ours to repair, so all may fail for them.
-    assert done.status == 0 or by == "all", done
-    [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{name}: ")]
-    assert line.startswith(f"{name}: access to /dev/nvidia")
-    assert line.endswith("was missing and is given back")
-    assert {node for node in given if node in line} == {*given}
-    assert {running.opens(node) for node in given} == {"ENXIO"}
-    assert running.opens(foreign) == "EPERM", "a node that the container made counted"
+    for word in (name, name[:-2], "--all"):
+        running.lose()
+        assert {running.opens(node) for node in given} == {"EPERM"}
+        if word == name:
+            assert {*given} <= {*running.explained()}
+        done = running.repair(word)
+        # Other containers of this machine may not be ours to repair, so all may fail for them.
+        assert done.status == 0 or word == "--all", done
+        [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{name}: ")]
+        assert line.startswith(f"{name}: access to /dev/nvidia")
+        assert line.endswith("was missing and is given back")
+        assert {node for node in given if node in line} == {*given}
+        assert {running.opens(node) for node in given} == {"ENXIO"}
+        assert running.opens(foreign) == "EPERM", "a node that the container made counted"
     assert running.repair(name).ok().stdout == f"{name}: nothing was missing\n"
     assert running.explained() == []
 
@@ -208,16 +207,12 @@ def test_without_a_record_of_it_nothing_is_given(
 
 
 def test_what_a_hook_alone_gave_is_not_said_to_last(
-    started: Callable[..., Running],
-    low_level: tuple[str, Namespace],
-    configs: dict[str, Path],
-    bundle: Bundle,
-    driver: Driver,
+    started: Callable[..., Running], configs: dict[str, Path], bundle: Bundle, driver: Driver
 ) -> None:
     """systemd, whose scope the cgroup is, has its rules from config.json."""
     path = bundle.spec()["linux"]["cgroupsPath"]
     bundle.change(lambda spec: spec["linux"].update(cgroupsPath=f"{path}.scope"))
-    one = started(configs[low_level[0]])
+    one = started(configs[bundle.runtime])
     name, lost = one.bundle.name, "the next systemctl daemon-reload takes it away"
     assert lost not in one.repair(name).ok().stdout
     rules = one.bundle.spec()["linux"]["resources"]["devices"][:1]
@@ -266,6 +261,7 @@ def test_dockers_own_name(
         a_docker.call("rm", "--force", "web").ok()
 
 
+@ONE
 def test_a_container_that_is_none(running: Running) -> None:
     failed = running.repair("no-such-container").failed()
     assert "isn't a running container" in failed.stderr

@@ -4,11 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.driver import Driver
 from harness.inside import look, seen
-from harness.installation import Installation
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 Words = list[str | Path]
 
@@ -42,93 +42,76 @@ def fill(words: list[str], bundle: Bundle, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("options", "create"), COMMAND_LINES.values(), ids=COMMAND_LINES.keys())
+@RUNTIMES
 def test_create_start_delete(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    tmp_path: Path,
-    options: list[str],
-    create: list[str],
+    bundle: GpuBundle, driver: Driver, tmp_path: Path, options: list[str], create: list[str]
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*look())
-    runtime: Words = [installation.runtime, *fill(options, bundle, tmp_path)]
+    runtime: Words = [bundle.gpu_py, *fill(options, bundle, tmp_path)]
     argv: Words = [*runtime, "create", *fill(create, bundle, tmp_path), bundle.name]
     with nothing_left(driver.root, pid=bundle.namespace.pid):
-        inside = seen(bundle.live(argv, runtime, bundle.name, runtime_env))
+        inside = seen(bundle.live(argv, runtime, bundle.name, bundle.env))
     assert inside.gpu_minors == {driver.gpus[5].minor}
 
 
 @pytest.mark.parametrize("name", ["create", "run", "exec", "delete"])
+@RUNTIMES
 def test_container_named_like_a_verb(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    tmp_path: Path,
-    name: str,
+    bundle: GpuBundle, driver: Driver, tmp_path: Path, name: str
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*look())
-    runtime: Words = [installation.runtime, "--root", tmp_path / "runtime"]
+    runtime: Words = [bundle.gpu_py, "--root", tmp_path / "runtime"]
     argv: Words = [*runtime, "create", "--bundle", bundle.path, name]
-    inside = seen(bundle.live(argv, runtime, name, runtime_env))
+    inside = seen(bundle.live(argv, runtime, name, bundle.env))
     assert inside.gpu_minors == {driver.gpus[5].minor}
 
 
-def test_run_in_the_working_directory(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], driver: Driver
-) -> None:
+@RUNTIMES
+def test_run_in_the_working_directory(bundle: GpuBundle, driver: Driver) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*look())
-    inside = seen(bundle.call(installation.runtime, "run", bundle.name, env=runtime_env))
+    inside = seen(bundle.call(bundle.gpu_py, "run", bundle.name, env=bundle.env))
     assert inside.gpu_minors == {driver.gpus[5].minor}
 
 
+@RUNTIMES
 def test_bundle_in_a_folder_with_a_strange_name(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    tmp_path: Path,
+    bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*look())
     folder = tmp_path / "a $(b) 'c' \"d\" *"
     folder.mkdir()
     shutil.copy(bundle.config, folder)
-    argv: Words = [installation.runtime, "run", "--bundle", folder, bundle.name]
-    inside = seen(bundle.call(*argv, env=runtime_env))
+    argv: Words = [bundle.gpu_py, "run", "--bundle", folder, bundle.name]
+    inside = seen(bundle.call(*argv, env=bundle.env))
     assert inside.gpu_minors == {driver.gpus[5].minor}
 
 
 @pytest.mark.parametrize(
     "words", [["-b=b"], ["-bb"], ["-bundle", "b"], ["--bun=b"]], ids=lambda words: words[0]
 )
-def test_bundle_that_not_all_runtimes_find_is_refused(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str], words: list[str]
-) -> None:
+@ONE
+def test_bundle_that_not_all_runtimes_find_is_refused(bundle: GpuBundle, words: list[str]) -> None:
     """``-b=b`` is the folder b for runc and the folder =b for crun."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     for name in ("b", "=b", "undle"):
         (bundle.path / name).mkdir()
         shutil.copy(bundle.config, bundle.path / name)
-    done = bundle.call(installation.runtime, "run", *words, bundle.name, env=runtime_env).failed()
+    done = bundle.call(bundle.gpu_py, "run", *words, bundle.name, env=bundle.env).failed()
     assert done.stderr.startswith(f"gpu-py: It isn't clear what '{words[0]}' means to ")
 
 
+@ONE
 def test_through_a_link_from_another_folder(
-    bundle: Bundle,
-    installation: Installation,
-    runtime_env: dict[str, str],
-    driver: Driver,
-    tmp_path: Path,
+    bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
     """/usr/local/bin/gpu-py may lead into a virtual environment."""
     link = tmp_path / "gpu-py"
-    link.symlink_to(installation.runtime)
+    link.symlink_to(bundle.gpu_py)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*look())
-    inside = seen(bundle.run(link, runtime_env))
+    inside = seen(bundle.run(link, bundle.env))
     assert inside.gpu_minors == {driver.gpus[5].minor}

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import GpuBundle
 from harness.commands import run
 from harness.driver import Driver
 from harness.installation import Installation, write_config
@@ -100,13 +100,11 @@ def test_environment(
     assert call.environ == {"PWD": os.getcwd(), **environ}
 
 
-def test_verbs_of_real_runtimes(
-    bundle: Bundle, installation: Installation, runtime_env: dict[str, str]
-) -> None:
+def test_verbs_of_real_runtimes(bundle: GpuBundle) -> None:
     """What the runtime itself prints is what is printed."""
-    low_level = runtime_env["GPUHOOK_CONFIG"].split("/")[-2]
+    low_level = str(bundle.settings).split("/")[-2]
     for words in (["--version"], ["state", "no-such-container"], ["list"], ["no-such-verb"]):
-        ours = bundle.call(installation.runtime, *words, env=runtime_env)
+        ours = bundle.call(bundle.gpu_py, *words, env=bundle.env)
         theirs = bundle.call(low_level, *words)
         assert (ours.status, ours.stdout) == (theirs.status, theirs.stdout)
 

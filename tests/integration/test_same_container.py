@@ -13,7 +13,7 @@ import pytest
 from harness import bundles
 from harness.bundles import Bundle
 from harness.cdi import KERNEL, KIND, generate, read_by_engines, write_kernel
-from harness.commands import run
+from harness.commands import path_of
 from harness.content import FOLDER, FOLDERS, LIST, Content, listed, of_bundle, unexplained
 from harness.driver import Driver, in_kernel
 from harness.engines import settings
@@ -146,7 +146,7 @@ def test_whatever_umask_the_engine_has(
 @pytest.fixture(scope="module")
 def engine(workspace: Path, archive: Path, driver: Driver) -> Iterator[Podman]:
     """A podman that calls runc, on a machine that has the driver in /proc."""
-    runc = Path(run(["sh", "-c", "command -v runc"]).ok().stdout.strip())
+    runc = path_of("runc")
     with (
         in_kernel(driver) as entered,
         podman(workspace / "podman-same", entered, runc, archive) as made,

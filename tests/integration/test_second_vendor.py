@@ -10,10 +10,9 @@ import pytest
 import second_vendor
 from harness import vendors
 from harness.bundles import Bundle, Spec
-from harness.commands import run, wait_until
+from harness.commands import run
 from harness.driver import Driver
 from harness.installation import Installation
-from harness.namespaces import Namespace
 from harness.standing import ONE, Site
 from harness.vendor_contract import Case, Contract
 from harness.vendors import MODES, Devices, Seen, in_mode, nodes_seen
@@ -121,6 +120,7 @@ class TestAcme(Contract):
         in_document=[f"{ASK}=void", "ACME_DEVICES=2", "ACME_PLUGIN_PATH=/opt/acme/plugins"],
     )
 
+    @ONE
     def test_with_the_runtime_nothing_is_undone(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
@@ -132,26 +132,16 @@ class TestAcme(Contract):
 
     @ONE
     def test_the_process_that_stands_ready_serves_it(
-        self,
-        bundle: Bundle,
-        driver: Driver,
-        devices: Devices,
-        low_level: tuple[str, Namespace],
-        tmp_path: Path,
+        self, bundle: Bundle, driver: Driver, devices: Devices, tmp_path: Path
     ) -> None:
         """And notices what becomes of its devices."""
-        site = Site(bundle, devices.installation, driver, low_level[0], tmp_path)
+        site = Site(bundle, devices.installation, driver, bundle.runtime, tmp_path)
         state = devices.root / "sys/class/acme/acme0/state"
         try:
             devices.configured(site.config)
             site.settle()
-            bundle.environ(f"{ASK}=0")
-            site.plain = bundle.config.read_bytes()
-            site.stand()
-            site.works()
-            assert site.served
+            site.serves(f"{ASK}=0")
             assert "ACME_DEVICES=0" in bundle.spec()["process"]["env"]
-            wait_until(site.is_standing, "it stands for the next")
             state.unlink()
             state.write_text("in reset\n")
             assert "NPU 0 can't be used" in site.run().failed().stdout
@@ -177,12 +167,7 @@ class TestAcme(Contract):
     @ONE
     @pytest.mark.parametrize("setting", ["ignore", "fail"])
     def test_a_container_that_asks_for_whatever_there_is(
-        self,
-        bundle: Bundle,
-        config: Path,
-        devices: Devices,
-        low_level: tuple[str, Namespace],
-        setting: str,
+        self, bundle: Bundle, config: Path, devices: Devices, setting: str
     ) -> None:
         """By the runtime, and by the hook that podman adds."""
         absent(config, setting)
@@ -190,7 +175,7 @@ class TestAcme(Contract):
         bundle.command(*self.case.look)
         by_runtime = devices.started(bundle, config)
         devices.hook(bundle, config)
-        by_hook = bundle.run(low_level[0])
+        by_hook = bundle.run(bundle.runtime)
         if setting == "fail":
             for done in (by_runtime, by_hook):
                 assert "ACME's driver root /nonexistent can't be read" in done.failed().stderr

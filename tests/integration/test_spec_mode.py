@@ -3,39 +3,40 @@
 from pathlib import Path
 
 import pytest
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.driver import Driver, lines_of_nvidia_smi
 from harness.inside import look, seen
 from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
+from harness.standing import ONE, RUNTIMES
 
 SPEC = 'mode = "spec"\n'
 
 
 @pytest.fixture
-def spec_env(bundle: Bundle, low_level: tuple[str, Namespace], driver: Driver) -> dict[str, str]:
-    config = write_config(bundle.path / "config", driver.root, [low_level[0]], SPEC)
+def spec_env(bundle: Bundle, driver: Driver) -> dict[str, str]:
+    config = write_config(bundle.path / "config", driver.root, [bundle.runtime], SPEC)
     return {"GPUHOOK_CONFIG": str(config)}
 
 
+@RUNTIMES
 def test_programs_find_the_driver_without_a_cache(
-    bundle: Bundle, installation: Installation, spec_env: dict[str, str], driver: Driver
+    bundle: GpuBundle, spec_env: dict[str, str], driver: Driver
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
     bundle.command("sh", "-c", "nvidia-smi -L && gpuhook-cuda-probe")
     with nothing_left(driver.root, pid=bundle.namespace.pid):
-        done = bundle.run(installation.runtime, spec_env).ok()
+        done = bundle.run(bundle.gpu_py, spec_env).ok()
     assert done.stdout.splitlines()[:2] == lines_of_nvidia_smi(driver.chosen(0, 2))
     assert "hooks" not in bundle.spec()
 
 
 def test_exactly_the_requested_gpus(
-    bundle: Bundle, installation: Installation, spec_env: dict[str, str], driver: Driver
+    bundle: GpuBundle, spec_env: dict[str, str], driver: Driver
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*look(driver.minors))
-    inside = seen(bundle.run(installation.runtime, spec_env))
+    inside = seen(bundle.run(bundle.gpu_py, spec_env))
     (gpu,) = driver.chosen(5)
     assert inside.gpu_minors == {gpu.minor}
     assert {opened for opened, _ in inside.nodes.values()} == {"ENXIO"}
@@ -44,14 +45,16 @@ def test_exactly_the_requested_gpus(
     }
 
 
+@ONE
 def test_a_container_that_asks_for_nothing_is_left_alone(
-    bundle: Bundle, installation: Installation, spec_env: dict[str, str]
+    bundle: GpuBundle, spec_env: dict[str, str]
 ) -> None:
     before = Path(bundle.config).read_bytes()
-    bundle.run(installation.runtime, spec_env).ok()
+    bundle.run(bundle.gpu_py, spec_env).ok()
     assert Path(bundle.config).read_bytes() == before
 
 
+@RUNTIMES
 def test_hooks_that_the_engine_added_give_way(
     bundle: Bundle,
     installation: Installation,

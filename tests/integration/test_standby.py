@@ -17,11 +17,22 @@ from harness.inside import look, seen
 from harness.installation import copied
 from harness.namespaces import Namespace
 from harness.podman import Podman
-from harness.standing import CHANGES, NAME, ONE, SERVED, Site, is_running, open_files, steps
+from harness.standing import (
+    CHANGES,
+    NAME,
+    ONE,
+    RUNTIMES,
+    SERVED,
+    Site,
+    is_running,
+    open_files,
+    steps,
+)
 
 MEMORY = 25 << 10  # KiB of the processes that stand, shared pages counted once
 
 
+@RUNTIMES
 def test_next_container_is_served(site: Site) -> None:
     site.stand()
     assert not site.served
@@ -33,6 +44,7 @@ def test_next_container_is_served(site: Site) -> None:
     assert site.processes == before
 
 
+@RUNTIMES
 def test_container_that_is_run_to_its_end_is_served_too(site: Site) -> None:
     """But leaves nobody standing: crun waits for all that was started below it."""
     env = {"GPUHOOK_CONFIG": str(site.config)}
@@ -98,9 +110,7 @@ def test_nobody_stands_where_nobody_shall(site: Site, line: str) -> None:
 
 @ONE
 def test_hook_alone_leaves_nobody(site: Site, low_level: tuple[str, Namespace]) -> None:
-    words = ["gpuhook-prestart", "--config", str(site.config), "prestart"]
-    hook = {"path": str(site.installation.hook), "args": words}
-    site.bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+    site.bundle.prestart(site.installation.hook, site.config)
     assert seen(site.bundle.run(low_level[0])).gpu_minors
     assert not site.folder.exists()
 
@@ -138,6 +148,7 @@ def test_the_runtime_makes_what_every_user_may_read(site: Site, tmp_path: Path) 
     assert told.read_text() == "0077\n"
 
 
+@RUNTIMES
 def test_it_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.set_inheritable(write_end, True)

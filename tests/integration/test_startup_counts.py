@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from harness import vendors
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.commands import daemon
 from harness.driver import Driver
 from harness.installation import Installation, write_config
+from harness.standing import ONE, RUNTIMES
 
 CALL = re.compile(r"^(\d+) +(?:<\.\.\. )?([a-z0-9_]+)")
 EXEC = re.compile(r'^(\d+) +execve\("([^"]*)".*(?:\) += 0|<unfinished \.\.\.>)$')
@@ -64,31 +65,32 @@ def trace(bundle: Bundle, config: Path, log: Path, *argv: str | Path) -> Trace:
     return Trace(log.read_text())
 
 
-def test_other_verbs_start_no_python(
-    bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
-) -> None:
-    found = trace(bundle, config, tmp_path / "log", installation.runtime, "state", "x")
+@RUNTIMES
+def test_other_verbs_start_no_python(bundle: GpuBundle, config: Path, tmp_path: Path) -> None:
+    found = trace(bundle, config, tmp_path / "log", bundle.gpu_py, "state", "x")
     assert found.programs == ["gpu-py", "runtime"]
     assert found.calls["gpu-py"] <= 200
 
 
+@RUNTIMES
 def test_container_without_gpu_starts_no_python(
-    bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
+    bundle: GpuBundle, config: Path, tmp_path: Path
 ) -> None:
     words = ("create", "--bundle", bundle.path, "x")
-    found = trace(bundle, config, tmp_path / "log", installation.runtime, *words)
+    found = trace(bundle, config, tmp_path / "log", bundle.gpu_py, *words)
     assert found.programs == ["gpu-py", "grep", "runtime"]
     assert found.calls["gpu-py"] + found.calls["grep"] <= 300
 
 
 @pytest.mark.parametrize("helper", ["true", "false"])
+@RUNTIMES
 def test_container_with_gpus_starts_python_once(
-    bundle: Bundle, installation: Installation, config: Path, tmp_path: Path, helper: str
+    bundle: GpuBundle, config: Path, tmp_path: Path, helper: str
 ) -> None:
     config.write_text(config.read_text().replace("[gpuhook]", f"[gpuhook]\nhelper = {helper}"))
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     words = ("create", "--bundle", bundle.path, "x")
-    found = trace(bundle, config, tmp_path / "log", installation.runtime, *words)
+    found = trace(bundle, config, tmp_path / "log", bundle.gpu_py, *words)
     assert found.count("python") == 1
     assert found.programs[-1] == "runtime"
     assert found.calls["python3"] <= 1000
@@ -102,6 +104,7 @@ def test_container_with_gpus_starts_python_once(
         ("gaudi", "HABANA_VISIBLE_DEVICES"),
     ],
 )
+@ONE
 def test_container_with_another_vendors_devices(
     bundle: Bundle,
     installation: Installation,
@@ -128,6 +131,7 @@ def test_container_with_another_vendors_devices(
     assert 0 < counts[1] <= counts[0]
 
 
+@RUNTIMES
 def test_container_with_gpus_is_served_without_a_fork(
     bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
 ) -> None:
@@ -146,15 +150,12 @@ def test_container_with_gpus_is_served_without_a_fork(
     assert sum(found.calls[name] for name in ("gpu-py", "grep", "forked")) <= 400
 
 
+@RUNTIMES
 def test_hook_starts_nothing_else(
-    bundle: Bundle,
-    installation: Installation,
-    driver: Driver,
-    low_level: tuple[str, object],
-    tmp_path: Path,
+    bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:
     """One interpreter, one pass, less than 20 MiB."""
-    config = write_config(tmp_path / "etc", driver.root, [low_level[0]])
+    config = write_config(tmp_path / "etc", driver.root, [bundle.runtime])
     measure = tmp_path / "measure.py"
     measure.write_text(
         "import json, resource, subprocess, sys\n"
@@ -173,7 +174,7 @@ def test_hook_starts_nothing_else(
         )
     )
     for _ in range(2):
-        bundle.call(low_level[0], "run", "--bundle", bundle.path, bundle.name).ok()
+        bundle.call(bundle.runtime, "run", "--bundle", bundle.path, bundle.name).ok()
     status, kibibytes = json.loads(result.read_text())
     found = Trace(log.read_text())
     assert status == 0

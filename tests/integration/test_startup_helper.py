@@ -14,9 +14,8 @@ from harness.commands import Result, wait_until
 from harness.driver import Driver
 from harness.inside import Inside, look, seen
 from harness.installation import Installation, write_config
-from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
-from harness.standing import open_files
+from harness.standing import RUNTIMES, open_files
 
 WRAPPER = """\
 #!/bin/sh
@@ -98,16 +97,11 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.fixture
-def case(
-    bundle: Bundle,
-    installation: Installation,
-    driver: Driver,
-    low_level: tuple[str, Namespace],
-    tmp_path: Path,
-) -> Case:
-    return Case(bundle, installation, driver, low_level[0], tmp_path / "case")
+def case(bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path) -> Case:
+    return Case(bundle, installation, driver, bundle.runtime, tmp_path / "case")
 
 
+@RUNTIMES
 def test_helper_does_the_work(case: Case) -> None:
     """A hook that did it by itself would stumble over the configuration."""
     with nothing_left(case.driver.root, pid=case.bundle.namespace.pid):
@@ -117,11 +111,13 @@ def test_helper_does_the_work(case: Case) -> None:
     assert case.helper_is_gone()
 
 
+@RUNTIMES
 def test_hook_does_the_work_where_the_helper_was_killed(case: Case) -> None:
     inside = seen(case.run('kill -9 "$helper"'))
     case.assert_sees_its_gpus(inside)
 
 
+@RUNTIMES
 def test_hook_does_the_work_where_the_helper_dies_when_asked(case: Case) -> None:
     """It is stopped before the hook asks it, and killed while the hook waits."""
     killer = '(sleep 1; kill -9 "$helper") >/dev/null 2>&1 &'
@@ -129,6 +125,7 @@ def test_hook_does_the_work_where_the_helper_dies_when_asked(case: Case) -> None
     case.assert_sees_its_gpus(inside)
 
 
+@RUNTIMES
 def test_helper_ends_with_the_runtime(case: Case) -> None:
     case.wrap("exit 9")
     assert case.bundle.run(case.installation.runtime, case.env).status == 9
@@ -136,12 +133,14 @@ def test_helper_ends_with_the_runtime(case: Case) -> None:
 
 
 @pytest.mark.parametrize("signal", ["KILL", "TERM"])
+@RUNTIMES
 def test_helper_ends_with_a_killed_runtime(case: Case, signal: str) -> None:
     case.wrap(f"kill -{signal} $$; sleep 30")
     assert case.bundle.run(case.installation.runtime, case.env).status != 0
     wait_until(case.helper_is_gone, "the helper is gone")
 
 
+@RUNTIMES
 def test_helper_keeps_no_descriptor_of_the_caller(case: Case) -> None:
     """An engine waits for the end of the pipe that is our standard error."""
     case.wrap(f"exec </dev/null >/dev/null 2>&1 3>&- 4>&-; {case.wait_for_us}; exit 0")
@@ -168,6 +167,7 @@ def test_helper_keeps_no_descriptor_of_the_caller(case: Case) -> None:
     wait_until(case.helper_is_gone, "the helper is gone")
 
 
+@RUNTIMES
 def test_same_bundle_again(case: Case) -> None:
     """The hook of the first start, whose helper is gone, is replaced."""
     for _ in range(2):
@@ -177,6 +177,7 @@ def test_same_bundle_again(case: Case) -> None:
     assert str(case.helper) in hooks[0]["args"]
 
 
+@RUNTIMES
 def test_hook_of_a_foreign_process_is_not_asked(case: Case) -> None:
     """A process with the helper's number that isn't the helper is left alone."""
     case.run()
@@ -203,6 +204,7 @@ set -- run --bundle {other.path} {other.name}
 """
 
 
+@RUNTIMES
 def test_helper_refuses_the_state_of_another_bundle(
     case: Case, workspace: Path, roots: dict[str, Path]
 ) -> None:
@@ -222,6 +224,7 @@ def test_helper_refuses_the_state_of_another_bundle(
         assert json.loads(record)["msg"].startswith(f"gpuhook-prestart: {sentence}")
 
 
+@RUNTIMES
 def test_failure_is_reported_as_by_the_hook(case: Case) -> None:
     """A folder is in the place of a program."""
     case.bundle.call("mkdir", "-p", case.bundle.root / "usr/bin/nvidia-smi").ok()
@@ -242,6 +245,7 @@ def test_failure_is_reported_as_by_the_hook(case: Case) -> None:
         assert case.runtime == "crun" or messages[0] in plain.stderr
 
 
+@RUNTIMES
 def test_deadline(case: Case, installation: Installation) -> None:
     """A helper that nobody asks ends as its timer says, though it is stopped."""
     case.wrap(f"{case.wait_for_us}; exit 0")

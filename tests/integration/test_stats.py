@@ -49,10 +49,7 @@ def container(
     with make_bundle(workspace / "bundles", roots["debian"], host, "runc") as made:
         made.environ("NVIDIA_VISIBLE_DEVICES=0,7")
         made.command("sleep", "1000")
-        quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
-        env = {"GPUHOOK_CONFIG": str(configs["runc"])}
-        words: list[str | Path] = ["run", "--detach", "--bundle", made.path, made.name]
-        made.call(*quiet, installation.runtime, *words, env=env).ok()
+        made.detach(installation.runtime, configs["runc"])
         yield made
 
 

@@ -59,8 +59,8 @@ def tegra(installation: Installation, workspace: Path) -> Iterator[Devices]:
 
 
 @pytest.fixture
-def config(bundle: Bundle, low_level: tuple[str, Namespace], tegra: Devices) -> Path:
-    return write_config(bundle.path / "etc", tegra.root, [low_level[0]])
+def config(bundle: Bundle, tegra: Devices) -> Path:
+    return write_config(bundle.path / "etc", tegra.root, [bundle.runtime])
 
 
 @pytest.fixture
@@ -211,6 +211,7 @@ def test_without_lists_there_is_no_gpu(copy: Path) -> None:
 
 @MODES
 @pytest.mark.parametrize("word", ["all", "0"])
+@ONE
 def test_in_containers(bundle: Bundle, config: Path, tegra: Devices, mode: str, word: str) -> None:
     in_mode(config, mode)
     bundle.change(as_user)

@@ -192,11 +192,9 @@ def held_device(scene: Scene) -> Result:
     config, first = exclusive(scene), f"{scene.bundle.name}-first"
     env = {"GPUHOOK_CONFIG": str(config)}
     scene.bundle.environ(ALL)
-    words: list[str | Path] = ["run", "--detach", "--bundle", scene.bundle.path, first]
     command = scene.bundle.spec()["process"]["args"]
     scene.bundle.command("sleep", "1000")
-    quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
-    scene.bundle.call(*quiet, scene.installation.runtime, *words, env=env).ok()
+    scene.bundle.detach(scene.installation.runtime, config, first)
     try:
         scene.bundle.command(*command)
         return scene.start(ALL, config=config)

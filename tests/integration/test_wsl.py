@@ -62,8 +62,8 @@ def wsl(installation: Installation, workspace: Path) -> Iterator[Devices]:
 
 
 @pytest.fixture
-def config(bundle: Bundle, low_level: tuple[str, Namespace], wsl: Devices) -> Path:
-    return write_config(bundle.path / "etc", wsl.root, [low_level[0]])
+def config(bundle: Bundle, wsl: Devices) -> Path:
+    return write_config(bundle.path / "etc", wsl.root, [bundle.runtime])
 
 
 @pytest.fixture
@@ -159,6 +159,7 @@ def test_a_store_that_leads_out_of_the_root(copy: Path) -> None:
 
 @MODES
 @pytest.mark.parametrize("word", ["all", "1", "uuid"])
+@ONE
 def test_in_containers(bundle: Bundle, config: Path, wsl: Devices, mode: str, word: str) -> None:
     in_mode(config, mode)
     bundle.environ(f"{ASK}={uuids(wsl)[0] if word == 'uuid' else word}")
@@ -169,6 +170,7 @@ def test_in_containers(bundle: Bundle, config: Path, wsl: Devices, mode: str, wo
 
 
 @MODES
+@ONE
 def test_none_gets_no_node(bundle: Bundle, config: Path, wsl: Devices, mode: str) -> None:
     in_mode(config, mode)
     bundle.environ(f"{ASK}=none")

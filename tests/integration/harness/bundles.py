@@ -17,6 +17,7 @@ from typing import Any
 import ran
 
 from harness.commands import Result, run, wait_until
+from harness.installation import Installation
 from harness.namespaces import Namespace
 
 CAPABILITIES = [
@@ -82,12 +83,16 @@ def _mounts() -> list[Spec]:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle folder, its container's id, its root filesystem and where it runs."""
+    """A bundle folder, its container's id, its root filesystem, and where and by what it runs.
+
+    ``runtime`` is the low-level runtime.
+    """
 
     path: Path
     name: str
     root: Path
     namespace: Namespace
+    runtime: str
 
     @property
     def config(self) -> Path:
@@ -113,6 +118,12 @@ class Bundle:
         """Have the container run ``argv``."""
         self.change(lambda spec: spec["process"].update(args=list(argv)))
 
+    def prestart(self, program: Path, config: Path, stage: str = "prestart") -> None:
+        """Have config.json name a hook, ours by itself, as for engines that don't call gpu-py."""
+        args = [program.name, "--config", str(config), "prestart"]
+        hook = {"path": str(program), "args": args, "env": ["PATH=/usr/bin:/bin"]}
+        self.change(lambda spec: spec.update(hooks={stage: [hook]}))
+
     def call(
         self, *argv: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None
     ) -> Result:
@@ -122,6 +133,12 @@ class Bundle:
     def run(self, runtime: str | Path, env: dict[str, str] | None = None) -> Result:
         """Run the container from create to delete with ``runtime``."""
         return self.call(runtime, "run", "--bundle", self.path, self.name, env=env)
+
+    def detach(self, runtime: str | Path, config: Path, name: str = "") -> None:
+        """Start the container, by another name if one is given, and leave it running."""
+        quiet = ("sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh")
+        words = (runtime, "run", "--detach", "--bundle", self.path, name or self.name)
+        self.call(*quiet, *words, env={"GPUHOOK_CONFIG": str(config)}).ok()
 
     def live(
         self,
@@ -154,6 +171,32 @@ class Bundle:
         return bool(state["status"] == "stopped")
 
 
+@dataclass(frozen=True)
+class GpuBundle(Bundle):
+    """A bundle, and the gpu-py and the configuration that its container is started with."""
+
+    installation: Installation
+    settings: Path
+
+    @property
+    def gpu_py(self) -> Path:
+        """The OCI runtime."""
+        return self.installation.runtime
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment in which gpu-py finds its configuration and the low-level runtime."""
+        return {"GPUHOOK_CONFIG": str(self.settings)}
+
+    def by_hook(self, config: Path | None = None, stage: str = "prestart") -> None:
+        """Have config.json name our hook, as ``prestart`` does."""
+        self.prestart(self.installation.hook, config or self.settings, stage)
+
+    def start(self, config: Path | None = None) -> Result:
+        """Run the container from create to delete, with another configuration if one is given."""
+        return self.run(self.gpu_py, {"GPUHOOK_CONFIG": str(config or self.settings)})
+
+
 def _run_into(output: Path, argv: list[str], cwd: Path, env: dict[str, str] | None) -> int:
     """Run ``argv`` with a file as its output: a created container keeps a pipe open."""
     ran.note(argv, env)
@@ -182,7 +225,7 @@ def bundle(parent: Path, lower: Path, namespace: Namespace, runtime: str) -> Ite
         folder.mkdir(parents=True)
     layers = f"lowerdir={lower},upperdir={path / 'upper'},workdir={path / 'work'}"
     namespace.run("mount", "-t", "overlay", "-o", layers, "overlay", root).ok()
-    made = Bundle(path, name, root, namespace)
+    made = Bundle(path, name, root, namespace, runtime)
     spec = base_config(root)
     spec["linux"]["cgroupsPath"] = f"{CGROUP_PARENT}/{name}"
     made.config.write_text(json.dumps(spec))

@@ -149,12 +149,13 @@ class CommandLines:
         return argv
 
     def systematic(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield each option, and with it in each spelling, where it may stand, command lines."""
+        """Yield each option, and with it in its spellings, where it may stand, command lines."""
         for name in self.before | HIDDEN_BEFORE:
             for spelled in every_spelling(name):
                 yield name, [*spelled, "create", "--bundle", "b1", "id"]
                 yield name, [*spelled, "create", "start"]
                 yield name, [*spelled, "start", "create"]
+        seen: Options = {}
         for verb, known in self.after.items():
             yield from ((verb, [verb, *words]) for words in TWISTED)
             for name in known | HIDDEN_AFTER:
@@ -162,10 +163,14 @@ class CommandLines:
                 yield name, [verb, f"--{name}", "-b", "b1", "id"]
                 yield name, [verb, f"--{name}", "--", "id"]
                 yield name, [verb, "b1", "id", f"--{name}"]
-                for spelled in every_spelling(name):
+                # The same code reads the options of both verbs: for the second the usual will do.
+                usual = list(spellings(name, good(name), len(name)))
+                for spelled in usual[:3] if name in seen else every_spelling(name):
                     yield name, [verb, *spelled, "--bundle", "b1", "id"]
+                for spelled in usual[:3] if name in seen else usual:
                     yield name, [verb, "-b", "b1", *spelled, "id"]
                     yield name, [verb, "--bundle=b1", "id", *spelled]
+            seen |= known | HIDDEN_AFTER
 
 
 def spellings(name: str, value: str, cut: int) -> Iterator[list[str]]:
@@ -189,9 +194,14 @@ def spellings(name: str, value: str, cut: int) -> Iterator[list[str]]:
     yield [f"-d{name}", value]
 
 
+def good(name: str) -> str:
+    """Return a value that an option takes."""
+    return VALUES.get(name, FILES)[0]
+
+
 def every_spelling(name: str) -> Iterator[list[str]]:
     """Yield the ways to write an option with a good value, some abbreviations included."""
-    value = VALUES.get(name, FILES)[0]
+    value = good(name)
     yield from spellings(name, value, len(name))
     for cut in sorted({1, 2, 4, len(name) // 2, len(name) - 1} & set(range(1, len(name)))):
         yield from ([f"--{name[:cut]}={value}"], ["--" + name[:cut], value], ["--" + name[:cut]])

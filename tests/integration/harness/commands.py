@@ -1,6 +1,7 @@
 """Run programs: to their end with their output kept, or in the background until told to stop."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -61,6 +62,13 @@ def run(
     )
     stdout, stderr = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
     return Result(words, done.returncode, stdout, stderr)
+
+
+def path_of(program: str) -> Path:
+    """Return where a program of this machine's is."""
+    found = shutil.which(program)
+    assert found is not None, f"{program} isn't installed"
+    return Path(found)
 
 
 def wait_until(

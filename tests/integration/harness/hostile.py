@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from harness.bundles import Bundle
+from harness.bundles import Bundle, GpuBundle
 from harness.commands import Result
-from harness.installation import Installation
 from harness.snapshot import nothing_left
 
 FOLDER = "usr/lib/x86_64-linux-gnu"
@@ -38,9 +37,7 @@ def change_image(bundle: Bundle, script: str) -> None:
     bundle.call("sh", "-ec", script, cwd=bundle.root).ok()
 
 
-def start(
-    bundle: Bundle, installation: Installation, env: dict[str, str], *untouched: Path
-) -> Result:
-    """Run the container with all GPUs; the host and ``untouched`` must stay as they are."""
+def start(bundle: GpuBundle, *untouched: Path, config: Path | None = None) -> Result:
+    """Run the container; the host and ``untouched`` must stay as they are."""
     with nothing_left(*untouched, pid=bundle.namespace.pid):
-        return bundle.run(installation.runtime, env)
+        return bundle.start(config)

@@ -89,7 +89,7 @@ def podman(
     try:
         yield client
     finally:
-        client.call("rm", "--all", "--force")
+        client.call("rm", "--all", "--force", "--time=0")
         client.call("system", "reset", "--force")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.bundles import CGROUP_PARENT
-from harness.commands import Result, run, wait_until
+from harness.commands import Result, path_of, wait_until
 from harness.manifests import (
     IMAGE,
     Document,
@@ -139,11 +139,10 @@ def node(folder: Path, archive: Path) -> Iterator[Node]:
         assert holder.stdout.readline() == b"ready\n"
         first = int(Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text())
         space = Processes(host_cgroups(), first, Path("/"))
-        runc = Path(run(["sh", "-c", "command -v runc"]).ok().stdout.strip())
-        podman = Podman(folder, space, runc, None)
+        podman = Podman(folder, space, path_of("runc"), None)
         podman.call("load", "--input", archive).ok()
         yield Node(space, podman)
-        podman.call("rm", "--all", "--force")
+        podman.call("rm", "--all", "--force", "--time=0")
         podman.call("system", "reset", "--force")
     finally:
         holder.kill()  # and with it, all that runs on the node

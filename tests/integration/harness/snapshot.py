@@ -1,6 +1,5 @@
 """What a host looks like, so that a test can say that nothing changed."""
 
-import os
 import stat
 from collections import Counter
 from collections.abc import Iterator
@@ -83,8 +82,3 @@ def nothing_left(*folders: Path, pid: int | None = None) -> Iterator[None]:
 
 def _nothing_new(table: Path, before: list[str]) -> bool:
     return _differences(table, before)[0] == []
-
-
-def same_file(one: Path, other: Path) -> bool:
-    """Tell whether both paths lead to one inode."""
-    return os.path.samestat(one.stat(), other.stat())

@@ -21,8 +21,12 @@ from harness.namespaces import runtime_layouts
 LAUNCHERS = Path("/run/gpuhook/launcher")
 NAME = "gpuhook-standby"
 OPTIONS = "[gpuhook]\n"
-# For what is the same whatever the low-level runtime and the layout of its cgroups are.
-ONE = pytest.mark.parametrize("low_level", runtime_layouts()[:1], ids="-".join, indirect=True)
+# ONE is for what is the same whatever the low-level runtime and the layout of its cgroups are,
+# RUNTIMES for what that layout alone doesn't change.
+ONE, RUNTIMES = (
+    pytest.mark.parametrize("low_level", runtime_layouts()[:count], ids="-".join, indirect=True)
+    for count in (1, 2)
+)
 SERVED = rf'"--helper", *"\d+", *"{ASKED}", *"{ANSWER}", *"{MARK}"'
 
 # Options of gpuhook simulate for machines that differ from one with four GPUs, minors 3,0,1,2.
@@ -74,6 +78,20 @@ class Site:
     def works(self, *prefix: str | Path, runtime: Path | None = None) -> None:
         """Start a container and see that it has its GPUs and no others."""
         self.sees_its_gpus(self.run(*prefix, runtime=runtime))
+
+    def serves(self, asked: str) -> None:
+        """Have the process serve a container that asks for more, and stand for the next."""
+        self.asks(asked)
+        self.stand()
+        self.works()
+        assert self.served
+        wait_until(self.is_standing, "it stands for the next")
+
+    def asks(self, setting: str) -> None:
+        """Have containers ask for more by a setting of their environment."""
+        self.bundle.config.write_bytes(self.plain)
+        self.bundle.environ(setting)
+        self.plain = self.bundle.config.read_bytes()
 
     def sees_its_gpus(self, result: Result) -> None:
         inside = seen(result)

@@ -19,7 +19,7 @@ from harness.images import image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
-from harness.standing import ONE
+from harness.standing import ONE, RUNTIMES
 from harness.vendor_engines import documents, podman_with_hook, run_with
 from harness.vendors import MODES, USER, Devices, Seen, as_user, in_mode, nodes_seen
 
@@ -93,6 +93,7 @@ class Contract:
 
     case: ClassVar[Case]
 
+    @RUNTIMES
     @MODES
     def test_exactly_what_was_asked_for(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
@@ -128,6 +129,7 @@ class Contract:
         assert nodes_seen(done) == self.case.expected(devices, *labels, opened=opened)
         assert vendors.groups_seen(done) == {USER}
 
+    @RUNTIMES
     @MODES
     def test_what_was_not_asked_for_cannot_be_opened(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
@@ -141,6 +143,7 @@ class Contract:
             }
             bundle.call("rm", "-f", *(bundle.root / f"by-hand-{n}" for n in range(len(paths)))).ok()
 
+    @ONE
     @MODES
     def test_beside_nvidia(
         self, bundle: Bundle, config: Path, devices: Devices, driver: Driver, mode: str

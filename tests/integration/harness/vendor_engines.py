@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.commands import Result, run
+from harness.commands import Result, path_of, run
 from harness.engines import settings
 from harness.images import image
 from harness.namespaces import Namespace
@@ -15,10 +15,6 @@ from harness.vendors import Devices
 _CDI = Path("/etc/cdi")  # the session has an /etc of its own
 
 
-def _program(name: str) -> Path:
-    return Path(run(["sh", "-c", f"command -v {name}"]).ok().stdout.strip())
-
-
 @contextmanager
 def podman_with_hook(
     found: Devices, config: Path, folder: Path, namespace: Namespace, images: Path
@@ -26,7 +22,7 @@ def podman_with_hook(
     """Have a podman that calls the hook, with this configuration, for every container."""
     args = ("--config", str(config), "prestart")
     hooks = hooks_dir(folder.with_name(f"{folder.name}-hooks"), found.installation.hook, *args)
-    with podman(folder, namespace, _program("runc"), images, hooks=hooks) as made:
+    with podman(folder, namespace, path_of("runc"), images, hooks=hooks) as made:
         yield made
 
 

@@ -80,10 +80,7 @@ class Devices:
     def start(self, bundle: Bundle, config: Path) -> None:
         """Start the bundle's container and let it run."""
         bundle.command("sleep", "1000")
-        quiet = ["sh", "-c", 'exec "$@" </dev/null >/dev/null 2>&1', "sh"]
-        words: list[str | Path] = ["run", "--detach", "--bundle", bundle.path, bundle.name]
-        env = {"GPUHOOK_CONFIG": str(config)}
-        bundle.call(*quiet, self.installation.runtime, *words, env=env).ok()
+        bundle.detach(self.installation.runtime, config)
 
     def refused(self, bundle: Bundle, config: Path) -> str:
         """Return what gpu-py says that creates no container, and changes no config.json."""
@@ -102,9 +99,7 @@ class Devices:
 
     def hook(self, bundle: Bundle, config: Path) -> None:
         """Have config.json name the hook, as for engines that don't call gpu-py."""
-        args = [self.installation.hook.name, "--config", str(config), "prestart"]
-        hook = {"path": str(self.installation.hook), "args": args, "env": ["PATH=/usr/bin:/bin"]}
-        bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}))
+        bundle.prestart(self.installation.hook, config)
 
 
 @contextmanager
