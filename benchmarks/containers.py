@@ -28,13 +28,20 @@ _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Container:
-    """What one kind of container asks for, how it is started, and the group that counts it."""
+    """What one kind of container asks for, how it is started, and the group that counts it.
+
+    ``document`` is the file of a CDI document whose device ``all`` is in config.json before any
+    runtime is called: the engine has applied it. ``before`` is another kind, of which one container
+    is started first: it leaves a process that stands ready.
+    """
 
     group: Group
     runtime: str
     environ: tuple[str, ...] = ()
     config: str = ""
     hook: str = ""
+    document: str = ""
+    before: "Container | None" = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,29 @@ class Bundle:
         }
         if self.container.hook:
             spec["hooks"] = {"prestart": [{"path": self.container.hook}]}
+        if self.container.document:
+            _apply(json.loads(Path(self.container.document).read_text()), spec)
         return spec
+
+
+def _apply(document: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Give a container the device ``all`` of a document of ours, as engines do it."""
+    [every] = [each for each in document["devices"] if each["name"] == "all"]
+    for edits in (every["containerEdits"], document["containerEdits"]):
+        spec["process"]["env"] += edits.get("env", [])
+        for mount in edits.get("mounts", []):
+            places = {"source": mount["hostPath"], "destination": mount["containerPath"]}
+            spec["mounts"].append({**places, "options": mount["options"]})
+        for node in edits.get("deviceNodes", []):
+            status = os.stat(node.get("hostPath", node["path"]))
+            numbers = {"major": os.major(status.st_rdev), "minor": os.minor(status.st_rdev)}
+            device = {"path": node["path"], "type": "c", "fileMode": 0o666, **numbers}
+            rule = {"allow": True, "type": "c", "access": "rwm", **numbers}
+            spec["linux"].setdefault("devices", []).append(device)
+            spec["linux"]["resources"]["devices"].append(rule)
+        for hook in edits.get("hooks", []):
+            program = {name: hook[name] for name in ("path", "args", "env")}
+            spec.setdefault("hooks", {}).setdefault(hook["hookName"], []).append(program)
 
 
 def live(container: Container, parent: Path, lower: Path, rest: float) -> Life:

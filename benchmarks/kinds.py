@@ -13,11 +13,16 @@ EIGHT = "8 GPUs"
 PAUSED = "8 GPUs, first after a pause"
 PLAIN = "8 GPUs, helper off"
 SLOW = "8 GPUs, nvmlInit 2 s"
+BY_NAME = "8 GPUs, mode cdi"
+BY_NAME_PAUSED = "8 GPUs, mode cdi, first after a pause"
+BY_ENGINE = "8 GPUs, document applied by engine"
+BY_ENGINE_ALONE = "8 GPUs, the same, nothing stands"
 
 _SOME = "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 _EVERY = "NVIDIA_DRIVER_CAPABILITIES=all"
 _ONE_GPU = ("NVIDIA_VISIBLE_DEVICES=0", _SOME)
 _ALL_GPUS = ("NVIDIA_VISIBLE_DEVICES=all", _SOME)
+_BY_NAME = ("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=all",)
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class _Kind:
     init_seconds: float = 0.0
     mode: str = "hook"
     settings: str = ""
+    by_engine: bool = False
 
 
 # Where nothing is set, a helper stands ready after the first container. Without one (standby)
@@ -41,6 +47,10 @@ _OURS = {
     PLAIN: _Kind(_ALL_GPUS, settings="helper = false\n"),
     "8 GPUs, mode spec": _Kind(_ALL_GPUS, mode="spec"),
     SLOW: _Kind(_ALL_GPUS, init_seconds=2.0),
+    BY_NAME: _Kind(_BY_NAME, mode="cdi"),
+    BY_NAME_PAUSED: _Kind(_BY_NAME, mode="cdi", settings="standby = 0\n"),
+    BY_ENGINE: _Kind(settings="standby = 600\n", by_engine=True),
+    BY_ENGINE_ALONE: _Kind(settings="standby = 0\n", by_engine=True),
 }
 
 
@@ -57,9 +67,17 @@ def kinds(machine: Machine, groups: Groups, others: Sequence[str]) -> dict[str, 
     theirs = [
         (f"against {number}: {name}", other, _OURS[name])
         for number, other in enumerate(others, 1)
-        for name in (NO_GPU, EIGHT)
+        for name in (NO_GPU, EIGHT, BY_NAME, BY_NAME_PAUSED, BY_ENGINE)
     ]
     for number, (name, runtime, kind) in enumerate(ours + theirs):
+        group = groups.new()
         config = machine.config(str(number), kind.init_seconds, kind.mode, kind.settings)
-        found[name] = Container(groups.new(), runtime, kind.environ, config)
+        found[name] = Container(group, runtime, kind.environ, config)
+        if kind.mode == "cdi" or kind.by_engine:
+            document = machine.document(config, runtime)
+            machine.use_documents(config, document)
+        if kind.by_engine:
+            # What stands ready is what another container of the same configuration has left.
+            leaves = Container(group, runtime, _ALL_GPUS, config)
+            found[name] = Container(group, "runc", (), config, "", document, leaves)
     return found

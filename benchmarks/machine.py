@@ -55,6 +55,23 @@ class Machine:
             os.utime(each, (10**9, 10**9))
         return str(path)
 
+    def document(self, config: str, runtime: str) -> str:
+        """Write the CDI document of a configuration's driver, as old as that; return its file."""
+        folder = Path(config).parent / "cdi"
+        folder.mkdir()
+        file = folder / "nvidia.json"
+        command = [str(Path(runtime).parent / "gpuhook"), "cdi", "generate", "--config", config]
+        run(*command, "--output", str(file))
+        os.utime(file, (10**9, 10**9))
+        return str(file)
+
+    def use_documents(self, config: str, document: str) -> None:
+        """Have the runtime read the folder of a document, and no other."""
+        path = Path(config)
+        text = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{Path(document).parent}"]\n'
+        path.write_text(path.read_text() + text)
+        os.utime(path, (10**9, 10**9))
+
     def forget(self, config: str) -> None:
         """Delete the saved inventory."""
         for file in (Path(config).parent / "state").glob("inventory-*"):

@@ -73,6 +73,8 @@ class Calls:
 def measure(machine: Machine, found: dict[str, Container], rounds: int, rest: float) -> Rounds:
     """Start all kinds in turn."""
     for container in found.values():
+        if container.before is not None:
+            live(container.before, machine.bundles, machine.lower, rest)
         for _ in range(_LIVES_TO_SAVE):
             live(container, machine.bundles, machine.lower, rest)
     _bring_back(found)
