@@ -1,4 +1,4 @@
-"""What a start of Ascend's or Intel's devices imports, where their inventory is saved."""
+"""What a start of a vendor's devices imports, where their inventory is saved."""
 
 import subprocess
 import sys
@@ -35,6 +35,7 @@ print(*sys.modules)
 @pytest.mark.parametrize(
     ("vendor", "variable", "modules"),
     [
+        ("amd", "AMD_VISIBLE_DEVICES", {"names", "paths", "vendor"}),
         ("ascend", "ASCEND_VISIBLE_DEVICES", {"names", "variables", "model", "vendor"}),
         ("intel_gpu", "INTEL_VISIBLE_DEVICES", {"names", "vendor"}),
         ("intel_npu", "INTEL_VISIBLE_NPUS", {"names", "vendor"}),

@@ -1,30 +1,27 @@
 """AMD by the contract: requests, what they give, what makes a saved inventory stale."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import amd_machine
 import machines
 import pytest
+from asking import resolved
+from paper import spec_with
 from steps import resolve
 
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import LostDeviceError, UnknownDeviceError
 from gpuhook.start.inventory import cache
-from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.inventory.selection import select
 from gpuhook.start.plan import image
 from gpuhook.start.planner import make_plan
 from gpuhook.start.request.reader import Request, SpecReader
-from gpuhook.start.resolve import Resolved
 from gpuhook.vendors.amd import names, paths
 from gpuhook.vendors.amd.vendor import VENDOR
 
-SOURCES = Path(__file__).parents[4] / "src"
 VIDEO, RENDER = 44, 105
 
 
@@ -38,35 +35,6 @@ def gpus(tmp_path: Path) -> Inventory:
 def selected(found: Inventory, *words: str) -> list[str]:
     [spaces] = names.VARIABLES.values()
     return [device.label for device in select(words, found, names, spaces)]
-
-
-@pytest.mark.parametrize(
-    ("words", "labels"),
-    [
-        (("0",), ["0"]),
-        (("5", "0", "5"), ["5", "0"]),
-        (("0-2", "1"), ["0", "1", "2"]),
-        (("0x84cafeae17e7620",), ["5"]),
-        (("84CAFEAE17E7620",), ["5"]),
-        (("0X084cafeae17e7620",), ["5"]),
-        (("0x84cafeae17e7610",), ["1", "2", "3", "4"]),
-        (("0x84cafeae17e7610:2",), ["3"]),
-        (("2", "0x84cafeae17e7610"), ["2", "1", "3", "4"]),
-        (("0000:0b:00.0",), ["5"]),
-        (("08:00.0",), ["1", "2", "3", "4"]),
-        (("ALL",), ["0", "1", "2", "3", "4", "5"]),
-    ],
-)
-def test_what_names_mean(gpus: Inventory, words: tuple[str, ...], labels: list[str]) -> None:
-    assert selected(gpus, *words) == labels
-
-
-@pytest.mark.parametrize("word", ["6", "4-6", "0x84cafeae17e76", "card0", "0000:0c:00.0", "-1"])
-def test_what_does_not_exist_is_refused(gpus: Inventory, word: str) -> None:
-    with pytest.raises(UnknownDeviceError) as caught:
-        selected(gpus, word)
-    assert "This machine has no AMD GPU" in caught.value.cause
-    assert "0 (0x84cafeae17e7600), 1 (0x84cafeae17e7610:0)" in caught.value.cause
 
 
 def _with_ids(root: Path, *ids: int) -> Inventory:
@@ -88,37 +56,11 @@ def test_ids_of_decimal_digits(tmp_path: Path) -> None:
     assert selected(found, "000000001") == ["1"]
 
 
-def spec_with(*env: str, **user: Any) -> dict[str, Any]:
-    process = {"user": {"uid": 1000, "gid": 1000, **user}, "env": list(env)}
-    return {"process": process, "linux": {"namespaces": [{"type": "mount"}]}}
-
-
 def read(*env: str, **settings: Any) -> Request:
     config = Config()
     for name, value in settings.items():
         setattr(config, name, value)
     return SpecReader(spec_with(*env), config).read(names, VENDOR)
-
-
-@pytest.mark.parametrize(
-    ("value", "devices"),
-    [
-        (" 0 , 2,0 ", ("0", "2")),
-        ("0,ALL", ("all",)),
-        ("None", ()),
-        ("0,Void", None),
-        ("", None),
-        (" , ", None),
-        ("amd.com/gpu=0", ("amd.com/gpu=0",)),
-    ],
-)
-def test_the_same_words_as_everywhere(value: str, devices: tuple[str, ...] | None) -> None:
-    assert read(f"AMD_VISIBLE_DEVICES={value}").devices == devices
-
-
-def test_variables_of_the_application_ask_for_nothing() -> None:
-    assert read("ROCR_VISIBLE_DEVICES=0", "HIP_VISIBLE_DEVICES=0", "GPU=0").devices is None
-    assert read("AMD_VISIBLE_DEVICES_X=0", "DOCKER_RESOURCE_GPU=0x1").devices is None
 
 
 @pytest.mark.parametrize(
@@ -151,12 +93,6 @@ def test_a_swarm_with_two_vendors(gpus: Inventory) -> None:
 # What it gives -------------------------------------------------------------------------------
 
 
-def resolved(found: Inventory, *env: str, config: Config | None = None) -> Resolved:
-    answer = resolve(spec_with(*env), config or Config(), inventories={"amd": found})
-    assert answer is not None
-    return answer
-
-
 def test_nodes_rules_and_groups(gpus: Inventory) -> None:
     answer = resolved(gpus, "AMD_VISIBLE_DEVICES=2")
     plan = make_plan(answer.grants, image.unknown(), answer.groups)
@@ -177,21 +113,6 @@ def test_a_container_without_a_device_has_the_control_node(gpus: Inventory) -> N
 def test_groups_may_be_switched_off(gpus: Inventory) -> None:
     config = loads("[features]\nno-additional-gids-for-device-nodes = true\n")
     assert resolved(gpus, "AMD_VISIBLE_DEVICES=0", config=config).groups == {}
-
-
-def test_a_node_of_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One made by hand in a driver root may have any numbers; sysfs says the right ones."""
-    amd_machine.simulated(tmp_path, 2)
-    real = Node.of
-
-    def of(path: str, *facts: Any) -> Node | None:
-        return Node(path, 226, 77) if path == "/dev/dri/card1" else real(path, *facts)
-
-    monkeypatch.setattr(Node, "of", of)
-    found = VENDOR.discover(_below(tmp_path))
-    assert selected(found, "all") == ["0"]
-    with pytest.raises(LostDeviceError, match=r"card1 is another device's node \(226:77, not "):
-        selected(found, "1")
 
 
 # What is saved -------------------------------------------------------------------------------
@@ -244,42 +165,3 @@ def test_what_makes_a_saved_inventory_stale(tmp_path: Path, change: Any) -> None
     assert cache.saved(config, VENDOR) is not None, "another driver's device is no matter"
     change(root)
     assert cache.saved(config, VENDOR) is None
-
-
-# What a start imports ------------------------------------------------------------------------
-
-START = f"""
-import sys
-sys.path.append({str(SOURCES)!r})
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.start.resolve import resolve
-from gpuhook.vendors.registry import known
-config = Config()
-config.state_dir, root, *env = sys.argv[1:]
-config.driver_roots = ("amd=" + root,)
-spec = {{"process": {{"env": env}}, "linux": {{"namespaces": [{{"type": "mount"}}]}}}}
-try:
-    print(resolve(spec, config, known(config), save=False))
-except GpuhookError as error:
-    print("refused:", error)
-print(*sys.modules)
-"""
-
-
-def test_a_start_with_a_saved_inventory_is_thin(tmp_path: Path) -> None:
-    root = tmp_path / "amd"
-    amd_machine.simulated(root, 2)
-    config = _below(root)
-    cache.get_inventory(config, VENDOR)
-    words = [sys.executable, "-I", "-S", "-c", START, config.state_dir, str(root)]
-    done = subprocess.run(
-        [*words, "AMD_VISIBLE_DEVICES=0"], capture_output=True, text=True, check=True
-    )
-    answer, modules = done.stdout.splitlines()
-    assert answer.startswith("refused: AMD's driver has no node /dev/kfd")  # they are on paper
-    loaded = set(modules.split())
-    assert {name for name in loaded if ".vendors.amd." in name} == {
-        "gpuhook.vendors.amd.names", "gpuhook.vendors.amd.paths", "gpuhook.vendors.amd.vendor",
-    }  # fmt: skip
-    assert not {"_ctypes", "re", "json", "gpuhook.vendors.nvidia.vendor"} & loaded

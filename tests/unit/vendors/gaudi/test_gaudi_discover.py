@@ -1,19 +1,14 @@
 """What gpuhook finds of Intel Gaudi below a driver root, whatever state its files are in."""
 
 import os
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import paper
 import pytest
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError
-from gpuhook.start.inventory.model import Node
 from gpuhook.vendors.gaudi import discover
 from gpuhook.vendors.gaudi.model import Inventory
-from gpuhook.vendors.gaudi.vendor import VENDOR
 
 DRIVER = "sys/bus/pci/drivers/habanalabs"
 FIRST = f"{DRIVER}/0000:19:00.0"
@@ -43,17 +38,6 @@ def test_bus_ids(case: dict[str, Any], tmp_path: Path) -> None:
     addresses = [files[f"sys/class/accel/accel{index}/device/pci_addr"] for index in indexes]
     made = paper.machine("gaudi", tmp_path, len(indexes), addresses=",".join(addresses))
     assert {each.label: each.bus_id for each in made.devices} == case["expected"]["bus_ids"]
-
-
-def test_ten_and_more_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    made = paper.machine("gaudi", tmp_path, 12, gap="3")
-    assert [each.label for each in made.devices] == [str(n) for n in range(12) if n != 3]
-    assert made.devices[-1].nodes == (
-        "/dev/accel/accel11",
-        "/dev/accel/accel_controlD11",
-        "/dev/infiniband/uverbs11",
-    )
-    assert made.version == "1.24.0"
 
 
 def test_numbers_are_the_drivers_and_not_the_buss(tmp_path: Path) -> None:
@@ -130,40 +114,3 @@ def test_links_lead_nowhere_outside(tmp_path: Path) -> None:
     (tmp_path / "root" / FIRST).symlink_to(tmp_path / "outside" / FIRST)
     [device] = found(tmp_path / "root").devices
     assert device.state == "its status is unknown"
-
-
-def test_a_node_of_another_device(tmp_path: Path) -> None:
-    made = discover._Found.__new__(discover._Found)
-    made.numbers = {"/dev/accel/accel0": "261:0"}
-    assert made.strange({}) == ""
-    assert made.strange({"/dev/accel/accel0": Node("/dev/accel/accel0", 261, 0)}) == ""
-    state = made.strange({"/dev/accel/accel0": Node("/dev/accel/accel0", 261, 1)})
-    assert state == "/dev/accel/accel0 is another device (the driver's is 261:0)"
-
-
-def test_no_driver(tmp_path: Path) -> None:
-    with pytest.raises(DriverError, match="driver isn't loaded"):
-        found(tmp_path)
-    with pytest.raises(DriverError, match="can't be read"):
-        found(tmp_path / "nothing")
-
-
-def test_a_driver_without_devices(tmp_path: Path) -> None:
-    assert paper.machine("gaudi", tmp_path, 0).devices == ()
-
-
-def test_surroundings(tmp_path: Path) -> None:
-    config = Config()
-    config.driver_roots = (f"gaudi={tmp_path}",)
-    paper.machine("gaudi", tmp_path, 2, no_accel="1", uverbs="0")
-    seen = [VENDOR.surroundings(config)]
-    assert VENDOR.surroundings(config) == seen[0]
-    change(tmp_path / FIRST / "status", "In reset\n")
-    seen.append(VENDOR.surroundings(config))
-    second = tmp_path / DRIVER / "0000:1a:00.0"
-    for name in ("accel/accel1", "infiniband_verbs/uverbs1", "net/ens1"):
-        (second / name).mkdir(parents=True)
-        seen.append(VENDOR.surroundings(config))
-    second.unlink()
-    seen.append(VENDOR.surroundings(config))
-    assert all(one != two for one, two in pairwise(seen))

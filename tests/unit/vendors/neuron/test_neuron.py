@@ -1,24 +1,18 @@
 """AWS Neuron's requests: which devices, their neighbours, and the cores that they have."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import machines
 import paper
 import pytest
+from asking import places, planned, resolved
 from paper import spec_with
 from steps import resolve
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, LostDeviceError, RequestError, UnknownDeviceError
+from gpuhook.ground.errors import LostDeviceError, RequestError
 from gpuhook.start.cdi.generate import Source, generate
 from gpuhook.start.inventory.model import Inventory as AnyInventory
-from gpuhook.start.plan import image
-from gpuhook.start.plan.operations import Plan
-from gpuhook.start.planner import make_plan
-from gpuhook.start.resolve import Resolved
-from gpuhook.vendors.neuron.model import Inventory
 from gpuhook.vendors.neuron.vendor import VENDOR, between, core_list, core_sizes, cores, ranges
 
 ASK = "AWS_NEURON_VISIBLE_DEVICES"
@@ -29,21 +23,6 @@ RT = "NEURON_RT_VISIBLE_CORES"
 def trn1(tmp_path: Path) -> AnyInventory:
     """A machine with 16 devices of two cores each."""
     return paper.machine("neuron", tmp_path / "trn1", 16)
-
-
-def resolved(found: AnyInventory, *env: str) -> Resolved:
-    answer = resolve(spec_with(*env), Config(), inventories={"neuron": found})
-    assert answer is not None
-    return answer
-
-
-def planned(found: AnyInventory, *env: str) -> Plan:
-    answer = resolved(found, *env)
-    return make_plan(answer.grants, image.unknown(), answer.groups)
-
-
-def nodes(plan: Plan) -> list[str]:
-    return [op.to_json()["destination"] for op in plan.operations if op.kind == "device"]
 
 
 # Which devices -------------------------------------------------------------------------------
@@ -59,7 +38,7 @@ def test_requests(case: dict[str, Any], tmp_path: Path) -> None:
         assert [each["path"] for each in made] == case["expected"]["nodes"]
         return
     found = paper.machine("neuron", tmp_path, count)
-    assert nodes(planned(found, *given["env"])) == case["expected"]["nodes"]
+    assert places(planned(found, *given["env"])) == case["expected"]["nodes"]
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.kubernetes")
@@ -68,58 +47,11 @@ def test_what_a_device_plugin_gives_is_not_ours(case: dict[str, Any]) -> None:
     assert resolve(spec_with(*env), Config(), inventories={}) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("all", range(16)),
-        ("All", range(16)),
-        ("none", ()),
-        ("2-4", (2, 3, 4)),
-        (" 3 , 2,,3 ", (3, 2)),
-        ("9-11", (9, 10, 11)),
-        ("00a1b2c3d4e5000b", (11,)),
-        ("aws.amazon.com/neuron=2,aws.amazon.com/neuron=3", (2, 3)),
-        ("aws.amazon.com/neuron=neuron2", (2,)),
-        ("aws.amazon.com/neuron=all", range(16)),
-    ],
-)
-def test_words(trn1: AnyInventory, words: str, expected: tuple[int, ...]) -> None:
-    assert nodes(planned(trn1, f"{ASK}={words}")) == [f"/dev/neuron{n}" for n in expected]
-
-
-@pytest.mark.parametrize("word", ["", "void", "VOID", " , "])
-def test_no_request(word: str) -> None:
-    assert resolve(spec_with(f"{ASK}={word}"), Config(), inventories={}) is None
-
-
-@pytest.mark.parametrize("word", ["16", "0-16", "neuron0", "/dev/neuron0", "1.0", "-1"])
-def test_what_does_not_exist(trn1: AnyInventory, word: str) -> None:
-    with pytest.raises(UnknownDeviceError, match=r"no Neuron device .* it has 0 \(00a1b2c3d4e5"):
-        resolved(trn1, f"{ASK}={word}")
-
-
 def test_a_device_that_is_not_done(tmp_path: Path) -> None:
     found = paper.machine("neuron", tmp_path, 4, half_made="3")
-    assert nodes(planned(found, f"{ASK}=all")) == ["/dev/neuron0", "/dev/neuron1", "/dev/neuron2"]
+    assert places(planned(found, f"{ASK}=all")) == ["/dev/neuron0", "/dev/neuron1", "/dev/neuron2"]
     with pytest.raises(LostDeviceError, match="Neuron device 3 can't be used: the driver isn't"):
         resolved(found, f"{ASK}=3")
-
-
-def test_a_node_that_is_missing(tmp_path: Path) -> None:
-    found = paper.machine("neuron", tmp_path, 4, no_node="2")
-    with pytest.raises(DriverError, match=r"AWS Neuron's driver has no node /dev/neuron2"):
-        resolved(found, f"{ASK}=2")
-    assert nodes(planned(found, f"{ASK}=0,1")) == ["/dev/neuron0", "/dev/neuron1"]
-
-
-def test_beside_another_vendor(trn1: AnyInventory) -> None:
-    spec = spec_with(f"{ASK}=1", "NVIDIA_VISIBLE_DEVICES=0")
-    both = {"nvidia": machines.machine(machines.gpu(0, 3)), "neuron": trn1}
-    answer = resolve(spec, Config(), inventories=both)
-    assert answer is not None
-    found = nodes(make_plan(answer.grants, image.unknown(), answer.groups))
-    assert [path for path in found if "neuron" in path] == ["/dev/neuron1"]
-    assert "/dev/nvidia3" in found
 
 
 # Neighbours ----------------------------------------------------------------------------------
@@ -246,19 +178,13 @@ def test_ranges() -> None:
 # The rest ------------------------------------------------------------------------------------
 
 
-def test_an_inventory_is_saved_without_loss(trn1: AnyInventory) -> None:
-    assert Inventory.from_json(json.loads(json.dumps(trn1.to_json()))) == trn1
+def test_what_is_listed(trn1: AnyInventory) -> None:
     header, rows = trn1.table()
     assert header == ("INDEX", "NAME", "CORES", "SERIAL", "STATE")
     assert rows[10] == ("10", "Trainium1", 2, "00a1b2c3d4e5000a", "-")
 
 
-def test_a_document(trn1: AnyInventory, tmp_path: Path) -> None:
-    made = generate(Source(VENDOR, trn1, Config(), "/hook"), ("index",)).document
-    assert made["kind"] == "aws.amazon.com/neuron"
-    assert len(made["devices"]) == 17
-    assert "hooks" not in made["containerEdits"]
-    assert made["containerEdits"]["env"] == [f"{ASK}=void"]
+def test_a_document_where_not_all_are_neighbours(tmp_path: Path) -> None:
     gap = paper.machine("neuron", tmp_path / "gap", 4, gap="1")
     found = generate(Source(VENDOR, gap, Config(), "/hook"), ("index",))
     assert [each["name"] for each in found.document["devices"]] == ["0", "2", "3"]

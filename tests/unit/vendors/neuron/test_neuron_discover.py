@@ -15,7 +15,6 @@ from gpuhook.ground.oci.spec import Spec
 from gpuhook.start.inventory.model import Node
 from gpuhook.vendors.neuron import discover
 from gpuhook.vendors.neuron.model import Inventory
-from gpuhook.vendors.neuron.vendor import VENDOR
 
 CLASS = "sys/class/neuron_device"
 
@@ -114,15 +113,6 @@ def test_unknown_keys_stay(case: dict[str, Any], tmp_path: Path) -> None:
 # Files in any state --------------------------------------------------------------------------
 
 
-def test_ten_and_more_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    made = paper.machine("neuron", tmp_path, 12, gap="3")
-    assert [device.label for device in made.devices] == [
-        str(number) for number in range(12) if number != 3
-    ]
-    assert made.version == "2.24.7.0"
-    assert made.devices[-1].nodes == ("/dev/neuron11",)
-
-
 @pytest.mark.parametrize(
     "name", ["neuron", "neuron01", "neuronx", "neuron-1", "neuron٣", "neuron1 "]
 )
@@ -190,27 +180,16 @@ def test_links_lead_nowhere_outside(tmp_path: Path) -> None:
     assert device.state
 
 
-def test_a_node_of_another_device() -> None:
-    state = discover.state_of("/dev/neuron3", "510:3", Node("/dev/neuron3", 510, 4))
-    assert state == "/dev/neuron3 is another device (the driver's is 510:3)"
-    assert discover.state_of("/dev/neuron3", "510:3", None) == ""
-
-
-def test_no_root(tmp_path: Path) -> None:
-    with pytest.raises(DriverError, match="can't be read"):
-        found(tmp_path / "nothing")
-
-
-def test_surroundings(tmp_path: Path) -> None:
-    config = Config()
-    config.driver_roots = (f"neuron={tmp_path}",)
-    paper.machine("neuron", tmp_path, 2)
-    first = VENDOR.surroundings(config)
-    assert VENDOR.surroundings(config) == first
-    file = tmp_path / CLASS / "neuron0/dev"
-    file.chmod(0o644)
-    file.write_text("9:9\n")
-    second = VENDOR.surroundings(config)
-    assert second != first
-    (tmp_path / CLASS / "neuron2").mkdir()
-    assert VENDOR.surroundings(config) != second
+def test_files_are_as_the_drivers(tmp_path: Path) -> None:
+    found = paper.machine("neuron", tmp_path, 3)
+    folder = tmp_path / "sys/class/neuron_device/neuron1"
+    assert folder.is_symlink()
+    assert folder.resolve() == tmp_path / "sys/devices/virtual/neuron_device/neuron1"
+    [node] = [node for node in found.nodes if node.path == "/dev/neuron1"]
+    assert (folder / "dev").read_text() == f"{node.major}:1\n"
+    assert (folder / "core_count").read_text() == "2"  # without a line end
+    assert (folder / "connected_devices").read_text() == "0, 2\n"
+    assert f"{node.major} neuron\n" in (tmp_path / "proc/devices").read_text()
+    card = tmp_path / "sys/bus/pci/drivers/neuron/0000:10:00.0"
+    assert (card / "device").read_text() == "0x7164\n"
+    assert (card / "driver").resolve() == card.parent.resolve()
