@@ -60,25 +60,9 @@ def test_a_page_is_short() -> None:
 def test_no_text_is_taken_for_a_macro(name: str) -> None:
     lines = pages()[name].splitlines()
     assert lines[0] == ".Dd January 2, 1970"
-    known = [
-        ".Dd",
-        ".Dt",
-        ".Os",
-        ".Sh",
-        ".Ss",
-        ".Nm",
-        ".Nd",
-        ".Ar",
-        ".Op",
-        ".Pp",
-        ".Bl",
-        ".It",
-        ".El",
-        ".Pa",
-        ".Xr",
-        ".Li",
-        ".Dl",
-        ".Ev",
-    ]
-    assert {line.split()[0] for line in lines if line.startswith(".")} <= set(known)
+    known = {
+        ".Dd", ".Dt", ".Os", ".Sh", ".Ss", ".Nm", ".Nd", ".Ar", ".Op", ".Pp", ".Bl", ".It", ".El",
+        ".Pa", ".Xr", ".Li", ".Dl", ".Ev",
+    }  # fmt: skip
+    assert {line.split()[0] for line in lines if line.startswith(".")} <= known
     assert not [line for line in lines if line.startswith("'") or not line]

@@ -105,21 +105,12 @@ def test_assignments(assignment: str, value: object) -> None:
 @pytest.mark.parametrize(
     "assignment",
     [
-        "",
-        "=x",
-        "nope=1",
-        "nvidia-container-cli=1",
-        "nvidia-container-cli.nope=1",
-        "nvidia-container-cli.path=/x",
-        "features.nope=true",
-        "swarm-resource",
-        "nvidia-container-runtime.runtimes",
-        "disable-require=yes",
-        "disable-require=",
-        "disable-require=nil",
-        "gpuhook.nvml-timeout=soon",
+        "", "=x", "nope=1", "nvidia-container-cli=1", "nvidia-container-cli.nope=1",
+        "nvidia-container-cli.path=/x", "features.nope=true", "swarm-resource",
+        "nvidia-container-runtime.runtimes", "disable-require=yes", "disable-require=",
+        "disable-require=nil", "gpuhook.nvml-timeout=soon",
     ],
-)
+)  # fmt: skip
 def test_refused_assignments(assignment: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_assignment(assignment)

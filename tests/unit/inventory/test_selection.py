@@ -4,7 +4,7 @@ import pytest
 
 from gpuhook.ground.errors import LostDeviceError, UnknownDeviceError
 from gpuhook.start.inventory import model
-from gpuhook.start.inventory.model import Device
+from gpuhook.start.inventory.model import NOBODY, Device, Node
 from gpuhook.start.inventory.selection import select
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection, selection
@@ -329,3 +329,26 @@ def test_a_name_counts_in_the_spaces_that_are_searched() -> None:
         select(["gpu1"], MACHINE, names, ("index", "uuid", "bus_id", "mig"))
     with pytest.raises(UnknownDeviceError):
         select(["1"], MACHINE, names, ("uuid",))
+
+
+# Nodes ----------------------------------------------------------------------------------------
+
+
+GID = 44
+
+
+@pytest.mark.parametrize(
+    ("mode", "gid", "group"),
+    [
+        (0o660, GID, GID),
+        (0o640, GID, GID),
+        (0o664, GID, GID),
+        (0o666, GID, 0),
+        (0o644, GID, 0),
+        (0o600, GID, 0),  # the group may do nothing, so nobody is put in it
+        (0o660, 0, 0),
+        (0o660, NOBODY, 0),
+    ],
+)
+def test_the_group_that_may_use_a_node(mode: int, gid: int, group: int) -> None:
+    assert Node("/dev/a", 1, 2, mode, 0, gid).group == group

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fabricated import Tree
@@ -20,7 +21,7 @@ class Examine:
         self.tree = tree
         self._monkeypatch = monkeypatch
 
-    def machine(self, vendor: str, count: int = 4, **settings: object) -> Found:
+    def machine(self, vendor: str, count: int = 4, **settings: Any) -> Found:
         return self(vendor, Machine(vendor, self.tree.root, count, **settings))
 
     def __call__(self, vendor: str, made: Machine | None = None) -> Found:
@@ -124,7 +125,7 @@ def test_where_a_root_is_configured_a_driver_is_expected(
     ],
 )  # fmt: skip
 def test_what_is_wrong(
-    examine: Examine, vendor: str, settings: dict[str, object], status: str, message: str
+    examine: Examine, vendor: str, settings: dict[str, Any], status: str, message: str
 ) -> None:
     (fine, _), (found, said) = examine.machine(vendor, **settings)
     assert (fine, found) == ("ok", status)
