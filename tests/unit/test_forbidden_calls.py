@@ -329,7 +329,7 @@ def of_all() -> dict[str, str]:
 
 
 def test_text_is_cut_where_its_writer_cuts_it() -> None:
-    found = {}
+    found: dict[str, str] = {}
     for module, text in of_all().items():
         found |= cutting(module, text)
     assert {place: why for place, why in found.items() if place not in ALLOWED_TO_CUT} == {}

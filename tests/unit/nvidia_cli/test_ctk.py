@@ -6,17 +6,16 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
+from command_lines import commands
 
 from gpuhook import __version__
 from gpuhook.ground.config.loader import load
-from gpuhook.tools.cli._help import Command
 from gpuhook.tools.engines.links import LINKS
 from gpuhook.tools.nvidia_cli.ctk import ctk, main
 
@@ -28,20 +27,7 @@ def run(*words: str, **environment: str) -> Result:
     return CliRunner().invoke(ctk, words, prog_name="nvidia-ctk", env=env)
 
 
-def commands(
-    command: click.Command = ctk, context: click.Context | None = None
-) -> Iterator[tuple[str, Command, click.Context]]:
-    context = context or click.Context(ctk, info_name="nvidia-ctk", terminal_width=78)
-    assert isinstance(command, Command)
-    yield context.command_path, command, context
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            yield from commands(inner, click.Context(inner, info_name=name, parent=context))
-
-
-EVERY = {path: (command, context) for path, command, context in commands()}
+EVERY = {path: (command, context) for path, command, context in commands(ctk, "nvidia-ctk")}
 
 
 @pytest.mark.parametrize("path", EVERY)

@@ -1,5 +1,7 @@
-"""AWS Neuron's requests: which devices, their neighbours, and the cores that they have."""
+"""AWS Neuron: what is found, which devices are meant, their neighbours, and their cores."""
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +9,16 @@ import paper
 import pytest
 from asking import places, planned, resolved
 from paper import spec_with
-from steps import resolve
+from steps import edit, resolve
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import LostDeviceError, RequestError
+from gpuhook.ground.errors import DriverError, LostDeviceError, RequestError
+from gpuhook.ground.oci.spec import Spec
 from gpuhook.start.cdi.generate import Source, generate
 from gpuhook.start.inventory.model import Inventory as AnyInventory
+from gpuhook.start.inventory.model import Node
+from gpuhook.vendors.neuron import discover
+from gpuhook.vendors.neuron.model import Inventory
 from gpuhook.vendors.neuron.vendor import VENDOR, between, core_list, core_sizes, cores, ranges
 
 ASK = "AWS_NEURON_VISIBLE_DEVICES"
@@ -191,3 +197,185 @@ def test_a_document_where_not_all_are_neighbours(tmp_path: Path) -> None:
     assert (
         "There is no device all: The Neuron devices 0, 2-3 aren't neighbours" in found.warnings[0]
     )
+
+
+# What is found --------------------------------------------------------------------------------
+
+
+CLASS = "sys/class/neuron_device"
+
+
+def found(root: Path) -> Inventory:
+    return discover.discover(str(root))
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.class")
+def test_the_drivers_folder(case: dict[str, Any], tmp_path: Path) -> None:
+    names = case["input"]["names"]
+    if names is None:
+        with pytest.raises(DriverError, match="driver isn't loaded"):
+            found(tmp_path)
+        return
+    for name in names:
+        (tmp_path / CLASS / name).mkdir(parents=True)
+    assert [int(each.label) for each in found(tmp_path).devices] == case["expected"]["devices"]
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.instance")
+def test_instances(case: dict[str, Any], tmp_path: Path) -> None:
+    expected = case["expected"]
+    family = case["input"]["type"].partition(".")[0].title().removesuffix("N")
+    made = paper.machine("neuron", tmp_path, expected["devices"], family=family)
+    assert isinstance(made, Inventory)
+    assert made.cores == (expected["cores_per_device"],) * expected["devices"]
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.architecture")
+def test_architectures(case: dict[str, Any], tmp_path: Path) -> None:
+    paper.machine("neuron", tmp_path, 1, family="Trn2")
+    for name, text in case["input"].items():
+        file = tmp_path / CLASS / "neuron0" / name
+        file.unlink()
+        file.write_text(text)
+    [device] = found(tmp_path).devices
+    assert device.model == case["expected"]["model"]
+    assert case["expected"]["family"] in {family for family, _ in discover.PRODUCTS.values()}
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.pci_id")
+def test_pci_ids(case: dict[str, Any]) -> None:
+    family, model = discover.product(**case["input"]) or (None, None)
+    expected = case["expected"]
+    assert family == expected["family"]
+    assert model == expected.get("model", model)
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.connected_devices")
+def test_connections(case: dict[str, Any]) -> None:
+    assert discover.connected(case["input"]["text"]) == case["expected"]["connected"]
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.core_count")
+def test_core_counts(case: dict[str, Any], tmp_path: Path) -> None:
+    made = paper.machine("neuron", tmp_path, 1, cores=case["input"]["text"])
+    assert isinstance(made, Inventory)
+    assert made.cores == (case["expected"]["cores"],)
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.serial")
+def test_serials(case: dict[str, Any]) -> None:
+    assert discover.serial(case["input"]["text"].strip()) == case["expected"]["uuid"]
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.node")
+def test_nodes(case: dict[str, Any]) -> None:
+    name, dev, expected = case["input"]["name"], case["input"]["dev"], case["expected"]
+    assert discover.device_numbers([name]) == [expected["index"]]
+    major, _, minor = dev.strip().partition(":")
+    node = Node(expected["path"], int(major), expected["minor"])
+    assert int(minor) == expected["minor"]
+    assert discover.state_of(node.path, dev.strip(), node) == ""
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.lossless")
+def test_unknown_keys_stay(case: dict[str, Any], tmp_path: Path) -> None:
+    given = case["input"]["spec"]
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "gpuhook-prestart").touch(mode=0o755)
+    machine = paper.machine("neuron", tmp_path / "root")
+    spec = paper.spec_with("AWS_NEURON_VISIBLE_DEVICES=0", **given)
+    made = edit(
+        Spec(str(tmp_path / "config.json"), json.dumps(spec)),
+        Config(),
+        str(bin_folder),
+        inventories={"neuron": machine},
+    )
+    assert made is not None
+    assert made.data["x-unknown"] == given["x-unknown"]
+    assert given["hooks"]["prestart"][0] in made.data["hooks"]["prestart"]
+
+
+# Files in any state --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["neuron", "neuron01", "neuronx", "neuron-1", "neuron٣", "neuron1 "]
+)
+def test_names_that_are_no_device(tmp_path: Path, name: str) -> None:
+    paper.machine("neuron", tmp_path, 1)
+    (tmp_path / CLASS / name).mkdir()
+    assert [each.label for each in found(tmp_path).devices] == ["0"]
+
+
+@pytest.mark.parametrize("text", ["", "00000000000000000", "0000000000000000", "unknown", "12"])
+def test_what_is_no_serial(text: str) -> None:
+    assert discover.serial(text) == ""
+
+
+def test_a_serial_that_two_devices_have_is_none(tmp_path: Path) -> None:
+    paper.machine("neuron", tmp_path, 3)
+    file = tmp_path / CLASS / "neuron1/info/serial_number"
+    file.unlink()
+    file.write_text((tmp_path / CLASS / "neuron0/info/serial_number").read_text())
+    devices = found(tmp_path).devices
+    assert [each.id for each in devices] == ["neuron0", "neuron1", "00a1b2c3d4e50002"]
+    assert [list(each.names) for each in devices] == [["index"], ["index"], ["index", "serial"]]
+
+
+def test_an_empty_serial(tmp_path: Path) -> None:
+    made = paper.machine("neuron", tmp_path, 2, no_serial="1")
+    assert [each.id for each in made.devices] == ["00a1b2c3d4e50000", "neuron1"]
+
+
+def test_an_older_driver_that_says_no_model(tmp_path: Path) -> None:
+    paper.machine("neuron", tmp_path, 2, family="Inf1")
+    (tmp_path / CLASS / "neuron0/info/architecture/device_name").unlink()
+    assert [each.model for each in found(tmp_path).devices] == ["Inferentia", "Inferentia"]
+
+
+def test_half_made_devices_and_links_to_nothing(tmp_path: Path) -> None:
+    paper.machine("neuron", tmp_path, 2, half_made="0")
+    (tmp_path / CLASS / "neuron7").symlink_to("../../devices/virtual/neuron_device/neuron7")
+    states = {each.label: each.state for each in found(tmp_path).devices}
+    assert states["1"] == ""
+    assert states["0"].startswith("the driver isn't done with it")
+    assert states["7"] == states["0"]
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    paper.machine("neuron", tmp_path, 1)
+    folder = tmp_path / CLASS / "neuron0"
+    for name in ("core_count", "info/serial_number", "info/architecture/device_name"):
+        (folder / name).unlink()
+    (folder / "core_count").mkdir()
+    os.mkfifo(folder / "info/serial_number")
+    (folder / "info/architecture/device_name").write_text("x" * (1 << 20))
+    [device] = found(tmp_path).devices
+    assert (device.id, device.state) == ("neuron0", "")
+    assert found(tmp_path).cores == (0,)
+
+
+def test_links_lead_nowhere_outside(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "dev").write_text("1:3\n")
+    (tmp_path / "root" / CLASS).mkdir(parents=True)
+    (tmp_path / "root" / CLASS / "neuron0").symlink_to(outside)
+    [device] = found(tmp_path / "root").devices
+    assert device.state
+
+
+def test_files_are_as_the_drivers(tmp_path: Path) -> None:
+    found = paper.machine("neuron", tmp_path, 3)
+    folder = tmp_path / "sys/class/neuron_device/neuron1"
+    assert folder.is_symlink()
+    assert folder.resolve() == tmp_path / "sys/devices/virtual/neuron_device/neuron1"
+    [node] = [node for node in found.nodes if node.path == "/dev/neuron1"]
+    assert (folder / "dev").read_text() == f"{node.major}:1\n"
+    assert (folder / "core_count").read_text() == "2"  # without a line end
+    assert (folder / "connected_devices").read_text() == "0, 2\n"
+    assert f"{node.major} neuron\n" in (tmp_path / "proc/devices").read_text()
+    card = tmp_path / "sys/bus/pci/drivers/neuron/0000:10:00.0"
+    assert (card / "device").read_text() == "0x7164\n"
+    assert (card / "driver").resolve() == card.parent.resolve()
