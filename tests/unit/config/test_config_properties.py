@@ -47,7 +47,7 @@ def reference(text: str) -> Any:
         return None
 
 
-@settings(max_examples=2000)
+@settings(max_examples=500)
 @given(TEXTS)
 @example("a = 1\n[a]\n")
 @example("[a.b]\n[a]\nb = 1\n")
@@ -73,7 +73,7 @@ KEY_LINES = st.tuples(
 ).map(" = ".join)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.one_of(TEXTS, st.lists(st.one_of(KEY_LINES, LINES)).map("\n".join)))
 def test_any_text_is_a_configuration_or_our_error(text: str) -> None:
     try:
@@ -108,7 +108,7 @@ CHANGES = st.sampled_from(sorted(KEYS)).flatmap(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.lists(st.one_of(KEY_LINES, LINES)).map("\n".join), CHANGES)
 def test_a_change_changes_that_key_alone(text: str, change: tuple[str, Any]) -> None:
     key, value = change

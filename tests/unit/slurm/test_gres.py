@@ -16,7 +16,9 @@ HOSTILE = (
     "(null)", "no_consume", "NVIDIA", "nvidia_none", "Ünicode GPU", "[0-7]", "a" * 500,
     "\x00\x1b[2J", '"', "-",
 )  # fmt: skip
-PATHS = st.from_regex(r"/dev/[a-z]{1,8}[0-9]{1,3}", fullmatch=True)
+PATHS = st.builds(
+    "/dev/{}{}".format, st.text("abcdef", min_size=1, max_size=8), st.integers(0, 999)
+)
 ENTRIES = st.builds(
     Entry,
     vendor=st.sampled_from(("nvidia", "amd", "gaudi", "intel_gpu")),

@@ -340,13 +340,18 @@ def test_no_runtime_is_pythons_to_tell(installed: Installed) -> None:
 
 @pytest.mark.parametrize("name", ["runtimes", "words", "mark"])
 def test_a_file_that_was_cut_short_is_pythons(installed: Installed, name: str) -> None:
-    """At each length: neither waited for, nor taken for what the configuration says."""
+    """Neither waited for, nor taken for what the configuration says.
+
+    Cut is it at the end of each line, and a byte before and behind that.
+    """
     installed.configure()
     file = installed.saved / str(installed.config)[1:] / name
     whole, status = file.read_bytes(), file.stat()
     with in_time(120):
         # With a part of the last word, the mark, all others are there.
-        for length in range(len(whole) - (len(launcher_files.MARK) if name == "words" else 1)):
+        shorter = len(whole) - (len(launcher_files.MARK) if name == "words" else 1)
+        ends = {at + more for at, byte in enumerate(whole) if byte == 10 for more in (-1, 0, 1)}
+        for length in sorted({0, 1, shorter - 1, *(end for end in ends if end < shorter)}):
             file.write_bytes(whole[:length])
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
             assert installed.create('{"env":"INTEL_VISIBLE_NPUS"}') == "python", length
