@@ -116,18 +116,12 @@ def test_waiting_for_events_goes_on_over_a_mig_change(root: Path, program: Progr
 
 
 GARBAGE = [
-    "1 MIG-x 1g.18gb 7 0 201 202 0",
-    "1 {uuid} 1g.18gb 7 0 201 202",
-    "1 {uuid} 1g.18gb 7 0 201 202 0 0",
-    "1 {uuid} 1g.18gb 15 0 201 202 0",
-    "1 {uuid} 1g.18gb 7 8 201 202 0",
-    "1 {uuid} 1g.18gb 7 0 201 202 8",
-    "1 {uuid} 7g.141gb 0 0 201 202 1",
-    "1 {uuid} 9g.99gb 0 0 201 202 1",
-    "1 " + "{uuid}" * 40,
-    "9",
-    "\x00",
-]
+    "1 MIG-x 1g.18gb 7 0 201 202 0", "1 {uuid} 1g.18gb 7 0 201 202",
+    "1 {uuid} 1g.18gb 7 0 201 202 0 0", "1 {uuid} 1g.18gb 15 0 201 202 0",
+    "1 {uuid} 1g.18gb 7 8 201 202 0", "1 {uuid} 1g.18gb 7 0 201 202 8",
+    "1 {uuid} 7g.141gb 0 0 201 202 1", "1 {uuid} 9g.99gb 0 0 201 202 1", "1 " + "{uuid}" * 40,
+    "9", "\x00",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", GARBAGE)
