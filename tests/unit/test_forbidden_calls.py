@@ -124,6 +124,15 @@ OF_THE_HOST = {
 }
 
 
+def dotted(node: ast.expr) -> str:
+    """Return how an expression is written, soon for the names that nearly all of them are."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ast.unparse(node)
+
+
 def calls(tree: ast.Module) -> Iterator[tuple[str, str, ast.Call]]:
     """Yield (function around it, name, call) of every call by a plain or dotted name."""
 
@@ -131,7 +140,7 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, str, ast.Call]]:
         if isinstance(node, ast.FunctionDef):
             function = node.name
         if isinstance(node, ast.Call):
-            yield function, ast.unparse(node.func), node
+            yield function, dotted(node.func), node
         for child in ast.iter_child_nodes(node):
             yield from visit(child, function)
 
