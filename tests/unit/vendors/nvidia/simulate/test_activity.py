@@ -24,7 +24,6 @@ MakeRoot = Callable[..., tuple[Path, Machine]]
 GIB = 1 << 30
 NONE = 0xFFFFFFFF
 LISTS = ("Compute", "Graphics", "MPSCompute")
-SAMPLES = "attempt(n.nvmlDeviceGetProcessUtilization, gpu({}), {})"
 START = int(time.time()) - 100_000  # when the machines of these tests begin
 
 _HELPERS = """
