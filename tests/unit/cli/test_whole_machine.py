@@ -3,16 +3,13 @@
 import importlib
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from fabricated import Tree
 from machines import gpu, machine, mig
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError
-from gpuhook.start import contract
+from gpuhook.ground.errors import GpuhookError
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.tools.cli import _screen, cli
 from gpuhook.tools.doctor import Case, examine
@@ -21,39 +18,14 @@ from gpuhook.tools.running.holders import Container, Running
 from gpuhook.tools.running.names import Names
 from gpuhook.vendors import registry
 from gpuhook.vendors.amd.vendor import VENDOR as AMD
-from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
 Call = Callable[..., Result]
 
 
 @pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Words that name a configuration with a state folder of its own."""
-    monkeypatch.setattr("gpuhook.tools.cli.cdi_generate.our_program", lambda *_: "/bin/true")
-    path = tmp_path / "config.toml"
-    path.write_text(f'[gpuhook]\nstate-dir = "{tmp_path}/state"\n')
-    return ["--config", str(path)]
-
-
-def finds(
-    monkeypatch: pytest.MonkeyPatch, found: Inventory, failing: contract.Vendor | None = None
-) -> None:
-    """Have a machine with these devices of NVIDIA's, and perhaps another driver that fails."""
-
-    def look(vendor: contract.Vendor, _: Config) -> Inventory:
-        if vendor is NVIDIA:
-            return found
-        kind = DriverError if vendor is failing else NoDriverError
-        raise kind(f"{vendor.names.TITLE}?", "Mend it")
-
-    for names in registry.KNOWN.values():
-        monkeypatch.setattr(type(contract.load(names)), "discover", look)
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, config: list[str]) -> Call:
+def call(finds: Callable[..., None], config: list[str]) -> Call:
     """Run a command on a machine with a GPU of NVIDIA's and a driver of AMD's that fails."""
-    finds(monkeypatch, machine(gpu(0, 0)), failing=AMD)
+    finds(machine(gpu(0, 0)), failing=AMD)
     return lambda *words: CliRunner().invoke(cli, [*words, *config])
 
 
@@ -97,12 +69,14 @@ POD = Container("p" * 64, "kubernetes", 2, "python", {(195, 4)}, "trainer-0", "r
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch, config: list[str], tree: Tree) -> Call:
+def narrow(
+    monkeypatch: pytest.MonkeyPatch, finds: Callable[..., None], config: list[str], tree: Tree
+) -> Call:
     """Run a command on a machine with eight GPUs, some in parts, and containers that have them."""
     found = machine(
         *(gpu(n, n) for n in range(7)), gpu(7, 7, (mig(0, 1, 12, 13), mig(1, 2, 21, 22)))
     )
-    finds(monkeypatch, found)
+    finds(found)
     listing = importlib.import_module("gpuhook.tools.cli.list")
     named = Container(NAME, "docker", 1, "python", {node.numbers for node in found.nodes})
     monkeypatch.setattr(listing, "running", lambda *_: Running([named, POD], ()))
