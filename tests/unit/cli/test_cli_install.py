@@ -364,6 +364,14 @@ OPTIONS = {
 }
 
 
+# Each engine, and the versions of containerd's file, which is a bystander of the others.
+VERSIONS = pytest.mark.parametrize(
+    ("engine", "version"),
+    [*((name, "") for name in ENGINES), ("containerd", "version = 2\n"),
+     ("containerd", "version = 3\n")],
+)  # fmt: skip
+
+
 def files(system: Path) -> dict[str, str]:
     """Return what is below the system's folders but gpuhook's state; what TOML files say."""
     return {
@@ -373,8 +381,7 @@ def files(system: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("version", ["", "version = 2\n", "version = 3\n"])
-@pytest.mark.parametrize("engine", ENGINES)
+@VERSIONS
 def test_installing_again_loses_nothing(system: Path, engine: str, version: str) -> None:
     (system / "etc/containerd/config.toml").write_text(version + '[debug]\nlevel = "info"\n')
     words = ("install", f"--engine={engine}")
@@ -398,9 +405,8 @@ def test_installing_again_loses_nothing(system: Path, engine: str, version: str)
     assert not any("gpu-py" in text for text in files(system).values() if text[:5] != "link ")
 
 
-@pytest.mark.parametrize("version", ["", "version = 2\n", "version = 3\n"])
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("engine", ENGINES)
+@VERSIONS
 def test_an_option_is_taken_back(
     system: Path, engine: str, option: tuple[str], version: str
 ) -> None:
