@@ -56,6 +56,8 @@ def reference(text: str) -> Any:
 @example("a = [\"x\", 'y' , ]  # z")
 @example("a = 1\r\nb = 2\r\n")
 @example("[a]\n[a.b.c]\n[a.b]\n[a.b]")
+@example("[[a b]]\n")
+@example('a = ["a" "b"]\n')
 def test_quick_reader_says_what_tomllib_says_or_nothing(text: str) -> None:
     found = source.read_plain(text)
     assert found is None or repr(found) == repr(reference(text))
