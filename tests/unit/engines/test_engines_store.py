@@ -1,5 +1,6 @@
 """Changes to engines' files are remembered, and taken back to the byte."""
 
+import errno
 import fcntl
 import json
 import os
@@ -345,6 +346,21 @@ def test_who_waits_for_the_lock_gets_it(store: Store) -> None:
     thread.join(30)
     assert got.is_set()
     assert not Path(store.folder).exists()
+
+
+def test_a_state_folder_that_its_last_user_removes_just_then_is_made_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failures = os.open, [FileNotFoundError(errno.ENOENT, "gone")]
+
+    def open_file(path: str, *rest: int, **more: int) -> int:
+        if path == f"{store.folder}/lock" and failures:
+            raise failures.pop()
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", open_file)
+    with store.locked():
+        assert failures == []
 
 
 def test_damaged_records_are_named(store: Store, tmp_path: Path) -> None:
