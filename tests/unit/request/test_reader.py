@@ -536,10 +536,7 @@ def test_unprivileged_environment_may_be_refused() -> None:
     spec = spec_of("NVIDIA_VISIBLE_DEVICES=all")
     spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
     assert read_request(spec, config_of(**settings)).devices == ("all",)
-
-
-def test_refusal_also_holds_for_legacy_images() -> None:
-    assert request_for("CUDA_VERSION=9.0", accept_envvar_unprivileged=False).devices is None
+    assert request_for("CUDA_VERSION=9.0", **settings).devices is None  # a legacy image
 
 
 # --- the rest ---
