@@ -2,8 +2,8 @@
 
 usage: python3 scripts/lib/chart.py        (writes docs/images/cost.svg)
 
-The page is the only place where the figures are written down; tests/unit/test_chart.py fails while
-the drawing shows others.
+The page is the only place where the figures are written down; tests/unit/test_documents.py fails
+while the drawing shows others.
 """
 
 import re

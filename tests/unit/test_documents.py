@@ -1,5 +1,6 @@
-"""What the documents name exists: commands and their options, and files that they link to."""
+"""What the documents name exists, and what is made of the code for them is whole."""
 
+import inspect
 import json
 import os
 import re
@@ -9,11 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import chart
 import click
+import docs_hooks
 import pytest
+import reference
 import results
 import yaml
+from command_lines import commands
 
+from gpuhook.ground import errors
+from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS
 from gpuhook.tools.cli import cli
 
 REPOSITORY = Path(__file__).parents[2]
@@ -130,3 +137,123 @@ def test_no_line_is_too_long_to_read(path: Path) -> None:
     text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("|")]
     assert [line for line in lines if len(line) > 120] == []
+
+
+# Pages that are made from the code ------------------------------------------------------------
+
+
+def test_every_command_and_option_is_there() -> None:
+    page = reference.commands()
+    shown = (each for each in commands(cli, "gpuhook") if not each[1].hidden)
+    next(shown)  # the whole, which the page begins with
+    for name, command, _ in shown:
+        section = page.partition(f"# {name}\n")[2].partition("\n##")[0]
+        assert section, name
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                assert any(option in section for option in parameter.opts), (name, parameter.opts)
+        for line in command.examples:
+            assert line in section, (name, line)
+
+
+def test_every_setting_is_there_with_its_default() -> None:
+    page = reference.settings()
+    for key in (*KEYS, *(FEATURE_PREFIX + name for name in FEATURES)):
+        section = page.partition(f"### <code>{key}</code>\n")[2].partition("\n##")[0]
+        assert "; the default is <code>" in section, key
+        assert section.strip().splitlines()[0], key
+
+
+def test_every_error_code_is_there() -> None:
+    page = reference.errors()
+    for each in vars(errors).values():
+        if inspect.isclass(each) and issubclass(each, errors.GpuhookError):
+            assert (f"<code>{each.code}</code>" in page) == (each is not errors.GpuhookError)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("gpuhook_gpu_info", "mig_profile"),
+        ("gpuhook_container_gpu_sm_utilization_ratio", "pod"),
+        ("gpuhook_gpu_xid_errors_total", "xid"),
+        ("gpuhook_metrics_errors_total", "kind"),
+        ("container_accelerator_duty_cycle", "acc_id"),
+        ("DCGM_FI_DEV_SM_CLOCK", "modelName"),
+        ("DCGM_FI_DEV_FB_USED", "UUID"),
+    ],
+)
+def test_a_series_is_there_with_its_labels(name: str, label: str) -> None:
+    before, found, _ = reference.series().partition(f"<code>{name}</code>")
+    assert found
+    assert f"<code>{label}</code>" in before[before.rindex("Labels: ") :]
+
+
+def test_words_are_no_markup() -> None:
+    assert reference.escaped("a <b> *c* d_e_ [f|g] `h_i` ``j``") == (
+        r"a &lt;b&gt; \*c\* d\_e\_ \[f\|g\] `h_i` `j`"
+    )
+
+
+def test_a_help_text_keeps_the_lines_that_it_asks_to_keep() -> None:
+    command = click.Command("x", help="One.\n\n\b\n  two   three\n  four\n\nFive\nsix.")
+    page = "\n".join(reference._paragraphs(inspect.cleandoc(command.help or "")))
+    assert page == "One.\n\n```\ntwo   three\nfour\n```\n\nFive six.\n"
+
+
+# The chart ------------------------------------------------------------------------------------
+
+
+PAGE = chart.PAGE.read_text("utf-8")
+
+
+def test_the_chart_shows_the_pages_figures() -> None:
+    """If this fails, run python3 scripts/lib/chart.py."""
+    assert chart.CHART.read_text("utf-8") == chart.drawn(PAGE)
+
+
+def test_another_figure_is_another_drawing() -> None:
+    median, added = chart.figures(PAGE)["8 GPUs"]
+    assert 0 < added < median
+    assert chart.drawn(PAGE.replace(f"| {added} |", "| 99.5 |")).count("+ 99.5 ms") == 1
+
+
+def test_a_row_that_is_missing_is_named() -> None:
+    with pytest.raises(ValueError, match="no row of figures for 8 GPUs, helper off"):
+        chart.figures(PAGE.replace("| 8 GPUs, helper off |", "| helper off |"))
+
+
+# The site's hooks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("1. a\n\n   b", [3]),
+        ("1. a\n\n    b", []),
+        ("1. a\n   b", []),
+        ("- a\n\n  ```\n  x\n  ```", [3]),
+        ("- a\n  ```\n  x\n  ```", [2]),
+        ("- a\n\n    ```\n    x\n    ```\n\n    b", []),
+        ("```\na\n\n  b\n```", []),
+        ("a\n\n     b", []),
+    ],
+)
+def test_a_block_that_would_end_its_list_is_found(text: str, lines: list[int]) -> None:
+    assert docs_hooks.badly_indented(text) == lines
+
+
+@pytest.mark.parametrize(
+    ("html", "loaded"),
+    [
+        ('<script src="https://a.example/x.js"></script>', ["https://a.example/x.js"]),
+        ('<img src="x.svg">', ["x.svg"]),
+        ('<link rel="stylesheet" href="//a.example/x.css">', ["//a.example/x.css"]),
+        ('<link rel="canonical" href="https://a.example">', []),
+        ('<a href="https://a.example">x</a>', []),
+    ],
+)
+def test_what_a_browser_would_load_is_found(html: str, loaded: list[str]) -> None:
+    found = docs_hooks.Loaded()
+    found.feed(html)
+    assert [each for each in found.addresses if each] == loaded

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,6 +80,7 @@ def _ours(name: str) -> str:
     return name.removeprefix("gpuhook.")
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """Return what each module imports of ours."""
     return {name: {*imports(path.read_text())} - {name} for name, path in MODULES.items()}

@@ -26,7 +26,7 @@ from gpuhook.start.plan.operations import Plan, usable
 from gpuhook.start.records import records
 from gpuhook.tools.cli._explanation import Explanation
 
-SPECS = 1_000
+SPECS = 300
 NAMES = [
     "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA", "CUDA_VERSION",
     "NVIDIA_REQUIRE_X", "NVIDIA_DISABLE_REQUIRE", "NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS", "SWARM",

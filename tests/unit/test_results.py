@@ -302,17 +302,18 @@ def test_a_part_says_which(run_tests: Path) -> None:
 
 def test_a_run_that_lacks_what_is_claimed_fails(run_tests: Path) -> None:
     (run_tests / "claimed.json").write_text(json.dumps(result(row())))
-    words = ("tests/integration", "-k", "one or two")
-    assert pytest_in(run_tests, *words).returncode == 0
+    words = ("tests/integration", "-k", "one or two")  # which is fine where nothing is claimed
     done = pytest_in(run_tests, *words, "--claimed=claimed.json")
     assert done.returncode == 1
     assert "tested with Docker 20.10 of Debian bookworm (containers)" in done.stdout
 
 
 @pytest.mark.parametrize("fault", ["raise KeyboardInterrupt", "pytest.exit('x')"])
-def test_a_run_that_was_stopped_leaves_no_file(run_tests: Path, fault: str) -> None:
-    assert pytest_in(run_tests, "tests").returncode == 1
-    assert (run_tests / "out/made.json").exists()
+def test_a_run_that_was_stopped_leaves_no_file_of_an_earlier_one(
+    run_tests: Path, fault: str
+) -> None:
+    (run_tests / "out").mkdir()
+    (run_tests / "out/made.json").write_text("{}")
     with (run_tests / "tests/integration/test_cdi_x.py").open("a") as file:
         file.write(f"def test_last(): {fault}\n")
     assert pytest_in(run_tests, "tests").returncode == 2

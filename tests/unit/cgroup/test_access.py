@@ -97,7 +97,8 @@ class Proc:
 
     def mounts(self, *mounts: tuple[str, str, str, str]) -> None:
         lines = [
-            f"{40 + n} 30 0:{n} {root} {point} rw,nosuid shared:{n} - {kind} {kind} rw,{options}\n"
+            f"{40 + n} 30 0:{n} {root} {self.path}/{point} rw,nosuid shared:{n} - {kind} {kind} "
+            f"rw,{options}\n"
             for n, (root, point, kind, options) in enumerate(mounts)
         ]
         text = "22 1 8:1 / / rw - ext4 /dev/sda rw\n" + "".join(lines) + "short line\n"
@@ -115,6 +116,9 @@ class Proc:
         return access._find(access._paths((self.path / "7/cgroup").read_bytes()), proc)
 
 
+V2 = ("/", "cg", "cgroup2", "")
+
+
 def allow(proc: Proc, devices: list[tuple[int, int]], written: dict[int, str] | None = None) -> str:
     """Allow process 7 the devices."""
     process = os.open(proc.path / "7", os.O_PATH)
@@ -129,68 +133,62 @@ def proc(tmp_path: Path) -> Proc:
     return Proc(tmp_path)
 
 
-def test_hybrid_is_v1(proc: Proc) -> None:
-    proc.memberships("7", "5:devices:/docker/abc\n2:cpu,cpuacct:/x\n1:name=systemd:/y\n0::/z\n")
-    folder = proc.cgroup("devices/docker/abc", "devices.allow")
-    proc.mounts(
-        ("/", f"{proc.path}/unified", "cgroup2", "nsdelegate"),
-        ("/", f"{proc.path}/cpu", "cgroup", "cpu,cpuacct"),
-        ("/", f"{proc.path}/devices", "cgroup", "freezer,devices"),
-    )
-    assert proc.find() == (1, str(folder))
+# What the process is in, what is mounted (root, place, kind, options), and what is found: the
+# version, and the folder of the cgroup.
+FOUND: dict[str, tuple[str, list[tuple[str, str, str, str]], int, str]] = {
+    "hybrid is v1": (
+        "5:devices:/docker/abc\n2:cpu,cpuacct:/x\n1:name=systemd:/y\n0::/z\n",
+        [
+            ("/", "unified", "cgroup2", "nsdelegate"),
+            ("/", "cpu", "cgroup", "cpu,cpuacct"),
+            ("/", "devices", "cgroup", "freezer,devices"),
+        ],
+        1, "devices/docker/abc",
+    ),
+    "v2": (
+        "0::/system.slice/docker-abc.scope\n", [("/", "cg", "cgroup2", "nsdelegate")],
+        2, "cg/system.slice/docker-abc.scope",
+    ),
+    "v1 that is mounted nowhere": (
+        "5:devices:/\n0::/docker:abc\n", [("/", "cg", "cgroup2", "")], 2, "cg/docker:abc",
+    ),
+    "mounts of parts, and odd names": (
+        "0::/kubepods/pod 1/abc\n",
+        [
+            ("/other", "other", "cgroup2", ""),
+            ("/kubepods/pod", "sibling", "cgroup2", ""),
+            ("/kubepods/pod\\0401", "c\\040g\\134roups", "cgroup2", ""),
+        ],
+        2, "c g\\roups/abc",
+    ),
+    "the mount's root itself": ("0::/pod\n", [("/pod", "cg", "cgroup2", "")], 2, "cg"),
+    "a hidden mount": (
+        "0::/pod\n", [("/", "first", "cgroup2", ""), ("/", "second", "cgroup2", "")],
+        2, "second/pod",
+    ),
+}  # fmt: skip
 
 
-def test_v2(proc: Proc) -> None:
-    proc.memberships("7", "0::/system.slice/docker-abc.scope\n")
-    folder = proc.cgroup("cg/system.slice/docker-abc.scope", "cgroup.procs")
-    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", "nsdelegate"))
-    assert proc.find() == (2, str(folder))
-
-
-def test_v1_known_to_the_kernel_but_mounted_nowhere_is_v2(proc: Proc) -> None:
-    proc.memberships("7", "5:devices:/\n0::/docker:abc\n")
-    folder = proc.cgroup("cg/docker:abc", "cgroup.procs")
-    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
-    assert proc.find() == (2, str(folder))
-
-
-def test_mounts_of_parts_and_with_odd_names(proc: Proc) -> None:
-    proc.memberships("7", "0::/kubepods/pod 1/abc\n")
-    folder = proc.cgroup("c g\\roups/abc", "cgroup.procs")
-    proc.mounts(
-        ("/other", f"{proc.path}/other", "cgroup2", ""),
-        ("/kubepods/pod", f"{proc.path}/sibling", "cgroup2", ""),
-        ("/kubepods/pod\\0401", f"{proc.path}/c\\040g\\134roups", "cgroup2", ""),
-    )
-    assert proc.find() == (2, str(folder))
-
-
-def test_the_mount_root_itself(proc: Proc) -> None:
-    proc.memberships("7", "0::/pod\n")
-    folder = proc.cgroup("cg", "cgroup.procs")
-    proc.mounts(("/pod", f"{proc.path}/cg", "cgroup2", ""))
-    assert proc.find() == (2, str(folder))
-
-
-def test_a_hidden_mount_is_passed_over(proc: Proc) -> None:
-    proc.memberships("7", "0::/pod\n")
-    folder = proc.cgroup("second/pod", "cgroup.procs")
-    proc.cgroup("first/pod")
-    proc.mounts(
-        ("/", f"{proc.path}/first", "cgroup2", ""), ("/", f"{proc.path}/second", "cgroup2", "")
-    )
-    assert proc.find() == (2, str(folder))
+@pytest.mark.parametrize(("text", "mounts", "version", "place"), FOUND.values(), ids=FOUND)
+def test_the_cgroup_of_a_process(
+    proc: Proc, text: str, mounts: list[tuple[str, str, str, str]], version: int, place: str
+) -> None:
+    proc.memberships("7", text)
+    proc.cgroup("first/pod")  # without the file that shows it
+    folder = proc.cgroup(place, "cgroup.procs" if version == 2 else "devices.allow")
+    proc.mounts(*mounts)
+    assert proc.find() == (version, str(folder))
 
 
 def test_outside_our_cgroup_namespace(proc: Proc) -> None:
     proc.memberships("7", "0::/../neighbour\n")
     proc.cgroup("neighbour", "cgroup.procs")
     proc.cgroup("cg", "cgroup.procs")
-    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+    proc.mounts(V2)
     with pytest.raises(CgroupError, match=r"no mounted cgroup file system shows .*\.\./neigh"):
         proc.find()
     folder = proc.cgroup("above/neighbour", "cgroup.procs")
-    proc.mounts(("/..", f"{proc.path}/above", "cgroup2", ""))
+    proc.mounts(("/..", "above", "cgroup2", ""))
     assert proc.find() == (2, str(folder))
 
 
@@ -214,7 +212,7 @@ def test_nothing_to_do(proc: Proc) -> None:
 def test_our_own_cgroup_is_not_widened(proc: Proc) -> None:
     proc.memberships("7", "0::/engine\n")
     proc.cgroup("cg/engine", "cgroup.procs")
-    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+    proc.mounts(V2)
     assert allow(proc, [(195, 0)]) == "none-needed:shared"
 
 
@@ -222,7 +220,7 @@ def test_v1_writes_what_is_missing(proc: Proc) -> None:
     proc.memberships("7", "5:devices:/abc\n")
     folder = proc.cgroup("devices/abc", "devices.allow")
     (folder / "devices.list").write_text("c 1:3 rwm\nc 195:255 rw\nc 195:1 m\n")
-    proc.mounts(("/", f"{proc.path}/devices", "cgroup", "devices"))
+    proc.mounts(("/", "devices", "cgroup", "devices"))
     devices = [(195, 255), (195, 1), (1, 3)]
     assert allow(proc, devices) == "v1"
     assert (folder / "devices.allow").read_text() == "c 195:1 rw"
@@ -237,7 +235,7 @@ class TestRefused:
         proc.cgroup("cg/pod", "cgroup.procs")
         (proc.path / "self/ns").mkdir()
         (proc.path / "self/ns/user").touch()
-        proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+        proc.mounts(V2)
 
         def refuse(folder: str, devices: object) -> int:
             raise PermissionError(errno.EPERM, "Operation not permitted", folder)
@@ -259,19 +257,23 @@ class TestRefused:
         assert "no-cgroups = true" in caught.value.remedy
 
 
-def test_where_crun_keeps_the_devices_in_a_systemd_scope(
-    proc: Proc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    extended: list[str] = []
+@pytest.fixture
+def extended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders whose cgroups were given devices."""
+    found: list[str] = []
 
     def extend(folder: str, devices: object) -> int:
-        extended.append(folder)
+        found.append(folder)
         return 1
 
     monkeypatch.setattr(v2, "extend", extend)
+    return found
+
+
+def test_where_crun_keeps_the_devices_in_a_systemd_scope(proc: Proc, extended: list[str]) -> None:
     scope = proc.cgroup("cg/machine.slice/libpod-abc.scope")
     inner = proc.cgroup("cg/machine.slice/libpod-abc.scope/container", "cgroup.procs")
-    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+    proc.mounts(V2)
     proc.memberships("7", "0::/machine.slice/libpod-abc.scope/container\n")
     assert allow(proc, [(195, 0)]) == "v2"
     assert extended == [str(inner), str(scope)]
@@ -285,7 +287,7 @@ def test_where_crun_keeps_the_devices_in_a_systemd_scope(
 def test_a_name_with_what_is_no_end_of_a_line(proc: Proc) -> None:
     """A cgroup may be called by any bytes but a newline: a line in its name is none."""
     victim = proc.cgroup("cg/victim", "cgroup.procs")
-    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+    proc.mounts(V2)
     for end in ("\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"):
         name = f"mine/x{end}0::"
         own = proc.cgroup(f"cg/{name}/victim", "cgroup.procs")
@@ -294,19 +296,12 @@ def test_a_name_with_what_is_no_end_of_a_line(proc: Proc) -> None:
     assert proc.find() != (2, str(victim))
 
 
-def test_where_the_devices_were_given(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_devices_were_given(proc: Proc, extended: list[str]) -> None:
     """Not where the process has gone since: below, or elsewhere."""
-    extended: list[str] = []
-
-    def extend(folder: str, devices: object) -> int:
-        extended.append(folder)
-        return 1
-
-    monkeypatch.setattr(v2, "extend", extend)
     given = proc.cgroup("cg/docker/abc", "cgroup.procs")
     for name in ("docker/abc/init", "docker/abcd", "docker/victim"):
         proc.cgroup(f"cg/{name}", "cgroup.procs")
-    proc.mounts(("/", f"{proc.path}/cg", "cgroup2", ""))
+    proc.mounts(V2)
     for now in ("/docker/abc", "/docker/abc/init"):
         proc.memberships("7", f"0::{now}\n")
         assert allow(proc, [(195, 0)], {2: "/docker/abc"}) == "v2"

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import configured
 import pytest
 from click.testing import CliRunner, Result
 
@@ -267,32 +268,8 @@ def configure(*words: str) -> Result:
 
 @pytest.mark.vectors("runtime_configure", "runtime_configure")
 def test_configure_vectors(case: dict[str, Any], tmp_path: Path) -> None:
-    given, expected = case["input"], case["expected"]
-    config = tmp_path / "config"
-    text = given.get("config")
-    if text is not None:
-        config.write_text(text if isinstance(text, str) else json.dumps(text))
-    words = [*given["args"], f"--config={config}", f"--state-dir={tmp_path}/state"]
-    words += ["--runtime-path=/bin/true", "--nvidia-runtime-name=nvidia"]
-    if "error_contains" in expected:
-        with pytest.raises(EngineError, match="(?i)" + expected["error_contains"]):
-            configure(*words)
-        return
-    drop_in = tmp_path / "conf.d" / "99-nvidia.toml"
-    if given["args"][1] != "docker":
-        words.append(f"--drop-in-config={drop_in}")
-    assert configure(*words).exit_code == 0
-    assert config.exists() is expected.get("main_config_exists", True)
-    if "top_level" in expected:
-        top = expected["top_level"].replace("/etc/containerd/conf.d", str(drop_in.parent))
-        assert tomllib.loads(config.read_text()) == tomllib.loads(top)
-    for line in expected.get("dropin_contains", []):
-        assert line.replace("/usr/bin/nvidia-container-runtime", "/bin/true") in drop_in.read_text()
-    if "runtimes" in expected:
-        assert list(json.loads(config.read_text())["runtimes"]) == expected["runtimes"]
-    if "default-runtime" in expected:
-        document = json.loads(config.read_text())
-        assert expected.items() <= document.items()
+    options = ["runtime", "configure", "--nvidia-runtime-name=nvidia"]
+    configured.check(case, tmp_path, lambda *words: CliRunner().invoke(cli, [*options, *words]))
 
 
 def test_configure_writes_a_hook_file(tmp_path: Path) -> None:
@@ -387,6 +364,14 @@ OPTIONS = {
 }
 
 
+# Each engine, and the versions of containerd's file, which is a bystander of the others.
+VERSIONS = pytest.mark.parametrize(
+    ("engine", "version"),
+    [*((name, "") for name in ENGINES), ("containerd", "version = 2\n"),
+     ("containerd", "version = 3\n")],
+)  # fmt: skip
+
+
 def files(system: Path) -> dict[str, str]:
     """Return what is below the system's folders but gpuhook's state; what TOML files say."""
     return {
@@ -396,8 +381,7 @@ def files(system: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("version", ["", "version = 2\n", "version = 3\n"])
-@pytest.mark.parametrize("engine", ENGINES)
+@VERSIONS
 def test_installing_again_loses_nothing(system: Path, engine: str, version: str) -> None:
     (system / "etc/containerd/config.toml").write_text(version + '[debug]\nlevel = "info"\n')
     words = ("install", f"--engine={engine}")
@@ -421,9 +405,8 @@ def test_installing_again_loses_nothing(system: Path, engine: str, version: str)
     assert not any("gpu-py" in text for text in files(system).values() if text[:5] != "link ")
 
 
-@pytest.mark.parametrize("version", ["", "version = 2\n", "version = 3\n"])
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("engine", ENGINES)
+@VERSIONS
 def test_an_option_is_taken_back(
     system: Path, engine: str, option: tuple[str], version: str
 ) -> None:

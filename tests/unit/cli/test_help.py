@@ -3,51 +3,36 @@
 import itertools
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from command_lines import WIDTH, commands
 
 from gpuhook.tools.cli import _COMMANDS, cli
 from gpuhook.tools.cli._help import Command, Seconds
 
-_WIDTH = 78
 _OPTION_HELP = re.compile(r"[A-Z].*[.](  \[[^]]*\])?")
 
 
-def commands(
-    command: click.Command = cli, context: click.Context | None = None
-) -> Iterator[tuple[str, click.Command, click.Context]]:
-    """Yield every command and group: how it is called, itself, and its context."""
-    context = context or click.Context(cli, info_name="gpuhook", terminal_width=_WIDTH)
-    yield context.command_path, command, context
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            yield from commands(inner, click.Context(inner, info_name=name, parent=context))
-
-
-EVERY = {path: (command, context) for path, command, context in commands()}
+EVERY = {path: (command, context) for path, command, context in commands(cli, "gpuhook")}
 EXAMPLES = [
     (path, line)
     for path, (command, _) in EVERY.items()
-    if path not in ("gpuhook", "gpuhook runtime configure") and isinstance(command, Command)
+    if path not in ("gpuhook", "gpuhook runtime configure")
     for line in command.examples
 ]
 
 
 def run(*words: str) -> str:
-    done = CliRunner().invoke(cli, words, prog_name="gpuhook", terminal_width=_WIDTH)
+    done = CliRunner().invoke(cli, words, prog_name="gpuhook", terminal_width=WIDTH)
     return done.output
 
 
 @pytest.mark.parametrize("path", EVERY)
 def test_help_is_whole_sentences(path: str) -> None:
     command, context = EVERY[path]
-    assert isinstance(command, Command), "gpuhook.tools.cli._help makes every command"
     text = command.get_help(context)
     assert "`" not in text
     assert "..." not in command.get_short_help_str()
@@ -68,13 +53,12 @@ def test_every_option_is_explained(path: str) -> None:
 @pytest.mark.parametrize("path", EVERY)
 def test_every_command_has_an_example(path: str) -> None:
     command, context = EVERY[path]
-    assert isinstance(command, Command)
     assert command.examples or isinstance(command, click.Group)
     lines = command.get_help(context).splitlines()
     for line, meaning in command.examples.items():
         assert [f"  # {meaning}", f"  {line}"] in [list(pair) for pair in itertools.pairwise(lines)]
         assert re.fullmatch(r"[A-Z].*[^.]", meaning)
-        assert len(meaning) < _WIDTH
+        assert len(meaning) < WIDTH
 
 
 @pytest.mark.parametrize(("path", "line"), EXAMPLES)
@@ -136,7 +120,7 @@ def test_help_for_what_there_is_not() -> None:
     ],
 )
 def test_wrong_words_are_answered(line: str, answer: str) -> None:
-    done = CliRunner().invoke(cli, line.split(), prog_name="gpuhook", terminal_width=_WIDTH)
+    done = CliRunner().invoke(cli, line.split(), prog_name="gpuhook", terminal_width=WIDTH)
     assert done.exit_code == 2
     assert answer in done.output
 

@@ -1,13 +1,11 @@
 """The manual pages that are made from the command line and from config.toml are complete."""
 
-from collections.abc import Iterator
-
 import click
 import pytest
+from command_lines import commands
 
 from gpuhook.ground.config.model import KEYS
 from gpuhook.tools.cli import cli
-from gpuhook.tools.cli._help import Command
 from gpuhook.tools.cli._manual import page_of_simulate, pages
 
 
@@ -16,20 +14,11 @@ def _on_the_second_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
 
 
-def _commands(group: click.Group, path: str = "gpuhook") -> Iterator[tuple[str, click.Command]]:
-    with click.Context(group) as context:
-        for name in group.list_commands(context):
-            command = group.get_command(context, name)
-            assert command is not None
-            if isinstance(command, click.Group):
-                yield from _commands(command, f"{path} {name}")
-            elif not command.hidden:
-                yield f"{path} {name}", command
-
-
 def test_every_command_and_option_is_described() -> None:
     every = {**pages(), "gpuhook-simulate.1": page_of_simulate()}
-    for name, command in _commands(cli):
+    for name, command, _ in commands(cli, "gpuhook"):
+        if isinstance(command, click.Group) or command.hidden:
+            continue
         words = name.split()
         assert f".It Xr gpuhook-{words[1]} 1\n" in every["gpuhook.1"]
         text = every[f"gpuhook-{words[1]}.1"]
@@ -37,7 +26,6 @@ def test_every_command_and_option_is_described() -> None:
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
                 assert any(option in text for option in parameter.opts), (name, parameter.opts)
-        assert isinstance(command, Command)
         for line in command.examples:
             assert f'.Dl "{line}"' in text
 
@@ -60,25 +48,9 @@ def test_a_page_is_short() -> None:
 def test_no_text_is_taken_for_a_macro(name: str) -> None:
     lines = pages()[name].splitlines()
     assert lines[0] == ".Dd January 2, 1970"
-    known = [
-        ".Dd",
-        ".Dt",
-        ".Os",
-        ".Sh",
-        ".Ss",
-        ".Nm",
-        ".Nd",
-        ".Ar",
-        ".Op",
-        ".Pp",
-        ".Bl",
-        ".It",
-        ".El",
-        ".Pa",
-        ".Xr",
-        ".Li",
-        ".Dl",
-        ".Ev",
-    ]
-    assert {line.split()[0] for line in lines if line.startswith(".")} <= set(known)
+    known = {
+        ".Dd", ".Dt", ".Os", ".Sh", ".Ss", ".Nm", ".Nd", ".Ar", ".Op", ".Pp", ".Bl", ".It", ".El",
+        ".Pa", ".Xr", ".Li", ".Dl", ".Ev",
+    }  # fmt: skip
+    assert {line.split()[0] for line in lines if line.startswith(".")} <= known
     assert not [line for line in lines if line.startswith("'") or not line]

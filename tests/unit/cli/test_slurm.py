@@ -10,12 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 from machines import gpu, machine, mig
 
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, GpuhookError, NoDriverError
-from gpuhook.start import contract
+from gpuhook.ground.errors import DriverError, GpuhookError
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cli import cli
-from gpuhook.vendors import registry
 from gpuhook.vendors.amd.vendor import VENDOR as AMD
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
@@ -31,19 +28,10 @@ def found() -> Inventory:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Inventory) -> Call:
+def call(finds: Callable[..., None], config: list[str], found: Inventory) -> Call:
     """Run a command of Slurm's on a machine that has ``found``."""
-
-    def look(vendor: contract.Vendor, _: Config) -> Inventory:
-        if vendor is NVIDIA:
-            return found
-        raise NoDriverError(f"{vendor.names.TITLE}?", "Mend it")
-
-    for names in registry.KNOWN.values():
-        monkeypatch.setattr(type(contract.load(names)), "discover", look)
-    config = tmp_path / "config.toml"
-    config.write_text(f'[gpuhook]\nstate-dir = "{tmp_path}/state"\n')
-    return lambda *words: CliRunner().invoke(cli, ["slurm", *words, "--config", str(config)])
+    finds(found)
+    return lambda *words: CliRunner().invoke(cli, ["slurm", *words, *config])
 
 
 def test_lines_by_place_and_a_warning_of_what_is_lost(call: Call) -> None:
@@ -86,15 +74,14 @@ def test_parts_and_no_wholes(call: Call, monkeypatch: pytest.MonkeyPatch) -> Non
     assert " File=/dev/nvidia3" not in text
 
 
-def test_a_driver_that_fails_is_said_last(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> Inventory:
-        raise DriverError("AMD's driver fails", "Mend it")
-
-    monkeypatch.setattr(type(AMD), "discover", fails)
+def test_a_driver_that_fails_is_said_last(
+    call: Call, finds: Callable[..., None], found: Inventory
+) -> None:
+    finds(found, failing=AMD)
     done = call("gres", "--node", "n1")
     assert "/dev/nvidia0" in done.stdout
     assert isinstance(done.exception, GpuhookError)
-    assert "AMD's driver fails" in str(done.exception)
+    assert "AMD?" in str(done.exception)
 
 
 def test_links_of_a_vendor_that_knows_them(

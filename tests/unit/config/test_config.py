@@ -123,12 +123,9 @@ def test_valid(case: Case) -> None:
 # --- defaults and the commented file ---
 
 
-def test_empty_file_is_the_default() -> None:
-    assert settings(loads("")) == settings(Config())
-
-
-def test_commented_file_is_the_default() -> None:
-    assert settings(loads(default_text())) == settings(Config())
+def test_an_empty_file_and_the_commented_one_are_the_default() -> None:
+    for text in ("", default_text()):
+        assert settings(loads(text)) == settings(Config())
 
 
 def test_commented_file_has_every_key_with_its_default() -> None:
@@ -416,8 +413,11 @@ def test_many_unknown_keys_take_linear_time() -> None:
 # --- the file ---
 
 
-def test_missing_default_file_means_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_default_file_there_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the variable is set to nothing."""
     monkeypatch.setattr("gpuhook.ground.config.loader.DEFAULT_PATH", "/nonexistent/config.toml")
+    assert load().path is None
+    monkeypatch.setenv("GPUHOOK_CONFIG", "")
     config = load()
     assert config.path is None
     config.user = ""
@@ -441,12 +441,6 @@ def test_named_file_must_exist(by_variable: bool, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("GPUHOOK_CONFIG", "/nonexistent.toml")
     with pytest.raises(ConfigError, match=r"'/nonexistent\.toml' does not exist"):
         load(None if by_variable else "/nonexistent.toml")
-
-
-def test_empty_variable_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuhook.ground.config.loader.DEFAULT_PATH", "/nonexistent/config.toml")
-    monkeypatch.setenv("GPUHOOK_CONFIG", "")
-    assert load().path is None
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ def run(*arguments: str) -> Result:
 # --- one assignment ---
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "c.toml"
+
+
 @pytest.mark.vectors("config", "config.set_flag")
 def test_set_flag(case: Case) -> None:
     key, value = parse_assignment(case["input"]["set"], case["input"]["separator"])
@@ -105,21 +110,12 @@ def test_assignments(assignment: str, value: object) -> None:
 @pytest.mark.parametrize(
     "assignment",
     [
-        "",
-        "=x",
-        "nope=1",
-        "nvidia-container-cli=1",
-        "nvidia-container-cli.nope=1",
-        "nvidia-container-cli.path=/x",
-        "features.nope=true",
-        "swarm-resource",
-        "nvidia-container-runtime.runtimes",
-        "disable-require=yes",
-        "disable-require=",
-        "disable-require=nil",
-        "gpuhook.nvml-timeout=soon",
+        "", "=x", "nope=1", "nvidia-container-cli=1", "nvidia-container-cli.nope=1",
+        "nvidia-container-cli.path=/x", "features.nope=true", "swarm-resource",
+        "nvidia-container-runtime.runtimes", "disable-require=yes", "disable-require=",
+        "disable-require=nil", "gpuhook.nvml-timeout=soon",
     ],
-)
+)  # fmt: skip
 def test_refused_assignments(assignment: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_assignment(assignment)
@@ -241,8 +237,7 @@ def test_set_creates_the_file_from_the_commented_default(tmp_path: Path) -> None
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
 
-def test_set_changes_several_or_none(tmp_path: Path) -> None:
-    file = tmp_path / "c.toml"
+def test_set_changes_several_or_none(file: Path) -> None:
     file.write_text(LIVE)
     wanted = ["nvidia-container-runtime.mode=spec", "nvidia-container-runtime.runtimes=crun"]
     assert run("set", "--config", str(file), *wanted).exit_code == 0
@@ -273,8 +268,7 @@ def test_set_keeps_mode_owner_and_link(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.toml", "link"]
 
 
-def test_set_dry_run_prints_and_writes_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "c.toml"
+def test_set_dry_run_prints_and_writes_nothing(file: Path) -> None:
     result = run("set", "--config", str(file), "--dry-run", "swarm-resource=X")
     assert loads(result.stdout).swarm_resource == "X"
     assert not file.exists()
@@ -290,8 +284,7 @@ def test_default_prints_the_commented_file() -> None:
     assert run("default").stdout == DEFAULT
 
 
-def test_show_prints_what_is_in_force(tmp_path: Path) -> None:
-    file = tmp_path / "c.toml"
+def test_show_prints_what_is_in_force(tmp_path: Path, file: Path) -> None:
     file.write_text(LIVE + "ignore-imex-channel-requests = true\n")
     result = run("show", "--config", str(file))
     assert result.stdout.startswith(f"# {file}\n")
@@ -305,8 +298,7 @@ def test_show_prints_what_is_in_force(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_argument", [True, False])
-def test_validate(by_argument: bool, tmp_path: Path) -> None:
-    file = tmp_path / "c.toml"
+def test_validate(by_argument: bool, file: Path) -> None:
     where = [str(file)] if by_argument else ["--config", str(file)]
     file.write_text(LIVE)
     result = run("validate", *where)
@@ -331,8 +323,7 @@ def test_validate_answers_misspelt_keys(tmp_path: Path) -> None:
     assert "Did you mean" not in lines["nvidia-container-cli.path"]
 
 
-def test_validate_of_a_file_that_is_no_configuration(tmp_path: Path) -> None:
-    file = tmp_path / "c.toml"
+def test_validate_of_a_file_that_is_no_configuration(tmp_path: Path, file: Path) -> None:
     file.write_text("a =")
     with pytest.raises(ConfigError, match="line 1"):
         run("validate", str(file))
@@ -351,9 +342,8 @@ def test_validate_of_no_file_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path
 ) -> None:
-    file = tmp_path / "c.toml"
     file.write_text("old")
 
     def fail(*_: object, **__: object) -> None:

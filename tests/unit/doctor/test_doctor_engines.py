@@ -45,46 +45,30 @@ def test_docker_that_does_not_run(tree: Tree) -> None:
     }
 
 
-def test_docker_with_everything_right(tree: Tree, docker: RunDocker) -> None:
+@pytest.mark.parametrize(
+    ("runtimes", "status", "words"),
+    [
+        ({"runc": "runc", "gpu-py": GPU_PY}, "ok", "default runtime is runc"),
+        ({"runc": "runc"}, "failure", "hasn't loaded the runtime gpu-py"),
+        ({"gpu-py": "/old/gpu-py"}, "failure", "hasn't loaded"),
+        (None, "warning", "No such file or directory"),
+    ],
+    ids=["all is right", "not reloaded", "another path", "no answer"],
+)
+def test_what_a_dockerd_has_loaded(
+    tree: Tree, docker: RunDocker, runtimes: dict[str, str] | None, status: str, words: str
+) -> None:
     _daemon_json(tree)
     tree.program(GPU_PY)
     tree.process(9, "/usr/bin/dockerd", "-H", "fd://")
-    docker({"runc": "runc", "gpu-py": GPU_PY})
+    if runtimes is not None:
+        docker(runtimes)
     found = _docker(tree)
     assert {check: status for check, (status, _) in found.items()} == {
-        "docker-registered": "ok",
-        "docker-loaded": "ok",
-        "docker-gpus-option": "note",
-    }
-    assert "default runtime is runc" in found["docker-loaded"][1]
+        "docker-registered": "ok", "docker-loaded": status, "docker-gpus-option": "note",
+    }  # fmt: skip
+    assert words in found["docker-loaded"][1]
     assert "--gpus isn't served" in found["docker-gpus-option"][1]
-
-
-def test_a_dockerd_that_was_not_reloaded(tree: Tree, docker: RunDocker) -> None:
-    _daemon_json(tree)
-    tree.program(GPU_PY)
-    tree.process(9, "/usr/bin/dockerd")
-    docker({"runc": "runc"})
-    status, message = _docker(tree)["docker-loaded"]
-    assert status == "failure"
-    assert "hasn't loaded the runtime gpu-py" in message
-
-
-def test_a_dockerd_that_has_loaded_another_path(tree: Tree, docker: RunDocker) -> None:
-    _daemon_json(tree)
-    tree.program(GPU_PY)
-    tree.process(9, "/usr/bin/dockerd")
-    docker({"gpu-py": "/old/gpu-py"})
-    assert _docker(tree)["docker-loaded"][0] == "failure"
-
-
-def test_a_dockerd_that_does_not_answer(tree: Tree) -> None:
-    _daemon_json(tree)
-    tree.program(GPU_PY)
-    tree.process(9, "/usr/bin/dockerd")
-    status, message = _docker(tree)["docker-loaded"]
-    assert status == "warning"
-    assert "No such file or directory" in message
 
 
 @pytest.mark.parametrize("answer", [[], "text", None])
@@ -108,20 +92,18 @@ def test_a_registered_program_that_is_gone(tree: Tree) -> None:
     assert "can't be executed" in message
 
 
-@pytest.mark.parametrize("text", ["{", '{"runtimes": ', "gpu"])
-def test_a_daemon_json_that_is_not_json(tree: Tree, text: str) -> None:
+@pytest.mark.parametrize("text", ["{", '{"runtimes": ', "gpu", "[]", "1", '{"runtimes": []}',
+                                  '{"runtimes": {"a": 1}}'])  # fmt: skip
+def test_a_daemon_json_that_is_not_json_or_of_another_shape(tree: Tree, text: str) -> None:
     tree.program("/usr/bin/dockerd")
     tree.write(DAEMON_JSON, text)
-    status, message = _docker(tree)["docker-registered"]
-    assert status == "failure"
-    assert "isn't JSON" in message
-
-
-@pytest.mark.parametrize("text", ["[]", "1", '{"runtimes": []}', '{"runtimes": {"a": 1}}'])
-def test_a_daemon_json_of_another_shape(tree: Tree, text: str) -> None:
-    tree.program("/usr/bin/dockerd")
-    tree.write(DAEMON_JSON, text)
-    assert "docker-unused" in _docker(tree)
+    found = _docker(tree)
+    if text in ("{", '{"runtimes": ', "gpu"):
+        status, message = found["docker-registered"]
+        assert status == "failure"
+        assert "isn't JSON" in message
+    else:
+        assert "docker-unused" in found
 
 
 def test_a_dockerd_with_files_of_its_own(tree: Tree, docker: RunDocker) -> None:
@@ -324,28 +306,31 @@ def test_crio(tree: Tree) -> None:
     assert found["crio-registered"][0] == found["crio-loaded"][0] == "ok"
 
 
-def test_podman_without_us(tree: Tree) -> None:
+@pytest.mark.parametrize(
+    ("path", "text", "check", "status"),
+    [
+        ("/etc/other", "", "podman-unused", "note"),
+        (
+            "/etc/containers/containers.conf.d/gpu.conf",
+            f'[engine.runtimes]\ncrun = ["/usr/bin/crun"]\ngpu-py = ["{GPU_PY}"]\n',
+            "podman-runtime", "ok",
+        ),
+        *[
+            (
+                "/usr/share/containers/oci/hooks.d/gpuhook.json",
+                json.dumps({"version": "1.0.0", "hook": hook}),
+                "podman-hook", "ok",
+            )
+            for hook in (f"{BIN}/gpuhook-prestart", {"path": f"{BIN}/gpuhook-prestart"})
+        ],
+    ],
+    ids=["without us", "runtime", "hook of old", "hook"],
+)  # fmt: skip
+def test_podman(tree: Tree, path: str, text: str, check: str, status: str) -> None:
     tree.program("/usr/bin/podman")
-    assert said(engines.podman(tree.case))["podman-unused"][0] == "note"
-
-
-def test_podman_with_the_runtime(tree: Tree) -> None:
-    tree.program("/usr/bin/podman")
-    text = f'[engine.runtimes]\ncrun = ["/usr/bin/crun"]\ngpu-py = ["{GPU_PY}"]\n'
-    tree.write("/etc/containers/containers.conf.d/gpu.conf", text)
-    assert said(engines.podman(tree.case))["podman-runtime"][0] == "ok"
-
-
-HOOKS = "/usr/share/containers/oci/hooks.d"
-
-
-@pytest.mark.parametrize("key", ["object", "old"])
-def test_podman_with_the_hook(tree: Tree, key: str) -> None:
-    tree.program("/usr/bin/podman")
-    path = str(tree.program(f"{BIN}/gpuhook-prestart").relative_to(tree.root))
-    hook: object = f"/{path}" if key == "old" else {"path": f"/{path}"}
-    tree.write(f"{HOOKS}/gpuhook.json", json.dumps({"version": "1.0.0", "hook": hook}))
-    assert said(engines.podman(tree.case))["podman-hook"][0] == "ok"
+    tree.program(f"{BIN}/gpuhook-prestart")
+    tree.write(path, text)
+    assert said(engines.podman(tree.case))[check][0] == status
 
 
 @pytest.mark.parametrize(

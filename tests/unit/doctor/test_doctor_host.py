@@ -7,7 +7,7 @@ from fabricated import BIN, Tree, said
 from gpuhook.ground import log
 from gpuhook.ground.config.loader import loads
 from gpuhook.standby.launcher_files import FOLDER
-from gpuhook.tools.doctor import Case, Finding, Status, examine, host, install, worst
+from gpuhook.tools.doctor import Case, Finding, Status, examine, host, install, kubernetes, worst
 from gpuhook.tools.doctor.finding import failure, ok, warning
 from gpuhook.tools.doctor.machine import Machine
 
@@ -221,3 +221,47 @@ def test_recent_errors_are_shown_and_old_ones_not(tree: Tree) -> None:
 
 def test_no_errors_are_no_finding(tree: Tree) -> None:
     assert said(install.recent_errors(tree.case)) == {}
+
+
+# Kubernetes -----------------------------------------------------------------------------------
+
+
+PLUGINS = "/var/lib/kubelet/device-plugins"
+OURS, NVIDIAS, REGISTRY = "gpuhook-nvidia.com-gpu.sock", "nvidia-gpu.sock", "kubelet.sock"
+
+
+@pytest.mark.parametrize(
+    ("sockets", "runs", "expected"),
+    [
+        ([], False, {}),
+        ([], True, {}),
+        ([REGISTRY, OURS], True, {"ok": "serves 1 resource"}),
+        ([REGISTRY, NVIDIAS, OURS], True, {"warning": "registers last", "ok": "serves 1"}),
+        ([REGISTRY, NVIDIAS], False, {"ok": "NVIDIA's device plugin"}),
+        ([REGISTRY], True, {"warning": "has no socket"}),
+        ([REGISTRY], False, {"note": "no device plugin"}),
+    ],
+)
+def test_device_plugins(
+    tree: Tree,
+    sockets: list[str],
+    runs: bool,
+    expected: dict[str, str],
+) -> None:
+    for name in sockets:
+        tree.write(f"{PLUGINS}/{name}", "")
+    if runs:
+        tree.process(71, "gpuhook-server")
+    found = {each.status.value: each.message for each in kubernetes.device_plugin(tree.case)}
+    assert found.keys() == expected.keys()
+    assert all(words in found[status] for status, words in expected.items())
+
+
+def test_without_the_packages(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree.write(f"{PLUGINS}/{REGISTRY}", "")
+    [one] = kubernetes.device_plugin(tree.case)
+    assert "pip install" not in one.remedy
+    monkeypatch.setattr(kubernetes, "find_spec", lambda name: None)
+    [one] = kubernetes.device_plugin(tree.case)
+    assert "grpcio" in one.remedy
+    assert said([one])["device-plugin"][0] == "note"

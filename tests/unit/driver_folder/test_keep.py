@@ -66,8 +66,20 @@ def expected(wanted: DriverContent) -> dict[str, str]:
     return {**texts, **wanted.links}
 
 
-def test_it_holds_the_files_and_links(tmp_path: Path, folder: Path) -> None:
-    wanted = driver(tmp_path, "550.1")
+@pytest.fixture
+def kept(folder: Path, wanted: DriverContent) -> DriverContent:
+    """The same, which the driver folder holds."""
+    keeping.update(str(folder), wanted)
+    return wanted
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> DriverContent:
+    """What the driver below root-550.1 has to give."""
+    return driver(tmp_path, "550.1")
+
+
+def test_it_holds_the_files_and_links(wanted: DriverContent, folder: Path) -> None:
     assert keeping.update(str(folder), wanted)
     assert found(folder) == expected(wanted)
     assert {path.name for path in folder.iterdir()} == {*FOLDERS, place.MARKER}
@@ -87,12 +99,10 @@ def test_folders_are_open_to_all_whatever_the_umask_is(tmp_path: Path, folder: P
     assert stat.S_IMODE((folder / place.MARKER).stat().st_mode) == 0o444
 
 
-def test_nothing_is_done_where_nothing_changed(tmp_path: Path, folder: Path) -> None:
-    wanted = driver(tmp_path, "550.1")
-    keeping.update(str(folder), wanted)
+def test_nothing_is_done_where_nothing_changed(kept: DriverContent, folder: Path) -> None:
     before = folder.stat()
-    assert keeping.is_current(str(folder), wanted)
-    assert not keeping.update(str(folder), wanted)
+    assert keeping.is_current(str(folder), kept)
+    assert not keeping.update(str(folder), kept)
     assert os.path.samestat(folder.stat(), before)
 
 
@@ -120,14 +130,12 @@ def damage_link(folder: Path) -> None:
     ],
 )
 def test_what_somebody_damaged_is_made_again(
-    tmp_path: Path, folder: Path, damage: Callable[[Path], object]
+    kept: DriverContent, folder: Path, damage: Callable[[Path], object]
 ) -> None:
-    wanted = driver(tmp_path, "550.1")
-    keeping.update(str(folder), wanted)
     damage(folder)
-    assert not keeping.is_current(str(folder), wanted)
-    assert keeping.update(str(folder), wanted)
-    assert found(folder) == expected(wanted)
+    assert not keeping.is_current(str(folder), kept)
+    assert keeping.update(str(folder), kept)
+    assert found(folder) == expected(kept)
 
 
 def test_a_new_driver_under_the_same_path(tmp_path: Path, folder: Path) -> None:
@@ -143,26 +151,28 @@ def test_a_new_driver_under_the_same_path(tmp_path: Path, folder: Path) -> None:
     os.close(with_old)
 
 
-def test_a_file_that_was_replaced_by_one_of_the_same_version(tmp_path: Path, folder: Path) -> None:
-    wanted = driver(tmp_path, "550.1")
-    keeping.update(str(folder), wanted)
+def test_a_file_that_was_replaced_by_one_of_the_same_version(
+    tmp_path: Path, folder: Path, kept: DriverContent
+) -> None:
     source = tmp_path / "root-550.1/usr/lib/libcuda.so.550.1"
     source.unlink()
     source.write_text("packaged again")
-    assert keeping.update(str(folder), wanted)
+    assert keeping.update(str(folder), kept)
     assert (folder / "lib64/libcuda.so.550.1").read_text() == "packaged again"
 
 
-def test_set_user_id_and_what_others_may_write_is_taken_off(tmp_path: Path, folder: Path) -> None:
-    wanted = driver(tmp_path, "550.1")
+def test_set_user_id_and_what_others_may_write_is_taken_off(
+    tmp_path: Path, folder: Path, wanted: DriverContent
+) -> None:
     (tmp_path / "root-550.1/usr/bin/nvidia-smi").chmod(0o6777)
     keeping.update(str(folder), wanted)
     assert stat.S_IMODE((folder / "bin/nvidia-smi").stat().st_mode) == 0o755
     assert stat.S_IMODE((tmp_path / "root-550.1/usr/bin/nvidia-smi").stat().st_mode) == 0o6777
 
 
-def test_links_of_the_driver_root_lead_nowhere_else(tmp_path: Path, folder: Path) -> None:
-    wanted = driver(tmp_path, "550.1")
+def test_links_of_the_driver_root_lead_nowhere_else(
+    tmp_path: Path, folder: Path, wanted: DriverContent
+) -> None:
     (tmp_path / "secret").write_text("secret")
     file = tmp_path / "root-550.1/usr/bin/nvidia-smi"
     file.unlink()
@@ -173,9 +183,8 @@ def test_links_of_the_driver_root_lead_nowhere_else(tmp_path: Path, folder: Path
 
 
 def test_a_file_that_changes_meanwhile(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: DriverContent
 ) -> None:
-    wanted = driver(tmp_path, "550.1")
     file = tmp_path / "root-550.1/usr/bin/nvidia-smi"
     monkeypatch.setattr(keeping, "_holds", lambda *_: not file.write_text("of another version"))
     with pytest.raises(DriverFolderError, match="nvidia-smi has changed"):
@@ -195,7 +204,9 @@ def test_an_old_one_stays_where_a_file_has_gone(tmp_path: Path, folder: Path) ->
 
 
 @pytest.mark.parametrize("what", ["file", "folder with a file", "link to a folder with a file"])
-def test_what_is_not_ours_stays(tmp_path: Path, folder: Path, what: str) -> None:
+def test_what_is_not_ours_stays(
+    tmp_path: Path, folder: Path, what: str, wanted: DriverContent
+) -> None:
     folder.parent.mkdir()
     kept = tmp_path / "kept"
     if what == "file":
@@ -207,7 +218,6 @@ def test_what_is_not_ours_stays(tmp_path: Path, folder: Path, what: str) -> None
         kept.mkdir()
         (kept / "file").touch()
         folder.symlink_to(kept)
-    wanted = driver(tmp_path, "550.1")
     for call in (keeping.update, keeping.is_current):
         with pytest.raises(DriverFolderError, match="isn't a driver folder"):
             call(str(folder), wanted)
@@ -216,20 +226,18 @@ def test_what_is_not_ours_stays(tmp_path: Path, folder: Path, what: str) -> None
     assert folder.is_file() or (folder / "file").exists()
 
 
-def test_an_empty_folder_may_become_one(tmp_path: Path, folder: Path) -> None:
+def test_an_empty_folder_may_become_one(wanted: DriverContent, folder: Path) -> None:
     """The kubelet and containerd make a folder that a container is to have and isn't there."""
     folder.mkdir(parents=True)
-    wanted = driver(tmp_path, "550.1")
     keeping.update(str(folder), wanted)
     assert found(folder) == expected(wanted)
 
 
-def test_a_link_to_one_stays_a_link(tmp_path: Path, folder: Path) -> None:
+def test_a_link_to_one_stays_a_link(tmp_path: Path, folder: Path, wanted: DriverContent) -> None:
     real = tmp_path / "elsewhere"
     real.mkdir()
     folder.parent.mkdir()
     folder.symlink_to(real)
-    wanted = driver(tmp_path, "550.1")
     keeping.update(str(folder), wanted)
     assert folder.is_symlink()
     assert found(real) == expected(wanted)
@@ -262,11 +270,10 @@ def test_remove(tmp_path: Path, folder: Path) -> None:
 
 
 def test_older_ones_go_after_a_reboot(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: DriverContent
 ) -> None:
     """As seen from a pod, which can't see who else has them."""
     monkeypatch.setattr(place, "_sees_every_process", lambda: False)
-    wanted = driver(tmp_path, "550.1")
     for version in ("550.1", "560.1", "570.1"):
         wanted = driver(tmp_path, version)
         keeping.update(str(folder), wanted)

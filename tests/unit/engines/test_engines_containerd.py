@@ -46,11 +46,15 @@ def source_of(given: dict[str, Any]) -> dict[str, Any]:
     return {**document, "plugins": {PLUGINS[given["version"]]: {"containerd": containerd}}}
 
 
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
 @pytest.mark.vectors("engine", "engine.containerd")
 @pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
-def test_vectors(case: dict[str, Any], program: tuple[int, int] | None, tmp_path: Path) -> None:
+def test_vectors(case: dict[str, Any], program: tuple[int, int] | None, config: Path) -> None:
     given, expected = case["input"], case["expected"]
-    config = tmp_path / "config.toml"
     config.write_text(render(source_of(given), "the admin's"))
     pair = (given["add"]["name"], given["add"]["path"])
     ask = Ask((pair,), set_default=given["set_as_default"], config=str(config))
@@ -64,9 +68,8 @@ def test_vectors(case: dict[str, Any], program: tuple[int, int] | None, tmp_path
         assert containerd.get("default_runtime_name") == expected["default_runtime_name"]
 
 
-def test_imports_are_appended(tmp_path: Path) -> None:
+def test_imports_are_appended(config: Path) -> None:
     """As the vector "containerd imports appended" has it, but in the file's own order."""
-    config = tmp_path / "config.toml"
     config.write_text('version = 2\nimports = ["/foo/bar/*.toml"]\n')
     drop_in = "/etc/containerd/conf.d/99-nvidia.toml"
     main = answer(ask_for(config, drop_in=drop_in), None).targets[1]
@@ -75,8 +78,7 @@ def test_imports_are_appended(tmp_path: Path) -> None:
     )
 
 
-def test_comments_and_the_rest_of_the_main_file_stay(tmp_path: Path) -> None:
-    config = tmp_path / "config.toml"
+def test_comments_and_the_rest_of_the_main_file_stay(tmp_path: Path, config: Path) -> None:
     config.write_text(COMMENTED)
     drop_in, main = answer(ask_for(config), (1, 7)).targets
     line = '  "/etc/containerd/more/*.toml", # the admin\'s\n'
@@ -93,8 +95,7 @@ def test_comments_and_the_rest_of_the_main_file_stay(tmp_path: Path) -> None:
     assert "copied" in drop_in.text
 
 
-def test_half_of_a_copy_is_not_left(tmp_path: Path) -> None:
-    config = tmp_path / "config.toml"
+def test_half_of_a_copy_is_not_left(tmp_path: Path, config: Path) -> None:
     config.write_text(COMMENTED)
     store = Store(str(tmp_path / "state"))
     targets = list(answer(ask_for(config), (1, 7)).targets)
@@ -107,8 +108,7 @@ def test_half_of_a_copy_is_not_left(tmp_path: Path) -> None:
     assert config.read_text() == COMMENTED
 
 
-def test_where_tables_are_merged_the_drop_in_holds_ours_alone(tmp_path: Path) -> None:
-    config = tmp_path / "config.toml"
+def test_where_tables_are_merged_the_drop_in_holds_ours_alone(config: Path) -> None:
     config.write_text(COMMENTED)
     ask = ask_for(config, set_default=True, cdi=True)
     document = tomllib.loads(answer(ask, (2, 1)).targets[0].text)
@@ -124,9 +124,8 @@ def test_where_tables_are_merged_the_drop_in_holds_ours_alone(tmp_path: Path) ->
     [("conf.d/*.toml", True), ("{}/conf.d/99-*.toml", True), ("{}/conf.d/10-*.toml", False)],
 )
 def test_an_import_that_covers_the_drop_in_is_enough(
-    tmp_path: Path, pattern: str, covered: bool
+    tmp_path: Path, pattern: str, covered: bool, config: Path
 ) -> None:
-    config = tmp_path / "config.toml"
     text = f'version = 2\nimports = ["{pattern.format(tmp_path)}"]\n'
     config.write_text(text)
     assert (answer(ask_for(config), None).targets[1].text == text) is covered
@@ -157,8 +156,7 @@ def test_without_any_file_a_new_one_is_written(tmp_path: Path) -> None:
     assert tomllib.loads(answer(ask_for(config), (2, 0)).targets[1].text)["version"] == 3
 
 
-def test_version_1_is_edited_in_place(tmp_path: Path) -> None:
-    config = tmp_path / "config.toml"
+def test_version_1_is_edited_in_place(config: Path) -> None:
     config.write_text('# one\nroot = "/r"\n[plugins.cri]\n  sandbox_image = "p" # two\n')
     found = answer(ask_for(config, set_default=True, cdi=True), None)
     [target] = found.targets
@@ -172,9 +170,8 @@ def test_version_1_is_edited_in_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("program", "warned"), [(None, 0), ((1, 7), 0), ((2, 0), 1), ((2, 1), 1)])
 def test_settings_that_containerd_2_ignores_are_warned_of(
-    tmp_path: Path, program: tuple[int, int] | None, warned: int
+    config: Path, program: tuple[int, int] | None, warned: int
 ) -> None:
-    config = tmp_path / "config.toml"
     config.write_text('root = "/r"\n')
     found = answer(ask_for(config), program)
     assert [("ignores" in warning) for warning in found.warnings] == [True] * warned
@@ -182,30 +179,26 @@ def test_settings_that_containerd_2_ignores_are_warned_of(
     assert answer(ask_for(config), program).warnings == ()
 
 
-def test_a_disabled_cri_is_warned_of(tmp_path: Path) -> None:
-    config = tmp_path / "config.toml"
+def test_a_disabled_cri_is_warned_of(config: Path) -> None:
     config.write_text('version = 2\ndisabled_plugins = ["cri"]\n')
     assert any("disables" in warning for warning in answer(ask_for(config), None).warnings)
 
 
 @pytest.mark.parametrize("text", ["version = 'x'", "version = 0", "version = 2\nimports = 1"])
-def test_wrong_values_are_refused(tmp_path: Path, text: str) -> None:
-    config = tmp_path / "config.toml"
+def test_wrong_values_are_refused(config: Path, text: str) -> None:
     config.write_text(text)
     with pytest.raises(EngineError, match=str(config)):
         answer(ask_for(config), None)
 
 
-def test_a_containerd_that_only_docker_uses_is_left_out_of_all(tmp_path: Path) -> None:
-    config = tmp_path / "config.toml"
+def test_a_containerd_that_only_docker_uses_is_left_out_of_all(config: Path) -> None:
     config.write_text('disabled_plugins = ["cri"]\n')
     assert not Containerd().is_present(ask_for(config))
     config.write_text("version = 2\n")
     assert Containerd().is_present(ask_for(config))
 
 
-def test_running_containers_are_found_by_their_binary(tmp_path: Path) -> None:
-    config = tmp_path / "config.toml"
+def test_running_containers_are_found_by_their_binary(tmp_path: Path, config: Path) -> None:
     config.write_text(f'version = 2\nstate = "{tmp_path}"\n')
     tasks = tmp_path / "io.containerd.runtime.v2.task"
     for name, binary in (("one", "/opt/gpu-py"), ("two", "/usr/sbin/runc")):
@@ -217,10 +210,9 @@ def test_running_containers_are_found_by_their_binary(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
 def test_where_no_file_names_a_runtime_the_built_in_one_is_kept(
-    tmp_path: Path, version: int, program: tuple[int, int] | None
+    tmp_path: Path, version: int, program: tuple[int, int] | None, config: Path
 ) -> None:
     """Any entry in ``runtimes`` makes containerd forget runc, its default."""
-    config = tmp_path / "config.toml"
     head = "" if version == 1 else f"version = {version}\n"
     text = head + f'[plugins."{PLUGINS[version]}".cni]\n  bin_dir = "/usr/lib/cni"\n'
     config.write_text(text)
@@ -239,8 +231,7 @@ def test_where_no_file_names_a_runtime_the_built_in_one_is_kept(
     assert not (tmp_path / "conf.d").exists()
 
 
-def test_where_another_runtime_is_named_none_is_added(tmp_path: Path) -> None:
-    config = tmp_path / "config.toml"
+def test_where_another_runtime_is_named_none_is_added(config: Path) -> None:
     table = f'[plugins."{PLUGINS[2]}".containerd'
     config.write_text(
         f'version = 2\n{table}]\ndefault_runtime_name = "crun"\n'
@@ -251,8 +242,7 @@ def test_where_another_runtime_is_named_none_is_added(tmp_path: Path) -> None:
     assert set(runtimes) == {"crun", "gpu-py"}
 
 
-def test_the_built_in_runtime_is_no_reason_to_tell_of_a_copy(tmp_path: Path) -> None:
-    config = tmp_path / "config.toml"
+def test_the_built_in_runtime_is_no_reason_to_tell_of_a_copy(config: Path) -> None:
     assert "copied" not in answer(ask_for(config), (1, 6)).targets[0].text
 
 

@@ -1,5 +1,6 @@
 """Changes to engines' files are remembered, and taken back to the byte."""
 
+import errno
 import fcntl
 import json
 import os
@@ -44,9 +45,15 @@ def take(store: Store) -> None:
         installer.uninstall(store, store.records())
 
 
-def test_a_file_becomes_what_it_was_with_its_mode(store: Store, tmp_path: Path) -> None:
-    path = tmp_path / "daemon.json"
-    path.write_text(OLD)
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An engine's file as it is before anything is changed."""
+    made = tmp_path / "daemon.json"
+    made.write_text(OLD)
+    return made
+
+
+def test_a_file_becomes_what_it_was_with_its_mode(store: Store, tmp_path: Path, path: Path) -> None:
     path.chmod(0o640)
     put(store, target(path))
     assert path.read_text() == NEW
@@ -75,18 +82,14 @@ def test_a_folder_that_somebody_uses_stays(store: Store, tmp_path: Path) -> None
     assert [item.name for item in path.parent.iterdir()] == ["other"]
 
 
-def test_somebody_else_s_change_stays(store: Store, tmp_path: Path) -> None:
-    path = tmp_path / "daemon.json"
-    path.write_text(OLD)
+def test_somebody_else_s_change_stays(store: Store, path: Path) -> None:
     put(store, target(path))
     path.write_text(NEW.replace("true", "false"))
     take(store)
     assert json.loads(path.read_text()) == json.loads(OLD) | {"debug": False}
 
 
-def test_a_change_between_two_installations_stays(store: Store, tmp_path: Path) -> None:
-    path = tmp_path / "daemon.json"
-    path.write_text(OLD)
+def test_a_change_between_two_installations_stays(store: Store, path: Path) -> None:
     put(store, target(path))
     path.write_text(NEW.replace("true", "false"))
     put(store, target(path, NEW.replace("true", "false").replace("/p", "/q")))
@@ -128,9 +131,9 @@ def test_what_somebody_wrote_into_a_file_of_ours_stays(store: Store, tmp_path: P
     assert tomllib.loads(path.read_text()) == rest
 
 
-def test_a_file_that_somebody_removed_stays_removed(store: Store, tmp_path: Path) -> None:
-    path = tmp_path / "daemon.json"
-    path.write_text(OLD)
+def test_a_file_that_somebody_removed_stays_removed(
+    store: Store, tmp_path: Path, path: Path
+) -> None:
     put(store, target(path))
     path.unlink()
     take(store)
@@ -254,10 +257,8 @@ PRIVATE = {"original": 0o600, "record.json": 0o600, "written": 0o600}
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
-def test_what_is_kept_of_a_file_is_for_its_owner(store: Store, tmp_path: Path, mode: int) -> None:
+def test_what_is_kept_of_a_file_is_for_its_owner(store: Store, path: Path, mode: int) -> None:
     """It may hold passwords, and a state folder may be copied or opened."""
-    path = tmp_path / "daemon.json"
-    path.write_text(OLD)
     path.chmod(mode)
     put(store, target(path))
     assert kept_modes(store) == PRIVATE
@@ -345,6 +346,21 @@ def test_who_waits_for_the_lock_gets_it(store: Store) -> None:
     thread.join(30)
     assert got.is_set()
     assert not Path(store.folder).exists()
+
+
+def test_a_state_folder_that_its_last_user_removes_just_then_is_made_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failures = os.open, [FileNotFoundError(errno.ENOENT, "gone")]
+
+    def open_file(path: str, *rest: int, **more: int) -> int:
+        if path == f"{store.folder}/lock" and failures:
+            raise failures.pop()
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", open_file)
+    with store.locked():
+        assert failures == []
 
 
 def test_damaged_records_are_named(store: Store, tmp_path: Path) -> None:

@@ -1,13 +1,19 @@
 """What /proc says is read as bytes: whatever somebody called a process, a cgroup or a folder."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuhook.ground.host import proc
+from gpuhook.tools.host import namespaces
+from gpuhook.tools.host.namespaces import Look
+from gpuhook.tools.host.uevents import KernelEvents, listen, parse
 
 # What Python's text takes for the end of a line or for a blank, besides \n.
 CUTTING = [
@@ -149,3 +155,67 @@ def test_our_own() -> None:
     status = proc.status(proc.read("/proc/self/status"))
     assert status["Pid"] == [str(os.getpid())]
     assert int(proc.stat_fields(proc.read("/proc/self/stat"))[1]) == os.getppid()
+
+
+# Namespaces -----------------------------------------------------------------------------------
+
+
+def test_each_namespace_once() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        other.stdout.readline()
+        look = Look(600)
+        ours = look.namespaces()[os.readlink("/proc/self/ns/mnt")]
+        assert {str(os.getpid()), str(other.pid)} <= {*ours}
+        assert ours == sorted(ours, key=int)
+        assert look.is_whole
+        assert b" / / " in (look.table(str(other.pid)) or b"")
+        other.communicate(b"\n")
+    assert look.table(str(other.pid)) is None
+    assert look.is_whole
+
+
+def test_what_there_is_no_time_for() -> None:
+    look = Look(0)
+    assert look.is_whole
+    assert look.namespaces() == {}
+    assert not look.is_whole
+
+
+def test_a_table_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces, "_TABLE_LIMIT", 10)
+    look = Look(600)
+    assert look.table("self") == b""
+    assert not look.is_whole
+
+
+# The kernel's events --------------------------------------------------------------------------
+
+
+def test_an_event() -> None:
+    data = b"add@/module/nvidia\0ACTION=add\0DEVPATH=/module/nvidia\0SUBSYSTEM=module\0A=b=c\0"
+    [event] = parse(data)
+    assert event == {
+        "ACTION": "add",
+        "DEVPATH": "/module/nvidia",
+        "SUBSYSTEM": "module",
+        "A": "b=c",
+    }
+
+
+@hypothesis.given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    [event] = parse(data)
+    assert all(isinstance(each, str) for pair in event.items() for each in pair)
+
+
+def test_nothing_is_waited_for() -> None:
+    events = KernelEvents(listen())
+    try:
+        assert isinstance([*events.read()], list)
+        assert events.fileno() >= 0
+    finally:
+        events.close()

@@ -239,57 +239,59 @@ def test_change_while_looking_is_looked_at_again(machine: Machine) -> None:
     assert [machine.get(), machine.get()] == ["look 2"] * 2
 
 
+class Held:
+    """A first look that goes on until it is let go; others may ask meanwhile."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._begun, self._go_on = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.seen: list[object] = []
+        machine.meanwhile = self._wait
+        self.ask(1)
+        assert self._begun.wait(10)
+
+    def _wait(self) -> None:
+        if not self._begun.is_set():
+            self._begun.set()
+            assert self._go_on.wait(10)
+
+    def _get(self) -> None:
+        try:
+            self.seen.append(self._machine.get())
+        except DriverError as error:
+            self.seen.append((str(error), type(error)))
+
+    def ask(self, count: int) -> None:
+        made = [threading.Thread(target=self._get) for _ in range(count)]
+        self._threads += made
+        for thread in made:
+            thread.start()
+
+    def end(self) -> None:
+        self._go_on.set()
+        for thread in self._threads:
+            thread.join(10)
+
+
 def test_others_wait_for_one_look(machine: Machine) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        assert go_on.wait(10)
-
-    machine.meanwhile = wait
-    seen: list[str] = []
-    threads = [threading.Thread(target=lambda: seen.append(machine.get())) for _ in range(8)]
-    threads[0].start()
-    assert begun.wait(10)
-    for thread in threads[1:]:
-        thread.start()
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert seen == ["look 1"] * 8
+    held = Held(machine)
+    held.ask(7)
+    held.end()
+    assert held.seen == ["look 1"] * 8
 
 
 @pytest.mark.parametrize("kind", [DriverError, NoDriverError])
 def test_waiters_share_the_failure_that_they_waited_for(
     machine: Machine, kind: type[DriverError]
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        assert go_on.wait(10)
-
-    machine.meanwhile = wait
     machine.failure = kind("NVML failed: no luck", "Try a restart")
-    seen: list[tuple[str, type[DriverError]]] = []
-
-    def get() -> None:
-        try:
-            machine.get()
-        except DriverError as error:
-            seen.append((str(error), type(error)))
-
-    threads = [threading.Thread(target=get) for _ in range(5)]
-    threads[0].start()
-    assert begun.wait(10)
-    for thread in threads[1:]:
-        thread.start()
+    held = Held(machine)
+    held.ask(4)
     while len(list(Path("/proc/self/task").iterdir())) < 6:
         pass
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert seen == [("NVML failed: no luck. Try a restart.", kind)] * 5
+    held.end()
+    assert held.seen == [("NVML failed: no luck. Try a restart.", kind)] * 5
     assert machine.looks < 5
     machine.failure, looks = None, machine.looks
     assert machine.get() == f"look {looks + 1}"
@@ -297,20 +299,9 @@ def test_waiters_share_the_failure_that_they_waited_for(
 
 def test_waiter_with_no_patience_left_looks_itself(machine: Machine) -> None:
     machine.config.nvml_timeout = -cache._SPARE + 0.05
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        if machine.looks == 1:
-            begun.set()
-            assert go_on.wait(10)
-
-    machine.meanwhile = wait
-    first = threading.Thread(target=machine.get)
-    first.start()
-    assert begun.wait(10)
+    held = Held(machine)
     assert machine.get() == "look 2"
-    go_on.set()
-    first.join(10)
+    held.end()
     assert machine.get() == "look 1"
 
 

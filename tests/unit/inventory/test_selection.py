@@ -4,7 +4,7 @@ import pytest
 
 from gpuhook.ground.errors import LostDeviceError, UnknownDeviceError
 from gpuhook.start.inventory import model
-from gpuhook.start.inventory.model import Device
+from gpuhook.start.inventory.model import NOBODY, Device, Node
 from gpuhook.start.inventory.selection import select
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection, selection
@@ -80,6 +80,11 @@ def test_selectors(selectors: list[str], uuids: list[str]) -> None:
     assert list(selected(*selectors).uuids) == uuids
 
 
+def test_an_index_is_the_order_of_enumeration_and_the_gpu_alone() -> None:
+    assert selected("0").gpus[0].minor == 7
+    assert selected("2").migs == ()
+
+
 def test_duplicates_of_every_form_are_one() -> None:
     selection = selected("1", B, "1a2b3:43:a.0", "1-1", "GPU-8f3b", "1")
     assert selection.uuids == (B,)
@@ -97,56 +102,16 @@ def test_mig_device_brings_its_gpu_but_is_what_was_selected() -> None:
     assert selection.uuids == (M1, A, M0)
 
 
-def test_gpu_selected_by_index_brings_no_mig_devices() -> None:
-    assert selected("2").migs == ()
-
-
 @pytest.mark.parametrize(
     "selector",
     [
-        "3",
-        "4294967296",
-        "9" * 256,
-        "-1",
-        "+1",
-        "0x1",
-        "1.0",
-        "²",
-        "٣",
-        "0-3",
-        "2-0",
-        "0-",
-        "-2",
-        "0-999999999",
-        "0-1-2",
-        "none",
-        "void",
-        "gpu9",
-        "GPU-",
-        "GPU-8f3c",
-        A + "0",
-        A[4:],
-        "MIG-",
-        "MIG-1111c",
-        f"MIG-{C}/7",
-        f"MIG-{C}/7/1",
-        f"MIG-{A}/7/0",
-        "0:0",
-        "2:2",
-        "3:0",
-        ":",
-        "2:",
-        ":0",
-        "2:0:0",
-        "1b:00",
-        "0000:1b:00.1",
-        "0000:1b:00",
-        "0000:1g:00.0",
-        "0000:1b:01.0",
-        "000000000:1b:00.0",
-        "::.0",
+        "3", "4294967296", "9" * 256, "-1", "+1", "0x1", "1.0", "²", "٣", "0-3", "2-0", "0-",
+        "-2", "0-999999999", "0-1-2", "none", "void", "gpu9", "GPU-", "GPU-8f3c", A + "0", A[4:],
+        "MIG-", "MIG-1111c", f"MIG-{C}/7", f"MIG-{C}/7/1", f"MIG-{A}/7/0", "0:0", "2:2", "3:0",
+        ":", "2:", ":0", "2:0:0", "1b:00", "0000:1b:00.1", "0000:1b:00", "0000:1g:00.0",
+        "0000:1b:01.0", "000000000:1b:00.0", "::.0",
     ],
-)
+)  # fmt: skip
 def test_unknown_device_is_named_with_what_exists(selector: str) -> None:
     with pytest.raises(UnknownDeviceError) as caught:
         selected("0", selector)
@@ -189,53 +154,54 @@ def test_names_as_long_as_they_are_leave_fewer_of_them(length: int, count: int) 
     assert str(caught.value).count("N0") == count
 
 
+def numbered(*numbers: int, lost: tuple[int, ...] = ()) -> Inventory:
+    return machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in numbers), lost=lost)
+
+
+EIGHT, GAPS = numbered(*range(8)), numbered(0, 1, 4, 6)
+LOSSES = numbered(0, 1, 2, 4, 6, 7, lost=(3, 5))
+
+
 @pytest.mark.parametrize(
-    ("selector", "words"),
+    ("there", "selector", "words"),
     [
-        ("0-12", "'0-12': 8 to 12 don't exist; it has "),
-        ("0-8", ": 8 doesn't exist; it has "),
-        ("9-999999999", ": 9 to 999999999 don't exist; it has "),
-        ("9-9", ": 9 doesn't exist; it has "),
-        ("3-1", ": the range runs backwards; it has "),
-        ("12-9", ": the range runs backwards; it has "),
-        ("0-", "'0-': it has "),
-        ("12", "'12': it has "),
+        (EIGHT, "0-12", "'0-12': 8 to 12 don't exist; it has "),
+        (EIGHT, "0-8", ": 8 doesn't exist; it has "),
+        (EIGHT, "9-999999999", ": 9 to 999999999 don't exist; it has "),
+        (EIGHT, "9-9", ": 9 doesn't exist; it has "),
+        (EIGHT, "3-1", ": the range runs backwards; it has "),
+        (EIGHT, "12-9", ": the range runs backwards; it has "),
+        (EIGHT, "0-", "'0-': it has "),
+        (EIGHT, "12", "'12': it has "),
+        (GAPS, "0-6", ": 2 to 3 don't exist; it has "),
+        (GAPS, "4-9", ": 5 doesn't exist; it has "),
+        # What is wrong with these is not that GPUs are lost.
+        (LOSSES, "8", "'8': it has 0 (GPU-0000)"),
+        (LOSSES, "0:5", "'0:5': it has 0 (GPU-0000)"),
+        (LOSSES, "8:0", "'8:0': it has 0 (GPU-0000)"),
+        (LOSSES, "0-12", ": 8 to 12 don't exist; it has "),
+        (LOSSES, "3-8", ": 8 doesn't exist; it has "),
+        (LOSSES, "3-999999999", ": 8 to 999999999 don't exist; it has "),
+        (LOSSES, "5-3", ": the range runs backwards; it has "),
+        (LOSSES, "3-5:0", "'3-5:0': it has "),
+        (LOSSES, "3:", "'3:': it has "),
     ],
 )
-def test_what_is_wrong_in_a_range(selector: str, words: str) -> None:
-    eight = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in range(8)))
+def test_what_is_wrong_with_a_name(there: Inventory, selector: str, words: str) -> None:
     with pytest.raises(UnknownDeviceError) as caught:
-        selected(selector, inventory=eight)
+        selected(selector, inventory=there)
+    assert caught.value.code == "unknown-device"
     assert words in caught.value.cause
+    assert "lost" not in caught.value.cause
 
 
-def test_a_gap_in_a_range_is_named() -> None:
-    gaps = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in (0, 1, 4, 6)))
-    with pytest.raises(UnknownDeviceError, match=": 2 to 3 don't exist; it has "):
-        selected("0-6", inventory=gaps)
-    with pytest.raises(UnknownDeviceError, match=": 5 doesn't exist; it has "):
-        selected("4-9", inventory=gaps)
-
-
-LOSSES = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in (0, 1, 2, 4, 6, 7)), lost=(3, 5))
-
-
-@pytest.mark.parametrize(
-    ("selector", "cause"),
-    [
-        ("3", "GPU 3 has fallen off the bus (lost)"),
-        ("03", "GPU 3 has fallen off the bus (lost)"),
-        ("3-3", "GPU 3 has fallen off the bus (lost)"),
-        ("2-4", "GPU 3 has fallen off the bus (lost)"),
-        ("0-7", "GPUs 3, 5 have fallen off the bus (lost)"),
-        ("3:0", "GPU 3 has fallen off the bus (lost)"),
-    ],
-)
-def test_a_lost_gpu_is_named_as_lost(selector: str, cause: str) -> None:
+@pytest.mark.parametrize("selector", ["3", "03", "3-3", "2-4", "0-7", "3:0"])
+def test_a_lost_gpu_is_named_as_lost(selector: str) -> None:
     with pytest.raises(LostDeviceError) as caught:
         selected("0", selector, inventory=LOSSES)
     assert caught.value.code == "lost-device"
-    assert caught.value.cause == cause
+    named = "GPUs 3, 5 have" if selector == "0-7" else "GPU 3 has"
+    assert caught.value.cause == f"{named} fallen off the bus (lost)"
     assert "Xid 79" in caught.value.remedy
 
 
@@ -254,30 +220,6 @@ def test_the_only_gpu_is_lost() -> None:
     with pytest.raises(UnknownDeviceError, match="'1': it has none that answers") as caught:
         selected("1", inventory=alone)
     assert caught.value.code == "unknown-device"
-
-
-@pytest.mark.parametrize(
-    ("selector", "words"),
-    [
-        ("8", "'8': it has 0 (GPU-0000)"),
-        ("0:5", "'0:5': it has 0 (GPU-0000)"),
-        ("8:0", "'8:0': it has 0 (GPU-0000)"),
-        ("0-12", ": 8 to 12 don't exist; it has "),
-        ("3-8", ": 8 doesn't exist; it has "),
-        ("3-999999999", ": 8 to 999999999 don't exist; it has "),
-        ("5-3", ": the range runs backwards; it has "),
-        ("3-5:0", "'3-5:0': it has "),
-        ("3:", "'3:': it has "),
-    ],
-)
-def test_what_is_wrong_with_another_name_is_not_that_gpus_are_lost(
-    selector: str, words: str
-) -> None:
-    with pytest.raises(UnknownDeviceError) as caught:
-        selected(selector, inventory=LOSSES)
-    assert caught.value.code == "unknown-device"
-    assert words in caught.value.cause
-    assert "lost" not in caught.value.cause
 
 
 @pytest.mark.parametrize("selector", ["GPU-8f3a", "MIG-1111", "0000:1b:00.0", "3:00.0"])
@@ -313,10 +255,6 @@ def test_machine_without_gpus() -> None:
         selected("0", inventory=machine())
 
 
-def test_index_is_the_enumeration_order_and_not_the_minor() -> None:
-    assert selected("0").gpus[0].minor == 7
-
-
 def test_many_gpus_are_not_all_listed() -> None:
     many = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in range(64)))
     with pytest.raises(UnknownDeviceError, match="and 60 more"):
@@ -329,3 +267,26 @@ def test_a_name_counts_in_the_spaces_that_are_searched() -> None:
         select(["gpu1"], MACHINE, names, ("index", "uuid", "bus_id", "mig"))
     with pytest.raises(UnknownDeviceError):
         select(["1"], MACHINE, names, ("uuid",))
+
+
+# Nodes ----------------------------------------------------------------------------------------
+
+
+GID = 44
+
+
+@pytest.mark.parametrize(
+    ("mode", "gid", "group"),
+    [
+        (0o660, GID, GID),
+        (0o640, GID, GID),
+        (0o664, GID, GID),
+        (0o666, GID, 0),
+        (0o644, GID, 0),
+        (0o600, GID, 0),  # the group may do nothing, so nobody is put in it
+        (0o660, 0, 0),
+        (0o660, NOBODY, 0),
+    ],
+)
+def test_the_group_that_may_use_a_node(mode: int, gid: int, group: int) -> None:
+    assert Node("/dev/a", 1, 2, mode, 0, gid).group == group

@@ -1,12 +1,22 @@
-"""From cgroups to containers and pods, and from device ids to GPUs."""
+"""From cgroups to containers and pods, from device ids to GPUs, and whose processes are."""
 
+import subprocess
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuhook.ground.config.loader import load
 from gpuhook.ground.host import proc
-from gpuhook.tools.metrics import containers
+from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.tools.metrics import containers, pods, processes
+from gpuhook.tools.metrics import observer as observers
 from gpuhook.tools.metrics.containers import Assigned, Owner
+from gpuhook.tools.metrics.model import Container
+from gpuhook.tools.metrics.observer import Observer
+from gpuhook.tools.metrics.pods import Pod
+from gpuhook.tools.metrics.processes import Processes, find, poses
 
 Case = dict[str, Any]
 
@@ -110,3 +120,161 @@ def test_whose_a_process_is() -> None:
 )
 def test_further_device_ids(text: str, expected: Assigned) -> None:
     assert containers.assigned(text) == expected
+
+
+# Whose a process is ---------------------------------------------------------------------------
+
+
+SCOPE = f"docker-{ID}.scope"
+USERS = "/user.slice/user-1000.slice/user@1000.service"
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        (f"/system.slice/{SCOPE}", ID),
+        (f"/system.slice/{SCOPE}/below", ID),
+        (f"{USERS}/{SCOPE}", ""),
+    ],
+)
+def test_nobody_uses_a_device_in_anothers_name(tmp_path: Path, group: str, expected: str) -> None:
+    (tmp_path / "config.toml").touch()
+    observer = Observer(load(str(tmp_path / "config.toml")))
+    known = {ID: Container(ID, "docker")}
+    # A process of this cgroup, as it was found when it began.
+    processes = Processes()
+    processes._known[0] = ("", group, Owner("docker", ID))
+    observer._processes = processes
+    assert observer._container_of(0, {f"/system.slice/{SCOPE}": ID}, known) == expected
+
+
+def test_unknown_containers_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may make cgroups has no more series than there may be."""
+    monkeypatch.setattr(observers, "LIMIT", 3)
+    (tmp_path / "config.toml").touch()
+    observer = Observer(load(str(tmp_path / "config.toml")))
+    ids = [f"{number:064x}" for number in range(5)]
+    known = {-at: ("", f"/docker/{each}", Owner("docker", each)) for at, each in enumerate(ids)}
+    observer._processes._known = dict(known)
+    said = {"processes": [(-number, 1 << 20) for number in range(5)]}
+    problems: list[str] = []
+    containers, usages = observer._assemble([], {"GPU-1": said}, problems)
+    assert len(containers) == 3
+    assert {each.container: each.processes for each in usages}[""] == 2
+    [problem] = problems
+    assert "without a record use devices" in problem
+    said = {"processes": said["processes"][:3]}
+    problems.clear()
+    observer._processes._known = dict(known)
+    containers, _ = observer._assemble([], {"GPU-1": said}, problems)
+    assert (len(containers), problems) == (3, [])
+
+
+# Processes ------------------------------------------------------------------------------------
+
+
+def test_a_process_that_has_just_ended_is_known_for_one_more_look() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as running:
+        known = Processes()
+        before = known.place(running.pid)
+        text = processes.started(running.pid)
+        assert text.isdecimal()
+        known.forget()
+        running.kill()
+    assert processes.started(running.pid) == ""
+    assert known.place(running.pid) == known.place(running.pid) == before
+    known.forget()
+    assert running.pid not in known._known
+    assert known.place(running.pid)[1].id == ""
+
+
+def test_a_process_belongs_to_the_group_that_is_nearest() -> None:
+    groups = {"/a": "one", "/a/b": "two"}
+    assert find("/a/b/c", groups) == "two"
+    assert find("/a/bc", groups) == "one"
+    assert find("/ab", groups) == ""
+    assert find("", groups) == ""
+
+
+def test_a_cgroup_is_no_container_that_is_elsewhere() -> None:
+    groups = {f"/system.slice/docker-{ID}.scope/init.scope": ID, "/user.slice/box": "box"}
+    assert not poses(f"/system.slice/docker-{ID}.scope/system.slice/a.service", ID, groups)
+    assert poses(f"/user.slice/user-1000.slice/user@1000.service/docker-{ID}.scope", ID, groups)
+    assert poses("/user.slice", ID, groups)  # it is called so in another hierarchy
+    assert not poses(f"/user.slice/docker-{ID}.scope", ID, {})
+
+
+# Pods -----------------------------------------------------------------------------------------
+
+
+GPU_0, GPU_1, PART_0, PART_1 = "GPU-aa-0", "GPU-aa-1", "MIG-bb-0", "MIG-bb-1"
+NVIDIA = Inventory(
+    "nvidia", "/", "1",
+    (
+        Device(GPU_0, "0", {"index": ("0",), "uuid": (GPU_0,)}, ("/dev/nvidia3",)),
+        Device(GPU_1, "1", {"index": ("1",), "uuid": (GPU_1,)}, ("/dev/nvidia4",)),
+        Device(PART_0, "1:0", {"mig": ("1:0",), "uuid": (PART_0,)}, parent=GPU_1),
+        Device(PART_1, "1:1", {"mig": ("1:1",), "uuid": (PART_1,)}, parent=GPU_1),
+    ), (),
+)  # fmt: skip
+AMD = Inventory("amd", "/", "1", (Device("0000:03:00.0", "0", {"index": ("0",)}),), ())
+FACTS: dict[str, dict[str, Any]] = {
+    GPU_0: {"minor": 3}, GPU_1: {"minor": 4},
+    PART_0: {"minor": 4, "gpu_instance": 7}, PART_1: {"minor": 4, "gpu_instance": 9},
+}  # fmt: skip
+FOUND = [("nvidia.com/gpu", NVIDIA, FACTS), ("amd.com/gpu", AMD, {})]
+POD = Container("c1", "kubernetes", pod_uid="uid", devices=(GPU_0,))
+
+
+@pytest.mark.parametrize(
+    ("resource", "device", "expected"),
+    [
+        ("nvidia.com/gpu", GPU_0, {GPU_0}),
+        ("nvidia.com/gpu.shared", f"{GPU_0}::3", {GPU_0}),
+        ("nvidia.com/gpu", "1", {GPU_1}),
+        ("amd.com/gpu", "0", {"0000:03:00.0"}),
+        ("amd.com/gpu", "0000:03:00.0", {"0000:03:00.0"}),
+        ("nvidia.com/mig-1g.10gb", PART_0, {PART_0}),
+        ("nvidia.com/mig-1g.10gb", "1:1", {PART_1}),
+        ("nvidia.com/mig-1g.10gb", f"MIG-{GPU_1}/9/0", {PART_1}),
+        ("nvidia.com/gpu", "nvidia3", {GPU_0}),
+        ("nvidia.com/gpu", "nvidia4/gi7", {PART_0}),
+        ("nvidia.com/gpu", "nvidia3/vgpu1", {GPU_0}),
+        ("nvidia.com/gpu", "GPU-other", set()),
+        ("other.example/gpu", GPU_0, set()),
+        ("notnvidia.com/gpu", GPU_0, set()),
+    ],
+)
+def test_what_an_id_means(resource: str, device: str, expected: set[str]) -> None:
+    found = pods.read([["space", "pod", "web", [[resource, device]]]], FOUND)
+    assert {name for each in found for name in each.devices} == expected
+
+
+def pod(name: str, *devices: str) -> Pod:
+    return Pod("space", name, "web", frozenset(devices))
+
+
+def test_the_only_one_with_its_devices() -> None:
+    other = Container("c2", "docker", devices=(GPU_0,))
+    found = pods.name([POD, other], [pod("a", GPU_0)])
+    named = replace(POD, pod="a", namespace="space", container="web")
+    assert {each.id: each for each in found} == {"c1": named, "c2": other}
+
+
+def test_one_that_our_records_know() -> None:
+    known = replace(POD, pod="a", namespace="space", container="web")
+    assert pods.name([known], [pod("a", GPU_0)]) == [known]
+
+
+def test_devices_that_are_shared() -> None:
+    two = [POD, replace(POD, id="c2")]
+    found = pods.name(two, [pod("a", GPU_0), pod("b", GPU_0)])
+    assert {(each.id, each.pod, each.devices) for each in found} == {
+        ("c1", "", ()), ("c2", "", ()), ("", "a", (GPU_0,)), ("", "b", (GPU_0,)),
+    }  # fmt: skip
+
+
+def test_one_that_nobody_found() -> None:
+    [found] = pods.name([], [pod("a", GPU_1, GPU_0)])
+    expected = Container("", "kubernetes", "", "a", "space", "web", devices=(GPU_0, GPU_1))
+    assert found == expected

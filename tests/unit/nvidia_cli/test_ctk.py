@@ -6,17 +6,17 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+import configured
 import pytest
 from click.testing import CliRunner, Result
+from command_lines import commands
 
 from gpuhook import __version__
 from gpuhook.ground.config.loader import load
-from gpuhook.tools.cli._help import Command
 from gpuhook.tools.nvidia_cli.ctk import ctk, main
 from gpuhook.tools.vendors.nvidia.program_links import LINKS
 
@@ -28,20 +28,7 @@ def run(*words: str, **environment: str) -> Result:
     return CliRunner().invoke(ctk, words, prog_name="nvidia-ctk", env=env)
 
 
-def commands(
-    command: click.Command = ctk, context: click.Context | None = None
-) -> Iterator[tuple[str, Command, click.Context]]:
-    context = context or click.Context(ctk, info_name="nvidia-ctk", terminal_width=78)
-    assert isinstance(command, Command)
-    yield context.command_path, command, context
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            yield from commands(inner, click.Context(inner, info_name=name, parent=context))
-
-
-EVERY = {path: (command, context) for path, command, context in commands()}
+EVERY = {path: (command, context) for path, command, context in commands(ctk, "nvidia-ctk")}
 
 
 @pytest.mark.parametrize("path", EVERY)
@@ -112,32 +99,12 @@ def site(tmp_path: Path) -> list[str]:
 
 @pytest.mark.vectors("runtime_configure", "runtime_configure")
 def test_configure_vectors(case: Case, tmp_path: Path) -> None:
-    given, expected = case["input"], case["expected"]
-    config, drop_in = tmp_path / "config", tmp_path / "conf.d" / "99-nvidia.toml"
-    text = given.get("config")
-    if text is not None:
-        config.write_text(text if isinstance(text, str) else json.dumps(text))
-    words = [*given["args"], f"--config={config}", f"--state-dir={tmp_path}/state"]
-    words += ["--runtime-path=/bin/true"]
-    if given["args"][1] != "docker":
-        words.append(f"--drop-in-config={drop_in}")
-    done = run("runtime", "configure", *words)
-    if "error_contains" in expected:
-        assert expected["error_contains"].lower() in str(done.exception).lower()
-        return
-    assert done.exit_code == 0, done.output
-    assert done.stdout == ""
-    assert config.exists() is expected.get("main_config_exists", True)
-    if "top_level" in expected:
-        top = expected["top_level"].replace("/etc/containerd/conf.d", str(drop_in.parent))
-        assert tomllib.loads(config.read_text()) == tomllib.loads(top)
-    for line in expected.get("dropin_contains", []):
-        assert line.replace("/usr/bin/nvidia-container-runtime", "/bin/true") in drop_in.read_text()
-    document = json.loads(config.read_text()) if given["args"][1] == "docker" else {}
-    assert [*document.get("runtimes", {})] == expected.get("runtimes", [*document["runtimes"]]
-                                                           if document else [])  # fmt: skip
-    if "default-runtime" in expected:
-        assert expected.items() <= document.items()
+    def configure(*words: str) -> Result:
+        done = run("runtime", "configure", *words)
+        assert done.stdout == ""
+        return done
+
+    configured.check(case, tmp_path, configure)
 
 
 def test_configure_writes_the_name_nvidia(site: list[str], tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 """jsontext: reads what json reads, and edits without touching the rest."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpuhook
 from gpuhook.ground.oci import jsontext
+from gpuhook.ground.oci.jsontext import Record
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
@@ -39,19 +44,10 @@ def test_any_text_is_read_or_refused_with_value_error(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "{",
-        '{"a":}',
-        '{"a" 1}',
-        "[1,]",
-        "nul",
-        "NaN",
-        "[-Infinity]",
-        '"\\q"',
-        "1 2",
+        "", "{", '{"a":}', '{"a" 1}', "[1,]", "nul", "NaN", "[-Infinity]", '"\\q"', "1 2",
         "[" * 200_000,
     ],
-)
+)  # fmt: skip
 def test_refuses_broken_text(text: str) -> None:
     with pytest.raises(ValueError):
         jsontext.loads(text)
@@ -218,3 +214,87 @@ def test_bytes_that_are_no_text_are_written_as_they_are() -> None:
     text = b'"\xff\xc3 \\u00e9"'.decode("utf-8", "surrogateescape")
     read = jsontext.loads(text)
     assert jsontext.quote_bytes(read).encode("utf-8", "surrogateescape") == b'"\xff\xc3 \\u00e9"'
+
+
+# In an interpreter that has loaded nothing else -----------------------------------------------
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from gpuhook.ground.oci import jsontext
+assert "json.decoder" not in sys.modules
+for call in (jsontext.loads, lambda text: list(jsontext.members(text, 0))):
+    try:
+        call(sys.argv[2])
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("text", ["{", '{"a', '{"a": "b', '{"a": [1,', "{'a': 1}", '{"a": "\\x"}'])
+def test_malformed_text(text: str) -> None:
+    folder = str(Path(gpuhook.__file__).parents[1])
+    words = [sys.executable, "-I", "-S", "-c", PROGRAM, folder, text]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 2
+
+
+# Records --------------------------------------------------------------------------------------
+
+
+class Part(Record):
+    name: str
+    size: int = 1
+
+
+class Whole(Record, parts=Part):
+    title: str
+    names: dict[str, tuple[str, ...]]
+    parts: tuple[Part, ...] = ()
+
+
+class More(Whole):
+    extra: tuple[int, ...] = ()
+
+
+WHOLE = Whole("a", {"index": ("0",)}, (Part("x"), Part("y", 2)))
+
+
+def test_fields_are_arguments_in_their_order() -> None:
+    parts = (Part("x"), Part(name="y", size=2))
+    assert vars(WHOLE) == {"title": "a", "names": {"index": ("0",)}, "parts": parts}
+    more = More("a", {}, (), (1,))
+    assert (more.title, more.extra, Part("x").size) == ("a", (1,), 1)
+    assert more != Whole("a", {})
+    assert len({Part("x"), Part("x", 1), Part("x", 2)}) == 2
+
+
+def test_too_many_arguments() -> None:
+    with pytest.raises(TypeError):
+        Part("x", 1, 2)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("words", [{}, {"size": 1}, {"name": "x", "colour": 2}])
+def test_other_fields_are_refused(words: dict[str, object]) -> None:
+    with pytest.raises(TypeError):
+        Part(**words)  # type: ignore[arg-type]
+
+
+def test_to_json_and_back() -> None:
+    for record in (WHOLE, More("a", {}, (), (1, 2))):
+        assert type(record).from_json(record.to_json()) == record
+    assert [*WHOLE.to_json()] == ["names", "parts", "title"]
+    assert [*More("a", {}).to_json()] == ["names", "parts", "title", "extra"]
+
+
+@pytest.mark.parametrize("data", [7, [1], None, {"title": "a"}, {**WHOLE.to_json(), "parts": [7]}])
+def test_what_is_no_record(data: object) -> None:
+    with pytest.raises((TypeError, ValueError, KeyError)):
+        Whole.from_json(data)  # type: ignore[arg-type]
+
+
+def test_with_other_values() -> None:
+    other = WHOLE.but(title="b")
+    assert (other.title, other.parts, WHOLE.title) == ("b", WHOLE.parts, "a")

@@ -11,6 +11,7 @@ from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import RequestError, SpecError
 from gpuhook.start import contract
+from gpuhook.start.request import sources
 from gpuhook.start.request.reader import Request, SpecReader, is_privileged
 from gpuhook.vendors import registry
 from gpuhook.vendors.gaudi import names as gaudi
@@ -83,27 +84,22 @@ def test_request_never_changes() -> None:
 # --- the environment ---
 
 
-def test_last_of_several_entries_counts() -> None:
-    assert request_for("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1").devices == ("1",)
-    assert request_for("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=").devices is None
+ASK = "NVIDIA_VISIBLE_DEVICES"
 
 
-@pytest.mark.parametrize("entry", ["", "=", "=x", "NAME", "NVIDIA_VISIBLE_DEVICES"])
-def test_odd_entries_never_fail(entry: str) -> None:
-    assert request_for("NVIDIA_GDS=enabled", entry, "A=b").devices is None
-
-
-def test_entry_without_equals_sets_to_nothing() -> None:
-    assert request_for("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES").devices is None
-
-
-def test_names_are_case_sensitive_and_not_trimmed() -> None:
-    assert request_for("nvidia_visible_devices=0", " NVIDIA_VISIBLE_DEVICES=0").devices is None
-
-
-def test_undecodable_values_elsewhere_are_no_matter() -> None:
-    request = request_for("BINARY=\udcff\udc80", "\udcff=1", "NVIDIA_VISIBLE_DEVICES=0")
-    assert request.devices == ("0",)
+@pytest.mark.parametrize(
+    ("env", "devices"),
+    [
+        ([f"{ASK}=0", f"{ASK}=1"], ("1",)),  # the last of several counts
+        ([f"{ASK}=0", f"{ASK}="], None),
+        ([f"{ASK}=0", ASK], None),  # an entry without = sets to nothing
+        *[(["NVIDIA_GDS=enabled", odd, "A=b"], None) for odd in ("", "=", "=x", "NAME", ASK)],
+        (["nvidia_visible_devices=0", f" {ASK}=0"], None),
+        (["BINARY=\udcff\udc80", "\udcff=1", f"{ASK}=0"], ("0",)),
+    ],
+)
+def test_entries(env: list[str], devices: tuple[str, ...] | None) -> None:
+    assert request_for(*env).devices == devices
 
 
 @pytest.mark.parametrize(
@@ -129,22 +125,9 @@ def test_device_lists(value: str, devices: tuple[str, ...] | None) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "0\n1",
-        "a b",
-        "\x00",
-        "\x1b[31m",
-        "../../etc",
-        "GPU-..",
-        "x" * 257,
-        "é",
-        "\udcff",
-        "0;rm",
-        "$(id)",
-        "\u202e0",
-        "*",
-    ],
-)
+    ["0\n1", "a b", "\x00", "\x1b[31m", "../../etc", "GPU-..", "x" * 257, "é", "\udcff", "0;rm",
+     "$(id)", "\u202e0", "*"],
+)  # fmt: skip
 def test_names_that_could_do_harm_are_refused(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         visible(f"0,{name}")
@@ -260,19 +243,9 @@ def test_mounts_come_before_the_environment() -> None:
 
 @pytest.mark.parametrize(
     "destination",
-    [
-        ROOT,
-        ROOT + "/",
-        ROOT + "X/0",
-        ROOT + "-other/0",
-        "/var/run",
-        "var/run/nvidia-container-devices/0",
-        "/x" + ROOT + "/0",
-        ROOT + "/../0",
-        ROOT + "/0/../..",
-        "",
-    ],
-)
+    ["", ROOT, f"{ROOT}/", f"{ROOT}X/0", f"{ROOT}-other/0", f"{ROOT}/../0", f"{ROOT}/0/../..",
+     "/var/run", "var/run/nvidia-container-devices/0", f"/x{ROOT}/0"],
+)  # fmt: skip
 def test_mounts_elsewhere_ask_for_nothing(destination: str) -> None:
     spec = {"mounts": [{"source": "/dev/null", "destination": destination}]}
     assert read_request(spec, config_of(accept_volume_mounts=True)).devices is None
@@ -563,10 +536,7 @@ def test_unprivileged_environment_may_be_refused() -> None:
     spec = spec_of("NVIDIA_VISIBLE_DEVICES=all")
     spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
     assert read_request(spec, config_of(**settings)).devices == ("all",)
-
-
-def test_refusal_also_holds_for_legacy_images() -> None:
-    assert request_for("CUDA_VERSION=9.0", accept_envvar_unprivileged=False).devices is None
+    assert request_for("CUDA_VERSION=9.0", **settings).devices is None  # a legacy image
 
 
 # --- the rest ---
@@ -592,3 +562,38 @@ def test_spec_of_the_wrong_shape(spec: Any) -> None:
     with pytest.raises(SpecError) as caught:
         read_request(spec, config_of(accept_envvar_unprivileged=False))
     assert caught.value.code == "spec"
+
+
+# Variables ------------------------------------------------------------------------------------
+
+
+Case = dict[str, Any]
+
+
+@pytest.mark.vectors("oci", "oci.lookup_env")
+def test_lookup(case: Case) -> None:
+    variables = sources.parse_environment(case["input"]["env"])
+    name = case["input"]["name"]
+    assert (name in variables) is case["expected"]["exists"]
+    assert variables.get(name, "") == case["expected"]["value"]
+
+
+def test_what_is_true() -> None:
+    assert all(sources.is_true(yes) for yes in ("1", "t", "T", "TRUE", "true", "True"))
+    nothing = (None, "", "0", "f", "false", "yes", "on", "tRUE", " true", "11")
+    assert not any(sources.is_true(no) for no in nothing)
+
+
+@pytest.mark.parametrize(
+    ("value", "items"),
+    [
+        ("", []),
+        (" , ,", []),
+        ("a", ["a"]),
+        (" a ,,b\t,a", ["a", "b", "a"]),
+        ("a b", ["a b"]),
+        ("0 - 3, 5 -7,a - b,1 - ", ["0-3", "5-7", "a - b", "1 -"]),
+    ],
+)
+def test_items(value: str, items: list[str]) -> None:
+    assert sources.items(value) == items

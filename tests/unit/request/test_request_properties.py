@@ -120,7 +120,7 @@ def assert_well_formed(request: Request, config: Config) -> None:
     assert json.loads(json.dumps(request.to_json()))["source"] == request.source
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(SPECS, configs())
 def test_any_spec_gives_a_request_or_our_error(spec: dict[str, Any], config: Config) -> None:
     found = outcome(spec, config)
@@ -132,13 +132,13 @@ def test_any_spec_gives_a_request_or_our_error(spec: dict[str, Any], config: Con
         assert found.isprintable()
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.one_of(MISSHAPEN, JSON), configs())
 def test_any_json_gives_a_request_or_our_error(spec: Any, config: Config) -> None:
     assert outcome(spec, config)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.one_of(WORDS, st.text(alphabet="0123456789abGPUMI-:/. ", max_size=9))))
 def test_any_device_list_is_selected_or_refused(names: list[str]) -> None:
     spec = {"process": {"env": [f"NVIDIA_VISIBLE_DEVICES={','.join(names)}"]}}

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from machines import read_request
+from requests_made import config_of, read_request
 
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
@@ -38,13 +38,6 @@ def spec_of(
         "mounts": mounts or [],
         "annotations": annotations or {},
     }
-
-
-def config_of(**settings: Any) -> Config:
-    config = Config()
-    for name, value in settings.items():
-        setattr(config, name, value)
-    return config
 
 
 def devices_of(spec: dict[str, Any], config: Config) -> list[str] | None:

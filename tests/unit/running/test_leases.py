@@ -299,12 +299,16 @@ NAMES = {
     },
     "container abc (ns/pod/web)": {"namespace": "ns", "pod": "pod", "container": "web"},
     "container of process 7": {"id": "", "pid": 7},
+    # As its engine shows it.
+    "docker's container 0123456789ab": {"engine": "docker", "id": "0123456789abcdef" * 4},
+    "docker's container training-job": {"engine": "docker", "id": "training-job"},
+    f"docker's container {'g' * 64}": {"engine": "docker", "id": "g" * 64},
 }
 
 
 @pytest.mark.parametrize(("words", "facts"), NAMES.items(), ids=NAMES.keys())
 def test_what_a_holder_is_called(words: str, facts: dict[str, Any]) -> None:
-    assert words in leases.holder({**record(name="abc"), **facts})
+    assert leases.holder({**record(name="abc"), **facts}).endswith(words)
 
 
 def test_a_lock_that_cannot_be_made(
@@ -316,16 +320,3 @@ def test_a_lock_that_cannot_be_made(
     monkeypatch.setattr(leases, "Lock", refuse)
     with pytest.raises(HeldError, match="Read-only file system"):
         take(state_dir, start(), given("A"))
-
-
-@pytest.mark.parametrize(
-    ("name", "called"),
-    [
-        ("0123456789abcdef" * 4, "0123456789ab"),
-        ("training-job", "training-job"),
-        ("g" * 64, "g" * 64),
-    ],
-)
-def test_a_holder_is_called_as_its_engine_shows_it(name: str, called: str) -> None:
-    record = {"id": name, "pid": 7, "engine": "docker", "pod": "", "namespace": "", "container": ""}
-    assert leases.holder(record) == f"docker's container {called}"

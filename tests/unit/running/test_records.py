@@ -29,10 +29,15 @@ def state_dir(tmp_path: Path) -> str:
 @pytest.fixture
 def process() -> Iterator["subprocess.Popen[bytes]"]:
     """A process that stands for a container's first one."""
-    made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    made = subprocess.Popen(["sleep", "1000"])
     yield made
     made.kill()
     made.wait()
+
+
+@pytest.fixture
+def pid(process: "subprocess.Popen[bytes]") -> int:
+    return process.pid
 
 
 def write(state_dir: str, pid: int, *, failing: bool = False, **facts: Any) -> None:
@@ -49,19 +54,17 @@ def files(state_dir: str) -> list[str]:
     return sorted(path.name for path in Path(state_dir, "containers").iterdir())
 
 
-def test_what_is_written_is_read(state_dir: str, process: "subprocess.Popen[bytes]") -> None:
-    write(state_dir, process.pid, id="web", given=[])
+def test_what_is_written_is_read(state_dir: str, pid: int) -> None:
+    write(state_dir, pid, id="web", given=[])
     [record] = records.read_all(state_dir)
-    assert (record["id"], record["pid"], record["given"]) == ("web", process.pid, [])
-    assert files(state_dir) == [f"{process.pid}-{record['started']}"]
+    assert (record["id"], record["pid"], record["given"]) == ("web", pid, [])
+    assert files(state_dir) == [f"{pid}-{record['started']}"]
 
 
-def test_records_are_for_their_owner_alone(
-    state_dir: str, process: "subprocess.Popen[bytes]"
-) -> None:
+def test_records_are_for_their_owner_alone(state_dir: str, pid: int) -> None:
     old = os.umask(0)
     try:
-        write(state_dir, process.pid)
+        write(state_dir, pid)
     finally:
         os.umask(old)
     folder = Path(state_dir, "containers")
@@ -69,10 +72,8 @@ def test_records_are_for_their_owner_alone(
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 
-def test_folder_that_others_can_write_to_is_not_believed(
-    state_dir: str, process: "subprocess.Popen[bytes]"
-) -> None:
-    write(state_dir, process.pid)
+def test_folder_that_others_can_write_to_is_not_believed(state_dir: str, pid: int) -> None:
+    write(state_dir, pid)
     Path(state_dir, "containers").chmod(0o770)
     assert records.read_all(state_dir) == []
     Path(state_dir, "containers").chmod(0o700)
@@ -80,18 +81,16 @@ def test_folder_that_others_can_write_to_is_not_believed(
     assert records.read_all(state_dir) == []
 
 
-def test_failed_injection_has_no_record(state_dir: str, process: "subprocess.Popen[bytes]") -> None:
+def test_failed_injection_has_no_record(state_dir: str, pid: int) -> None:
     with pytest.raises(ZeroDivisionError):
-        write(state_dir, process.pid, failing=True)
+        write(state_dir, pid, failing=True)
     assert files(state_dir) == []
 
 
-def test_container_starts_where_no_record_can_be_written(
-    tmp_path: Path, process: "subprocess.Popen[bytes]"
-) -> None:
+def test_container_starts_where_no_record_can_be_written(tmp_path: Path, pid: int) -> None:
     (tmp_path / "state").write_text("a file")
-    write(str(tmp_path / "state"), process.pid)
-    write("/proc/none/state", process.pid)
+    write(str(tmp_path / "state"), pid)
+    write("/proc/none/state", pid)
 
 
 def test_record_of_a_process_that_is_gone_is_removed(state_dir: str) -> None:
@@ -102,16 +101,14 @@ def test_record_of_a_process_that_is_gone_is_removed(state_dir: str) -> None:
     assert files(state_dir) == []
 
 
-def test_process_with_the_number_of_another_counts_for_nothing(
-    state_dir: str, process: "subprocess.Popen[bytes]"
-) -> None:
-    write(state_dir, process.pid)
+def test_process_with_the_number_of_another_counts_for_nothing(state_dir: str, pid: int) -> None:
+    write(state_dir, pid)
     folder = Path(state_dir, "containers")
     [record] = folder.iterdir()
     earlier = int(record.name.partition("-")[2]) - 1
     data = {**json.loads(record.read_text()), "started": earlier}
     record.unlink()
-    (folder / f"{process.pid}-{earlier}").write_text(json.dumps(data))
+    (folder / f"{pid}-{earlier}").write_text(json.dumps(data))
     assert records.read_all(state_dir) == []
     assert files(state_dir) == []
 
@@ -120,37 +117,33 @@ def test_process_with_the_number_of_another_counts_for_nothing(
     "text",
     ["", "{", "[]", "{}", '{"version": 1}', '{"version": 2}', '{"version": 2, "pid": 1}', "\xff"],
 )
-def test_record_of_another_form_is_passed_over(
-    state_dir: str, process: "subprocess.Popen[bytes]", text: str
-) -> None:
-    write(state_dir, process.pid)
+def test_record_of_another_form_is_passed_over(state_dir: str, pid: int, text: str) -> None:
+    write(state_dir, pid)
     [record] = Path(state_dir, "containers").iterdir()
     record.write_text(text, encoding="latin-1")
     assert records.read_all(state_dir) == []
     assert files(state_dir) == [record.name]
 
 
-def test_folder_does_not_grow_with_containers_that_come_and_go(
-    state_dir: str, process: "subprocess.Popen[bytes]"
-) -> None:
+def test_folder_does_not_grow_with_containers_that_come_and_go(state_dir: str, pid: int) -> None:
     """Each start looks at a few others, so what nobody lists doesn't stay for ever."""
-    write(state_dir, process.pid)
+    write(state_dir, pid)
     folder = Path(state_dir, "containers")
     for number in range(100):
         (folder / f"{2**22 + number}-1").write_text("{}")
         (folder / f".{2**22 + number}-1").write_text("half written")
     for _ in range(100):
-        write(state_dir, process.pid)
+        write(state_dir, pid)
     assert len(files(state_dir)) == 1
 
 
 def test_a_start_looks_at_a_few_others_only(
-    state_dir: str, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+    state_dir: str, pid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(state_dir, process.pid)
+    write(state_dir, pid)
     for number in range(100):
         Path(state_dir, "containers", f"{2**22 + number}-1").write_text("{}")
-    write(state_dir, process.pid)
+    write(state_dir, pid)
     assert len(files(state_dir)) >= 96
 
 
@@ -270,11 +263,11 @@ def given(vendor: str, *devices: str, parent: str = "") -> dict[str, Any]:
     ],
 )
 def test_what_other_hooks_of_the_container_have_written(
-    state_dir: str, process: "subprocess.Popen[bytes]", add: bool, expected: list[Any]
+    state_dir: str, pid: int, add: bool, expected: list[Any]
 ) -> None:
-    write(state_dir, process.pid, given=[given("acme", "A1"), given("nvidia", "G1")])
-    entry = os.open(f"/proc/{process.pid}", os.O_PATH)
-    record = {"version": records.VERSION, "pid": process.pid, "given": [given("nvidia", "G2")]}
+    write(state_dir, pid, given=[given("acme", "A1"), given("nvidia", "G1")])
+    entry = os.open(f"/proc/{pid}", os.O_PATH)
+    record = {"version": records.VERSION, "pid": pid, "given": [given("nvidia", "G2")]}
     with records.Written(state_dir, entry, record, add=add):
         pass
     os.close(entry)

@@ -1,12 +1,14 @@
 """Lines of gres.conf: what Slurm reads in them is what the machine has, whatever it is called."""
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook.ground.errors import ConfigError
+from gpuhook.tools.slurm.cores import Cores, parse
 from gpuhook.tools.slurm.gres import Entry, ranges, text, word
 
 HOSTILE = (
@@ -14,7 +16,9 @@ HOSTILE = (
     "(null)", "no_consume", "NVIDIA", "nvidia_none", "Ünicode GPU", "[0-7]", "a" * 500,
     "\x00\x1b[2J", '"', "-",
 )  # fmt: skip
-PATHS = st.from_regex(r"/dev/[a-z]{1,8}[0-9]{1,3}", fullmatch=True)
+PATHS = st.builds(
+    "/dev/{}{}".format, st.text("abcdef", min_size=1, max_size=8), st.integers(0, 999)
+)
 ENTRIES = st.builds(
     Entry,
     vendor=st.sampled_from(("nvidia", "amd", "gaudi", "intel_gpu")),
@@ -137,3 +141,63 @@ def test_ranges_mean_the_numbers(numbers: set[int]) -> None:
         first, _, last = part.partition("-")
         found.update(range(int(first), int(last or first) + 1))
     assert found == numbers
+
+
+# Cores ----------------------------------------------------------------------------------------
+
+
+GPU = "0000:1b:00.0"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def machine(sys: Path, sockets: list[str], threads: dict[int, str], local: str) -> Cores:
+    """Write a machine's /sys: the CPUs of each socket, those of each core, and a GPU's."""
+    cpu = sys / "devices/system/cpu"
+    write(cpu / "online", ",".join(sockets))
+    write(sys / "devices/system/node/online", f"0-{len(sockets) - 1}")
+    for number, cpus in enumerate(sockets):
+        write(sys / f"devices/system/node/node{number}/cpulist", cpus)
+        for one in parse(cpus):
+            write(cpu / f"cpu{one}/topology/package_cpus_list", cpus)
+            write(cpu / f"cpu{one}/topology/core_cpus_list", threads.get(one, str(one)))
+    write(sys / f"bus/pci/devices/{GPU}/local_cpulist", local)
+    return Cores(str(sys))
+
+
+def test_cpus_that_alternate_between_sockets(tmp_path: Path) -> None:
+    cores = machine(tmp_path, ["0,2,4,6", "1,3,5,7"], {}, "1,3,5,7")
+    assert cores.near(GPU) == "4-7"
+
+
+def test_two_threads_are_one_core(tmp_path: Path) -> None:
+    threads = {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}
+    cores = machine(tmp_path, ["0-1,4-5", "2-3,6-7"], threads, "2-3,6-7")
+    assert cores.near(GPU) == "2-3"
+
+
+def test_all_cores_are_not_written(tmp_path: Path) -> None:
+    assert machine(tmp_path, ["0-3"], {}, "0-3").near(GPU) == ""
+
+
+def test_what_is_not_known_is_not_written(tmp_path: Path) -> None:
+    cores = machine(tmp_path, ["0-3", "4-7"], {}, "junk")
+    assert cores.near(GPU) == cores.near("") == cores.near("0000:ff:00.0") == ""
+    assert Cores(str(tmp_path / "none")).near(GPU) == ""
+
+
+def test_the_node_of_memory_says_it_as_well(tmp_path: Path) -> None:
+    cores = machine(tmp_path / "sys", ["0-3", "4-7"], {}, "")
+    write(tmp_path / f"driver/sys/bus/pci/devices/{GPU}/numa_node", "1")
+    assert cores.near(GPU, (f"{tmp_path}/driver",)) == "4-7"
+    write(tmp_path / f"driver/sys/bus/pci/devices/{GPU}/numa_node", "-1")
+    assert cores.near(GPU, (f"{tmp_path}/driver",)) == ""
+
+
+def test_lists() -> None:
+    assert parse("0-2,5") == {0, 1, 2, 5}
+    for odd in ("", "x", "1-", "-1", "0-99999999", "1,,2", "\u0663"):
+        assert parse(odd) == set()

@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -239,27 +239,38 @@ def test_missing_bundle_is_pythons(installed: Installed) -> None:
     assert installed.run("create", "--bundle", "/nonexistent", "ID") == "python runtime"
 
 
-def test_changed_config_is_noticed(installed: Installed) -> None:
-    installed.configure()
-    installed.config.write_text("# changed\n")
-    assert installed.run("state", "ID") == "python runtime-save"
+def _write_over(config: Path) -> None:
+    config.write_text("# changed\n")
 
 
-def test_config_replaced_by_an_older_one_is_noticed(installed: Installed) -> None:
-    installed.configure()
-    older = installed.folder / "older.toml"
+def _write_over_with_an_older_one(config: Path) -> None:
+    """As by cp -p: the file stays the one that it was, and gets a time of its past."""
+    config.write_text("# of another day\n")
+    os.utime(config, (1, 1))
+
+
+def _put_an_older_one_there(config: Path) -> None:
+    older = config.with_name("older.toml")
     older.touch()
     os.utime(older, (1, 1))
-    older.rename(installed.config)
-    assert installed.run("state", "ID") == "python runtime-save"
+    older.rename(config)
 
 
-def test_older_configuration_written_over_it_is_noticed(installed: Installed) -> None:
-    """As by cp -p: the file stays the one that it was, and gets a time of its past."""
+@pytest.mark.parametrize(
+    "change", [_write_over, _write_over_with_an_older_one, _put_an_older_one_there]
+)
+def test_a_configuration_that_was_changed_is_noticed(
+    installed: Installed, change: Callable[[Path], None]
+) -> None:
     installed.configure()
-    installed.config.write_text("# of another day\n")
-    os.utime(installed.config, (1, 1))
+    change(installed.config)
     assert installed.run("state", "ID") == "python runtime-save"
+
+
+def set_times(*places: Path) -> None:
+    """Have files and folders be of one time long ago, as Nix does it."""
+    for place in places:
+        os.utime(place, (10**9, 10**9))
 
 
 def test_configuration_of_the_same_time_in_another_folder_is_noticed(installed: Installed) -> None:
@@ -268,12 +279,11 @@ def test_configuration_of_the_same_time_in_another_folder_is_noticed(installed: 
     for file in files:
         file.parent.mkdir()
         file.write_text("# one of two\n")
-        os.utime(file, (10**9, 10**9))
-        os.utime(file.parent, (10**9, 10**9))
+        set_times(file, file.parent)
     current = installed.folder / "current"
     current.symlink_to("old")
     installed.config.symlink_to(current / "config.toml")
-    os.utime(installed.config.parent, (10**9, 10**9))
+    set_times(installed.config.parent)
     launcher_files.save(str(installed.config))
     assert installed.run("state", "ID") == "runc state ID"
     current.unlink()
@@ -294,20 +304,17 @@ def test_configuration_without_a_time_of_its_own_is_read_each_time(installed: In
 def test_configuration_that_changes_while_it_is_read_is_noticed(
     installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = installed.folder / "old.toml"
-    old.write_text("")
-    os.utime(old, (10**9, 10**9))
+    old, new = (installed.folder / name for name in ("old.toml", "new.toml"))
+    for file in (old, new):
+        file.touch()
     installed.config.symlink_to(old)
-    os.utime(installed.config.parent, (10**9, 10**9))
+    set_times(old, new, installed.config.parent)
 
     def load_then_switch(path: str | None) -> Config:
         config = load(path)
-        new = installed.folder / "new.toml"
-        new.write_text("")
-        os.utime(new, (10**9, 10**9))
         installed.config.unlink()
         installed.config.symlink_to(new)
-        os.utime(installed.config.parent, (10**9, 10**9))
+        set_times(installed.config.parent)
         return config
 
     monkeypatch.setattr(launcher_files, "load", load_then_switch)
@@ -333,13 +340,18 @@ def test_no_runtime_is_pythons_to_tell(installed: Installed) -> None:
 
 @pytest.mark.parametrize("name", ["runtimes", "words", "mark"])
 def test_a_file_that_was_cut_short_is_pythons(installed: Installed, name: str) -> None:
-    """At each length: neither waited for, nor taken for what the configuration says."""
+    """Neither waited for, nor taken for what the configuration says.
+
+    Cut is it at the end of each line, and a byte before and behind that.
+    """
     installed.configure()
     file = installed.saved / str(installed.config)[1:] / name
     whole, status = file.read_bytes(), file.stat()
     with in_time(120):
         # With a part of the last word, the mark, all others are there.
-        for length in range(len(whole) - (len(launcher_files.MARK) if name == "words" else 1)):
+        shorter = len(whole) - (len(launcher_files.MARK) if name == "words" else 1)
+        ends = {at + more for at, byte in enumerate(whole) if byte == 10 for more in (-1, 0, 1)}
+        for length in sorted({0, 1, shorter - 1, *(end for end in ends if end < shorter)}):
             file.write_bytes(whole[:length])
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
             assert installed.create('{"env":"INTEL_VISIBLE_NPUS"}') == "python", length

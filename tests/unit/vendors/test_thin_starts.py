@@ -1,40 +1,21 @@
-"""What a start of Ascend's or Intel's devices imports, where their inventory is saved."""
+"""What a start of a vendor's devices imports, where their inventory is saved."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import paper
 import pytest
+from isolated_starts import started
 
 from gpuhook.ground.config.model import Config
 from gpuhook.start import contract
 from gpuhook.start.inventory import cache
 from gpuhook.vendors import registry
 
-SOURCES = Path(__file__).parents[3] / "src"
-START = f"""
-import sys
-sys.path.append({str(SOURCES)!r})
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.start.resolve import resolve
-from gpuhook.vendors.registry import known
-config = Config()
-config.state_dir, root, *env = sys.argv[1:]
-config.driver_roots = (root,)
-spec = {{"process": {{"env": env}}, "linux": {{"namespaces": [{{"type": "mount"}}]}}}}
-try:
-    print(resolve(spec, config, known(config), save=False))
-except GpuhookError as error:
-    print("refused:", error)
-print(*sys.modules)
-"""
-
 
 @pytest.mark.parametrize(
     ("vendor", "variable", "modules"),
     [
+        ("amd", "AMD_VISIBLE_DEVICES", {"names", "paths", "vendor"}),
         ("ascend", "ASCEND_VISIBLE_DEVICES", {"names", "variables", "model", "vendor"}),
         ("intel_gpu", "INTEL_VISIBLE_DEVICES", {"names", "vendor"}),
         ("intel_npu", "INTEL_VISIBLE_NPUS", {"names", "vendor"}),
@@ -48,11 +29,8 @@ def test_a_start_with_a_saved_inventory_is_thin(
     config.state_dir = str(tmp_path / "state")
     config.driver_roots = (f"{vendor}={tmp_path}/root",)
     cache.get_inventory(config, contract.load(registry.KNOWN[vendor]))
-    words = [sys.executable, "-I", "-S", "-c", START, config.state_dir, *config.driver_roots]
-    done = subprocess.run([*words, f"{variable}=0"], capture_output=True, text=True, check=True)
-    answer, line = done.stdout.splitlines()
+    answer, loaded = started(config.state_dir, *config.driver_roots, f"{variable}=0")
     assert "has no node /dev/" in answer  # they are on paper
-    loaded = set(line.split())
     own = f"gpuhook.vendors.{vendor}."
     assert {name.removeprefix(own) for name in loaded if name.startswith(own)} == modules
     others = {name for name in loaded if name.startswith("gpuhook.vendors.")}

@@ -1,8 +1,6 @@
 """A second vendor by the contract: where it is absent, what is saved, and what a start does."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import second_vendor
 import steps
 from click.testing import CliRunner
+from isolated_starts import SOURCES, started
 from second_vendor import GROUP, Inventories, resolved, spec_with
 from steps import resolve
 
@@ -27,7 +26,6 @@ from gpuhook.vendors.nvidia import discover as nvidia_discover
 from gpuhook.vendors.nvidia.model import Inventory as NvidiaInventory
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
-SOURCES = Path(__file__).parents[4] / "src"
 NO_GROUPS = "[features]\nno-additional-gids-for-device-nodes = true\n"
 SPEC_MODE = '[nvidia-container-runtime]\nmode = "spec"\n'
 PLUGINS = "/opt/acme/plugins"
@@ -310,48 +308,28 @@ def test_explain_a_group_that_is_not_mapped(explain: Callable[..., str], tmp_pat
 
 # What a start imports ------------------------------------------------------------------------
 
-START = f"""
-import sys
-sys.path.append({str(SOURCES)!r})
+KNOWN = f"""
 import gpuhook.vendors
 gpuhook.vendors.__path__.append({str(second_vendor.FOLDER)!r})
 from gpuhook.vendors import registry
 from gpuhook.vendors.acme import names
 registry.KNOWN["acme"] = names
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.start.resolve import resolve
-config = Config()
-config.state_dir, root, *env = sys.argv[1:]
-config.driver_root = "/nonexistent"
-config.driver_roots = ("acme=" + root,)
-spec = {{"process": {{"env": env}}, "linux": {{"namespaces": [{{"type": "mount"}}]}}}}
-try:
-    found = resolve(spec, config, registry.known(config), save=False)
-    print(*(found.ids if found else ()))
-except GpuhookError as error:
-    print("refused:", error)
-print(*sys.modules)
 """
 
 
-def started(state: Path, root: Path, *env: str) -> tuple[str, set[str]]:
-    """Return what an isolated interpreter makes of a request, and the modules that it has then."""
-    words = [sys.executable, "-I", "-S", "-c", START, str(state), str(root), *env]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    answer, modules = done.stdout.splitlines()
-    return answer, set(modules.split())
+def with_acme(saving: Config, *env: str) -> tuple[str, set[str]]:
+    """Return the answer of a start that knows ACME, too, and the modules that it has then."""
+    return started(saving.state_dir, *saving.driver_roots, *env, before=KNOWN)
 
 
-def test_who_is_not_asked_is_not_imported(saving: Config, tmp_path: Path) -> None:
+def test_who_is_not_asked_is_not_imported(saving: Config) -> None:
     acme = contract.load(registry.KNOWN["acme"])
-    state, root = Path(saving.state_dir), tmp_path / "acme"
-    _, loaded = started(state, root, "NVIDIA_VISIBLE_DEVICES=0")
+    _, loaded = with_acme(saving, "NVIDIA_VISIBLE_DEVICES=0")
     assert f"{type(NVIDIA).__module__}" in loaded
     assert {name for name in loaded if ".acme." in name} == {"gpuhook.vendors.acme.names"}
-    _, loaded = started(state, root, "PATH=/bin")
+    _, loaded = with_acme(saving, "PATH=/bin")
     assert not {name for name in loaded if name.endswith(".vendor")}
-    answer, loaded = started(state, root, "ACME_VISIBLE_DEVICES=0")
+    answer, loaded = with_acme(saving, "ACME_VISIBLE_DEVICES=0")
     assert answer.startswith("refused: ACME's driver has no node")  # a user can't make any
     nvidia = {name for name in loaded if ".nvidia." in name}
     assert nvidia == {"gpuhook.vendors.nvidia.names"}
@@ -359,11 +337,10 @@ def test_who_is_not_asked_is_not_imported(saving: Config, tmp_path: Path) -> Non
     assert "gpuhook.vendors.acme.discover" in loaded
 
 
-def test_a_start_with_a_saved_inventory_is_thin(saving: Config, tmp_path: Path) -> None:
+def test_a_start_with_a_saved_inventory_is_thin(saving: Config) -> None:
     saving.driver_root = "/nonexistent"
     cache.get_inventory(saving, contract.load(registry.KNOWN["acme"]))
-    place = (Path(saving.state_dir), tmp_path / "acme")
-    _, loaded = started(*place, "ACME_VISIBLE_DEVICES=0")
+    _, loaded = with_acme(saving, "ACME_VISIBLE_DEVICES=0")
     assert not {"_ctypes", "re", "json", "gpuhook.vendors.acme.discover"} & loaded
 
 

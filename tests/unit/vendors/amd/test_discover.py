@@ -9,7 +9,6 @@ import pytest
 from amd_machine import fabricate, kfd_node, write
 
 from gpuhook.ground.container.rootfs import Rootfs
-from gpuhook.ground.errors import DriverError
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.vendors.amd.discover import bus_id, discover, parse_properties
 
@@ -66,46 +65,42 @@ def test_partitions(tmp_path: Path, spelling: str) -> None:
     assert len({each.id for each in found.devices}) == 5
 
 
-def test_partitions_with_one_unique_id(tmp_path: Path) -> None:
-    found = amd_machine.simulated(tmp_path, 2, split="0", partitions="2", ids="shared")
-    assert [each.id for each in found.devices] == [
-        "0x84cafeae17e7600:0", "0x84cafeae17e7600:1", "0x84cafeae17e7610",
-    ]  # fmt: skip
-    assert {"0x84cafeae17e7600", "0x084cafeae17e7600"} < {*device(found, 1).names["id"]}
+@pytest.mark.parametrize(
+    ("ids", "first", "other", "called"),
+    [
+        ("shared", "0x84cafeae17e7600", "0x84cafeae17e7610",
+         {"0x84cafeae17e7600", "0x084cafeae17e7600", "0x84cafeae17e7600:1"}),
+        ("none", "0000:05:00.0", "0000:08:00.0", {"0000:05:00.0:1"}),
+    ],
+)  # fmt: skip
+def test_partitions_with_one_unique_id_or_none(
+    tmp_path: Path, ids: str, first: str, other: str, called: set[str]
+) -> None:
+    found = amd_machine.simulated(tmp_path, 2, split="0", partitions="2", ids=ids)
+    assert [each.id for each in found.devices] == [f"{first}:0", f"{first}:1", other]
+    assert {*device(found, 1).names["id"]} == called
 
 
-def test_gpus_without_unique_ids(tmp_path: Path) -> None:
-    found = amd_machine.simulated(tmp_path, 2, split="0", partitions="2", ids="none")
-    assert [each.id for each in found.devices] == [
-        "0000:05:00.0:0", "0000:05:00.0:1", "0000:08:00.0",
-    ]  # fmt: skip
-    assert device(found, 1).names["id"] == ("0000:05:00.0:1",)
-
-
-def test_partitions_whose_numbers_are_not_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("locations", "spelling", "ids"),
+    [
+        ([0x500, 0x500, 0x500], "amdgpu_xcp_{}", ["0x7:0", "0x7:1", "0x7:2"]),
+        ([0x500, 0x500 | 3 << 28], "amdgpu_xcp.{}", ["0x7:0", "0x7:3"]),  # as newer kernels have it
+    ],
+    ids=["not told", "told"],
+)
+def test_numbers_of_partitions(
+    tmp_path: Path, locations: list[int], spelling: str, ids: list[str]
+) -> None:
     nodes = {
-        str(number): {"drm_render_minor": 128 + number, "unique_id": 7, "location_id": 0x500}
-        for number in range(3)
+        str(at): {"drm_render_minor": 128 + at, "unique_id": 7, "location_id": location}
+        for at, location in enumerate(locations)
     }
-    places = {f"amdgpu_xcp_{number}": [f"renderD{129 + number}"] for number in range(2)}
+    places = {spelling.format(at): [f"renderD{129 + at}"] for at in range(len(locations) - 1)}
     fabricate(tmp_path, {"0000:05:00.0": ["renderD128"]}, places, nodes)
-    assert [each.id for each in discover(str(tmp_path)).devices] == ["0x7:0", "0x7:1", "0x7:2"]
-
-
-def test_newer_kernels_numbers_of_partitions(tmp_path: Path) -> None:
-    nodes = {
-        str(number): {
-            "drm_render_minor": 128 + number,
-            "unique_id": 7,
-            "location_id": 0x500 | (3 * number) << 28,
-        }
-        for number in range(2)
-    }
-    gpu = {"0000:05:00.0": ["renderD128"]}
-    fabricate(tmp_path, gpu, {"amdgpu_xcp.0": ["renderD129"]}, nodes)
-    found = discover(str(tmp_path))
-    assert [each.id for each in found.devices] == ["0x7:0", "0x7:3"]
-    assert [each.bus_id for each in found.devices] == ["0000:05:00.0"] * 2
+    found = discover(str(tmp_path)).devices
+    assert [each.id for each in found] == ids
+    assert {each.bus_id for each in found} == {"0000:05:00.0"}
 
 
 def test_a_partition_stands_behind_its_gpu(tmp_path: Path) -> None:
@@ -228,23 +223,11 @@ def test_links_stay_below_the_root(tmp_path: Path) -> None:
     assert len(discover(str(tmp_path / "root")).devices) == 1
 
 
-def test_a_driver_without_devices(tmp_path: Path) -> None:
-    found = amd_machine.simulated(tmp_path, 0)
-    assert (found.devices, found.control) == ((), ("/dev/kfd",))
-
-
 def test_no_compute_driver(tmp_path: Path) -> None:
     amd_machine.simulated(tmp_path, 2)
     shutil.rmtree(tmp_path / "sys/devices/virtual/kfd")
     found = discover(str(tmp_path))
     assert (found.devices, found.missing()) == ((), ["/dev/kfd"])
-
-
-def test_no_driver(tmp_path: Path) -> None:
-    with pytest.raises(DriverError, match="amdgpu isn't loaded"):
-        discover(str(tmp_path))
-    with pytest.raises(DriverError, match=r"root .*/none can't be read: No such file"):
-        discover(f"{tmp_path}/none")
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,34 @@
-"""AMD by the contract: requests, what they give, what makes a saved inventory stale."""
+"""AMD by the contract, its simulator, and what the doctor says of its driver."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import amd_machine
 import machines
 import pytest
+from asking import resolved
+from paper import NodesOnPaper, spec_with
 from steps import resolve
 
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import LostDeviceError, UnknownDeviceError
+from gpuhook.ground.errors import SimulateError
 from gpuhook.start.inventory import cache
-from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.inventory.selection import select
 from gpuhook.start.plan import image
 from gpuhook.start.planner import make_plan
 from gpuhook.start.request.reader import Request, SpecReader
-from gpuhook.start.resolve import Resolved
-from gpuhook.vendors.amd import names, paths
+from gpuhook.tools.doctor import Case, Finding
+from gpuhook.tools.doctor.finding import Status
+from gpuhook.tools.doctor.machine import Machine
+from gpuhook.tools.vendors.amd import doctor
+from gpuhook.vendors.amd import discover, names, paths
 from gpuhook.vendors.amd.vendor import VENDOR
+from gpuhook_simulate.majors import machines_devices
+from gpuhook_simulate.vendors import amd as simulate
 
-SOURCES = Path(__file__).parents[4] / "src"
 VIDEO, RENDER = 44, 105
 
 
@@ -38,35 +42,6 @@ def gpus(tmp_path: Path) -> Inventory:
 def selected(found: Inventory, *words: str) -> list[str]:
     [spaces] = names.VARIABLES.values()
     return [device.label for device in select(words, found, names, spaces)]
-
-
-@pytest.mark.parametrize(
-    ("words", "labels"),
-    [
-        (("0",), ["0"]),
-        (("5", "0", "5"), ["5", "0"]),
-        (("0-2", "1"), ["0", "1", "2"]),
-        (("0x84cafeae17e7620",), ["5"]),
-        (("84CAFEAE17E7620",), ["5"]),
-        (("0X084cafeae17e7620",), ["5"]),
-        (("0x84cafeae17e7610",), ["1", "2", "3", "4"]),
-        (("0x84cafeae17e7610:2",), ["3"]),
-        (("2", "0x84cafeae17e7610"), ["2", "1", "3", "4"]),
-        (("0000:0b:00.0",), ["5"]),
-        (("08:00.0",), ["1", "2", "3", "4"]),
-        (("ALL",), ["0", "1", "2", "3", "4", "5"]),
-    ],
-)
-def test_what_names_mean(gpus: Inventory, words: tuple[str, ...], labels: list[str]) -> None:
-    assert selected(gpus, *words) == labels
-
-
-@pytest.mark.parametrize("word", ["6", "4-6", "0x84cafeae17e76", "card0", "0000:0c:00.0", "-1"])
-def test_what_does_not_exist_is_refused(gpus: Inventory, word: str) -> None:
-    with pytest.raises(UnknownDeviceError) as caught:
-        selected(gpus, word)
-    assert "This machine has no AMD GPU" in caught.value.cause
-    assert "0 (0x84cafeae17e7600), 1 (0x84cafeae17e7610:0)" in caught.value.cause
 
 
 def _with_ids(root: Path, *ids: int) -> Inventory:
@@ -88,37 +63,11 @@ def test_ids_of_decimal_digits(tmp_path: Path) -> None:
     assert selected(found, "000000001") == ["1"]
 
 
-def spec_with(*env: str, **user: Any) -> dict[str, Any]:
-    process = {"user": {"uid": 1000, "gid": 1000, **user}, "env": list(env)}
-    return {"process": process, "linux": {"namespaces": [{"type": "mount"}]}}
-
-
 def read(*env: str, **settings: Any) -> Request:
     config = Config()
     for name, value in settings.items():
         setattr(config, name, value)
     return SpecReader(spec_with(*env), config).read(names, VENDOR)
-
-
-@pytest.mark.parametrize(
-    ("value", "devices"),
-    [
-        (" 0 , 2,0 ", ("0", "2")),
-        ("0,ALL", ("all",)),
-        ("None", ()),
-        ("0,Void", None),
-        ("", None),
-        (" , ", None),
-        ("amd.com/gpu=0", ("amd.com/gpu=0",)),
-    ],
-)
-def test_the_same_words_as_everywhere(value: str, devices: tuple[str, ...] | None) -> None:
-    assert read(f"AMD_VISIBLE_DEVICES={value}").devices == devices
-
-
-def test_variables_of_the_application_ask_for_nothing() -> None:
-    assert read("ROCR_VISIBLE_DEVICES=0", "HIP_VISIBLE_DEVICES=0", "GPU=0").devices is None
-    assert read("AMD_VISIBLE_DEVICES_X=0", "DOCKER_RESOURCE_GPU=0x1").devices is None
 
 
 @pytest.mark.parametrize(
@@ -151,12 +100,6 @@ def test_a_swarm_with_two_vendors(gpus: Inventory) -> None:
 # What it gives -------------------------------------------------------------------------------
 
 
-def resolved(found: Inventory, *env: str, config: Config | None = None) -> Resolved:
-    answer = resolve(spec_with(*env), config or Config(), inventories={"amd": found})
-    assert answer is not None
-    return answer
-
-
 def test_nodes_rules_and_groups(gpus: Inventory) -> None:
     answer = resolved(gpus, "AMD_VISIBLE_DEVICES=2")
     plan = make_plan(answer.grants, image.unknown(), answer.groups)
@@ -177,21 +120,6 @@ def test_a_container_without_a_device_has_the_control_node(gpus: Inventory) -> N
 def test_groups_may_be_switched_off(gpus: Inventory) -> None:
     config = loads("[features]\nno-additional-gids-for-device-nodes = true\n")
     assert resolved(gpus, "AMD_VISIBLE_DEVICES=0", config=config).groups == {}
-
-
-def test_a_node_of_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One made by hand in a driver root may have any numbers; sysfs says the right ones."""
-    amd_machine.simulated(tmp_path, 2)
-    real = Node.of
-
-    def of(path: str, *facts: Any) -> Node | None:
-        return Node(path, 226, 77) if path == "/dev/dri/card1" else real(path, *facts)
-
-    monkeypatch.setattr(Node, "of", of)
-    found = VENDOR.discover(_below(tmp_path))
-    assert selected(found, "all") == ["0"]
-    with pytest.raises(LostDeviceError, match=r"card1 is another device's node \(226:77, not "):
-        selected(found, "1")
 
 
 # What is saved -------------------------------------------------------------------------------
@@ -246,40 +174,130 @@ def test_what_makes_a_saved_inventory_stale(tmp_path: Path, change: Any) -> None
     assert cache.saved(config, VENDOR) is None
 
 
-# What a start imports ------------------------------------------------------------------------
-
-START = f"""
-import sys
-sys.path.append({str(SOURCES)!r})
-from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import GpuhookError
-from gpuhook.start.resolve import resolve
-from gpuhook.vendors.registry import known
-config = Config()
-config.state_dir, root, *env = sys.argv[1:]
-config.driver_roots = ("amd=" + root,)
-spec = {{"process": {{"env": env}}, "linux": {{"namespaces": [{{"type": "mount"}}]}}}}
-try:
-    print(resolve(spec, config, known(config), save=False))
-except GpuhookError as error:
-    print("refused:", error)
-print(*sys.modules)
-"""
+# The simulator --------------------------------------------------------------------------------
 
 
-def test_a_start_with_a_saved_inventory_is_thin(tmp_path: Path) -> None:
-    root = tmp_path / "amd"
-    amd_machine.simulated(root, 2)
-    config = _below(root)
-    cache.get_inventory(config, VENDOR)
-    words = [sys.executable, "-I", "-S", "-c", START, config.state_dir, str(root)]
-    done = subprocess.run(
-        [*words, "AMD_VISIBLE_DEVICES=0"], capture_output=True, text=True, check=True
-    )
-    answer, modules = done.stdout.splitlines()
-    assert answer.startswith("refused: AMD's driver has no node /dev/kfd")  # they are on paper
-    loaded = set(modules.split())
-    assert {name for name in loaded if ".vendors.amd." in name} == {
-        "gpuhook.vendors.amd.names", "gpuhook.vendors.amd.paths", "gpuhook.vendors.amd.vendor",
-    }  # fmt: skip
-    assert not {"_ctypes", "re", "json", "gpuhook.vendors.nvidia.vendor"} & loaded
+REFUSED = [
+    (1, {"colour": "red"}, "no setting 'colour'.*Use some of split, partitions"),
+    (1, {"split": "x"}, "split='x' can't be simulated.*GPUs that are partitioned"),
+    (1, {"partitions": "5"}, "partitions='5' can't be simulated.*1, 2, 3, 4, 6 or 8"),
+    (1, {"partitions": ""}, "partitions=''"),
+    (1, {"spelling": ""}, "spelling=''"),
+    (1, {"ids": "mine"}, "ids='mine'"),
+    (1, {"groups": ""}, "groups=''"),
+    (65, {}, "65 of AMD's GPUs can't be simulated.*Give 64 or fewer"),
+    (9, {"split": "0"}, "Give 8 or fewer"),
+]
+
+
+@pytest.mark.parametrize(("count", "settings", "sentence"), REFUSED)
+def test_what_is_refused(
+    tmp_path: Path, count: int, settings: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(SimulateError, match=sentence):
+        simulate.simulate(NodesOnPaper(str(tmp_path)), count, settings)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_said(tmp_path: Path) -> None:
+    made = NodesOnPaper(str(tmp_path))
+    lines = simulate.simulate(made, 2, {"split": "1", "partitions": "2", "bmc": "yes"})
+    assert lines == [
+        "GPU 0 at 0000:05:00.0: card1, renderD128",
+        "GPU 1 at 0000:08:00.0: card9, renderD136, card10, renderD137",
+    ]
+    assert len(made.nodes) == 2 + 2 * 16  # of kfd, the controller and all places for partitions
+
+
+def test_nodes_have_numbers_of_no_driver_here(tmp_path: Path) -> None:
+    """A simulated card must not be a real one."""
+    made = NodesOnPaper(str(tmp_path))
+    simulate.simulate(made, 1, {})
+    used = {line.split()[0] for line in machines_devices().splitlines() if line[:1] == " "}
+    assert not {str(node.major) for node in made.nodes.values()} & used
+
+
+def test_as_many_as_there_can_be(tmp_path: Path) -> None:
+    assert len(amd_machine.simulated(tmp_path / "whole", 64).devices) == 64
+    every = ",".join(map(str, range(8)))
+    assert len(amd_machine.simulated(tmp_path / "split", 8, split=every).devices) == 64
+
+
+def test_groups(tmp_path: Path) -> None:
+    found = amd_machine.simulated(tmp_path, 1, groups="7")
+    assert {node.gid for node in found.nodes} == {7}
+
+
+# The doctor -----------------------------------------------------------------------------------
+
+
+def examined(root: Path, config: Config | None = None) -> list[Finding]:
+    return list(doctor.amd_devices(Case(Machine(str(root)), config or Config(), "/bin")))
+
+
+def by_check(findings: list[Finding], status: Status) -> dict[str, str]:
+    return {each.check: each.message for each in findings if each.status is status}
+
+
+@pytest.fixture
+def _nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all nodes be there, which a user can't make."""
+    monkeypatch.setattr(doctor, "discover", lambda root: amd_machine.looked_at(Path(root)))
+
+
+@pytest.mark.usefixtures("_nodes")
+def test_all_is_well(tmp_path: Path) -> None:
+    amd_machine.simulated(tmp_path, 2)
+    assert by_check(examined(tmp_path), Status.OK) == {
+        "amd-driver": "AMD's driver 6.12.12 is loaded",
+        "amd-devices": "Containers can have 2 of AMD's GPUs and partitions",
+    }
+    assert len(examined(tmp_path)) == 2
+
+
+def test_a_machine_without_amds_gpus_needs_no_driver(tmp_path: Path) -> None:
+    assert examined(tmp_path) == []
+    for name, vendor, sort in (("0000:01:00.0", "0x10de", "0x030200"), ("x", "0x1002", "0x060400")):
+        amd_machine.write(tmp_path / f"sys/bus/pci/devices/{name}/vendor", vendor)
+        amd_machine.write(tmp_path / f"sys/bus/pci/devices/{name}/class", sort)
+    assert examined(tmp_path) == []
+
+
+@pytest.mark.parametrize("sort", ["0x030000", "0x038000", "0x120000"])
+def test_a_gpu_without_a_driver(tmp_path: Path, sort: str) -> None:
+    amd_machine.write(tmp_path / "sys/bus/pci/devices/0000:05:00.0/vendor", "0x1002")
+    amd_machine.write(tmp_path / "sys/bus/pci/devices/0000:05:00.0/class", sort)
+    [found] = examined(tmp_path)
+    assert (found.check, found.status) == ("amd-driver", Status.FAILURE)
+    assert "amdgpu isn't loaded" in found.message
+
+
+def test_nodes_that_are_missing(tmp_path: Path) -> None:
+    amd_machine.simulated(tmp_path, 1)
+    found = by_check(examined(tmp_path), Status.FAILURE)
+    assert "no node /dev/kfd, /dev/dri/card0, /dev/dri/renderD128" in found["amd-nodes"]
+
+
+@pytest.mark.usefixtures("_nodes")
+def test_gpus_that_kfd_does_not_know(tmp_path: Path) -> None:
+    amd_machine.simulated(tmp_path, 3, unknown="0,2")
+    found = by_check(examined(tmp_path), Status.WARNING)
+    assert "doesn't know the GPU at 0000:05:00.0, 0000:0b:00.0" in found["amd-devices"]
+
+
+@pytest.mark.usefixtures("_nodes")
+def test_groups_that_nobody_is_put_in(tmp_path: Path) -> None:
+    amd_machine.simulated(tmp_path, 1)
+    config = loads("[features]\nno-additional-gids-for-device-nodes = true\n")
+    found = by_check(examined(tmp_path, config), Status.WARNING)
+    assert "for the groups 105, and no container's process" in found["amd-groups"]
+
+
+def test_a_device_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    amd_machine.simulated(tmp_path, 1)
+    seen = discover.discover(str(tmp_path))
+    seen.devices[0].state = "its node is another's"
+    facts = (seen.vendor, seen.root, seen.version, seen.devices)
+    monkeypatch.setattr(doctor, "discover", lambda _: Inventory(*facts, ()))
+    found = by_check(examined(tmp_path), Status.WARNING)
+    assert found["amd-devices"].endswith("(0x84cafeae17e7600) can't be used: its node is another's")

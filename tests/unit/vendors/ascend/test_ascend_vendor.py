@@ -5,6 +5,7 @@ from typing import Any
 
 import machines
 import pytest
+from asking import places, planned, resolved
 from node_files import Machine, machine
 from paper import spec_with
 from steps import resolve
@@ -14,11 +15,9 @@ from gpuhook.ground.errors import DriverError, GpuhookError, LostDeviceError, Re
 from gpuhook.ground.loader.layout import Layout
 from gpuhook.ground.oci.process import has_variable
 from gpuhook.start.cdi.generate import Source, generate
-from gpuhook.start.inventory.model import Inventory as AnyInventory
 from gpuhook.start.plan import image
 from gpuhook.start.plan.operations import Plan
 from gpuhook.start.planner import make_plan
-from gpuhook.start.resolve import Resolved
 from gpuhook.vendors.ascend.model import DRIVER, LISTS, Inventory
 from gpuhook.vendors.ascend.vendor import VENDOR
 
@@ -35,47 +34,11 @@ def npus(tmp_path: Path) -> Inventory:
     return found
 
 
-def resolved(found: AnyInventory, *env: str, **others: AnyInventory) -> Resolved:
-    every = {"ascend": found, **others}
-    answer = resolve(spec_with(*env), Config(), inventories=every)
-    assert answer is not None
-    return answer
-
-
-def planned(found: AnyInventory, *env: str, **others: AnyInventory) -> Plan:
-    answer = resolved(found, *env, **others)
-    return make_plan(answer.grants, image.unknown(), answer.groups)
-
-
 def nodes(plan: Plan) -> list[tuple[str, str]]:
     """Return the NPUs' nodes of a plan: path on the host, path in the container."""
     ops = [op.to_json() for op in plan.operations if op.kind == "device"]
     pairs = [("/dev/" + op["source"].rpartition("/dev/")[2], op["destination"]) for op in ops]
     return [pair for pair in pairs if "davinci" in pair[0] and "manager" not in pair[0]]
-
-
-def places(plan: Plan, kind: str) -> list[str]:
-    return [op.to_json()["destination"] for op in plan.operations if op.kind == kind]
-
-
-@pytest.mark.parametrize(
-    ("asked", "ids"),
-    [
-        ("0", ["npu-0"]),
-        ("2 - 3, 0,2", ["npu-2", "npu-3", "npu-0"]),
-        ("npu-2,0", ["npu-2", "npu-0"]),
-        ("ascend910-3", ["npu-3"]),
-        ("0000:03:00.0", ["npu-2"]),
-        ("117", ["vnpu-117"]),
-        ("vnpu-116", ["vnpu-116"]),
-        ("all", ["npu-0", "npu-2", "npu-3", "vnpu-116", "vnpu-117"]),
-        ("ALL", ["npu-0", "npu-2", "npu-3", "vnpu-116", "vnpu-117"]),
-        ("ascend.com/npu=vnpu117", ["vnpu-117"]),
-        ("none", []),
-    ],
-)
-def test_which_are_meant(npus: Inventory, asked: str, ids: list[str]) -> None:
-    assert list(resolved(npus, f"{ASK}={asked}").ids) == ids
 
 
 @pytest.mark.parametrize(
@@ -88,8 +51,6 @@ def test_which_vnpus_are_meant(npus: Inventory, asked: str, ids: tuple[str, ...]
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (["9"], "no NPU or vNPU '9': it has 0 .npu-0."),
-        (["npu-0-3"], "no NPU or vNPU 'npu-0-3'"),
         (["1"], "NPU 1 can't be used: it is split into vNPUs"),
         (["0", VIRTUAL], "no NPU or vNPU 'vnpu-0'"),
     ],
@@ -210,7 +171,7 @@ def test_the_manager_is_needed(tmp_path: Path) -> None:
 
 def test_beside_nvidia(npus: Inventory) -> None:
     gpus = machines.machine(machines.gpu(0, 3))
-    plan = planned(npus, f"{ASK}=0", "NVIDIA_VISIBLE_DEVICES=0", nvidia=gpus)
+    plan = planned(npus, f"{ASK}=0", "NVIDIA_VISIBLE_DEVICES=0", beside=[gpus])
     assert {"/dev/davinci0", "/dev/nvidia3"} < {*places(plan, "device")}
     assert [op.kind for op in plan.operations].count("ldcache") == 1
     assert {"libcuda.so.1", "libascend_hal.so"} < {*plan.operations[-1].to_json()["libraries"]}

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import declared_vendors
 import machines
 import own
 import pytest
 import second_vendor
+from asking import places, planned
 from second_vendor import spec_with
 from steps import resolve
 
@@ -21,9 +21,6 @@ from gpuhook.standby import launcher_files
 from gpuhook.start import contract
 from gpuhook.start.inventory import cache
 from gpuhook.start.inventory.model import Inventory, Node
-from gpuhook.start.plan import image
-from gpuhook.start.plan.operations import Plan
-from gpuhook.start.planner import make_plan
 from gpuhook.vendors import registry
 
 TABLES = declared_vendors.tables()
@@ -69,17 +66,6 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     return make
 
 
-def planned(config: Config, found: Inventory, *env: str, others: Any = ()) -> Plan:
-    inventories = {found.vendor: found, **dict(others)}
-    answer = resolve(spec_with(*env), config, inventories=inventories)
-    assert answer is not None
-    return make_plan(answer.grants, image.unknown(), answer.groups)
-
-
-def places(plan: Plan, kind: str = "device") -> list[str]:
-    return [op.to_json()["destination"] for op in plan.operations if op.kind == kind]
-
-
 def test_what_is_found(made: Made) -> None:
     _, found = made(numbers="0,2,10", mode="660", group="44")
     assert [device.label for device in found.devices] == ["0", "2", "10"]
@@ -91,7 +77,7 @@ def test_what_is_found(made: Made) -> None:
 
 def test_what_a_container_gets(made: Made) -> None:
     config, found = made(count=3)
-    plan = planned(config, found, "MAKER_VISIBLE_DEVICES=2,0")
+    plan = planned(found, "MAKER_VISIBLE_DEVICES=2,0", config=config)
     assert places(plan) == [
         "/dev/maker_ctl",
         *("/dev/maker2", "/dev/maker_dma2", "/dev/maker2c0"),
@@ -106,7 +92,7 @@ def test_what_a_container_gets(made: Made) -> None:
 @pytest.mark.parametrize("word", ["all", "ALL", "0-2", "maker.com/npu=all", "npu0,npu1,npu2"])
 def test_the_same_words(made: Made, word: str) -> None:
     config, found = made(count=3)
-    plan = planned(config, found, f"MAKER_VISIBLE_DEVICES={word}")
+    plan = planned(found, f"MAKER_VISIBLE_DEVICES={word}", config=config)
     assert {"/dev/maker0", "/dev/maker1", "/dev/maker2"} <= set(places(plan))
 
 
@@ -114,7 +100,7 @@ def test_the_same_words(made: Made, word: str) -> None:
 def test_what_exists_is_in_the_refusal(made: Made, word: str) -> None:
     config, found = made(count=2)
     with pytest.raises(UnknownDeviceError, match=r"no NPU '.*it has 0 \(npu0\), 1 \(npu1\)"):
-        planned(config, found, f"MAKER_VISIBLE_DEVICES={word}")
+        planned(found, f"MAKER_VISIBLE_DEVICES={word}", config=config)
 
 
 def test_the_setting_on_privileges_holds(made: Made) -> None:
@@ -128,7 +114,7 @@ def test_beside_another_vendor(made: Made) -> None:
     config, found = made()
     gpus = machines.machine(machines.gpu(0, 3))
     env = ("MAKER_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=0")
-    given = places(planned(config, found, *env, others={"nvidia": gpus}))
+    given = places(planned(found, *env, beside=[gpus], config=config))
     assert {"/dev/maker1", "/dev/nvidia3"} <= set(given)
 
 
@@ -146,14 +132,18 @@ def test_a_node_that_is_missing(made: Made, missing: str, asked: str, refused: b
     config, found = made(change=lambda root: (root / missing.lstrip("/")).unlink())
     if refused:
         with pytest.raises(DriverError, match=f"Maker's driver has no node {missing}"):
-            planned(config, found, f"MAKER_VISIBLE_DEVICES={asked}")
+            planned(found, f"MAKER_VISIBLE_DEVICES={asked}", config=config)
     else:
-        assert missing not in places(planned(config, found, f"MAKER_VISIBLE_DEVICES={asked}"))
+        assert missing not in places(
+            planned(found, f"MAKER_VISIBLE_DEVICES={asked}", config=config)
+        )
 
 
 def test_a_file_that_is_missing_is_left_out(made: Made) -> None:
     config, found = made(change=lambda root: (root / "usr/bin/maker-smi").unlink())
-    assert places(planned(config, found, "MAKER_VISIBLE_DEVICES=0"), "bind") == ["/opt/maker"]
+    assert places(planned(found, "MAKER_VISIBLE_DEVICES=0", config=config), "bind") == [
+        "/opt/maker"
+    ]
     answer = resolve(spec_with("MAKER_VISIBLE_DEVICES=0"), config, inventories={"maker": found})
     assert answer is not None
     assert answer.warnings() == ["Maker's /usr/bin/maker-smi isn't there"]
@@ -222,11 +212,11 @@ def test_names_that_are_no_numbers(made: Made) -> None:
 def test_by_position(made: Made) -> None:
     config, found = made(f'{TABLE}numbers = "position"\n', numbers="128,130")
     assert [device.label for device in found.devices] == ["0", "1"]
-    given = places(planned(config, found, "MAKER_VISIBLE_DEVICES=1"))
+    given = places(planned(found, "MAKER_VISIBLE_DEVICES=1", config=config))
     assert "/dev/maker130" in given
     assert "/dev/maker128" not in given
     with pytest.raises(UnknownDeviceError):
-        planned(config, found, "MAKER_VISIBLE_DEVICES=130")
+        planned(found, "MAKER_VISIBLE_DEVICES=130", config=config)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +235,7 @@ def test_libraries(made: Made, library: Callable[..., bytes], wanted: str) -> No
         (root / "etc/ld.so.cache").write_bytes(ldcache.merge(None, [entry]))
 
     config, found = made(f'{TABLE}libraries = ["{wanted}"]\n', change=install)
-    plan = planned(config, found, "MAKER_VISIBLE_DEVICES=0")
+    plan = planned(found, "MAKER_VISIBLE_DEVICES=0", config=config)
     [place] = [place for place in places(plan, "bind") if "libmaker" in place]
     assert place.endswith("/libmaker.so.1.2")
     assert places(plan, "symlink") == [place.removesuffix(".2")]
@@ -358,7 +348,7 @@ def test_a_variable_that_another_vendor_sets(made: Made, monkeypatch: pytest.Mon
     npus = second_vendor.machine(Path(config.state_dir).parent / "acme")
     env = ("MAKER_VISIBLE_DEVICES=0", "ACME_VISIBLE_DEVICES=0")
     with pytest.raises(RequestError, match="ACME_DEVICES"):
-        planned(config, found, *env, others={"acme": npus})
+        planned(found, *env, beside=[npus], config=config)
 
 
 # The tables of the page ----------------------------------------------------------------------
@@ -369,7 +359,7 @@ def test_a_table_of_the_page(made: Made, name: str) -> None:
     config, found = made(TABLES[name], count=3)
     assert [device.label for device in found.devices] == ["0", "1", "2"]
     table = config.vendors[0]
-    plan = planned(config, found, f"{table.variable}=1")
+    plan = planned(found, f"{table.variable}=1", config=config)
     own = [path.replace("{n}", "1") for path in table.nodes]
     assert {*own, *table.control} <= set(places(plan))
     assert table.nodes[0].replace("{n}", "0") not in places(plan)

@@ -1,28 +1,29 @@
-"""Intel Gaudi's requests: which devices, and what programs are told of them."""
+"""Intel Gaudi: what is found, which devices are meant, and what programs are told of them."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-import machines
 import paper
 import pytest
+from asking import answered, labels, places, planned, resolved
 from paper import spec_with
 from steps import resolve
 
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, LostDeviceError, UnknownDeviceError
+from gpuhook.ground.errors import LostDeviceError, UnknownDeviceError
 from gpuhook.ground.oci.process import set_variable
 from gpuhook.ground.oci.runtime_argv import Arguments
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start.cdi.generate import Source, generate
 from gpuhook.start.inventory.model import Inventory as AnyInventory
 from gpuhook.start.plan import image
-from gpuhook.start.plan.operations import Plan
 from gpuhook.start.planner import make_plan
 from gpuhook.start.request.reader import is_privileged
 from gpuhook.start.resolve import Resolved
+from gpuhook.vendors.gaudi import discover
 from gpuhook.vendors.gaudi.model import Inventory
 from gpuhook.vendors.gaudi.vendor import VENDOR
 
@@ -49,41 +50,14 @@ OURS = {
     "index 0 also takes device 10 (fault)": ["0"],
 }
 DEVICES, MODULES, BUS_IDS = (
-    "HABANA_VISIBLE_DEVICES",
-    "HABANA_VISIBLE_MODULES",
-    "HABANA_VISIBLE_PCI_BUS_IDS",
-)
+    "HABANA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "HABANA_VISIBLE_PCI_BUS_IDS",
+)  # fmt: skip
 
 
 @pytest.fixture
 def eight(tmp_path: Path) -> AnyInventory:
     """Eight devices in the seats 3 2 1 0 7 6 5 4."""
     return paper.machine("gaudi", tmp_path / "eight", 8)
-
-
-def answered(
-    found: AnyInventory, *env: str, config: Config | None = None, **more: Any
-) -> Resolved | None:
-    return resolve(spec_with(*env, **more), config or Config(), inventories={"gaudi": found})
-
-
-def resolved(found: AnyInventory, *env: str) -> Resolved:
-    answer = answered(found, *env)
-    assert answer is not None
-    return answer
-
-
-def planned(found: AnyInventory, *env: str) -> Plan:
-    answer = resolved(found, *env)
-    return make_plan(answer.grants, image.unknown(), answer.groups)
-
-
-def nodes(plan: Plan) -> list[str]:
-    return [op.to_json()["destination"] for op in plan.operations if op.kind == "device"]
-
-
-def labels(found: AnyInventory, *env: str) -> list[str]:
-    return [device.label for grant in resolved(found, *env).grants for device in grant.devices]
 
 
 def variables(answer: Resolved) -> dict[str, str]:
@@ -117,14 +91,14 @@ def test_requests(case: dict[str, Any], tmp_path: Path) -> None:
     if case["name"] not in DIFFERENT:
         answer = answered(found, *env)
         given = make_plan(answer.grants, image.unknown()) if answer else None
-        assert sorted(nodes(given) if given else []) == sorted(expected)
+        assert sorted(places(given) if given else []) == sorted(expected)
     elif case["name"] not in OURS:
         with pytest.raises(UnknownDeviceError, match="no Gaudi '7': it has 0"):
             resolved(found, *env)
     elif OURS[case["name"]] is None:
         assert answered(found, *env) is None
     else:
-        assert labels(found, *env) == OURS[case["name"]]
+        assert labels(resolved(found, *env)) == OURS[case["name"]]
 
 
 @pytest.mark.vectors("vendor_habana", "habana.env")
@@ -167,7 +141,7 @@ def test_what_their_device_plugin_asks_for(case: dict[str, Any], eight: AnyInven
     expected = case["expected"]
     env = [f"{name}={value}" for name, value in expected["env"].items()]
     plan = planned(eight, *env)
-    ours = {path for path in nodes(plan) if "/accel/" in path}
+    ours = {path for path in places(plan) if "/accel/" in path}
     assert ours == {path for path in expected["linux_devices"] if "/accel/" in path}
     assert variables(resolved(eight, *env)) == {MODULES: "6"}  # where this machine's 5 sits
 
@@ -211,59 +185,10 @@ def test_cases_that_differ_exist() -> None:
 # Which devices -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
-        ([f"{DEVICES}=ALL"], "01234567"),
-        ([f"{DEVICES}=none"], ""),
-        ([f"{DEVICES}=4-6, 1 ,,4"], "4561"),
-        ([f"{DEVICES}=0000:19:00.0,1A:00.0"], "01"),
-        ([f"{MODULES}=0"], "3"),
-        ([f"{MODULES}=0-3"], "3210"),
-        ([f"{MODULES}=7,6"], "45"),
-        ([f"{BUS_IDS}=0000:20:00.0"], "7"),
-        ([f"{DEVICES}=all", f"{MODULES}=0,1"], "32"),
-        ([f"{DEVICES}=all", f"{MODULES}=all", f"{BUS_IDS}=19:00.0"], "0"),
-        ([f"{DEVICES}=all", f"{MODULES}=", f"{BUS_IDS}= "], "01234567"),
-        ([f"{DEVICES}=2", f"{MODULES}=0"], "2"),
-        ([f"{DEVICES}=0", f"{DEVICES}=1"], "1"),
-        ([f"{DEVICES}=habana.ai/gaudi=2"], "2"),
-        ([f"{DEVICES}=habana.ai/gaudi=accel2"], "2"),
-        ([f"{DEVICES}=habana.ai/gaudi=0000:1b:00.0"], "2"),
-    ],
-)
-def test_words(eight: AnyInventory, env: list[str], expected: str) -> None:
-    assert labels(eight, *env) == [*expected]
-
-
-@pytest.mark.parametrize("env", [[], [f"{DEVICES}="], [f"{DEVICES}=void"], [f"{MODULES}=Void"],
-                                 [f"{DEVICES}=all", f"{MODULES}=void"],
-                                 [f"{DEVICES}X=0"]])  # fmt: skip
-def test_no_request(eight: AnyInventory, env: list[str]) -> None:
-    assert answered(eight, *env) is None
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        (f"{DEVICES}=8", r"no Gaudi '8': it has 0 \(0000:19:00.0\)"),
-        (f"{DEVICES}=accel0", "no Gaudi 'accel0'"),
-        (f"{DEVICES}=0-8", "8 doesn't exist"),
-        (f"{MODULES}=8", "no Gaudi '8': it has 0, 1, 2, 3 and 4 more. "),
-        (f"{MODULES}=0000:19:00.0", "no Gaudi '0000:19:00.0'"),
-        (f"{BUS_IDS}=0", "no Gaudi '0'"),
-        (f"{DEVICES}=habana.ai/gaudi=8", "no Gaudi '8'"),
-    ],
-)
-def test_what_does_not_exist(eight: AnyInventory, word: str, message: str) -> None:
-    with pytest.raises(UnknownDeviceError, match=message):
-        resolved(eight, word)
-
-
 def test_a_number_is_never_a_seat_that_was_not_asked_for(tmp_path: Path) -> None:
     """Device 1 is gone, and another one sits in seat 1."""
     found = paper.machine("gaudi", tmp_path, 3, gap="1")
-    assert labels(found, f"{MODULES}=1") == ["2"]
+    assert labels(resolved(found, f"{MODULES}=1")) == ["2"]
     for word in (f"{DEVICES}=1", f"{DEVICES}=habana.ai/gaudi=1"):
         with pytest.raises(UnknownDeviceError):
             resolved(found, word)
@@ -271,32 +196,11 @@ def test_a_number_is_never_a_seat_that_was_not_asked_for(tmp_path: Path) -> None
 
 def test_one_that_is_not_operational(tmp_path: Path) -> None:
     found = paper.machine("gaudi", tmp_path, 3, reset="1")
-    assert labels(found, f"{DEVICES}=all") == ["0", "2"]
+    assert labels(resolved(found, f"{DEVICES}=all")) == ["0", "2"]
     assert variables(resolved(found, f"{DEVICES}=all")) == {MODULES: "1,3"}
     for word in (f"{DEVICES}=1", f"{DEVICES}=0-2", f"{MODULES}=2", f"{BUS_IDS}=1a:00.0"):
         with pytest.raises(LostDeviceError, match="Gaudi 1 can't be used: its status is In reset"):
             resolved(found, word)
-
-
-def test_a_node_that_is_missing(tmp_path: Path) -> None:
-    found = paper.machine("gaudi", tmp_path, 2, no_node="1")
-    with pytest.raises(DriverError, match=r"no node /dev/accel/accel1, /dev/accel/accel_controlD1"):
-        resolved(found, f"{DEVICES}=1")
-    assert labels(found, f"{DEVICES}=0") == ["0"]
-
-
-def test_beside_another_vendor(eight: AnyInventory) -> None:
-    both = {"nvidia": machines.machine(machines.gpu(0, 3)), "gaudi": eight}
-    spec = spec_with(f"{DEVICES}=1", "NVIDIA_VISIBLE_DEVICES=0")
-    answer = resolve(spec, Config(), inventories=both)
-    assert answer is not None
-    found = nodes(make_plan(answer.grants, image.unknown(), answer.groups))
-    assert "/dev/nvidia3" in found
-    assert found[-3:] == [
-        "/dev/accel/accel1",
-        "/dev/accel/accel_controlD1",
-        "/dev/infiniband/uverbs1",
-    ]
 
 
 # What programs are told ----------------------------------------------------------------------
@@ -338,19 +242,124 @@ def test_no_device_sets_nothing(eight: AnyInventory) -> None:
 # The rest ------------------------------------------------------------------------------------
 
 
-def test_an_inventory_is_saved_without_loss(tmp_path: Path) -> None:
-    found = paper.machine("gaudi", tmp_path, 3, net="1", reset="2")
-    assert Inventory.from_json(json.loads(json.dumps(found.to_json()))) == found
+def test_what_is_listed(tmp_path: Path) -> None:
+    found = paper.machine("gaudi", tmp_path, 3, reset="2")
     assert found.table()[1][1:] == [
         ("1", "2", "Gaudi2", "0000:1a:00.0", "-"),
         ("2", "1", "Gaudi2", "0000:1b:00.0", "its status is In reset"),
     ]
 
 
-def test_a_document(eight: AnyInventory) -> None:
+def test_a_document_sets_no_seats(eight: AnyInventory) -> None:
     """Engines keep one value of a variable, so a device's own seat would hide the others'."""
     made = generate(Source(VENDOR, eight, Config(), "/hook"), ("index",)).document
-    assert made["kind"] == "habana.ai/gaudi"
-    assert len(made["devices"]) == 9
-    assert made["containerEdits"]["env"] == [f"{DEVICES}=void"]
     assert not any("env" in each["containerEdits"] for each in made["devices"])
+
+
+# What is found --------------------------------------------------------------------------------
+
+
+DRIVER = "sys/bus/pci/drivers/habanalabs"
+FIRST = f"{DRIVER}/0000:19:00.0"
+
+
+def found(root: Path) -> Inventory:
+    return discover.discover(str(root))
+
+
+def change(path: Path, text: str) -> None:
+    path.unlink()
+    path.write_text(text)
+
+
+@pytest.mark.vectors("vendor_habana", "habana.device_type")
+def test_models(case: dict[str, Any], tmp_path: Path) -> None:
+    paper.machine("gaudi", tmp_path, 1)
+    change(tmp_path / FIRST / "device_type", case["input"]["text"])
+    [device] = found(tmp_path).devices
+    # Theirs fails on an empty file; here the PCI id says the model.
+    assert device.model.lower() == case["expected"].get("type", "gaudi2")
+
+
+@pytest.mark.vectors("vendor_habana", "habana.bus_ids")
+def test_bus_ids(case: dict[str, Any], tmp_path: Path) -> None:
+    files, indexes = case["input"]["files"], case["input"]["indexes"]
+    addresses = [files[f"sys/class/accel/accel{index}/device/pci_addr"] for index in indexes]
+    made = paper.machine("gaudi", tmp_path, len(indexes), addresses=",".join(addresses))
+    assert {each.label: each.bus_id for each in made.devices} == case["expected"]["bus_ids"]
+
+
+def test_numbers_are_the_drivers_and_not_the_buss(tmp_path: Path) -> None:
+    made = paper.machine("gaudi", tmp_path, 2, addresses="0000:b3:00.0,0000:19:00.0")
+    assert [(each.label, each.id) for each in made.devices] == [
+        ("0", "0000:b3:00.0"),
+        ("1", "0000:19:00.0"),
+    ]
+
+
+def test_devices_of_other_drivers_are_none(tmp_path: Path) -> None:
+    made = paper.machine("gaudi", tmp_path, 2)
+    assert (tmp_path / "sys/bus/pci/drivers/intel_vpu/0000:00:0b.0/accel/accel2/dev").exists()
+    assert [each.label for each in made.devices] == ["0", "1"]
+    (tmp_path / DRIVER / "0000:19:00.0").unlink()  # unbound
+    assert [each.label for each in found(tmp_path).devices] == ["1"]
+
+
+@pytest.mark.parametrize("name", ["bind", "new_id", "module", "0000:19:00", "x:y:z.0", "a.b.c.d"])
+def test_names_that_are_no_address(tmp_path: Path, name: str) -> None:
+    paper.machine("gaudi", tmp_path, 1)
+    (tmp_path / DRIVER / name).mkdir()
+    assert len(found(tmp_path).devices) == 1
+
+
+@pytest.mark.parametrize("status", ["In reset", "Disabled", "Needs reset", "In device creation"])
+def test_states(tmp_path: Path, status: str) -> None:
+    paper.machine("gaudi", tmp_path, 1)
+    change(tmp_path / FIRST / "status", f"{status}\n")
+    [device] = found(tmp_path).devices
+    assert device.state == f"its status is {status}"
+
+
+@pytest.mark.parametrize("name", ["status", "accel/accel0", "accel/accel_controlD0", "accel"])
+def test_half_made_devices(tmp_path: Path, name: str) -> None:
+    paper.machine("gaudi", tmp_path, 2)
+    path = tmp_path / FIRST / name
+    path.rename(tmp_path / "elsewhere")
+    states = [bool(each.state) for each in found(tmp_path).devices]
+    assert sorted(states) == [False, True]
+
+
+def test_a_device_without_numbers_has_a_name(tmp_path: Path) -> None:
+    made = paper.machine("gaudi", tmp_path, 2, no_accel="0")
+    assert [each.label for each in made.devices] == ["1", "0000:19:00.0"]
+    assert made.devices[1].state.startswith("the driver isn't done with it")
+
+
+def test_without_rdma(tmp_path: Path) -> None:
+    made = paper.machine("gaudi", tmp_path, 2, uverbs="1")
+    assert [len(each.nodes) for each in made.devices] == [2, 3]
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    paper.machine("gaudi", tmp_path, 1)
+    folder = tmp_path / FIRST
+    for name in ("module_id", "device_type", "device"):
+        (folder / name).unlink()
+    os.mkfifo(folder / "module_id")
+    (folder / "device_type").mkdir()
+    (folder / "device").write_text("x" * (1 << 20))
+    [device] = found(tmp_path).devices
+    assert (device.model, device.state, list(device.names)) == ("", "", ["bus_id", "index"])
+
+
+@pytest.mark.parametrize("text", ["", "-1", "x", "123456", "٣"])
+def test_what_is_no_seat(text: str) -> None:
+    assert discover.seat(text) == ""
+
+
+def test_links_lead_nowhere_outside(tmp_path: Path) -> None:
+    paper.machine("gaudi", tmp_path / "outside", 1)
+    (tmp_path / "root" / DRIVER).mkdir(parents=True)
+    (tmp_path / "root" / FIRST).symlink_to(tmp_path / "outside" / FIRST)
+    [device] = found(tmp_path / "root").devices
+    assert device.state == "its status is unknown"

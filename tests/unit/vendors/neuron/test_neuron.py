@@ -1,23 +1,23 @@
-"""AWS Neuron's requests: which devices, their neighbours, and the cores that they have."""
+"""AWS Neuron: what is found, which devices are meant, their neighbours, and their cores."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-import machines
 import paper
 import pytest
+from asking import places, planned, resolved
 from paper import spec_with
-from steps import resolve
+from steps import edit, resolve
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import DriverError, LostDeviceError, RequestError, UnknownDeviceError
+from gpuhook.ground.errors import DriverError, LostDeviceError, RequestError
+from gpuhook.ground.oci.spec import Spec
 from gpuhook.start.cdi.generate import Source, generate
 from gpuhook.start.inventory.model import Inventory as AnyInventory
-from gpuhook.start.plan import image
-from gpuhook.start.plan.operations import Plan
-from gpuhook.start.planner import make_plan
-from gpuhook.start.resolve import Resolved
+from gpuhook.start.inventory.model import Node
+from gpuhook.vendors.neuron import discover
 from gpuhook.vendors.neuron.model import Inventory
 from gpuhook.vendors.neuron.vendor import VENDOR, between, core_list, core_sizes, cores, ranges
 
@@ -29,21 +29,6 @@ RT = "NEURON_RT_VISIBLE_CORES"
 def trn1(tmp_path: Path) -> AnyInventory:
     """A machine with 16 devices of two cores each."""
     return paper.machine("neuron", tmp_path / "trn1", 16)
-
-
-def resolved(found: AnyInventory, *env: str) -> Resolved:
-    answer = resolve(spec_with(*env), Config(), inventories={"neuron": found})
-    assert answer is not None
-    return answer
-
-
-def planned(found: AnyInventory, *env: str) -> Plan:
-    answer = resolved(found, *env)
-    return make_plan(answer.grants, image.unknown(), answer.groups)
-
-
-def nodes(plan: Plan) -> list[str]:
-    return [op.to_json()["destination"] for op in plan.operations if op.kind == "device"]
 
 
 # Which devices -------------------------------------------------------------------------------
@@ -59,7 +44,7 @@ def test_requests(case: dict[str, Any], tmp_path: Path) -> None:
         assert [each["path"] for each in made] == case["expected"]["nodes"]
         return
     found = paper.machine("neuron", tmp_path, count)
-    assert nodes(planned(found, *given["env"])) == case["expected"]["nodes"]
+    assert places(planned(found, *given["env"])) == case["expected"]["nodes"]
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.kubernetes")
@@ -68,58 +53,11 @@ def test_what_a_device_plugin_gives_is_not_ours(case: dict[str, Any]) -> None:
     assert resolve(spec_with(*env), Config(), inventories={}) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("all", range(16)),
-        ("All", range(16)),
-        ("none", ()),
-        ("2-4", (2, 3, 4)),
-        (" 3 , 2,,3 ", (3, 2)),
-        ("9-11", (9, 10, 11)),
-        ("00a1b2c3d4e5000b", (11,)),
-        ("aws.amazon.com/neuron=2,aws.amazon.com/neuron=3", (2, 3)),
-        ("aws.amazon.com/neuron=neuron2", (2,)),
-        ("aws.amazon.com/neuron=all", range(16)),
-    ],
-)
-def test_words(trn1: AnyInventory, words: str, expected: tuple[int, ...]) -> None:
-    assert nodes(planned(trn1, f"{ASK}={words}")) == [f"/dev/neuron{n}" for n in expected]
-
-
-@pytest.mark.parametrize("word", ["", "void", "VOID", " , "])
-def test_no_request(word: str) -> None:
-    assert resolve(spec_with(f"{ASK}={word}"), Config(), inventories={}) is None
-
-
-@pytest.mark.parametrize("word", ["16", "0-16", "neuron0", "/dev/neuron0", "1.0", "-1"])
-def test_what_does_not_exist(trn1: AnyInventory, word: str) -> None:
-    with pytest.raises(UnknownDeviceError, match=r"no Neuron device .* it has 0 \(00a1b2c3d4e5"):
-        resolved(trn1, f"{ASK}={word}")
-
-
 def test_a_device_that_is_not_done(tmp_path: Path) -> None:
     found = paper.machine("neuron", tmp_path, 4, half_made="3")
-    assert nodes(planned(found, f"{ASK}=all")) == ["/dev/neuron0", "/dev/neuron1", "/dev/neuron2"]
+    assert places(planned(found, f"{ASK}=all")) == ["/dev/neuron0", "/dev/neuron1", "/dev/neuron2"]
     with pytest.raises(LostDeviceError, match="Neuron device 3 can't be used: the driver isn't"):
         resolved(found, f"{ASK}=3")
-
-
-def test_a_node_that_is_missing(tmp_path: Path) -> None:
-    found = paper.machine("neuron", tmp_path, 4, no_node="2")
-    with pytest.raises(DriverError, match=r"AWS Neuron's driver has no node /dev/neuron2"):
-        resolved(found, f"{ASK}=2")
-    assert nodes(planned(found, f"{ASK}=0,1")) == ["/dev/neuron0", "/dev/neuron1"]
-
-
-def test_beside_another_vendor(trn1: AnyInventory) -> None:
-    spec = spec_with(f"{ASK}=1", "NVIDIA_VISIBLE_DEVICES=0")
-    both = {"nvidia": machines.machine(machines.gpu(0, 3)), "neuron": trn1}
-    answer = resolve(spec, Config(), inventories=both)
-    assert answer is not None
-    found = nodes(make_plan(answer.grants, image.unknown(), answer.groups))
-    assert [path for path in found if "neuron" in path] == ["/dev/neuron1"]
-    assert "/dev/nvidia3" in found
 
 
 # Neighbours ----------------------------------------------------------------------------------
@@ -246,22 +184,198 @@ def test_ranges() -> None:
 # The rest ------------------------------------------------------------------------------------
 
 
-def test_an_inventory_is_saved_without_loss(trn1: AnyInventory) -> None:
-    assert Inventory.from_json(json.loads(json.dumps(trn1.to_json()))) == trn1
+def test_what_is_listed(trn1: AnyInventory) -> None:
     header, rows = trn1.table()
     assert header == ("INDEX", "NAME", "CORES", "SERIAL", "STATE")
     assert rows[10] == ("10", "Trainium1", 2, "00a1b2c3d4e5000a", "-")
 
 
-def test_a_document(trn1: AnyInventory, tmp_path: Path) -> None:
-    made = generate(Source(VENDOR, trn1, Config(), "/hook"), ("index",)).document
-    assert made["kind"] == "aws.amazon.com/neuron"
-    assert len(made["devices"]) == 17
-    assert "hooks" not in made["containerEdits"]
-    assert made["containerEdits"]["env"] == [f"{ASK}=void"]
+def test_a_document_where_not_all_are_neighbours(tmp_path: Path) -> None:
     gap = paper.machine("neuron", tmp_path / "gap", 4, gap="1")
     found = generate(Source(VENDOR, gap, Config(), "/hook"), ("index",))
     assert [each["name"] for each in found.document["devices"]] == ["0", "2", "3"]
     assert (
         "There is no device all: The Neuron devices 0, 2-3 aren't neighbours" in found.warnings[0]
     )
+
+
+# What is found --------------------------------------------------------------------------------
+
+
+CLASS = "sys/class/neuron_device"
+
+
+def found(root: Path) -> Inventory:
+    return discover.discover(str(root))
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.class")
+def test_the_drivers_folder(case: dict[str, Any], tmp_path: Path) -> None:
+    names = case["input"]["names"]
+    if names is None:
+        with pytest.raises(DriverError, match="driver isn't loaded"):
+            found(tmp_path)
+        return
+    for name in names:
+        (tmp_path / CLASS / name).mkdir(parents=True)
+    assert [int(each.label) for each in found(tmp_path).devices] == case["expected"]["devices"]
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.instance")
+def test_instances(case: dict[str, Any], tmp_path: Path) -> None:
+    expected = case["expected"]
+    family = case["input"]["type"].partition(".")[0].title().removesuffix("N")
+    made = paper.machine("neuron", tmp_path, expected["devices"], family=family)
+    assert isinstance(made, Inventory)
+    assert made.cores == (expected["cores_per_device"],) * expected["devices"]
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.architecture")
+def test_architectures(case: dict[str, Any], tmp_path: Path) -> None:
+    paper.machine("neuron", tmp_path, 1, family="Trn2")
+    for name, text in case["input"].items():
+        file = tmp_path / CLASS / "neuron0" / name
+        file.unlink()
+        file.write_text(text)
+    [device] = found(tmp_path).devices
+    assert device.model == case["expected"]["model"]
+    assert case["expected"]["family"] in {family for family, _ in discover.PRODUCTS.values()}
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.pci_id")
+def test_pci_ids(case: dict[str, Any]) -> None:
+    family, model = discover.product(**case["input"]) or (None, None)
+    expected = case["expected"]
+    assert family == expected["family"]
+    assert model == expected.get("model", model)
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.connected_devices")
+def test_connections(case: dict[str, Any]) -> None:
+    assert discover.connected(case["input"]["text"]) == case["expected"]["connected"]
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.core_count")
+def test_core_counts(case: dict[str, Any], tmp_path: Path) -> None:
+    made = paper.machine("neuron", tmp_path, 1, cores=case["input"]["text"])
+    assert isinstance(made, Inventory)
+    assert made.cores == (case["expected"]["cores"],)
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.serial")
+def test_serials(case: dict[str, Any]) -> None:
+    assert discover.serial(case["input"]["text"].strip()) == case["expected"]["uuid"]
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.node")
+def test_nodes(case: dict[str, Any]) -> None:
+    name, dev, expected = case["input"]["name"], case["input"]["dev"], case["expected"]
+    assert discover.device_numbers([name]) == [expected["index"]]
+    major, _, minor = dev.strip().partition(":")
+    node = Node(expected["path"], int(major), expected["minor"])
+    assert int(minor) == expected["minor"]
+    assert discover.state_of(node.path, dev.strip(), node) == ""
+
+
+@pytest.mark.vectors("vendor_neuron", "neuron.lossless")
+def test_unknown_keys_stay(case: dict[str, Any], tmp_path: Path) -> None:
+    given = case["input"]["spec"]
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "gpuhook-prestart").touch(mode=0o755)
+    machine = paper.machine("neuron", tmp_path / "root")
+    spec = paper.spec_with("AWS_NEURON_VISIBLE_DEVICES=0", **given)
+    made = edit(
+        Spec(str(tmp_path / "config.json"), json.dumps(spec)),
+        Config(),
+        str(bin_folder),
+        inventories={"neuron": machine},
+    )
+    assert made is not None
+    assert made.data["x-unknown"] == given["x-unknown"]
+    assert given["hooks"]["prestart"][0] in made.data["hooks"]["prestart"]
+
+
+# Files in any state --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["neuron", "neuron01", "neuronx", "neuron-1", "neuron٣", "neuron1 "]
+)
+def test_names_that_are_no_device(tmp_path: Path, name: str) -> None:
+    paper.machine("neuron", tmp_path, 1)
+    (tmp_path / CLASS / name).mkdir()
+    assert [each.label for each in found(tmp_path).devices] == ["0"]
+
+
+@pytest.mark.parametrize("text", ["", "00000000000000000", "0000000000000000", "unknown", "12"])
+def test_what_is_no_serial(text: str) -> None:
+    assert discover.serial(text) == ""
+
+
+def test_a_serial_that_two_devices_have_is_none(tmp_path: Path) -> None:
+    paper.machine("neuron", tmp_path, 3)
+    file = tmp_path / CLASS / "neuron1/info/serial_number"
+    file.unlink()
+    file.write_text((tmp_path / CLASS / "neuron0/info/serial_number").read_text())
+    devices = found(tmp_path).devices
+    assert [each.id for each in devices] == ["neuron0", "neuron1", "00a1b2c3d4e50002"]
+    assert [list(each.names) for each in devices] == [["index"], ["index"], ["index", "serial"]]
+
+
+def test_an_empty_serial(tmp_path: Path) -> None:
+    made = paper.machine("neuron", tmp_path, 2, no_serial="1")
+    assert [each.id for each in made.devices] == ["00a1b2c3d4e50000", "neuron1"]
+
+
+def test_an_older_driver_that_says_no_model(tmp_path: Path) -> None:
+    paper.machine("neuron", tmp_path, 2, family="Inf1")
+    (tmp_path / CLASS / "neuron0/info/architecture/device_name").unlink()
+    assert [each.model for each in found(tmp_path).devices] == ["Inferentia", "Inferentia"]
+
+
+def test_half_made_devices_and_links_to_nothing(tmp_path: Path) -> None:
+    paper.machine("neuron", tmp_path, 2, half_made="0")
+    (tmp_path / CLASS / "neuron7").symlink_to("../../devices/virtual/neuron_device/neuron7")
+    states = {each.label: each.state for each in found(tmp_path).devices}
+    assert states["1"] == ""
+    assert states["0"].startswith("the driver isn't done with it")
+    assert states["7"] == states["0"]
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    paper.machine("neuron", tmp_path, 1)
+    folder = tmp_path / CLASS / "neuron0"
+    for name in ("core_count", "info/serial_number", "info/architecture/device_name"):
+        (folder / name).unlink()
+    (folder / "core_count").mkdir()
+    os.mkfifo(folder / "info/serial_number")
+    (folder / "info/architecture/device_name").write_text("x" * (1 << 20))
+    [device] = found(tmp_path).devices
+    assert (device.id, device.state) == ("neuron0", "")
+    assert found(tmp_path).cores == (0,)
+
+
+def test_links_lead_nowhere_outside(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "dev").write_text("1:3\n")
+    (tmp_path / "root" / CLASS).mkdir(parents=True)
+    (tmp_path / "root" / CLASS / "neuron0").symlink_to(outside)
+    [device] = found(tmp_path / "root").devices
+    assert device.state
+
+
+def test_files_are_as_the_drivers(tmp_path: Path) -> None:
+    found = paper.machine("neuron", tmp_path, 3)
+    folder = tmp_path / "sys/class/neuron_device/neuron1"
+    assert folder.is_symlink()
+    assert folder.resolve() == tmp_path / "sys/devices/virtual/neuron_device/neuron1"
+    [node] = [node for node in found.nodes if node.path == "/dev/neuron1"]
+    assert (folder / "dev").read_text() == f"{node.major}:1\n"
+    assert (folder / "core_count").read_text() == "2"  # without a line end
+    assert (folder / "connected_devices").read_text() == "0, 2\n"
+    assert f"{node.major} neuron\n" in (tmp_path / "proc/devices").read_text()
+    card = tmp_path / "sys/bus/pci/drivers/neuron/0000:10:00.0"
+    assert (card / "device").read_text() == "0x7164\n"
+    assert (card / "driver").resolve() == card.parent.resolve()

@@ -1,12 +1,13 @@
-"""completeness: what can't work is refused with the remedy, what is there in part is a warning."""
+"""What can't work is refused with the remedy, what is there in part is a warning."""
 
 from collections.abc import Collection
 
 import pytest
 from machines import FILES, VERSION, asked, gpu, granted, library, machine, mig
 
-from gpuhook.ground.errors import DriverError
+from gpuhook.ground.errors import DriverError, RequestError
 from gpuhook.vendors.nvidia import completeness
+from gpuhook.vendors.nvidia.device_nodes import check_mig_management
 from gpuhook.vendors.nvidia.model import Inventory
 from gpuhook.vendors.nvidia.variables import CAPABILITIES, DEFAULT_CAPABILITIES
 
@@ -169,3 +170,33 @@ def test_lost_gpus_are_missing_from_all(all_of_them: str) -> None:
     lost = ["GPU 2 has fallen off the bus (lost)"]
     assert warnings(without(lost=(2,)), DEFAULT_CAPABILITIES, all_of_them) == lost
     assert warnings(without(lost=(2,)), DEFAULT_CAPABILITIES, "0-1") == []
+
+
+# Management of MIG ----------------------------------------------------------------------------
+
+
+MIGS = machine(gpu(0, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))), gpu(1, 0))
+
+
+def managed(*selectors: str, **options: str) -> None:
+    check_mig_management(granted(asked(*selectors, **options), MIGS))
+
+
+def test_it_is_for_all_devices() -> None:
+    managed("all", mig_config="all", mig_monitor="all")
+    managed("0", mig_config="all")
+
+
+@pytest.mark.parametrize("field", ["mig_config", "mig_monitor"])
+def test_of_a_part(field: str) -> None:
+    with pytest.raises(RequestError, match="managed as a whole"):
+        managed("all", **{field: "mig0,mig1"})
+    with pytest.raises(RequestError, match="single MIG devices"):
+        managed("0:0", **{field: "all"})
+
+
+def test_every_instance_may_be_opened_and_the_folder_is_mounted_instead_of_nodes() -> None:
+    grant = granted(asked("all", mig_config="all"), MIGS)
+    assert not [node for node, _ in grant.nodes if "nvidia-cap" in node.path]
+    caps = {minor for major, minor in grant.rules() if major == 508}
+    assert caps == {1, 12, 13, 21, 22}

@@ -90,15 +90,13 @@ def test_debians_alternatives_are_followed_inside_the_root(root: Root) -> None:
     assert found == {f"libcuda.so.{VERSION}": f"/{current}/libcuda.so.{VERSION}"}
 
 
-def test_without_a_cache_the_usual_folders_are_searched(root: Root) -> None:
-    root.add("libcuda.so", "libcuda.so.1")
-    assert targets(root.find()) == {f"libcuda.so.{VERSION}": f"/{LIBS}/libcuda.so.{VERSION}"}
-
-
-def test_configured_folders_are_searched(root: Root) -> None:
+def test_without_a_cache_the_usual_or_configured_folders_are_searched(root: Root) -> None:
     root.add("libcuda.so", "libcuda.so.1", "opt/nvidia/lib64")
     assert targets(root.find()) == {}
-    assert list(targets(root.find("/opt/nvidia/lib64"))) == [f"libcuda.so.{VERSION}"]
+    found = {f"libcuda.so.{VERSION}": f"/opt/nvidia/lib64/libcuda.so.{VERSION}"}
+    assert targets(root.find("/opt/nvidia/lib64")) == found
+    root.add("libcuda.so", "libcuda.so.1")
+    assert targets(root.find()) == {f"libcuda.so.{VERSION}": f"/{LIBS}/libcuda.so.{VERSION}"}
 
 
 def test_another_versions_libraries_are_left_alone(root: Root) -> None:

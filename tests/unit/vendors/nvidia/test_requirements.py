@@ -64,33 +64,12 @@ def test_logic(case: Case) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "cuda",
-        "cuda>=",
-        ">=12",
-        "=",
-        "!",
-        "cuda!12",
-        "cuda==12",
-        "cuda=>12",
-        "cuda=<12",
-        "cuda<>12",
-        "cuda>=12x",
-        "cuda>=v12",
-        "cuda>=-1",
-        "cuda>=1..2",
-        "driver>=abc",
-        "arch=sm_90",
-        "brand>tesla",
-        "brand<=tesla",
-        "brand==tesla",
-        "brand=",
-        "cuda>=12 bogus",
-        "cuda>=12,bogus",
-        "cuda>=99,bogus",
-        "foo",
-        "foo=",
+        "cuda", "cuda>=", ">=12", "=", "!", "cuda!12", "cuda==12", "cuda=>12", "cuda=<12",
+        "cuda<>12", "cuda>=12x", "cuda>=v12", "cuda>=-1", "cuda>=1..2", "driver>=abc",
+        "arch=sm_90", "brand>tesla", "brand<=tesla", "brand==tesla", "brand=", "cuda>=12 bogus",
+        "cuda>=12,bogus", "cuda>=99,bogus", "foo", "foo=",
     ],
-)
+)  # fmt: skip
 def test_malformed(text: str) -> None:
     with pytest.raises(RequirementError) as caught:
         requirements.parse(text)
@@ -314,3 +293,34 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
 def test_any_cuda_version_is_read_or_refused(text: str) -> None:
     version = outcome(variables.major_minor, text)
     assert version.isprintable()
+
+
+# Versions -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("9", (9,)),
+        ("9.0", (9,)),
+        ("9.0.0", (9,)),
+        ("12.10", (12, 10)),
+        ("580.65.06", (580, 65, 6)),
+        ("0", ()),
+        *[
+            (text, None)
+            for text in (
+                "", ".", "9.", ".9", "9..0", "-9", "+9", " 9", "9 ", "9_0", "v9", "9.0-rc1", "²",
+                "٣.1", "1." * 40 + "1", "9" * 5000,
+            )
+        ],
+    ],
+)  # fmt: skip
+def test_parse(text: str, numbers: tuple[int, ...] | None) -> None:
+    assert requirements.parse_version(text) == numbers
+
+
+def test_numbers_and_not_characters_are_compared() -> None:
+    ordered = ["9", "9.0.1", "12.2", "12.10", "99.1", "100"]
+    parsed = [requirements.parse_version(text) for text in ordered]
+    assert parsed == sorted(parsed, key=lambda numbers: numbers or ())

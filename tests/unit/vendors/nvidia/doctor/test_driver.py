@@ -101,30 +101,26 @@ def test_a_driver_without_devices_is_no_other_vendors_machine(tree: Tree, tmp_pa
     assert said(driver.driver_loaded(tree.case))["driver-loaded"][0] == "note"
 
 
-def test_libraries_and_module_of_one_version(tree: Tree) -> None:
+def test_versions_of_libraries_and_module(tree: Tree) -> None:
     tree.driver()
     assert said(driver.driver_versions(tree.case))["driver-versions"][0] == "ok"
-
-
-def test_an_upgrade_under_the_loaded_module(tree: Tree) -> None:
-    tree.driver(installed="550.54.15")
-    status, message = said(driver.driver_versions(tree.case))["driver-versions"]
-    assert status == "failure"
-    assert "550.54.15" in message
-    assert VERSION in message
-
-
-def test_libraries_without_a_module(tree: Tree) -> None:
-    tree.driver()
     (tree.root / "proc/driver/nvidia/version").unlink()
     assert said(driver.driver_versions(tree.case)) == {}  # driver_loaded says so
 
 
-def test_no_libraries(tree: Tree) -> None:
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [("550.54.15", ("550.54.15", VERSION)), (None, ("libnvidia-ml.so.1 is not there",))],
+)
+def test_libraries_of_another_version_or_none(
+    tree: Tree, installed: str | None, words: tuple[str, ...]
+) -> None:
     tree.root.mkdir()
+    if installed:
+        tree.driver(installed=installed)
     status, message = said(driver.driver_versions(tree.case))["driver-versions"]
     assert status == "failure"
-    assert "libnvidia-ml.so.1 is not there" in message
+    assert all(word in message for word in words)
 
 
 def test_a_driver_root_that_does_not_exist(tree: Tree) -> None:

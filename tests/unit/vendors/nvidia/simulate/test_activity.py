@@ -24,7 +24,6 @@ MakeRoot = Callable[..., tuple[Path, SimulatedMachine]]
 GIB = 1 << 30
 NONE = 0xFFFFFFFF
 LISTS = ("Compute", "Graphics", "MPSCompute")
-SAMPLES = "attempt(n.nvmlDeviceGetProcessUtilization, gpu({}), {})"
 START = int(time.time()) - 100_000  # when the machines of these tests begin
 
 _HELPERS = """
@@ -290,29 +289,15 @@ def test_more_processes_than_are_remembered(root: Path, program: Program) -> Non
 
 
 GARBAGE = [
-    "",
-    "x",
-    "boot",
-    "-1 boot",
-    "1.1234567 boot",
-    "99999999999999999999 boot",
-    "5 0",
-    "5 9 process 1 compute 1 1 1 1 1",
-    "5 0 process 0 compute 1 1 1 1 1",
-    "5 0 process 4294967297 compute 1 1 1 1 1",
-    "5 0 process 1 games 1 1 1 1 1",
-    "5 0 process 1 compute 1 101 1 1 1",
-    "5 0 process 1 compute 99999999999999999 1 1 1 1",
-    "5 0 process 1 compute 1 1 1 1",
-    "5 0 process 1 compute 1 1 1 1 1 1",
-    "5 0:1 process 1 compute 1 1 1 1 1",
-    "5 0:x:0 process 1 compute 1 1 1 1 1",
-    "5 0 end",
-    "5 0 end x",
-    "5 0 accounting",
-    "5 0 accounting maybe",
+    "", "x", "boot", "-1 boot", "1.1234567 boot", "99999999999999999999 boot", "5 0",
+    "5 9 process 1 compute 1 1 1 1 1", "5 0 process 0 compute 1 1 1 1 1",
+    "5 0 process 4294967297 compute 1 1 1 1 1", "5 0 process 1 games 1 1 1 1 1",
+    "5 0 process 1 compute 1 101 1 1 1", "5 0 process 1 compute 99999999999999999 1 1 1 1",
+    "5 0 process 1 compute 1 1 1 1", "5 0 process 1 compute 1 1 1 1 1 1",
+    "5 0:1 process 1 compute 1 1 1 1 1", "5 0:x:0 process 1 compute 1 1 1 1 1", "5 0 end",
+    "5 0 end x", "5 0 accounting", "5 0 accounting maybe",
     "5 " + "0" * 3000 + " process 1 compute 1 1 1 1 1",
-]
+]  # fmt: skip
 
 
 def test_garbage_is_skipped(root: Path, program: Program) -> None:

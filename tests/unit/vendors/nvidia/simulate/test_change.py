@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from nvml_program import LIBRARY_DIR, Program
 
 from gpuhook.ground.errors import SimulateError
-from gpuhook_simulate.vendors.nvidia import change, state
+from gpuhook_simulate.vendors.nvidia import Process, change, report_xid, run_process, state
+from gpuhook_simulate.vendors.nvidia.check import skipped_lines
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine, make_machine
 
 MakeRoot = Callable[..., tuple[Path, SimulatedMachine]]
@@ -115,18 +116,12 @@ def test_waiting_for_events_goes_on_over_a_mig_change(root: Path, program: Progr
 
 
 GARBAGE = [
-    "1 MIG-x 1g.18gb 7 0 201 202 0",
-    "1 {uuid} 1g.18gb 7 0 201 202",
-    "1 {uuid} 1g.18gb 7 0 201 202 0 0",
-    "1 {uuid} 1g.18gb 15 0 201 202 0",
-    "1 {uuid} 1g.18gb 7 8 201 202 0",
-    "1 {uuid} 1g.18gb 7 0 201 202 8",
-    "1 {uuid} 7g.141gb 0 0 201 202 1",
-    "1 {uuid} 9g.99gb 0 0 201 202 1",
-    "1 " + "{uuid}" * 40,
-    "9",
-    "\x00",
-]
+    "1 MIG-x 1g.18gb 7 0 201 202 0", "1 {uuid} 1g.18gb 7 0 201 202",
+    "1 {uuid} 1g.18gb 7 0 201 202 0 0", "1 {uuid} 1g.18gb 15 0 201 202 0",
+    "1 {uuid} 1g.18gb 7 8 201 202 0", "1 {uuid} 1g.18gb 7 0 201 202 8",
+    "1 {uuid} 7g.141gb 0 0 201 202 1", "1 {uuid} 9g.99gb 0 0 201 202 1", "1 " + "{uuid}" * 40,
+    "9", "\x00",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", GARBAGE)
@@ -179,3 +174,57 @@ def test_what_is_saved_is_loaded(root: Path, names: list[str], lost: frozenset[i
         return
     state.save(str(root), new, machine)
     assert state.load(str(root)) == new
+
+
+# Lines that mean nothing ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(make_root: MakeRoot) -> tuple[Path, SimulatedMachine]:
+    return make_root(gpus=3, mig={2: ("3g.71gb", "1g.18gb")}, lost=frozenset({1}))
+
+
+def test_what_commands_write_is_fine(made: tuple[Path, SimulatedMachine]) -> None:
+    root, machine = made
+    mig = machine.gpus[2].migs[0].uuid
+    report_xid(str(root), 79, "0")
+    report_xid(str(root), 94, mig)
+    run_process(str(root), Process(mig, 11, kind="mps"))
+    with (root / "simulate/lost").open("a") as file:
+        file.write(f"# and\n\n  {machine.gpus[0].uuid.upper()}  \n")
+    with (root / "simulate/activity").open("a") as file:
+        file.write("12 0 accounting on\n12.5 0 end 11\n")
+    assert skipped_lines(str(root), machine) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("events", "0"),
+        ("events", "7 79"),
+        ("events", "0 79 1"),
+        ("lost", "9"),
+        ("lost", "0 1"),
+        ("mig", "0 MIG-x 1g.18gb 7 0 1 2 0"),
+        ("activity", "now boot"),
+        ("activity", "5 0 process 1 games 1 1 1 1 1"),
+        ("activity", "5 7 end 1"),
+        ("activity", "5 0:1 end 1"),
+    ],
+)
+def test_skipped_lines_are_named(made: tuple[Path, SimulatedMachine], name: str, line: str) -> None:
+    root, machine = made
+    (root / "simulate" / name).write_text(f"# {name}\n{line}\n")
+    [said] = skipped_lines(str(root), machine)
+    assert f"simulate/{name}, line 2, is skipped" in said
+    assert line in said
+
+
+def test_not_all_are_named(made: tuple[Path, SimulatedMachine]) -> None:
+    root, machine = made
+    (root / "simulate/events").write_text("\x1b[31m\n" * 5000)
+    said = skipped_lines(str(root), machine)
+    assert len(said) == 11
+    assert "\x1b" not in "".join(said)
+    (root / "simulate/events").unlink()
+    assert skipped_lines(str(root), machine) == []

@@ -150,20 +150,9 @@ def test_a_line_counts_when_it_is_whole(root: Path, program: Program) -> None:
 
 
 GARBAGE = [
-    "",
-    "# comment",
-    "0",
-    "0 x",
-    "9 79",
-    "0 99999999999999999999",
-    "0 79 1",
-    "0 79 1 2 3",
-    "0 79 -1 0",
-    "GPU-x 79",
-    "x" * 5000 + " 0 79",
-    "0 79" + " " * 300 + "1 1",
-    "0 \x00 79",
-]
+    "", "# comment", "0", "0 x", "9 79", "0 99999999999999999999", "0 79 1", "0 79 1 2 3",
+    "0 79 -1 0", "GPU-x 79", "x" * 5000 + " 0 79", "0 79" + " " * 300 + "1 1", "0 \x00 79",
+]  # fmt: skip
 
 
 def test_garbage_is_skipped(root: Path, program: Program) -> None:

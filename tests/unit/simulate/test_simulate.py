@@ -1,8 +1,13 @@
-"""Major numbers of drivers that this machine doesn't have."""
+"""What simulators share: major numbers of no driver here, and a library without code."""
+
+import os
+from types import SimpleNamespace
 
 import pytest
 
 from gpuhook.ground.errors import SimulateError
+from gpuhook.ground.loader import elf
+from gpuhook_simulate.library import shared_library
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 
 DEVICES = "Character devices:\n  1 mem\n511 x\n509 y\n\nBlock devices:\n510 sd\n"
@@ -30,3 +35,18 @@ def test_they_are_added_to_the_character_devices() -> None:
     assert devices_text({"kfd": 510, "mine": 8}, DEVICES) == (
         "Character devices:\n  1 mem\n511 x\n509 y\n510 kfd\n  8 mine\n\nBlock devices:\n510 sd\n"
     )
+
+
+# The library without code that simulators write -----------------------------------------------
+
+
+@pytest.mark.parametrize("soname", ["libx.so", "libascend_hal.so.1", "l"])
+def test_it_says_its_name(soname: str) -> None:
+    found = elf.read(shared_library(soname))
+    assert (found.bits, found.soname, found.needed) == (64, soname, ())
+
+
+def test_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="vax"))
+    with pytest.raises(SimulateError, match="Libraries for vax can't be simulated"):
+        shared_library("libx.so")

@@ -1,0 +1,51 @@
+"""What containers get that ask for devices of machines that a test has made."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from paper import spec_with
+from steps import resolve
+
+from gpuhook.ground.config.model import Config
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.start.plan import image
+from gpuhook.start.plan.operations import Plan
+from gpuhook.start.planner import make_plan
+from gpuhook.start.resolve import Resolved
+
+
+def answered(
+    found: Inventory,
+    *env: str,
+    config: Config | None = None,
+    beside: Iterable[Inventory] = (),
+    **more: Any,
+) -> Resolved | None:
+    """Return the answer to an environment; ``beside`` are other vendors', ``more`` of the spec."""
+    every = {each.vendor: each for each in (found, *beside)}
+    return resolve(spec_with(*env, **more), config or Config(), inventories=every)
+
+
+def resolved(found: Inventory, *env: str, **more: Any) -> Resolved:
+    answer = answered(found, *env, **more)
+    assert answer is not None
+    return answer
+
+
+def planned(found: Inventory, *env: str, **more: Any) -> Plan:
+    answer = resolved(found, *env, **more)
+    return make_plan(answer.grants, image.unknown(), answer.groups)
+
+
+def labels(answer: Resolved) -> list[str]:
+    """Return the devices that a container gets."""
+    return [device.label for grant in answer.grants for device in grant.devices]
+
+
+def of_kind(plan: Plan, kind: str) -> list[dict[str, Any]]:
+    return [op.to_json() for op in plan.operations if op.kind == kind]
+
+
+def places(plan: Plan, kind: str = "device") -> list[str]:
+    """Return where in the container the nodes are, or what else is of that kind."""
+    return [op["destination"] for op in of_kind(plan, kind)]

@@ -1,0 +1,39 @@
+"""What a start makes of a request, and what it imports, in an isolated interpreter."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[2] / "src"
+START = """
+import sys
+sys.path.append(sys.argv[1])
+{before}
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.start.resolve import resolve
+from gpuhook.vendors.registry import known
+config = Config()
+config.state_dir, root, *env = sys.argv[2:]
+config.driver_root = "/nonexistent"
+config.driver_roots = (root,)
+spec = {{"process": {{"env": env}}, "linux": {{"namespaces": [{{"type": "mount"}}]}}}}
+try:
+    found = resolve(spec, config, known(config), save=False)
+    print(*(found.ids if found else ()))
+except GpuhookError as error:
+    print("refused:", error)
+print(*sys.modules)
+"""
+
+
+def started(state: str, root: str, *env: str, before: str = "") -> tuple[str, set[str]]:
+    """Return the answer to an environment, and the modules that are there then.
+
+    ``root`` is as driver-roots has it, ``before`` what is done before anything is asked for.
+    """
+    words = [sys.executable, "-I", "-S", "-c", START.format(before=before), str(SOURCES)]
+    argv = [*words, state, root, *env]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    answer, modules = done.stdout.splitlines()
+    return answer, set(modules.split())

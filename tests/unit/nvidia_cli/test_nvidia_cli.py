@@ -1,0 +1,176 @@
+"""nvidia-container-cli: what it prints, how it reads its command line, and who calls it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuhook.start.inventory.model import DriverFile, Node
+from gpuhook.tools.nvidia_cli import callers
+from gpuhook.tools.nvidia_cli.argp import FLAG, OPTIONAL, VALUE, Option, UsageError, parse
+from gpuhook.tools.nvidia_cli.report import Wanted, info, listing
+from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection
+
+MIG = Mig(0, "MIG-1", 1, 0, "1g.10gb", 12, 13)
+BUS = "00000000:1B:00.0"
+GPU = Gpu(0, 3, "GPU-1", BUS, "NVIDIA H100", "9.0", "Nvidia", True, (MIG,))
+NODES = (
+    Node("/dev/nvidiactl", 195, 255),
+    Node("/dev/nvidia3", 195, 3),
+    Node("/dev/nvidia-caps/nvidia-cap12", 236, 12),
+)
+FIRMWARE = "/lib/firmware/nvidia/580.1/gsp_ga10x.bin"
+FILES = (
+    DriverFile("library", "/usr/lib/libcuda.so.1.2", "libcuda.so.1.2", "compute", "libcuda.so.1"),
+    DriverFile("binary", "/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi", "utility"),
+    DriverFile("firmware", f"/usr{FIRMWARE}", FIRMWARE, ""),
+)
+MACHINE = Inventory(
+    "/", "580.1", "13.0", (GPU,), NODES, FILES,
+    mig_minors="config 1\nmonitor 2\ngpu3/gi1/access 12\ngpu3/gi1/ci0/access 13\n",
+)  # fmt: skip
+
+
+def test_info_of_a_machine_without_gpus() -> None:
+    empty = Inventory("/", "580.1", "13.0", (), (), ())
+    assert info(empty, csv=False) == "NVRM version:   580.1\nCUDA version:   13.0\n"
+
+
+def test_info_spells_the_bus_in_lower_case() -> None:
+    assert "Bus Location:   00000000:1b:00.0\n" in info(MACHINE, csv=False)
+    assert info(MACHINE, csv=True).splitlines()[-1] == (
+        "0,3,NVIDIA H100,Nvidia,GPU-1,00000000:1b:00.0,9.0"
+    )
+
+
+def test_a_mig_device_comes_with_its_access_files() -> None:
+    selection = Selection((GPU,), ((GPU, MIG),), ("MIG-1",))
+    instance = "/proc/driver/nvidia/capabilities/gpu3/mig/gi1"
+    assert list(listing(MACHINE, Wanted(("binary", "library"), selection))) == [
+        "/dev/nvidiactl",
+        "/dev/nvidia3",
+        f"{instance}/access",
+        f"{instance}/ci0/access",
+        "/dev/nvidia-caps/nvidia-cap12",
+        "/dev/nvidia-caps/nvidia-cap13",
+        "/usr/bin/nvidia-smi",
+        "/usr/lib/libcuda.so.1.2",
+    ]
+
+
+def test_management_of_mig() -> None:
+    assert list(listing(MACHINE, Wanted((), None, mig=("config",)))) == [
+        "/proc/driver/nvidia/capabilities/mig/config",
+        "/dev/nvidia-caps/nvidia-cap1",
+        "/proc/driver/nvidia/capabilities/gpu3",
+        "/dev/nvidia-caps",
+        "/dev/nvidia-caps/nvidia-cap12",
+        "/dev/nvidia-caps/nvidia-cap13",
+    ]
+
+
+def test_imex_channels() -> None:
+    assert list(listing(MACHINE, Wanted((), None, imex=(0, 7)))) == [
+        "/dev/nvidia-caps-imex-channels/channel0",
+        "/dev/nvidia-caps-imex-channels/channel7",
+    ]
+
+
+def test_firmware_is_listed_by_the_name_that_it_has_everywhere() -> None:
+    assert list(listing(MACHINE, Wanted(("firmware",), None))) == [FIRMWARE]
+
+
+# Command lines --------------------------------------------------------------------------------
+
+
+OPTIONS = (
+    Option("device", "d", VALUE),
+    Option("debug", "D", VALUE),
+    Option("user", "u", OPTIONAL),
+    Option("load-kmods", "k", FLAG),
+    Option("load", "", FLAG),
+    Option("csv", "c", FLAG),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "rest"),
+    [
+        ([], [], []),
+        (["--device", "0"], [("device", "0")], []),
+        (["--device=0", "x"], [("device", "0")], ["x"]),
+        (["--device=", "x"], [("device", "")], ["x"]),
+        (["--dev", "0", "--c"], [("device", "0"), ("csv", None)], []),
+        (["--load"], [("load", None)], []),
+        (["--load-"], [("load-kmods", None)], []),
+        (["-kcd0"], [("load-kmods", None), ("csv", None), ("device", "0")], []),
+        (["-kd", "0"], [("load-kmods", None), ("device", "0")], []),
+        (["-d", "-k"], [("device", "-k")], []),
+        (["-u", "x"], [("user", None)], ["x"]),
+        (["-ux:y"], [("user", "x:y")], []),
+        (["--user=x", "--user"], [("user", "x"), ("user", None)], []),
+        (["x", "-k", "--", "-c"], [("load-kmods", None)], ["x", "-c"]),
+        (["-"], [], ["-"]),
+    ],
+)
+def test_options_anywhere(
+    words: list[str], found: list[tuple[str, str | None]], rest: list[str]
+) -> None:
+    assert parse(words, OPTIONS, in_order=False) == (found, rest)
+
+
+def test_in_order_the_first_word_ends_the_options() -> None:
+    assert parse(["-k", "list", "-c", "--", "x"], OPTIONS, in_order=True) == (
+        [("load-kmods", None)],
+        ["list", "-c", "--", "x"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nope"], "unrecognized option '--nope'"),
+        (["--de", "0"], "option '--de' is ambiguous; possibilities: '--device' '--debug'"),
+        (["--device"], "option '--device' requires an argument"),
+        (["--csv=1"], "option '--csv' doesn't allow an argument"),
+        (["-kx"], "invalid option -- 'x'"),
+        (["-kd"], "option requires an argument -- 'd'"),
+    ],
+)
+def test_errors(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(words, OPTIONS, in_order=False)
+    assert str(caught.value) == message
+
+
+# Who calls ------------------------------------------------------------------------------------
+
+
+ASK = "import sys; sys.path[:0] = sys.argv[1:]; from gpuhook.tools.nvidia_cli import callers; "
+FOLDER = str(Path(callers.__file__).parents[3])
+
+
+def answer(code: str, *before: str) -> str:
+    """Return what a Python below us prints; ``before`` are the programs between it and us."""
+    words = [*before, sys.executable, "-c", ASK + code, FOLDER]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_caller_is_the_first_that_runs_another_program() -> None:
+    """Here a shell is the engine, in two processes, and this Python called it."""
+    shell = ["sh", "-c", '"$0" "$@"; :', "sh", "-c", '"$0" "$@"; :']
+    assert answer("print(callers._caller())", *shell) == str(os.getpid())
+
+
+def test_parent_is_asked_of_proc() -> None:
+    assert answer("print(callers.parent())") == str(os.getpid())
+    assert callers.parent() == os.getppid()
+
+
+def test_tables_are_those_of_the_caller_and_of_the_first_process() -> None:
+    shell = ["sh", "-c", '"$0" "$@"; :']
+    lengths = answer("print(*map(len, callers.mount_tables()))", *shell).split()
+    assert len(lengths) == 2
+    assert int(lengths[0]) == len(Path("/proc/self/mountinfo").read_bytes())

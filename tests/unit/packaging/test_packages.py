@@ -1,0 +1,157 @@
+"""Packages: what they ask for, what they are called, who makes them, and two builds."""
+
+import os
+import pwd
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import gpuhook_simulate
+from gpuhook import __version__
+
+REPOSITORY = Path(__file__).parents[3]
+# A library's name on the package index -> Debian's, where that isn't python3-NAME.
+DEBIAN_NAMES = {"pyyaml": "python3-yaml", "prometheus_client": "python3-prometheus-client"}
+# pynvml, which the package brings along.
+PACKED_IN = {"nvidia-ml-py"}
+_REQUIREMENT = re.compile(r"([\w-]+)>=([\d.]+)")
+_DEPENDENCY = re.compile(r"(python3(?:-[a-z0-9-]+)?)(?: \(>= ([\d.]+)\))?")
+
+
+def wanted() -> dict[str, dict[str, str]]:
+    """Return what the wheel asks for, by the field of the package: Debian's name -> version."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    return {
+        "Depends": {"python3": project["requires-python"].removeprefix(">=")}
+        | in_debian(project["dependencies"]),
+        "Suggests": in_debian([*extras["kubernetes"], *extras["metrics"]]),
+    }
+
+
+def in_debian(requirements: list[str]) -> dict[str, str]:
+    found = {}
+    for requirement in requirements:
+        match = _REQUIREMENT.fullmatch(requirement)
+        assert match is not None, f"{requirement} has no lowest version, or more than that"
+        name, version = match[1].lower(), match[2]
+        if name == "protobuf":
+            # Debian counts as the C++ library does, which is the same release: 4.21 is 3.21.
+            version = f"3.{version.partition('.')[2]}"
+        if name not in PACKED_IN:
+            found[DEBIAN_NAMES.get(name, f"python3-{name}")] = version
+    return found
+
+
+def test_wheel_and_package_want_the_same_versions() -> None:
+    control = (REPOSITORY / "packaging/debian/gpuhook/control").read_text()
+    for field, libraries in wanted().items():
+        [line] = re.findall(rf"^{field}: (.*)$", control, re.MULTILINE)
+        matches = [_DEPENDENCY.fullmatch(word) for word in line.split(", ")]
+        assert {match[1]: match[2] for match in matches if match} == libraries
+
+
+# Versions -------------------------------------------------------------------------------------
+
+
+_NAMED = re.compile(r"(?:gpuhook[:-]|gpuhook/versions/|newTag: \")(\d+\.\d+\.\d+)")
+
+
+def test_pages_and_manifests_name_this_version() -> None:
+    paths = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    paths += (REPOSITORY / "packaging").rglob("*.yaml")
+    named = {(path.name, found) for path in paths for found in _NAMED.findall(path.read_text())}
+    assert {name for name, _ in named} >= {"deploy.md", "ansible.md", "kustomization.yaml"}
+    assert {found for _, found in named} == {__version__}
+
+
+def test_what_simulates_is_of_this_version_and_wants_it() -> None:
+    assert gpuhook_simulate.__version__ == __version__
+    project = tomllib.loads((REPOSITORY / "simulate/pyproject.toml").read_text())["project"]
+    assert project["dependencies"] == [f"gpuhook=={__version__}"]
+    licence = (REPOSITORY / "LICENSE").read_bytes()
+    assert (REPOSITORY / "simulate/LICENSE").read_bytes() == licence
+
+
+def test_the_changelog_has_it_with_its_date_and_groups() -> None:
+    text = (REPOSITORY / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+    assert re.fullmatch(rf"\[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d", headings[1])
+    groups = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert {*re.findall(r"^### (.*)$", text, re.MULTILINE)} <= groups
+
+
+# Who maintains the package --------------------------------------------------------------------
+
+
+MAINTAINER = REPOSITORY / "scripts/lib/maintainer"
+NO_GIT = dict.fromkeys(("GIT_DIR", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"), "/nonexistent")
+
+
+def maintainer(home: Path, **env: str) -> str:
+    env = {"PATH": os.environ["PATH"], "HOME": str(home)} | env
+    done = subprocess.run([MAINTAINER], env=env, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def git_user(home: Path) -> dict[str, str]:
+    file = home / "gitconfig"
+    file.write_text('[user]\nname = "Grace Hopper"\nemail = grace@navy.example\n')
+    return NO_GIT | {"GIT_CONFIG_GLOBAL": str(file)}
+
+
+def test_the_variables_of_debians_tools_count_first(tmp_path: Path) -> None:
+    env = {"DEBFULLNAME": "Ada / & Co", "DEBEMAIL": "ada@engine.example"} | git_user(tmp_path)
+    assert maintainer(tmp_path, **env) == "Ada / & Co <ada@engine.example>\n"
+
+
+def test_the_user_of_git_comes_next(tmp_path: Path) -> None:
+    assert maintainer(tmp_path, **git_user(tmp_path)) == "Grace Hopper <grace@navy.example>\n"
+
+
+def test_without_either_it_is_the_user_of_this_machine(tmp_path: Path) -> None:
+    name, _, address = maintainer(tmp_path, **NO_GIT).rstrip(">\n").partition(" <")
+    user, _, host = address.partition("@")
+    assert name
+    assert user == pwd.getpwuid(os.geteuid()).pw_name
+    assert host
+    assert not host.endswith((".invalid", ".example"))
+
+
+# Two builds -----------------------------------------------------------------------------------
+
+
+SAME_FILES = REPOSITORY / "scripts/lib/same-files"
+
+
+@pytest.fixture
+def builds(tmp_path: Path) -> tuple[Path, Path]:
+    folders = tmp_path / "one", tmp_path / "another one"
+    for folder in folders:
+        folder.mkdir()
+        (folder / "a wheel").write_bytes(b"PK\0\1")
+        (folder / "sdist").write_bytes(b"")
+    return folders
+
+
+def compare(builds: tuple[Path, Path]) -> tuple[int, str]:
+    done = subprocess.run([SAME_FILES, *builds], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_builds_that_are_the_same(builds: tuple[Path, Path]) -> None:
+    assert compare(builds) == (0, "same: a wheel, 4 bytes\nsame: sdist, 0 bytes\n")
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_file_that_differs_or_is_missing(builds: tuple[Path, Path], at: int) -> None:
+    (builds[at] / "a wheel").write_bytes(b"PK\0\2")
+    (builds[at] / "sdist").unlink()
+    status, said = compare(builds)
+    assert status == 1
+    assert "differs: a wheel\n" in said
+    assert "differs: sdist\n" in said

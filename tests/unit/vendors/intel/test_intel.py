@@ -1,0 +1,154 @@
+"""Intel's GPUs and NPUs: what is found below a driver root, and what containers get."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from asking import of_kind, planned, resolved
+from node_files import Machine, machine
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import UnknownDeviceError
+from gpuhook.start.cdi.generate import Source, generate
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.vendors.intel_gpu.vendor import VENDOR
+from gpuhook.vendors.intel_npu.vendor import VENDOR as NPUS
+
+ASK = "INTEL_VISIBLE_DEVICES"
+DRIVERS = "sys/bus/pci/drivers"
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Inventory:
+    """Three GPUs from card1 on, the last with two virtual functions; two more are virtual's."""
+    found: Inventory = machine("intel_gpu", tmp_path / "intel", 3, cards=1, vfs=2, vm=2)
+    return found
+
+
+# What is found -------------------------------------------------------------------------------
+
+
+def test_what_discover_finds(gpus: Inventory) -> None:
+    assert gpus.version == "i915"
+    assert [device.label for device in gpus.devices] == ["0", "1", "2", "2.0", "2.1"]
+    first, *_, part = gpus.devices
+    assert first.id == "card1"
+    assert first.bus_id == "0000:03:00.0"
+    assert first.model == "Intel Data Center GPU Flex 170"
+    assert first.nodes == ("/dev/dri/card1", "/dev/dri/renderD129")
+    assert (part.parent, part.bus_id) == ("card3", "0000:05:00.2")
+    assert gpus.missing() == []
+
+
+def test_both_drivers(tmp_path: Path) -> None:
+    made = Machine("intel_gpu", tmp_path, 2)
+    (tmp_path / DRIVERS / "xe").mkdir()
+    (tmp_path / DRIVERS / "i915/0000:03:00.0").rename(tmp_path / DRIVERS / "xe/0000:03:00.0")
+    found = made.look()
+    assert found.version == "i915 and xe"
+    assert [device.bus_id for device in found.devices] == ["0000:03:00.0", "0000:04:00.0"]
+
+
+def test_a_gpu_without_a_render_node(tmp_path: Path) -> None:
+    first, second = machine("intel_gpu", tmp_path, 2, no_render=0).devices
+    assert first.nodes == ("/dev/dri/card0",)
+    assert second.nodes == ("/dev/dri/card1", "/dev/dri/renderD129")
+
+
+def test_new_virtual_functions_move_no_number(tmp_path: Path) -> None:
+    made = Machine("intel_gpu", tmp_path, 3, vfs=1)
+    devices = tmp_path / "sys/devices/pci0000:00"
+    (devices / "0000:05:00.1/physfn").unlink()
+    (devices / "0000:05:00.1/physfn").symlink_to("../0000:03:00.0")
+    assert [device.label for device in made.look().devices] == ["0", "0.0", "1", "2"]
+
+
+def test_a_virtual_function_whose_gpu_is_elsewhere(tmp_path: Path) -> None:
+    """The GPU itself may be bound to another driver: then it is one like any other."""
+    made = Machine("intel_gpu", tmp_path, 1, vfs=1)
+    (tmp_path / DRIVERS / "i915/0000:03:00.0").unlink()
+    [device] = made.look().devices
+    assert (device.label, device.parent, device.names["index"]) == ("0", "", ("0",))
+
+
+def _no_attributes(made: Machine) -> None:
+    for name in ("device", "vendor", "class"):
+        (made.place / f"sys/devices/pci0000:00/0000:04:00.0/{name}").unlink()
+
+
+def _odd_names(made: Machine) -> None:
+    folder = made.place / "sys/devices/pci0000:00/0000:04:00.0/drm"
+    for name in ("card", "card1-DP-1", "controlD64", "renderD", "card٣"):
+        (folder / name).mkdir()
+    (made.place / DRIVERS / "i915/module").mkdir()
+
+
+def _half_bound(made: Machine) -> None:
+    (made.place / DRIVERS / "i915/0000:09:00.0").mkdir()
+    (made.place / DRIVERS / "i915/0000:0a:00.0").symlink_to("/nowhere")
+
+
+@pytest.mark.parametrize("harm", [_no_attributes, _odd_names, _half_bound])
+def test_sysfs_that_lacks_something(tmp_path: Path, harm: Callable[[Machine], None]) -> None:
+    made = Machine("intel_gpu", tmp_path, 2)
+    harm(made)
+    found = made.look()
+    assert [device.label for device in found.devices] == ["0", "1"]
+    assert found.devices[1].nodes == ("/dev/dri/card1", "/dev/dri/renderD129")
+
+
+# What containers get -------------------------------------------------------------------------
+
+
+def test_what_a_container_gets(gpus: Inventory) -> None:
+    plan = planned(gpus, f"{ASK}=1")
+    assert [op["destination"] for op in of_kind(plan, "device")] == [
+        "/dev/dri/card2",
+        "/dev/dri/renderD130",
+    ]
+    assert {(op["destination"], op["target"]) for op in of_kind(plan, "symlink")} == {
+        ("/dev/dri/by-path/pci-0000:04:00.0-card", "../card2"),
+        ("/dev/dri/by-path/pci-0000:04:00.0-render", "../renderD130"),
+    }
+    assert {op["gid"] for op in of_kind(plan, "group")} == {44, 106}
+    numbers = {node.path: node.numbers for node in gpus.nodes}
+    assert plan.devices == [numbers["/dev/dri/card2"], numbers["/dev/dri/renderD130"]]
+
+
+def test_a_cdi_document(gpus: Inventory) -> None:
+    document = generate(Source(VENDOR, gpus, Config(), "/hook")).document
+    names = {device["name"]: device["containerEdits"] for device in document["devices"]}
+    assert {"0", "card1", "1", "card2", "2.0", "card4", "all"} < {*names}
+    assert [node["path"] for node in names["card1"]["deviceNodes"]] == [
+        "/dev/dri/card1",
+        "/dev/dri/renderD129",
+    ]
+    assert set(names["card1"]["additionalGids"]) == {44, 106}
+    common = document["containerEdits"]
+    assert common["env"] == [f"{ASK}=void"]
+    assert common["hooks"][0]["args"][-1] == "intel.com/gpu"  # which makes the links
+
+
+# NPUs ----------------------------------------------------------------------------------------
+
+
+def test_what_is_found_of_npus(tmp_path: Path) -> None:
+    """Another maker's accel0 is none of them."""
+    found = machine("intel_npu", tmp_path, 2, first=1, decoy="yes")
+    first = found.devices[0]
+    assert (first.id, first.bus_id, first.model) == ("accel1", "0000:01:0b.0", "Intel NPU 7d1d")
+    assert found.version == "intel_vpu"
+    assert [node.path for node in found.nodes] == ["/dev/accel/accel1", "/dev/accel/accel2"]
+    with pytest.raises(UnknownDeviceError, match=r"no NPU '0': it has 1 \(accel1\), 2 \(accel2\)"):
+        resolved(found, "INTEL_VISIBLE_NPUS=0")
+    document = generate(Source(NPUS, found, Config(), "/hook")).document
+    assert [device["name"] for device in document["devices"]] == [
+        "1", "2", "accel1", "accel2", "all",
+    ]  # fmt: skip
+
+
+def test_a_gpu_and_an_npu(tmp_path: Path) -> None:
+    gpus = machine("intel_gpu", tmp_path / "gpu", 1)
+    npus = machine("intel_npu", tmp_path / "npu", 1)
+    answer = resolved(npus, "INTEL_VISIBLE_NPUS=0", f"{ASK}=0", beside=[gpus])
+    assert answer.ids == ("card0", "accel0")

@@ -1,0 +1,187 @@
+"""What the doctor says of drivers that it examines alike, on simulated machines."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fabricated import Tree
+from node_files import Machine
+
+from gpuhook.ground.config.loader import loads
+from gpuhook.start.inventory.model import Node
+
+Found = list[tuple[str, str]]
+
+
+class Examine:
+    """The doctor on a machine; of what was simulated there the nodes are on paper."""
+
+    def __init__(self, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tree = tree
+        self._monkeypatch = monkeypatch
+
+    def machine(self, vendor: str, count: int = 4, **settings: Any) -> Found:
+        return self(vendor, Machine(vendor, self.tree.root, count, **settings))
+
+    def __call__(self, vendor: str, made: Machine | None = None) -> Found:
+        """Return status and message of each finding."""
+        doctor = import_module(f"gpuhook.tools.vendors.{vendor}.doctor")
+        [check] = doctor.DRIVER_CHECKS
+        if made is not None:
+            owner = doctor if hasattr(doctor, "discover") else doctor.VENDOR
+            look = made.look
+            self._monkeypatch.setattr(owner, "discover", lambda *_: look(), raising=False)
+        findings = [*check(self.tree.case)]
+        assert {each.check for each in findings} <= {check.check}
+        return [(str(each.status), each.message) for each in findings]
+
+
+@pytest.fixture
+def examine(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Examine:
+    return Examine(tree, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "message"),
+    [
+        ("neuron", "AWS Neuron's driver 2.24.7.0 has 4 devices"),
+        ("gaudi", "Intel Gaudi's driver 1.24.0 has 4 devices"),
+        ("intel_gpu", "Intel's driver i915 has 4 GPUs"),
+        ("intel_npu", "The driver intel_vpu has 4 NPUs"),
+    ],
+)
+def test_a_machine_in_order(examine: Examine, vendor: str, message: str) -> None:
+    assert examine.machine(vendor) == [("ok", message)]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "expected"),
+    [
+        ("neuron", [("warning", "AWS Neuron's driver has no device")]),
+        ("gaudi", [("warning", "Intel Gaudi's driver has no device")]),
+        ("intel_gpu", []),
+        ("intel_npu", []),
+    ],
+)
+def test_a_driver_without_devices(examine: Examine, vendor: str, expected: Found) -> None:
+    assert examine.machine(vendor, 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("vendor", "theirs", "device", "expected"),
+    [
+        ("neuron", "0x1d0f", "0xec20", []),  # a network card
+        ("neuron", "0x1d0f", "0x7164", [("failure", "AWS Neuron's driver isn't loaded")]),
+        ("gaudi", "0x8086", "0x1020", []),  # another maker's device
+        ("gaudi", "0x1da3", "0x1020", [("failure", "Intel Gaudi's driver isn't loaded")]),
+    ],
+)
+def test_only_a_machine_with_devices_needs_a_driver(
+    examine: Examine, vendor: str, theirs: str, device: str, expected: Found
+) -> None:
+    assert examine(vendor) == []
+    examine.tree.write("/sys/bus/pci/devices/0000:10:00.0/vendor", f"{theirs}\n")
+    examine.tree.write("/sys/bus/pci/devices/0000:10:00.0/device", f"{device}\n")
+    assert examine(vendor) == expected
+
+
+@pytest.mark.parametrize(
+    ("vendor", "message"),
+    [
+        ("intel_gpu", "Intel's GPU driver isn't loaded"),
+        ("intel_npu", "Intel's NPU driver isn't loaded"),
+    ],
+)
+def test_where_a_root_is_configured_a_driver_is_expected(
+    examine: Examine, vendor: str, message: str, tmp_path: Path
+) -> None:
+    examine.tree.config = loads(f'gpuhook.driver-roots = ["{vendor}={tmp_path}"]\n')
+    assert examine(vendor) == [("failure", message)]
+    examine.tree.config = loads(f'gpuhook.driver-roots = ["{vendor}={tmp_path}/nothing"]\n')
+    [(status, message)] = examine(vendor)
+    assert status == "failure"
+    assert "can't be read" in message
+
+
+@pytest.mark.parametrize(
+    ("vendor", "settings", "status", "message"),
+    [
+        ("neuron", {"half_made": 1}, "warning", "Neuron device 1 (neuron1) can't be used: "),
+        ("neuron", {"no_node": "1,2"}, "failure",
+         "AWS Neuron's driver has no node /dev/neuron1, /dev/neuron2"),
+        ("neuron", {"gap": "1,2"}, "warning",
+         "There is no Neuron device 1-2: no container gets"),
+        ("gaudi", {"reset": 1}, "warning",
+         "Gaudi 1 (0000:1a:00.0) can't be used: its status is In reset"),
+        ("gaudi", {"no_node": 1}, "failure",
+         "Intel Gaudi's driver has no node /dev/accel/accel1, "),
+        ("gaudi", {"no_module": "0,2"}, "warning", "The module id of Gaudi 0, 2 isn't known"),
+        ("gaudi", {"net": "0,1"}, "note",
+         "The network ports of Gaudi 0, 1 are moved into no container"),
+        ("intel_gpu", {"no_node": 0}, "failure",
+         "Intel's driver has no node /dev/dri/card0, /dev/dri/renderD128"),
+        ("intel_npu", {"no_node": 0}, "failure", "Intel's driver has no node /dev/accel/accel0"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong(
+    examine: Examine, vendor: str, settings: dict[str, Any], status: str, message: str
+) -> None:
+    (fine, _), (found, said) = examine.machine(vendor, **settings)
+    assert (fine, found) == ("ok", status)
+    assert said.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "path", "device"),
+    [
+        ("intel_gpu", "/dev/dri/card1", "GPU 1 (card1)"),
+        ("intel_npu", "/dev/accel/accel1", "NPU 1 (accel1)"),
+    ],
+)
+def test_a_node_with_other_numbers(examine: Examine, vendor: str, path: str, device: str) -> None:
+    made = Machine(vendor, examine.tree.root, 2)
+    made.nodes[path] = Node(path, 9, 9)
+    _, (status, message) = examine(vendor, made)
+    assert status == "warning"
+    assert message.startswith(f"{device} can't be used: {path} has the numbers 9:9")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "path"), [("neuron", "/dev/neuron0"), ("gaudi", "/dev/accel/accel0")]
+)
+def test_nodes_for_root_alone(examine: Examine, vendor: str, path: str) -> None:
+    made = Machine(vendor, examine.tree.root, 1)
+    for node in made.nodes.values():
+        node.mode = 0o600
+    _, (status, message) = examine(vendor, made)
+    assert status == "warning"
+    assert message.startswith(f"Not everybody may open {path}")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "message"),
+    [
+        ("neuron", "AWS Neuron's driver 2.24.7.0 has 2 devices"),
+        ("gaudi", "Intel Gaudi's driver 1.24.0 has 2 devices"),
+    ],
+)
+def test_the_driver_root_is_looked_at(examine: Examine, vendor: str, message: str) -> None:
+    examine.tree.config = loads(f'gpuhook.driver-roots = ["{vendor}=/driver"]\n')
+    Machine(vendor, examine.tree.root / "driver", 2)
+    assert examine(vendor)[0] == ("ok", message)
+
+
+def test_a_neuron_device_that_is_connected_and_not_there(examine: Examine) -> None:
+    """The last one is in no gap: its neighbour's connections name it."""
+    made = Machine("neuron", examine.tree.root, 3)
+    made.write("/sys/class/neuron_device/neuron2/connected_devices", "1, 3\n")
+    assert examine("neuron", made)[1][1].startswith("There is no Neuron device 3")
+
+
+def test_a_neuron_node_without_a_device(examine: Examine) -> None:
+    examine.tree.write("/dev/neuron40")
+    examine.tree.write("/dev/neuron_x")
+    _, (status, message) = examine.machine("neuron")
+    assert status == "warning"
+    assert message == "The driver has no device of the node /dev/neuron40; no container gets it"
