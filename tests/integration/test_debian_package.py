@@ -102,7 +102,7 @@ def test_what_simulates_is_a_package_of_its_own(bare: Debian) -> None:
     before = bare.changed()
     bare.call("dpkg", "-i", "/package.deb")
     missing = bare.call("gpuhook", "simulate", "/gpus", fails=True).stderr
-    assert missing.endswith("or install the Debian package gpuhook-simulate.\n")
+    assert missing.endswith("or install the package gpuhook-simulate.\n")
     with_gpuhook = bare.changed()
     bare.call("dpkg", "-i", "/simulate.deb")
     files = bare.call("dpkg", "-L", "gpuhook-simulate").stdout.split()

@@ -135,6 +135,24 @@ def test_it_is_installed_and_leaves_nothing(system: Debian) -> None:
     assert not (system.root / "run/gpuhook").exists()
 
 
+def test_a_start_finds_yaml_where_these_systems_have_it(system: Debian) -> None:
+    """In site-packages, which Debian's Python of the system hasn't; a start looks for it itself."""
+    system.call(*RPM, "-i", "/package.rpm")
+    where = (
+        "import sys; print(f'/usr/{sys.platlibdir}/python3.{sys.version_info[1]}/site-packages')"
+    )
+    folder = system.call("/usr/bin/python3", "-c", where).stdout.strip()
+    system.call("mkdir", "-p", folder)
+    packages = "/usr/lib/python3/dist-packages"
+    system.call("sh", "-c", f"mv {packages}/yaml {packages}/_yaml {folder}/")
+    program = (
+        "import sys; sys.path.insert(0, '/usr/lib/gpuhook')\n"
+        "from gpuhook.start.cdi import tree; print(tree.yaml.__file__)"
+    )
+    found = system.call("/usr/bin/python3", "-I", "-S", "-c", program).stdout
+    assert found == f"{folder}/yaml/__init__.py\n"
+
+
 def test_an_upgrade_takes_no_older_module_for_the_new_one(system: Debian) -> None:
     system.call(*RPM, "-i", "/package.rpm")
     system.call("systemctl", "disable", "gpuhook-watch.service")
