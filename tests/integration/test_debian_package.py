@@ -179,8 +179,10 @@ def test_the_modules_are_compiled(debian: Debian) -> None:
 
 
 def test_an_upgrade_takes_no_older_module_for_the_new_one(debian: Debian) -> None:
+    """A start compiled it after the old package's prerm had removed what there was."""
+    debian.call("dpkg", "--unpack", "/package.deb")
     leave_stale_module(debian)
-    debian.call("dpkg", "-i", "/package.deb")
+    debian.call("dpkg", "--configure", "gpuhook")
     assert f"version {__version__}" in debian.call("gpuhook", "--version").stdout
 
 
