@@ -80,7 +80,7 @@ class _Docker:
         return os.path.basename(program) == names.RUNTIME
 
     def _left(self) -> float:
-        left = self._end - time.monotonic()
+        left = self._end - time.monotonic()  # protects: docker-asked-in-time
         if left <= 0:
             raise TimeoutError("it took too long to answer")
         return left
