@@ -23,7 +23,7 @@ PACKAGES_ENGINES=(
     kubectl=kubernetes-client
 )
 PACKAGES_DEBIAN=(
-    lintian=lintian mandoc=mandoc fish=fish deb-systemd-helper=init-system-helpers systemd-analyze=systemd
+    lintian=lintian rpmbuild=rpm mandoc=mandoc fish=fish deb-systemd-helper=init-system-helpers systemd-analyze=systemd
     /usr/lib/python3/dist-packages/click=python3-click
     /usr/lib/python3/dist-packages/pyroute2=python3-pyroute2
     /usr/lib/python3/dist-packages/rich=python3-rich

@@ -7,9 +7,7 @@ package is installed once; tests that begin with it installed have another layer
 import ast
 import gzip
 import json
-import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,16 +16,26 @@ from pathlib import Path
 
 import pytest
 from harness.bundles import CGROUP_PARENT, GpuBundle
-from harness.commands import Result, daemon, run
+from harness.commands import daemon, run
 from harness.docker import ALONE
 from harness.driver import Driver, simulate
 from harness.images import REPOSITORY
 from harness.inside import look, seen
 from harness.installation import Installation
+from harness.packages import (
+    ADDRESS,
+    MAINTAINER,
+    Debian,
+    build,
+    copy_sources,
+    layer,
+    leave_stale_module,
+    without_gpuhook,
+)
 from harness.standing import ONE
 
-# What dpkg itself and its triggers write.
-OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
+from gpuhook import __version__
+
 # What an extra needs alone, as it is imported -> its package.
 OF_EXTRAS = {
     "bcrypt": "python3-bcrypt",
@@ -35,69 +43,12 @@ OF_EXTRAS = {
     "grpc": "python3-grpcio",
     "prometheus_client": "python3-prometheus-client",
 }
-MAINTAINER, ADDRESS = "Ada Lovelace", "ada@engine.example.org"
 DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
-
-
-@dataclass(frozen=True)
-class Debian:
-    """A Debian system to change at will."""
-
-    root: Path
-    upper: Path
-
-    def call(self, *argv: str, fails: bool = False) -> Result:
-        """Run a command in it, with an environment as after login."""
-        env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-        words = ["env", "-i", *(f"{name}={value}" for name, value in env.items())]
-        done = run(["chroot", self.root, *words, *argv])
-        return done.failed() if fails else done.ok()
-
-    def changed(self) -> set[str]:
-        """Return the files that differ from the Debian that it is a copy of."""
-        found = set()
-        for folder, _, names in os.walk(self.upper):
-            for name in names:
-                path = str(Path(folder, name).relative_to(self.upper))
-                if not path.startswith(OF_DPKG):
-                    found.add(path)
-        return found
-
-
-def build(source: Path, folder: Path) -> tuple[Path, Path]:
-    """Build the packages in a new folder; return the paths of gpuhook and of gpuhook-simulate."""
-    command = source / "scripts/build-deb"
-    env = {"SOURCE_DATE_EPOCH": "1700000000", "DEBFULLNAME": MAINTAINER, "DEBEMAIL": ADDRESS}
-    built = run([command, folder], env=env, timeout=600.0).ok().stdout.split()
-    assert [Path(path).suffix for path in built[-4:]] == [".deb", ".deb", ".whl", ".whl"]
-    return Path(built[-4]), Path(built[-3])
-
-
-@contextmanager
-def layer(folder: Path, *below: Path) -> Iterator[Debian]:
-    """Give a Debian whose changes go to the new ``folder``; ``below`` are layers, topmost first."""
-    parts = {name: folder / name for name in ("upper", "work", "root")}
-    for part in parts.values():
-        part.mkdir(parents=True)
-    lower = ":".join(map(str, [*below, "/"]))
-    layers = f"lowerdir={lower},upperdir={parts['upper']},workdir={parts['work']}"
-    run(["mount", "-t", "overlay", "-o", layers, "overlay", parts["root"]]).ok()
-    run(["mount", "-t", "proc", "proc", parts["root"] / "proc"]).ok()
-    run(["mount", "--bind", "/dev", parts["root"] / "dev"]).ok()
-    run(["mount", "-t", "tmpfs", "tmpfs", parts["root"] / "run"]).ok()
-    try:
-        yield Debian(parts["root"], parts["upper"])
-    finally:
-        for path in ("run", "dev", "proc", ""):
-            run(["umount", parts["root"] / path]).ok()
 
 
 @pytest.fixture(scope="session")
 def clone(workspace: Path) -> Path:
-    """The sources as somebody has them who has run nothing yet."""
-    made = ".git", ".venv", ".work", "dist", "__pycache__"
-    folder = workspace / "deb-clone"
-    return Path(shutil.copytree(REPOSITORY, folder, True, shutil.ignore_patterns(*made)))
+    return copy_sources(workspace / "deb-clone")
 
 
 @pytest.fixture(scope="session")
@@ -113,18 +64,8 @@ def package(packages: tuple[Path, Path]) -> Path:
 @pytest.fixture(scope="session")
 def without(workspace: Path, packages: tuple[Path, Path]) -> Path:
     """The layer that has the package files in the root folder, and no gpuhook of this machine's."""
-    with layer(workspace / "deb-without") as made:
-        (made.root / "var/lib/dpkg/info/gpuhook.prerm").unlink(missing_ok=True)
-        made.call("dpkg", "--purge", "gpuhook-simulate", "gpuhook")
-        # Without prerm, what Python compiled stays.
-        left = ("usr/lib/gpuhook", "etc/gpuhook", "etc/docker/daemon.json", "var/lib/gpuhook")
-        for path in left:
-            run(["rm", "-rf", made.root / path]).ok()
-        # Without it dpkg doesn't have man-db read all of this machine's manual pages each time.
-        (made.root / "var/lib/man-db/auto-update").unlink(missing_ok=True)
-        for built, name in zip(packages, ("package.deb", "simulate.deb"), strict=True):
-            run(["cp", built, made.root / name]).ok()
-    return made.upper
+    files = dict(zip(("package.deb", "simulate.deb"), packages, strict=True))
+    return without_gpuhook(workspace / "deb-without", files)
 
 
 @pytest.fixture(scope="session")
@@ -160,7 +101,7 @@ def test_lintian_has_nothing_to_say(packages: tuple[Path, Path]) -> None:
 
 def test_what_simulates_is_a_package_of_its_own(debian: Debian) -> None:
     missing = debian.call("gpuhook", "simulate", "/gpus", fails=True).stderr
-    assert missing.endswith("or install the Debian package gpuhook-simulate.\n")
+    assert missing.endswith("or install the package gpuhook-simulate.\n")
     before = debian.changed()
     debian.call("dpkg", "-i", "/simulate.deb")
     files = debian.call("dpkg", "-L", "gpuhook-simulate").stdout.split()
@@ -233,6 +174,14 @@ def test_the_modules_are_compiled(debian: Debian) -> None:
     compiled = {path.name for path in (debian.root / "usr/lib/gpuhook").rglob("*.pyc")}
     for name in ("runtime_shim", "prestart_hook", "pynvml"):
         assert any(each.startswith(f"{name}.cpython-") for each in compiled), compiled
+
+
+def test_an_upgrade_takes_no_older_module_for_the_new_one(debian: Debian) -> None:
+    """A start compiled it after the old package's prerm had removed what there was."""
+    debian.call("dpkg", "--unpack", "/package.deb")
+    leave_stale_module(debian)
+    debian.call("dpkg", "--configure", "gpuhook")
+    assert f"version {__version__}" in debian.call("gpuhook", "--version").stdout
 
 
 def test_nothing_is_left_after_a_purge(bare: Debian) -> None:

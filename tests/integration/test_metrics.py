@@ -216,7 +216,10 @@ def test_without_root(
     words: list[str | Path] = [reachable / "python3", "-c", command, "metrics"]
     words += ["--textfile", file, "--config", configs["runc"]]
     done = run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *words], env).ok()
-    plain = "Without root only your own containers are seen; run this as root for all"
+    plain = (
+        "Without root only your own containers are seen, and those of a Docker that you may ask; "
+        "run this as root for all"
+    )
     assert f"gpuhook: {plain}." in done.stderr.splitlines()
     text = file.read_text()
     assert text.count("\ngpuhook_gpu_memory_total_bytes{") == len(driver.gpus)

@@ -19,6 +19,8 @@ FILES = {
     f"gpuhook_simulate-{__version__}-py3-none-any.whl",
     f"gpuhook_simulate-{__version__}.tar.gz",
     f"gpuhook-simulate_{__version__}_all.deb",
+    f"gpuhook-{__version__}-1.noarch.rpm",
+    f"gpuhook-simulate-{__version__}-1.noarch.rpm",
     f"gpuhook-{__version__}.cdx.json",
 }
 

@@ -111,7 +111,7 @@ def test_where_it_is_not_installed_it_says_what_to_install(words: list[str]) -> 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "gpuhook: What simulates drivers is a package of its own, which isn't installed. Run pip "
-        "install 'gpuhook[simulate]', or install the Debian package gpuhook-simulate.\n"
+        "install 'gpuhook[simulate]', or install the package gpuhook-simulate.\n"
     )
 
 

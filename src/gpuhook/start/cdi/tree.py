@@ -14,8 +14,9 @@ import sys
 
 try:
     import yaml
-except ModuleNotFoundError:  # of the Debian package, whose programs start without site-packages
-    sys.path.append("/usr/lib/python3/dist-packages")
+except ModuleNotFoundError:  # of a system's package, whose programs start without site-packages
+    _LIBRARY = f"{sys.prefix}/{sys.platlibdir}/python{sys.version_info[0]}.{sys.version_info[1]}"
+    sys.path += ["/usr/lib/python3/dist-packages", f"{_LIBRARY}/site-packages"]
     import yaml
 
 from gpuhook.start.cdi.reading import MOST_BYTES

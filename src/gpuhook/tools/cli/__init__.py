@@ -43,7 +43,7 @@ _COMMANDS = {
         "gpuhook.tools.cli.refresh",
         "Save what the machine has, before containers start.",
     ),
-    "uninstall": ("gpuhook.tools.cli.uninstall", "Take back what install did."),
+    "uninstall": ("gpuhook.tools.cli.uninstall", "Undo what install did."),
     "runtime": (
         "gpuhook.tools.cli.runtime",
         "Do what install does, with the options of nvidia-ctk.",

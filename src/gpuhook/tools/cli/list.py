@@ -15,10 +15,16 @@ from gpuhook.tools.cli import _containers
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
 from gpuhook.tools.metrics.named import with_pods
-from gpuhook.tools.running.holders import Container, running, without_record
+from gpuhook.tools.running import of_docker
+from gpuhook.tools.running.holders import Container, running
 from gpuhook.tools.running.names import Names
 from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
+
+_LESS_SURE = {
+    "nodes": "Without a record, so recognised by their nodes",
+    "engine": "By what Docker says they were started with",
+}
 
 
 @command(
@@ -35,11 +41,13 @@ from gpuhook.vendors import registry
 def list_(files: bool, pod_resources: str, config_path: str | None, output_format: str) -> None:
     """Show the machine's GPUs and other devices, and which running container has which.
 
-    Without root only your own containers are seen: a question mark stands where others may be.
+    Without root only your own containers are seen, and those of a Docker that you may ask: a
+    question mark stands where others may be.
     """
     config = load(config_path)
     inventories, failed = survey.present(config, lambda vendor: get_inventory(config, vendor))
     containers, problems = running(inventories, config.state_dir)
+    containers = [*containers, *of_docker.asked(config, inventories, containers)]
     containers, nameless = with_pods(containers, inventories, config, pod_resources)
     _containers.say_what_is_missing([*problems, *([nameless] if nameless else [])])
     names = _containers.names_of(containers)
@@ -88,10 +96,10 @@ def _show(
     of_documents = [(name, titles[id(each)]) for each in containers for name in each.cdi_devices]
     if of_documents:
         _table(("CDI DEVICE", "CONTAINER"), sorted(of_documents))
-    looked_at = [titles[id(each)] for each in without_record(containers)]
-    if looked_at:
-        text = f"Without a record, so recognised by their nodes: {', '.join(looked_at)}"
-        click.echo(f"\n{text}")
+    for known_from, text in _LESS_SURE.items():
+        which = [titles[id(each)] for each in containers if each.known_from == known_from]
+        if which:
+            click.echo(f"\n{text}: {', '.join(which)}")
 
 
 def _table(

@@ -27,5 +27,5 @@ except ModuleNotFoundError as missing:
         del words
         raise SimulateError(
             "What simulates drivers is a package of its own, which isn't installed",
-            "Run pip install 'gpuhook[simulate]', or install the Debian package gpuhook-simulate",
+            "Run pip install 'gpuhook[simulate]', or install the package gpuhook-simulate",
         )

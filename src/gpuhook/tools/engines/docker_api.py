@@ -1,6 +1,6 @@
 """Ask running Docker daemons what they have loaded, and of their containers and images.
 
-That is GET /info, /containers/json and /images/NAME/json on their unix sockets.
+That is GET /info, /containers/json, /containers/ID/json and /images/NAME/json on their sockets.
 
 Whoever listens there is given a few seconds and some megabytes, and has to be root or us.
 """
@@ -42,12 +42,7 @@ class DockerInfo:
     @property
     def runtimes(self) -> dict[str, str]:
         """The loaded runtimes: name -> path."""
-        loaded = (self.info or {}).get("Runtimes")
-        return {
-            name: str(entry.get("path", ""))
-            for name, entry in (loaded.items() if isinstance(loaded, dict) else ())
-            if isinstance(entry, dict)
-        }
+        return runtimes_of(self.info or {})
 
     @property
     def default_runtime(self) -> str:
@@ -55,12 +50,22 @@ class DockerInfo:
         return str((self.info or {}).get("DefaultRuntime", ""))
 
 
-def ask(path: str) -> dict[str, Any]:
+def ask(path: str, patience: float = _PATIENCE) -> dict[str, Any]:
     """Return what GET /info answers on a socket; OSError or ValueError if nothing usable."""
-    answer = _get(path, "/info", _PATIENCE)
+    answer = _get(path, "/info", patience)
     if not isinstance(answer, dict):
         raise OSError("it answers something else than an object")
     return answer
+
+
+def runtimes_of(info: dict[str, Any]) -> dict[str, str]:
+    """Return the loaded runtimes, name -> path, of what ``ask`` returned."""
+    loaded = info.get("Runtimes")
+    return {
+        name: str(entry.get("path", ""))
+        for name, entry in (loaded.items() if isinstance(loaded, dict) else ())
+        if isinstance(entry, dict)
+    }
 
 
 def sockets(processes: Iterable[Process]) -> list[str]:
@@ -72,6 +77,11 @@ def containers(path: str, patience: float) -> list[dict[str, Any]]:
     """Return the running containers within so many seconds; OSError or ValueError as ``ask``."""
     answer = _get(path, "/containers/json", patience)
     return [each for each in answer if isinstance(each, dict)] if isinstance(answer, list) else []
+
+
+def container(path: str, name: str, patience: float) -> object:
+    """Return what describes a container; OSError or ValueError as ``ask``, and if it is gone."""
+    return _get(path, f"/containers/{urllib.parse.quote(name, safe='')}/json", patience)
 
 
 def image(path: str, name: str, patience: float) -> object:

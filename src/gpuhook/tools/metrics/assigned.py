@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpuhook.ground.config.model import Config
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.records import records
 from gpuhook.tools.metrics.containers import owner_of
 from gpuhook.tools.metrics.processes import started
-from gpuhook.tools.running import groups, holders
+from gpuhook.tools.running import groups, holders, of_docker
 
 _PAUSE = 15.0  # seconds between two looks at containers without a record, at least
 _SHARE = 100  # of the time, that such looks may take: one part in so many
@@ -29,8 +30,9 @@ class Holder:
 class Holders:
     """The running containers that have devices."""
 
-    def __init__(self, state_dir: str, clock: Callable[[], float]) -> None:
-        self._state_dir = state_dir
+    def __init__(self, config: Config, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._state_dir = config.state_dir
         self._clock = clock
         self._others: list[tuple[holders.Container, str]] = []  # with when its process began
         self.problems: tuple[str, ...] = ()  # sentences on what the last look around missed
@@ -42,8 +44,10 @@ class Holders:
         before = self._clock()
         if before < self._again:
             return
+        inventories = list(inventories)
         seen = holders.running(inventories, self._state_dir)
         found = holders.without_record(seen.containers)
+        found += of_docker.asked(self._config, inventories, seen.containers)
         self._others = [(each, started(each.pid)) for each in found]
         self.problems = seen.problems
         took = self._clock() - before

@@ -70,7 +70,7 @@ class Observer:
         self._telemetry: dict[str, Telemetry | None] = {}
         self._place = kubelet.Place(pod_resources)
         self._kubelet = Telemetry(kubelet, "Kubernetes", config, clock, patience / 4, "kubelet")
-        self._holders = Holders(config.state_dir, clock)
+        self._holders = Holders(config, clock)
         self._processes = Processes()
         self._names = Names(clock)
         self._room, self._left_out = LIMIT, False  # for containers that are known by use alone

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from gpuhook.ground.errors import ContainerError, shown
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.records import records
+from gpuhook.tools.engines import docker_api
+from gpuhook.tools.host import processes
 from gpuhook.tools.running import bundles, holders, names
 from gpuhook.tools.running.holders import Container
 
@@ -34,7 +36,10 @@ def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
     """
     engines = {}
     called = {}
-    for engine, known in (("docker", names.of_docker(_PATIENCE)), ("podman", names.of_podman())):
+    # Of root's containers a user would know no more than a name.
+    ours = docker_api.sockets(processes.running("dockerd"))
+    of_docker = names.of_docker(_PATIENCE, ours)
+    for engine, known in (("docker", of_docker), ("podman", names.of_podman())):
         called.update({container: name for container, (name, _) in known.items()})
         engines.update(dict.fromkeys(known, engine))
     running = holders.believed(holders.running(inventories, state_dir).containers)

@@ -17,7 +17,10 @@ from gpuhook.tools.host.namespaces import PATIENCE, Look, mounts_of
 from gpuhook.tools.running.groups import Made, groups_of, identify, own_path
 from gpuhook.tools.running.nodes import HostNodes, Numbers, has_our_root, nodes_of
 
-WITHOUT_ROOT = "Without root only your own containers are seen; run this as root for all."
+WITHOUT_ROOT = (
+    "Without root only your own containers are seen, and those of a Docker that you may ask; "
+    "run this as root for all."
+)
 LIMIT = 512  # containers without a record that are shown
 _LATE = (
     "Containers without a record may be missing: the machine's processes have more mounted than "
@@ -33,7 +36,8 @@ class Container:
     ``name`` is its id, ``engine`` who started it ("" unknown), ``pid`` its first process,
     ``command`` that one's name, ``nodes`` the devices that it was given. ``pod``,
     ``namespace`` and ``container`` are Kubernetes' names for it. ``record`` is what was
-    written down when it was injected, None for one that was only looked at.
+    written down when it was injected, None for one that was only looked at. ``is_asked`` where
+    its engine alone says what it was started with (``of_docker``).
     """
 
     name: str
@@ -45,6 +49,7 @@ class Container:
     namespace: str = ""
     container: str = ""
     record: dict[str, Any] | None = None
+    is_asked: bool = False
 
     @property
     def bundle(self) -> str:
@@ -55,6 +60,13 @@ class Container:
     def cdi_devices(self) -> list[str]:
         """The devices that it holds and that documents alone describe."""
         return list((self.record or {}).get("documents", ()))
+
+    @property
+    def known_from(self) -> str:
+        """What says which devices it has: "record", "nodes" or "engine"."""
+        if self.record is not None:
+            return "record"
+        return "engine" if self.is_asked else "nodes"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as `gpuhook list --format json` shows it."""
@@ -68,7 +80,7 @@ class Container:
             "namespace": self.namespace,
             "container": self.container,
             "cdi_devices": self.cdi_devices,
-            "known_from": "nodes" if self.record is None else "record",
+            "known_from": self.known_from,
         }
 
 

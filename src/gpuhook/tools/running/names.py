@@ -13,6 +13,7 @@ _PATIENCE = 1.0  # seconds for Docker's answer
 _PAUSE = 10.0  # seconds between two questions
 _SHORTEST_ID = 4  # characters of an id that mean it
 _LIMIT = 16 << 20  # bytes of podman's list
+_ROOT = 0
 
 Called = dict[str, tuple[str, str]]  # a container's id -> its name and its image, "" if unknown
 
@@ -36,7 +37,7 @@ class Names:
         now = self._clock()
         if any(engine == "docker" for engine, _, _ in unknown) and now >= self._again["docker"]:
             self._again["docker"] = now + _PAUSE
-            self._known.update(of_docker(self._patience))
+            self._known.update(of_docker(self._patience, docker_sockets()))
         bundles = {bundle for engine, _, bundle in unknown if engine == "podman"}
         if bundles and now >= self._again["podman"]:
             self._again["podman"] = now + _PAUSE
@@ -48,10 +49,16 @@ class Names:
         return self._known.get(container, ("", ""))
 
 
-def of_docker(patience: float = _PATIENCE) -> Called:
-    """Return the running containers of all Dockers that may be believed and answer in time."""
+def docker_sockets() -> list[str]:
+    """Return where root's Dockers and our own listen: a user may be let ask root's."""
+    users = (_ROOT, os.geteuid())
+    return docker_api.sockets(processes.running("dockerd", users=users))
+
+
+def of_docker(patience: float, sockets: Iterable[str]) -> Called:
+    """Return the running containers of the Dockers that listen there and answer in time."""
     found = {}
-    for path in docker_api.sockets(processes.running("dockerd")):
+    for path in sockets:
         try:
             answer = docker_api.containers(path, patience)
         except (OSError, ValueError):

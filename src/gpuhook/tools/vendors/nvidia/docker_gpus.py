@@ -4,6 +4,7 @@ Source: GpuOpts of docker/cli (opts/gpus.go) and moby's daemon/nvidia_linux.go.
 """
 
 import csv
+from typing import Any
 
 from gpuhook.ground.errors import listed, shown
 from gpuhook.vendors.nvidia.names import NAME, VARIABLES
@@ -37,6 +38,27 @@ def variables(value: str) -> list[str]:
         )
     asked = [each for each in capabilities if each in _CAPABILITIES]
     return [*found, f"{DRIVER_CAPABILITIES}={','.join(asked)}"] if asked else found
+
+
+def of_requests(requests: list[Any]) -> list[str]:
+    """Return the variable that Docker sets for these DeviceRequests of its API, [] for none.
+
+    One with names asks for these, one without for so many, a negative number for all.
+    """
+    found = []
+    for each in requests:
+        if not isinstance(each, dict) or each.get("Driver") not in ("", None, NAME):
+            continue
+        devices = each.get("DeviceIDs") or []
+        names = ",".join(str(device) for device in devices)
+        found.append(f"{next(iter(VARIABLES))}={names or _counted(str(each.get('Count', 0)))}")
+    return found
+
+
+def cdi_names(requests: list[Any]) -> list[str]:
+    """Return the CDI devices that stand in DeviceRequests."""
+    ours = [each for each in requests if isinstance(each, dict) and each.get("Driver") == "cdi"]
+    return [str(name) for each in ours for name in each.get("DeviceIDs") or ()]
 
 
 def _fields(value: str) -> dict[str, str]:

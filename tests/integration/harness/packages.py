@@ -1,0 +1,112 @@
+"""The packages, and copies of this Debian to install them into.
+
+A copy is an overlay: what was installed and what is left behind lies in its upper layer. The
+package is installed once; tests that begin with it installed have another layer above that one.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuhook import __version__
+from harness.commands import Result, run
+from harness.images import REPOSITORY
+
+# What dpkg itself and its triggers write.
+OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
+MAINTAINER, ADDRESS = "Ada Lovelace", "ada@engine.example.org"
+# So that two builds are the same, whoever builds.
+BUILT_BY = {"SOURCE_DATE_EPOCH": "1700000000", "DEBFULLNAME": MAINTAINER, "DEBEMAIL": ADDRESS}
+INIT = "/usr/lib/gpuhook/gpuhook/__init__.py"
+
+
+@dataclass(frozen=True)
+class Debian:
+    """A Debian system to change at will."""
+
+    root: Path
+    upper: Path
+
+    def call(self, *argv: str, fails: bool = False) -> Result:
+        """Run a command in it, with an environment as after login."""
+        env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+        words = ["env", "-i", *(f"{name}={value}" for name, value in env.items())]
+        done = run(["chroot", self.root, *words, *argv])
+        return done.failed() if fails else done.ok()
+
+    def changed(self) -> set[str]:
+        """Return the files that differ from the Debian that it is a copy of."""
+        found = set()
+        for folder, _, names in os.walk(self.upper):
+            for name in names:
+                path = str(Path(folder, name).relative_to(self.upper))
+                if not path.startswith(OF_DPKG):
+                    found.add(path)
+        return found
+
+
+def build(source: Path, folder: Path) -> tuple[Path, Path]:
+    """Build the packages in a new folder; return the paths of gpuhook and of gpuhook-simulate."""
+    command = source / "scripts/build-deb"
+    built = run([command, folder], env=BUILT_BY, timeout=600.0).ok().stdout.split()
+    assert [Path(path).suffix for path in built[-4:]] == [".deb", ".deb", ".whl", ".whl"]
+    return Path(built[-4]), Path(built[-3])
+
+
+@contextmanager
+def layer(folder: Path, *below: Path) -> Iterator[Debian]:
+    """Give a Debian whose changes go to the new ``folder``; ``below`` are layers, topmost first."""
+    parts = {name: folder / name for name in ("upper", "work", "root")}
+    for part in parts.values():
+        part.mkdir(parents=True)
+    lower = ":".join(map(str, [*below, "/"]))
+    layers = f"lowerdir={lower},upperdir={parts['upper']},workdir={parts['work']}"
+    run(["mount", "-t", "overlay", "-o", layers, "overlay", parts["root"]]).ok()
+    run(["mount", "-t", "proc", "proc", parts["root"] / "proc"]).ok()
+    run(["mount", "--bind", "/dev", parts["root"] / "dev"]).ok()
+    run(["mount", "-t", "tmpfs", "tmpfs", parts["root"] / "run"]).ok()
+    try:
+        yield Debian(parts["root"], parts["upper"])
+    finally:
+        for path in ("run", "dev", "proc", ""):
+            run(["umount", parts["root"] / path]).ok()
+
+
+def copy_sources(folder: Path) -> Path:
+    """Copy the sources as somebody has them who has run nothing yet."""
+    made = ".git", ".venv", ".work", "dist", "__pycache__"
+    return Path(shutil.copytree(REPOSITORY, folder, True, shutil.ignore_patterns(*made)))
+
+
+def without_gpuhook(folder: Path, files: Mapping[str, Path]) -> Path:
+    """Make a layer with ``files`` in the root folder and no gpuhook of this machine; return it."""
+    with layer(folder) as made:
+        (made.root / "var/lib/dpkg/info/gpuhook.prerm").unlink(missing_ok=True)
+        made.call("dpkg", "--purge", "gpuhook-simulate", "gpuhook")
+        # Without prerm, what Python compiled stays.
+        left = ("usr/lib/gpuhook", "etc/gpuhook", "etc/docker/daemon.json", "var/lib/gpuhook")
+        for path in left:
+            run(["rm", "-rf", made.root / path]).ok()
+        # Without it dpkg doesn't have man-db read all of this machine's manual pages each time.
+        (made.root / "var/lib/man-db/auto-update").unlink(missing_ok=True)
+        for name, built in files.items():
+            run(["cp", built, made.root / name]).ok()
+    return made.upper
+
+
+def leave_stale_module(system: Debian) -> None:
+    """Compile an older module, whose source had the time and the size of the one that is there."""
+    source = system.root / "usr/lib/gpuhook/gpuhook/__init__.py"
+    now, status = source.read_bytes(), source.stat()
+    older = now.replace(__version__.encode(), b"0" * len(__version__))
+    source.write_bytes(older)
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    system.call(
+        "/usr/bin/python3", "-c", "import py_compile; py_compile.compile(" + repr(INIT) + ")"
+    )
+    source.write_bytes(now)
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert f"version {'0' * len(__version__)}" in system.call("gpuhook", "--version").stdout

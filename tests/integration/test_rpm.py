@@ -1,0 +1,192 @@
+"""The packages of rpm, which are made of Debian's.
+
+They are installed into a copy of this Debian by its rpm, because no distribution that has them can
+be reached from everywhere: what they depend on is compared with Debian's, and not resolved.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.commands import run
+from harness.driver import simulate
+from harness.installation import Installation
+from harness.packages import (
+    ADDRESS,
+    BUILT_BY,
+    MAINTAINER,
+    Debian,
+    build,
+    copy_sources,
+    layer,
+    leave_stale_module,
+    without_gpuhook,
+)
+
+from gpuhook import __version__
+
+# Debian's rpm would rather have its packages converted; those that it has are no dependencies.
+RPM = ("rpm", "--force-debian", "--dbpath=/var/lib/rpm", "--nodeps")
+DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
+
+
+@pytest.fixture(scope="module")
+def clone(workspace: Path) -> Path:
+    return copy_sources(workspace / "rpm-clone")
+
+
+@pytest.fixture(scope="module")
+def packages(clone: Path, workspace: Path) -> tuple[Path, Path]:
+    return build(clone, workspace / "rpm-dist")
+
+
+@pytest.fixture(scope="module")
+def package(packages: tuple[Path, Path]) -> Path:
+    return packages[0]
+
+
+@pytest.fixture(scope="module")
+def rpms(clone: Path, packages: tuple[Path, Path]) -> tuple[Path, Path]:
+    made = run([clone / "scripts/build-rpm", packages[0].parent], env=BUILT_BY, timeout=600.0).ok()
+    first, second = made.stdout.split()[-2:]
+    return Path(first), Path(second)
+
+
+@pytest.fixture(scope="module")
+def without(workspace: Path, rpms: tuple[Path, Path]) -> Path:
+    files = dict(zip(("package.rpm", "simulate.rpm"), rpms, strict=True))
+    return without_gpuhook(workspace / "rpm-without", files)
+
+
+@pytest.fixture
+def system(workspace: Path, without: Path) -> Iterator[Debian]:
+    """A system with the packages in its root folder, and with rpm's database in /var/lib/rpm."""
+    folder = workspace / "rpm-root"
+    with layer(folder, without) as made:
+        (made.root / "var/lib/rpm").mkdir(exist_ok=True)
+        yield made
+    run(["rm", "-rf", "--one-file-system", folder]).ok()
+
+
+def _changed(system: Debian) -> set[str]:
+    return {path for path in system.changed() if not path.startswith("var/lib/rpm")}
+
+
+def test_it_has_the_files_of_the_debian_package(
+    packages: tuple[Path, Path], rpms: tuple[Path, Path]
+) -> None:
+    for package, rpm in zip(packages, rpms, strict=True):
+        listed = run(["dpkg-deb", "--contents", package]).ok().stdout.splitlines()
+        modes = {line.split()[5][1:]: line[:10] for line in listed if not line.startswith("d")}
+        ours = run(["rpm", "-qp", "--qf", "[%{FILENAMES} %{FILEMODES:perms}\n]", rpm]).ok().stdout
+        found = dict(line.split() for line in ours.splitlines())
+        found = {path: mode for path, mode in found.items() if not mode.startswith("d")}
+        differ = {path for path, mode in modes.items() if found.get(path) != mode}
+        assert {path for path in differ if "changelog.gz" not in path} <= {
+            "/usr/share/python3/runtime.d/gpuhook.rtupdate",
+            "/usr/share/zsh/vendor-completions/_gpuhook",
+        }
+        assert found.keys() - modes.keys() <= {
+            "/usr/lib/systemd/system-preset/80-gpuhook.preset",
+            "/usr/share/licenses/gpuhook/LICENSE",
+            "/usr/share/zsh/site-functions/_gpuhook",
+        }
+
+
+def test_it_wants_the_libraries_that_the_debian_package_wants(
+    package: Path, rpms: tuple[Path, Path]
+) -> None:
+    """By the names that Python's packages have there, of the same versions."""
+    depends = run(["dpkg-deb", "--field", package, "Depends"]).ok().stdout
+    wanted = dict(re.findall(r"python3-([a-z0-9]+) \(>= ([0-9.]+)\)", depends))
+    wanted["pyyaml"] = wanted.pop("yaml").removesuffix(".0")
+    lines = run(["rpm", "-qp", "--requires", rpms[0]]).ok().stdout.splitlines()
+    found = [
+        re.match(r"\(python3dist\((\w+)\) >= ([0-9.]+) or python3-\w+ >= \2\)", line)
+        for line in lines
+    ]
+    assert {each[1]: each[2] for each in found if each} == wanted
+    assert "python3 >= 3.11" in lines
+    assert (
+        run(["rpm", "-qp", "--qf", "%{PACKAGER}", rpms[0]]).ok().stdout
+        == f"{MAINTAINER} <{ADDRESS}>"
+    )
+
+
+def test_it_is_installed_and_leaves_nothing(system: Debian) -> None:
+    before = _changed(system)
+    system.call(*RPM, "-i", "/package.rpm")
+    assert f"version {__version__}" in system.call("gpuhook", "--version").stdout
+    assert system.call("gpu-py", "--version").stdout == run(["runc", "--version"]).ok().stdout
+    compiled = {path.name for path in (system.root / "usr/lib/gpuhook").rglob("*.pyc")}
+    assert any(name.startswith("runtime_shim.cpython-") for name in compiled)
+    wants = system.root / "etc/systemd/system/multi-user.target.wants"
+    expected = ["gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service", "gpuhook-watch.service"]
+    assert sorted(path.name for path in wants.glob("gpuhook-*")) == expected
+    system.call(*RPM, "-i", "/simulate.rpm")
+    assert system.call("gpuhook", "simulate", "/gpus", "--gpus", "2").stdout
+    system.call("gpuhook", "simulate", "/gpus", "--remove")
+    system.call(*RPM, "-e", "gpuhook-simulate")
+    assert not (system.root / "usr/lib/gpuhook/gpuhook_simulate").exists()
+    system.call(*RPM, "-e", "gpuhook")
+    assert _changed(system) == before
+    assert not (system.root / "usr/lib/gpuhook").exists()
+    assert not (system.root / "run/gpuhook").exists()
+
+
+def test_a_start_finds_yaml_where_these_systems_have_it(system: Debian) -> None:
+    """In site-packages, which Debian's Python of the system hasn't; a start looks for it itself."""
+    system.call(*RPM, "-i", "/package.rpm")
+    where = (
+        "import sys; print(f'/usr/{sys.platlibdir}/python3.{sys.version_info[1]}/site-packages')"
+    )
+    folder = system.call("/usr/bin/python3", "-c", where).stdout.strip()
+    system.call("mkdir", "-p", folder)
+    packages = "/usr/lib/python3/dist-packages"
+    system.call("sh", "-c", f"mv {packages}/yaml {packages}/_yaml {folder}/")
+    program = (
+        "import sys; sys.path.insert(0, '/usr/lib/gpuhook')\n"
+        "from gpuhook.start.cdi import tree; print(tree.yaml.__file__)"
+    )
+    found = system.call("/usr/bin/python3", "-I", "-S", "-c", program).stdout
+    assert found == f"{folder}/yaml/__init__.py\n"
+
+
+def test_an_upgrade_takes_no_older_module_for_the_new_one(system: Debian) -> None:
+    system.call(*RPM, "-i", "/package.rpm")
+    system.call("systemctl", "disable", "gpuhook-watch.service")
+    leave_stale_module(system)
+    system.call(*RPM, "-U", "--force", "/package.rpm")
+    assert f"version {__version__}" in system.call("gpuhook", "--version").stdout
+    wants = system.root / "etc/systemd/system/multi-user.target.wants"
+    assert not (wants / "gpuhook-watch.service").is_symlink(), (
+        "it stays as the administrator set it"
+    )
+    assert (wants / "gpuhook-cdi-refresh.path").is_symlink()
+
+
+def test_removal_takes_gpu_py_out_of_the_engines(system: Debian) -> None:
+    system.call(*RPM, "-i", "/package.rpm")
+    settings = system.root / "etc/docker/daemon.json"
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text(DAEMON_JSON)
+    system.call("gpuhook", "install", "--engine", "docker")
+    assert "gpu-py" in settings.read_text()
+    system.call(*RPM, "-e", "gpuhook")
+    assert settings.read_text() == DAEMON_JSON
+
+
+def test_it_stays_while_a_document_of_somebodys_names_our_hook(
+    system: Debian, installation: Installation
+) -> None:
+    simulate(installation, system.root / "gpus", "--gpus=2")
+    system.call(*RPM, "-i", "/package.rpm")
+    system.call("gpuhook", "config", "set", "nvidia-container-cli.root=/gpus")
+    system.call("gpuhook", "cdi", "generate", "--output", "/etc/cdi/by-hand.json")
+    refused = system.call(*RPM, "-e", "gpuhook", fails=True)
+    assert "Run this first: rm /etc/cdi/by-hand.json" in refused.stderr + refused.stdout
+    assert (system.root / "usr/bin/gpuhook-cdi-hook").exists()
+    system.call("rm", "/etc/cdi/by-hand.json")
+    system.call(*RPM, "-e", "gpuhook")
+    assert not (system.root / "usr/bin/gpuhook-cdi-hook").exists()
