@@ -23,8 +23,10 @@ if "mix_stderr" in inspect.signature(CliRunner).parameters:
         CliRunner.__init__, mix_stderr=False
     )
 
-# A busy machine may take its time over any example.
-hypothesis.settings.register_profile("patient", deadline=None)
+# A busy or emulated machine may take its time over any example, and to think of one.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("patient")
 
 _SETTINGS = "_hypothesis_internal_use_settings"  # hypothesis has no public way

@@ -337,7 +337,7 @@ def test_a_file_that_was_cut_short_is_pythons(installed: Installed, name: str) -
     installed.configure()
     file = installed.saved / str(installed.config)[1:] / name
     whole, status = file.read_bytes(), file.stat()
-    with in_time(120):
+    with in_time(900):
         # With a part of the last word, the mark, all others are there.
         for length in range(len(whole) - (len(launcher_files.MARK) if name == "words" else 1)):
             file.write_bytes(whole[:length])
