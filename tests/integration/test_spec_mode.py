@@ -11,6 +11,7 @@ from harness.snapshot import nothing_left
 from harness.standing import ONE, RUNTIMES
 
 SPEC = 'mode = "spec"\n'
+LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 @pytest.fixture
@@ -29,6 +30,21 @@ def test_programs_find_the_driver_without_a_cache(
         done = bundle.run(bundle.gpu_py, spec_env).ok()
     assert done.stdout.splitlines()[:2] == lines_of_nvidia_smi(driver.chosen(0, 2))
     assert "hooks" not in bundle.spec()
+
+
+def test_libraries_are_mounted_under_each_of_their_names(
+    bundle: Bundle, installation: Installation, spec_env: dict[str, str], driver: Driver
+) -> None:
+    """config.json can't make links, and the cache stays the image's: the folder is searched."""
+    bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
+    bundle.command(*look(libraries=LIBRARIES))
+    inside = seen(bundle.run(installation.runtime, spec_env))
+    for name in LIBRARIES:
+        source = driver.library(name)
+        status = source.stat()
+        folder = str(source.parent).removeprefix(str(driver.root))
+        assert inside.libraries[name] == (f"{folder}/{name}", f"{status.st_dev}:{status.st_ino}")
+    assert not (bundle.path / "upper/etc/ld.so.cache").exists()
 
 
 def test_exactly_the_requested_gpus(

@@ -1,10 +1,10 @@
-"""A limit for what must not wait: generous, because machines are busy, but no hour."""
+"""A limit for what must not wait: generous, because machines are busy or emulated."""
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SECONDS = 30
+SECONDS = 300
 
 
 @contextmanager

@@ -4,18 +4,29 @@ A test marked ``vectors("image", "image.privileged")`` runs once, as its argumen
 for every case of those groups of tests/vectors/image.json.
 """
 
+import inspect
 import json
 import struct
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from pathlib import Path
 
 import hypothesis
 import own
 import pytest
+from click.testing import CliRunner
 from fabricated import Tree
 
-# A busy machine may take its time over any example.
-hypothesis.settings.register_profile("patient", deadline=None)
+# Before 8.2 click mixes both outputs unless it is told otherwise; later it doesn't know the word.
+if "mix_stderr" in inspect.signature(CliRunner).parameters:
+    CliRunner.__init__ = partialmethod(  # type: ignore[method-assign,assignment]
+        CliRunner.__init__, mix_stderr=False
+    )
+
+# A busy or emulated machine may take its time over any example, and to think of one.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("patient")
 
 _SETTINGS = "_hypothesis_internal_use_settings"  # hypothesis has no public way

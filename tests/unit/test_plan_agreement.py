@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import own
 import pytest
 from machines import gpu, machine, mig
 
@@ -41,9 +42,9 @@ ROOT = "/var/run/nvidia-container-devices"
 PLACES = [ROOT, f"{ROOT}/0", f"{ROOT}/cdi/nvidia.com/gpu/1", f"{ROOT}/imex/3", f"{ROOT}X/0", "/x"]
 # Images, by the files in them that decide where the driver's files go.
 IMAGES = {
-    "debian": ["usr/lib/x86_64-linux-gnu/libc.so.6", "etc/debian_version"],
+    "debian": [f"{own.FOLDER[1:]}/libc.so.6", "etc/debian_version"],
     "fedora": ["usr/lib64/libc.so.6"],
-    "alpine": ["lib/ld-musl-x86_64.so.1"],
+    "alpine": [f"lib/ld-musl-{own.MACHINE}.so.1"],
 }
 RULES: list[list[dict[str, Any]]] = [
     [],

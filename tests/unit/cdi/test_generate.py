@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import own
 import pytest
 import second_vendor
 from click.testing import CliRunner
@@ -149,13 +150,13 @@ def test_a_lost_gpu_is_said() -> None:
 def test_libraries_go_into_the_folders_of_the_host() -> None:
     made = document(rooted(machine(gpu(0, 0)), "/run/nvidia/driver"))
     mounts = {mount["containerPath"]: mount for mount in made["containerEdits"]["mounts"]}
-    library = f"/usr/lib/x86_64-linux-gnu/libcuda.so.{VERSION}"
+    library = f"{own.FOLDER}/libcuda.so.{VERSION}"
     assert mounts[library] == {
         "hostPath": f"/run/nvidia/driver{library}",
         "containerPath": library,
         "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
     }
-    assert f"/usr/lib/i386-linux-gnu/libcuda.so.{VERSION}" in mounts
+    assert f"{own.FOLDER32}/libcuda.so.{VERSION}" in mounts
     assert "/run/p/socket" not in mounts
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import own
 import pytest
 from machines import VERSION, gpu, machine, mig
 
@@ -16,8 +17,7 @@ from gpuhook.vendors.nvidia.own_files import PROFILE_PATH, MaskProc
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 MIGS = (mig(0, 1, 12, 13), mig(1, 2, 21, 22))
-FOLDER = "/usr/lib/x86_64-linux-gnu"
-DEBIAN = Image(layout.debian("x86_64"))
+DEBIAN = Image(layout.debian(own.MACHINE))
 OTHER = Image(layout.Layout("/usr/lib64", "/usr/lib", uses_cache=True))
 MUSL = Image(layout.Layout("/usr/lib", None, uses_cache=False))
 Spec = dict[str, Any]
@@ -121,10 +121,10 @@ def test_nothing_is_mounted_or_allowed_again() -> None:
 def test_links_and_names_are_those_of_the_hosts_folders() -> None:
     steps = plan(given("0"))
     links = {op.destination: op.target for op in steps if isinstance(op, Symlink)}
-    assert links[f"{FOLDER}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
-    assert links[f"{FOLDER}/libcuda.so"] == "libcuda.so.1"
+    assert links[f"{own.FOLDER}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
+    assert links[f"{own.FOLDER}/libcuda.so"] == "libcuda.so.1"
     cached = {path for _, path, _ in steps[-1].libraries}
-    assert {f"{FOLDER}/libcuda.so.1", "/usr/lib/i386-linux-gnu/libcuda.so.1"} <= cached
+    assert {f"{own.FOLDER}/libcuda.so.1", f"{own.FOLDER32}/libcuda.so.1"} <= cached
 
 
 def test_what_shows_gpus_shows_those_that_are_there() -> None:
@@ -164,7 +164,7 @@ def test_links_to_nodes_that_are_not_there_are_not_made() -> None:
 def test_mounts_that_links_lead_to_are_known() -> None:
     """So that a file of the image in a link's place is covered by the driver's own."""
     known = {op.destination for op in plan(given("0")) if isinstance(op, AlreadyMounted)}
-    assert f"{FOLDER}/libcuda.so.{VERSION}" in known
+    assert f"{own.FOLDER}/libcuda.so.{VERSION}" in known
     assert "/usr/bin/nvidia-smi" not in known
 
 
@@ -173,7 +173,7 @@ def test_an_image_with_other_folders_is_told_the_hosts() -> None:
         op for op in plan(given("0"), OTHER)
         if isinstance(op, WriteFile) and op.destination == FOLDERS_CONFIG
     ]  # fmt: skip
-    assert config.content == f"{FOLDER}\n/usr/lib/i386-linux-gnu\n"
+    assert config.content == f"{own.FOLDER}\n{own.FOLDER32}\n"
     written = [op.destination for op in plan(given("0")) if isinstance(op, WriteFile)]
     assert FOLDERS_CONFIG not in written
 
@@ -182,4 +182,4 @@ def test_a_loader_without_a_cache_gets_links_in_its_own_folder() -> None:
     steps = plan(given("0"), MUSL)
     assert not [op for op in steps if isinstance(op, UpdateLdCache)]
     links = {op.destination: op.target for op in steps if isinstance(op, Symlink)}
-    assert links["/usr/lib/libcuda.so.1"] == f"{FOLDER}/libcuda.so.1"
+    assert links["/usr/lib/libcuda.so.1"] == f"{own.FOLDER}/libcuda.so.1"

@@ -27,7 +27,7 @@ EXAMPLES = [
 
 def run(*words: str) -> str:
     done = CliRunner().invoke(cli, words, prog_name="gpuhook", terminal_width=WIDTH)
-    return done.output
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("path", EVERY)
@@ -122,7 +122,7 @@ def test_help_for_what_there_is_not() -> None:
 def test_wrong_words_are_answered(line: str, answer: str) -> None:
     done = CliRunner().invoke(cli, line.split(), prog_name="gpuhook", terminal_width=WIDTH)
     assert done.exit_code == 2
-    assert answer in done.output
+    assert answer in done.stderr
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "0.09", "11", ""])

@@ -147,7 +147,7 @@ def test_what_is_anothers_cannot_be_declared(tmp_path: Path, old: str, new: str,
         registry.known(loads(file.read_text()))
     done = CliRunner().invoke(cli, ["config", "validate", str(file)])
     assert done.exit_code == 1
-    assert f"{word} is NVIDIA's already" in done.output
+    assert f"{word} is NVIDIA's already" in done.stderr
 
 
 def test_validate_names_the_line(tmp_path: Path) -> None:
@@ -155,4 +155,4 @@ def test_validate_names_the_line(tmp_path: Path) -> None:
     file.write_text(LEAST + 'librarys = ["libmaker.so"]\n')
     done = CliRunner().invoke(cli, ["config", "validate", str(file)])
     assert done.exit_code == 1
-    assert f"{file}, line 6: gpuhook.vendors.librarys isn't a key of a vendor" in done.output
+    assert f"{file}, line 6: gpuhook.vendors.librarys isn't a key of a vendor" in done.stderr

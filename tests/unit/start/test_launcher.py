@@ -347,7 +347,7 @@ def test_a_file_that_was_cut_short_is_pythons(installed: Installed, name: str) -
     installed.configure()
     file = installed.saved / str(installed.config)[1:] / name
     whole, status = file.read_bytes(), file.stat()
-    with in_time(120):
+    with in_time(900):
         # With a part of the last word, the mark, all others are there.
         shorter = len(whole) - (len(launcher_files.MARK) if name == "words" else 1)
         ends = {at + more for at, byte in enumerate(whole) if byte == 10 for more in (-1, 0, 1)}

@@ -64,12 +64,21 @@ def cache_flags(machine: str, *, bits32: bool) -> int | None:
     return _CACHE_FLAGS.get(machine, (None, None))[1 if bits32 else 0]
 
 
+def triplet(machine: str) -> str:
+    """Return the name of Debian's folder for this machine's (uname -m) ordinary libraries."""
+    return _triplets(machine)[0]
+
+
+def _triplets(machine: str) -> tuple[str, str | None]:
+    return _TRIPLETS.get(machine, (f"{machine}-linux-gnu", None))
+
+
 def debian(machine: str) -> Layout:
     """Return the layout of Debian and its relatives (multiarch)."""
-    triplet, triplet32 = _TRIPLETS.get(machine, (f"{machine}-linux-gnu", None))
+    folder, folder32 = _triplets(machine)
     return Layout(
-        f"/usr/lib/{triplet}",
-        f"/usr/lib/{triplet32}" if triplet32 else None,
+        f"/usr/lib/{folder}",
+        f"/usr/lib/{folder32}" if folder32 else None,
         uses_cache=True,
     )
 
@@ -91,8 +100,8 @@ def _is_debian(root: "Rootfs", machine: str) -> bool:
     """Tell whether the loader looks in Debian's folders, also where /etc is a volume."""
     if root.exists("/etc/debian_version"):
         return True
-    triplet, _ = _TRIPLETS.get(machine, (f"{machine}-linux-gnu", None))
-    return root.exists(f"/lib/{triplet}/libc.so.6") or root.exists(f"/usr/lib/{triplet}/libc.so.6")
+    folder = triplet(machine)
+    return root.exists(f"/lib/{folder}/libc.so.6") or root.exists(f"/usr/lib/{folder}/libc.so.6")
 
 
 def _is_other_folder(root: "Rootfs", path: str, other: str) -> bool:

@@ -10,7 +10,7 @@ import stat
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import ElfError, NoDriverError
 from gpuhook.ground.loader import elf, ldcache
-from gpuhook.ground.loader.layout import cache_flags
+from gpuhook.ground.loader.layout import cache_flags, triplet
 from gpuhook.start.inventory.model import SOCKET, DriverFile
 from gpuhook.vendors.nvidia import device_nodes, graphics_files
 
@@ -97,13 +97,13 @@ _CACHE_LIMIT = 64 << 20
 
 def library_folders(machine: str) -> tuple[str, ...]:
     """Return where drivers put their libraries when no ld.so.cache lists them."""
-    triplet = f"{machine.replace('ppc64le', 'powerpc64le')}-linux-gnu"
+    folder = f"/usr/lib/{triplet(machine)}"
     return (
-        f"/usr/lib/{triplet}",
-        f"/usr/lib/{triplet}/nvidia/current",
+        folder,
+        f"{folder}/nvidia/current",
         "/usr/lib64",
         "/usr/lib",
-        f"/usr/lib/{triplet}/vdpau",
+        f"{folder}/vdpau",
         "/usr/lib64/vdpau",
     )
 

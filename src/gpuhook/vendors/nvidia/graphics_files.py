@@ -7,6 +7,7 @@ X.Org, GBM); without them the libraries are there and nobody finds them.
 import os
 import stat
 
+from gpuhook.ground.loader import layout
 from gpuhook.start.inventory.model import DriverFile
 
 TYPE_CHECKING = False
@@ -74,7 +75,7 @@ def _configs(root: "Rootfs") -> "Iterator[DriverFile]":
 
 
 def _xorg_modules(root: "Rootfs", version: str) -> "Iterator[DriverFile]":
-    triplet = f"{os.uname().machine}-linux-gnu"
+    triplet = layout.triplet(os.uname().machine)
     for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
         for pattern in _XORG_FOLDERS:
             found = f"{pattern.replace('{triplet}', triplet)}/{name}"

@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import own
 import pytest
@@ -173,6 +174,25 @@ def test_graphics_files_go_where_loaders_look(root: Root) -> None:
         ("/etc/OpenCL/vendors/nvidia.icd", "compute"),
         (f"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}", "graphics"),
     }
+
+
+@pytest.mark.parametrize(
+    ("machine", "folder"),
+    [
+        ("x86_64", "x86_64-linux-gnu"),
+        ("aarch64", "aarch64-linux-gnu"),
+        ("ppc64le", "powerpc64le-linux-gnu"),
+    ],
+)
+def test_debians_folders_have_names_of_their_own(
+    root: Root, monkeypatch: pytest.MonkeyPatch, machine: str, folder: str
+) -> None:
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine=machine))
+    module = f"/usr/lib/{folder}/nvidia/xorg/nvidia_drv.so"
+    root.add("libcuda.so", "libcuda.so.1", f"usr/lib/{folder}")
+    root.put(module[1:])
+    library = f"/usr/lib/{folder}/libcuda.so.{VERSION}"
+    assert {file.path for file in root.find()} == {library, module}
 
 
 def test_libraries_with_versions_of_their_own(root: Root) -> None:

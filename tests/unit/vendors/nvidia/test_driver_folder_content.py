@@ -1,5 +1,6 @@
 """What belongs in a driver folder, for inventories built by hand."""
 
+import own
 import pytest
 from machines import VERSION, gpu, library, machine
 
@@ -12,12 +13,9 @@ from gpuhook.vendors.nvidia.model import WSL
 
 def test_programs_and_libraries_are_where_cuda_images_look() -> None:
     found = content_of(Config(), machine(gpu(0, 1)))
-    folder = "/usr/lib/x86_64-linux-gnu"
     assert found.version == VERSION
-    assert found.files[f"lib64/libcuda.so.{VERSION}"] == f"{folder}/libcuda.so.{VERSION}"
-    assert (
-        found.files[f"lib/libcuda.so.{VERSION}"] == f"/usr/lib/i386-linux-gnu/libcuda.so.{VERSION}"
-    )
+    assert found.files[f"lib64/libcuda.so.{VERSION}"] == f"{own.FOLDER}/libcuda.so.{VERSION}"
+    assert found.files[f"lib/libcuda.so.{VERSION}"] == f"{own.FOLDER32}/libcuda.so.{VERSION}"
     assert found.files["bin/nvidia-smi"] == "/usr/bin/nvidia-smi"
     assert {name.partition("/")[0] for name in found.files} == set(FOLDERS)
 

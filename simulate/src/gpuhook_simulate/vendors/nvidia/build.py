@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import dataclass
 
 from gpuhook.ground.errors import SimulateError
+from gpuhook.ground.loader import layout
 from gpuhook_simulate import majors
 from gpuhook_simulate.build import build as build_root
 from gpuhook_simulate.tree import Tree
@@ -81,7 +82,7 @@ def build(options: Options) -> Built:
 
 def default_library_dir() -> str:
     """Return the multiarch folder of this machine, where Debian and Ubuntu have libraries."""
-    return f"/usr/lib/{os.uname().machine.replace('ppc64le', 'powerpc64le')}-linux-gnu"
+    return f"/usr/lib/{layout.triplet(os.uname().machine)}"
 
 
 def _fill(
