@@ -14,6 +14,9 @@ once. A seat has one writing end, in the process and then in the child: the deat
 an end of file for the launcher, which then goes the ordinary way, as it does after any other
 answer than ``go`` and its own process id.
 
+The hook of a CDI document asks in the same way, wherever the engine or gpu-py applied it. It is in
+the container's namespaces already, so the child finds out itself whether those were made in ours.
+
 Nobody waits long for one that hangs. The process kills a child that doesn't answer in time;
 the process itself is the child of another that does nothing but to look whether questions are
 answered, and kills it if they aren't. Where somebody stops all of them (SIGSTOP), the kernel

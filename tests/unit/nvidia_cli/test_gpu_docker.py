@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuhook.tools.engines.docker_gpus import variables
 from gpuhook.tools.nvidia_cli.gpu_docker import command_line
-from gpuhook.tools.vendors.nvidia.docker_gpus import variables
 
 GPU = "--runtime=gpu-py"
 

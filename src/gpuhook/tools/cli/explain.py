@@ -15,8 +15,7 @@ from gpuhook.tools.cli import _running, _summary
 from gpuhook.tools.cli._explanation import Explanation
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
-from gpuhook.tools.engines import images
-from gpuhook.tools.vendors.nvidia import docker_gpus
+from gpuhook.tools.engines import docker_gpus, images
 from gpuhook.vendors import registry
 
 _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))

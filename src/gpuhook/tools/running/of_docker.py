@@ -19,11 +19,10 @@ from gpuhook.ground.errors import GpuhookError
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.start.inventory.selection import select
 from gpuhook.start.resolve import resolve
-from gpuhook.tools.engines import docker_api
+from gpuhook.tools.engines import docker_api, docker_gpus
 from gpuhook.tools.running.holders import LIMIT, Container, command_of
 from gpuhook.tools.running.names import docker_sockets
 from gpuhook.tools.running.nodes import Numbers
-from gpuhook.tools.vendors.nvidia import docker_gpus
 from gpuhook.vendors import registry
 
 _PATIENCE = 0.5  # seconds for all that is asked: to ask for names may take another half
