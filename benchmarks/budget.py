@@ -2,7 +2,17 @@
 
 from dataclasses import dataclass
 
-from kinds import BY_ENGINE, BY_NAME, BY_NAME_PAUSED, EIGHT, NO_GPU, PAUSED, RUNC, SLOW
+from kinds import (
+    BY_ENGINE,
+    BY_NAME,
+    BY_NAME_PAUSED,
+    EIGHT,
+    NO_GPU,
+    PAUSED,
+    RUNC,
+    SLOW,
+    WITHOUT_HOOK,
+)
 from rounds import Calls, Rounds
 from storms import Storm, failures, slowness
 
@@ -50,6 +60,7 @@ def budget(results: Results) -> list[Row]:
         return Row(f"{what}, units", must, aim, value)
 
     share = rounds.processor_share(EIGHT) if quiet else None
+    hook = (rounds.added(BY_ENGINE) - rounds.added(WITHOUT_HOOK)) / rounds.unit if quiet else None
     by_name = rounds.processor_share(BY_NAME) if quiet else None
     multiple = rounds.multiple(EIGHT) if results.busy == _BUSY else None
     slowest = slowness(results.storms[EIGHT], results.storms[RUNC]) if stormy else None
@@ -61,7 +72,7 @@ def budget(results: Results) -> list[Row]:
         units("8 GPUs, helper standing", 1.8, 1.2, EIGHT),
         units("8 GPUs, first after a pause", 3.8, 3.0, PAUSED),
         units("8 GPUs, nvmlInit 2 s, saved, helper standing", 1.8, 1.2, SLOW),
-        units("8 GPUs, document applied by an engine, standing", 1.2, 1.0, BY_ENGINE),
+        Row("the hook of a document, helper standing, units", 1.2, 1.0, hook),
         units("8 GPUs, mode cdi, helper standing", 2.5, 2.0, BY_NAME),
         units("8 GPUs, mode cdi, first after a pause", 4.0, 3.5, BY_NAME_PAUSED),
         Row("mode cdi: processor time added, of plain runc's", 0.8, 0.7, by_name),

@@ -31,8 +31,8 @@ class Container:
     """What one kind of container asks for, how it is started, and the group that counts it.
 
     ``document`` is the file of a CDI document whose device ``all`` is in config.json before any
-    runtime is called: the engine has applied it. ``before`` is another kind, of which one container
-    is started first: it leaves a process that stands ready.
+    runtime is called: the engine has applied it, its hook only with ``hooks``. ``before`` is
+    another kind, of which one container is started first: it leaves a process that stands ready.
     """
 
     group: Group
@@ -41,6 +41,7 @@ class Container:
     config: str = ""
     hook: str = ""
     document: str = ""
+    hooks: bool = True
     before: "Container | None" = None
 
 
@@ -154,6 +155,8 @@ class Bundle:
             spec["hooks"] = {"prestart": [{"path": self.container.hook}]}
         if self.container.document:
             _apply(json.loads(Path(self.container.document).read_text()), spec)
+            if not self.container.hooks:
+                del spec["hooks"]
         return spec
 
 

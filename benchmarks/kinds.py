@@ -17,6 +17,7 @@ BY_NAME = "8 GPUs, mode cdi"
 BY_NAME_PAUSED = "8 GPUs, mode cdi, first after a pause"
 BY_ENGINE = "8 GPUs, document applied by engine"
 BY_ENGINE_ALONE = "8 GPUs, the same, nothing stands"
+WITHOUT_HOOK = "8 GPUs, the same, without our hook"
 
 _SOME = "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 _EVERY = "NVIDIA_DRIVER_CAPABILITIES=all"
@@ -34,6 +35,7 @@ class _Kind:
     mode: str = "hook"
     settings: str = ""
     by_engine: bool = False
+    hooks: bool = True
 
 
 # Where nothing is set, a helper stands ready after the first container. Without one (standby)
@@ -51,6 +53,7 @@ _OURS = {
     BY_NAME_PAUSED: _Kind(_BY_NAME, mode="cdi", settings="standby = 0\n"),
     BY_ENGINE: _Kind(settings="standby = 600\n", by_engine=True),
     BY_ENGINE_ALONE: _Kind(settings="standby = 0\n", by_engine=True),
+    WITHOUT_HOOK: _Kind(settings="standby = 0\n", by_engine=True, hooks=False),
 }
 
 
@@ -79,5 +82,7 @@ def kinds(machine: Machine, groups: Groups, others: Sequence[str]) -> dict[str, 
         if kind.by_engine:
             # What stands ready is what another container of the same configuration has left.
             leaves = Container(group, runtime, _ALL_GPUS, config)
-            found[name] = Container(group, "runc", (), config, "", document, leaves)
+            found[name] = Container(
+                group, "runc", (), config, document=document, hooks=kind.hooks, before=leaves
+            )
     return found

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from gpuhook.ground.errors import EngineError
-from gpuhook.tools.engines import Store, installer
+from gpuhook.tools.engines import installer
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.containerd import Containerd, answer
 from gpuhook.tools.engines.merge import get
+from gpuhook.tools.engines.store import Store
 from gpuhook.tools.engines.toml_text import render
 
 PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}

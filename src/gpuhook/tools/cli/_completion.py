@@ -70,7 +70,7 @@ def settings(_: click.Context, typed: str) -> Iterator[str]:
 @never_failing
 def engines(*_: object) -> Iterable[str]:
     """Complete the name of a container engine."""
-    from gpuhook.tools.engines import ENGINES  # noqa: PLC0415 - here and below: only who asks for it waits
+    from gpuhook.tools.engines.known import ENGINES  # noqa: PLC0415 - here and below: only who asks for it waits
 
     return ENGINES
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 import click
 
 from gpuhook.ground.errors import EngineError, shown
-from gpuhook.tools.engines import DEFAULT_STATE, ENGINES
 from gpuhook.tools.engines.installer import Outcome
+from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.merge import Path
+from gpuhook.tools.engines.store import DEFAULT_STATE
 from gpuhook.tools.vendors.nvidia.program_links import LinkRecord
 
 ALL = "all"

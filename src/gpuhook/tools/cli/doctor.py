@@ -14,7 +14,7 @@ from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.doctor import Case, Examination, Finding, Status, examine, worst
 from gpuhook.tools.doctor.report import write_report
-from gpuhook.tools.engines import ENGINES
+from gpuhook.tools.engines.known import ENGINES
 
 _WIDTH = 9  # of the column with the statuses
 

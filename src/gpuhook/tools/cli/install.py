@@ -19,9 +19,11 @@ from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli import _swarm as swarm
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json
-from gpuhook.tools.engines import ENGINES, Answer, Ask, Store, docker, installer
 from gpuhook.tools.engines import ask as options
-from gpuhook.tools.engines.store import Record
+from gpuhook.tools.engines import docker, installer
+from gpuhook.tools.engines.ask import Answer, Ask
+from gpuhook.tools.engines.known import ENGINES
+from gpuhook.tools.engines.store import Record, Store
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors.nvidia import program_links as aliases
 

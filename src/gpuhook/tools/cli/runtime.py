@@ -14,9 +14,11 @@ from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import command, group
 from gpuhook.tools.cli.install import Job, carry_out
-from gpuhook.tools.engines import ENGINES, Ask, Store, installer
+from gpuhook.tools.engines import installer
+from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.podman import HOOK_KEYS, hook_document
-from gpuhook.tools.engines.store import Target
+from gpuhook.tools.engines.store import Store, Target
 from gpuhook.tools.host.programs import our_program
 
 _HOOK_MODES = ("oci-hook", "hook")

@@ -13,9 +13,11 @@ from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json
-from gpuhook.tools.engines import ENGINES, Ask, Store, in_use, installer
+from gpuhook.tools.engines import in_use, installer
+from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.installer import Outcome
-from gpuhook.tools.engines.store import Record
+from gpuhook.tools.engines.known import ENGINES
+from gpuhook.tools.engines.store import Record, Store
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors.nvidia import program_links as nvidia_names
 

@@ -5,7 +5,6 @@ That is GET /info, /containers/json, /containers/ID/json and /images/NAME/json o
 Whoever listens there is given a few seconds and some megabytes, and has to be root or us.
 """
 
-import http.client
 import json
 import os
 import socket
@@ -22,6 +21,7 @@ from gpuhook.tools.host.processes import Process
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
 _DEFAULT_SOCKET = "/var/run/docker.sock"
 _REQUEST = "GET {} HTTP/1.0\r\nHost: docker\r\n\r\n"  # 1.0: it ends where the answer does
+_OK = "200"
 _PATIENCE = 5.0  # seconds for the whole answer
 _LIMIT = 4 << 20  # bytes; a usual answer has 5,000
 _PIECE = 1 << 16
@@ -94,7 +94,7 @@ def _get(path: str, what: str, patience: float) -> object:
     words = head.partition(b"\r\n")[0].decode("ascii", "replace").split(" ", 2)
     if not words[0].startswith("HTTP/") or len(words) < 2:
         raise OSError("it doesn't speak HTTP")
-    if words[1] != str(int(http.client.OK)):
+    if words[1] != _OK:
         raise OSError(f"it answers {' '.join(words[1:])}")
     try:
         answer: object = json.loads(body)

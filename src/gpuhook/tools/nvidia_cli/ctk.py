@@ -20,7 +20,9 @@ from gpuhook.tools.cli import runtime as configuring
 from gpuhook.tools.cli._help import Group
 from gpuhook.tools.cli.cdi_generate import transform
 from gpuhook.tools.cli.install import carry_out
-from gpuhook.tools.engines import ENGINES, Store, installer
+from gpuhook.tools.engines import installer
+from gpuhook.tools.engines.known import ENGINES
+from gpuhook.tools.engines.store import Store
 from gpuhook.tools.nvidia_cli import ctk_cdi, ctk_config, ctk_system
 from gpuhook.tools.nvidia_cli.ctk_words import PROGRAM, say
 

@@ -1,0 +1,36 @@
+"""What the commands import that people wait for: a module more is a wait for everybody."""
+
+import subprocess
+import sys
+
+import pytest
+
+SLOW = {
+    "asyncio", "email", "grpc", "http", "prometheus_client", "pynvml", "pyroute2", "rich", "toml",
+    "tomlkit", "xml", "yaml",
+}  # fmt: skip
+CODE = """
+import sys
+from gpuhook.tools.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+print(*sys.modules, file=sys.stderr)
+"""
+# The words, and how many modules in all: what they did when this was written, and a few more.
+CALLS = [
+    (["--help"], 135),
+    (["info", "--help"], 170),
+    (["list", "--help"], 260),
+    (["explain", "--help"], 260),
+]
+
+
+@pytest.mark.parametrize(("words", "most"), CALLS, ids=[call[0][0] for call in CALLS])
+def test_what_a_command_imports(words: list[str], most: int) -> None:
+    argv = [sys.executable, "-c", CODE, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    loaded = done.stderr.splitlines()[-1].split()
+    assert {name.partition(".")[0] for name in loaded} & SLOW == set()
+    assert len(loaded) <= most, sorted(loaded)
