@@ -26,6 +26,8 @@ _HOOK = ("prestart_hook",)
 _INVENTORY = ("start.inventory.cache", "start.inventory.selection")
 _EDIT = ("ground.cgroup.access", "standby.helper")
 _INJECTION = ("ground.cgroup.access", "inject")
+_DOCUMENTS = ("start.cdi.apply", "start.cdi.own_hook", "start.cdi.saved")
+_DOCUMENT_HOOK = ("cdi_hook", "start.cdi.hook")
 # Imported in the ordinary way.
 _BEFORE = {"gpuhook", "gpuhook.ground", "gpuhook.ground.names", "gpuhook.ground.preload"}
 
@@ -58,6 +60,10 @@ def measure() -> dict[str, tuple[str, ...]]:
         "INVENTORY": _without(chosen, hook),
         "EDIT": _without(edit, [*runtime, *chosen]),
         "INJECTION": _without(injection, chosen),
+        "DOCUMENTS": _without(imported(*_HOOK, *_INVENTORY, *_DOCUMENTS), chosen),
+        "DOCUMENT_HOOK": _without(
+            imported(*_HOOK, *_INVENTORY, *_INJECTION, *_DOCUMENT_HOOK), injection
+        ),
     }
     for vendor in (*VENDORS, "declared"):
         folder = f"vendors.{vendor}"

@@ -152,7 +152,7 @@ def of_kind(
 def preload_injection(vendor_names: "ModuleType") -> None:
     """Import all that the work for a vendor's devices needs."""
     modules = (*preload.vendor(vendor_names), *preload.vendor_edits(vendor_names))
-    preload.load((*preload.INJECTION, *modules))
+    preload.load((*preload.INJECTION, *modules, *preload.DOCUMENT_HOOK))
     from gpuhook import inject  # noqa: F401, PLC0415
     from gpuhook.start.cdi import hook  # noqa: F401, PLC0415
     from gpuhook.start.inventory import cache  # noqa: F401, PLC0415

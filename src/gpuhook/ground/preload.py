@@ -55,6 +55,14 @@ INJECTION = (
     "ground.container.changes", "ground.loader.ldcache", "ground.loader.layout", "start.plan.image",
     "start.plan.operations", "start.planner", "start.records.records", "inject",
 )  # fmt: skip
+DOCUMENTS = (
+    "ground.host.files", "start.cdi.names", "start.cdi.versions", "start.cdi.checks",
+    "start.cdi.apply", "start.cdi.own_hook", "start.cdi.reading", "start.cdi.folders",
+    "start.cdi.saved",
+)  # fmt: skip
+DOCUMENT_HOOK = (
+    "cdi_hook", "start.cdi.names", "start.cdi.versions", "start.cdi.generate", "start.cdi.hook",
+)  # fmt: skip
 VENDORS = {
     "nvidia": (
         "vendors.nvidia.model", "vendors.nvidia.variables", "vendors.nvidia.completeness",

@@ -432,7 +432,8 @@ def _import_all(config: Config) -> None:
     vendors = [
         name for each in known for name in (*preload.vendor(each), *preload.vendor_edits(each))
     ]
-    modules = (*preload.RUNTIME, *preload.INJECTION, *vendors)
+    documents = (*preload.DOCUMENTS, *preload.DOCUMENT_HOOK)
+    modules = (*preload.RUNTIME, *preload.INJECTION, *documents, *vendors)
     preload.load(modules)
     for name in modules:  # those that weren't compiled
         __import__(f"gpuhook.{name}")
@@ -442,7 +443,6 @@ def _import_all(config: Config) -> None:
     from gpuhook.ground.loader import ldconfig_fallback  # noqa: F401, PLC0415
     from gpuhook.ground.oci import process  # noqa: F401, PLC0415
     from gpuhook.start import dev_char  # noqa: F401, PLC0415
-    from gpuhook.start.cdi import apply, folders, hook, own_hook  # noqa: F401, PLC0415
     from gpuhook.start.plan import spec_edits  # noqa: F401, PLC0415
     from gpuhook.start.records import claims  # noqa: F401, PLC0415
 

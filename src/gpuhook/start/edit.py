@@ -95,6 +95,7 @@ def _apply_documents(
     """Return the spec with what CDI documents say of the devices that they describe."""
     if not resolved.cdi_devices:
         return spec
+    preload.load(preload.DOCUMENTS)
     from gpuhook.start.cdi import apply, own_hook, saved  # noqa: PLC0415 - only for documents
 
     found = saved.read_folders(config, documents)
