@@ -1,5 +1,6 @@
 """The device plugin's unit, as its page has it, hands this machine's GPUs to a kubelet."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ RESOURCE = "nvidia.com/gpu"
 def unit(installed: None) -> Iterator[str]:
     """Its name; the programs are the package's."""
     page = (REPOSITORY / "docs/kubernetes/device-plugin.md").read_text()
-    text = page.partition(f"by {UNIT}:\n\n```\n")[2].partition("```")[0]
-    UNIT.write_text(text.replace("/opt/gpuhook/bin", "/usr/bin"))
+    block = re.search(rf"{UNIT}:\n\n```\n(.*?)```", page, re.DOTALL)
+    assert block is not None, "the page has the unit"
+    UNIT.write_text(block[1].replace("/opt/gpuhook/bin", "/usr/bin"))
     call("systemctl", "daemon-reload")
     yield UNIT.name
     call("systemctl", "disable", "--now", UNIT.name)
