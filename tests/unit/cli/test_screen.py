@@ -5,11 +5,11 @@ import os
 import pty
 import subprocess
 import sys
+from contextlib import redirect_stdout
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 
 from gpuhook.tools.cli import _screen
 
@@ -85,8 +85,8 @@ def test_no_word_is_ever_broken(rows: list[list[str]], width: int, some_go: bool
     """And no line is longer than the terminal where every column's longest word has room."""
     header = [f"T{number}" for number in range(len(rows[0]))]
     drawn = _screen.table(header, rows, less=header[1:] if some_go else (), width=width)
-    file = io.StringIO()
-    Console(file=file, width=width, _environ={}).print(drawn, crop=False)
+    with redirect_stdout(io.StringIO()) as file:
+        _screen.show(drawn)
     lines = file.getvalue().split("\n")
     shown = [header.index(title) for title in lines[0].split()]
     printed = [word for line in lines[1:] for word in line.split()]

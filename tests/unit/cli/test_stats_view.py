@@ -2,12 +2,14 @@
 
 import io
 import json
+from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Literal
 
 import pytest
 from rich.console import Console
 
+from gpuhook.tools.cli._screen import show
 from gpuhook.tools.cli._stats_view import History, View, as_json, tables
 from gpuhook.tools.metrics.model import Container, Device, Process, Snapshot, Usage
 
@@ -147,9 +149,8 @@ def test_each_process() -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_no_name_or_number_is_broken(width: int) -> None:
     """What is printed may be longer than the terminal; the live view cuts in the end."""
-    file = io.StringIO()
-    drawn_ = tables(PROCESSES, width, bars=True)
-    Console(file=file, width=width, _environ={}).print(*drawn_, sep="\n", crop=False)
+    with redirect_stdout(io.StringIO()) as file:
+        show(*tables(PROCESSES, width, bars=True))
     words = file.getvalue().split()
     assert {"podman:eeeeeeeeeeee", "team/train/main", "web\\x1b[2J", "bad\\x1b[2J"} <= {*words}
 

@@ -26,6 +26,7 @@ _CUT = 12  # characters that are left of a text that is cut, at least
 _TITLE = 16  # characters for the title of a fact, with its colon, at least
 # Of lines that go to a file or a pipe: nothing is wrapped or cut there.
 _ENDLESS = 1 << 16
+_PAPER = 1 << 16  # what is drawn on, wider than any table
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -49,7 +50,7 @@ def facts(rows: Sequence[tuple[str, str, str]]) -> Table:
     body = [text(words, TONES[tone]) for _, words, tone in rows]
     heads = [text(f"{title}:", TITLE) for title, _, _ in rows]
     first = max([_TITLE, *(_longest_line(each) for each in heads)])
-    made = Table.grid(padding=(0, 1, 0, 0))
+    made = Table.grid(padding=(0, 1, 0, 0), pad_edge=True)
     _add_columns(made, ["", ""], [(first, first), _need("", body)], _room(first + 2))
     for head, words in zip(heads, body, strict=True):
         made.add_row(head, words)
@@ -87,9 +88,11 @@ def table(
         if sum(needs[place][0] + _GAP for place in shown) - _GAP <= width:
             break
         shown = [place for place in shown if header[place] != title]
-    made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style=TITLE)
+    # With the gap after the last column, too, whose width is another one in each rich without it.
+    made = Table(box=None, padding=(0, _GAP, 0, 0), header_style=TITLE)
     titles = [header[place] for place in shown]
-    room = width - _GAP * (len(shown) - 1)
+    # What is cut is redrawn in place, with blanks at the end of its lines.
+    room = width - _GAP * (len(shown) - (0 if cut else 1))
     _add_columns(made, titles, [needs[place] for place in shown], room)
     for row in cells:
         kept = [row[place] for place in shown]
@@ -134,7 +137,6 @@ def _add_columns(made: Table, header: Sequence[str], needs: Sequence[_Need], roo
         widths[place], spare = least + more, spare - more
     for place, title in enumerate(header):
         made.add_column(title, width=widths[place], overflow="fold")
-    made.width = sum(widths.values()) + made.padding[1] * (len(header) - 1)
 
 
 def beside(head: Text, body: Text, width: int) -> Table:
@@ -151,6 +153,8 @@ def show(*drawn: RenderableType) -> None:
     A word that is longer than the terminal goes beyond its edge.
     """
     screen = console()
+    # Each column has its width, which rich would take some of where a table is too wide.
+    screen.width = _PAPER
     with screen.capture() as captured:
         for each in drawn:
             screen.print(_wrapped(each) if isinstance(each, Text) else each, crop=False)
