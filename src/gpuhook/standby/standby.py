@@ -39,9 +39,8 @@ from gpuhook.ground.config.loader import DEFAULT_PATH, load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
-from gpuhook.ground.host import proc
 from gpuhook.ground.oci.spec import parse_state, read_spec
-from gpuhook.standby import helper, place
+from gpuhook.standby import askers, helper, place
 from gpuhook.start import contract
 from gpuhook.start.cdi import saved
 from gpuhook.start.edit import edit
@@ -62,9 +61,6 @@ DOOR, MARK, LAUNCHER = 3, 5, 6
 SEATS, SEAT_COUNT = 64, 192
 # Those of a child, beside MARK: the hook's pipes, and what its parent hears of it.
 ASKED, ANSWER, REPORT = 3, 4, 7
-# Where the hook of a CDI document has the seat that it reads from, and how many ancestors of it
-# may be in the container.
-_HOOKS_SEAT, _ANCESTORS = 9, 4
 _FREE = 16  # from here to the seats a descriptor is in nobody's way
 _NO = b"no\n"
 _ANSWERED, _STALE = b"a", b"s"
@@ -533,7 +529,7 @@ class Answering:
             os._exit(0)
 
     def _serve(self, launcher: int) -> None:
-        runtime = _open_launcher(launcher)
+        runtime = askers.open_launcher(launcher)
         if not self._is_same():
             return
         spec = read_spec(f"{self._bundle}/config.json")
@@ -564,7 +560,7 @@ class Answering:
         """Do the work of a CDI document's hook, whoever has applied the document."""
         vendor_names = {each.KIND: each for each in self._around.known.values()}[kind]
         inventory = self._around.inventories[vendor_names.NAME]
-        _check_hook(hook)
+        askers.check_hook(hook, ANSWER)
         if not self._is_same():
             return
         kernel.die_with_parent(yes=False)
@@ -587,36 +583,3 @@ class Answering:
         os.close(bundle)
         pipes = helper.Pipes(ASKED, ANSWER, MARK, -1)
         return pipes.words(os.getpid(), self._bundle)
-
-
-def _check_hook(pid: int) -> None:
-    """ValueError unless a hook waits for our answer, in a container that was made where we are.
-
-    It runs in the container's namespaces. The low-level runtime that made those is the first of
-    its ancestors that has others.
-    """
-    hook = f"/proc/{pid}"
-    # protects: asking-hook
-    if not os.path.samestat(os.stat(f"{hook}/fd/{_HOOKS_SEAT}"), os.fstat(ANSWER)):
-        raise ValueError("another process waits for this answer")
-    inside = os.stat(f"{hook}/ns/mnt")
-    if os.path.samestat(inside, os.stat("/proc/self/ns/mnt")):
-        raise ValueError("it isn't in a container")
-    for _ in range(_ANCESTORS):
-        pid = int(proc.stat_fields(proc.read(f"/proc/{pid}/stat"))[1])
-        if not os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), inside):
-            break
-    # protects: hooks-runtime
-    for name in ("ns/mnt", "ns/pid", "ns/user", "root"):
-        theirs, ours = os.stat(f"/proc/{pid}/{name}"), os.stat(f"/proc/self/{name}")
-        if not os.path.samestat(theirs, ours):
-            raise ValueError("the container was made in other namespaces")
-
-
-def _open_launcher(pid: int) -> int:
-    """Return a pidfd of the launcher; ValueError for one in another mount namespace."""
-    launcher = os.pidfd_open(pid)
-    theirs, ours = os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt")
-    if not os.path.samestat(theirs, ours):  # protects: also-namespaces
-        raise ValueError("the launcher is in another mount namespace")
-    return launcher
