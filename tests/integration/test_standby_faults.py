@@ -290,10 +290,17 @@ def test_configuration_changes(site: Site) -> None:
     wait_until(lambda: not site.processes & before, "the old one is gone", timeout=30)
 
 
-def touched(path: Path) -> None:
-    """Change nothing but when the file was last changed, as another one in its place would."""
+def touch(path: Path) -> None:
+    """Change nothing but when the file was last changed, as one who writes in it would."""
     status = path.stat()
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def replace(path: Path) -> None:
+    """Put a copy of the file into its place, as packages and pip do."""
+    copy = path.with_name(f"{path.name}.new")
+    shutil.copy2(path, copy)
+    copy.replace(path)
 
 
 FILES: dict[str, Callable[[Installation], Path]] = {
@@ -322,10 +329,25 @@ def test_our_own_files_change(
     site.installation = copy_of(site.installation, tmp_path / "venv")
     site.stand_again(())  # for the copies are young
     before = site.processes
-    touched(file(site.installation))
+    replace(file(site.installation))
     site.works()
     assert not site.served
     site.stand_again(before)
+
+
+@ONE
+def test_one_of_our_own_files_is_written_in_place(site: Site, tmp_path: Path) -> None:
+    site.installation = copy_of(site.installation, tmp_path / "venv")
+    site.stand_again(())
+    before = site.processes
+    touch(FILES["package"](site.installation))
+
+    def is_gone() -> bool:
+        site.works()
+        return not site.processes & before
+
+    # By the look in detail, every ten seconds, also while containers start.
+    wait_until(is_gone, "the old one is gone", timeout=30)
 
 
 @ONE

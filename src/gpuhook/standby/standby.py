@@ -44,7 +44,7 @@ from gpuhook.standby import askers, helper, place
 from gpuhook.start import contract
 from gpuhook.start.cdi import saved
 from gpuhook.start.edit import edit
-from gpuhook.start.inventory import cache
+from gpuhook.start.inventory import cache, freshness
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
@@ -66,10 +66,9 @@ _NO = b"no\n"
 _ANSWERED, _STALE = b"a", b"s"
 
 _PATIENCE = 2.0  # seconds that an answer may take
-_YOUNG = 2.0  # seconds that a process may take to import all
 _BEAT = 1.0  # seconds after which it puts off its end again
 _END = 3  # seconds after which the kernel kills what doesn't
-_LOOK = 10.0  # seconds between two looks whether all is as it was, where nothing happens
+_LOOK = 10.0  # seconds between two looks in detail whether all is as it was
 _QUESTIONS = 1 << 16  # bytes: as many as a pipe holds
 
 
@@ -149,25 +148,38 @@ class Around:
 
         GpuhookError where the machine has no driver, OSError where a change could be missed.
         """
-        self._path = path or DEFAULT_PATH
-        self._files = [launcher, os.path.realpath("/proc/self/exe"), *_our_files()]
-        self._seen = self._look()
-        if any(_is_new(path) for path in self._files):
+        files = _our_files()
+        folders = {os.path.dirname(file) for file in files}
+        program = os.path.realpath("/proc/self/exe")
+        # protects: own-settings
+        self._seen = _identities([path or DEFAULT_PATH, launcher, program, *folders])
+        self._files = _identities(files)
+        if not all(freshness.is_settled(each) for each in (launcher, program, *folders, *files)):
             raise OSError("our own files have just changed, maybe since they were imported")
         self.config = load(path)
         self.known = registry.known(self.config)
         self._loaded = _load_inventories(self.config, self.known)
         self.inventories = {name: each.inventory for name, each in self._loaded.items()}
         self.documents = saved.Documents(self.config)
-        self.documents.files()
-
-    def _look(self) -> list[object]:
-        return [_identity(path) for path in (self._path, *self._files)]  # protects: own-settings
+        if not self.is_same_in_detail():
+            raise OSError("something has changed while it was read")
 
     def is_same(self) -> bool:
-        """Tell whether all is as it was: configuration, our own files, inventories, machine."""
+        """Tell whether all is as it was: configuration, our own files, inventories, machine.
+
+        Of files that are replaced, as packages and pip do it, their folders tell.
+        """
         latest = all(each.is_latest(self.config) for each in self._loaded.values())
-        return latest and self._look() == self._seen  # protects: machine-changed
+        return latest and _are_same(self._seen)  # protects: machine-changed
+
+    def is_same_in_detail(self) -> bool:
+        """Tell it by looking at each file too; read documents that have changed."""
+        if not self.is_same() or not _are_same(self._files):  # protects: written-in-place
+            return False
+        for each in self._loaded.values():
+            each.note_folders()
+        self.documents.files()
+        return True
 
 
 def _load_inventories(config: Config, known: "Known") -> dict[str, cache.Loaded]:
@@ -197,26 +209,18 @@ def _load_inventory(config: Config, vendor: contract.Vendor) -> cache.Loaded:
     return loaded
 
 
-def _is_new(path: str) -> bool:
-    """Tell whether a file may have changed since this process began to import.
-
-    One of times to come is from before the clock was set back.
-    """
-    return abs(time.time() - os.stat(path).st_ctime) < _YOUNG
-
-
 def _our_files() -> list[str]:
     modules = [module for name, module in sys.modules.items() if name.startswith("gpuhook")]
     files = [getattr(module, "__file__", None) for module in modules]
     return sorted(file for file in files if file)
 
 
-def _identity(path: str) -> tuple[int, ...] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+def _identities(paths: list[str]) -> dict[str, tuple[int, ...] | None]:
+    return {path: freshness.identity(path) for path in paths}
+
+
+def _are_same(seen: dict[str, tuple[int, ...] | None]) -> bool:
+    return all(freshness.identity(path) == identity for path, identity in seen.items())
 
 
 # The process that watches, and the one that serves -----------------------------------------
@@ -285,7 +289,7 @@ class Server:
         self._seconds = seconds
         self._children: dict[int, Child] = {}  # by the descriptor that they report by
         self._poll = select.poll()
-        self._worked = self._happened = time.monotonic()
+        self._worked = self._looked = time.monotonic()
         self._steps = 0
         self._progress = -1
 
@@ -326,10 +330,8 @@ class Server:
             else:
                 self._hear(self._children[fd])
         self._kill_late()
-        if happened:
-            self._happened = now
-        elif now >= self._happened + _LOOK:
-            self._happened = now
+        if now >= self._looked + _LOOK:
+            self._looked = now
             self._tidy()
 
     def _open_door(self) -> None:
@@ -402,10 +404,9 @@ class Server:
                 child.since = 0.0
 
     def _tidy(self) -> None:
-        """Use a pause to see whether all is as it was, and to free seats that nobody sits on."""
-        if not self._around.is_same() or not os.fstat(MARK).st_nlink:
+        """See whether all is as it was, and free seats that nobody sits on."""
+        if not self._around.is_same_in_detail() or not os.fstat(MARK).st_nlink:
             raise SystemExit
-        self._around.documents.files()
         for seat in range(SEAT_COUNT):
             name = _claim_name(os.getpid(), seat)
             if _is_older(name, _PATIENCE):

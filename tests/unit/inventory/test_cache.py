@@ -69,6 +69,81 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
+def remove(library: Path) -> None:
+    library.unlink()
+
+
+def remove_folder(library: Path) -> None:
+    library.unlink()
+    library.parent.rmdir()
+
+
+def exchange_folder(library: Path) -> None:
+    library.parent.rename(library.parent.with_name("old"))
+    library.parent.mkdir()
+
+
+def link_to_nothing(library: Path) -> None:
+    library.parent.rename(library.parent.with_name("old"))
+    library.parent.symlink_to("nowhere")
+
+
+@pytest.fixture
+def noted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> cache.Loaded:
+    """An inventory whose files' folders were looked at some time after they were made."""
+    machine.get()
+    loaded = cache.load(machine.config, VENDOR)
+    assert loaded is not None
+    now = time.time() + 60
+    monkeypatch.setattr(time, "time", lambda: now)
+    loaded.note_folders()
+    return loaded
+
+
+@pytest.mark.parametrize("change", [remove, remove_folder, exchange_folder, link_to_nothing])
+def test_a_file_that_goes_shows_in_its_folder(
+    change: Callable[[Path], None], machine: Machine, noted: cache.Loaded
+) -> None:
+    assert noted.is_same(machine.config)
+    change(machine.root / "usr/lib/libcuda.so.580.65.06")
+    assert not noted.is_same(machine.config)
+
+
+def test_files_of_a_noted_folder_are_not_looked_at(
+    machine: Machine, noted: cache.Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    real = freshness.missing
+
+    def missing(root: str, paths: list[str]) -> list[str]:
+        looked.extend(paths)
+        return real(root, paths)
+
+    monkeypatch.setattr(freshness, "missing", missing)
+    assert noted.is_same(machine.config)
+    assert not [path for path in looked if path.startswith("/usr/lib")]
+    (machine.root / "usr/lib/another").touch()  # which changes nothing of the driver
+    assert noted.is_same(machine.config)
+    assert [path for path in looked if path.startswith("/usr/lib")]
+
+
+def test_a_folder_that_has_just_changed_tells_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes at the same tick of the clock leaves its times as they were."""
+    machine.get()
+    loaded = cache.load(machine.config, VENDOR)
+    assert loaded is not None
+    folder = machine.root / "usr/lib"
+    before = folder.stat()
+    monkeypatch.setattr(time, "time", lambda: before.st_ctime + 1.0)
+    loaded.note_folders()
+    (folder / "libcuda.so.580.65.06").unlink()
+    os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+    loaded._folders_seen = [freshness.identity(path) for path in loaded._folders]
+    assert not loaded.is_same(machine.config)
+
+
 @pytest.mark.parametrize("days", [20, -20])
 def test_a_lost_device_may_be_back_later(
     days: int, machine: Machine, monkeypatch: pytest.MonkeyPatch

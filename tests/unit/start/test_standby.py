@@ -15,6 +15,7 @@ import pytest
 from gpuhook.ground import preload
 from gpuhook.standby import standby
 from gpuhook.standby.standby import Child, Server
+from gpuhook.start.inventory import freshness
 from gpuhook.vendors.registry import KNOWN
 
 
@@ -170,11 +171,11 @@ def test_a_clock_that_jumped(days: int, tmp_path: Path, monkeypatch: pytest.Monk
     mark = os.open(tmp_path, os.O_RDONLY)
     try:
         monkeypatch.setattr(standby, "MARK", mark)
-        assert standby._is_new(str(path))
+        assert not freshness.is_settled(str(path))
         assert not standby._is_older("file", 60.0)
         now = time.time() + days * 86400
         monkeypatch.setattr(time, "time", lambda: now)
-        assert not standby._is_new(str(path))
+        assert freshness.is_settled(str(path))
         assert standby._is_older("file", 60.0)
     finally:
         os.close(mark)

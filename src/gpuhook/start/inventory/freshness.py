@@ -6,6 +6,7 @@ made again in every mount of it, and whenever memory is short.
 
 import os
 import stat
+import time
 
 from gpuhook import __version__
 from gpuhook.ground.errors import UntrustedPathError
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
             """Return paths whose coming makes an inventory stale."""
 
 
+_SETTLED = 2.0  # seconds, more than the times of any local filesystem are coarse
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -93,9 +95,41 @@ def same_nodes(root: str, nodes: "Iterable[Node]", crowded: tuple[str, ...]) -> 
 
 def missing(root: str, paths: "Iterable[str]") -> list[str]:
     """Return those of the paths below the driver root that don't exist."""
-    root = root.rstrip("/")
+    return [path for path in paths if not _exists(_below(root, path))]
+
+
+def _below(root: str, path: str) -> str:
     # /var/run is a link, often an absolute one, which below a driver root leads elsewhere.
-    return [path for path in paths if not _exists(root + path.replace("/var/run/", "/run/"))]
+    return root.rstrip("/") + path.replace("/var/run/", "/run/")
+
+
+def folders(root: str, paths: "Iterable[str]") -> list[str]:
+    """Return the folders in which paths below the driver root are, each once, sorted."""
+    return sorted({_below(root, path).rpartition("/")[0] for path in paths})
+
+
+def identity(path: str) -> "tuple[int, ...] | None":
+    """Return what tells a file or folder from what it was; None where there is none.
+
+    Of a folder: while it stays, no name was added, removed or replaced in it (inode(7), mtime).
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def is_settled(path: str) -> bool:
+    """Tell whether the next change of a file or folder will show in its times.
+
+    They are as coarse as the kernel's clock: of two changes at once, the second doesn't show. A
+    time to come is from before the clock was set back. False where there is no such path.
+    """
+    try:
+        return abs(time.time() - os.stat(path).st_ctime) >= _SETTLED
+    except OSError:
+        return False
 
 
 def settled(root: str, paths: "Iterable[str]") -> list[str]:
