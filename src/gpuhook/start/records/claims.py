@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.oci.spec import Spec
     from gpuhook.start.contract import Grant, Known
     from gpuhook.start.inventory.model import Device, Inventory
+    from gpuhook.start.limits import Limits
     from gpuhook.start.resolve import Resolved
 
     Numbers = tuple[int, int]  # major and minor
@@ -52,14 +53,14 @@ def describe(
     ``save``.
     """
     record = records.describe(state, spec.data.get("annotations"), grants)
-    has = _given(spec, names, config)
+    has = given(spec, names, config)
     documents = [name for name in names if name.partition("=")[0] in config.exclusive]
     record["nodes"] = {}
     for kind in config.exclusive if has else ():  # protects: claims
         ours = _inventory(kind, grants, known, config, save)
         if ours is None:
             record["nodes"][kind] = _of_documents(kind, has, config)
-        elif found := _devices(has, ours[1]):
+        elif found := devices_of(has, ours[1]):
             nodes = (node.numbers for node in ours[1].nodes if node.numbers in has)
             rules = [pair for pair in nodes if spec_allows(spec.device_rules, *pair)]
             _add(record, records.given(*ours, found, rules))
@@ -67,7 +68,7 @@ def describe(
     return {**record, "documents": documents}
 
 
-def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> "set[Numbers]":
+def given(spec: "Spec", names: "Sequence[str]", config: "Config") -> "set[Numbers]":
     """Return the character devices that a container is given.
 
     Of one that may have every device it is what documents gave: the rest it has by its privilege.
@@ -140,7 +141,7 @@ def _inventory(
     return None
 
 
-def _devices(has: "set[Numbers]", inventory: "Inventory") -> "list[Device]":
+def devices_of(has: "set[Numbers]", inventory: "Inventory") -> "list[Device]":
     """Return the devices that have one of these nodes for themselves, or all that they have.
 
     One that is there for the sake of its part is left out.
@@ -212,11 +213,16 @@ def check(spec: "Spec", resolved: "Resolved | None", known: "Known", config: "Co
 
 
 def take(
-    state: "State", spec: "Spec", resolved: "Resolved | None", known: "Known", config: "Config"
+    state: "State",
+    spec: "Spec",
+    resolved: "Resolved | None",
+    known: "Known",
+    config: "Config",
+    limits: "Limits | None" = None,
 ) -> None:
-    """Write the record of a container that gets its devices by its config.json.
+    """Write the record of a container that gets its devices by its config.json; set its limits.
 
-    HeldError where another container has one of them.
+    HeldError where another container has one of them, LimitError where a limit can't be set.
     """
     try:
         process = os.open(f"/proc/{state.pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -227,8 +233,11 @@ def take(
         ) from None
     try:
         record = describe(state, spec, *_asked(resolved), known, config)
+        if limits is not None:
+            record["limits"] = limits.to_json()
         with records.Written(config.state_dir, process, record, exclusive=config.exclusive):
-            pass
+            if limits is not None:
+                limits.set(process)
     finally:
         os.close(process)
 
