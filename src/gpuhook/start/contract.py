@@ -230,7 +230,7 @@ class Vendor:
         if self.in_dmem:
             from gpuhook.start.limiter import Dmem  # noqa: PLC0415 - few containers have limits
 
-            return Dmem(grant)
+            return Dmem(grant.devices, grant.inventory, self.names.NOUN)
         raise LimitError(
             f"The memory of {self.names.TITLE}'s devices can't be limited: neither their driver "
             "nor the kernel can do that",

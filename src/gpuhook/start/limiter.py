@@ -5,10 +5,9 @@ from gpuhook.ground.errors import LimitError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from gpuhook.start.contract import Grant
-    from gpuhook.start.inventory.model import Device
+    from gpuhook.start.inventory.model import Device, Inventory
 
     # A device's id -> bytes.
     Bytes = Mapping[str, int]
@@ -44,13 +43,15 @@ class Dmem(Limiter):
     A device may have several regions: each gets its part, and together they are the limit.
     """
 
-    def __init__(self, grant: "Grant") -> None:
-        """Look up the devices' regions; LimitError where one has none of its own."""
+    def __init__(self, devices: "Iterable[Device]", inventory: "Inventory", noun: str) -> None:
+        """Look up the devices' regions; LimitError where one has none of its own.
+
+        ``noun`` is what a person calls a device.
+        """
         every = dmem.regions(dmem.TREE)
         self._regions: dict[str, dict[str, int]] = {}
-        shared = [device.bus_id for device in grant.inventory.devices]
-        noun = grant.vendor.names.NOUN
-        for device in grant.devices:
+        shared = [device.bus_id for device in inventory.devices]
+        for device in devices:
             bus_id = device.bus_id
             if device.parent or not bus_id or shared.count(bus_id) > 1:
                 raise LimitError(
@@ -62,7 +63,7 @@ class Dmem(Limiter):
             if not found:
                 raise LimitError(
                     f"dmem.capacity has no memory of {noun} {device.label} ({bus_id})",
-                    "Use amdgpu or xe of Linux 6.14 or newer, or start without a limit",
+                    "Use a driver that counts its memory there, or start without a limit",
                 )
             self._regions[device.id] = found
         self.memory = {name: sum(found.values()) for name, found in self._regions.items()}

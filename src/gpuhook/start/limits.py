@@ -4,15 +4,17 @@ A limit belongs to the container's own cgroup: it is set after that was made and
 container's program runs, and is gone with it. One that can't be set fails the start.
 """
 
+import os
+
 from gpuhook.ground.cgroup import dmem
 from gpuhook.ground.errors import DriverError, LimitError, UnknownDeviceError, shown
 from gpuhook.ground.names import MEMORY_VARIABLE, cdi_parts
 from gpuhook.ground.sizes import amount
-from gpuhook.start import contract
+from gpuhook.start import contract, given_nodes
 from gpuhook.start.inventory import cache, selection
 from gpuhook.start.plan.operations import Operation
 from gpuhook.start.request import limits as words
-from gpuhook.start.request.reader import SpecReader
+from gpuhook.start.request.reader import Request, SpecReader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,11 +24,10 @@ if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.oci.spec import Spec
     from gpuhook.ground.sizes import Size
-    from gpuhook.start.contract import Grant, Known
+    from gpuhook.start.contract import Grant, Known, Vendor
     from gpuhook.start.inventory.model import Device, Inventory
     from gpuhook.start.limiter import Limiter
     from gpuhook.start.request.limits import Word, Words
-    from gpuhook.start.resolve import Resolved
 
     # A device's id -> what the container says of it.
     Said = dict[str, list[tuple[Word, Size]]]
@@ -87,6 +88,23 @@ class Limits:
         finally:
             self.close()
 
+    def used(
+        self, process: int, written: "Mapping[int, str] | None" = None
+    ) -> "dict[str, tuple[int, int | None]]":
+        """Return what the container uses of each device by its cgroup, and its limit there.
+
+        By the devices' ids, in bytes; None is no limit. The arguments are those of ``set``, and so
+        are the errors.
+        """
+        found = {}
+        try:
+            tree, folder = dmem.place_of(process, written=written)
+            for limiter, _ in self._parts:
+                found.update(limiter.used(tree, folder))
+        finally:
+            self.close()
+        return found
+
     def close(self) -> None:
         """Let go of what ``begin`` made."""
         for limiter, _ in self._parts:
@@ -98,21 +116,56 @@ class Limits:
         return [{key: getattr(op, key) for key in keys} for op in self.operations]
 
 
+def recorded(
+    entries: "Iterable[dict[str, Any]]",
+    inventories: "Iterable[Inventory]",
+    known: "Known",
+    config: "Config",
+) -> Limits | None:
+    """Return the limits that were written down of a container, None where there are none.
+
+    LimitError for a device that this machine no longer has, or can't limit any more.
+    """
+    by_vendor: dict[str, dict[str, int]] = {}
+    for entry in entries:
+        by_vendor.setdefault(entry["vendor"], {})[entry["id"]] = entry["bytes"]
+    there = {each.vendor: each for each in inventories}
+    parts: list[tuple[Limiter, list[LimitMemory]]] = []
+    for name, wanted in by_vendor.items():
+        inventory = there.get(name)
+        every = inventory.devices if inventory is not None else ()
+        devices = [device for device in every if device.id in wanted]
+        if inventory is None or len(devices) < len(wanted):
+            raise LimitError(
+                "The container has a limit for a device that this machine no longer has",
+                "Start the container again",
+            )
+        granted = _grant(contract.load(known[name]), inventory, devices)
+        limiter = granted.vendor.limiter(granted, config)
+        operations = [
+            LimitMemory(granted, device, wanted[device.id], limiter.means(device), "its record")
+            for device in devices
+        ]
+        parts.append((limiter, operations))
+    return Limits(parts) if parts else None
+
+
 def find(
     spec: "Spec",
     config: "Config",
     known: "Known",
-    resolved: "Resolved | None",
-    inventories: "Mapping[str, Inventory] | None" = None,
+    asked: "Sequence[Grant]",
+    inventories: "Mapping[str, Inventory]",
 ) -> Limits | None:
-    """Return the limits that a container gets, as ``resolve.limits`` does; one may concern it."""
-    said = words.read(SpecReader(spec.data, config))
-    grants = [
-        *(resolved.grants if resolved is not None else ()),
-        *_given_by_others(spec, config, known, resolved, inventories or {}),
-    ]
-    grants = [grant for grant in grants if grant.devices]
-    return of_grants(grants, said, config) if grants else None
+    """Return the limits that a container gets, as ``resolve.limits`` does; one may concern it.
+
+    ``asked`` is what it is granted of what it asks us for.
+    """
+    every = [*asked, *_given_by_others(spec, config, known, asked, inventories)]
+    grants = [grant for grant in every if grant.devices]
+    if not grants:
+        return None
+    return of_grants(grants, words.read(SpecReader(spec.data, config)), config)
 
 
 def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> Limits | None:
@@ -203,29 +256,34 @@ def _given_by_others(
     spec: "Spec",
     config: "Config",
     known: "Known",
-    resolved: "Resolved | None",
+    asked: "Sequence[Grant]",
     inventories: "Mapping[str, Inventory]",
 ) -> "list[Grant]":
     """Return what config.json gives a container of each vendor that it doesn't ask us for.
 
-    Engines carry out CDI documents themselves, and give nodes by --device.
+    Engines carry out CDI documents themselves, and give nodes by --device. One that may have every
+    device has them by its privilege.
     """
-    from gpuhook.start.cdi.generate import grant  # noqa: PLC0415 - few containers have limits
-    from gpuhook.start.records import claims  # noqa: PLC0415 - as above
-
-    has = claims.given(spec, resolved.cdi_devices if resolved is not None else (), config)
-    ours = {each.vendor.names.NAME: each for each in (resolved.grants if resolved else ())}
+    if any(given_nodes.allows_all(rule) for rule in given_nodes.objects(spec.device_rules)):
+        return []
+    has = given_nodes.numbers(spec.data, os.path.dirname(spec.path))
+    ours = {each.vendor.names.NAME: each.devices for each in asked}
     found = []
     for names in known.values() if has else ():
         vendor = contract.load(names)
-        before = ours.get(names.NAME)
         try:
             inventory = inventories.get(names.NAME) or cache.get_inventory(config, vendor)
         except DriverError:  # nobody has devices of it
             continue
-        asked = {device.id for device in before.devices} if before is not None else set()
-        asked |= {device.parent for device in before.devices} if before is not None else set()
-        more = [each for each in claims.devices_of(has, inventory) if each.id not in asked]
+        before = ours.get(names.NAME, ())
+        has_already = {name for device in before for name in (device.id, device.parent)}
+        given = given_nodes.devices_of(has, inventory)
+        more = [device for device in given if device.id not in has_already]
         if more:
-            found.append(grant(vendor, inventory, config, more))
+            found.append(_grant(vendor, inventory, more))
     return found
+
+
+def _grant(vendor: "Vendor", inventory: "Inventory", devices: "Iterable[Device]") -> "Grant":
+    """Return a grant of devices that nobody has asked us for."""
+    return contract.Grant(vendor, Request(vendor.names.NAME), inventory, tuple(devices))

@@ -149,7 +149,8 @@ def limits(
         return None
     from gpuhook.start import limits as found  # noqa: PLC0415 - few containers have any
 
-    return found.find(spec, config, known, resolved, inventories)
+    grants = resolved.grants if resolved is not None else ()
+    return found.find(spec, config, known, grants, inventories or {})
 
 
 def _says_limit(spec: "dict[str, Any]") -> bool:

@@ -116,7 +116,7 @@ def _above(tree: str, folder: str) -> list[str]:
 
 def _enable(folder: str) -> None:
     path = f"{folder}/{_CONTROL}"
-    if CONTROLLER.encode() in host_proc.read(path).split():
+    if CONTROLLER.encode() in host_proc.words(host_proc.read(path).rstrip(b"\n")):
         return
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:

@@ -62,7 +62,11 @@ class Nvml(Limiter):
         self._timeout = config.nvml_timeout
         self._child: _Child | None = None
         _check(grant)
-        libraries = [file.path for file in inventory.files if file.soname == LIBRARY]
+        libraries = [
+            file.path
+            for file in inventory.files
+            if file.kind == "library" and file.soname == LIBRARY
+        ]
         if not libraries:
             raise LimitError(f"The driver has no {LIBRARY}, by which limits are set", _OLD)
         self._library = libraries[0]
@@ -104,7 +108,7 @@ class Nvml(Limiter):
     def _ask(self, tree: str, folder: str, wanted: "Bytes") -> "dict[str, Any]":
         if tree != TREE:
             raise LimitError(
-                f"NVIDIA's driver looks for cgroup v2 at {TREE}, and here it is at {tree}",
+                f"NVIDIA's driver limits memory by cgroup v2 at {TREE}, and here that is at {tree}",
                 "Boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1)",
             )
         try:
