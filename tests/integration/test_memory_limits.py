@@ -211,6 +211,26 @@ def test_nothing_is_given_without_a_limit_where_one_is_required(place: Place) ->
 
 
 @ONE
+@pytest.mark.parametrize(
+    ("limits", "env"),
+    [('device-memory = "8GiB"\n', ()), ("", ("GPUHOOK_DEVICE_MEMORY=8GiB",))],
+)
+def test_a_plain_node_brings_the_limit_too(place: Place, limits: str, env: tuple[str, ...]) -> None:
+    """An engine's --device, which names no vendor; the launcher knows the configuration by then."""
+    config = place.configured(limits=limits)
+    words = {"GPUHOOK_CONFIG": str(config)}
+    warm = place.made(command="true")
+    warm.run(place.installation.runtime, words).ok()
+    made = place.made(*env, command="sleep 999")
+    node = place.driver.root / f"dev/nvidia{place.driver.gpus[1].minor}"
+    mount = {"source": str(node), "destination": "/dev/nvidia0", "options": ["bind"]}
+    made.change(lambda spec: spec["mounts"].append(mount))
+    made.detach(place.installation.runtime, config)
+    [record] = records.read_all(str(config.parent / "state"))
+    assert [(each["device"], each["bytes"]) for each in record["limits"]] == [("1", 8 * GIB)]
+
+
+@ONE
 def test_documents_alone_are_refused(place: Place) -> None:
     """The document's hook is in the container's cgroup namespace, and can't see its path."""
     config = place.configured()
