@@ -5,7 +5,9 @@ nowhere here.
 """
 
 import json
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -218,6 +220,9 @@ def test_nothing_is_given_without_a_limit_where_one_is_required(place: Place) ->
 def test_a_plain_node_brings_the_limit_too(place: Place, limits: str, env: tuple[str, ...]) -> None:
     """An engine's --device, which names no vendor; the launcher knows the configuration by then."""
     config = place.configured(limits=limits)
+    past = time.time() - 10  # as one that nobody has just written
+    for each in (config, config.parent):
+        os.utime(each, (past, past))
     words = {"GPUHOOK_CONFIG": str(config)}
     warm = place.made(command="true")
     warm.run(place.installation.runtime, words).ok()
@@ -263,6 +268,39 @@ def test_a_limit_that_was_lost_is_given_back(place: Place) -> None:
     said = call(place.installation.command, "repair", "--all", "--config", config).ok()
     assert "the limit of its memory" in said.stdout, said
     assert call(python, "-c", there).ok().stdout == f"0 {8 * GIB}\n"
+
+
+@ONE
+def test_what_is_used_of_a_limit_is_the_cgroups(place: Place) -> None:
+    """The driver's own list of processes names the container's first one with 2 GiB."""
+    config = place.configured()
+    made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", "NVIDIA_VISIBLE_DEVICES=0", command="sleep 999")
+    made.detach(place.installation.runtime, config)
+    [record] = records.read_all(str(config.parent / "state"))
+    root, command = place.driver.root, place.installation.command
+    made.call(command, "simulate", root, "--process", f"0,{record['pid']},2G,50").ok()
+    words = ("--config", config)
+    listed = json.loads(made.call(command, "list", *words, "--format", "json").ok().stdout)
+    [container] = listed["containers"]
+    uuid = place.driver.gpus[0].uuid
+    expected = {"device": uuid, "used": 2 * GIB, "limit": 8 * GIB, "source": "nvml"}
+    assert container["memory"] == [expected]
+    shown = made.call(command, "list", *words).ok().stdout
+    assert "2048MiB" in shown
+    assert "8GiB" in shown
+    stats = json.loads(made.call(command, "stats", *words, "--format", "json").ok().stdout)
+    [use] = [each for one in stats["containers"] for each in one["devices"]]
+    keys = ("memory_used_bytes", "memory_limit_bytes", "memory_source")
+    assert [use[key] for key in keys] == [2 * GIB, 8 * GIB, "nvml"]
+    file = place.folder / "metrics.prom"
+    made.call(command, "metrics", *words, "--textfile", file).ok()
+    [line] = [
+        each
+        for each in file.read_text().splitlines()
+        if each.startswith("gpuhook_container_gpu_memory_limit_bytes{")
+    ]
+    assert 'source="nvml"' in line
+    assert float(line.rpartition(" ")[2]) == 8 * GIB
 
 
 @ONE

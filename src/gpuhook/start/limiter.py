@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     # A device's id -> bytes.
     Bytes = Mapping[str, int]
+    # A device's id -> bytes that are used, and the limit.
+    Use = dict[str, tuple[int, int | None]]
 
 
 class Limiter:
@@ -29,8 +31,8 @@ class Limiter:
         """Limit devices' memory for a cgroup (v2, mounted at ``tree``); LimitError."""
         raise NotImplementedError
 
-    def used(self, tree: str, folder: str) -> "dict[str, tuple[int, int | None]]":
-        """Return what a cgroup uses of each device, and its limit (None: none); LimitError."""
+    def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
+        """Return by cgroup what it uses of each device, and its limit (None: none); LimitError."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -81,16 +83,6 @@ class Dmem(Limiter):
                 parts[region] = number * size // whole
         dmem.limit(tree, folder, parts)
 
-    def used(self, tree: str, folder: str) -> "dict[str, tuple[int, int | None]]":  # noqa: ARG002
+    def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":  # noqa: ARG002
         """Read dmem.current and dmem.max."""
-        try:
-            current, most = dmem.read(folder, dmem.CURRENT), dmem.read(folder, dmem.MAX)
-        except OSError:  # the controller isn't enabled there: nothing is counted
-            return {}
-        found = {}
-        for name, regions in self._regions.items():
-            limits = [most[region] for region in regions if region in most]
-            whole = len(limits) == len(regions)
-            number = sum(current.get(region, 0) for region in regions)
-            found[name] = (number, sum(limits) if whole else None)
-        return found
+        return {folder: dmem.used(folder, self._regions) for folder in folders}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.sizes import Size
     from gpuhook.start.contract import Grant, Known, Vendor
     from gpuhook.start.inventory.model import Device, Inventory
-    from gpuhook.start.limiter import Limiter
+    from gpuhook.start.limiter import Limiter, Use
     from gpuhook.start.request.limits import Word, Words
 
     # A device's id -> what the container says of it.
@@ -88,19 +88,17 @@ class Limits:
         finally:
             self.close()
 
-    def used(
-        self, process: int, written: "Mapping[int, str] | None" = None
-    ) -> "dict[str, tuple[int, int | None]]":
-        """Return what the container uses of each device by its cgroup, and its limit there.
+    def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
+        """Return by cgroup what it uses of each device, and its limit there.
 
-        By the devices' ids, in bytes; None is no limit. The arguments are those of ``set``, and so
-        are the errors.
+        By the devices' ids, in bytes; None is no limit. LimitError where that can't be had.
         """
-        found = {}
+        places = [*folders]
+        found: dict[str, Use] = {folder: {} for folder in places}
         try:
-            tree, folder = dmem.place_of(process, written=written)
             for limiter, _ in self._parts:
-                found.update(limiter.used(tree, folder))
+                for folder, used in limiter.used(tree, places).items():
+                    found[folder].update(used)
         finally:
             self.close()
         return found

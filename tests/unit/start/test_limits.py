@@ -217,11 +217,10 @@ def test_a_limit_is_a_step_with_its_reason(tree: Tree) -> None:
 
 
 def test_what_is_used_is_read_from_the_cgroup(tree: Tree) -> None:
-    assert tree
-    limits = amds()
-    assert limits.used(-1) == {"0000:03:00.0": (GIB, None)}
+    limits, places = amds(), (str(tree.root), [str(tree.folder)])
+    assert limits.used(*places) == {str(tree.folder): {"0000:03:00.0": (GIB, None)}}
     limits.set(-1)
-    assert limits.used(-1) == {"0000:03:00.0": (GIB, 8 * GIB)}
+    assert limits.used(*places) == {str(tree.folder): {"0000:03:00.0": (GIB, 8 * GIB)}}
 
 
 def test_a_kernel_without_dmem(tree: Tree) -> None:

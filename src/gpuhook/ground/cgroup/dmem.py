@@ -15,7 +15,7 @@ from gpuhook.ground.host import proc as host_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 CONTROLLER = "dmem"
 CAPACITY, MAX, CURRENT = "dmem.capacity", "dmem.max", "dmem.current"
@@ -72,6 +72,25 @@ def read(folder: str, name: str) -> dict[str, int]:
         region, _, value = os.fsdecode(line).rpartition(" ")
         if region and value.isascii() and value.isdecimal():
             found[region] = int(value)
+    return found
+
+
+def used(folder: str, devices: "Mapping[str, Iterable[str]]") -> dict[str, tuple[int, int | None]]:
+    """Return what a cgroup uses of devices, by their regions, and its limit (None: none).
+
+    Nothing where the kernel counts nothing there.
+    """
+    try:
+        current, most = read(folder, CURRENT), read(folder, MAX)
+    except OSError:
+        return {}
+    found: dict[str, tuple[int, int | None]] = {}
+    for name, named in devices.items():
+        regions = [region for region in named if region in current]
+        limits = [most[region] for region in regions if region in most]
+        if regions:
+            whole = sum(limits) if len(limits) == len(regions) else None
+            found[name] = (sum(current[region] for region in regions), whole)
     return found
 
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpuhook.ground.cgroup import access
+from gpuhook.ground.cgroup import access, dmem
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import ContainerError
 from gpuhook.ground.host import proc
@@ -82,7 +82,8 @@ def _limit(
     known = registry.known(config)
     inventories = list(inventories)
     limits = recorded(entries, inventories, known, config)
-    now = limits.used(process, written) if limits is not None else {}
+    tree, folder = dmem.place_of(process, written=written)
+    now = limits.used(tree, [folder])[folder] if limits is not None else {}
     lost = [each for each in entries if not _holds(each, now)]
     again = recorded(lost, inventories, known, config)
     if again is not None:

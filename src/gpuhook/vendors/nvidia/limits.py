@@ -21,12 +21,13 @@ from gpuhook.start.limiter import Limiter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any, NoReturn
 
     from gpuhook.ground.config.model import Config
     from gpuhook.start.contract import Grant
     from gpuhook.start.inventory.model import Device
-    from gpuhook.start.limiter import Bytes
+    from gpuhook.start.limiter import Bytes, Use
 
 DRIVER = 615
 LIBRARY = "libnvidia-ml.so.1"
@@ -95,24 +96,27 @@ class Nvml(Limiter):
 
     def set(self, tree: str, folder: str, wanted: "Bytes") -> None:
         """Have NVML set the limits, and say what it knows of them afterwards."""
-        self._ask(tree, folder, wanted)
+        self._ask(tree, [folder], wanted)
 
-    def used(self, tree: str, folder: str) -> "dict[str, tuple[int, int | None]]":
-        """Ask NVML what a cgroup uses."""
-        answer = self._ask(tree, folder, {})
+    def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
+        """Ask NVML what cgroups use."""
+        answer = self._ask(tree, [*folders], {})
         return {
-            name: (used, None if hard >= UNLIMITED else hard)
-            for name, (used, hard) in answer["used"].items()
+            folder: {
+                name: (used, None if hard >= UNLIMITED else hard)
+                for name, (used, hard) in found.items()
+            }
+            for folder, found in answer["used"].items()
         }
 
-    def _ask(self, tree: str, folder: str, wanted: "Bytes") -> "dict[str, Any]":
+    def _ask(self, tree: str, folders: list[str], wanted: "Bytes") -> "dict[str, Any]":
         if tree != TREE:
             raise LimitError(
                 f"NVIDIA's driver limits memory by cgroup v2 at {TREE}, and here that is at {tree}",
                 "Boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1)",
             )
         try:
-            question = {"folder": folder, "wanted": dict(wanted)}
+            question = {"folders": folders, "wanted": dict(wanted)}
             answer = self._started().ask(question, self._timeout)
         finally:
             self.close()
@@ -237,11 +241,13 @@ def _answer(ready: "Any", question: "dict[str, Any]") -> "dict[str, Any]":
     if not isinstance(ready, _Ready):
         return {"error": str(ready)}
     try:
+        if not question["wanted"]:
+            return {"used": {folder: ready.used(folder) for folder in question["folders"]}}
         for uuid, limit in question["wanted"].items():
-            ready.limit(uuid, question["folder"], limit)
-        return {"used": ready.used(question["folder"]) if not question["wanted"] else {}}
+            ready.limit(uuid, question["folders"][0], limit)
     except (AttributeError, _NvmlError) as error:
         return {"error": str(error)}
+    return {}
 
 
 class _Ready:

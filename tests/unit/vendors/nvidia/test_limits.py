@@ -110,16 +110,16 @@ def test_a_limit_is_set(make: Make) -> None:
     nvml = make()
     nvml.begin()
     limit(nvml)
-    [value] = make(get="it->hard = 1ULL << 32").used("/sys/fs/cgroup", FOLDER).values()
+    [value] = make(get="it->hard = 1ULL << 32").used("/sys/fs/cgroup", [FOLDER])[FOLDER].values()
     assert value == (8 * GIB, 4 * GIB)
-    [value] = make().used("/sys/fs/cgroup", FOLDER).values()
+    [value] = make().used("/sys/fs/cgroup", [FOLDER])[FOLDER].values()
     assert value == (8 * GIB, None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
 @pytest.mark.parametrize("number", [3, 6])
 def test_a_cgroup_that_never_had_a_limit(make: Make, number: int) -> None:
-    assert make(get=f"return {number}").used("/sys/fs/cgroup", FOLDER) == {}
+    assert make(get=f"return {number}").used("/sys/fs/cgroup", [FOLDER])[FOLDER] == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
