@@ -15,8 +15,9 @@ from gpuhook.ground import log, names, preload
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import CdiError, GpuhookError, InjectError, StateError, shown
-from gpuhook.ground.oci.spec import State, parse_state, read_spec
+from gpuhook.ground.oci.spec import State, hook_name, parse_state, read_spec
 from gpuhook.start import contract
+from gpuhook.start.resolve import limits
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gpuhook.inject import Prepared
     from gpuhook.start.contract import Known, Vendor
     from gpuhook.start.inventory.model import Inventory
+    from gpuhook.start.limits import Limits
     from gpuhook.start.plan.image import Examine
     from gpuhook.start.records.records import Written
 
@@ -159,6 +161,14 @@ def preload_injection(vendor_names: "ModuleType") -> None:
     from gpuhook.start.records import records  # noqa: F401, PLC0415
 
 
+def _limits(spec: "Spec", config: Config) -> "Limits | None":
+    """Return the limits to set, None where there are none or gpu-py's own hook sets them."""
+    ours = [hook for stage in names.HOOK_STAGES for hook in spec.hooks(stage)]
+    if any(hook_name(hook) == names.HOOK for hook in ours):
+        return None
+    return limits(spec, config, registry.known(config), None)
+
+
 class DocumentInjection:
     """What a CDI document can't say, done in one container; raises the GpuhookError of what fails.
 
@@ -178,6 +188,7 @@ class DocumentInjection:
         self._vendor = vendor
         self._work = Work(spec.data, vendor, inventory, config)
         self._prepared: Prepared | None = None
+        self._limits = _limits(spec, config)
 
     @property
     def _examiners(self) -> "dict[str, Examine]":
@@ -188,6 +199,8 @@ class DocumentInjection:
         from gpuhook import inject  # noqa: PLC0415 - preloaded
 
         self._prepared = inject.Prepared(self._work.plan)
+        if self._limits is not None:
+            self._limits.begin()
         self._prepared.begin(self._spec.root_path, self._config, self._examiners)
 
     def read_state(self, text: bytes, hook: int) -> State:
@@ -222,6 +235,8 @@ class DocumentInjection:
         found = inject.examine(container, self._config, self._examiners)
         plan = (self._prepared or inject.Prepared(self._work.plan)).for_image(found)
         with self._record(state, process):
+            if self._limits is not None:
+                self._limits.set(process)
             inject.apply_inside(plan, container, enter=enter)
         if self._config.cli_debug:
             facts = {"devices": list(self._work.grant.ids), "cgroup": "cdi"}
@@ -239,5 +254,7 @@ class DocumentInjection:
             record = claims.describe(state, self._spec, grants, (), known, config, save=False)
         else:
             record = records.describe(state, self._spec.data.get("annotations"), grants)
+        if self._limits is not None:
+            record["limits"] = self._limits.to_json()
         exclusive = config.exclusive
         return records.Written(config.state_dir, process, record, add=True, exclusive=exclusive)

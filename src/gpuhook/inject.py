@@ -26,6 +26,7 @@ from gpuhook.ground.oci.spec import parse_state
 from gpuhook.start.plan import image
 from gpuhook.start.planner import make_plan
 from gpuhook.start.records import records
+from gpuhook.start.resolve import limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,10 +91,16 @@ class Injection:
         self._spec = spec
         self._config = config
         self._resolved = resolved
-        self._prepared = Prepared(lambda found: make_plan(resolved.grants, found, resolved.groups))
+        self._limits = limits(spec, config, resolved.known, resolved)
+        steps = self._limits.operations if self._limits is not None else ()
+        self._prepared = Prepared(
+            lambda found: make_plan(resolved.grants, found, resolved.groups, steps)
+        )
 
     def begin(self) -> None:
         """Prepare for the image as it lies in the bundle; ``finish`` checks that it is so."""
+        if self._limits is not None:
+            self._limits.begin()
         self._prepared.begin(self._spec.root_path, self._config, self._resolved.examiners())
 
     def read_state(self, text: bytes, hook: int) -> "State":  # noqa: ARG002 - it says who starts
@@ -114,6 +121,8 @@ class Injection:
                 how = allow_devices(
                     container.process, plan.devices, spec.device_rules, no_cgroups=config.no_cgroups
                 )
+                if self._limits is not None:
+                    self._limits.set(container.process)  # protects: limit-set
                 apply(plan, container)
         if config.cli_debug:
             facts = {"devices": list(self._resolved.ids), "cgroup": how}
@@ -123,6 +132,10 @@ class Injection:
 
     def _record(self, state: "State") -> "dict[str, Any]":
         """Return what is written down of the container."""
+        record = self._described(state)
+        return record if self._limits is None else {**record, "limits": self._limits.to_json()}
+
+    def _described(self, state: "State") -> "dict[str, Any]":
         if not self._config.exclusive:
             annotations = self._spec.data.get("annotations")
             return records.describe(state, annotations, self._resolved.grants)

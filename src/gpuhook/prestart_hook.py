@@ -9,7 +9,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError, InjectError, SpecError
 from gpuhook.ground.fileio import read_start
 from gpuhook.ground.oci.spec import Spec, parse_state, read_spec
-from gpuhook.start.resolve import resolve
+from gpuhook.start.resolve import limits, resolve
 from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ With precreate, podman's stage before the runtime is called, reads a config.json
 and prints it with the device rules and the hook that its GPUs need.
 
 With lease, which gpu-py adds where it puts the devices into config.json itself, it takes
-exclusive devices for the container and does nothing else.
+exclusive devices for the container, limits its devices' memory, and does nothing else.
 """
 _STATE_LIMIT = 16 << 20
 _INPUT = "The configuration on standard input"
@@ -100,18 +100,28 @@ def run(state_text: bytes, config: Config) -> None:
         from gpuhook.inject import Injection  # noqa: PLC0415 - only where a GPU is asked for
 
         Injection(spec, config, resolved).finish(state)
+        return
+    found = limits(spec, config, registry.known(config), resolved)
+    if found is not None:
+        from gpuhook.start.records import claims  # noqa: PLC0415 - few containers have limits
+
+        claims.take(state, spec, resolved, registry.known(config), config, found)
 
 
 def take(state_text: bytes, config: Config) -> None:
-    """Take what the container of this state has of exclusive devices; HeldError if it can't."""
+    """Take what the container of this state has of exclusive devices, and limit their memory.
+
+    HeldError or LimitError if that can't be.
+    """
     state = parse_state(state_text)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
     known = registry.known(config)
     resolved = resolve(spec.data, config, known)
-    if config.exclusive:
-        from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
+    found = limits(spec, config, known, resolved)
+    if config.exclusive or found is not None:
+        from gpuhook.start.records import claims  # noqa: PLC0415 - few need it
 
-        claims.take(state, spec, resolved, known, config)
+        claims.take(state, spec, resolved, known, config, found)
 
 
 def precreate(folder: str, argv: list[str]) -> "NoReturn":

@@ -94,6 +94,12 @@ class RequirementError(RequestError):
     code = "requirement"
 
 
+class LimitError(RequestError):
+    """A limit of a device's memory is malformed, not allowed, or can't be set."""
+
+    code = "memory-limit"
+
+
 class DriverError(GpuhookError):
     """The driver is missing, not loaded, incomplete or inconsistent."""
 

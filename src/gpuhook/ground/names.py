@@ -5,12 +5,17 @@ VENDORS = ("nvidia", "amd", "neuron", "gaudi", "ascend", "intel_gpu", "intel_npu
 
 RUNTIME = "gpu-py"  # the OCI runtime's program, and what engines register it as
 HOOK = "gpuhook-prestart"
-LEASE_VERB = "lease"  # of that hook: take exclusive devices and do nothing else
+# A verb of that hook: take exclusive devices, limit the devices' memory, and do nothing else.
+LEASE_VERB = "lease"
 HOOK_STAGES = ("prestart", "createRuntime")
 CDI_HOOK = "gpuhook-cdi-hook"  # the one that our CDI documents name
 CDI_HOOK_STAGE = "createContainer"
 HELPER_OPTION = "--helper"  # before the words that lead a hook to its helper
 HELPER_KILLED = "--helper-killed"  # from launchers/gpu-py, which saw it
+
+# By which a container says how much memory of its devices it may use.
+MEMORY_VARIABLE = "GPUHOOK_DEVICE_MEMORY"
+MEMORY_ANNOTATION = "gpuhook.io/device-memory"
 
 # NVIDIA's hook, whose work ours does: Docker's --gpus adds it by the first name.
 TOOLKIT_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")

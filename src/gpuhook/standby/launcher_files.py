@@ -15,6 +15,7 @@ import os
 import time
 
 from gpuhook.ground import fileio
+from gpuhook.ground import names as common
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import ConfigError
 from gpuhook.start.request import sources
@@ -45,8 +46,10 @@ def words(config: "Config") -> tuple[str, ...] | None:
     """Return words of which one is in any config.json that asks for a GPU.
 
     None where there are no such words, because the configuration names something that JSON
-    could write in many ways.
+    could write in many ways, or limits the memory of devices, whoever gave them.
     """
+    if config.device_memory or config.most_device_memory or config.limit_required:
+        return None  # protects: limits-launcher
     names = [variable for _, variable in sources.swarm_variables(config.swarm_resource)]
     prefixes = config.cdi_annotation_prefixes if config.reads_annotations else ()
     plain = [_plain_part(name) for name in (*names, *prefixes)]
@@ -57,7 +60,8 @@ def words(config: "Config") -> tuple[str, ...] | None:
         for vendor in registry.known(config).values()
         for word in (*vendor.VARIABLES, *vendor.LEGACY[:1], vendor.MOUNTS.rpartition("/")[2])
     ]
-    return (*filter(None, fixed), *plain, *ESCAPES)
+    limits = (common.MEMORY_VARIABLE, _plain_part(common.MEMORY_ANNOTATION))
+    return (*filter(None, fixed), *limits, *plain, *ESCAPES)
 
 
 def _plain_part(text: str) -> str:

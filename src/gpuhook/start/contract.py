@@ -7,7 +7,7 @@ who starts is handed that.
 docs/engineering/add-a-vendor.md goes through it step by step.
 """
 
-from gpuhook.ground.errors import DriverError, listed
+from gpuhook.ground.errors import DriverError, LimitError, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.oci.jsontext import Record
     from gpuhook.ground.oci.process import Setting
     from gpuhook.start.inventory.model import Device, Inventory, Node
+    from gpuhook.start.limiter import Limiter
     from gpuhook.start.plan.image import Image
     from gpuhook.start.plan.operations import Operation
     from gpuhook.start.request.reader import Reading, Request
@@ -101,6 +102,8 @@ class Vendor:
     # folder is as it was stands for them.
     settings: tuple[str, ...] = ()
     crowded: tuple[str, ...] = ()
+    # Whether the kernel's dmem controller knows its devices' memory, by their bus ids.
+    in_dmem = False
 
     def of(self, names: "ModuleType") -> "Vendor":  # noqa: ARG002
         """Return the vendor with these names, which ``load`` was asked for."""
@@ -221,6 +224,18 @@ class Vendor:
     def environment(self, grant: Grant) -> "list[Setting]":  # noqa: ARG002
         """Return the variables to set in the container; only the runtime can, the hook can't."""
         return []
+
+    def limiter(self, grant: Grant, config: "Config") -> "Limiter":  # noqa: ARG002
+        """Return what limits the memory of the granted devices; LimitError where nothing can."""
+        if self.in_dmem:
+            from gpuhook.start.limiter import Dmem  # noqa: PLC0415 - few containers have limits
+
+            return Dmem(grant.devices, grant.inventory, self.names.NOUN)
+        raise LimitError(
+            f"The memory of {self.names.TITLE}'s devices can't be limited: neither their driver "
+            "nor the kernel can do that",
+            "Start the container without a limit, and set none in [gpuhook.limits] on this node",
+        )
 
     def examine(self, root: "Rootfs", config: "Config") -> "Record | None":  # noqa: ARG002
         """Look at what an image brings that changes the plan; equal records make equal plans."""

@@ -8,7 +8,7 @@ import os
 from gpuhook.ground import log, names, preload
 from gpuhook.ground.errors import RuntimeMissingError, SpecError
 from gpuhook.ground.oci.spec import hook_name
-from gpuhook.start.resolve import resolve
+from gpuhook.start.resolve import limits, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def edit(
             log.without(spec.path, resolved.absent, config)
         # It may have devices all the same: engines carry out documents themselves.
         # protects: engines-lease
-        edited = _lease(spec, resolved, config, known, folder, "") if config.exclusive else spec
+        edited = _take(spec, resolved, config, known, folder, "", inventories)
         return None if edited is spec else edited
     spec.require_mount_namespace()
     edited = _edit_process(_apply_documents(spec, resolved, config, documents), resolved)
@@ -63,28 +63,31 @@ def edit(
             edited = _edit_spec(edited, resolved, config)
         else:
             edited = _edit_for_hook(edited, resolved, config, folder, helped)
-    if config.exclusive:
-        edited = _lease(edited, resolved, config, known, folder, way)
+    edited = _take(edited, resolved, config, known, folder, way, inventories)
     log.edited(spec.path, way, (*resolved.ids, *resolved.cdi_devices), config)
     return edited
 
 
-def _lease(
+def _take(
     spec: "Spec",
     resolved: "Resolved | None",
     config: "Config",
     known: "Known",
     folder: str,
     way: str,
+    inventories: "Mapping[str, Inventory] | None",
 ) -> "Spec":
-    """Return the spec with a hook that takes exclusive devices for the container, where needed.
+    """Return the spec with a hook for leases and limits of its devices, where needed.
 
-    HeldError where another container has one now. In the way ``hook`` the hook that injects
-    takes them.
+    HeldError where another container has an exclusive one now, LimitError for a limit that can't
+    be. In the way ``hook`` the hook that injects does it.
     """
-    from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
+    needed = limits(spec, config, known, resolved, inventories) is not None
+    if config.exclusive:
+        from gpuhook.start.records import claims  # noqa: PLC0415 - few have exclusive devices
 
-    if not claims.check(spec, resolved, known, config) or way == "hook":
+        needed = claims.check(spec, resolved, known, config) or needed
+    if not needed or way == "hook":
         return spec
     return add_hook(without_old_hooks(spec), config, folder, verb=names.LEASE_VERB)
 

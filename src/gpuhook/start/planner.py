@@ -28,11 +28,15 @@ _ONE_VENDOR = "Ask for the devices of one of the two vendors alone"
 
 
 def make_plan(
-    grants: "Iterable[Grant]", image: "Image", groups: "Mapping[int, str] | None" = None
+    grants: "Iterable[Grant]",
+    image: "Image",
+    groups: "Mapping[int, str] | None" = None,
+    limits: "Iterable[Operation]" = (),
 ) -> Plan:
     """Return the operations that give the container what was granted.
 
-    ``groups`` are those that its process is put in. RequestError where two vendors would put
+    ``groups`` are those that its process is put in, ``limits`` those of its devices' memory.
+    RequestError where two vendors would put
     different things in one place.
     """
     grants = list(grants)
@@ -44,6 +48,7 @@ def make_plan(
     return Plan(
         [
             *(AllowDevice(pair, reason) for pair, reason in rules(grants).items()),
+            *limits,
             *(AddGroup(gid, reason) for gid, reason in (groups or {}).items()),
             *(SetVariable(each) for grant in grants for each in grant.vendor.environment(grant)),
             *_nodes(grants),

@@ -3,6 +3,7 @@
 The one sequence that the runtime, the hook and ``gpuhook explain`` share.
 """
 
+from gpuhook.ground import names as common
 from gpuhook.ground import preload
 from gpuhook.ground.errors import NoDriverError, RequestError, shown
 from gpuhook.start import contract
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
 
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.oci.process import Setting
+    from gpuhook.ground.oci.spec import Spec
     from gpuhook.start.contract import Grant, Known, Vendor
     from gpuhook.start.inventory.model import Inventory
+    from gpuhook.start.limits import Limits
     from gpuhook.start.plan.image import Examine
     from gpuhook.start.request.reader import Request
 
@@ -127,6 +130,38 @@ def resolve(
     for grant in grants:
         grant.vendor.check(grant)
     return Resolved(grants, config, known, tuple(error.cause for error in absent), cdi_devices)
+
+
+def limits(
+    spec: "Spec",
+    config: "Config",
+    known: "Known",
+    resolved: Resolved | None,
+    inventories: "Mapping[str, Inventory] | None" = None,
+) -> "Limits | None":
+    """Return the limits of its devices' memory that a container gets, None for one without.
+
+    ``resolved`` is what it asks us for; what engines give it by themselves counts as well.
+    LimitError for what can't be met. ``inventories`` as for ``resolve``.
+    """
+    wanted = config.device_memory or config.most_device_memory or config.limit_required
+    if not (wanted or _says_limit(spec.data)):
+        return None
+    from gpuhook.start import limits as found  # noqa: PLC0415 - few containers have any
+
+    grants = resolved.grants if resolved is not None else ()
+    return found.find(spec, config, known, grants, inventories or {})
+
+
+def _says_limit(spec: "dict[str, Any]") -> bool:
+    """Tell whether a container says how much memory it may use; its spec may have any shape."""
+    process, annotations = spec.get("process"), spec.get("annotations")
+    env = process.get("env") if isinstance(process, dict) else None
+    start = f"{common.MEMORY_VARIABLE}="
+    return (isinstance(annotations, dict) and common.MEMORY_ANNOTATION in annotations) or any(
+        isinstance(each, str) and each.startswith(start)
+        for each in (env if isinstance(env, list) else ())
+    )
 
 
 def _asked(

@@ -48,6 +48,8 @@ SPECIAL = {
     "gpuhook.cdi-kinds-from-environment": ["vendor.example/nic", "k8s.gpu.vendor.example/claim"],
     "gpuhook.exclusive": ["acme.example/npu"],
     "gpuhook.missing-driver": "ignore",
+    "gpuhook.limits.device-memory": "50%",
+    "gpuhook.limits.most-device-memory": "8GiB",
 }
 OF_KIND: dict[str, Any] = {
     BOOL: True,

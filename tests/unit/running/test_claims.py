@@ -14,6 +14,7 @@ from gpuhook.ground.cgroup.access import device_rules
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import HeldError
 from gpuhook.ground.oci.spec import Spec, State
+from gpuhook.start import given_nodes
 from gpuhook.start.inventory.model import Device, Inventory, Node
 from gpuhook.start.records import claims, leases
 from gpuhook.start.resolve import Resolved
@@ -163,7 +164,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Inventory:
         control=("/control",),
     )
     monkeypatch.setattr(claims, "get_inventory", lambda *_, **__: made)
-    monkeypatch.setattr(claims, "in_first_user_namespace", lambda: True)
+    monkeypatch.setattr(given_nodes, "in_first_user_namespace", lambda: True)
     return made
 
 

@@ -120,6 +120,34 @@ def cgroup_of(
     return version, folder
 
 
+def unified(
+    process: int, proc: str = "/proc", written: "Mapping[int, str] | None" = None
+) -> tuple[str, str]:
+    """Return where cgroup v2 is mounted, and the folder of a process' own cgroup below that.
+
+    The arguments are those of ``cgroup_of``. CgroupError where it is in none of its own there.
+    """
+    path = _paths(_read("cgroup", process)).get(2, "/")
+    if written:
+        if _below(path, written.get(2, "/")) is None:
+            raise CgroupError(
+                f"the container's first process is in the cgroup {shown(path)}, and was started "
+                f"in {shown(written.get(2))}",
+                "Stop the container and start it again",
+            )
+        path = written.get(2, "/")
+    if path != "/" and path != _paths(_read(f"{proc}/self/cgroup")).get(2):  # protects: own-cgroup
+        for root, mount_point in _mounts(2, proc):
+            below = _below(path, root)
+            if below and os.path.exists(f"{mount_point}{below}/cgroup.procs"):
+                return mount_point, mount_point + below
+    raise CgroupError(
+        f"the container's process is in {shown(path)} there, which isn't a cgroup of its own that "
+        "we see",
+        "Use an engine that makes a cgroup (v2) for each container, and run the hook on the host",
+    )
+
+
 def places(memberships: bytes) -> dict[int, str]:
     """Return the cgroups that may restrict a process, by version, as they are to be written down.
 

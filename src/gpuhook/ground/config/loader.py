@@ -188,6 +188,17 @@ class _Reading:
         self.check_capabilities()
         self.check_kind()
         self.check_words()
+        self.check_sizes()
+
+    def check_sizes(self) -> None:
+        for key in ("gpuhook.limits.device-memory", "gpuhook.limits.most-device-memory"):
+            value = getattr(self.config, KEYS[key][0])
+            if not value:
+                continue
+            from gpuhook.ground.sizes import parse_size  # noqa: PLC0415 - few set any
+
+            if parse_size(value) is None:
+                self.wrong(key, f"must be a size such as 8GiB, 8192MiB or 50%, not {shown(value)}")
 
     def check_ldconfig(self) -> None:
         config = self.config

@@ -68,6 +68,9 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.ldconfig-fallback": ("ldconfig_fallback", BOOL, False),
     "gpuhook.helper": ("helper", BOOL, True),
     "gpuhook.standby": ("standby", PAUSE, 60.0),
+    "gpuhook.limits.device-memory": ("device_memory", STRING, ""),
+    "gpuhook.limits.most-device-memory": ("most_device_memory", STRING, ""),
+    "gpuhook.limits.required": ("limit_required", BOOL, False),
 }
 
 # The features are optional: absent is not the same as false in a file, though both mean off.
@@ -142,6 +145,7 @@ class Config:
     csv_ignore: tuple[str, ...]
     csv_mount_spec_path: str
     cuda_compat_mode: str
+    device_memory: str
     disable_require: bool
     driver_root: str
     driver_roots: tuple[str, ...]
@@ -154,10 +158,12 @@ class Config:
     ldconfig: str
     ldconfig_fallback: bool
     library_search_paths: tuple[str, ...]
+    limit_required: bool
     load_kmods: bool
     log_level: str
     missing_driver: str
     mode: str
+    most_device_memory: str
     no_cgroups: bool
     nvml_timeout: float
     path: str | None

@@ -7,10 +7,12 @@ all that is needed here. It is no public interface, so where it differs ctypes i
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ctypes import c_long, get_errno
+    from ctypes import addressof, c_long, get_errno
     from typing import Any
 
-    def _function(name: str) -> Any: ...
+    def _open(path: str | None) -> Any: ...
+
+    def _function(library: Any, name: str) -> Any: ...
 else:
     try:
         from _ctypes import (
@@ -18,6 +20,7 @@ else:
             FUNCFLAG_USE_ERRNO,
             CFuncPtr,
             _SimpleCData,
+            addressof,
             dlopen,
             dlsym,
             get_errno,
@@ -37,34 +40,39 @@ else:
             _flags_ = FUNCFLAG_CDECL | FUNCFLAG_USE_ERRNO
             _restype_ = c_int
 
-        _HANDLE = dlopen(None, 0)
+        def _open(path: str | None) -> "Any":
+            return dlopen(path, 0)
 
-        def _function(name: str) -> "Any":
-            return _Function(dlsym(_HANDLE, name))
+        def _function(library: "Any", name: str) -> "Any":
+            return _Function(dlsym(library, name))
 
     except (ImportError, AttributeError, TypeError):
-        from ctypes import CDLL, c_long, get_errno
+        from ctypes import CDLL, addressof, c_long, get_errno
 
-        _LIBRARY = CDLL(None, use_errno=True)
+        def _open(path: str | None) -> "Any":
+            return CDLL(path, use_errno=True)
 
-        def _function(name: str) -> "Any":
-            return _LIBRARY[name]
+        def _function(library: "Any", name: str) -> "Any":
+            return library[name]
 
 
-__all__ = ["Library", "c_long", "get_errno"]
+__all__ = ["Library", "addressof", "c_long", "get_errno"]
 
 
 class Library:
-    """The C library that this process is linked with; its functions keep errno for us.
+    """The C library that this process is linked with, or another one; functions keep errno for us.
 
     They return an int unless their ``restype`` says otherwise. AttributeError for a function
-    that the library doesn't have.
+    that the library doesn't have, OSError for a library at ``path`` that can't be loaded.
     """
+
+    def __init__(self, path: str | None = None) -> None:
+        self._library = _open(path)
 
     def __getattr__(self, name: str) -> "Any":
         """Find a function when it is first used."""
         try:
-            found = _function(name)
+            found = _function(self._library, name)
         except OSError as error:
             raise AttributeError(str(error)) from None
         setattr(self, name, found)

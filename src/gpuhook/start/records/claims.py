@@ -6,29 +6,35 @@ says what that record is worth, and who has a device now.
 """
 
 import os
-import stat
 
-from gpuhook.ground.cgroup.access import in_first_user_namespace, spec_allows
+from gpuhook.ground.cgroup.access import spec_allows
 from gpuhook.ground.errors import CdiError, DriverError, InjectError
 from gpuhook.ground.oci.spec import State
-from gpuhook.start import contract
+from gpuhook.start import contract, given_nodes
 from gpuhook.start.inventory.cache import get_inventory
 from gpuhook.start.records import leases, records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
+    from collections.abc import Sequence
+    from typing import Any, Protocol
 
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.oci.spec import Spec
     from gpuhook.start.contract import Grant, Known
-    from gpuhook.start.inventory.model import Device, Inventory
+    from gpuhook.start.inventory.model import Inventory
     from gpuhook.start.resolve import Resolved
 
     Numbers = tuple[int, int]  # major and minor
 
-_NO_CHARACTERS = ("b", "p")  # types of nodes that are no character device; c and u are
+    class Limits(Protocol):
+        """What limits the memory of a container's devices: ``start.limits.Limits``."""
+
+        def set(self, process: int) -> None:
+            """Set all limits; LimitError."""
+
+        def to_json(self) -> list[dict[str, Any]]:
+            """Return them as they are written down."""
 
 # What it has ------------------------------------------------------------------------------------
 
@@ -59,7 +65,7 @@ def describe(
         ours = _inventory(kind, grants, known, config, save)
         if ours is None:
             record["nodes"][kind] = _of_documents(kind, has, config)
-        elif found := _devices(has, ours[1]):
+        elif found := given_nodes.devices_of(has, ours[1]):
             nodes = (node.numbers for node in ours[1].nodes if node.numbers in has)
             rules = [pair for pair in nodes if spec_allows(spec.device_rules, *pair)]
             _add(record, records.given(*ours, found, rules))
@@ -72,56 +78,13 @@ def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> "set[Numbe
 
     Of one that may have every device it is what documents gave: the rest it has by its privilege.
     """
-    if not any(_allows_all(rule) for rule in _objects(spec.device_rules)):
-        return _numbers(spec.data, os.path.dirname(spec.path))
+    if not any(given_nodes.allows_all(rule) for rule in given_nodes.objects(spec.device_rules)):
+        return given_nodes.numbers(spec.data, os.path.dirname(spec.path))
     if not names:
         return set()
     from gpuhook.start.cdi import apply, saved  # noqa: PLC0415 - for such containers alone
 
-    return _numbers(apply.apply({}, apply.resolve(saved.read_folders(config), names)))
-
-
-def _numbers(data: "dict[str, Any]", bundle: str = "") -> "set[Numbers]":
-    """Return the character devices that a config.json gives, by nodes or by mounts of nodes.
-
-    Where there is a user namespace, runtimes mount the host's node of the same path, whatever
-    numbers stand there.
-    """
-    linux = data.get("linux")
-    linux = linux if isinstance(linux, dict) else {}
-    found: set[Numbers] = set()
-    sources = [each.get("source") for each in _objects(data.get("mounts"))]
-    for node in _objects(linux.get("devices")):
-        major, minor = node.get("major"), node.get("minor")
-        if node.get("type") not in _NO_CHARACTERS:
-            if isinstance(major, int) and isinstance(minor, int):
-                found.add((major, minor))
-            sources.append(node.get("path") if _is_mapped(linux) else None)
-    for source in sources:
-        try:
-            status = os.stat(os.path.join(bundle, source)) if isinstance(source, str) else None
-        except (OSError, ValueError):  # not there, or no path
-            continue
-        if status is not None and stat.S_ISCHR(status.st_mode):
-            # protects: claimed-node
-            found.add((os.major(status.st_rdev), os.minor(status.st_rdev)))
-    return found
-
-
-def _is_mapped(linux: "dict[str, Any]") -> bool:
-    spaces = _objects(linux.get("namespaces"))
-    return not in_first_user_namespace() or any(each.get("type") == "user" for each in spaces)
-
-
-def _allows_all(rule: "dict[str, Any]") -> bool:
-    """Tell whether a rule of linux.resources.devices allows every device, as --privileged does."""
-    every = rule.get("type") in (None, "", "a") and rule.get("access") == "rwm"
-    return rule.get("allow") is True and every and {rule.get("major"), rule.get("minor")} <= {None}
-
-
-def _objects(value: "Any") -> "Iterator[dict[str, Any]]":
-    if isinstance(value, list):
-        yield from (each for each in value if isinstance(each, dict))
+    return given_nodes.numbers(apply.apply({}, apply.resolve(saved.read_folders(config), names)))
 
 
 def _inventory(
@@ -138,24 +101,6 @@ def _inventory(
             except DriverError:
                 return None
     return None
-
-
-def _devices(has: "set[Numbers]", inventory: "Inventory") -> "list[Device]":
-    """Return the devices that have one of these nodes for themselves, or all that they have.
-
-    One that is there for the sake of its part is left out.
-    """
-    numbers = {node.path: node.numbers for node in inventory.nodes}
-    every = [path for device in inventory.devices for path in device.nodes]
-
-    def is_there(device: "Device") -> bool:
-        own = [path for path in device.nodes if every.count(path) == 1]
-        given = [numbers.get(path) in has for path in own or device.nodes]
-        return any(given) if own else bool(given) and all(given)
-
-    there = [device for device in inventory.devices if is_there(device)]
-    parents = {device.parent for device in there}
-    return [device for device in there if device.id not in parents]
 
 
 def _add(record: "dict[str, Any]", found: "dict[str, Any]") -> None:
@@ -182,7 +127,7 @@ def _of_documents(kind: str, has: "set[Numbers]", config: "Config") -> dict[str,
         if name.partition("=")[0] != kind:
             continue
         try:
-            nodes = _numbers(apply.apply({}, device.edits))
+            nodes = given_nodes.numbers(apply.apply({}, device.edits))
         except CdiError:  # a node that this machine hasn't got, so nobody has
             continue
         for pair in nodes & has:
@@ -212,11 +157,16 @@ def check(spec: "Spec", resolved: "Resolved | None", known: "Known", config: "Co
 
 
 def take(
-    state: "State", spec: "Spec", resolved: "Resolved | None", known: "Known", config: "Config"
+    state: "State",
+    spec: "Spec",
+    resolved: "Resolved | None",
+    known: "Known",
+    config: "Config",
+    limits: "Limits | None" = None,
 ) -> None:
-    """Write the record of a container that gets its devices by its config.json.
+    """Write the record of a container that gets its devices by its config.json; set its limits.
 
-    HeldError where another container has one of them.
+    HeldError where another container has one of them, LimitError where a limit can't be set.
     """
     try:
         process = os.open(f"/proc/{state.pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -227,8 +177,11 @@ def take(
         ) from None
     try:
         record = describe(state, spec, *_asked(resolved), known, config)
+        if limits is not None:
+            record["limits"] = limits.to_json()
         with records.Written(config.state_dir, process, record, exclusive=config.exclusive):
-            pass
+            if limits is not None:
+                limits.set(process)
     finally:
         os.close(process)
 

@@ -15,13 +15,21 @@ from gpuhook.ground.oci.spec import Spec
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.start.inventory.selection import fallen_off
+from gpuhook.start.limits import Limits
 from gpuhook.start.plan import image, spec_edits
-from gpuhook.start.plan.operations import AddGroup, ApplyDocument, BindFile, Operation, usable
+from gpuhook.start.plan.operations import (
+    AddGroup,
+    AllowDevice,
+    ApplyDocument,
+    BindFile,
+    Operation,
+    usable,
+)
 from gpuhook.start.planner import make_plan
 from gpuhook.start.records import claims
 from gpuhook.start.request import sources as environments
 from gpuhook.start.request.reader import Request, SpecReader, effective_mode
-from gpuhook.start.resolve import Progress, Resolved, resolve
+from gpuhook.start.resolve import Progress, Resolved, limits, resolve
 from gpuhook.tools.cli import _meant
 from gpuhook.vendors import registry
 
@@ -119,6 +127,8 @@ class Explanation:
         found = _image(root_path, config, resolved)
         if config.exclusive and self.container is None:
             claims.check(_with_documents(spec, documents), resolved, self.known, config)
+        given = _with_documents(spec, documents) if documents else spec
+        limited = limits(given, config, self.known, resolved)
         plan = make_plan(resolved.grants, found, resolved.groups)
         folders = self.layers if root_path is None else [root_path]
         if any(isinstance(op, BindFile) for op in plan.operations) and _has_musl(folders):
@@ -136,6 +146,12 @@ class Explanation:
             self.operations = spec_edits.steps(plan)
             self.undone += spec_edits.undone(plan)
         self.operations = [op for op in self.operations if op not in self.undone]
+        self._add_limits(limited)
+
+    def _add_limits(self, limited: Limits | None) -> None:
+        """Add the limits, which a hook sets in every mode, after the rules for devices."""
+        place = sum(isinstance(op, AllowDevice) for op in self.operations)
+        self.operations[place:place] = limited.operations if limited is not None else ()
 
     @property
     def warnings(self) -> list[str]:

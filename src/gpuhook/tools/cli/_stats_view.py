@@ -36,6 +36,8 @@ class _Use:
     memory: int | None = None
     share: float | None = None
     processes: int | None = None
+    limit: int | None = None
+    source: str = ""  # who says the memory
 
 
 def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
@@ -90,6 +92,8 @@ def _use_json(use: _Use) -> dict[str, Any]:
         "index": use.device.label,
         "assigned": use.assigned,
         "memory_used_bytes": use.memory,
+        "memory_limit_bytes": use.limit,
+        "memory_source": use.source,
         "sm_utilization": use.share,
         "processes": use.processes,
     }
@@ -114,7 +118,7 @@ def _use(container: Container, device: Device, usage: Usage | None, *, assigned:
     if usage is None:
         return _Use(container, device, assigned)
     values = (usage.memory_bytes, usage.sm_utilization, usage.processes)
-    return _Use(container, device, assigned, *values)
+    return _Use(container, device, assigned, *values, usage.memory_limit_bytes, usage.memory_source)
 
 
 def _title(container: Container) -> str:
@@ -297,14 +301,14 @@ def _device_row(device: Device, history: History | None) -> list[RenderableType 
 
 
 def _use_row(use: _Use) -> list[RenderableType | None]:
-    used, total = use.memory, use.device.memory_total_bytes
+    used, limit = use.memory, use.limit
     return [
         _screen.text(_title(use.container), _screen.FAINT if use.container is _NOBODY else ""),
         _screen.text(use.device.label),
         _percent(use.share),
         _bar(use.share),
-        _memory(used, None),
-        _bar(_share(used, total)),
+        _memory(used, limit),
+        _bar(_share(used, limit or use.device.memory_total_bytes)),
         _screen.text(_ABSENT if use.processes is None else use.processes),
     ]
 

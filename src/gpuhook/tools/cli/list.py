@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gpuhook.ground.config.loader import load
+from gpuhook.ground.sizes import amount
 from gpuhook.start.inventory.cache import get_inventory
 from gpuhook.start.inventory.model import Device, Inventory
 from gpuhook.start.inventory.selection import fallen_off
@@ -15,7 +16,7 @@ from gpuhook.tools.cli import _containers
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
 from gpuhook.tools.metrics.named import with_pods
-from gpuhook.tools.running import of_docker
+from gpuhook.tools.running import memory, of_docker
 from gpuhook.tools.running.holders import Container, running
 from gpuhook.tools.running.names import Names
 from gpuhook.tools.vendors import survey
@@ -51,11 +52,15 @@ def list_(files: bool, pod_resources: str, config_path: str | None, output_forma
     containers, nameless = with_pods(containers, inventories, config, pod_resources)
     _containers.say_what_is_missing([*problems, *([nameless] if nameless else [])])
     names = _containers.names_of(containers)
+    used, unknown = memory.look(containers, inventories, config)
+    if unknown:
+        _containers.say_what_is_missing([unknown])
     if output_format == "json":
         is_whole = not problems and os.geteuid() == 0
-        print_json({**_as_json(inventories, containers, names), "complete": is_whole})
+        print_json({**_as_json(inventories, containers, names, used), "complete": is_whole})
     else:
         _show(inventories, registry.known(config), containers, names)
+        _show_memory(inventories, containers, names, used)
         if files:
             every = [file for inventory in inventories for file in inventory.files]
             rows = [(file.kind, file.capability or "-", file.path) for file in every]
@@ -102,6 +107,23 @@ def _show(
             click.echo(f"\n{text}: {', '.join(which)}")
 
 
+def _show_memory(
+    inventories: list[Inventory], containers: list[Container], names: Names, used: memory.Found
+) -> None:
+    """Print the containers' limits of memory, and what they use by their cgroups."""
+    rows = []
+    labels = {device.id: device.label for each in inventories for device in each.devices}
+    for container in containers:
+        name = _containers.title(container, names.of(container.name)[0])
+        for (holder, device), found in used.items():
+            if holder == container.name:
+                limit = "-" if found.limit is None else amount(found.limit)
+                mib = f"{found.used >> 20}MiB"
+                rows.append((name, labels.get(device, device), mib, limit, found.source))
+    if rows:
+        _table(("CONTAINER", "INDEX", "MEMORY USED", "LIMIT", "SAID BY"), rows)
+
+
 def _table(
     header: Sequence[str],
     rows: Sequence[Sequence[object]],
@@ -146,7 +168,7 @@ def _holders(
 
 
 def _as_json(
-    inventories: list[Inventory], containers: list[Container], names: Names
+    inventories: list[Inventory], containers: list[Container], names: Names, used: memory.Found
 ) -> dict[str, Any]:
     """Return what each vendor has, the ids of its devices' containers added, and all those.
 
@@ -168,6 +190,15 @@ def _as_json(
         ],
         "files": [file.to_json() for inventory in inventories for file in inventory.files],
         "containers": [
-            {**each.to_json(), "engine_name": names.of(each.name)[0]} for each in containers
+            {
+                **each.to_json(),
+                "engine_name": names.of(each.name)[0],
+                "memory": [
+                    {"device": device, **found._asdict()}
+                    for (holder, device), found in used.items()
+                    if holder == each.name
+                ],
+            }
+            for each in containers
         ],
     }

@@ -3,6 +3,7 @@
 import click
 
 from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import ContainerError, GpuhookError, listed, printable
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cli import _completion as completing
@@ -54,17 +55,19 @@ def repair(names: tuple[str, ...], everything: bool, config_path: str | None) ->
     say_what_is_missing(problems)
     called = names_of(running)
     if everything:
-        _repair_all(running, inventories, called)
+        _repair_all(running, inventories, called, config)
         return
     for container in repairs.select(names, running, called):
-        click.echo(_line(_title(container, called), repairs.repair(container, inventories)))
+        click.echo(_line(_title(container, called), repairs.repair(container, inventories, config)))
 
 
-def _repair_all(running: list[Container], inventories: list[Inventory], called: Names) -> None:
+def _repair_all(
+    running: list[Container], inventories: list[Inventory], called: Names, config: Config
+) -> None:
     """Repair the containers that have a record; name those that haven't and can't be."""
     if not running:
         click.echo("No running container with a GPU was found.")
-    failed = [each for each in running if not _repaired(each, inventories, called)]
+    failed = [each for each in running if not _repaired(each, inventories, called, config)]
     if any(each.record is not None for each in failed):
         raise ContainerError(
             f"{len(failed)} of the containers could not be repaired",
@@ -72,10 +75,12 @@ def _repair_all(running: list[Container], inventories: list[Inventory], called: 
         )
 
 
-def _repaired(container: Container, inventories: list[Inventory], called: Names) -> bool:
+def _repaired(
+    container: Container, inventories: list[Inventory], called: Names, config: Config
+) -> bool:
     name = _title(container, called)
     try:
-        done = repairs.repair(container, inventories)
+        done = repairs.repair(container, inventories, config)
     except GpuhookError as error:
         click.echo(f"{name}: {printable(str(error))}", err=True)
         return False
@@ -96,6 +101,9 @@ def _line(name: str, done: repairs.Repaired) -> str:
     if done.links:
         links = listed([f"/dev/char/{link}" for link in done.links], _SHOWN)
         found.append(f"without {links}, made now, systemd would take the access away again")
+    if done.limits:
+        devices = listed(done.limits, _SHOWN)
+        found.append(f"the limit of its memory of device {devices} was lost and is set again")
     if not done.lasts:
         found.append(
             f"{'' if found else 'nothing was missing, but '}the next systemctl daemon-reload takes "

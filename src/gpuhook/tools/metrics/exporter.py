@@ -164,13 +164,20 @@ def _of_containers(snapshot: Snapshot) -> Iterator[Family]:
     count = _gauge(
         "gpuhook_container_gpu_processes", "A container's processes on the device.", _CONTAINER
     )
+    limit = _gauge(
+        "gpuhook_container_gpu_memory_limit_bytes",
+        "A container's limit of device memory; source says who keeps it and what is used of it.",
+        (*_CONTAINER, "source"),
+    )
     for usage, labels in _usages(snapshot):
+        if usage.memory_limit_bytes is not None:
+            limit.add_metric([*labels, usage.memory_source], usage.memory_limit_bytes)
         if usage.memory_bytes is not None:
             memory.add_metric(labels, usage.memory_bytes)
         if usage.sm_utilization is not None:
             share.add_metric(labels, usage.sm_utilization)
         count.add_metric(labels, usage.processes)
-    yield from (memory, share, count)
+    yield from (memory, limit, share, count)
 
 
 def _usages(snapshot: Snapshot) -> Iterator[tuple[Usage, list[str]]]:

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from gpuhook.ground.config.model import Config
@@ -17,6 +18,7 @@ from gpuhook.tools.metrics.inventories import Inventories
 from gpuhook.tools.metrics.model import Container, Device, Process, Snapshot, Usage
 from gpuhook.tools.metrics.processes import Processes, find, poses, sees_all_processes, user_of
 from gpuhook.tools.metrics.telemetry import PATIENCE, Telemetry
+from gpuhook.tools.running import memory
 from gpuhook.tools.running.holders import LIMIT, WITHOUT_ROOT, command_of
 from gpuhook.tools.running.names import Names
 from gpuhook.tools.vendors import parts
@@ -220,9 +222,27 @@ class Observer:
                 if "processes" in said and (each.id, device) not in used:
                     sm = 0.0 if "sm" in said else None
                     used[each.id, device] = Usage(each.id, device, 0, sm, 0)
+        self._limit(holders, used, problems)
         self._ask_names(holders, known)
         named = [self._named(each) for each in known.values()]
         return named, [*used.values()]
+
+    def _limit(
+        self, holders: list[Holder], used: dict[tuple[str, str], Usage], problems: list[str]
+    ) -> None:
+        """Put what cgroups say of containers in the place of what their processes do."""
+        inventories = [inventory for _, inventory in self._machine.found]
+        containers = [each.container for each in holders]
+        found, unknown = memory.look(containers, inventories, self._config, self._patience)
+        problems += [unknown] if unknown else []
+        for (container, device), said in found.items():
+            before = used.get((container, device), Usage(container, device))
+            used[container, device] = replace(
+                before,
+                memory_bytes=said.used,
+                memory_limit_bytes=said.limit,
+                memory_source=said.source,
+            )
 
     def _usages(
         self,
@@ -232,14 +252,14 @@ class Observer:
         known: dict[str, Container],
     ) -> Iterator[Usage]:
         """Yield what each container does on a device; one that wasn't known becomes known."""
-        memory: dict[str, int | None] = {}
+        bytes_of: dict[str, int | None] = {}
         share: dict[str, float] = {}
         count: Counter[str] = Counter()
         for pid, used in said.get("processes", ()):
             container = self._container_of(pid, groups, known)
             count[container] += 1
-            before = memory.get(container, 0)
-            memory[container] = None if used is None or before is None else before + used
+            before = bytes_of.get(container, 0)
+            bytes_of[container] = None if used is None or before is None else before + used
             if self._each is not None:
                 sm = said["sm"].get(str(pid), 0.0) if "sm" in said else None
                 about = user_of(pid), command_of(pid)
@@ -247,9 +267,9 @@ class Observer:
         for pid, part_of in said.get("sm", {}).items():
             container = self._container_of(int(pid), groups, known)
             share[container] = share.get(container, 0.0) + part_of
-        for container in {**memory, **share}:
+        for container in {**bytes_of, **share}:
             sm = share.get(container, 0.0) if "sm" in said else None
-            yield Usage(container, device, memory.get(container, 0), sm, count[container])
+            yield Usage(container, device, bytes_of.get(container, 0), sm, count[container])
 
     def _container_of(
         self, pid: int, groups: Mapping[str, str], known: dict[str, Container]

@@ -10,20 +10,23 @@ container with CAP_MKNOD makes what nodes it likes, and mounts them in a user na
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from gpuhook.ground.cgroup import access
+from gpuhook.ground.cgroup import access, dmem
+from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import ContainerError
 from gpuhook.ground.host import proc
 from gpuhook.start import dev_char
 from gpuhook.start.inventory.model import Inventory, Node
+from gpuhook.start.limits import recorded
 from gpuhook.start.records import records
 from gpuhook.tools.running import bundles, verdict
 from gpuhook.tools.running.groups import group_of
 from gpuhook.tools.running.holders import Container, believed
 from gpuhook.tools.running.names import Names, meant
 from gpuhook.tools.running.nodes import Numbers
+from gpuhook.vendors import registry
 
 _SCOPE = ".scope"  # what systemd calls a cgroup that it made for somebody else's processes
 
@@ -34,18 +37,23 @@ class Repaired(NamedTuple):
     ``how`` as ``access.allow`` returns it. ``nodes`` are those that its cgroup didn't let it
     open, ``links`` the names in /dev/char that systemd didn't find them by. ``lasts`` is False
     where systemd takes them away again, because it was never told of them: a hook alone gave them.
+    ``limits`` are the devices whose memory wasn't limited as recorded, and is again.
     """
 
     how: str
     nodes: tuple[Node, ...]
     links: tuple[str, ...]
     lasts: bool
+    limits: tuple[str, ...] = ()
 
 
-def repair(container: Container, inventories: Collection[Inventory]) -> Repaired:
+def repair(
+    container: Container, inventories: Collection[Inventory], config: Config | None = None
+) -> Repaired:
     """Allow a container the devices that it was given; return what was missing.
 
-    Raises CgroupError, and ContainerError where nothing says what it was given.
+    With ``config``, the limits of their memory are set again as well. Raises CgroupError,
+    LimitError, and ContainerError where nothing says what it was given.
     """
     with _first_process(container) as process:
         given = given_devices(container, process, inventories)
@@ -54,12 +62,38 @@ def repair(container: Container, inventories: Collection[Inventory]) -> Repaired
         how = access.allow(process, given, written=written)
         of_systemd = any(part.endswith(_SCOPE) for part in group_of(str(container.pid)).split("/"))
         lasts = not of_systemd or _is_in_spec(container, process, given)
+        limited = _limit(container, process, inventories, config) if config is not None else ()
     links = [
         link
         for inventory in (inventories if of_systemd and lasts else ())
         for link in dev_char.make_links(_nodes(given, [inventory]), inventory.root)
     ]
-    return Repaired(how, missing, tuple(links), lasts)
+    return Repaired(how, missing, tuple(links), lasts, limited)
+
+
+def _limit(
+    container: Container, process: int, inventories: Iterable[Inventory], config: Config
+) -> tuple[str, ...]:
+    """Set a container's recorded limits where they don't hold; return for which devices."""
+    entries = (container.record or {}).get("limits", ())
+    if not entries:
+        return ()
+    written = _written(container, process)
+    known = registry.known(config)
+    inventories = list(inventories)
+    limits = recorded(entries, inventories, known, config)
+    tree, folder = dmem.place_of(process, written=written)
+    now = limits.used(tree, [folder])[folder] if limits is not None else {}
+    lost = [each for each in entries if not _holds(each, now)]
+    again = recorded(lost, inventories, known, config)
+    if again is not None:
+        again.set(process, written)
+    return tuple(each["device"] for each in lost)
+
+
+def _holds(entry: dict[str, Any], now: Mapping[str, tuple[int, int | None]]) -> bool:
+    limit = now.get(entry["id"], (0, None))[1]
+    return limit is not None and limit <= entry["bytes"]
 
 
 def _is_in_spec(container: Container, process: int, given: list[Numbers]) -> bool:

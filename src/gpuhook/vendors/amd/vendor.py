@@ -17,6 +17,7 @@ class Amd(Vendor):
     """GPUs and partitions, by what the kernel says of them."""
 
     names = names
+    in_dmem = True
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

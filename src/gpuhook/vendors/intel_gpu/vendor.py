@@ -20,6 +20,7 @@ class IntelGpu(Vendor):
     """GPUs and virtual functions, by what the kernel says of them."""
 
     names = names
+    in_dmem = True
 
     def surroundings(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")

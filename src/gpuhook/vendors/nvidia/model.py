@@ -71,7 +71,7 @@ class Gpu(Record, mig=Mig):
     differ), ``pci_bus_id`` has the 8-digit domain and upper-case hex (00000000:1B:00.0),
     ``architecture`` is the CUDA compute capability (9.0), ``drm`` the paths of its nodes
     below /dev/dri. ``nodes`` are its nodes where they aren't /dev/nvidiaN; on such platforms
-    the UUID and what else nobody says is "".
+    the UUID and what else nobody says is "". ``memory`` is in bytes, 0 where nobody says it.
     """
 
     index: int
@@ -85,6 +85,7 @@ class Gpu(Record, mig=Mig):
     mig: tuple[Mig, ...]
     drm: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    memory: int = 0
 
     @property
     def id(self) -> str:

@@ -292,6 +292,7 @@ def _gpu(nvml: "Any", index: int, handle: "Any") -> Gpu:
         brand=_BRANDS.get(brand, "Unknown"),
         mig_enabled=mig_enabled,
         mig=tuple(_mig(nvml, handle)) if mig_enabled else (),
+        memory=_supported(nvml, lambda asked: nvml.nvmlDeviceGetMemoryInfo(asked).total, handle, 0),
     )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.oci.jsontext import Record
     from gpuhook.start.contract import Grant
     from gpuhook.start.inventory.model import Device, Node
+    from gpuhook.start.limiter import Limiter
     from gpuhook.start.plan.image import Image
     from gpuhook.start.plan.operations import Operation
     from gpuhook.start.request.reader import Reading
@@ -103,6 +104,11 @@ class Nvidia(Vendor):
 
     def rules(self, grant: "Grant") -> "dict[tuple[int, int], str]":
         return device_nodes.management_rules(grant)
+
+    def limiter(self, grant: "Grant", config: "Config") -> "Limiter":
+        from gpuhook.vendors.nvidia.limits import Nvml  # noqa: PLC0415 - few containers have limits
+
+        return Nvml(grant, config)
 
     def examine(self, root: "Rootfs", config: "Config") -> "Record | None":
         from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - the hook's, not the runtime's

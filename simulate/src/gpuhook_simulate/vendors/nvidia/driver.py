@@ -19,10 +19,20 @@ NVML_SOURCES = (
     "nvml_events.c",
     "nvml_mig.c",
     "nvml_instances.c",
+    "memory_limits.c",
+    "nvml_limits.c",
     "nvml_private.c",
     "nvml_unsupported.c",
 )
-CUDA_SOURCES = ("reach.c", "state.c", "cuda_system.c", "cuda_device.c", "cuda_context.c")
+CUDA_SOURCES = (
+    "reach.c",
+    "state.c",
+    "memory_limits.c",
+    "cuda_system.c",
+    "cuda_device.c",
+    "cuda_context.c",
+    "cuda_memory.c",
+)
 
 # Long enough that any library's SONAME fits in its place.
 _PLACEHOLDER = "gpuhook-placeholder-for-a-soname-of-a-driver-library.so.000.000.00"

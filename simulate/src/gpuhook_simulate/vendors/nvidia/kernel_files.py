@@ -166,7 +166,8 @@ def mig_minors_text() -> str:
 
 
 def make_sys(tree: Tree, machine: SimulatedMachine, drm: bool) -> None:
-    """Write /sys/module/nvidia* and the GPUs' PCI devices."""
+    """Write /sys/module/nvidia* and the GPUs' PCI devices, and where the host's cgroups go."""
+    tree.folder("sys/fs/cgroup")
     for module in ("nvidia", "nvidia_uvm", "nvidia_modeset"):
         tree.text(f"sys/module/{module}/initstate", "live\n", 0o444)
     tree.text("sys/module/nvidia/version", f"{machine.module_version}\n", 0o444)

@@ -6,6 +6,8 @@ from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMachi
 from gpuhook_simulate.vendors.nvidia.models import MigProfile, Model
 from gpuhook_simulate.vendors.nvidia.options import NVLINKS, Failure
 
+_LIMITS_BRANCH = 615  # the first release with limits of memory by cgroup
+
 _STATES = {
     Failure.NOT_LOADED: "SIM_FAIL_NOT_LOADED",
     Failure.VERSION_MISMATCH: "SIM_FAIL_VERSION_MISMATCH",
@@ -25,6 +27,7 @@ def generated_header(
         f"#define SIM_DRIVER_VERSION {_text(version)}\n"
         f"#define SIM_NVML_VERSION {_text(f'{machine.cuda // 1000}.{version}')}\n"
         f"#define SIM_DRIVER_BRANCH {_text('r' + version.rpartition('.')[0].replace('.', '_'))}\n"
+        f"#define SIM_LIMITS {int(int(version.partition('.')[0]) >= _LIMITS_BRANCH)}\n"
         f"#define SIM_CUDA_VERSION {machine.cuda}\n"
         f"#define SIM_LIBRARY_DIR {_text(library_dir)}\n"
         f"#define SIM_MARKER {_text(MARKER)}\n"

@@ -161,35 +161,18 @@ API int cuDevicePrimaryCtxGetState(int ordinal, unsigned *flags, int *active)
     return CUDA_SUCCESS;
 }
 
-API int cuMemGetInfo_v2(size_t *unused, size_t *total)
-{
-    extern int cuDeviceTotalMem_v2(size_t *, int);
-
-    if (!depth)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (!unused || !total || cuDeviceTotalMem_v2(total, stack[depth - 1]->ordinal))
-        return CUDA_ERROR_INVALID_VALUE;
-    *unused = *total;
-    return CUDA_SUCCESS;
-}
-
-ALIAS("cuMemGetInfo_v2") int cuMemGetInfo(size_t *unused, size_t *total);
-
-API int cuMemAlloc_v2(void)
+API int cuModuleLoad(void)
 {
     return sim_cuda_initialized() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 /* A GPU that isn't there computes nothing. */
-#define UNSUPPORTED(name) ALIAS("cuMemAlloc_v2") int name(void);
+#define UNSUPPORTED(name) ALIAS("cuModuleLoad") int name(void);
 
-UNSUPPORTED(cuMemAlloc)
 UNSUPPORTED(cuMemAllocHost_v2)
 UNSUPPORTED(cuMemAllocManaged)
-UNSUPPORTED(cuMemFree_v2)
 UNSUPPORTED(cuMemcpyDtoH_v2)
 UNSUPPORTED(cuMemcpyHtoD_v2)
-UNSUPPORTED(cuModuleLoad)
 UNSUPPORTED(cuModuleLoadData)
 UNSUPPORTED(cuModuleLoadDataEx)
 UNSUPPORTED(cuModuleGetFunction)

@@ -1,10 +1,14 @@
 /* gpuhook-cuda-probe: how many devices does CUDA see in here, and which?
  *
+ * With a number, it also takes so many times 1 GiB of the first device's memory, and says how
+ * much there was and how often that went well.
+ *
  * Loads libcuda.so.1 by its bare name, as CUDA programs do, so it also tests whether the
  * loader finds the driver. Works with real and with simulated drivers. Exit status: 0, or 1
  * with a reason on standard error. */
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct cuda {
@@ -14,6 +18,9 @@ struct cuda {
     int (*name)(char *name, int length, int device);
     int (*uuid)(unsigned char uuid[16], int device);
     int (*error_name)(int error, const char **name);
+    int (*create)(void **context, unsigned flags, int device);
+    int (*memory)(size_t *unused, size_t *total);
+    int (*allocate)(unsigned long long *address, size_t bytes);
 };
 
 /* The _v2 of cuDeviceGetUuid names the MIG device and not its GPU; older drivers lack it. */
@@ -30,6 +37,9 @@ static int load(struct cuda *cuda)
     *(void **)&cuda->get = dlsym(library, "cuDeviceGet");
     *(void **)&cuda->name = dlsym(library, "cuDeviceGetName");
     *(void **)&cuda->error_name = dlsym(library, "cuGetErrorName");
+    *(void **)&cuda->create = dlsym(library, "cuCtxCreate_v2");
+    *(void **)&cuda->memory = dlsym(library, "cuMemGetInfo_v2");
+    *(void **)&cuda->allocate = dlsym(library, "cuMemAlloc_v2");
     *(void **)&cuda->uuid = dlsym(library, "cuDeviceGetUuid_v2");
     if (!cuda->uuid)
         *(void **)&cuda->uuid = dlsym(library, "cuDeviceGetUuid");
@@ -67,7 +77,25 @@ static int print_device(const struct cuda *cuda, int ordinal)
     return 0;
 }
 
-int main(void)
+static int use_memory(const struct cuda *cuda, long times)
+{
+    unsigned long long address;
+    size_t unused, total;
+    void *context;
+    long done = 0;
+    int error;
+
+    if (failed(cuda, "cuCtxCreate", cuda->create(&context, 0, 0)) ||
+        failed(cuda, "cuMemGetInfo", cuda->memory(&unused, &total)))
+        return 1;
+    printf("CUDA memory: %zu MiB of %zu MiB\n", unused >> 20, total >> 20);
+    while (done < times && (error = cuda->allocate(&address, 1 << 30)) == 0)
+        done++;
+    printf("CUDA allocated: %ld GiB of %ld GiB\n", done, times);
+    return done < times && failed(cuda, "cuMemAlloc", error);
+}
+
+int main(int argc, char **argv)
 {
     struct cuda cuda;
     int count, i;
@@ -79,5 +107,5 @@ int main(void)
     for (i = 0; i < count; i++)
         if (print_device(&cuda, i))
             return 1;
-    return 0;
+    return argc > 1 && count && use_memory(&cuda, atol(argv[1]));
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "activity.h"
+#include "memory_limits.h"
 #include "nvml.h"
 
 API int nvmlDeviceGetName(nvml_device handle, char *name, unsigned length)
@@ -232,6 +233,7 @@ API int nvmlDeviceGetMemoryInfo(nvml_device handle, struct nvml_memory *memory)
 API int nvmlDeviceGetMemoryInfo_v2(nvml_device handle, struct nvml_memory_v2 *memory)
 {
     struct sim_device device;
+    u64 limit, most;
     int result = sim_resolve(handle, &device);
 
     if (result)
@@ -243,7 +245,12 @@ API int nvmlDeviceGetMemoryInfo_v2(nvml_device handle, struct nvml_memory_v2 *me
     memory->total = memory_of(device);
     memory->reserved = reserved_of(device);
     memory->used = used_of(device);
-    memory->free = memory->total - memory->reserved - memory->used;
+    limit = device.mig ? SIM_UNLIMITED : sim_own_limit(device.gpu);
+    if (limit < memory->total - memory->reserved)
+        memory->total = memory->reserved + limit;
+    most = memory->total - memory->reserved;
+    memory->used = memory->used < most ? memory->used : most;
+    memory->free = most - memory->used;
     return NVML_SUCCESS;
 }
 

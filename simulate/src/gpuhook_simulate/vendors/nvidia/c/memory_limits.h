@@ -1,0 +1,25 @@
+/* Limits of memory by cgroup, which the driver keeps from release 615 on.
+ *
+ * The simulated driver keeps them in extended attributes of the cgroup's folder: so they end with
+ * the cgroup, and a container sees its own. */
+#ifndef GPUHOOK_LIMITS_H
+#define GPUHOOK_LIMITS_H
+
+#include "tables.h"
+
+#define SIM_UNLIMITED (~0ULL)
+
+struct sim_limit {
+    unsigned long long soft, hard; /* bytes */
+};
+
+/* The limits of a cgroup (v2) by its folder; 0 where none were ever set. */
+int sim_get_limit(const struct sim_gpu *gpu, const char *folder, struct sim_limit *limit);
+
+/* Sets them; 0 where there is no such cgroup. */
+int sim_set_limit(const struct sim_gpu *gpu, const char *folder, struct sim_limit limit);
+
+/* The hard limit of this process: the smallest of its cgroup and those above. */
+unsigned long long sim_own_limit(const struct sim_gpu *gpu);
+
+#endif

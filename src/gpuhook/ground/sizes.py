@@ -1,0 +1,42 @@
+"""Amounts of memory as people write them."""
+
+from gpuhook.ground.oci.jsontext import Record
+
+_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_DIGITS = 15
+_ALL = 100
+
+
+class Size(Record):
+    """An amount of a device's memory: in bytes, or in ``percent`` of what the device has.
+
+    ``text`` is how it was written.
+    """
+
+    text: str
+    number: int
+    percent: bool = False
+
+    def of(self, memory: int) -> int:
+        """Return the bytes that it is of a device with ``memory`` bytes."""
+        return memory * self.number // _ALL if self.percent else self.number
+
+
+def parse_size(text: str) -> Size | None:
+    """Return the size that a text means, None where it means none; 0 and 0% are none."""
+    word = text.strip()
+    digits = len(word) - len(word.lstrip("0123456789"))
+    number = int(word[:digits]) if 0 < digits <= _DIGITS and word.isascii() else 0
+    unit = word[digits:].strip().lower()
+    if number and unit == "%":
+        return Size(word, number, percent=True) if number <= _ALL else None
+    return Size(word, number * _UNITS[unit]) if number and unit in _UNITS else None
+
+
+def amount(number: int) -> str:
+    """Return bytes as a person writes them, exactly: 8GiB, 1536MiB, 1000 bytes."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        step = _UNITS[unit.lower()]
+        if number >= step and number % step == 0:
+            return f"{number // step}{unit}"
+    return f"{number} bytes"

@@ -1,0 +1,79 @@
+"""Which devices a config.json gives a container, by nodes or mounts of them, whoever wrote it."""
+
+import os
+import stat
+
+from gpuhook.ground.cgroup.access import in_first_user_namespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from gpuhook.start.inventory.model import Device, Inventory
+
+    Numbers = tuple[int, int]  # major and minor
+
+_NO_CHARACTERS = ("b", "p")  # types of nodes that are no character device; c and u are
+
+
+def numbers(data: "dict[str, Any]", bundle: str = "") -> "set[Numbers]":
+    """Return the character devices that a config.json gives, by nodes or by mounts of nodes.
+
+    Where there is a user namespace, runtimes mount the host's node of the same path, whatever
+    numbers stand there.
+    """
+    linux = data.get("linux")
+    linux = linux if isinstance(linux, dict) else {}
+    found: set[Numbers] = set()
+    sources = [each.get("source") for each in objects(data.get("mounts"))]
+    for node in objects(linux.get("devices")):
+        major, minor = node.get("major"), node.get("minor")
+        if node.get("type") not in _NO_CHARACTERS:
+            if isinstance(major, int) and isinstance(minor, int):
+                found.add((major, minor))
+            sources.append(node.get("path") if _is_mapped(linux) else None)
+    for source in sources:
+        try:
+            status = os.stat(os.path.join(bundle, source)) if isinstance(source, str) else None
+        except (OSError, ValueError):  # not there, or no path
+            continue
+        if status is not None and stat.S_ISCHR(status.st_mode):
+            # protects: claimed-node
+            found.add((os.major(status.st_rdev), os.minor(status.st_rdev)))
+    return found
+
+
+def _is_mapped(linux: "dict[str, Any]") -> bool:
+    spaces = objects(linux.get("namespaces"))
+    return not in_first_user_namespace() or any(each.get("type") == "user" for each in spaces)
+
+
+def allows_all(rule: "dict[str, Any]") -> bool:
+    """Tell whether a rule of linux.resources.devices allows every device, as --privileged does."""
+    every = rule.get("type") in (None, "", "a") and rule.get("access") == "rwm"
+    return rule.get("allow") is True and every and {rule.get("major"), rule.get("minor")} <= {None}
+
+
+def objects(value: "Any") -> "Iterator[dict[str, Any]]":
+    """Yield the objects of a list, nothing of what is none."""
+    if isinstance(value, list):
+        yield from (each for each in value if isinstance(each, dict))
+
+
+def devices_of(has: "set[Numbers]", inventory: "Inventory") -> "list[Device]":
+    """Return the devices that have one of these nodes for themselves, or all that they have.
+
+    One that is there for the sake of its part is left out.
+    """
+    numbers = {node.path: node.numbers for node in inventory.nodes}
+    every = [path for device in inventory.devices for path in device.nodes]
+
+    def is_there(device: "Device") -> bool:
+        own = [path for path in device.nodes if every.count(path) == 1]
+        given = [numbers.get(path) in has for path in own or device.nodes]
+        return any(given) if own else bool(given) and all(given)
+
+    there = [device for device in inventory.devices if is_there(device)]
+    parents = {device.parent for device in there}
+    return [device for device in there if device.id not in parents]

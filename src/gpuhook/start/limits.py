@@ -1,0 +1,287 @@
+"""Limits of the memory that a container may use of its devices: which there are, and setting them.
+
+A limit belongs to the container's own cgroup: it is set after that was made and before the
+container's program runs, and is gone with it. One that can't be set fails the start.
+"""
+
+import os
+
+from gpuhook.ground.cgroup import dmem
+from gpuhook.ground.errors import DriverError, LimitError, UnknownDeviceError, shown
+from gpuhook.ground.names import MEMORY_VARIABLE, cdi_parts
+from gpuhook.ground.sizes import amount
+from gpuhook.start import contract, given_nodes
+from gpuhook.start.inventory import cache, selection
+from gpuhook.start.plan.operations import Operation
+from gpuhook.start.request import limits as words
+from gpuhook.start.request.reader import Request, SpecReader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.oci.spec import Spec
+    from gpuhook.ground.sizes import Size
+    from gpuhook.start.contract import Grant, Known, Vendor
+    from gpuhook.start.inventory.model import Device, Inventory
+    from gpuhook.start.limiter import Limiter, Use
+    from gpuhook.start.request.limits import Word, Words
+
+    # A device's id -> what the container says of it.
+    Said = dict[str, list[tuple[Word, Size]]]
+
+
+class LimitMemory(Operation):
+    """Limit the memory that a container may use of a device, in its cgroup.
+
+    All of a plan's are done together, before anything is mounted: see ``Limits``.
+    """
+
+    kind = "limit-memory"
+    shown = ("kind", "vendor", "device", "id", "bytes", "means", "reason")
+
+    def __init__(self, grant: "Grant", device: "Device", limit: int, means: str, why: str) -> None:
+        super().__init__(why)
+        self.vendor = grant.vendor.names.NAME
+        self.noun = grant.vendor.names.NOUN
+        self.device = device.label
+        self.id = device.id
+        self.bytes = limit
+        self.means = means
+
+    def describe(self) -> str:
+        """Say which device, how much and by what."""
+        what = f"{self.noun} {self.device} to {amount(self.bytes)}"
+        return f"limit the memory of {what} ({self.means})"
+
+
+class Limits:
+    """The limits of one container's devices, and what sets them."""
+
+    def __init__(self, parts: "list[tuple[Limiter, list[LimitMemory]]]") -> None:
+        self.operations = [op for _, operations in parts for op in operations]
+        self._parts = parts
+
+    def begin(self) -> None:
+        """Do beforehand what takes time."""
+        for limiter, _ in self._parts:
+            limiter.begin()
+
+    def set(self, process: int, written: "Mapping[int, str] | None" = None) -> None:
+        """Set all limits; LimitError, and no container may be started, if one can't be.
+
+        ``process`` is a descriptor of /proc/PID of its first process; ``written`` are its cgroups
+        by version, where they were written down.
+        """
+        try:
+            tree, folder = dmem.place_of(process, written=written)
+            for limiter, operations in self._parts:
+                limiter.set(tree, folder, {op.id: op.bytes for op in operations})
+            # The path that was limited is the container's still, and not another one's by now.
+            if dmem.place_of(process, written=written) != (tree, folder):
+                raise LimitError(
+                    "The container has changed its cgroup while its memory was limited",
+                    "Start the container again",
+                )
+        finally:
+            self.close()
+
+    def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
+        """Return by cgroup what it uses of each device, and its limit there.
+
+        By the devices' ids, in bytes; None is no limit. LimitError where that can't be had.
+        """
+        places = [*folders]
+        found: dict[str, Use] = {folder: {} for folder in places}
+        try:
+            for limiter, _ in self._parts:
+                for folder, used in limiter.used(tree, places).items():
+                    found[folder].update(used)
+        finally:
+            self.close()
+        return found
+
+    def close(self) -> None:
+        """Let go of what ``begin`` made."""
+        for limiter, _ in self._parts:
+            limiter.close()
+
+    def to_json(self) -> "list[dict[str, Any]]":
+        """Return them as they are written down."""
+        keys = ("vendor", "device", "id", "bytes")
+        return [{key: getattr(op, key) for key in keys} for op in self.operations]
+
+
+def recorded(
+    entries: "Iterable[dict[str, Any]]",
+    inventories: "Iterable[Inventory]",
+    known: "Known",
+    config: "Config",
+) -> Limits | None:
+    """Return the limits that were written down of a container, None where there are none.
+
+    LimitError for a device that this machine no longer has, or can't limit any more.
+    """
+    by_vendor: dict[str, dict[str, int]] = {}
+    for entry in entries:
+        by_vendor.setdefault(entry["vendor"], {})[entry["id"]] = entry["bytes"]
+    there = {each.vendor: each for each in inventories}
+    parts: list[tuple[Limiter, list[LimitMemory]]] = []
+    for name, wanted in by_vendor.items():
+        inventory = there.get(name)
+        every = inventory.devices if inventory is not None else ()
+        devices = [device for device in every if device.id in wanted]
+        if inventory is None or len(devices) < len(wanted):
+            raise LimitError(
+                "The container has a limit for a device that this machine no longer has",
+                "Start the container again",
+            )
+        granted = _grant(contract.load(known[name]), inventory, devices)
+        limiter = granted.vendor.limiter(granted, config)
+        operations = [
+            LimitMemory(granted, device, wanted[device.id], limiter.means(device), "its record")
+            for device in devices
+        ]
+        parts.append((limiter, operations))
+    return Limits(parts) if parts else None
+
+
+def find(
+    spec: "Spec",
+    config: "Config",
+    known: "Known",
+    asked: "Sequence[Grant]",
+    inventories: "Mapping[str, Inventory]",
+) -> Limits | None:
+    """Return the limits that a container gets, as ``resolve.limits`` does; one may concern it.
+
+    ``asked`` is what it is granted of what it asks us for.
+    """
+    every = [*asked, *_given_by_others(spec, config, known, asked, inventories)]
+    grants = [grant for grant in every if grant.devices]
+    if not grants:
+        return None
+    return of_grants(grants, words.read(SpecReader(spec.data, config)), config)
+
+
+def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> Limits | None:
+    """Return the limits of granted devices, None where there are none; LimitError."""
+    about = _about(grants, said.said)
+    general = config.device_memory or config.most_device_memory
+    parts: list[tuple[Limiter, list[LimitMemory]]] = []
+    for grant in grants:
+        if general or any(device.id in about for device in grant.devices):
+            limiter = grant.vendor.limiter(grant, config)
+            operations = [*_operations(grant, limiter, about, said.privileged, config)]
+            parts += [(limiter, operations)] if operations else []
+    limits = Limits(parts)
+    if config.limit_required:
+        _check_all(grants, limits.operations)  # protects: limit-required
+    return limits if parts else None
+
+
+def _operations(
+    grant: "Grant", limiter: "Limiter", about: "Said", privileged: bool, config: "Config"
+) -> "Iterator[LimitMemory]":
+    for device in grant.devices:
+        name = f"{grant.vendor.names.NOUN} {device.label}"
+        memory, said = limiter.memory[device.id], about.get(device.id, ())
+        found = words.decide(said, memory, config, name, privileged=privileged)
+        if found is not None:
+            yield LimitMemory(grant, device, found[0], limiter.means(device), found[1])
+
+
+def _check_all(grants: "Sequence[Grant]", operations: "list[LimitMemory]") -> None:
+    limited = {op.id for op in operations}
+    for grant in grants:
+        for device in grant.devices:
+            if device.id not in limited:
+                raise LimitError(
+                    f"This machine gives no device without a limit of its memory, and the "
+                    f"container has none for {grant.vendor.names.NOUN} {device.label}",
+                    f"Set {MEMORY_VARIABLE} in the container, or device-memory in {words.SECTION}",
+                )
+
+
+def _about(grants: "Sequence[Grant]", said: "Iterable[Word]") -> "Said":
+    """Return what is said of each device that something is said of; LimitError."""
+    found: Said = {}
+    for word in said:
+        for name, size in word.entries:
+            for device in _named(grants, name, word.source):
+                found.setdefault(device.id, []).append((word, size))
+    return found
+
+
+def _named(grants: "Sequence[Grant]", name: str, source: str) -> "list[Device]":
+    """Return the container's devices that a name means, all of them for none and for all."""
+    if name.lower() in ("", "all"):
+        return [device for grant in grants for device in grant.devices]
+    kind, _, bare = name.partition("=")
+    if cdi_parts(name):
+        grants, name = [each for each in grants if kind == each.vendor.names.KIND], bare
+    found = [matches for grant in grants if (matches := _matches(grant, name, source))]
+    if len(found) > 1:
+        raise LimitError(
+            f"{source} names {shown(name)}, which devices of several vendors are called",
+            f"Name them by their kind, as {grants[0].vendor.names.KIND}={name} does",
+        )
+    if not found:
+        raise words.unknown_name(name, source)
+    return found[0]
+
+
+def _matches(grant: "Grant", name: str, source: str) -> "list[Device]":
+    """Return the devices of a grant that a name means; none where it means none at all."""
+    if name.lower() == "all":
+        return [*grant.devices]
+    vendor = grant.vendor.names
+    try:
+        found = selection.select((name,), grant.inventory, vendor, grant.request.spaces)
+    except UnknownDeviceError:
+        return []
+    ids = {device.id for device in grant.devices}
+    if not ids.intersection(device.id for device in found):
+        return []
+    if any(device.id not in ids for device in found):  # protects: limit-own-devices
+        raise words.unknown_name(name, source)
+    return [*found]
+
+
+def _given_by_others(
+    spec: "Spec",
+    config: "Config",
+    known: "Known",
+    asked: "Sequence[Grant]",
+    inventories: "Mapping[str, Inventory]",
+) -> "list[Grant]":
+    """Return what config.json gives a container of each vendor that it doesn't ask us for.
+
+    Engines carry out CDI documents themselves, and give nodes by --device. One that may have every
+    device has them by its privilege.
+    """
+    if any(given_nodes.allows_all(rule) for rule in given_nodes.objects(spec.device_rules)):
+        return []
+    has = given_nodes.numbers(spec.data, os.path.dirname(spec.path))
+    ours = {each.vendor.names.NAME: each.devices for each in asked}
+    found = []
+    for names in known.values() if has else ():
+        vendor = contract.load(names)
+        try:
+            inventory = inventories.get(names.NAME) or cache.get_inventory(config, vendor)
+        except DriverError:  # nobody has devices of it
+            continue
+        before = ours.get(names.NAME, ())
+        has_already = {name for device in before for name in (device.id, device.parent)}
+        given = given_nodes.devices_of(has, inventory)
+        more = [device for device in given if device.id not in has_already]
+        if more:
+            found.append(_grant(vendor, inventory, more))
+    return found
+
+
+def _grant(vendor: "Vendor", inventory: "Inventory", devices: "Iterable[Device]") -> "Grant":
+    """Return a grant of devices that nobody has asked us for."""
+    return contract.Grant(vendor, Request(vendor.names.NAME), inventory, tuple(devices))

@@ -1,0 +1,124 @@
+"""How much memory of its devices a container may use, by its own word and by the administrator's.
+
+Pure: a size for each device, or several NAME=SIZE. What less trusted words may do is decided
+here alone: they make a limit smaller, and never larger than what the administrator allows.
+"""
+
+from gpuhook.ground.errors import LimitError, RequestError, shown
+from gpuhook.ground.names import MEMORY_ANNOTATION, MEMORY_VARIABLE
+from gpuhook.ground.oci.jsontext import Record
+from gpuhook.ground.sizes import Size, amount, parse_size
+from gpuhook.start.request.reader import is_privileged
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.request.reader import SpecReader
+
+SECTION = "[gpuhook.limits]"
+_REMEDY = "Write a size such as 8GiB, 8192MiB, 50% or a number of bytes, or NAME=SIZE,NAME=SIZE"
+
+
+class Word(Record):
+    """What a container says of its devices' memory in one place.
+
+    ``entries`` are (name, size) pairs; the name is "" for each of the container's devices.
+    ``widens`` says that it may ask for more than who says nothing gets.
+    """
+
+    source: str
+    entries: "tuple[tuple[str, Size], ...]"
+    widens: bool
+
+
+class Words(Record):
+    """All that a container says, and whether it may say more than others."""
+
+    said: tuple[Word, ...]
+    privileged: bool
+
+
+def parse(text: str, source: str) -> "tuple[tuple[str, Size], ...]":
+    """Return the (name, size) pairs of a text; LimitError for anything else.
+
+    A name may hold = itself, as CDI names do: the last one counts.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    found = []
+    for part in parts:
+        name, equals, size = part.rpartition("=")
+        read = parse_size(size)
+        alone = not equals and len(parts) == 1
+        if read is None or not (alone or name.strip()):
+            raise LimitError(f"{source} has {shown(part)}, which is no size of memory", _REMEDY)
+        found.append((name.strip(), read))
+    return tuple(found)
+
+
+def read(reader: "SpecReader") -> Words:
+    """Return what a container says; LimitError where that is malformed."""
+    config = reader.config
+    privileged = is_privileged(reader.spec)
+    heard = config.accept_envvar_unprivileged or privileged
+    said = []
+    if MEMORY_VARIABLE in reader.env:
+        source, text = MEMORY_VARIABLE, reader.env[MEMORY_VARIABLE]
+        said.append(Word(source, parse(text, source), heard))
+    if MEMORY_ANNOTATION in reader.annotations:
+        source = f"The annotation {MEMORY_ANNOTATION}"
+        text = reader.annotations[MEMORY_ANNOTATION]
+        if not isinstance(text, str):
+            raise LimitError(f"{source} is no text", _REMEDY)
+        said.append(Word(source, parse(text, source), heard and config.reads_annotations))
+    return Words(tuple(said), privileged)
+
+
+def decide(
+    said: "Iterable[tuple[Word, Size]]",
+    memory: int,
+    config: "Config",
+    device: str,
+    *,
+    privileged: bool,
+) -> tuple[int, str] | None:
+    """Return how many bytes of a device's ``memory`` a container may use, and why; None: all.
+
+    ``said`` is what the container says of this ``device``. The smallest of these counts: what it
+    says; ``device-memory``, unless a word that may widen it says something; and
+    ``most-device-memory``, unless a privileged container says something. LimitError for more than
+    the device has.
+    """
+    said = [*said]
+    found = [(_checked(word, size, memory, device), f"{word.source} says {size.text}")
+             for word, size in said]  # fmt: skip
+    default = parse_size(config.device_memory)
+    if default and not any(word.widens for word, _ in said):  # protects: limit-default
+        found.append((min(default.of(memory), memory), _by("device-memory", default)))
+    most = parse_size(config.most_device_memory)
+    if most and not (privileged and said):  # protects: limit-most
+        found.append((min(most.of(memory), memory), _by("most-device-memory", most)))
+    return min(found, key=lambda each: each[0]) if found else None
+
+
+def _by(key: str, size: Size) -> str:
+    return f"{key} in {SECTION} is {size.text}"
+
+
+def _checked(word: Word, size: Size, memory: int, device: str) -> int:
+    found = size.of(memory)
+    if 0 < found <= memory:
+        return found
+    raise LimitError(
+        f"{word.source} says {size.text} for {device}, which has {amount(memory)}",
+        "Ask for some of the memory that the device has, or for a part such as 50%",
+    )
+
+
+def unknown_name(name: str, source: str) -> RequestError:
+    """Return the error for a name that isn't one of the container's own devices."""
+    return LimitError(
+        f"{source} names {shown(name)}, which is none of the devices that the container is given",
+        "Name devices as in the variable that asks for them, or give one size for all",
+    )

@@ -1,0 +1,111 @@
+"""What containers use of their devices' memory by their cgroups, and their limits there.
+
+The kernel's dmem controller says it of any container, NVIDIA's driver of those with a limit. It is
+all that a container has, whatever its processes are and whoever speaks to the driver for them.
+"""
+
+import copy
+import os
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+from gpuhook.ground.cgroup import dmem
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import GpuhookError
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.start.limits import recorded
+from gpuhook.start.records import records
+from gpuhook.tools.running.holders import Container
+from gpuhook.vendors import registry
+
+PATIENCE = 4.0  # seconds that a driver may take
+DMEM, NVML = "dmem", "nvml"
+
+
+class Memory(NamedTuple):
+    """What a container uses of a device, in bytes, its limit (None: none), and who says so."""
+
+    used: int
+    limit: int | None
+    source: str
+
+
+Found = dict[tuple[str, str], Memory]  # by the container's id and the device's
+
+
+def look(
+    containers: Iterable[Container],
+    inventories: Collection[Inventory],
+    config: Config,
+    patience: float = PATIENCE,
+) -> tuple[Found, str]:
+    """Return what cgroups say of containers with a record, and what is missing ("": nothing)."""
+    found: Found = {}
+    asked: dict[str, str] = {}  # a container's folder -> its id, of those that the driver is asked
+    entries: dict[tuple[str, str], dict[str, Any]] = {}
+    regions = {each.vendor: _regions(each) for each in inventories}
+    tree = ""
+    for container in containers:
+        place = _place(container)
+        if place is None:
+            continue
+        tree, folder = place
+        for vendor in regions.values():
+            for device, (used, limit) in dmem.used(folder, vendor).items():
+                if device in _devices(container):
+                    found[container.name, device] = Memory(used, limit, DMEM)
+        for entry in (container.record or {}).get("limits", ()):
+            if (container.name, entry["id"]) not in found:
+                asked[folder] = container.name
+                entries[entry["vendor"], entry["id"]] = entry
+    if not asked:
+        return found, ""
+    quick = copy.copy(config)
+    quick.nvml_timeout = min(patience, config.nvml_timeout)
+    try:
+        limits = recorded(entries.values(), inventories, registry.known(config), quick)
+        said = limits.used(tree, asked) if limits is not None else {}
+    except GpuhookError as error:
+        return found, f"What containers use by their limits isn't known: {error.cause}"
+    for folder, uses in said.items():
+        for device, (used, limit) in uses.items():
+            found.setdefault((asked[folder], device), Memory(used, limit, NVML))
+    return found, ""
+
+
+def _devices(container: Container) -> set[str]:
+    given = (container.record or {}).get("given", ())
+    return {name for each in given for name in each["selected"]}
+
+
+def _place(container: Container) -> tuple[str, str] | None:
+    """Return where cgroup v2 is, and a recorded container's folder there."""
+    record = container.record
+    if record is None:
+        return None
+    try:
+        process = os.open(f"/proc/{container.pid}", os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if records.started(process) != record["started"]:
+            return None
+        return dmem.place_of(process, written=records.cgroups_of(record))
+    except (OSError, GpuhookError):
+        return None
+    finally:
+        os.close(process)
+
+
+def _regions(inventory: Inventory) -> dict[str, list[str]]:
+    """Return the regions of each device that has some for itself."""
+    try:
+        every = [*dmem.read(dmem.TREE, dmem.CAPACITY)]
+    except OSError:
+        return {}
+    places = [device.bus_id for device in inventory.devices if not device.parent]
+    return {
+        device.id: [name for name in every if device.bus_id in name.split("/")]
+        for device in inventory.devices
+        if device.bus_id and not device.parent and places.count(device.bus_id) == 1
+    }

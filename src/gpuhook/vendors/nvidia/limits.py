@@ -1,0 +1,330 @@
+"""Limits of GPUs' memory by cgroup, which NVIDIA's driver keeps from release 615 on.
+
+NVML sets them, in a child: the driver may hang, crash or be slow to start. It keeps root's
+rights, because NVML demands them for this alone. The child is started before the container's
+process exists, so that nvmlInit takes its time while the low-level runtime takes its own.
+
+Source: NVML 13.4 (nvml.h): nvmlDeviceSetMemoryLimits_v1 and nvmlDeviceGetMemoryLimits_v1.
+"""
+
+import os
+import select
+import sys
+import time
+
+from gpuhook.ground.cgroup.dmem import TREE
+from gpuhook.ground.container import clib, kernel
+from gpuhook.ground.errors import LimitError
+from gpuhook.ground.fileio import write_all
+from gpuhook.ground.oci import jsontext
+from gpuhook.start.limiter import Limiter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, NoReturn
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import Device
+    from gpuhook.start.limiter import Bytes, Use
+
+DRIVER = 615
+LIBRARY = "libnvidia-ml.so.1"
+UNLIMITED = (1 << 64) - 1
+_SET, _GET = "nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"
+_SPARE_SECONDS = 5
+_PATIENCE = 120  # seconds that the container may take to be made, as a helper waits
+_REAP_SECONDS = 0.5
+_SIGKILL = 9
+_MOST = 1 << 20
+_WORD = 8
+# nvmlReturn_t in nvml.h, as far as these calls answer so -> what it means here.
+_MEANINGS = {
+    2: "it knows no such argument",
+    3: "the driver doesn't account memory by cgroup here",
+    4: "it is root's alone",
+    6: "the driver finds no such GPU, or no cgroup of that path",
+    9: "the driver isn't loaded",
+    15: "the GPU has fallen off the bus",
+    18: "the libraries are of another release than the loaded driver",
+}
+# What the driver answers of a cgroup that never had a limit: where it counts by itself, and else.
+_NEVER_SET = (3, 6)
+_OLD = f"Install NVIDIA's driver {DRIVER} or newer, or start without a limit"
+
+
+class Nvml(Limiter):
+    """Limits by NVML; LimitError where this driver or these devices can't have any."""
+
+    def __init__(self, grant: "Grant", config: "Config") -> None:
+        inventory = grant.inventory
+        self._root = inventory.root
+        self._timeout = config.nvml_timeout
+        self._child: _Child | None = None
+        _check(grant)
+        libraries = [
+            file.path
+            for file in inventory.files
+            if file.kind == "library" and file.soname == LIBRARY
+        ]
+        if not libraries:
+            raise LimitError(f"The driver has no {LIBRARY}, by which limits are set", _OLD)
+        self._library = libraries[0]
+        memory = {gpu.id: gpu.memory for gpu in inventory.gpus}
+        self.memory = {device.id: memory[device.id] for device in grant.devices}
+        unknown = [device.label for device in grant.devices if not self.memory[device.id]]
+        if unknown:
+            raise LimitError(
+                f"NVML doesn't say how much memory GPU {unknown[0]} has",
+                "Make nvidia-smi work on the host first",
+            )
+
+    def means(self, device: "Device") -> str:  # noqa: ARG002
+        """Say by what."""
+        return "NVML"
+
+    def begin(self) -> None:
+        """Start the child, which calls nvmlInit."""
+        self._started()
+
+    def _started(self) -> "_Child":
+        if self._child is None:
+            seconds = _PATIENCE + int(self._timeout)
+            self._child = _Child(self._root, self._library, [*self.memory], seconds)
+        return self._child
+
+    def set(self, tree: str, folder: str, wanted: "Bytes") -> None:
+        """Have NVML set the limits, and say what it knows of them afterwards."""
+        self._ask(tree, [folder], wanted)
+
+    def used(self, tree: str, folders: "Iterable[str]") -> "dict[str, Use]":
+        """Ask NVML what cgroups use."""
+        answer = self._ask(tree, [*folders], {})
+        return {
+            folder: {
+                name: (used, None if hard >= UNLIMITED else hard)
+                for name, (used, hard) in found.items()
+            }
+            for folder, found in answer["used"].items()
+        }
+
+    def _ask(self, tree: str, folders: list[str], wanted: "Bytes") -> "dict[str, Any]":
+        if tree != TREE:
+            raise LimitError(
+                f"NVIDIA's driver limits memory by cgroup v2 at {TREE}, and here that is at {tree}",
+                "Boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1)",
+            )
+        try:
+            question = {"folders": folders, "wanted": dict(wanted)}
+            answer = self._started().ask(question, self._timeout)
+        finally:
+            self.close()
+        if answer is None:
+            raise LimitError(
+                f"NVML hasn't set the limits of the GPUs' memory within {self._timeout:g} seconds",
+                "Enable persistence mode (nvidia-smi -pm 1), or raise nvml-timeout in config.toml",
+            )
+        if "error" in answer:
+            raise LimitError(
+                f"The memory of the container's GPUs can't be limited: {answer['error']}",
+                "See that the driver accounts memory by cgroup: gpuhook doctor says what it takes",
+            )
+        return answer
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+
+def _check(grant: "Grant") -> None:
+    inventory = grant.inventory
+    if inventory.platform:
+        raise LimitError(
+            f"The platform {inventory.platform} has no limits of GPUs' memory",
+            "Start the container without a limit",
+        )
+    major = inventory.version.partition(".")[0]
+    if not (major.isdecimal() and int(major) >= DRIVER):
+        raise LimitError(
+            f"NVIDIA's driver limits memory from release {DRIVER} on, and this is "
+            f"{inventory.version}",
+            _OLD,
+        )
+    split = {gpu.id for gpu in inventory.gpus if gpu.mig_enabled}
+    for device in grant.devices:
+        if device.parent or device.id in split:
+            raise LimitError(
+                f"NVIDIA's driver has no limits for GPUs in MIG mode, as {device.label} is",
+                "Start the container without a limit: a MIG device has no more than its own memory",
+            )
+
+
+class _Child:
+    """A child with NVML ready for one question."""
+
+    def __init__(self, root: str, library: str, uuids: list[str], seconds: int) -> None:
+        reader, self._asks = os.pipe2(os.O_CLOEXEC)
+        self._answers, writer = os.pipe2(os.O_CLOEXEC)
+        self._pid = os.fork()
+        if self._pid == 0:
+            _serve(reader, writer, root, library, uuids, seconds)
+        os.close(reader)
+        os.close(writer)
+
+    def ask(self, question: "dict[str, Any]", timeout: float) -> "dict[str, Any] | None":
+        """Return the answer, None without one in time; an error where the child has died."""
+        end = time.monotonic() + timeout
+        data = b""
+        try:
+            write_all(self._asks, jsontext.dumps(question).encode() + b"\n")
+            while len(data) < _MOST:
+                left = end - time.monotonic()
+                if left <= 0 or not select.select([self._answers], [], [], left)[0]:
+                    return None
+                chunk = os.read(self._answers, 1 << 16)
+                if not chunk:
+                    break
+                data += chunk
+            found: dict[str, Any] = jsontext.loads(data.decode())
+        except (OSError, ValueError):
+            return {"error": "NVML has ended without an answer"}
+        return found
+
+    def end(self) -> None:
+        """End it, and wait for that as long as it is worth."""
+        os.close(self._asks)
+        os.close(self._answers)
+        os.kill(self._pid, _SIGKILL)
+        kernel.reap(self._pid, _REAP_SECONDS)
+
+
+# In the child -------------------------------------------------------------------------------
+
+
+class _NvmlError(Exception):
+    """What NVML has answered instead, in words, and its number (0: it answered well)."""
+
+    def __init__(self, text: str, number: int = 0) -> None:
+        super().__init__(text)
+        self.number = number
+
+
+def _serve(
+    reader: int, writer: int, root: str, library: str, uuids: list[str], seconds: int
+) -> "NoReturn":
+    """Answer one question and end, whatever happens."""
+    status = 1
+    try:
+        kernel.keep_only((reader, writer))  # not our parent's lock, nor the pipes of its engine
+        kernel.end_after(seconds + _SPARE_SECONDS)
+        kernel.die_with_parent()
+        try:
+            ready: Any = _Ready(root, library, uuids)
+        except (OSError, AttributeError, _NvmlError) as error:
+            ready = error
+        data = b""
+        while not data.endswith(b"\n"):
+            chunk = os.read(reader, 1 << 16)
+            if not chunk:
+                os._exit(0)
+            data += chunk
+        write_all(writer, jsontext.dumps(_answer(ready, jsontext.loads(data.decode()))).encode())
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _answer(ready: "Any", question: "dict[str, Any]") -> "dict[str, Any]":
+    if not isinstance(ready, _Ready):
+        return {"error": str(ready)}
+    try:
+        if not question["wanted"]:
+            return {"used": {folder: ready.used(folder) for folder in question["folders"]}}
+        for uuid, limit in question["wanted"].items():
+            ready.limit(uuid, question["folders"][0], limit)
+    except (AttributeError, _NvmlError) as error:
+        return {"error": str(error)}
+    return {}
+
+
+class _Ready:
+    """NVML, initialized, with the GPUs' handles."""
+
+    def __init__(self, root: str, library: str, uuids: list[str]) -> None:
+        if root != "/":
+            _enter(root)
+        kernel.set_no_new_privileges()
+        self._nvml = clib.Library(library)
+        self._call("nvmlInit_v2")
+        self._handles = {uuid: self._handle(uuid) for uuid in uuids}
+
+    def limit(self, uuid: str, folder: str, limit: int) -> None:
+        """Set a hard limit in bytes, and see that the driver has it."""
+        name = _name(folder)
+        self._call(_SET, self._handles[uuid], _struct(name, 0, limit))
+        _, hard = self._get(uuid, folder)
+        if hard > limit:  # protects: nvml-read-back
+            raise _NvmlError(f"{_GET} says {hard} bytes after {limit} were set")
+
+    def used(self, folder: str) -> dict[str, tuple[int, int]]:
+        """Return what a cgroup uses of each GPU, and its hard limit, in bytes."""
+        found = {}
+        for uuid in self._handles:
+            try:
+                found[uuid] = self._get(uuid, folder)
+            except _NvmlError as error:
+                if error.number not in _NEVER_SET:
+                    raise
+        return found
+
+    def _get(self, uuid: str, folder: str) -> tuple[int, int]:
+        name = _name(folder)
+        asked = _struct(name, 0, 0, 0)
+        self._call(_GET, self._handles[uuid], asked)
+        return asked[3] % (1 << 64), asked[2] % (1 << 64)
+
+    def _handle(self, uuid: str) -> "Any":
+        found = (clib.c_long * 1)()
+        self._call("nvmlDeviceGetHandleByUUID", uuid.encode() + b"\0", found)
+        return clib.c_long(found[0])
+
+    def _call(self, name: str, *arguments: object) -> None:
+        result = getattr(self._nvml, name)(*arguments)
+        if result != 0:
+            why = _MEANINGS.get(result)
+            raise _NvmlError(f"{name} answers {result}" + (f" ({why})" if why else ""), result)
+
+
+def _name(folder: str) -> "Any":
+    """Return a path as C has it, in an array whose memory can be pointed to."""
+    data = os.fsencode(folder) + b"\0"
+    data += bytes(-len(data) % _WORD)
+    numbers = [
+        int.from_bytes(data[at : at + _WORD], sys.byteorder, signed=True)
+        for at in range(0, len(data), _WORD)
+    ]
+    return (clib.c_long * len(numbers))(*numbers)
+
+
+def _struct(name: "Any", *numbers: int) -> "Any":
+    """Return a structure of NVML's: a pointer to the cgroup's path, then numbers of 64 bits.
+
+    The caller keeps the path as long as what points to it.
+    """
+    return (clib.c_long * (1 + len(numbers)))(clib.addressof(name), *numbers)
+
+
+def _enter(root: str) -> None:
+    """Make a driver root ours, with the host's cgroups where the driver looks for them."""
+    from gpuhook.ground.container import isolation  # noqa: PLC0415 - for such roots alone
+
+    tree = os.open(TREE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    cgroups = kernel.clone_tree(tree, TREE)
+    isolation.own_mounts()
+    place = os.open(root + TREE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    kernel.attach_mount(cgroups, place, root + TREE)
+    os.chroot(root)
+    os.chdir("/")

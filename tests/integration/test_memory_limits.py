@@ -1,0 +1,315 @@
+"""Limits of the memory that containers may use of GPUs, with real runtimes and cgroup v2.
+
+The driver is simulated, and so is that it keeps a limit: NVIDIA's driver 615, which does, runs
+nowhere here.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import bundles
+from harness.bundles import Bundle, Spec
+from harness.cdi import generate, give
+from harness.commands import Result
+from harness.driver import Driver, simulate
+from harness.images import CUDA_PROBE
+from harness.installation import Installation, write_config
+from harness.namespaces import Namespace, host_cgroups, runtime_layouts
+
+from gpuhook.start.records import records
+
+GIB = 1 << 30
+OPTIONS = ("--gpus=2", "--model=H100", "--set=driver-version=615.10.01")
+V2 = [pair for pair in runtime_layouts() if pair[1] == "v2" or host_cgroups() == "v2"]
+RUNTIMES = pytest.mark.parametrize("low_level", V2, ids="-".join, indirect=True)
+ONE = pytest.mark.parametrize("low_level", V2[:1], ids="-".join, indirect=True)
+OLD = pytest.mark.parametrize(
+    "low_level", [pair for pair in runtime_layouts() if pair not in V2][:1], indirect=True
+)
+QUIET = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")
+# How a container gets GPUs: by gpu-py in each mode, by the hook alone (or with the helper off),
+# and by an engine that reads CDI with gpu-py as its runtime.
+WAYS = ("hook", "spec", "cdi", "alone", "unhelped", "engine")
+EIGHT = ["CUDA memory: 8192 MiB of 8192 MiB", "CUDA allocated: 8 GiB of 9 GiB"]
+NINE = ["CUDA allocated: 9 GiB of 9 GiB"]
+
+
+@pytest.fixture(scope="module")
+def limited(workspace: Path, installation: Installation) -> Driver:
+    """A machine whose driver keeps limits."""
+    return simulate(installation, workspace / "driver-615", *OPTIONS)
+
+
+@dataclass
+class Place:
+    """Where containers are started that have limits, each in a bundle of its own."""
+
+    installation: Installation
+    runtime: str
+    namespace: Namespace
+    folder: Path
+    bundle: Callable[[], Bundle]
+    driver: Driver
+
+    def configured(self, mode: str = "hook", limits: str = "", own: str = "") -> Path:
+        """Return a new configuration for the machine, with settings in [gpuhook.limits]."""
+        folder = self.folder / f"etc-{len(list(self.folder.iterdir()))}"
+        documents = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{self.folder}/cdi"]\n'
+        more = f'mode = "{mode}"\n{documents}[gpuhook.limits]\n{limits}'
+        config = write_config(folder, self.driver.root, [self.runtime], more)
+        config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{own}"))
+        return config
+
+    def made(self, *settings: str, command: str = f"{CUDA_PROBE} 9") -> Bundle:
+        """Return a bundle with cgroups as Docker's containers see them."""
+        made = self.bundle()
+
+        def see_cgroups(spec: Spec) -> None:
+            options = ["nosuid", "noexec", "nodev", "relatime", "ro"]
+            mount = {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"}
+            spec["mounts"].append({**mount, "options": options})
+            spec["linux"]["namespaces"].append({"type": "cgroup"})
+
+        made.change(see_cgroups)
+        made.environ(*settings)
+        made.command("sh", "-c", command)
+        return made
+
+    def run(self, made: Bundle, way: str = "hook", limits: str = "") -> Result:
+        """Run a bundle whose container is given GPU 0 in a way."""
+        mode = way if way in ("spec", "cdi") else "hook"
+        config = self.configured(mode, limits, "helper = false\n" if way == "unhelped" else "")
+        if way in ("cdi", "engine"):
+            document = generate(self.installation, config, self.folder / "cdi")
+        if way == "engine":
+            give(made, document, "0")
+        else:
+            made.environ("NVIDIA_VISIBLE_DEVICES=0")
+        if way == "alone":
+            made.prestart(self.installation.hook, config)
+        program = self.runtime if way == "alone" else self.installation.runtime
+        return made.run(program, {"GPUHOOK_CONFIG": str(config)})
+
+
+@pytest.fixture
+def place(
+    workspace: Path,
+    roots: dict[str, Path],
+    installation: Installation,
+    limited: Driver,
+    low_level: tuple[str, Namespace],
+    tmp_path: Path,
+) -> Iterator[Place]:
+    runtime, entered = low_level
+    with ExitStack() as stack:
+
+        def bundle() -> Bundle:
+            made = bundles.bundle(workspace / "bundles", roots["debian"], entered, runtime)
+            return stack.enter_context(made)
+
+        yield Place(installation, runtime, entered, tmp_path, bundle, limited)
+
+
+def told(done: Result) -> list[str]:
+    return [line for line in done.stdout.splitlines() if "memory" in line or "allocated" in line]
+
+
+@RUNTIMES
+@pytest.mark.parametrize("way", WAYS)
+def test_a_container_has_its_limit(place: Place, way: str) -> None:
+    done = place.run(place.made("GPUHOOK_DEVICE_MEMORY=8GiB"), way)
+    assert told(done) == EIGHT, done
+    assert "CUDA_ERROR_OUT_OF_MEMORY (2)" in done.stderr
+    assert told(place.run(place.made(), way))[1:] == NINE, "its neighbour has none"
+
+
+@ONE
+@pytest.mark.parametrize("way", WAYS)
+def test_an_administrators_limit_needs_no_word_of_the_container(place: Place, way: str) -> None:
+    done = place.run(place.made(), way, 'most-device-memory = "8GiB"\n')
+    assert told(done) == EIGHT, done
+    done = place.run(place.made("GPUHOOK_DEVICE_MEMORY=100%"), way, 'most-device-memory = "8GiB"\n')
+    assert told(done) == EIGHT, "and none of it makes it wider"
+
+
+REFUSED = {
+    "old driver": (("--gpus=1", "--set=driver-version=610.10"), "", "from release 615 on"),
+    "MIG": (
+        (*OPTIONS, "--set=mig=0:1g.10gb"),
+        "",
+        "no limits for GPUs in MIG mode",
+    ),
+}
+
+
+@ONE
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("way", ["hook", "spec", "alone"])
+def test_what_a_driver_cannot_do_is_refused(
+    place: Place, installation: Installation, name: str, way: str
+) -> None:
+    options, _, why = REFUSED[name]
+    place.driver = simulate(installation, place.folder / "other", *options)
+    done = place.run(place.made("GPUHOOK_DEVICE_MEMORY=8GiB", command="echo started"), way)
+    assert done.status != 0
+    assert "started" not in done.stdout
+    is_said(place, done, why)
+
+
+def is_said(place: Place, done: Result, why: str) -> None:
+    """Assert that an error is shown, or kept where crun doesn't show it."""
+    kept = [path.read_text() for path in place.folder.glob("etc-*/state/errors.log")]
+    assert why in done.stderr or any(why in text for text in kept), done
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("8G", "no size of memory"),
+        ("0", "no size of memory"),
+        ("90GiB", "which has"),
+        ("1=8GiB", "none of the devices that the container is given"),
+        ("0-1=8GiB", "none of the devices that the container is given"),
+        ("amd.com/gpu=0=8GiB", "none of the devices that the container is given"),
+        ("../0=8GiB", "none of the devices that the container is given"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(place: Place, word: str, why: str) -> None:
+    done = place.run(place.made(f"GPUHOOK_DEVICE_MEMORY={word}", command="echo started"))
+    assert done.status != 0
+    assert "started" not in done.stdout
+    is_said(place, done, why)
+
+
+@OLD
+@pytest.mark.parametrize("way", ["hook", "spec", "alone"])
+def test_cgroup_v1_is_refused(place: Place, way: str) -> None:
+    made = place.bundle()
+    made.environ("GPUHOOK_DEVICE_MEMORY=8GiB")
+    made.command("echo", "started")
+    done = place.run(made, way)
+    assert done.status != 0
+    assert "started" not in done.stdout
+    is_said(place, done, "limits memory by cgroup v2 at /sys/fs/cgroup, and here that is at")
+
+
+@ONE
+def test_nothing_is_given_without_a_limit_where_one_is_required(place: Place) -> None:
+    required = "required = true\n"
+    for way in ("hook", "engine"):
+        done = place.run(place.made(command="echo started"), way, required)
+        assert done.status != 0
+        is_said(place, done, "gives no device without a limit")
+    assert told(place.run(place.made("GPUHOOK_DEVICE_MEMORY=8GiB"), "hook", required)) == EIGHT
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("limits", "env"),
+    [('device-memory = "8GiB"\n', ()), ("", ("GPUHOOK_DEVICE_MEMORY=8GiB",))],
+)
+def test_a_plain_node_brings_the_limit_too(place: Place, limits: str, env: tuple[str, ...]) -> None:
+    """An engine's --device, which names no vendor; the launcher knows the configuration by then."""
+    config = place.configured(limits=limits)
+    past = time.time() - 10  # as one that nobody has just written
+    for each in (config, config.parent):
+        os.utime(each, (past, past))
+    words = {"GPUHOOK_CONFIG": str(config)}
+    warm = place.made(command="true")
+    warm.run(place.installation.runtime, words).ok()
+    made = place.made(*env, command="sleep 999")
+    node = place.driver.root / f"dev/nvidia{place.driver.gpus[1].minor}"
+    mount = {"source": str(node), "destination": "/dev/nvidia0", "options": ["bind"]}
+    made.change(lambda spec: spec["mounts"].append(mount))
+    made.detach(place.installation.runtime, config)
+    [record] = records.read_all(str(config.parent / "state"))
+    assert [(each["device"], each["bytes"]) for each in record["limits"]] == [("1", 8 * GIB)]
+
+
+@ONE
+def test_documents_alone_are_refused(place: Place) -> None:
+    """The document's hook is in the container's cgroup namespace, and can't see its path."""
+    config = place.configured()
+    document = generate(place.installation, config, place.folder / "cdi")
+    made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", command="echo started")
+    give(made, document, "0")
+    done = made.run(place.runtime)
+    assert done.status != 0
+    assert "started" not in done.stdout
+    is_said(place, done, "A limit of memory needs cgroup v2")
+
+
+@RUNTIMES
+def test_a_limit_that_was_lost_is_given_back(place: Place) -> None:
+    config = place.configured()
+    made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", "NVIDIA_VISIBLE_DEVICES=0", command="sleep 999")
+    made.detach(place.installation.runtime, config)
+    [record] = [
+        each for each in records.read_all(str(config.parent / "state")) if each["id"] == made.name
+    ]
+    assert [each["bytes"] for each in record["limits"]] == [8 * GIB]
+    folder = Path(f"/sys/fs/cgroup{record['cgroups']['2']}")
+    name = f"user.gpuhook.limit.{place.driver.gpus[0].uuid}"
+    call = place.namespace.run
+    gone = f"import os; os.removexattr({str(folder)!r}, {name!r})"
+    there = f"import os; print(os.getxattr({str(folder)!r}, {name!r}).decode())"
+    python = sys.executable
+    assert call(python, "-c", there).ok().stdout == f"0 {8 * GIB}\n"
+    call(python, "-c", gone).ok()
+    said = call(place.installation.command, "repair", "--all", "--config", config).ok()
+    assert "the limit of its memory" in said.stdout, said
+    assert call(python, "-c", there).ok().stdout == f"0 {8 * GIB}\n"
+
+
+@ONE
+def test_what_is_used_of_a_limit_is_the_cgroups(place: Place) -> None:
+    """The driver's own list of processes names the container's first one with 2 GiB."""
+    config = place.configured()
+    made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", "NVIDIA_VISIBLE_DEVICES=0", command="sleep 999")
+    made.detach(place.installation.runtime, config)
+    [record] = records.read_all(str(config.parent / "state"))
+    root, command = place.driver.root, place.installation.command
+    made.call(command, "simulate", root, "--process", f"0,{record['pid']},2G,50").ok()
+    words = ("--config", config)
+    listed = json.loads(made.call(command, "list", *words, "--format", "json").ok().stdout)
+    [container] = listed["containers"]
+    uuid = place.driver.gpus[0].uuid
+    expected = {"device": uuid, "used": 2 * GIB, "limit": 8 * GIB, "source": "nvml"}
+    assert container["memory"] == [expected]
+    shown = made.call(command, "list", *words).ok().stdout
+    assert "2048MiB" in shown
+    assert "8GiB" in shown
+    stats = json.loads(made.call(command, "stats", *words, "--format", "json").ok().stdout)
+    [use] = [each for one in stats["containers"] for each in one["devices"]]
+    keys = ("memory_used_bytes", "memory_limit_bytes", "memory_source")
+    assert [use[key] for key in keys] == [2 * GIB, 8 * GIB, "nvml"]
+    file = place.folder / "metrics.prom"
+    made.call(command, "metrics", *words, "--textfile", file).ok()
+    [line] = [
+        each
+        for each in file.read_text().splitlines()
+        if each.startswith("gpuhook_container_gpu_memory_limit_bytes{")
+    ]
+    assert 'source="nvml"' in line
+    assert float(line.rpartition(" ")[2]) == 8 * GIB
+
+
+@ONE
+def test_explain_shows_it_with_its_reason(place: Place) -> None:
+    config = place.configured()
+    words = ("explain", "--config", config, "--format", "json", "--bundle")
+    made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", "NVIDIA_VISIBLE_DEVICES=0")
+    done = made.call(place.installation.command, *words, made.path).ok()
+    found: list[dict[str, Any]] = json.loads(done.stdout)["operations"]
+    [operation] = [each for each in found if each["kind"] == "limit-memory"]
+    assert (operation["bytes"], operation["device"]) == (8 * GIB, "0")
+    assert operation["reason"] == "GPUHOOK_DEVICE_MEMORY says 8GiB"

@@ -1,0 +1,338 @@
+"""Limits of devices' memory: of which devices, and by the kernel's dmem controller.
+
+This machine's kernel has no such controller, so a folder stands for the tree of cgroups, and what
+the kernel does with a write is done by the test: what a kernel says besides isn't shown here.
+"""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import gpu, machine, mig
+
+from gpuhook.ground.cgroup import access, dmem
+from gpuhook.ground.config.loader import loads
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container import kernel
+from gpuhook.ground.errors import GpuhookError, LimitError
+from gpuhook.ground.oci.spec import Spec
+from gpuhook.start import limits as limiting
+from gpuhook.start import resolve
+from gpuhook.start.inventory import model
+from gpuhook.start.inventory.model import Device
+from gpuhook.start.limits import Limits
+from gpuhook.vendors import registry
+from gpuhook.vendors.nvidia.model import Inventory
+
+GIB = 1 << 30
+VRAM = "drm/0000:03:00.0/vram"
+TILES = ("drm/0000:8c:00.0/vram0", "drm/0000:8c:00.0/vram1")
+CAPACITY = f"{VRAM} {16 * GIB}\n{TILES[0]} {8 * GIB}\n{TILES[1]} {24 * GIB}\n"
+
+
+def nvidia(*gpus: Any, version: str = "615.10.01") -> Inventory:
+    """Return a machine whose driver keeps limits."""
+    every = gpus or (gpu(0, 3), gpu(1, 0))
+    found = machine(*(each.but(memory=80 * GIB) for each in every))
+    return found.but(version=version)
+
+
+def drm(vendor: str, *bus_ids: str, parent: str = "") -> model.Inventory:
+    devices = tuple(
+        Device(bus_id, str(at), {"index": (str(at),)}, (), bus_id, "card", parent)
+        for at, bus_id in enumerate(bus_ids)
+    )
+    return model.Inventory(vendor, "/", "6.14", devices, ())
+
+
+AMD = drm("amd", "0000:03:00.0")
+INTEL = drm("intel_gpu", "0000:8c:00.0")
+
+
+def found(*env: str, config: Config | None = None, **inventories: Any) -> Limits | None:
+    """Return the limits of a container with these variables."""
+    config = config or Config()
+    inventories = inventories or {"nvidia": nvidia()}
+    known = registry.known(config)
+    spec = Spec("config.json", json.dumps({"process": {"env": env}}))
+    resolved = resolve.resolve(spec.data, config, known, inventories=inventories)
+    return resolve.limits(spec, config, known, resolved, inventories)
+
+
+def sizes(*env: str, **given: Any) -> dict[str, int]:
+    limits = found(*env, **given)
+    return {op.device: op.bytes // GIB for op in limits.operations} if limits else {}
+
+
+ALL = "NVIDIA_VISIBLE_DEVICES=all"
+
+
+def test_nothing_said_nothing_done() -> None:
+    assert found(ALL) is None
+    assert found("GPUHOOK_DEVICE_MEMORY=rubbish") is None, "it asks for no device"
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("8GiB", {"0": 8, "1": 8}),
+        ("50%", {"0": 40, "1": 40}),
+        ("all=8GiB", {"0": 8, "1": 8}),
+        ("0=8GiB", {"0": 8}),
+        ("0=8GiB,1=50%", {"0": 8, "1": 40}),
+        ("0-1=8GiB,1=4GiB", {"0": 8, "1": 4}),
+        ("1=4GiB,0-1=8GiB", {"0": 8, "1": 4}),
+        ("nvidia.com/gpu=1=8GiB", {"1": 8}),
+        ("nvidia.com/gpu=all=8GiB", {"0": 8, "1": 8}),
+        ("GPU-00000001=8GiB", {"1": 8}),
+        ("1c:00.0=8GiB", {"1": 8}),
+    ],
+)
+def test_names_are_those_of_the_device_variable(word: str, expected: dict[str, int]) -> None:
+    assert sizes(ALL, f"GPUHOOK_DEVICE_MEMORY={word}") == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["1", "0-1", "7", "nvidia.com/gpu=1", "amd.com/gpu=0", "../0", "GPU-00000001"]
+)
+def test_names_of_devices_that_it_has_not_been_given(name: str) -> None:
+    with pytest.raises(LimitError, match="none of the devices that the container is given"):
+        found("NVIDIA_VISIBLE_DEVICES=0", f"GPUHOOK_DEVICE_MEMORY={name}=8GiB")
+
+
+def test_what_has_no_limit_is_refused_where_one_is_required() -> None:
+    config = loads("[gpuhook.limits]\nrequired = true\n")
+    assert sizes(ALL, "GPUHOOK_DEVICE_MEMORY=8GiB", config=config) == {"0": 8, "1": 8}
+    for env in ((ALL,), (ALL, "GPUHOOK_DEVICE_MEMORY=0=8GiB")):
+        with pytest.raises(LimitError, match="gives no device without a limit"):
+            found(*env, config=config)
+    assert found(config=config) is None, "it has no device"
+
+
+@pytest.mark.parametrize(
+    ("inventory", "why"),
+    [
+        (nvidia(version="610.1"), "from release 615 on, and this is 610.1"),
+        (nvidia(gpu(0, 3, (mig(0, 1, 12, 13),))), "GPUs in MIG mode"),
+        (nvidia().but(platform="wsl"), "The platform wsl"),
+        (machine(gpu(0, 3)).but(version="615.1"), "how much memory GPU 0 has"),
+    ],
+)
+def test_what_nvidias_driver_has_no_limits_for(inventory: Inventory, why: str) -> None:
+    with pytest.raises(LimitError, match=why):
+        found(ALL, "GPUHOOK_DEVICE_MEMORY=8GiB", nvidia=inventory)
+    config = loads('[gpuhook.limits]\nmost-device-memory = "8GiB"\n')
+    with pytest.raises(LimitError, match=why):
+        found(ALL, nvidia=inventory, config=config)
+
+
+# dmem -------------------------------------------------------------------------------------------
+
+
+class Tree:
+    """A folder that stands for a tree of cgroups, and what the kernel does with what is written."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "engine/container"
+        self.written: list[tuple[str, str]] = []
+        self.fails: dict[str, int] = {}
+        self.takes = True
+        self.folder.mkdir(parents=True)
+        (root / "dmem.capacity").write_text(CAPACITY)
+        (root / "cgroup.subtree_control").write_text("cpu dmem\n")
+        (root / "engine/cgroup.subtree_control").write_text("cpu\n")
+        (self.folder / "dmem.current").write_text(f"{VRAM} {GIB}\n")
+        (self.folder / "dmem.max").write_text(
+            "".join(f"{line.split()[0]} max\n" for line in CAPACITY.splitlines())
+        )
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        path = os.readlink(f"/proc/self/fd/{fd}").removeprefix(f"{self.root}/")
+        text = bytes(data).decode()
+        self.written.append((path, text))
+        if path in self.fails:
+            raise OSError(self.fails[path], os.strerror(self.fails[path]))
+        if path.endswith("dmem.max") and self.takes:
+            region, _ = text.split()
+            file = self.root / path
+            lines = file.read_text().splitlines()
+            file.write_text(
+                "".join(f"{text if each.split()[0] == region else each}\n" for each in lines)
+            )
+        return len(data)
+
+    def limits(self) -> dict[str, int]:
+        return dmem.read(str(self.folder), "dmem.max")
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    made = Tree(tmp_path / "cgroup")
+    monkeypatch.setattr(dmem, "TREE", str(made.root))
+    monkeypatch.setattr(kernel, "write", made.write)
+    monkeypatch.setattr(access, "unified", lambda *_: (str(made.root), str(made.folder)))
+    monkeypatch.setattr(access, "in_first_user_namespace", lambda *_: True)
+    return made
+
+
+def test_one_region_a_write_and_the_controller_above(tree: Tree) -> None:
+    env = ("AMD_VISIBLE_DEVICES=0", "INTEL_VISIBLE_DEVICES=0", "GPUHOOK_DEVICE_MEMORY=50%")
+    limits = found(*env, amd=AMD, intel_gpu=INTEL)
+    assert limits is not None
+    limits.begin()
+    limits.set(-1)
+    assert tree.written == [
+        ("engine/cgroup.subtree_control", "+dmem"),
+        ("engine/container/dmem.max", f"{VRAM} {8 * GIB}"),
+        ("engine/cgroup.subtree_control", "+dmem"),
+        ("engine/container/dmem.max", f"{TILES[0]} {4 * GIB}"),
+        ("engine/container/dmem.max", f"{TILES[1]} {12 * GIB}"),
+    ]
+    assert tree.limits() == {VRAM: 8 * GIB, TILES[0]: 4 * GIB, TILES[1]: 12 * GIB}
+
+
+def amds(size: str = "8GiB", inventory: model.Inventory = AMD) -> Limits:
+    limits = found("AMD_VISIBLE_DEVICES=all", f"GPUHOOK_DEVICE_MEMORY={size}", amd=inventory)
+    assert limits is not None
+    return limits
+
+
+def test_a_limit_is_a_step_with_its_reason(tree: Tree) -> None:
+    assert tree
+    [step] = amds().operations
+    assert step.describe() == f"limit the memory of AMD GPU 0 to 8GiB (dmem.max of {VRAM})"
+    assert step.to_json() == {
+        "kind": "limit-memory",
+        "vendor": "amd",
+        "device": "0",
+        "id": "0000:03:00.0",
+        "bytes": 8 * GIB,
+        "means": f"dmem.max of {VRAM}",
+        "reason": "GPUHOOK_DEVICE_MEMORY says 8GiB",
+    }
+
+
+def test_what_is_used_is_read_from_the_cgroup(tree: Tree) -> None:
+    limits, places = amds(), (str(tree.root), [str(tree.folder)])
+    assert limits.used(*places) == {str(tree.folder): {"0000:03:00.0": (GIB, None)}}
+    limits.set(-1)
+    assert limits.used(*places) == {str(tree.folder): {"0000:03:00.0": (GIB, 8 * GIB)}}
+
+
+def test_a_kernel_without_dmem(tree: Tree) -> None:
+    (tree.root / "dmem.capacity").unlink()
+    with pytest.raises(LimitError, match="This kernel has no limits"):
+        amds()
+
+
+def test_a_driver_that_registers_no_memory(tree: Tree) -> None:
+    assert tree
+    with pytest.raises(LimitError, match="has no memory of AMD GPU 0"):
+        amds(inventory=drm("amd", "0000:03:00.1"))
+
+
+@pytest.mark.parametrize(
+    "inventory",
+    [drm("amd", "0000:03:00.0", parent="card"), drm("amd", "0000:03:00.0", "0000:03:00.0")],
+)
+def test_a_part_of_a_card(tree: Tree, inventory: model.Inventory) -> None:
+    assert tree
+    with pytest.raises(LimitError, match="a part of a card"):
+        amds(inventory=inventory)
+
+
+@pytest.mark.parametrize("path", ["engine/cgroup.subtree_control", "engine/container/dmem.max"])
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EROFS, "mounted writable"),
+        (errno.EACCES, "as root"),
+        (errno.EBUSY, "Keep processes out"),
+        (errno.EINVAL, "has the dmem controller"),
+    ],
+)
+def test_a_write_that_fails(tree: Tree, path: str, number: int, remedy: str) -> None:
+    tree.fails[path] = number
+    with pytest.raises(LimitError, match=remedy):
+        amds().set(-1)
+
+
+def test_a_limit_that_the_kernel_does_not_take(tree: Tree) -> None:
+    tree.takes = False
+    with pytest.raises(LimitError, match="hasn't taken the limit"):
+        amds().set(-1)
+
+
+def test_a_container_that_has_moved_meanwhile(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = iter([(str(tree.root), str(tree.folder)), (str(tree.root), str(tree.root))])
+    monkeypatch.setattr(access, "unified", lambda *_: next(places))
+    with pytest.raises(LimitError, match="changed its cgroup"):
+        amds().set(-1)
+
+
+def test_rootless_is_refused(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "in_first_user_namespace", lambda *_: False)
+    with pytest.raises(LimitError, match="rootless"):
+        amds().set(-1)
+    assert tree.written == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (b"8:devices:/docker/x\n", b"8:devices:/\n"),
+        (b"0::/\n", b"0::/\n"),
+        (b"0::/a\n", b"0::/a\n"),
+        (b"0::/../a\n", b"0::/\n"),
+        (b"", b""),
+    ],
+)
+def test_a_container_without_a_cgroup_of_its_own(
+    tmp_path: Path, theirs: bytes, ours: bytes
+) -> None:
+    proc = tmp_path / "proc"
+    for name, text in (("self", ours), ("7", theirs)):
+        (proc / name).mkdir(parents=True)
+        (proc / name / "cgroup").write_bytes(text)
+    mounts = b"30 20 0:26 / %s rw - cgroup2 cgroup2 rw\n" % os.fsencode(tmp_path)
+    (proc / "self/mountinfo").write_bytes(mounts)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/cgroup.procs").touch()
+    process = os.open(proc / "7", os.O_PATH)
+    try:
+        with pytest.raises(GpuhookError):
+            access.unified(process, str(proc))
+        (proc / "7/cgroup").write_bytes(b"0::/a\n")
+        (proc / "self/cgroup").write_bytes(b"0::/\n")
+        assert access.unified(process, str(proc)) == (str(tmp_path), f"{tmp_path}/a")
+    finally:
+        os.close(process)
+
+
+def test_a_vendor_that_has_no_limits() -> None:
+    devices = (Device("0", "0", {"index": ("0",), "uuid": ("x",)}),)
+    inventory = model.Inventory("intel_npu", "/", "1", devices, ())
+    with pytest.raises(LimitError, match="can't be limited"):
+        found(
+            "GPUHOOK_DEVICE_MEMORY=8GiB",
+            f"{next(iter(registry.KNOWN['intel_npu'].VARIABLES))}=0",
+            intel_npu=inventory,
+        )
+
+
+def test_limits_that_were_written_down(tree: Tree) -> None:
+    limits = amds()
+    entries = limits.to_json()
+    assert entries == [{"vendor": "amd", "device": "0", "id": "0000:03:00.0", "bytes": 8 * GIB}]
+    known, config = registry.KNOWN, Config()
+    again = limiting.recorded(entries, [AMD], known, config)
+    assert again is not None
+    again.set(-1)
+    assert tree.limits() == {VRAM: 8 * GIB}
+    with pytest.raises(LimitError, match="no longer has"):
+        limiting.recorded(entries, [drm("amd", "0000:04:00.0")], known, config)
+    assert limiting.recorded([], [AMD], known, config) is None

@@ -1,0 +1,176 @@
+"""NVML sets limits in a child, whatever the library does: one that the test makes says it."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pynvml
+import pytest
+from machines import gpu, machine
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import LimitError
+from gpuhook.start import contract
+from gpuhook.start.inventory.model import DriverFile
+from gpuhook.start.request.reader import Request
+from gpuhook.vendors.nvidia import limits
+from gpuhook.vendors.nvidia.limits import Nvml
+from gpuhook.vendors.nvidia.vendor import VENDOR
+
+GIB = 1 << 30
+FOLDER = "/sys/fs/cgroup/engine/container"
+
+LIBRARY = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+typedef unsigned long long u64;
+struct set { const char *path; u64 soft, hard; };
+struct get { const char *path; u64 soft, hard, used; };
+static u64 hard = ~0ULL;
+int nvmlInit_v2(void) { INIT; return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle)
+{
+    *handle = (void *)0x7f1234567890;
+    return strncmp(uuid, "GPU-", 4) ? 6 : 0;
+}
+#ifndef OLD
+int nvmlDeviceSetMemoryLimits_v1(void *handle, struct set *it)
+{
+    if (handle != (void *)0x7f1234567890 || strcmp(it->path, PATH) || it->soft || geteuid())
+        return 2;
+    SET;
+    return 0;
+}
+int nvmlDeviceGetMemoryLimits_v1(void *handle, struct get *it)
+{
+    if (handle != (void *)0x7f1234567890 || strcmp(it->path, PATH))
+        return 2;
+    it->hard = hard;
+    it->used = 1ULL << 33;
+    GET;
+    return 0;
+}
+#endif
+"""
+TAKES = "hard = it->hard"
+Make = Callable[..., Nvml]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Return a limiter with a library that does so much in each call."""
+
+    def made(
+        set_: str = TAKES, get: str = "", init: str = "", *more: str, wait: float = 10
+    ) -> Nvml:
+        path = tmp_path / "libnvidia-ml.so.1"
+        values = {"SET": set_, "GET": get, "INIT": init, "PATH": f'"{FOLDER}"'}
+        words = [f"-D{name}={value}" for name, value in values.items()]
+        gcc = shutil.which("gcc") or "gcc"
+        command = [gcc, "-shared", "-fPIC", "-w", *words, *more, "-o", str(path), "-xc", "-"]
+        subprocess.run(command, input=LIBRARY, text=True, check=True)
+        file = DriverFile("library", str(path), path.name, "utility", limits.LIBRARY)
+        inventory = machine(gpu(0, 3).but(memory=80 * GIB)).but(version="615.1", files=(file,))
+        grant = contract.Grant(VENDOR, Request("nvidia"), inventory, inventory.devices)
+        config = Config()
+        config.nvml_timeout = wait
+        return Nvml(grant, config)
+
+    return made
+
+
+def limit(nvml: Nvml) -> None:
+    nvml.set("/sys/fs/cgroup", FOLDER, dict.fromkeys(nvml.memory, 8 * GIB))
+
+
+def test_the_structures_are_those_of_the_published_binding() -> None:
+    """The one that NVIDIA publishes for release 615."""
+    name = limits._name(FOLDER)
+    ours = bytes(limits._struct(name, 3, 5, 7))
+    path = ctypes.create_string_buffer(FOLDER.encode())
+    both = (
+        (pynvml.c_nvmlGetMemoryLimits_v1_t, (3, 5, 7)),
+        (pynvml.c_nvmlSetMemoryLimits_v1_t, (3, 5)),
+    )
+    for structure, numbers in both:
+        theirs = structure(ctypes.addressof(path), *numbers)
+        assert bytes(theirs)[8:] == ours[8 : ctypes.sizeof(structure)]
+    assert ctypes.string_at(int.from_bytes(ours[:8], "little")) == FOLDER.encode()
+    assert pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX == limits.UNLIMITED
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
+def test_a_limit_is_set(make: Make) -> None:
+    nvml = make()
+    nvml.begin()
+    limit(nvml)
+    [value] = make(get="it->hard = 1ULL << 32").used("/sys/fs/cgroup", [FOLDER])[FOLDER].values()
+    assert value == (8 * GIB, 4 * GIB)
+    [value] = make().used("/sys/fs/cgroup", [FOLDER])[FOLDER].values()
+    assert value == (8 * GIB, None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
+@pytest.mark.parametrize("number", [3, 6])
+def test_a_cgroup_that_never_had_a_limit(make: Make, number: int) -> None:
+    assert make(get=f"return {number}").used("/sys/fs/cgroup", [FOLDER])[FOLDER] == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ({"set_": ""}, r"says \d+ bytes after 8589934592 were set"),
+        ({"set_": "hard = it->hard + 1"}, "says 8589934593 bytes after"),
+        ({"set_": "return 3"}, r"answers 3 \(the driver doesn't account"),
+        ({"set_": "return 4"}, r"answers 4 \(it is root's"),
+        ({"set_": "return 6"}, r"answers 6 \(the driver finds no such"),
+        ({"set_": "return 12345"}, "answers 12345"),
+        ({"get": "return 3"}, "nvmlDeviceGetMemoryLimits_v1 answers 3"),
+        ({"init": "return 9"}, r"nvmlInit_v2 answers 9 \(the driver isn't loaded"),
+        ({"init": "abort()"}, "ended without an answer"),
+        ({"set_": "_exit(0)"}, "ended without an answer"),
+        ({"set_": 'puts("x"); fflush(stdout); return 2'}, "answers 2"),
+    ],
+)
+def test_whatever_answers_otherwise_is_an_error(make: Make, does: dict[str, str], why: str) -> None:
+    with pytest.raises(LimitError, match=why):
+        limit(make(**does))
+
+
+def test_a_library_without_the_function(make: Make) -> None:
+    with pytest.raises(LimitError, match="nvmlDeviceSetMemoryLimits_v1"):
+        limit(make(TAKES, "", "", "-DOLD"))
+
+
+@pytest.mark.parametrize("where", ["init", "set_"])
+def test_a_library_that_hangs_has_a_limit(make: Make, where: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises(LimitError, match="hasn't set the limits"):
+        limit(make(**{where: "sleep(60)"}, wait=0.5))
+    assert time.monotonic() - begun < 10
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
+def test_what_takes_time_is_done_beforehand(make: Make) -> None:
+    nvml = make(init="sleep(1)")
+    nvml.begin()
+    time.sleep(1.2)
+    begun = time.monotonic()
+    limit(nvml)
+    assert time.monotonic() - begun < 0.8
+
+
+def test_cgroups_in_another_place(make: Make) -> None:
+    nvml = make()
+    with pytest.raises(LimitError, match="/sys/fs/cgroup, and here that is at /elsewhere"):
+        nvml.set("/elsewhere", "/elsewhere/container", {})
+    nvml.close()
