@@ -13,6 +13,7 @@ NVML_SOURCES = (
     "nvml_identity.c",
     "activity.c",
     "nvml_telemetry.c",
+    "nvml_compute.c",
     "nvml_processes.c",
     "nvml_links.c",
     "nvml_fields.c",
@@ -22,7 +23,7 @@ NVML_SOURCES = (
     "nvml_private.c",
     "nvml_unsupported.c",
 )
-CUDA_SOURCES = ("reach.c", "state.c", "cuda_system.c", "cuda_device.c", "cuda_context.c")
+CUDA_SOURCES = ("reach.c", "state.c", "cuda_system.c", "cuda_device.c", "cuda_mps.c", "cuda_context.c")
 
 # Long enough that any library's SONAME fits in its place.
 _PLACEHOLDER = "gpuhook-placeholder-for-a-soname-of-a-driver-library.so.000.000.00"
@@ -35,6 +36,7 @@ def compile_driver(folder: str, *, compat32: bool) -> None:
         compiler.program(f"{folder}/nvidia-smi", "nvidia_smi.c"),
         compiler.program(f"{folder}/stand-in", "stand_in.c"),
         compiler.program(f"{folder}/gpuhook-cuda-probe", "cuda_probe.c"),
+        compiler.program(f"{folder}/{stock.MPS_CONTROL}", "mps_control.c"),
         compiler.shared(f"{folder}/filler", _PLACEHOLDER, "filler.c", flags=("-nostartfiles",)),
     ]
     compiler.compile_all(jobs, folder)
@@ -93,6 +95,8 @@ def install_stock(tree: Tree, compiled: str, version: str, library_dir: str) -> 
         stand_in = file.read()
     for program in stock.PROGRAMS:
         tree.data(f"usr/bin/{program}", stand_in, 0o755)
+    with open(f"{compiled}/{stock.MPS_CONTROL}", "rb") as file:
+        tree.data(f"usr/bin/{stock.MPS_CONTROL}", file.read(), 0o755)
 
 
 def compat32_dir(library_dir: str) -> str:

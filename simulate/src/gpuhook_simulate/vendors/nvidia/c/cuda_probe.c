@@ -2,10 +2,12 @@
  *
  * Loads libcuda.so.1 by its bare name, as CUDA programs do, so it also tests whether the
  * loader finds the driver. Works with real and with simulated drivers. Exit status: 0, or 1
- * with a reason on standard error. */
+ * with a reason on standard error. With --context it makes a context on the first device, says
+ * what MPS gave it, and keeps it until its standard input ends. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 struct cuda {
     int (*init)(unsigned flags);
@@ -13,6 +15,8 @@ struct cuda {
     int (*get)(int *device, int ordinal);
     int (*name)(char *name, int length, int device);
     int (*uuid)(unsigned char uuid[16], int device);
+    int (*make_context)(void **context, unsigned flags, int device);
+    const char *(*limits)(void); /* of the simulated library alone */
     int (*error_name)(int error, const char **name);
 };
 
@@ -30,6 +34,8 @@ static int load(struct cuda *cuda)
     *(void **)&cuda->get = dlsym(library, "cuDeviceGet");
     *(void **)&cuda->name = dlsym(library, "cuDeviceGetName");
     *(void **)&cuda->error_name = dlsym(library, "cuGetErrorName");
+    *(void **)&cuda->make_context = dlsym(library, "cuCtxCreate_v2");
+    *(void **)&cuda->limits = dlsym(library, "gpuhookMpsLimits");
     *(void **)&cuda->uuid = dlsym(library, "cuDeviceGetUuid_v2");
     if (!cuda->uuid)
         *(void **)&cuda->uuid = dlsym(library, "cuDeviceGetUuid");
@@ -67,7 +73,23 @@ static int print_device(const struct cuda *cuda, int ordinal)
     return 0;
 }
 
-int main(void)
+/* Holds a context until standard input ends. */
+static int hold(const struct cuda *cuda)
+{
+    void *context;
+    char byte;
+
+    if (!cuda->make_context || failed(cuda, "cuCtxCreate", cuda->make_context(&context, 0, 0)))
+        return 1;
+    printf("CUDA context%s%s", cuda->limits && *cuda->limits() ? " by MPS: " : "\n",
+           cuda->limits ? cuda->limits() : "");
+    fflush(stdout);
+    while (read(0, &byte, 1) > 0)
+        ;
+    return 0;
+}
+
+int main(int argc, char **argv)
 {
     struct cuda cuda;
     int count, i;
@@ -79,5 +101,5 @@ int main(void)
     for (i = 0; i < count; i++)
         if (print_device(&cuda, i))
             return 1;
-    return 0;
+    return argc > 1 && !strcmp(argv[1], "--context") ? hold(&cuda) : 0;
 }
