@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.container.rootfs import Rootfs
     from gpuhook.ground.oci.jsontext import Record
+    from gpuhook.ground.oci.process import Setting
     from gpuhook.start.contract import Grant
     from gpuhook.start.inventory.model import Device, Node
     from gpuhook.start.plan.image import Image
@@ -94,6 +95,10 @@ class Nvidia(Vendor):
         device_nodes.check_mig_management(grant)
         completeness.check(grant)
         requirements.check(grant)
+        if grant.request.options.mps:
+            from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - few share devices by MPS
+
+            mps.check(grant)
 
     def warnings(self, grant: "Grant") -> list[str]:
         return [*completeness.warnings(grant), *super().warnings(grant)]
@@ -103,6 +108,13 @@ class Nvidia(Vendor):
 
     def rules(self, grant: "Grant") -> "dict[tuple[int, int], str]":
         return device_nodes.management_rules(grant)
+
+    def environment(self, grant: "Grant") -> "list[Setting]":
+        if not grant.request.options.mps:
+            return []
+        from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - as in check
+
+        return mps.environment(grant)
 
     def examine(self, root: "Rootfs", config: "Config") -> "Record | None":
         from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - the hook's, not the runtime's

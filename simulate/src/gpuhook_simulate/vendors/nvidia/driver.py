@@ -23,7 +23,14 @@ NVML_SOURCES = (
     "nvml_private.c",
     "nvml_unsupported.c",
 )
-CUDA_SOURCES = ("reach.c", "state.c", "cuda_system.c", "cuda_device.c", "cuda_mps.c", "cuda_context.c")
+CUDA_SOURCES = (
+    "reach.c",
+    "state.c",
+    "cuda_system.c",
+    "cuda_device.c",
+    "cuda_mps.c",
+    "cuda_context.c",
+)
 
 # Long enough that any library's SONAME fits in its place.
 _PLACEHOLDER = "gpuhook-placeholder-for-a-soname-of-a-driver-library.so.000.000.00"

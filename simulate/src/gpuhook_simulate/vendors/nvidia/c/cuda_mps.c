@@ -10,7 +10,7 @@
 static char limits[256];
 
 /* What the daemon answered, "" for who is no client of MPS; of the simulated library alone. */
-API const char *gpuhookMpsLimits(void)
+API const char *cuGpuhookMpsLimits(void)
 {
     return limits;
 }

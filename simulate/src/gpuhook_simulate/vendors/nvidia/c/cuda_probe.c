@@ -35,7 +35,7 @@ static int load(struct cuda *cuda)
     *(void **)&cuda->name = dlsym(library, "cuDeviceGetName");
     *(void **)&cuda->error_name = dlsym(library, "cuGetErrorName");
     *(void **)&cuda->make_context = dlsym(library, "cuCtxCreate_v2");
-    *(void **)&cuda->limits = dlsym(library, "gpuhookMpsLimits");
+    *(void **)&cuda->limits = dlsym(library, "cuGpuhookMpsLimits");
     *(void **)&cuda->uuid = dlsym(library, "cuDeviceGetUuid_v2");
     if (!cuda->uuid)
         *(void **)&cuda->uuid = dlsym(library, "cuDeviceGetUuid");
