@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,13 +15,16 @@ import pytest
 from harness import bundles
 from harness.bundles import Bundle
 from harness.commands import Result, run, wait_until
+from harness.device_plugin import device_plugin
+from harness.docker import dockerd
 from harness.driver import Driver, simulate
-from harness.images import CUDA_PROBE
+from harness.images import CUDA_PROBE, image
 from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.standing import ONE, RUNTIMES
 
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3
+GPU = "nvidia.com/gpu"
 PLACE = "/run/nvidia-mps"
 PROBE = f"sleep 1000 | {CUDA_PROBE} --context"
 SETTINGS = """
@@ -64,7 +68,8 @@ class Site:
         return json.loads((self.state / "mps.json").read_text().partition("\n")[2])
 
     def daemon(self) -> int:
-        return int(self.kept()["daemon"].partition("-")[0])
+        """Return the daemon's process, 0 while there is none."""
+        return int(self.kept()["daemon"].partition("-")[0] or 0)
 
     def change(self, old: str, new: str) -> None:
         text = self.config.read_text()
@@ -187,6 +192,60 @@ def test_the_compute_mode_is_set_back_after_a_kill(site: Site) -> None:
 
 
 @ONE
+def test_a_daemon_that_does_not_start_changes_nothing(site: Site) -> None:
+    program = site.driver.root / "usr/bin/nvidia-cuda-mps-control"
+    kept = program.with_suffix(".kept")
+    program.rename(kept)
+    try:
+        program.write_text("#!/bin/sh\necho no luck >&2\nexit 3\n")
+        program.chmod(0o755)
+        done = site.mps("start")
+    finally:
+        kept.rename(program)
+    assert done.status != 0
+    assert "MPS' control daemon failed: no luck" in done.stderr
+    assert site.modes() == [DEFAULT] * 3
+    assert not (site.state / "mps.json").exists()
+
+
+@ONE
+def test_a_gpu_in_mig_mode_is_not_shared(site: Site) -> None:
+    """Neither where MPS is started, nor where a GPU gets MIG mode afterwards."""
+    simulated: list[str | Path] = [site.installation.command, "simulate", site.driver.root]
+    site.mps("start").ok()
+    run([*simulated, "--mig", "0:1g.18gb"]).ok()
+    try:
+        assert "GPU 0:0 is in MIG mode" in site.refusal("0:0")
+        site.mps("stop").ok()
+        assert "GPU 0 is in MIG mode" in site.mps("start").stderr
+    finally:
+        run([*simulated, "--mig", "0:off"]).ok()
+
+
+@ONE
+def test_the_service_starts_a_daemon_again(site: Site) -> None:
+    """Also one that hangs; and it ends what it started."""
+    env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
+    words: list[str | Path] = [site.installation.command, "mps", "serve", "--interval", "0.2"]
+    with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL) as service:
+        try:
+            wait_until(lambda: bool(site.mps("status").status == 0), "it serves")
+            first = site.daemon()
+            os.kill(first, signal.SIGKILL)
+            wait_until(lambda: site.mps("status").status == 0, "it serves again")
+            second = site.daemon()
+            assert second != first
+            os.kill(second, signal.SIGSTOP)
+            assert "didn't answer" in site.status()["problem"]
+            wait_until(lambda: site.daemon() not in (0, second), "a daemon that hangs is replaced")
+        finally:
+            service.terminate()
+            service.wait(timeout=60)
+    assert site.modes() == [DEFAULT] * 3
+    assert not (site.state / "mps.json").exists()
+
+
+@ONE
 def test_a_device_that_is_shared_no_more_gets_its_mode_back(site: Site) -> None:
     site.mps("start").ok()
     site.change('devices = "0,1"', 'devices = "0"')
@@ -304,12 +363,112 @@ def test_a_folder_that_others_may_change_is_not_given(site: Site) -> None:
 @ONE
 def test_explain_says_what_a_client_gets(site: Site) -> None:
     site.mps("start").ok()
+    asked = ("--gpus", "device=0", "--format", "json")
     env = {"GPUHOOK_CONFIG": str(site.config)}
-    words = [site.installation.command, "explain", "--gpus", "device=0", "--format", "json"]
-    plan = json.loads(run(words, env=env).ok().stdout)["operations"]
+    done = run([site.installation.command, "explain", *asked], env=env).ok()
+    plan = json.loads(done.stdout)["operations"]
     reasons = [op["reason"] for op in plan if op.get("destination") == PLACE]
     assert reasons == ["GPU 0 is shared by MPS"]
     assert any(op.get("name") == "CUDA_MPS_PIPE_DIRECTORY" for op in plan)
     assert any(
         op.get("destination") == "/dev/shm" for op in plan
     ) == site.driver.version.startswith("575")
+
+
+# Engines and clusters -------------------------------------------------------------------------
+
+
+@ONE
+def test_containers_of_docker(
+    site: Site, workspace: Path, host: Namespace, archive: Path, tmp_path: Path
+) -> None:
+    """Several at a time; their names are in the status, and what they say for themselves."""
+    site.mps("start").ok()
+    env = {"GPUHOOK_CONFIG": str(site.config)}
+    runtimes = {"gpu-py": site.installation.runtime}
+    folder = workspace / f"mps-{site.driver.version[:3]}"
+    with dockerd(folder, host, runtimes, archive, env) as engine:
+        for name in ("one", "two"):
+            words = ["run", "--detach", "--runtime=gpu-py", f"--name={name}", "--interactive"]
+            more = ["-e", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=90", "-e", "NVIDIA_VISIBLE_DEVICES=0"]
+            engine.call(*words, *more, image("debian"), "sh", "-c", PROBE).ok()
+        limits = LIMITS[site.driver.version]
+        wait_until(lambda: limits in engine.call("logs", "two").stdout, "it is a client")
+        found = {each["id"]: each for each in site.status()["containers"]}
+        assert all(len(each["clients"]) == 1 for each in found.values())
+        ids = engine.call("ps", "--quiet", "--no-trunc").ok().stdout.split()
+        assert found.keys() == {*ids}
+        words = ["run", "--rm", "--runtime=gpu-py", "-e", "NVIDIA_VISIBLE_DEVICES=0"]
+        third = engine.call(*words, image("debian"), "true")
+        assert "GPU 0 is shared by 2 containers" in third.stderr
+        engine.call("kill", "one").ok()
+        engine.call(*words, image("debian"), "true").ok()
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("entry", "count", "threads", "share"),
+    [
+        ("replicas: 2", 1, "50", 50),
+        ("sizes: [25, 75]", 2, "100", 100),
+        ("sizes: [20, 20], unlimited: true", 3, None, None),
+    ],
+)
+def test_pods(
+    site: Site,
+    workspace: Path,
+    tmp_path: Path,
+    entry: str,
+    count: int,
+    threads: str | None,
+    share: int | None,
+) -> None:
+    """A pod has its shares by the plugin, and by gpu-py no more than config.toml allows."""
+    site.change("clients = 2", "clients = 3")
+    site.change('devices = "0,1"', 'devices = "0"')
+    site.mps("start").ok()
+    file = tmp_path / "plugin.yaml"
+    file.write_text(
+        "sharing:\n  mps:\n    failRequestsGreaterThanOne: false\n    resources:\n"
+        f"    - {{name: gpu, {entry}}}\n"
+    )
+    place = workspace / f"m{hash(tmp_path) & 0xFFFFFFFF:x}"
+    words = (f"--config-file={file}",)
+    with device_plugin(place, site.installation, site.config, GPU, *words) as kubelet:
+        devices = kubelet.devices(GPU)
+        healthy = {each.partition("::")[0] for each, it in devices.items() if it.healthy}
+        assert healthy == {site.driver.gpus[0].uuid}  # config.toml shares no other
+        envs = kubelet.admit("pod", {GPU: count})["envs"]
+        assert envs.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == threads
+        total = site.kept()["devices"][0]["total"] >> 20
+        limit = None if share is None else f"0={total * share // 100}M"
+        assert envs.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") == limit
+        made = site.ask("0", *(f"{name}={value}" for name, value in envs.items()))
+        made.command("sh", "-c", f"env; {PROBE}")
+        site.start(made)
+        wait_until(lambda: "CUDA context" in site.said(made), "it has a context")
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40\n" in site.said(made)
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M\n" in site.said(made)
+        os.kill(site.daemon(), signal.SIGKILL)
+        kubelet.wait_until(lambda: kubelet.allocatable(GPU) == 0, "the plugin says so")
+        site.mps("start").ok()
+        kubelet.wait_until(lambda: kubelet.allocatable(GPU) > 0, "it is healthy again")
+
+
+@ONE
+def test_the_doctor_and_the_metrics_say_so(site: Site, tmp_path: Path) -> None:
+    env = {"GPUHOOK_CONFIG": str(site.config)}
+
+    def said(*words: str) -> str:
+        return run([site.installation.command, *words], env=env).stdout
+
+    def metrics() -> str:
+        said("metrics", "--textfile", str(tmp_path / "gpus.prom"))
+        return (tmp_path / "gpus.prom").read_text()
+
+    site.mps("start").ok()
+    assert "MPS' control daemon answers" in said("doctor")
+    assert "gpuhook_mps_up 1.0\n" in metrics()
+    os.kill(site.daemon(), signal.SIGKILL)
+    assert "MPS' control daemon isn't running" in said("doctor")
+    assert "gpuhook_mps_up 0.0\n" in metrics()

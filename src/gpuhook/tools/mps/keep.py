@@ -134,7 +134,7 @@ class Keeper:
                     "Give a size from 1MiB to what the GPU has, or a share such as 50%",
                 )
             mode = mode if known is None else known.mode  # protects: mps-first-mode
-            devices.append(mps.Shared(gpu.uuid, gpu.index, mode, memory))
+            devices.append(mps.Shared(gpu.uuid, gpu.index, mode, memory, total))
         version = self._version()
         places = () if before is None else before.places
         return mps.State(

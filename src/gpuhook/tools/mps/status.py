@@ -46,16 +46,12 @@ def status(config: Config) -> dict[str, Any] | None:
     }
 
 
-def problem(config: Config) -> str:
-    """Return why MPS, which config.toml asks for, can't be used; "" where it can."""
+def check(config: Config) -> None:
+    """Raise MpsError or DriverError where MPS, which config.toml asks for, can't be used."""
     state = mps.read(config.state_dir)
-    try:
-        if state is None:
-            raise MpsError("MPS' control daemon isn't running", mps.START)
-        Keeper(config, lambda _: None).check(state)
-    except GpuhookError as error:
-        return str(error)
-    return ""
+    if state is None:
+        raise MpsError("MPS' control daemon isn't running", mps.START)
+    Keeper(config, lambda _: None).check(state)
 
 
 def _containers(config: Config) -> list[dict[str, Any]]:
