@@ -20,6 +20,7 @@ from harness.docker import dockerd
 from harness.driver import Driver, simulate
 from harness.images import CUDA_PROBE, image
 from harness.installation import Installation, write_config
+from harness.metrics import GPUHOOK
 from harness.namespaces import Namespace
 from harness.standing import ONE, RUNTIMES
 
@@ -458,13 +459,15 @@ def test_pods(
 @ONE
 def test_the_doctor_and_the_metrics_say_so(site: Site, tmp_path: Path) -> None:
     env = {"GPUHOOK_CONFIG": str(site.config)}
+    file = tmp_path / "gpus.prom"
 
     def said(*words: str) -> str:
         return run([site.installation.command, *words], env=env).stdout
 
     def metrics() -> str:
-        said("metrics", "--textfile", str(tmp_path / "gpus.prom"))
-        return (tmp_path / "gpus.prom").read_text()
+        words = (*GPUHOOK, "metrics", "--textfile", file)
+        run(words, env=env).ok()
+        return file.read_text()
 
     site.mps("start").ok()
     assert "MPS' control daemon answers" in said("doctor")
