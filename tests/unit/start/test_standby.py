@@ -129,6 +129,8 @@ DOCUMENTS = {"gpuhook.start.cdi.document", "gpuhook.start.cdi.unknown"}
 REFUSALS = {"gpuhook.start.meant"}
 # Loaded where the configuration declares vendors, and used nowhere else.
 DECLARED = {"gpuhook.vendors.declared.names"}
+# Loaded where the configuration shares devices by MPS.
+MPS = {"gpuhook.vendors.nvidia.mps", "gpuhook.vendors.nvidia.mps_mounts"}
 
 
 def test_no_child_imports_anything() -> None:
@@ -144,7 +146,7 @@ def test_no_child_imports_anything() -> None:
         (name, other)
         for name in ours - NOT_A_CHILDS
         for other in late_imports(Path(loaded[name]).read_text())
-        if other not in {*loaded, *DISCOVERY, *DOCUMENTS, *DECLARED, *REFUSALS}
+        if other not in {*loaded, *DISCOVERY, *DOCUMENTS, *DECLARED, *REFUSALS, *MPS}
     }
     assert missing == set()
 
@@ -160,6 +162,18 @@ def test_no_child_imports_anything_for_a_declared_vendor() -> None:
     loaded = {line.split(" ", 1)[0] for line in done.stdout.splitlines()}
     assert {*DECLARED, "gpuhook.vendors.declared.vendor"} <= loaded
     assert "gpuhook.vendors.declared.discover" not in loaded
+
+
+def test_no_child_imports_anything_for_mps() -> None:
+    code = LOADS.replace("model import Config\n", "loader import loads\n").replace(
+        "Config()", """loads('gpuhook.mps.devices = "all"')"""
+    )
+    words = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert loaded.keys() >= MPS
+    late = {each for name in MPS for each in late_imports(Path(loaded[name]).read_text())}
+    assert late <= loaded.keys()
 
 
 @pytest.mark.parametrize("days", [20, -20])

@@ -243,7 +243,8 @@ class Reader:
             raise self.wrong(found["replicas"].line, "replicas must be a whole number")
         if not 2 <= replicas <= _MOST_REPLICAS:
             wanted = f"from 2 to {_MOST_REPLICAS}"
-            raise self.wrong(found["replicas"].line, f"replicas must be {wanted}, not {replicas}")
+            at = found.get("replicas", node).line
+            raise self.wrong(at, f"replicas must be {wanted}, not {replicas}")
         rename = found.get("rename")
         devices = found.get("devices")
         return Replicated(

@@ -72,6 +72,9 @@ class Nvidia(Vendor):
 
         return driver_files.volatile_paths()
 
+    def optional_modules(self, config: "Config") -> tuple[str, ...]:
+        return ("gpuhook.vendors.nvidia.mps_mounts",) if config.mps_devices else ()
+
     def options(self) -> variables.NvidiaOptions:
         return variables.NvidiaOptions()
 
