@@ -22,6 +22,7 @@ from harness.images import CUDA_PROBE, image
 from harness.installation import Installation, write_config
 from harness.metrics import GPUHOOK
 from harness.namespaces import Namespace
+from harness.podman import podman
 from harness.standing import ONE, RUNTIMES
 
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3
@@ -404,6 +405,22 @@ def test_containers_of_docker(
         assert "GPU 0 is shared by 2 containers" in third.stderr
         engine.call("kill", "one").ok()
         engine.call(*words, image("debian"), "true").ok()
+
+
+@ONE
+def test_containers_of_podman(
+    site: Site, workspace: Path, host: Namespace, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.mps("start").ok()
+    monkeypatch.setenv("GPUHOOK_CONFIG", str(site.config))
+    folder = workspace / f"mpsp-{site.driver.version[:3]}"
+    with podman(folder, host, site.installation.runtime, archive) as engine:
+        env = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=90"]
+        command = f"env; {CUDA_PROBE} --context </dev/null"
+        said = engine.run(image("debian"), "sh", "-c", command, env=env).ok().stdout
+        assert LIMITS[site.driver.version] in said
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40\n" in said
+    assert site.status()["containers"] == []
 
 
 @ONE

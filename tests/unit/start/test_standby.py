@@ -142,6 +142,7 @@ def test_no_child_imports_anything() -> None:
     assert {"gpuhook.start.plan.spec_edits", "gpuhook.inject"} <= ours
     vendors = {f"gpuhook.{name}" for names in KNOWN.values() for name in preload.vendor(names)}
     assert vendors <= ours, "else it is not noticed when they are replaced"
+    assert not MPS & ours, "who shares nothing pays nothing"
     missing = {
         (name, other)
         for name in ours - NOT_A_CHILDS

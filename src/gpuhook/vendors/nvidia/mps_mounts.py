@@ -98,6 +98,7 @@ class BindPipe(BindOwn):
 
     def prepare(self, host: "Rootfs") -> None:
         """Claim a place, and clone its folder; HeldError where there are clients enough."""
+        # protects: mps-claims-folder
         self._claims = host.open_own(f"{self._base}/{mps.CLAIMS}")
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._claims)
         os.close(self._claims)
