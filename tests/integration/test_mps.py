@@ -377,6 +377,15 @@ def test_explain_says_what_a_client_gets(site: Site) -> None:
     ) == site.driver.version.startswith("575")
 
 
+@pytest.fixture
+def podmans_config() -> Iterator[Path]:
+    """Where a config.toml is found without GPUHOOK_CONFIG, which podman doesn't pass on."""
+    config = Path("/etc/gpuhook/config.toml")  # the session has an /etc of its own
+    config.parent.mkdir()
+    yield config
+    shutil.rmtree(config.parent)
+
+
 # Engines and clusters -------------------------------------------------------------------------
 
 
@@ -409,10 +418,10 @@ def test_containers_of_docker(
 
 @ONE
 def test_containers_of_podman(
-    site: Site, workspace: Path, host: Namespace, archive: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, workspace: Path, host: Namespace, archive: Path, podmans_config: Path
 ) -> None:
     site.mps("start").ok()
-    monkeypatch.setenv("GPUHOOK_CONFIG", str(site.config))
+    podmans_config.symlink_to(site.config)
     folder = workspace / f"mpsp-{site.driver.version[:3]}"
     with podman(folder, host, site.installation.runtime, archive) as engine:
         env = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=90"]
