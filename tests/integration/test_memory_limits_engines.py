@@ -73,8 +73,6 @@ def engine_of(
 @pytest.mark.parametrize(
     "name", ["docker", "containerd", "podman", pytest.param("podman-crun", marks=CRUN)]
 )
-    "name", ["docker", "containerd", "podman", pytest.param("podman-crun", marks=CRUN)]
-)
 def test_a_limit_by_an_engine(
     name: str,
     workspace: Path,

@@ -204,6 +204,12 @@ class PluginError(GpuhookError):
     code = "device-plugin"
 
 
+class MpsError(GpuhookError):
+    """MPS can't be started, or its control daemon doesn't answer as it should."""
+
+    code = "mps"
+
+
 class MetricsError(GpuhookError):
     """Metrics can't be shown or served as asked."""
 

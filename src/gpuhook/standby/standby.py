@@ -434,6 +434,9 @@ def _import_all(config: Config) -> None:
     preload.load(modules)
     for name in modules:  # those that weren't compiled
         __import__(f"gpuhook.{name}")
+    for each in known:
+        for name in contract.load(each).optional_modules(config):
+            __import__(name)
     import json.decoder  # noqa: F401, PLC0415
 
     from gpuhook.ground.cgroup import bpf, device_program, v2  # noqa: F401, PLC0415 - to have them

@@ -162,6 +162,10 @@ class Vendor:
         """
         return []
 
+    def optional_modules(self, config: "Config") -> tuple[str, ...]:  # noqa: ARG002
+        """Return the modules that starts import with this configuration, and not without it."""
+        return ()
+
     # What a container asks for ----------------------------------------------------------
 
     def options(self) -> "Record | None":

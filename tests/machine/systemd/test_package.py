@@ -23,8 +23,13 @@ from booted import (
 from harness.commands import run, wait_until
 
 CONFIG = Path("/etc/gpuhook/config.toml")
-# From 0 to 10, as systemd 257 counts. The watch can have nothing that gives it a mount namespace.
-EXPOSURE = {"gpuhook-metrics.service": 4.7, "gpuhook-watch.service": 9.6}
+# From 0 to 10, as systemd 257 counts. The watch can have nothing that gives it a mount namespace,
+# nor can MPS, which mounts for containers.
+EXPOSURE = {
+    "gpuhook-metrics.service": 4.7,
+    "gpuhook-mps.service": 9.6,
+    "gpuhook-watch.service": 9.6,
+}
 
 
 def states(*units: str) -> list[str]:

@@ -309,6 +309,7 @@ WRONG = {
     "a list of strings": ("1", '"a"', "[1]", '["a", 1]', "[[]]", "{ a = 1 }"),
     "a number of seconds above 0": ("0", "-1", '"1"', "true", "[1]", "nan", "inf", "1e9"),
     "a number of seconds, or 0": ("-1", '"1"', "true", "[1]", "nan", "inf", "1e9"),
+    "a whole number": ("-1", '"1"', "true", "[1]", "nan", "inf", "1.5"),
 }
 WRONG_CASES = [
     (key, kind, value) for key, (_, kind, _) in KEYS.items() for value in WRONG[kind]
@@ -349,6 +350,13 @@ def test_table_that_is_none(table: str, table_value: str) -> None:
         ('nvidia-container-cli.environment = ["a\\u0000b"]', "NUL"),
         ('nvidia-container-cli.ldconfig = "@ldconfig"', "must begin with @/"),
         ('supported-driver-capabilities = "compute,not-compute"', "names 'not-compute'"),
+        ('gpuhook.mps.devices = "0,,1"', "names with commas between them"),
+        ("gpuhook.mps.active-thread-percentage = 101", "from 1 to 100, or 0"),
+        ('gpuhook.mps.device-memory = "101%"', "such as 8GiB or 50%"),
+        ("gpuhook.mps.clients = 49", "from 1 to 48, as MPS serves no more, not 49"),
+        ("gpuhook.mps.clients = 0", "from 1 to 48"),
+        ('gpuhook.mps.version = "4"', "must be one of auto, 2, 3"),
+        ('gpuhook = {exclusive = ["nvidia.com/gpu"], mps = {devices = "0"}}', "one container"),
     ],
 )
 def test_wrong_value(text: str, problem: str) -> None:

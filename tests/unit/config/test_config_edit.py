@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from gpuhook.ground.config.loader import load, loads
 from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS, Config
-from gpuhook.ground.config.source import BOOL, LIST, PAUSE, SECONDS, STRING, flatten
+from gpuhook.ground.config.source import BOOL, LIST, NUMBER, PAUSE, SECONDS, STRING, flatten
 from gpuhook.ground.errors import ConfigError, GpuhookError
 from gpuhook.ground.host import files as host_files
 from gpuhook.tools.cli import cli
@@ -50,6 +50,8 @@ SPECIAL = {
     "gpuhook.missing-driver": "ignore",
     "gpuhook.limits.device-memory": "50%",
     "gpuhook.limits.most-device-memory": "8GiB",
+    "gpuhook.mps.device-memory": "8GiB",
+    "gpuhook.mps.version": "2",
 }
 OF_KIND: dict[str, Any] = {
     BOOL: True,
@@ -57,6 +59,7 @@ OF_KIND: dict[str, Any] = {
     LIST: ["/x", "/#"],
     SECONDS: 2.5,
     PAUSE: 0,
+    NUMBER: 7,
 }
 
 

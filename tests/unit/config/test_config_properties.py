@@ -11,7 +11,7 @@ from gpuhook.ground.config import source
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.locate import line_of
 from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS
-from gpuhook.ground.config.source import BOOL, LIST, PAUSE, SECONDS, STRING, flatten
+from gpuhook.ground.config.source import BOOL, LIST, NUMBER, PAUSE, SECONDS, STRING, flatten
 from gpuhook.ground.errors import ConfigError, GpuhookError
 from gpuhook.tools.config.edit import parse_assignment, set_value
 from gpuhook.tools.config.render import as_toml
@@ -104,6 +104,7 @@ OF_KIND: dict[str, st.SearchStrategy[Any]] = {
     LIST: st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))),
     SECONDS: st.floats(0.001, 1000),
     PAUSE: st.floats(0, 1000),
+    NUMBER: st.integers(0, 100),
 }
 CHANGES = st.sampled_from(sorted(KEYS)).flatmap(
     lambda key: st.tuples(st.just(key), OF_KIND[KEYS[key][1]])

@@ -170,7 +170,30 @@ def test_what_needs_no_word(tmp_path: Path) -> None:
     assert found.warnings == []
 
 
+@pytest.mark.parametrize(
+    ("entry", "shares"),
+    [
+        ("replicas: 4", (25,) * 4),
+        ("replicas: 3, unlimited: true", (33, 33, 33, 0)),
+        ("sizes: [50, 30, 20]", (50, 30, 20)),
+        ("sizes: [80, 80], overcommit: true", (80, 80)),
+        ("sizes: [100], unlimited: true", (100, 0)),
+    ],
+)
+def test_shares_of_mps(tmp_path: Path, entry: str, shares: tuple[int, ...]) -> None:
+    [found] = written(tmp_path, MPS.format(entry)).sharing.values()
+    assert found == Sharing(GPU, len(shares), GPU, shares, single=True)
+
+
+def test_the_words_of_nvidias_plugin_for_mps(tmp_path: Path) -> None:
+    words = "renameByDefault: true, failRequestsGreaterThanOne: false"
+    text = f"sharing: {{mps: {{{words}, resources: [{{name: gpu, replicas: 2}}]}}}}"
+    found = written(tmp_path, text).sharing[GPU]
+    assert found == Sharing(GPU, 2, f"{GPU}.shared", (50, 50), single=False)
+
+
 SHARED = "sharing:\n  timeSlicing:\n    resources:\n    - name: gpu\n      replicas: {}\n"
+MPS = "sharing:\n  mps:\n    resources:\n    - {{name: gpu, {}}}\n"
 SHARED_AND_LONG = f"""sharing:
   timeSlicing:
     renameByDefault: true
@@ -195,7 +218,14 @@ SHARED_AND_LONG = f"""sharing:
         ("gpuhook:\n  interval: 0", 2, "at least 0.1"),
         ("gpuhook:\n  interval: .nan", 2, "seconds"),
         ("gpuhook:\n  xids: {79: panic}", 2, "NUMBER=ACTION"),
-        ("sharing:\n  mps: {resources: []}", 2, "MPS"),
+        ("sharing:\n  mps: {resources: {}}", 2, "must be a list"),
+        ("sharing:\n  mps:\n    resources:\n    - {name: gpu}", 4, "lacks replicas"),
+        (MPS.format("replicas: 2, sizes: [50, 50]"), 4, "replicas or sizes"),
+        (MPS.format("sizes: [60, 60]"), 4, "120 % together"),
+        (MPS.format("sizes: [true, 60]"), 4, "whole numbers from 1 to 100"),
+        (MPS.format("sizes: [0]"), 4, "whole numbers from 1 to 100"),
+        (MPS.format("sizes: [100]"), 4, "from 2 to"),
+        (MPS.format("replicas: 49"), 4, "MPS serves 48"),
         ("sharing:\n  timeSlicing:\n    renameByDefault: 1", 3, "true or false"),
         ("sharing:\n  timeSlicing:\n    resources: {}", 3, "must be a list"),
         (SHARED.format(1), 5, "from 2 to"),

@@ -130,6 +130,8 @@ DOCUMENTS = {"gpuhook.start.cdi.document", "gpuhook.start.cdi.unknown"}
 REFUSALS = {"gpuhook.start.meant"}
 # Loaded where the configuration declares vendors, and used nowhere else.
 DECLARED = {"gpuhook.vendors.declared.names"}
+# Loaded where the configuration shares devices by MPS.
+MPS = {"gpuhook.vendors.nvidia.mps", "gpuhook.vendors.nvidia.mps_mounts"}
 
 
 def test_no_child_imports_anything() -> None:
@@ -141,11 +143,12 @@ def test_no_child_imports_anything() -> None:
     assert {"gpuhook.start.plan.spec_edits", "gpuhook.inject"} <= ours
     vendors = {f"gpuhook.{name}" for names in KNOWN.values() for name in preload.vendor(names)}
     assert vendors <= ours, "else it is not noticed when they are replaced"
+    assert not MPS & ours, "who shares nothing pays nothing"
     missing = {
         (name, other)
         for name in ours - NOT_A_CHILDS
         for other in late_imports(Path(loaded[name]).read_text())
-        if other not in {*loaded, *DISCOVERY, *DOCUMENTS, *DECLARED, *REFUSALS}
+        if other not in {*loaded, *DISCOVERY, *DOCUMENTS, *DECLARED, *REFUSALS, *MPS}
     }
     assert missing == set()
 
@@ -161,6 +164,18 @@ def test_no_child_imports_anything_for_a_declared_vendor() -> None:
     loaded = {line.split(" ", 1)[0] for line in done.stdout.splitlines()}
     assert {*DECLARED, "gpuhook.vendors.declared.vendor"} <= loaded
     assert "gpuhook.vendors.declared.discover" not in loaded
+
+
+def test_no_child_imports_anything_for_mps() -> None:
+    code = LOADS.replace("model import Config\n", "loader import loads\n").replace(
+        "Config()", """loads('gpuhook.mps.devices = "all"')"""
+    )
+    words = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert loaded.keys() >= MPS
+    late = {each for name in MPS for each in late_imports(Path(loaded[name]).read_text())}
+    assert late <= loaded.keys()
 
 
 @pytest.mark.parametrize("days", [20, -20])

@@ -15,7 +15,16 @@ from gpuhook.ground.config.model import (
     WITHOUT_EFFECT,
     Config,
 )
-from gpuhook.ground.config.source import BOOL, LIST, PAUSE, STRING, flatten, parse, read_text
+from gpuhook.ground.config.source import (
+    BOOL,
+    LIST,
+    NUMBER,
+    PAUSE,
+    STRING,
+    flatten,
+    parse,
+    read_text,
+)
 from gpuhook.ground.errors import ConfigError, shown
 
 TYPE_CHECKING = False
@@ -28,6 +37,7 @@ PATH_VARIABLE = "GPUHOOK_CONFIG"
 _OS_RELEASE = "/etc/os-release"
 _SUSE_USER = "root:video"  # to whose group video the nodes belong
 _VENDORS = "gpuhook.vendors"
+_MPS = "gpuhook.mps."
 _LONGEST = 10 * 24 * 3600  # seconds; also keeps infinity out
 
 # A key of any of these attributes holds absolute paths; in the optional ones "" is fine.
@@ -122,13 +132,14 @@ def default_user(os_release: str = _OS_RELEASE) -> str:
 class _Reading:
     """One reading of a file: the configuration so far and what is wrong with the file."""
 
-    __slots__ = ("config", "errors", "ignored", "text")
+    __slots__ = ("config", "errors", "given", "ignored", "text")
 
     def __init__(self, text: str, path: str | None) -> None:
         self.text = text
         self.config = Config(path)
         self.errors: list[ConfigError] = []
         self.ignored: list[tuple[str, str]] = []
+        self.given: list[str] = []  # keys
 
     def wrong(self, key: str, problem: str, at: str = "") -> None:
         """Note an error, with the line that the key, or what ``at`` says, is on."""
@@ -140,6 +151,7 @@ class _Reading:
     def apply(self, key: str, value: object) -> None:
         """Set one value, or say why it has no effect."""
         config = self.config
+        self.given.append(key)
         if key in KEYS:
             attribute, kind, default = KEYS[key]
             if self.fits(key, kind, value):
@@ -189,6 +201,7 @@ class _Reading:
         self.check_kind()
         self.check_words()
         self.check_sizes()
+        self.check_mps()
 
     def check_sizes(self) -> None:
         for key in ("gpuhook.limits.device-memory", "gpuhook.limits.most-device-memory"):
@@ -199,6 +212,12 @@ class _Reading:
 
             if parse_size(value) is None:
                 self.wrong(key, f"must be a size such as 8GiB, 8192MiB or 50%, not {shown(value)}")
+
+    def check_mps(self) -> None:
+        if self.config.mps_devices or any(key.startswith(_MPS) for key in self.given):
+            from gpuhook.ground.config import mps  # noqa: PLC0415 - few share devices by MPS
+
+            mps.check(self.config, self.wrong)
 
     def check_ldconfig(self) -> None:
         config = self.config
@@ -283,4 +302,6 @@ def _is_kind(kind: str, value: object) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
+    if kind is NUMBER:
+        return isinstance(value, int) and value >= 0
     return (value > 0 or kind is PAUSE) and 0 <= value < _LONGEST

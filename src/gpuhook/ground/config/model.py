@@ -7,7 +7,7 @@ that means nothing here is in WITHOUT_EFFECT, with what to do instead.
 
 import os
 
-from gpuhook.ground.config.source import BOOL, LIST, PAUSE, SECONDS, STRING
+from gpuhook.ground.config.source import BOOL, LIST, NUMBER, PAUSE, SECONDS, STRING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.limits.device-memory": ("device_memory", STRING, ""),
     "gpuhook.limits.most-device-memory": ("most_device_memory", STRING, ""),
     "gpuhook.limits.required": ("limit_required", BOOL, False),
+    "gpuhook.mps.devices": ("mps_devices", STRING, ""),
+    "gpuhook.mps.active-thread-percentage": ("mps_percentage", NUMBER, 0),
+    "gpuhook.mps.device-memory": ("mps_memory", STRING, ""),
+    "gpuhook.mps.clients": ("mps_clients", NUMBER, 16),
+    "gpuhook.mps.version": ("mps_version", STRING, "auto"),
 }
 
 # The features are optional: absent is not the same as false in a file, though both mean off.
@@ -164,6 +169,11 @@ class Config:
     missing_driver: str
     mode: str
     most_device_memory: str
+    mps_clients: int
+    mps_devices: str
+    mps_memory: str
+    mps_percentage: int
+    mps_version: str
     no_cgroups: bool
     nvml_timeout: float
     path: str | None

@@ -19,6 +19,7 @@ STRING = "a string"
 LIST = "a list of strings"
 SECONDS = "a number of seconds above 0"
 PAUSE = "a number of seconds, or 0"
+NUMBER = "a whole number"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

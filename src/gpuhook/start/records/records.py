@@ -318,7 +318,7 @@ def read_all(state_dir: str) -> "list[dict[str, Any]]":
 def _read_folder(folder: int) -> "list[dict[str, Any]]":
     found = []
     for name in sorted(os.listdir(folder)):
-        if _is_gone(name):
+        if is_gone(name):
             fileio.remove(name, folder)
         elif not name.startswith(_NEW) and (record := _load(folder, name)) is not None:
             found.append(record)
@@ -340,12 +340,12 @@ def _sweep(folder: int, start: int) -> None:
     names = os.listdir(folder)
     for number in range(min(_SWEPT, len(names))):
         name = names[(start + number) % len(names)]
-        if _is_gone(name):
+        if is_gone(name):
             fileio.remove(name, folder)
 
 
-def _is_gone(name: str) -> bool:
-    """Tell whether the process has ended that a record is of."""
+def is_gone(name: str) -> bool:
+    """Tell whether the process has ended that a record, called PID-STARTED, is of."""
     if name == _LOCK:
         return False
     pid, _, began = name.removeprefix(_NEW).partition("-")

@@ -38,6 +38,7 @@ _COMMANDS = {
         "gpuhook.tools.cli.metrics",
         "Tell Prometheus how much of each GPU every container uses.",
     ),
+    "mps": ("gpuhook.tools.cli.mps", "Share GPUs between containers by NVIDIA's MPS."),
     "repair": ("gpuhook.tools.cli.repair", "Give back GPUs to running containers that lost them."),
     "refresh": (
         "gpuhook.tools.cli.refresh",

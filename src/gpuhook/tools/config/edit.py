@@ -9,12 +9,13 @@ from tomlkit.exceptions import TOMLKitError
 
 from gpuhook.ground.config.loader import examine
 from gpuhook.ground.config.model import FEATURE_PREFIX, FEATURES, KEYS, WITHOUT_EFFECT
-from gpuhook.ground.config.source import BOOL, LIST, PAUSE, SECONDS, flatten, parse
+from gpuhook.ground.config.source import BOOL, LIST, NUMBER, PAUSE, SECONDS, flatten, parse
 from gpuhook.ground.errors import ConfigError, shown
 from gpuhook.tools.config.misspelt import did_you_mean, similar
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
+_DIGITS = 9  # of a whole number
 _REMOVE = "nil"  # NVIDIA's word for "unset this feature"
 
 Value = bool | str | float | list[str] | None
@@ -42,6 +43,8 @@ def parse_assignment(assignment: str, separator: str = ":") -> tuple[str, Value]
         return key, (text.split(separator) if separator in text else _items(text))
     if kind in (SECONDS, PAUSE):
         return key, _seconds(key, kind, text)
+    if kind == NUMBER:
+        return key, _number(key, text)
     return key, text
 
 
@@ -105,6 +108,12 @@ def _seconds(key: str, kind: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise _not_a_value(key, kind, text) from None
+
+
+def _number(key: str, text: str) -> int:
+    if text.isascii() and text.isdecimal() and len(text) <= _DIGITS:
+        return int(text)
+    raise _not_a_value(key, NUMBER, text)
 
 
 def _not_a_value(key: str, kind: str, text: str) -> ConfigError:

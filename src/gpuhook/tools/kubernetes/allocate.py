@@ -18,8 +18,11 @@ from gpuhook.tools.kubernetes.settings import (
     Settings,
 )
 from gpuhook.tools.kubernetes.state import Node, Resource, Unit
+from gpuhook.vendors.nvidia.variables import MPS_LIMITS
 
 _PLUGIN = "nvidia-device-plugin"  # in the annotation's key, for whom engines know it by
+_WHOLE = 100  # percent
+_MEBI = 1 << 20
 _NULL = "/dev/null"  # what is mounted where a mount's place is all that counts
 
 
@@ -66,6 +69,8 @@ def allocate(
     envs = _variables(resource, units, by_variable, by_mounts, by_nodes)
     if not (by_variable or by_mounts):
         envs.update(_of_devices(units))
+    if resource.shares:
+        envs.update(_limits(resource, ids, units))
     return Answer(
         envs=envs,
         mounts=_mounts(resource, units, settings, by_mounts, by_nodes),
@@ -125,6 +130,25 @@ def _of_devices(units: list[Unit]) -> dict[str, str]:
         for name, value in unit.variables.items():
             found.setdefault(name, []).append(value)
     return {name: ",".join(each) for name, each in found.items() if len(each) == len(units)}
+
+
+def _limits(resource: Resource, ids: Sequence[str], units: list[Unit]) -> dict[str, str]:
+    """Return what MPS is to limit, by its own variables: several shares of a device add up.
+
+    The threads are those of the smallest; nothing is limited where one share has no limit.
+    """
+    offers = resource.offers()
+    shares: dict[str, list[int]] = {}
+    for each in dict.fromkeys(ids):
+        shares.setdefault(offers[each].id, []).append(resource.share_of(each))
+    if any(0 in each for each in shares.values()):
+        return {}
+    percent = {unit.id: min(sum(shares[unit.id]), _WHOLE) for unit in units}
+    limits = [
+        f"{place}={unit.memory * percent[unit.id] // _WHOLE // _MEBI}M"
+        for place, unit in enumerate(units)
+    ]
+    return dict(zip(MPS_LIMITS, (str(min(percent.values())), ",".join(limits)), strict=True))
 
 
 def _mounts(

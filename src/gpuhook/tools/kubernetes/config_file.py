@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from gpuhook.ground.config.mps import MOST_CLIENTS
 from gpuhook.ground.errors import ConfigError, shown
 from gpuhook.ground.host import files
 from gpuhook.start.cdi import tree
@@ -20,6 +21,9 @@ VERSION = "v1"
 # Those of options, and what else there is.
 _OPTIONS = tuple(dict.fromkeys(each.place[0] for each in options.OPTIONS if each.place))
 _SECTIONS = ("version", "resources", "sharing", *_OPTIONS)
+_SLICING, _MPS = "timeSlicing", "mps"
+_OURS = ("sizes", "overcommit", "unlimited")  # of sharing.mps
+_WHOLE = 100
 _SHARED = ".shared"
 _MOST_REPLICAS = 1024  # of a device; the kubelet has a limit for what one list may hold
 _UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -137,40 +141,39 @@ class Reader:
     # Sharing -----------------------------------------------------------------------------------
 
     def _sharing(self, node: tree.Node) -> None:
-        ways = self.table(node, ("sharing",), ("timeSlicing", "mps"))
-        mps = ways.get("mps")
-        if mps is not None and not _is_null(mps):
-            raise self.wrong(
-                mps.line,
-                "sharing.mps can't be served: gpuhook starts no MPS, and pods would get whole "
-                "GPUs; use sharing.timeSlicing",
-            )
-        slicing = ways.get("timeSlicing")
-        if slicing is None or _is_null(slicing):
-            return
-        place = ("sharing", "timeSlicing")
-        found = self.table(
-            slicing, place, ("renameByDefault", "failRequestsGreaterThanOne", "resources")
-        )
-        renames = self._is_true(found.get("renameByDefault"), "renameByDefault")
+        ways = self.table(node, ("sharing",), (_SLICING, _MPS))
+        for way, value in ways.items():
+            if not _is_null(value):
+                self._shared_by(way, value)
+
+    def _shared_by(self, way: str, node: tree.Node) -> None:
+        """Read what is shared in one way: sharing.timeSlicing or sharing.mps."""
+        place = ("sharing", way)
         one = "failRequestsGreaterThanOne"
-        self.content.single_requests = self._is_true(found.get(one), one)
+        found = self.table(node, place, ("renameByDefault", one, "resources"))
+        renames = self._is_true(found.get("renameByDefault"), f"{way}.renameByDefault")
+        said = found.get(one)
+        single = self._is_true(said, f"{way}.{one}")
+        if way == _SLICING:
+            self.content.single_requests = single
+        elif said is None or _is_null(said):
+            single = True  # as NVIDIA's plugin has it for MPS
         listed = found.get("resources")
         if listed is None or _is_null(listed):
             return
         if not listed.is_list:
             raise self.wrong(listed.line, f"{'.'.join(place)}.resources must be a list")
         for each in listed.items:
-            self._shared(each, renames)
+            self._shared(each, renames, way, single)
 
     def _is_true(self, node: tree.Node | None, name: str) -> bool:
         value = None if node is None else self._scalar(node)
         if node is not None and not isinstance(value, bool) and not _is_null(node):
-            raise self.wrong(node.line, f"sharing.timeSlicing.{name} must be true or false")
+            raise self.wrong(node.line, f"sharing.{name} must be true or false")
         return value is True
 
-    def _shared(self, node: tree.Node, renames: bool) -> None:
-        found = self.replicated(node)
+    def _shared(self, node: tree.Node, renames: bool, way: str, single: bool) -> None:
+        found, shares = self._of_mps(node) if way == _MPS else (self.replicated(node), ())
         if found.name in self.content.sharing:
             raise self.wrong(node.line, f"the resource {found.name} is shared twice")
         rename = found.name + _SHARED if renames else found.name
@@ -188,21 +191,60 @@ class Reader:
                     f"{name} of {found.name} has no effect, as in NVIDIA's plugin: all devices "
                     f"are shared, as {rename}",
                 )
-        self.content.sharing[found.name] = Sharing(found.name, found.replicas, rename)
+        self.content.sharing[found.name] = Sharing(
+            found.name, found.replicas, rename, shares, single if way == _MPS else None
+        )
 
-    def replicated(self, node: tree.Node) -> Replicated:
-        """Return one entry of the resources to be shared; ConfigError where it is wrong."""
-        place = ("sharing", "timeSlicing", "resources")
-        found = self.table(node, place, ("name", "rename", "devices", "replicas"))
-        for name in ("name", "replicas"):
+    def _of_mps(self, node: tree.Node) -> tuple[Replicated, tuple[int, ...]]:
+        """Return one entry of sharing.mps, with the share of each replica in percent.
+
+        ``sizes``, ``overcommit`` and ``unlimited`` are ours: shares of different size, more than
+        the device has, and one more replica without limits.
+        """
+        every = ("name", "rename", "devices", "replicas", *_OURS)
+        found = self.table(node, ("sharing", _MPS, "resources"), every)
+        sizes = self._sizes(found["sizes"]) if "sizes" in found else ()
+        if sizes and "replicas" in found:
+            raise self.wrong(node.line, "a resource has replicas or sizes, not both")
+        overcommits = self._is_true(found.get("overcommit"), "mps.resources.overcommit")
+        if sum(sizes) > _WHOLE and not overcommits:
+            raise self.wrong(
+                found["sizes"].line,
+                f"the sizes are {sum(sizes)} % together; overcommit: true allows that",
+            )
+        extra = (0,) if self._is_true(found.get("unlimited"), "mps.resources.unlimited") else ()
+        one = self.replicated(node, len(sizes) + len(extra) if sizes else 0)
+        shares = sizes or (max(_WHOLE // one.replicas, 1),) * one.replicas
+        every_share = (*shares, *extra)
+        if len(every_share) > MOST_CLIENTS:
+            raise self.wrong(node.line, f"MPS serves {MOST_CLIENTS} containers for each device")
+        return one._replace(replicas=len(every_share)), every_share
+
+    def _sizes(self, node: tree.Node) -> tuple[int, ...]:
+        sizes = [self._scalar(each) for each in node.items] if node.is_list else []
+        found = tuple(each for each in sizes if isinstance(each, int) and 1 <= each <= _WHOLE)
+        if not found or len(found) != len(sizes) or True in sizes:
+            raise self.wrong(node.line, "sizes must be a list of whole numbers from 1 to 100")
+        return found
+
+    def replicated(self, node: tree.Node, known: int = 0) -> Replicated:
+        """Return one entry of the resources to be shared; ConfigError where it is wrong.
+
+        ``known`` is the number of replicas where something else says it, else 0.
+        """
+        place = ("sharing", _SLICING, "resources")
+        every = ("name", "rename", "devices", "replicas", *(_OURS if known else ()))
+        found = self.table(node, place, every)
+        for name in ("name",) if known else ("name", "replicas"):
             if name not in found or _is_null(found[name]):
                 raise self.wrong(node.line, f"a resource to be shared lacks {name}")
-        replicas = self._scalar(found["replicas"])
+        replicas = known or self._scalar(found["replicas"])
         if not isinstance(replicas, int) or isinstance(replicas, bool):
             raise self.wrong(found["replicas"].line, "replicas must be a whole number")
         if not 2 <= replicas <= _MOST_REPLICAS:
             wanted = f"from 2 to {_MOST_REPLICAS}"
-            raise self.wrong(found["replicas"].line, f"replicas must be {wanted}, not {replicas}")
+            at = found.get("replicas", node).line
+            raise self.wrong(at, f"replicas must be {wanted}, not {replicas}")
         rename = found.get("rename")
         devices = found.get("devices")
         return Replicated(

@@ -5,6 +5,7 @@ and changes nothing. One vendor, or one device, with something wrong never stops
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
@@ -23,6 +24,7 @@ from gpuhook.tools.kubernetes.settings import (
     INDEX,
     VOLUME_MOUNTS,
     Settings,
+    Sharing,
 )
 from gpuhook.tools.kubernetes.state import Node, Resource, State, Unit
 from gpuhook.tools.vendors import cluster
@@ -119,7 +121,11 @@ class _Vendors:
                     f"The devices {name} can't be handed out by that name: {wrong}"
                 )
             else:
-                found.append(self._resource(name, [self._unit(each, root) for each in devices]))
+                units = [self._unit(each, root) for each in devices]
+                shared = self.settings.sharing.get(name)
+                if shared is not None and shared.shares:
+                    units = self._by_mps(units, shared)
+                found.append(self._resource(name, units))
         return found
 
     def _resource(self, name: str, units: list[Unit]) -> Resource:
@@ -132,14 +138,48 @@ class _Vendors:
             mounts=names.MOUNTS,
             units=tuple(_unique(units)),
             replicas=shared.replicas if shared else 1,
-            single=bool(shared) and self.settings.single_requests,
+            single=shared is not None and self._is_single(shared),
             environment=self.extras.variables,
             links=self._links(),
             cdi=self.extras.cdi,
             places=self.extras.mounts,
             nothing=self.cluster.nothing,
             driver_folder=self.cluster.driver_folder,
+            shares=shared.shares if shared else (),
         )
+
+    def _is_single(self, shared: Sharing) -> bool:
+        return self.settings.single_requests if shared.single is None else shared.single
+
+    def _by_mps(self, units: list[Unit], shared: Sharing) -> list[Unit]:
+        """Return devices that are shared by MPS: what each has, or why it can't be given.
+
+        ``gpuhook mps`` keeps the daemon on the node, and gpu-py makes a container its client.
+        """
+        from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - few share devices by MPS
+
+        strategies = {*self.settings.device_list_strategy}
+        if not strategies <= {ENVVAR, VOLUME_MOUNTS}:
+            raise DriverError(
+                "sharing.mps needs gpu-py, and so the strategy envvar or volume-mounts alone",
+                "Set deviceListStrategy to one of them",
+            )
+        state = mps.read(self.config.state_dir)
+        if state is None or not mps.lives(state):
+            why = "MPS' control daemon isn't running on this node"
+            return [replace(unit, reason=unit.reason or why) for unit in units]
+        if shared.replicas > state.clients:
+            self.warnings.append(
+                f"{shared.name} has {shared.replicas} replicas for each device, and MPS serves "
+                f"{state.clients} containers: raise clients in [gpuhook.mps]"
+            )
+        found = []
+        for unit in units:
+            device = state.device(unit.id)
+            why = "" if device else "[gpuhook.mps] in config.toml doesn't share it"
+            total = device.total if device else 0
+            found.append(replace(unit, reason=unit.reason or why, memory=total))
+        return found
 
     def _check_variable(self) -> None:
         """Refuse to hand out what nothing can ask for: a declared vendor may have the variable."""

@@ -189,6 +189,7 @@ class Supervisor:
         self._look_at = 0.0
         self._is_eager = False  # whether the next look waits for no pause
         self._chores = [_Chore(partial(self._do, each), self._clock) for each in _chores(settings)]
+        self._mps: tuple[bool, object] | None = None  # whether its daemon was there, and its state
         self._changed = True
 
     def run(self) -> int:
@@ -285,6 +286,7 @@ class Supervisor:
     def _look(self, *, eager: bool = False) -> None:
         """Look at all vendors, and do what follows from what is different."""
         self._is_eager = False
+        self._look_at_mps()
         changed = self._machine.refresh(eager=eager)
         self._look_at = self._clock() + self._settings.interval
         if not changed:
@@ -303,6 +305,21 @@ class Supervisor:
             self._watch(vendor.names, inventory)
         for chore in self._chores:
             chore.do()
+
+    def _look_at_mps(self) -> None:
+        """See whether MPS' control daemon is there, where a resource is shared by it."""
+        if not any(each.shares for each in self._settings.sharing.values()):
+            return
+        from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - few share devices by MPS
+
+        state = mps.read(self._config.state_dir)
+        lives = state is not None and mps.lives(state)
+        seen = (lives, state)
+        if self._mps is not None and seen != self._mps:
+            self._changed = True
+        if not lives and (self._mps is None or self._mps[0]):
+            tell("MPS' control daemon isn't running: devices that it shares are unhealthy")
+        self._mps = seen
 
     def _watch(self, names: Any, inventory: Any) -> None:
         """See that somebody listens to a vendor's errors, of the devices that there are now."""

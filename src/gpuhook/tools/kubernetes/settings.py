@@ -21,14 +21,19 @@ POLICIES = ("distributed", "packed")
 
 @dataclass(frozen=True)
 class Sharing:
-    """How one resource is shared by time-slicing: ``replicas`` containers per device (2 or more).
+    """How one resource is shared: ``replicas`` containers per device (2 or more).
 
-    ``rename`` is the name under which it is offered then, its own where it keeps that.
+    ``rename`` is the name under which it is offered then, its own where it keeps that. ``shares``
+    are those of MPS in percent of a device, by the replica's number, 0 for one without limits;
+    () is time-slicing. With ``single`` a container may ask for one only (None: as
+    ``single_requests`` says).
     """
 
     name: str
     replicas: int
     rename: str
+    shares: tuple[int, ...] = ()
+    single: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ class Unit:
     ``nodes`` are all that a container with it alone gets, those of every device of the vendor
     among them. ``numa`` is the node of memory that it is near to, if one is known, and
     ``variables`` what its programs need where gpu-py doesn't set it. ``reason``
-    says why it can't be given, in a sentence; "" where it can.
+    says why it can't be given, in a sentence; "" where it can. ``memory`` is what it has in bytes,
+    where it is shared by MPS.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Unit:
     numa: int | None = None
     reason: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    memory: int = 0
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -62,7 +64,8 @@ class Resource:
     variable's word for no device. ``driver_folder`` is where a container's programs look for the
     driver's files where no runtime of ours puts them in ("": it needs none, or there is no such
     place). ``links`` says how near two accelerators are: for the ``whole`` of each, that of the
-    others with a score, more is nearer, 0 is not said.
+    others with a score, more is nearer, 0 is not said. ``shares`` are those of MPS in percent of a
+    device, by the replica's number, 0 for one without limits.
     """
 
     name: str
@@ -78,20 +81,25 @@ class Resource:
     places: tuple[str, ...] = ()
     nothing: str = "void"
     driver_folder: str = ""
+    shares: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Rebuild from what ``asdict`` returned."""
         units = tuple(map(Unit.from_json, data["units"]))
-        names = {name: tuple(data[name]) for name in ("cdi", "places")}
+        names = {name: tuple(data[name]) for name in ("cdi", "places", "shares")}
         return cls(**{**data, "units": units, **names})
 
     def offers(self) -> dict[str, Unit]:
         """Return what the kubelet may give away: its ids, each with its device."""
         if self.replicas < 2:
             return {unit.id: unit for unit in self.units}
-        numbers = range(self.replicas)
+        numbers = range(self.replicas)  # what ``share_of`` reads
         return {f"{unit.id}{REPLICA}{n}": unit for unit in self.units for n in numbers}
+
+    def share_of(self, identity: str) -> int:
+        """Return the share of one of the kubelet's ids, in percent; 0 has no limit."""
+        return self.shares[int(identity.rpartition(REPLICA)[2])]
 
 
 @dataclass(frozen=True)

@@ -255,6 +255,14 @@ def _of_ourselves(snapshot: Snapshot, seconds: float) -> Iterator[Family]:
     build = _gauge("gpuhook_build_info", "Which gpuhook and Python made this.", _BUILD)
     build.add_metric([__version__, platform.python_version()], 1)
     yield build
+    daemon = _gauge(
+        "gpuhook_mps_up",
+        "1 where the control daemon of MPS is there, else 0; absent where no GPU is shared by it.",
+        [],
+    )
+    if snapshot.mps is not None:
+        daemon.add_metric([], float(snapshot.mps))
+    yield daemon
     yield GaugeMetricFamily(
         "gpuhook_metrics_complete",
         "1 where nothing is missing from this look, else 0: the service's log has what.",

@@ -101,6 +101,7 @@ class Snapshot:
 
     ``drivers`` are versions by vendor. ``errors`` counts by kind what failed since the observer
     began, ``durations`` are seconds by step; ``problems`` are sentences on what is missing now.
+    ``mps`` says whether the control daemon of MPS is there, None where no device is shared by it.
     """
 
     devices: tuple[Device, ...] = ()
@@ -111,3 +112,4 @@ class Snapshot:
     durations: Mapping[str, float] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     processes: tuple[Process, ...] = ()
+    mps: bool | None = None

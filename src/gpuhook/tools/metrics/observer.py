@@ -28,6 +28,7 @@ _OTHER_NAMESPACE = (
     "apart; start it in the machine's (--pid host, hostPID: true)"
 )
 
+_NO_MPS = "The control daemon of MPS isn't running: containers with shared GPUs fail"
 _MANY = (
     f"Processes of more than {LIMIT} containers without a record use devices: those of the others "
     "are counted with the processes that are in none"
@@ -96,6 +97,8 @@ class Observer:
             for failure in failures.values():
                 problems.append(str(failure))
                 self._errors["inventory"] += 1
+            is_up = self._is_mps_up()
+            problems += [_NO_MPS] if is_up is False else []
         with self._timed("driver"):
             answers = [self._ask(*each, problems) for each in found]
         with self._timed("containers"):
@@ -116,7 +119,17 @@ class Observer:
             dict(self._durations),
             tuple(problems),
             tuple(self._each or ()),
+            is_up,
         )
+
+    def _is_mps_up(self) -> bool | None:
+        """Tell whether MPS' control daemon is there; None where nothing is shared by it."""
+        if not self._config.mps_devices:
+            return None
+        from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - few share devices by MPS
+
+        state = mps.read(self._config.state_dir)
+        return state is not None and mps.lives(state)
 
     def prepare(self, patience: float = 0.0) -> None:
         """Do what a look would wait for, if it is due; with ``prepared`` the caller's to call."""

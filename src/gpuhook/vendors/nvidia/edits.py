@@ -80,6 +80,7 @@ def edits(grant: "Grant", image: "Image") -> "list[Operation]":
         *_links(libraries),
         *_gbm_link(options, libraries),
         *_profile(options, selected),
+        *_mps(grant),
     ]
     if compat:
         reason = f"CUDA {compat.version} of the image is newer than the driver's"
@@ -245,6 +246,14 @@ def _profile(options: "NvidiaOptions", selection: "Selection") -> "Iterator[Oper
         if text is not None:
             mode = own_files.PROFILE_MODE
             yield WriteFile(own_files.PROFILE_PATH, text, mode, "graphics on these GPUs alone")
+
+
+def _mps(grant: "Grant") -> "list[Operation]":
+    if not grant.request.options.mps:
+        return []
+    from gpuhook.vendors.nvidia import mps_mounts  # noqa: PLC0415 - few share devices by MPS
+
+    return mps_mounts.operations(grant)
 
 
 def _compat(

@@ -13,6 +13,8 @@ from gpuhook.vendors.nvidia import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpuhook.start.request.reader import Reading
 
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
@@ -22,6 +24,9 @@ MIG_MONITOR = "NVIDIA_MIG_MONITOR_DEVICES"
 REQUIRE = "NVIDIA_REQUIRE_"  # and what the requirement is about
 DISABLE_REQUIRE = "NVIDIA_DISABLE_REQUIRE"
 CUDA_VERSION, _REQUIRE_CUDA = names.LEGACY
+_NEED_CUDA = frozenset({"compute", "video"})  # capabilities that bring CUDA, and so MPS
+# What a program itself asks of MPS: percent of the threads, and memory by device.
+MPS_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")  # NVIDIA_GDS=enabled and so on
 
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
@@ -41,7 +46,8 @@ class NvidiaOptions(Record):
     ``capabilities`` are the parts of the driver, sorted; ``requirements`` the image's
     conditions, not to be looked at where ``requirements_disabled``; ``imex_channels`` are
     numbers; ``mig_config`` and ``mig_monitor`` the devices whose MIG it manages (None: no);
-    ``features`` the drivers of other makers that it wants, sorted.
+    ``features`` the drivers of other makers that it wants, sorted. ``mps`` is what ``mps.Wish``
+    is made of, () where no device is shared so.
     """
 
     capabilities: tuple[str, ...] = ()
@@ -51,6 +57,13 @@ class NvidiaOptions(Record):
     mig_config: str | None = None
     mig_monitor: str | None = None
     features: tuple[str, ...] = ()
+    mps: tuple[str, ...] = ()
+
+    def to_json(self) -> "dict[str, Any]":
+        """Return the fields, but for what is said of MPS by operations."""
+        found = super().to_json()
+        del found["mps"]
+        return found
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what there is to tell a person, each with its title."""
@@ -90,6 +103,10 @@ def read(reading: "Reading", options: NvidiaOptions) -> None:
         enabled[CSV_MOUNTS] = _REQUIRE_JETPACK
     heard = reading.hears_environment(enabled.values())
     options.features = tuple(sorted(enabled)) if heard else ()  # protects: feature-policy
+    config = reading.config
+    if config.mps_devices and not _NEED_CUDA.isdisjoint(options.capabilities):
+        limits = (reading.env.get(name, "") for name in MPS_LIMITS)
+        options.mps = (config.mps_devices, config.state_dir, config.mode, *limits)
 
 
 def feature_variable(name: str) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.container.rootfs import Rootfs
     from gpuhook.ground.oci.jsontext import Record
+    from gpuhook.ground.oci.process import Setting
     from gpuhook.start.contract import Grant
     from gpuhook.start.inventory.model import Device, Node
     from gpuhook.start.limiter import Limiter
@@ -72,6 +73,9 @@ class Nvidia(Vendor):
 
         return driver_files.volatile_paths()
 
+    def optional_modules(self, config: "Config") -> tuple[str, ...]:
+        return ("gpuhook.vendors.nvidia.mps_mounts",) if config.mps_devices else ()
+
     def options(self) -> variables.NvidiaOptions:
         return variables.NvidiaOptions()
 
@@ -95,6 +99,10 @@ class Nvidia(Vendor):
         device_nodes.check_mig_management(grant)
         completeness.check(grant)
         requirements.check(grant)
+        if grant.request.options.mps:
+            from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - few share devices by MPS
+
+            mps.check(grant)
 
     def warnings(self, grant: "Grant") -> list[str]:
         return [*completeness.warnings(grant), *super().warnings(grant)]
@@ -109,6 +117,13 @@ class Nvidia(Vendor):
         from gpuhook.vendors.nvidia.limits import Nvml  # noqa: PLC0415 - few containers have limits
 
         return Nvml(grant, config)
+
+    def environment(self, grant: "Grant") -> "list[Setting]":
+        if not grant.request.options.mps:
+            return []
+        from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - as in check
+
+        return mps.environment(grant)
 
     def examine(self, root: "Rootfs", config: "Config") -> "Record | None":
         from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - the hook's, not the runtime's

@@ -13,6 +13,7 @@ NVML_SOURCES = (
     "nvml_identity.c",
     "activity.c",
     "nvml_telemetry.c",
+    "nvml_compute.c",
     "nvml_processes.c",
     "nvml_links.c",
     "nvml_fields.c",
@@ -30,6 +31,7 @@ CUDA_SOURCES = (
     "memory_limits.c",
     "cuda_system.c",
     "cuda_device.c",
+    "cuda_mps.c",
     "cuda_context.c",
     "cuda_memory.c",
 )
@@ -45,6 +47,7 @@ def compile_driver(folder: str, *, compat32: bool) -> None:
         compiler.program(f"{folder}/nvidia-smi", "nvidia_smi.c"),
         compiler.program(f"{folder}/stand-in", "stand_in.c"),
         compiler.program(f"{folder}/gpuhook-cuda-probe", "cuda_probe.c"),
+        compiler.program(f"{folder}/{stock.MPS_CONTROL}", "mps_control.c"),
         compiler.shared(f"{folder}/filler", _PLACEHOLDER, "filler.c", flags=("-nostartfiles",)),
     ]
     compiler.compile_all(jobs, folder)
@@ -103,6 +106,8 @@ def install_stock(tree: Tree, compiled: str, version: str, library_dir: str) -> 
         stand_in = file.read()
     for program in stock.PROGRAMS:
         tree.data(f"usr/bin/{program}", stand_in, 0o755)
+    with open(f"{compiled}/{stock.MPS_CONTROL}", "rb") as file:
+        tree.data(f"usr/bin/{stock.MPS_CONTROL}", file.read(), 0o755)
 
 
 def compat32_dir(library_dir: str) -> str:

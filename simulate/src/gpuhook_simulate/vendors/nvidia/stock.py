@@ -60,9 +60,9 @@ LIBRARIES = (
     StockLibrary("libnvidia-egl-wayland", "1"),
 )
 
-# Programs that only say what they are; nvidia-smi is a real one and not listed here.
+MPS_CONTROL = "nvidia-cuda-mps-control"
+# Programs that only say what they are; nvidia-smi and MPS' daemon do more, and aren't listed here.
 PROGRAMS = (
-    "nvidia-cuda-mps-control",
     "nvidia-cuda-mps-server",
     "nvidia-debugdump",
     "nvidia-persistenced",

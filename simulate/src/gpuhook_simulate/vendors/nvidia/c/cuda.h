@@ -20,6 +20,7 @@ enum cuda_result {
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
+    CUDA_ERROR_MPS_CONNECTION_FAILED = 805,
     CUDA_ERROR_UNKNOWN = 999,
 };
 
@@ -34,5 +35,8 @@ const struct sim_cuda_device *sim_cuda_device(int ordinal, int *error);
 
 /* CUDA_SUCCESS after a successful cuInit. */
 int sim_cuda_initialized(void);
+
+/* Registers this process with the MPS daemon of its pipe folder, if the environment names one. */
+int sim_cuda_join_mps(void);
 
 #endif

@@ -60,6 +60,9 @@ API int cuCtxCreate_v2(struct sim_context **context, unsigned flags, int ordinal
         return error;
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
+    error = sim_cuda_join_mps();
+    if (error)
+        return error;
     *context = calloc(1, sizeof **context);
     if (!*context)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -128,6 +131,9 @@ API int cuDevicePrimaryCtxRetain(struct sim_context **context, int ordinal)
         return error;
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
+    error = sim_cuda_join_mps();
+    if (error)
+        return error;
     primary[ordinal].ordinal = ordinal;
     primary[ordinal].retained++;
     *context = &primary[ordinal];

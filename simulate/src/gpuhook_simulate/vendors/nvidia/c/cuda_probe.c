@@ -5,11 +5,13 @@
  *
  * Loads libcuda.so.1 by its bare name, as CUDA programs do, so it also tests whether the
  * loader finds the driver. Works with real and with simulated drivers. Exit status: 0, or 1
- * with a reason on standard error. */
+ * with a reason on standard error. With --context it makes a context on the first device, says
+ * what MPS gave it, and keeps it until its standard input ends. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct cuda {
     int (*init)(unsigned flags);
@@ -21,6 +23,7 @@ struct cuda {
     int (*create)(void **context, unsigned flags, int device);
     int (*memory)(size_t *unused, size_t *total);
     int (*allocate)(unsigned long long *address, size_t bytes);
+    const char *(*limits)(void); /* of the simulated library alone */
 };
 
 /* The _v2 of cuDeviceGetUuid names the MIG device and not its GPU; older drivers lack it. */
@@ -40,6 +43,7 @@ static int load(struct cuda *cuda)
     *(void **)&cuda->create = dlsym(library, "cuCtxCreate_v2");
     *(void **)&cuda->memory = dlsym(library, "cuMemGetInfo_v2");
     *(void **)&cuda->allocate = dlsym(library, "cuMemAlloc_v2");
+    *(void **)&cuda->limits = dlsym(library, "cuGpuhookMpsLimits");
     *(void **)&cuda->uuid = dlsym(library, "cuDeviceGetUuid_v2");
     if (!cuda->uuid)
         *(void **)&cuda->uuid = dlsym(library, "cuDeviceGetUuid");
@@ -95,6 +99,22 @@ static int use_memory(const struct cuda *cuda, long times)
     return done < times && failed(cuda, "cuMemAlloc", error);
 }
 
+/* Holds a context until standard input ends. */
+static int hold(const struct cuda *cuda)
+{
+    void *context;
+    char byte;
+
+    if (!cuda->create || failed(cuda, "cuCtxCreate", cuda->create(&context, 0, 0)))
+        return 1;
+    printf("CUDA context%s%s", cuda->limits && *cuda->limits() ? " by MPS: " : "\n",
+           cuda->limits ? cuda->limits() : "");
+    fflush(stdout);
+    while (read(0, &byte, 1) > 0)
+        ;
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     struct cuda cuda;
@@ -107,5 +127,7 @@ int main(int argc, char **argv)
     for (i = 0; i < count; i++)
         if (print_device(&cuda, i))
             return 1;
-    return argc > 1 && count && use_memory(&cuda, atol(argv[1]));
+    if (argc < 2 || !count)
+        return 0;
+    return strcmp(argv[1], "--context") ? use_memory(&cuda, atol(argv[1])) : hold(&cuda);
 }

@@ -1,7 +1,7 @@
 """What the doctor looks at of NVIDIA's driver; ``tools/doctor/vendors`` says how it is used."""
 
 from gpuhook.tools.doctor.step import Check, Step
-from gpuhook.tools.vendors.nvidia.doctor import driver, nodes, platforms, toolkit
+from gpuhook.tools.vendors.nvidia.doctor import driver, mps, nodes, platforms, toolkit
 
 # What the later checks need to have been found in order.
 _ROOT = ("driver-root",)
@@ -24,6 +24,7 @@ DRIVER_CHECKS = (
     _detail(driver.driver_complete, *_MATCHING),
     _detail(driver.loader_cache, *_MATCHING, "driver-files"),
     _detail(nodes.dev_char_links, *_LOADED),
+    _detail(mps.mps_answers, *_MATCHING),
 )
 HOST_CHECKS = (toolkit.cdi_versions, toolkit.foreign_toolkit)
 

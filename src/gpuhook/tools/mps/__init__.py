@@ -1,0 +1,1 @@
+"""NVIDIA's MPS: the control daemon, kept without a cluster."""

@@ -1,0 +1,195 @@
+"""MPS' control daemon: its program, the lines that it is told, and what it answers.
+
+Source: NVIDIA's MPS guide of release 615, for both versions of the interface. What it answers
+beside numbers is not written down there, so an answer that isn't understood is an error.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+
+from gpuhook.ground import names
+from gpuhook.ground.errors import MpsError, printable
+from gpuhook.ground.host import files
+from gpuhook.start.records import records
+from gpuhook.vendors.nvidia import mps
+
+SERVER = "gpuhook"  # what our server is called, in version 3
+_PATIENCE = 20.0  # seconds for an answer: the first one may start the server
+_PROBE = 5.0
+_END = 10.0  # seconds that it may take to end
+_PAUSE = 0.05
+_PID = "nvidia-cuda-mps-control.pid"  # in the pipe folder
+_SHORT = 200  # characters of an answer that are shown
+# The daemon, and so its server, has our shared memory at /dev/shm (version 2).
+_WITH_SHM = 'mount --bind "$1" /dev/shm && shift && exec "$@"'
+
+
+class Control:
+    """The control daemon of a folder; ``program`` is its path on this host.
+
+    ``libraries`` is the folder of the driver's libraries, "" where the loader finds them.
+    """
+
+    def __init__(self, program: str, base: str, version: int, libraries: str = "") -> None:
+        self._program = program
+        self._base = base
+        self.version = version
+        self._environment = {
+            "PATH": names.SYSTEM_PATH,
+            "LC_ALL": "C.UTF-8",
+            mps.PIPE_VARIABLE: f"{base}/{mps.PIPE}",
+            "CUDA_MPS_LOG_DIRECTORY": f"{base}/{mps.LOG}",
+        }
+        if libraries:
+            self._environment["LD_LIBRARY_PATH"] = libraries
+
+    def start(self, devices: Sequence[str]) -> str:
+        """Start it for the devices with these UUIDs; return its process, PID-STARTED."""
+        words = [self._program, "-d"]
+        if self.version >= 3:
+            words += ["-p", str(self.version)]
+        else:
+            shm = f"{self._base}/{mps.SHM}"
+            inside = ["unshare", "--mount", "--propagation", "private", "--"]
+            words = [*inside, "sh", "-c", _WITH_SHM, "sh", shm, *words]
+        self._run(words, "", {"CUDA_VISIBLE_DEVICES": ",".join(devices)}, _PATIENCE)
+        return self._process()
+
+    def _process(self) -> str:
+        """Return the daemon's process, PID-STARTED."""
+        path = f"{self._base}/{mps.PIPE}/{_PID}"
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end:
+            try:
+                pid = int(files.read(path, 64))
+                fd = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    return f"{pid}-{records.started(fd)}"
+                finally:
+                    os.close(fd)
+            except (OSError, ValueError):
+                time.sleep(_PAUSE)
+        raise MpsError(
+            f"MPS' control daemon was started, and {path} doesn't name its process",
+            "Look at the log in " + f"{self._base}/{mps.LOG}",
+        )
+
+    def tell(self, *lines: str) -> None:
+        """Tell it lines, each of which it has to accept."""
+        for line in lines:
+            answer = self.ask(line)
+            if "error" in answer.lower() or "fail" in answer.lower():
+                raise _unexpected(line, answer)
+
+    def ask(self, line: str, patience: float = _PATIENCE) -> str:
+        """Return what it answers to a line, without the last newline."""
+        return self._run([self._program], f"{line}\n", {}, patience).removesuffix("\n")
+
+    def check(self, threads: int) -> None:
+        """Raise MpsError unless it answers, and has the limit of threads that it was given."""
+        if self.version >= 3:
+            line = "server list --format=csv,noheader"
+            answer = self.ask(line, _PROBE)
+            if SERVER not in answer:
+                raise _unexpected(line, answer)
+            return
+        line = "get_default_active_thread_percentage"
+        answer = self.ask(line, _PROBE)
+        try:
+            has = float(answer)
+        except ValueError:
+            raise _unexpected(line, answer) from None
+        if threads and has != threads:
+            raise _unexpected(line, answer)
+
+    def clients(self) -> list[int]:
+        """Return the process ids of all clients."""
+        if self.version >= 3:
+            return _numbers(self.ask("client list --format=csv,noheader", _PROBE))
+        servers = _numbers(self.ask("get_server_list", _PROBE))
+        found = [_numbers(self.ask(f"get_client_list {each}", _PROBE)) for each in servers]
+        return [pid for each in found for pid in each]
+
+    def end(self, process: str) -> None:
+        """End it: by its own command, else by force. ``process`` is PID-STARTED."""
+        if records.is_gone(process):
+            return
+        try:
+            self.ask("quit", _PROBE)
+        except MpsError:
+            pass
+        if not _ended(process):
+            pid = int(process.partition("-")[0])
+            fd = os.pidfd_open(pid)
+            try:
+                if not records.is_gone(process):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+            finally:
+                os.close(fd)
+            _ended(process)
+
+    def _run(self, words: list[str], text: str, more: dict[str, str], patience: float) -> str:
+        environment = {**self._environment, **more}
+        try:
+            done = subprocess.run(
+                words, input=text.encode(), capture_output=True, timeout=patience,
+                env=environment, cwd="/", check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise MpsError(
+                f"MPS' control daemon didn't answer within {patience:g} seconds",
+                f"Look at the log in {self._base}/{mps.LOG}",
+            ) from None
+        except OSError as error:
+            raise MpsError(
+                f"{words[0]} can't be run: {error.strerror}", "Install the driver's MPS programs"
+            ) from None
+        said = printable((done.stdout + done.stderr).decode(errors="replace").strip())[:_SHORT]
+        if done.returncode:
+            raise MpsError(
+                f"MPS' control daemon failed: {said or f'status {done.returncode}'}",
+                f"Look at the log in {self._base}/{mps.LOG}, and run gpuhook mps start again",
+            )
+        return done.stdout.decode(errors="replace")
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers with which lines begin; other lines are passed over."""
+    first = [line.partition(",")[0].strip() for line in text.split("\n")]
+    return [int(each) for each in first if each.isascii() and each.isdecimal() and len(each) < 10]
+
+
+def _ended(process: str) -> bool:
+    end = time.monotonic() + _END
+    while time.monotonic() < end:
+        if records.is_gone(process):
+            return True
+        time.sleep(_PAUSE)
+    return False
+
+
+def _unexpected(line: str, answer: str) -> MpsError:
+    said = printable(answer)[:_SHORT] or "nothing"
+    return MpsError(
+        f"MPS' control daemon answered {line.partition(' --')[0]!r} with {said!r}",
+        "Run gpuhook mps start again; if it stays so, this daemon speaks otherwise than NVIDIA's "
+        "guide says: report it",
+    )
+
+
+def program_in(root: str) -> str:
+    """Return the daemon's program of a driver root; MpsError where there is none."""
+    name = "nvidia-cuda-mps-control"
+    path = ":".join(root.rstrip("/") + each for each in names.SEARCH_PATH.split(":"))
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise MpsError(
+            f"The driver below {root} has no {name}",
+            "Install the driver's package that has it (nvidia-cuda-mps on Debian)",
+        )
+    files.check_way(found)
+    return found

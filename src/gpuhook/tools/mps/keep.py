@@ -1,0 +1,333 @@
+"""Start, look after and end MPS on this machine, as [gpuhook.mps] says.
+
+What is written down comes first: before a GPU's compute mode is changed, the state file has the
+one that it had, so that whoever comes next, after kill -9 too, can set it back.
+"""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+from gpuhook.ground import names
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.config.mps import bytes_of
+from gpuhook.ground.errors import DriverError, GpuhookError, MpsError, listed
+from gpuhook.ground.fileio import remove
+from gpuhook.ground.host import lock
+from gpuhook.ground.oci import jsontext
+from gpuhook.start import contract
+from gpuhook.start.inventory import cache
+from gpuhook.tools.host.child import BackOff
+from gpuhook.tools.mps import modes
+from gpuhook.tools.mps.control import SERVER, Control, program_in
+from gpuhook.vendors.nvidia import mps
+from gpuhook.vendors.nvidia import names as nvidia
+from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
+
+_THIRD = 615  # the first driver with version 3
+_WAIT = 60.0  # seconds that another gpuhook mps may take
+_MEGA = 1 << 20
+_SHM_SIZE = "size=1g,mode=1777,nosuid,nodev,noexec"
+_BACK_OFF = (1.0, 60.0)  # seconds before the daemon is started again: the first, the longest
+
+
+class Keeper:
+    """MPS of this machine; ``tell`` is given a sentence for whatever happens."""
+
+    def __init__(self, config: Config, tell: Callable[[str], None]) -> None:
+        self._config = config
+        self._tell = tell
+        self.base = f"{config.state_dir}/{mps.FOLDER}"
+
+    # Starting ----------------------------------------------------------------------------------
+
+    def start(self) -> mps.State:
+        """Start the daemon where it isn't there; return what is kept.
+
+        MpsError or DriverError where that can't be, and then nothing has changed.
+        """
+        with self._locked():
+            before = mps.read(self._config.state_dir)
+            wanted = self._wanted(before)
+            if before is not None and mps.lives(before):
+                if before.but(daemon="") == wanted and self._answers(before):
+                    return before
+                self._end_daemon(before)
+            return self._start(wanted, before)
+
+    def _start(self, state: mps.State, before: mps.State | None) -> mps.State:
+        for uuid, mode in _dropped(state, before).items():
+            modes.write(self._config, self._inventory().root, {uuid: mode})
+        self._make_folders(state.version)
+        self._save(state)  # protects: mps-mode-written
+        try:
+            exclusive = {each.uuid: modes.EXCLUSIVE_PROCESS for each in state.devices}
+            modes.write(self._config, self._inventory().root, exclusive)
+            control = self.control(state)
+            daemon = control.start([each.uuid for each in state.devices])
+            state = state.but(daemon=daemon)
+            self._save(state.but(places=()))  # whoever ends it has to know it
+            state = self._set_up(control, state)
+            control.check(state.threads)
+        except GpuhookError:
+            self._undo()
+            raise
+        self._save(state)
+        shared = [str(each.index) for each in state.devices]
+        self._tell(f"MPS {state.version} serves GPU {listed(shared)}, process {state.daemon}")
+        return state
+
+    def _set_up(self, control: Control, state: mps.State) -> mps.State:
+        """Give the daemon its limits, and make the places of version 3."""
+        if state.version < 3:
+            control.tell("start_server -uid 0")
+            if state.threads:
+                control.tell(f"set_default_active_thread_percentage {state.threads}")
+            for place, each in enumerate(state.devices):
+                if each.memory:
+                    limit = f"{each.memory // _MEGA}M"
+                    control.tell(f"set_default_device_pinned_mem_limit {place} {limit}")
+            return state
+        uuids = ",".join(each.uuid for each in state.devices)
+        control.tell(f"server create {SERVER} --uid=0 --allowed-devices={uuids}")
+        smallest = min((each.memory for each in state.devices if each.memory), default=0)
+        limits = f" --pinned-memory-limit={smallest // _MEGA}M" if smallest else ""
+        limits += f" --active-thread-percentage={state.threads}" if state.threads else ""
+        places = [f"c{number:02d}" for number in range(state.clients * len(state.devices))]
+        for name in places:
+            control.tell(f"namespace create {name} --server={SERVER}")
+            if limits:
+                control.tell(f"namespace set {name} --server={SERVER}{limits}")
+        return state.but(places=tuple(self._folder_of(name) for name in places))
+
+    def _folder_of(self, name: str) -> str:
+        """Return where a namespace's folder is below the pipe folder."""
+        pipe = f"{self.base}/{mps.PIPE}"
+        for found, folders, _ in os.walk(pipe):
+            if name in folders:
+                return os.path.relpath(f"{found}/{name}", pipe)
+        raise MpsError(
+            f"MPS' control daemon made the namespace {name} without a folder below {pipe}",
+            "Set version = 2 in [gpuhook.mps], and report it",
+        )
+
+    def _wanted(self, before: mps.State | None) -> mps.State:
+        """Return what config.toml and the machine ask for, without a daemon."""
+        config = self._config
+        if not config.mps_devices:
+            raise MpsError(
+                "config.toml shares no device by MPS", "Set devices in its section [gpuhook.mps]"
+            )
+        gpus = self._gpus()
+        found = modes.read(config, self._inventory().root, [gpu.uuid for gpu in gpus])
+        devices = []
+        for gpu in gpus:
+            mode, total = found[gpu.uuid]
+            known = before.device(gpu.uuid) if before is not None else None
+            memory = bytes_of(config.mps_memory, total) if config.mps_memory else 0
+            if memory is None or memory > total or 0 < memory < _MEGA:
+                raise MpsError(
+                    f"gpuhook.mps.device-memory is {config.mps_memory}, and GPU {gpu.index} has "
+                    f"{total // _MEGA} MiB",
+                    "Give a size from 1MiB to what the GPU has, or a share such as 50%",
+                )
+            mode = mode if known is None else known.mode  # protects: mps-first-mode
+            devices.append(mps.Shared(gpu.uuid, gpu.index, mode, memory, total))
+        version = self._version()
+        places = () if before is None else before.places
+        return mps.State(
+            version, tuple(devices), "", config.mps_percentage, config.mps_clients, places
+        )
+
+    def _version(self) -> int:
+        wanted = self._config.mps_version
+        major = self._inventory().driver_version.partition(".")[0]
+        has_third = major.isdecimal() and int(major) >= _THIRD
+        if wanted == "3" and not has_third:
+            raise MpsError(
+                f"MPS' version 3 came with driver {_THIRD}, and this is driver "
+                f"{self._inventory().driver_version}",
+                "Set version = 2 or auto in [gpuhook.mps]",
+            )
+        return 3 if has_third and wanted != "2" else 2
+
+    def _gpus(self) -> list[Gpu]:
+        """Return the GPUs to share; MpsError where one of them can't be."""
+        inventory = self._inventory()
+        if inventory.platform:
+            title = "WSL2" if inventory.platform == WSL else inventory.platform
+            raise MpsError(f"There is no MPS on {title}", "Remove devices from [gpuhook.mps]")
+        words = self._config.mps_devices
+        meant = {each.id for each in inventory.devices if mps.is_meant(words, each)}
+        gpus = [gpu for gpu in inventory.gpus if gpu.uuid in meant]
+        known = {word for each in inventory.devices for way in each.names.values() for word in way}
+        unknown = [word for word in map(str.strip, words.split(",")) if word not in known]
+        if (words != "all" and unknown) or not gpus:
+            raise MpsError(
+                f"gpuhook.mps.devices names {listed(unknown) or words}, and no such GPU is here",
+                "Correct it; `gpuhook info` shows the GPUs",
+            )
+        mig = [str(gpu.index) for gpu in gpus if gpu.mig_enabled]
+        mig += [word for word in words.split(",") if word.strip().startswith("MIG-")]
+        if mig:
+            raise MpsError(
+                f"GPU {listed(mig)} is in MIG mode, and gpuhook shares no such GPU by MPS",
+                "Leave it out of gpuhook.mps.devices, or end its MIG mode",
+            )
+        return gpus
+
+    def _inventory(self) -> Inventory:
+        found: Inventory = cache.get_inventory(self._config, contract.load(nvidia))  # type: ignore[assignment]
+        return found
+
+    def control(self, state: mps.State) -> Control:
+        """Return who talks to the daemon."""
+        inventory = self._inventory()
+        cuda = next((each.path for each in inventory.files if "/libcuda.so." in each.path), "")
+        own = inventory.root != "/"
+        libraries = inventory.root.rstrip("/") + os.path.dirname(cuda) if own and cuda else ""
+        return Control(program_in(inventory.root), self.base, state.version, libraries)
+
+    # Looking after ------------------------------------------------------------------------------
+
+    def _answers(self, state: mps.State) -> bool:
+        try:
+            self.check(state)
+        except MpsError:
+            return False
+        return True
+
+    def check(self, state: mps.State) -> None:
+        """Raise MpsError where the daemon isn't there or doesn't answer."""
+        if not mps.lives(state):
+            raise MpsError("MPS' control daemon isn't running", mps.START)
+        self.control(state).check(state.threads)
+
+    def serve(self, interval: float, ready: Callable[[], None]) -> None:
+        """Start the daemon, and start it again whenever it doesn't answer; for ever."""
+        self.start()
+        ready()
+        back_off = BackOff(*_BACK_OFF)
+        pause = interval
+        while True:
+            time.sleep(pause)
+            try:
+                self.look_after()
+            except (MpsError, DriverError) as error:
+                pause = back_off.grow()
+                self._tell(f"{error} (again in {pause:g} seconds)")
+            else:
+                back_off.reset()
+                pause = interval
+
+    def look_after(self) -> None:
+        """Start the daemon again where it doesn't answer; MpsError or DriverError if that fails."""
+        state = mps.read(self._config.state_dir)
+        if state is not None:
+            try:
+                self.check(state)
+            except MpsError as error:
+                self._tell(str(error))
+            else:
+                return
+        self.start()
+
+    # Ending ---------------------------------------------------------------------------------------
+
+    def stop(self) -> bool:
+        """End the daemon and set compute modes back; False where there was nothing."""
+        with self._locked():
+            return self._undo()
+
+    def _undo(self) -> bool:
+        state = mps.read(self._config.state_dir)
+        if state is None:
+            return False
+        self._end_daemon(state)
+        before = {each.uuid: each.mode for each in state.devices}
+        modes.write(self._config, self._inventory().root, before)
+        shm = f"{self.base}/{mps.SHM}"
+        if os.path.ismount(shm):
+            _mount("umount", shm)
+        remove(f"{self._config.state_dir}/{mps.STATE}")
+        return True
+
+    def _end_daemon(self, state: mps.State) -> None:
+        if state.daemon:
+            self.control(state).end(state.daemon)
+
+    # Files --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other gpuhook mps away for a block."""
+        if os.geteuid() != 0:
+            raise MpsError("MPS is root's to start and to stop", "Run this as root")
+        folder = cache.make_folder(self._config.state_dir)
+        if folder is None:
+            raise MpsError(
+                f"{self._config.state_dir} can't be used, or isn't root's alone",
+                "Correct state-dir in [gpuhook]",
+            )
+        try:
+            if not lock.take(folder, _WAIT):
+                raise MpsError(
+                    f"Another process has locked {self._config.state_dir} for {_WAIT:g} seconds",
+                    "Wait until it has ended, and run this again",
+                )
+            yield
+        finally:
+            os.close(folder)
+
+    def _make_folders(self, version: int) -> None:
+        for name, mode in (("", 0o755), (mps.PIPE, 0o755), (mps.LOG, 0o700), (mps.CLAIMS, 0o700)):
+            _folder(f"{self.base}/{name}".rstrip("/"), mode)
+        shm = f"{self.base}/{mps.SHM}"
+        if version < 3:
+            _folder(shm, 0o755)
+            if not os.path.ismount(shm):
+                _mount("mount", "-t", "tmpfs", "-o", _SHM_SIZE, "gpuhook-mps", shm)
+
+    def _save(self, state: mps.State) -> None:
+        folder = cache.open_folder(self._config.state_dir)
+        text = jsontext.dumps(state.to_json()).encode()
+        written = folder is not None and cache.write_whole(folder, mps.STATE, text)
+        if folder is not None:
+            os.close(folder)
+        if not written:
+            raise MpsError(
+                f"{self._config.state_dir}/{mps.STATE} can't be written", "Make room for it"
+            )
+
+
+def _dropped(state: mps.State, before: mps.State | None) -> dict[str, int]:
+    """Return the modes of devices that aren't shared any more."""
+    old = before.devices if before is not None else ()
+    return {each.uuid: each.mode for each in old if state.device(each.uuid) is None}
+
+
+def _folder(path: str, mode: int) -> None:
+    """Make a folder of root's with that mode; an existing one must be such."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_uid != os.geteuid():
+            raise MpsError(f"{path} isn't root's", "Remove it")
+        if not os.path.ismount(path):
+            os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+
+
+def _mount(*words: str) -> None:
+    environment = {"PATH": names.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=30,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise MpsError(f"{' '.join(words)} failed: {said}", "Run this as root with CAP_SYS_ADMIN")

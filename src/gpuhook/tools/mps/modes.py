@@ -1,0 +1,40 @@
+"""The compute mode of GPUs and how much memory they have, by NVML in a child as root."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpuhook.ground.config.model import Config
+from gpuhook.vendors.nvidia import nvml
+from gpuhook.vendors.nvidia.discover import library
+
+EXCLUSIVE_PROCESS = 3  # nvmlComputeMode_t in nvml.h
+DEFAULT = 0
+_ROOT = "0"
+
+
+def read(config: Config, root: str, uuids: list[str]) -> dict[str, tuple[int, int]]:
+    """Return the compute mode and the memory in bytes of each GPU, by UUID; DriverError."""
+
+    def question(pynvml: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for uuid in uuids:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+            total = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+            found[uuid] = [pynvml.nvmlDeviceGetComputeMode(handle), total]
+        return found
+
+    said = nvml.query(root, library(config), _ROOT, config.nvml_timeout, question)
+    return {uuid: (mode, total) for uuid, (mode, total) in said.items()}
+
+
+def write(config: Config, root: str, modes: Mapping[str, int]) -> None:
+    """Set compute modes by UUID; DriverError where one can't be set."""
+
+    def question(pynvml: Any) -> dict[str, Any]:
+        for uuid, mode in modes.items():
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+            pynvml.nvmlDeviceSetComputeMode(handle, mode)
+        return {}
+
+    if modes:
+        nvml.query(root, library(config), _ROOT, config.nvml_timeout, question)

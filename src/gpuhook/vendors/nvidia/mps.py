@@ -1,0 +1,208 @@
+"""Devices that containers share by MPS: which, by what daemon, with what limits.
+
+``gpuhook mps`` keeps the daemon and writes down, in the state folder, what it has made; a start
+reads that. Loaded where [gpuhook.mps] names devices alone. Source: NVIDIA's MPS guide of release
+615.
+"""
+
+import os
+
+from gpuhook.ground.config.mps import bytes_of
+from gpuhook.ground.errors import DriverError, RequestError, listed
+from gpuhook.ground.oci import jsontext
+from gpuhook.ground.oci.jsontext import Record
+from gpuhook.ground.oci.process import Setting
+from gpuhook.start.inventory.cache import open_folder, read_whole
+from gpuhook.start.records import records
+from gpuhook.start.request.reader import effective_mode
+from gpuhook.vendors.nvidia.model import WSL
+from gpuhook.vendors.nvidia.variables import MPS_LIMITS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.inventory.model import Device
+
+STATE = "mps.json"  # in the state folder, like the folder below
+FOLDER = "mps"
+PIPE, SHM, LOG, CLAIMS = "pipe", "shm", "log", "claims"  # in that folder
+PLACE = "/run/nvidia-mps"  # the pipe folder in containers
+PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+_THREADS, _MEMORY = MPS_LIMITS
+_MEGA = 1 << 20
+START = "Start it (systemctl start gpuhook-mps, or gpuhook mps start)"
+
+
+class Wish(Record):
+    """What config.toml shares (``devices``), where its state is, and what a container asks for."""
+
+    devices: str
+    state_dir: str
+    mode: str
+    threads: str
+    memory: str
+
+
+class Shared(Record):
+    """A device that is shared now.
+
+    ``mode`` is the compute mode that it had before, ``memory`` what a container may use of it in
+    bytes, 0 for no limit, ``total`` what it has.
+    """
+
+    uuid: str
+    index: int
+    mode: int
+    memory: int = 0
+    total: int = 0
+
+
+class State(Record, devices=Shared):
+    """What is kept of MPS: by which ``version``, for which ``devices``.
+
+    ``daemon`` is the control daemon's process, PID-STARTED as the records have it, "" where there
+    is none. ``threads`` are percent, 0 for no limit; at most ``clients`` containers have a device.
+    ``places`` are the folders, below the pipe folder, of the namespaces that containers get one
+    each of (version 3).
+    """
+
+    version: int
+    devices: tuple[Shared, ...]
+    daemon: str = ""
+    threads: int = 0
+    clients: int = 1
+    places: tuple[str, ...] = ()
+
+    def device(self, uuid: str) -> Shared | None:
+        """Return one of the devices, None where it isn't shared."""
+        return next((each for each in self.devices if each.uuid == uuid), None)
+
+
+def read(state_dir: str) -> State | None:
+    """Return what root has written down of MPS; None where there is nothing to believe."""
+    folder = open_folder(state_dir)
+    if folder is None:
+        return None
+    try:
+        found = read_whole(folder, STATE)
+        return State.from_json(jsontext.loads(found[0])) if found is not None else None
+    except (ValueError, KeyError, TypeError):
+        return None
+    finally:
+        os.close(folder)
+
+
+def lives(state: State) -> bool:
+    """Tell whether the control daemon's process is there."""
+    return bool(state.daemon) and not records.is_gone(state.daemon)
+
+
+def is_meant(devices: str, device: "Device") -> bool:
+    """Tell whether the setting means a device: all, or one of its names."""
+    words = {word.strip() for word in devices.split(",")}
+    return "all" in words or any(not words.isdisjoint(each) for each in device.names.values())
+
+
+def is_shared(grant: "Grant") -> bool:
+    """Tell whether what is granted is shared by MPS; ``check`` sees that all of it is."""
+    mps = grant.request.options.mps
+    whole = {each.id: each for each in grant.inventory.devices}
+    return bool(mps) and any(
+        is_meant(mps[0], whole.get(device.parent, device)) for device in grant.devices
+    )
+
+
+def check(grant: "Grant") -> None:
+    """Raise a RequestError or DriverError for shared devices that can't be given now."""
+    if not is_shared(grant):
+        return
+    wish = Wish(*grant.request.options.mps)
+    _check_ways(grant, wish)
+    state = read(wish.state_dir)
+    wanted = [f"GPU {device.label}" for device in grant.devices]
+    if state is None or not lives(state):  # protects: mps-daemon
+        raise DriverError(
+            f"{listed(wanted)} is shared by MPS here, and no control daemon of MPS is running",
+            START,
+        )
+    others = [device.label for device in grant.devices if state.device(device.id) is None]
+    if others:
+        raise RequestError(
+            f"GPU {listed(others)} isn't among the devices that MPS serves now, and a container "
+            "has all of its devices by MPS or none",
+            "Ask for other devices, or run gpuhook mps start after a change of [gpuhook.mps]",
+        )
+
+
+def _check_ways(grant: "Grant", wish: Wish) -> None:
+    """Refuse where MPS can't be."""
+    if grant.inventory.platform == WSL:
+        raise RequestError(
+            "[gpuhook.mps] shares devices, and WSL2 has no MPS", "Remove gpuhook.mps.devices"
+        )
+    gpus = {gpu.uuid: gpu for gpu in grant.inventory.gpus}
+    for device in grant.devices:
+        if device.parent or gpus[device.id].mig_enabled:  # protects: mps-mig
+            raise RequestError(
+                f"GPU {device.label} is in MIG mode, and gpuhook shares no such GPU by MPS",
+                "Leave it out of gpuhook.mps.devices, or end its MIG mode",
+            )
+    if effective_mode(wish.mode, [grant.request]) == "spec":
+        raise RequestError(
+            "A device that is shared by MPS can't be given in mode spec: which of MPS' places is "
+            "free is known when the container starts",
+            "Set mode = hook, or leave the device out of gpuhook.mps.devices",
+        )
+
+
+def environment(grant: "Grant") -> "list[Setting]":
+    """Return the variables of a client: its folder, and limits that are the administrator's.
+
+    A smaller one that the container asks for stays; another one is replaced.
+    """
+    if not is_shared(grant):
+        return []
+    wish = Wish(*grant.request.options.mps)
+    state = read(wish.state_dir)
+    if state is None:
+        return []
+    found = [Setting(PIPE_VARIABLE, PLACE, "where MPS listens")]
+    if state.threads:
+        threads = smaller_percentage(wish.threads, state.threads)
+        found.append(Setting(_THREADS, threads, f"at most {state.threads} % of the threads"))
+    limits = {
+        place: shared.memory
+        for place, device in enumerate(grant.devices)
+        if (shared := state.device(device.id)) is not None and shared.memory
+    }
+    if limits:
+        ids = {device.id: place for place, device in enumerate(grant.devices)}
+        memory = smaller_memory(wish.memory, limits, ids)
+        found.append(Setting(_MEMORY, memory, "at most so much of each device's memory"))
+    return found
+
+
+def smaller_percentage(asked: str, most: int) -> str:
+    """Return what a container asked for where that is less than ``most``, else ``most``."""
+    digits = asked.replace(".", "", 1)
+    plain = digits.isascii() and digits.isdecimal() and len(asked) <= 16
+    # protects: mps-threads
+    return asked if plain and 0 < float(asked) < most else str(most)
+
+
+def smaller_memory(asked: str, most: "Mapping[int, int]", ids: "Mapping[str, int]") -> str:
+    """Return limits such as 0=8192M,1=4096M, none above ``most`` bytes, by the device's place.
+
+    ``asked`` has such limits by place or by UUID, ``ids`` the places by UUID; what can't be read
+    counts for nothing.
+    """
+    limits = dict(most)
+    for part in asked.split(","):
+        name, _, size = part.strip().partition("=")
+        place = ids.get(name, int(name) if name.isascii() and name.isdecimal() else -1)
+        wanted = bytes_of(size, 0)
+        if place in limits and wanted is not None and wanted >= _MEGA:
+            limits[place] = min(limits[place], wanted)  # protects: mps-memory
+    return ",".join(f"{place}={size // _MEGA}M" for place, size in limits.items())

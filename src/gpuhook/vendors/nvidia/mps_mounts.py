@@ -1,0 +1,208 @@
+"""What a client of MPS gets mounted, and its claim to a place among the clients.
+
+A claim is a file in the state folder, named by its place (c00, c01, ...), with the process that it
+is of, PID-STARTED as the records have it, and the devices. It counts while that process is there:
+the one that prepares the container at first, then the container's own. So nothing has to be
+tidied up, whatever ended it. With MPS' version 3 a place is a namespace, whose folder no other
+container has.
+"""
+
+import os
+import stat
+
+from gpuhook.ground import fileio
+from gpuhook.ground.container.rootfs import PATH_FLAGS
+from gpuhook.ground.errors import DriverError, HeldError
+from gpuhook.ground.host import lock, proc
+from gpuhook.start.plan.operations import _Bind
+from gpuhook.start.records import records
+from gpuhook.vendors.nvidia import mps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.ground.container.changes import Container
+    from gpuhook.ground.container.rootfs import Rootfs
+    from gpuhook.start.contract import Grant
+    from gpuhook.start.plan.operations import Operation
+
+_SHM = "/dev/shm"  # noqa: S108 - of the container
+# Sockets are talked to all the same; nobody puts another one in their place.
+_PIPE_OPTIONS = ("ro", "nosuid", "nodev", "noexec")  # protects: mps-read-only
+_SHM_OPTIONS = ("nosuid", "nodev", "noexec")
+_LOCK = "lock"
+_WAIT = 20.0  # seconds that others may take; each has it for a moment
+_LIMIT = 1 << 14  # bytes of a claim
+_DIGITS = 2  # of a place
+
+
+def operations(grant: "Grant") -> "list[Operation]":
+    """Return the mounts of a client; none where its devices aren't shared."""
+    if not mps.is_shared(grant):
+        return []
+    state_dir = mps.Wish(*grant.request.options.mps).state_dir
+    state = mps.read(state_dir)
+    if state is None:
+        raise DriverError("What gpuhook mps has written down is gone", mps.START)
+    labels = {device.id: device.label for device in grant.devices}
+    reason = f"GPU {', '.join(labels.values())} is shared by MPS"
+    pipe = BindPipe(state_dir, state, labels, reason)
+    if state.version >= 3:
+        return [pipe]
+    shm = f"{state_dir}/{mps.FOLDER}/{mps.SHM}"
+    return [pipe, BindOwn(shm, _SHM, _SHM_OPTIONS, f"{reason}, and its server uses it")]
+
+
+class BindOwn(_Bind):
+    """Mount a folder that ``gpuhook mps`` has made: in one that root alone can change."""
+
+    kind = "bind"
+
+    def __init__(self, path: str, destination: str, options: tuple[str, ...], reason: str) -> None:
+        super().__init__("/", path, destination, options, reason)
+
+    def is_usable(self, host: "Rootfs") -> bool:  # noqa: ARG002 - the daemon is asked in ``check``
+        """Say yes: what isn't there fails the container."""
+        return True
+
+    def _opened(self, host: "Rootfs") -> int:
+        above, _, name = self.path.rpartition("/")
+        parent = host.open_own(above)  # protects: mps-folder
+        try:
+            return os.open(name, PATH_FLAGS | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=parent)
+        finally:
+            os.close(parent)
+
+    def check(self, status: os.stat_result) -> None:
+        """Accept root's folder alone."""
+        if status.st_uid not in (0, os.geteuid()) or not stat.S_ISDIR(status.st_mode):
+            raise DriverError(f"{self.source} isn't a folder of root's", mps.START)
+
+    def describe(self) -> str:
+        """Say what is mounted where, and how."""
+        return f"mount {self.source} on {self.destination} ({','.join(self.options)})"
+
+
+class BindPipe(BindOwn):
+    """Mount the folder in which MPS listens to this container, with a claim to its place."""
+
+    def __init__(
+        self, state_dir: str, state: mps.State, labels: dict[str, str], reason: str
+    ) -> None:
+        self._base = f"{state_dir}/{mps.FOLDER}"
+        self._state = state
+        self._labels = labels
+        self._claims = -1
+        self._place = ""
+        own = "/NAMESPACE" if state.version >= 3 else ""
+        super().__init__(f"{self._base}/{mps.PIPE}{own}", mps.PLACE, _PIPE_OPTIONS, reason)
+
+    def prepare(self, host: "Rootfs") -> None:
+        """Claim a place, and clone its folder; HeldError where there are clients enough."""
+        # protects: mps-claims-folder
+        self._claims = host.open_own(f"{self._base}/{mps.CLAIMS}")
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._claims)
+        os.close(self._claims)
+        self._claims = folder
+        number = self._claim()
+        if self._state.version >= 3:
+            self.path = self.source = f"{self._base}/{mps.PIPE}/{self._state.places[number]}"
+        super().prepare(host)
+
+    def _claim(self) -> int:
+        """Return the number of the place that is ours now."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(_LOCK, flags, 0o600, dir_fd=self._claims)
+        try:
+            if not lock.take(fd, _WAIT):
+                raise HeldError(
+                    f"Another process has locked {self._base}/{mps.CLAIMS}/{_LOCK}",
+                    "End that process (`lslocks` names it), and start the container again",
+                )
+            taken = claims(self._claims, sweep=True)
+            self._refuse(taken)
+            number = next(each for each in range(len(taken) + 1) if _name(each) not in taken)
+            self._place = _name(number)
+            self._write(_of_process("/proc/self"))
+            return number
+        finally:
+            os.close(fd)
+
+    def _refuse(self, taken: dict[str, tuple[str, list[str]]]) -> None:
+        """Raise HeldError where a device has as many containers as it may have."""
+        for uuid, label in self._labels.items():
+            has = sum(uuid in devices for _, devices in taken.values())
+            if has >= self._state.clients:  # protects: mps-most-clients
+                raise HeldError(
+                    f"GPU {label} is shared by {has} containers, as many as gpuhook.mps.clients "
+                    "in config.toml allows",
+                    "Stop one of them (`gpuhook mps status` shows them), or ask for another GPU",
+                )
+
+    def _write(self, process: str) -> None:
+        text = " ".join((process, *self._labels))
+        new = f".{self._place}.new"
+        fileio.replace(self._place, text.encode(), new, folder=self._claims)
+
+    def execute(self, container: "Container") -> None:
+        """Mount it, and hand the claim over to the container."""
+        super().execute(container)
+        status = proc.read("stat", container.process)
+        pid = int(status.partition(b" ")[0])
+        self._write(f"{pid}-{records.started(container.process)}")
+        self._place = ""
+
+    def close(self) -> None:
+        """Let go of the clone, and of a claim that no container has."""
+        super().close()
+        if self._claims >= 0:
+            if self._place:
+                fileio.remove(self._place, self._claims)
+            os.close(self._claims)
+            self._claims, self._place = -1, ""
+
+
+def claims(folder: int, *, sweep: bool = False) -> dict[str, tuple[str, list[str]]]:
+    """Return the claims that count, by place: the process of each, and its devices.
+
+    With ``sweep``, for who has the lock alone, those of processes that have ended are removed.
+    """
+    found = {}
+    for name in sorted(os.listdir(folder)):
+        if name == _LOCK or name.startswith("."):
+            continue
+        process, *devices = _read(name, folder)
+        if records.is_gone(process):  # protects: mps-claim
+            # Before it ended, it may have handed the claim over to its container.
+            process, *devices = _read(name, folder)
+            if records.is_gone(process):
+                if sweep:
+                    fileio.remove(name, folder)
+                continue
+        found[name] = (process, devices)
+    return found
+
+
+def _read(name: str, folder: int) -> list[str]:
+    """Return the words of a claim; one that is gone is nobody's."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return [""]
+    try:
+        return os.read(fd, _LIMIT).decode().split(" ")
+    finally:
+        os.close(fd)
+
+
+def _name(number: int) -> str:
+    return f"c{number:0{_DIGITS}}"
+
+
+def _of_process(folder: str) -> str:
+    """Return what the records call a process by its folder in /proc."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        pid = int(proc.read("stat", fd).partition(b" ")[0])
+        return f"{pid}-{records.started(fd)}"
+    finally:
+        os.close(fd)

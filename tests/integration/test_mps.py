@@ -1,0 +1,503 @@
+"""GPUs that containers share by MPS: the daemon, its clients, and who wants more than its share."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import bundles
+from harness.bundles import Bundle
+from harness.commands import Result, run, wait_until
+from harness.device_plugin import device_plugin
+from harness.docker import dockerd
+from harness.driver import Driver, simulate
+from harness.images import CUDA_PROBE, image
+from harness.installation import Installation, write_config
+from harness.metrics import GPUHOOK
+from harness.namespaces import Namespace
+from harness.podman import podman
+from harness.standing import ONE, RUNTIMES
+
+DEFAULT, EXCLUSIVE_PROCESS = 0, 3
+GPU = "nvidia.com/gpu"
+PLACE = "/run/nvidia-mps"
+PROBE = f"sleep 1000 | {CUDA_PROBE} --context"
+SETTINGS = """
+[gpuhook.mps]
+devices = "0,1"
+active-thread-percentage = 40
+device-memory = "8GiB"
+clients = 2
+"""
+LIMITS = {
+    "575.51": "percentage=40.0 memory=0=8192M,1=8192M",
+    "615.10": "percentage=40 memory=8192M",
+}
+
+
+@dataclass
+class Site:
+    """A machine that shares two of its three GPUs by MPS."""
+
+    installation: Installation
+    driver: Driver
+    config: Path
+    state: Path
+    runtime: str
+    bundle: Callable[[], Bundle]
+
+    def mps(self, verb: str) -> Result:
+        env = {"GPUHOOK_CONFIG": str(self.config)}
+        return run([self.installation.command, "mps", *verb.split(" ")], env=env)
+
+    def status(self) -> Any:
+        return json.loads(self.mps("status --format json").stdout)
+
+    def modes(self) -> list[int]:
+        """Return the compute modes of the GPUs, as the driver has them."""
+        text = (self.driver.root / "simulate/compute").read_text()
+        found = dict(line.split(" ") for line in text.splitlines())
+        return [int(found.get(str(gpu.index), 0)) for gpu in self.driver.gpus]
+
+    def kept(self) -> Any:
+        return json.loads((self.state / "mps.json").read_text().partition("\n")[2])
+
+    def daemon(self) -> int:
+        """Return the daemon's process, 0 while there is none."""
+        return int(self.kept()["daemon"].partition("-")[0] or 0)
+
+    def change(self, old: str, new: str) -> None:
+        text = self.config.read_text()
+        assert old in text
+        self.config.write_text(text.replace(old, new))
+
+    def ask(self, devices: str, *env: str, command: str = PROBE) -> Bundle:
+        """Return a bundle whose container is a client of MPS, where it may be."""
+        made = self.bundle()
+        made.command("sh", "-c", command)
+        made.environ(f"NVIDIA_VISIBLE_DEVICES={devices}", *env)
+        return made
+
+    def start(self, made: Bundle) -> Result:
+        """Create and start a container; the output is its own, or says why it isn't there."""
+        output = made.path / "output"
+        quiet = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")
+        words = (self.installation.runtime, "run", "--detach", "--bundle", made.path, made.name)
+        done = made.call(*quiet, *words, env={"GPUHOOK_CONFIG": str(self.config)})
+        return Result((), done.status, "", output.read_text())
+
+    def client(self, devices: str, *env: str) -> Bundle:
+        """Start a container, and wait until its program is a client."""
+        made = self.ask(devices, *env)
+        assert self.start(made).status == 0, (made.path / "output").read_text()
+        wait_until(lambda: "CUDA context" in self.said(made), "it has a context")
+        return made
+
+    def said(self, made: Bundle) -> str:
+        return (made.path / "output").read_text()
+
+    def refusal(self, devices: str, *env: str) -> str:
+        """Return why a container isn't started."""
+        done = self.start(self.ask(devices, *env))
+        assert done.status != 0
+        return (self.state / "errors.log").read_text() + done.stderr
+
+
+@pytest.fixture(scope="module", params=[*LIMITS])
+def machine(request: pytest.FixtureRequest, workspace: Path, installation: Installation) -> Driver:
+    version = request.param
+    options = ("--gpus=3", f"--driver-version={version}")
+    return simulate(installation, workspace / f"mps-{version}", *options)
+
+
+@pytest.fixture
+def site(
+    machine: Driver,
+    workspace: Path,
+    roots: dict[str, Path],
+    installation: Installation,
+    low_level: tuple[str, Namespace],
+    tmp_path: Path,
+) -> Iterator[Site]:
+    runtime, entered = low_level
+    config = write_config(tmp_path / "etc", machine.root, [runtime])
+    state = Path(f"/run/gpuhook-mps-{os.getpid()}")  # in a folder that root alone can change
+    text = config.read_text().replace(str(tmp_path / "etc/state"), str(state))
+    config.write_text(text + SETTINGS)
+    (machine.root / "simulate/compute").write_text("")
+    with ExitStack() as stack:
+
+        def bundle() -> Bundle:
+            made = bundles.bundle(workspace / "bundles", roots["debian"], entered, runtime)
+            return stack.enter_context(made)
+
+        made = Site(installation, machine, config, state, runtime, bundle)
+        stack.callback(shutil.rmtree, state, ignore_errors=True)
+        stack.callback(made.mps, "stop")
+        yield made
+
+
+@RUNTIMES
+def test_containers_share_a_gpu(site: Site) -> None:
+    site.mps("start").ok()
+    first, second = site.client("0"), site.client("0,1")
+    limits = LIMITS[site.driver.version]
+    assert limits in site.said(first)
+    assert limits in site.said(second)
+    found = site.status()
+    assert (found["version"], found["problem"]) == (2 if "=0=" in limits else 3, "")
+    by_id = {each["id"]: each for each in found["containers"]}
+    assert by_id.keys() == {first.name, second.name}
+    assert all(len(each["clients"]) == 1 for each in by_id.values())
+    assert found["others"] == []
+    uuids = [gpu.uuid for gpu in site.driver.gpus]
+    assert by_id[first.name]["devices"] == uuids[:1]
+    assert by_id[second.name]["devices"] == uuids[:2]
+
+
+@ONE
+def test_a_container_without_mps_is_as_it_was(site: Site) -> None:
+    site.mps("start").ok()
+    other = site.ask("2", command=f"env; ls {PLACE}")
+    site.start(other)
+    wait_until(lambda: "No such file" in site.said(other), "it has looked")
+    assert "CUDA_MPS" not in site.said(other)
+    assert site.status()["containers"] == []
+
+
+@ONE
+def test_the_compute_mode_is_set_and_set_back(site: Site) -> None:
+    site.mps("start").ok()
+    assert site.modes() == [EXCLUSIVE_PROCESS, EXCLUSIVE_PROCESS, DEFAULT]
+    site.mps("stop").ok()
+    assert site.modes() == [DEFAULT] * 3
+    assert not (site.state / "mps.json").exists()
+    assert not os.path.ismount(site.state / "mps/shm")
+
+
+@ONE
+def test_the_compute_mode_is_set_back_after_a_kill(site: Site) -> None:
+    """Also where a mode that isn't the default was there before, and after two kills."""
+    (site.driver.root / "simulate/compute").write_text("1 2\n")
+    for _ in range(2):
+        site.mps("start").ok()
+        os.kill(site.daemon(), signal.SIGKILL)
+    site.mps("stop").ok()
+    assert site.modes() == [DEFAULT, 2, DEFAULT]
+
+
+@ONE
+def test_a_daemon_that_does_not_start_changes_nothing(site: Site) -> None:
+    program = site.driver.root / "usr/bin/nvidia-cuda-mps-control"
+    kept = program.with_suffix(".kept")
+    program.rename(kept)
+    try:
+        program.write_text("#!/bin/sh\necho no luck >&2\nexit 3\n")
+        program.chmod(0o755)
+        done = site.mps("start")
+    finally:
+        kept.rename(program)
+    assert done.status != 0
+    assert "MPS' control daemon failed: no luck" in done.stderr
+    assert site.modes() == [DEFAULT] * 3
+    assert not (site.state / "mps.json").exists()
+
+
+@ONE
+def test_a_gpu_in_mig_mode_is_not_shared(site: Site) -> None:
+    """Neither where MPS is started, nor where a GPU gets MIG mode afterwards."""
+    simulated: list[str | Path] = [site.installation.command, "simulate", site.driver.root]
+    site.mps("start").ok()
+    run([*simulated, "--mig", "0:1g.18gb"]).ok()
+    try:
+        assert "GPU 0:0 is in MIG mode" in site.refusal("0:0")
+        site.mps("stop").ok()
+        assert "GPU 0 is in MIG mode" in site.mps("start").stderr
+    finally:
+        run([*simulated, "--mig", "0:off"]).ok()
+
+
+@ONE
+def test_the_service_starts_a_daemon_again(site: Site) -> None:
+    """Also one that hangs; and it ends what it started."""
+    env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
+    words: list[str | Path] = [site.installation.command, "mps", "serve", "--interval", "0.2"]
+    with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL) as service:
+        try:
+            wait_until(lambda: bool(site.mps("status").status == 0), "it serves")
+            first = site.daemon()
+            os.kill(first, signal.SIGKILL)
+            wait_until(lambda: site.mps("status").status == 0, "it serves again")
+            second = site.daemon()
+            assert second != first
+            os.kill(second, signal.SIGSTOP)
+            assert "didn't answer" in site.status()["problem"]
+            wait_until(lambda: site.daemon() not in (0, second), "a daemon that hangs is replaced")
+        finally:
+            service.terminate()
+            service.wait(timeout=60)
+    assert site.modes() == [DEFAULT] * 3
+    assert not (site.state / "mps.json").exists()
+
+
+@ONE
+def test_a_device_that_is_shared_no_more_gets_its_mode_back(site: Site) -> None:
+    site.mps("start").ok()
+    site.change('devices = "0,1"', 'devices = "0"')
+    site.mps("start").ok()
+    assert site.modes() == [EXCLUSIVE_PROCESS, DEFAULT, DEFAULT]
+
+
+@ONE
+def test_a_container_is_no_client_without_a_daemon(site: Site) -> None:
+    assert "no control daemon of MPS is running" in site.refusal("0")
+    site.mps("start").ok()
+    os.kill(site.daemon(), signal.SIGKILL)
+    assert site.refusal("0").count("no control daemon of MPS is running") > 1
+    assert site.mps("status").status == 1
+
+
+@ONE
+def test_no_more_containers_than_the_administrator_allows(site: Site) -> None:
+    site.mps("start").ok()
+    first, _ = site.client("0"), site.client("0")
+    assert "GPU 0 is shared by 2 containers" in site.refusal("0")
+    site.client("1")
+    [process] = [
+        each["process"] for each in site.status()["containers"] if each["id"] == first.name
+    ]
+    os.kill(process, signal.SIGKILL)
+    wait_until(lambda: len(site.status()["containers"]) == 2, "its place is free")
+    site.client("0")
+
+
+@ONE
+def test_variables_widen_no_limit(site: Site) -> None:
+    """What the image sets is replaced, by name as well; what is smaller stays."""
+    site.mps("start").ok()
+    more = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=80G")
+    other = "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/../gpuhook/mps/pipe/c01"
+    greedy = site.ask("0", *more, other, command=f"env; {PROBE}")
+    site.start(greedy)
+    wait_until(lambda: "CUDA context" in site.said(greedy), "it has a context")
+    said = site.said(greedy).splitlines()
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40" in said
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M" in said
+    assert f"CUDA_MPS_PIPE_DIRECTORY={PLACE}" in said
+    less = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1G")
+    modest = site.ask("0", *less, command="env")
+    site.start(modest)
+    wait_until(lambda: "CUDA_MPS_PINNED" in site.said(modest), "it has printed")
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10\n" in site.said(modest)
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M\n" in site.said(modest)
+
+
+@RUNTIMES
+def test_a_hostile_client(site: Site) -> None:
+    """It replaces no socket of the daemon's, and reaches no other namespace."""
+    site.mps("start").ok()
+    first = site.client("0")
+    script = f"rm -f {PLACE}/control; touch {PLACE}/x; ls -a {PLACE}; ls {PLACE}/.. ; echo end"
+    hostile = site.ask("0", command=script)
+    site.start(hostile)
+    wait_until(lambda: "end\n" in site.said(hostile), "it has tried")
+    said = site.said(hostile)
+    assert "Read-only file system" in said
+    assert "c00" not in said
+    assert site.status()["problem"] == ""
+    assert site.status()["containers"][0]["id"] == first.name
+
+
+@ONE
+def test_an_image_or_a_volume_in_the_folders_place(site: Site) -> None:
+    """A mount at the place is mounted over, and a link there leads nowhere else."""
+    site.mps("start").ok()
+    covered = site.ask("0")
+    mount = {"destination": PLACE, "type": "tmpfs", "source": "t", "options": ["mode=777"]}
+    covered.change(lambda spec: spec["mounts"].append(mount))
+    assert site.start(covered).status == 0
+    wait_until(lambda: "CUDA context" in site.said(covered), "it has a context")
+    linked = site.ask("0")
+    (linked.root / "run").mkdir(exist_ok=True)
+    (linked.root / "run/nvidia-mps").symlink_to("/tmp")
+    site.start(linked)
+    wait_until(lambda: "CUDA context" in site.said(linked), "it has a context")
+    assert LIMITS[site.driver.version] in site.said(linked)
+
+
+@ONE
+def test_a_start_that_fails_leaves_no_claim(site: Site) -> None:
+    site.mps("start").ok()
+    for _ in range(3):
+        made = site.ask("0")
+        made.change(lambda spec: spec["process"].update(args=["/no/such/program"]))
+        assert site.start(made).status != 0
+    assert site.status()["containers"] == []
+
+
+@ONE
+def test_mode_spec_is_refused(site: Site) -> None:
+    site.mps("start").ok()
+    site.change("[nvidia-container-runtime]\n", '[nvidia-container-runtime]\nmode = "spec"\n')
+    assert "can't be given in mode spec" in site.refusal("0")
+
+
+@ONE
+def test_shared_and_other_devices_do_not_mix(site: Site) -> None:
+    site.mps("start").ok()
+    assert "GPU 2 isn't among the devices that MPS serves" in site.refusal("0,2")
+
+
+@ONE
+def test_a_folder_that_others_may_change_is_not_given(site: Site) -> None:
+    site.mps("start").ok()
+    (site.state / "mps").chmod(0o777)
+    assert "everybody may write to it" in site.refusal("0")
+
+
+@ONE
+def test_explain_says_what_a_client_gets(site: Site) -> None:
+    site.mps("start").ok()
+    asked = ("--gpus", "device=0", "--format", "json")
+    env = {"GPUHOOK_CONFIG": str(site.config)}
+    done = run([site.installation.command, "explain", *asked], env=env).ok()
+    plan = json.loads(done.stdout)["operations"]
+    reasons = [op["reason"] for op in plan if op.get("destination") == PLACE]
+    assert reasons == ["GPU 0 is shared by MPS"]
+    assert any(op.get("name") == "CUDA_MPS_PIPE_DIRECTORY" for op in plan)
+    assert any(
+        op.get("destination") == "/dev/shm" for op in plan
+    ) == site.driver.version.startswith("575")
+
+
+@pytest.fixture
+def podmans_config() -> Iterator[Path]:
+    """Where a config.toml is found without GPUHOOK_CONFIG, which podman doesn't pass on."""
+    config = Path("/etc/gpuhook/config.toml")  # the session has an /etc of its own
+    config.parent.mkdir()
+    yield config
+    shutil.rmtree(config.parent)
+
+
+# Engines and clusters -------------------------------------------------------------------------
+
+
+@ONE
+def test_containers_of_docker(
+    site: Site, workspace: Path, host: Namespace, archive: Path, tmp_path: Path
+) -> None:
+    """Several at a time; their names are in the status, and what they say for themselves."""
+    site.mps("start").ok()
+    env = {"GPUHOOK_CONFIG": str(site.config)}
+    runtimes = {"gpu-py": site.installation.runtime}
+    folder = workspace / f"mps-{site.driver.version[:3]}"
+    with dockerd(folder, host, runtimes, archive, env) as engine:
+        for name in ("one", "two"):
+            words = ["run", "--detach", "--runtime=gpu-py", f"--name={name}", "--interactive"]
+            more = ["-e", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=90", "-e", "NVIDIA_VISIBLE_DEVICES=0"]
+            engine.call(*words, *more, image("debian"), "sh", "-c", PROBE).ok()
+        limits = LIMITS[site.driver.version]
+        wait_until(lambda: limits in engine.call("logs", "two").stdout, "it is a client")
+        found = {each["id"]: each for each in site.status()["containers"]}
+        assert all(len(each["clients"]) == 1 for each in found.values())
+        ids = engine.call("ps", "--quiet", "--no-trunc").ok().stdout.split()
+        assert found.keys() == {*ids}
+        words = ["run", "--rm", "--runtime=gpu-py", "-e", "NVIDIA_VISIBLE_DEVICES=0"]
+        third = engine.call(*words, image("debian"), "true")
+        assert "GPU 0 is shared by 2 containers" in third.stderr
+        engine.call("kill", "one").ok()
+        engine.call(*words, image("debian"), "true").ok()
+
+
+@ONE
+def test_containers_of_podman(
+    site: Site, workspace: Path, host: Namespace, archive: Path, podmans_config: Path
+) -> None:
+    site.mps("start").ok()
+    podmans_config.symlink_to(site.config)
+    folder = workspace / f"mpsp-{site.driver.version[:3]}"
+    with podman(folder, host, site.installation.runtime, archive) as engine:
+        env = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=90"]
+        command = f"env; {CUDA_PROBE} --context </dev/null"
+        said = engine.run(image("debian"), "sh", "-c", command, env=env).ok().stdout
+        assert LIMITS[site.driver.version] in said
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40\n" in said
+    assert site.status()["containers"] == []
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("entry", "count", "threads", "share"),
+    [
+        ("replicas: 2", 1, "50", 50),
+        ("sizes: [25, 75]", 2, "100", 100),
+        ("sizes: [20, 20], unlimited: true", 3, None, None),
+    ],
+)
+def test_pods(
+    site: Site,
+    workspace: Path,
+    tmp_path: Path,
+    entry: str,
+    count: int,
+    threads: str | None,
+    share: int | None,
+) -> None:
+    """A pod has its shares by the plugin, and by gpu-py no more than config.toml allows."""
+    site.change("clients = 2", "clients = 3")
+    site.change('devices = "0,1"', 'devices = "0"')
+    site.mps("start").ok()
+    file = tmp_path / "plugin.yaml"
+    file.write_text(
+        "sharing:\n  mps:\n    failRequestsGreaterThanOne: false\n    resources:\n"
+        f"    - {{name: gpu, {entry}}}\n"
+    )
+    place = workspace / f"m{hash(tmp_path) & 0xFFFFFFFF:x}"
+    words = (f"--config-file={file}",)
+    with device_plugin(place, site.installation, site.config, GPU, *words) as kubelet:
+        devices = kubelet.devices(GPU)
+        healthy = {each.partition("::")[0] for each, it in devices.items() if it.healthy}
+        assert healthy == {site.driver.gpus[0].uuid}  # config.toml shares no other
+        envs = kubelet.admit("pod", {GPU: count})["envs"]
+        assert envs.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == threads
+        total = site.kept()["devices"][0]["total"] >> 20
+        limit = None if share is None else f"0={total * share // 100}M"
+        assert envs.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") == limit
+        made = site.ask("0", *(f"{name}={value}" for name, value in envs.items()))
+        made.command("sh", "-c", f"env; {PROBE}")
+        site.start(made)
+        wait_until(lambda: "CUDA context" in site.said(made), "it has a context")
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40\n" in site.said(made)
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M\n" in site.said(made)
+        os.kill(site.daemon(), signal.SIGKILL)
+        kubelet.wait_until(lambda: kubelet.allocatable(GPU) == 0, "the plugin says so")
+        site.mps("start").ok()
+        kubelet.wait_until(lambda: kubelet.allocatable(GPU) > 0, "it is healthy again")
+
+
+@ONE
+def test_the_doctor_and_the_metrics_say_so(site: Site, tmp_path: Path) -> None:
+    env = {"GPUHOOK_CONFIG": str(site.config)}
+    file = tmp_path / "gpus.prom"
+
+    def said(*words: str) -> str:
+        return run([site.installation.command, *words], env=env).stdout
+
+    def metrics() -> str:
+        words = (*GPUHOOK, "metrics", "--textfile", file)
+        run(words, env=env).ok()
+        return file.read_text()
+
+    site.mps("start").ok()
+    assert "MPS' control daemon answers" in said("doctor")
+    assert "gpuhook_mps_up 1.0\n" in metrics()
+    os.kill(site.daemon(), signal.SIGKILL)
+    assert "MPS' control daemon isn't running" in said("doctor")
+    assert "gpuhook_mps_up 0.0\n" in metrics()
