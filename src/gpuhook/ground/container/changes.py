@@ -157,7 +157,7 @@ class Container(Rootfs):
                 raise _in_volume(name) from None
         held = os.dup(parent)
         self._held.append(held)
-        _make(self.owner, kernel.create_folder, held, name)
+        _make(self.owner, kernel.create_folder, held, name)  # protects: folder-by-folder
         self.journal.record(lambda: kernel.remove_folder(held, name))
         self._give(held, name)
         return enter(held, name)
@@ -307,7 +307,7 @@ class Container(Rootfs):
     def _make_missing_link(self, parent: int, name: str, target: str) -> bool:
         """Make a link, and tell whether it was missing."""
         try:
-            _make(self.owner, kernel.create_link, parent, name, target)
+            _make(self.owner, kernel.create_link, parent, name, target)  # protects: link-by-folder
         except FileExistsError:
             return False
         self.journal.record(lambda: _remove_link(parent, name, target))
@@ -487,7 +487,7 @@ def _put_file(
     parent: int, name: str, data: bytes, mode: int, owner: tuple[int, int], label: bytes | None
 ) -> None:
     temporary = _temporary(parent, name)
-    fd = _make(owner, kernel.create_file, parent, temporary, 0o600)
+    fd = _make(owner, kernel.create_file, parent, temporary, 0o600)  # protects: file-by-folder
     try:
         write_all(fd, data, kernel.write)
         if owner != (0, 0):
@@ -506,7 +506,7 @@ def _put_file(
 
 def _put_link(parent: int, name: str, target: str, owner: tuple[int, int]) -> None:
     temporary = _temporary(parent, name)
-    _make(owner, kernel.create_link, parent, temporary, target)
+    _make(owner, kernel.create_link, parent, temporary, target)  # protects: relink-by-folder
     try:
         if owner != (0, 0):
             kernel.change_owner(parent, temporary, owner)

@@ -16,6 +16,7 @@ from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.cdi import versions
 from gpuhook.start.cdi.names import is_device
 from gpuhook.start.contract import Grant
+from gpuhook.start.inventory import selection
 from gpuhook.start.inventory.model import EVERYBODY
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import (
@@ -69,11 +70,19 @@ class Generated(Record):
     warnings: list[str]
 
 
+class Reader(Record):
+    """An engine with its version, and the highest version of documents that it takes."""
+
+    title: str
+    highest: str
+
+
 class Source:
     """What documents are made of: a vendor, its inventory, and what the configuration lets it give.
 
     ``hook`` is the hook's path on the host; ``config_path`` what its --config is to name, if
-    anything. ``left_out`` says which files no document names, and why, a sentence each.
+    anything. ``reader`` is the oldest engine that has to read them, None where any may.
+    ``left_out`` says what no document names, and why, a sentence each.
     """
 
     def __init__(
@@ -83,6 +92,7 @@ class Source:
         config: "Config",
         hook: str,
         config_path: str | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.vendor = vendor
         self.inventory = inventory
@@ -90,6 +100,7 @@ class Source:
         self.left_out: dict[str, None] = {}
         self._hook = hook
         self._config_path = config_path
+        self._reader = reader
 
     def grant(self, devices: "Iterable[Device]") -> Grant:
         """Return what a container gets that is given these devices."""
@@ -98,12 +109,25 @@ class Source:
     def edits(self, devices: "Iterable[Device]") -> "Edits":
         """Return the edits for a container with these devices, those common to all among them."""
         granted = self.grant(devices)
-        silent = self._config.feature("no-additional-gids-for-device-nodes")
-        groups = {} if silent else granted.groups()
-        plan = make_plan([granted], Image(HostLayout()), groups)
+        plan = make_plan([granted], Image(HostLayout()), self._groups(granted))
         operations, left_out = usable(plan.operations)
         self.left_out.update(dict.fromkeys(left_out))
         return edits_of(operations, self.vendor.names.FIXED_MAJORS)
+
+    def _groups(self, granted: Grant) -> "dict[int, str]":
+        """Return the groups that documents name, none where an engine here has no word for them."""
+        if self._config.feature("no-additional-gids-for-device-nodes"):
+            return {}
+        groups, reader = granted.groups(), self._reader
+        if not groups or reader is None or not versions.is_below(reader.highest, versions.GROUPS):
+            return groups
+        text = (
+            f"Groups of device nodes are left out, because {reader.title} takes CDI documents up "
+            f"to version {reader.highest}, and they need {versions.GROUPS}: users other than root "
+            "can't open those nodes"
+        )
+        self.left_out[text] = None
+        return {}
 
     def common(self) -> "Edits":
         """Return the edits for every container: without devices, the hook, and no second injector.
@@ -142,23 +166,34 @@ def grant(
     return Grant(vendor, request, inventory, devices)
 
 
-def generate(source: Source, strategies: "Iterable[str]" = DEFAULT_STRATEGIES) -> Generated:
+def generate(
+    source: Source,
+    strategies: "Iterable[str]" = DEFAULT_STRATEGIES,
+    selectors: "tuple[str, ...]" = (ALL,),
+    *,
+    all_device: bool = True,
+) -> Generated:
     """Return the document of a vendor's devices; CdiError where there is none to name.
 
-    Each device is named once by each strategy, and ``all`` are all of them together.
+    Each device is named once by each strategy, and ``all`` are all of them together, unless
+    ``all_device`` is off. ``selectors`` say which devices, as containers name them;
+    UnknownDeviceError for one that the machine hasn't.
     """
     vendor = source.vendor
     devices, warnings = _offered(source)
+    if selectors != (ALL,):
+        devices = _chosen(selectors, source, devices)
     named: dict[str, Edits] = {}
     for device in devices:
         edits = source.edits([device])
         for name in _names(device, vendor, strategies):
             named.setdefault(name, edits)
-    problem = _why_not_together(vendor, source.grant(devices))
-    if problem:
-        warnings.append(f"There is no device {ALL}: {problem}")
-    else:
-        named.setdefault(ALL, source.edits(devices))
+    if all_device:
+        problem = _why_not_together(vendor, source.grant(devices))
+        if problem:
+            warnings.append(f"There is no device {ALL}: {problem}")
+        else:
+            named.setdefault(ALL, source.edits(devices))
     document = tidy(
         {
             "cdiVersion": "",
@@ -187,6 +222,23 @@ def _offered(source: Source) -> "tuple[list[Device], list[str]]":
     if not found:
         raise _nothing(vendor, reasons)
     return found, reasons
+
+
+def _chosen(
+    selectors: "tuple[str, ...]", source: Source, offered: "list[Device]"
+) -> "list[Device]":
+    """Return the devices that are named, of those that a document can name."""
+    vendor = source.vendor
+    names = vendor.names
+    found = selection.select(selectors, source.inventory, names)
+    can = {device.id for device in offered}
+    for device in found:
+        if device.id not in can:
+            raise CdiError(
+                f"A CDI document can't name the {names.NOUN} {device.label}",
+                "Name one of those that gpuhook cdi generate has without --device-id",
+            )
+    return list(found)
 
 
 def _why_not_together(vendor: "Vendor", granted: Grant) -> str:

@@ -13,9 +13,10 @@ from gpuhook.ground.errors import CdiError, DriverError, listed, shown
 from gpuhook.ground.host import files as host_files
 from gpuhook.start import contract
 from gpuhook.start.cdi import document as reader
-from gpuhook.start.cdi.generate import DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
+from gpuhook.start.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
 from gpuhook.start.cdi.generate import generate as generate_document
 from gpuhook.start.cdi.reading import MOST_BYTES
+from gpuhook.tools.cdi import readers
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import transform as transforming
 from gpuhook.tools.cdi import write as writing
@@ -80,6 +81,11 @@ def _form_of(path: str) -> str | None:
     help="What devices are called: 0 and 1:0, GPU-..., or gpu0 and mig1:0; may be repeated.",
 )  # fmt: skip
 @click.option(
+    "--device-id", "devices", metavar="ID", multiple=True,
+    help="These devices alone, as containers name them, with --kind; may be repeated.",
+)  # fmt: skip
+@click.option("--no-all-device", is_flag=True, help="Leave out the device all.")
+@click.option(
     "--kind", "kinds", metavar="KIND", multiple=True, shell_complete=completing.kinds,
     help="Devices of this kind alone, such as nvidia.com/gpu.  [default: all there are]",
 )  # fmt: skip
@@ -93,6 +99,8 @@ def generate(
     output: str,
     form: str | None,
     strategies: tuple[str, ...],
+    devices: tuple[str, ...],
+    no_all_device: bool,
     kinds: tuple[str, ...],
     mode: str,
     dry_run: bool,
@@ -102,12 +110,25 @@ def generate(
     An engine that reads it gives them to containers without gpu-py: podman run --device
     nvidia.com/gpu=0, docker run --device nvidia.com/gpu=all. Make it again whenever the driver,
     the devices or their MIG devices change. A file that would stay the same isn't touched.
+
+    Its version is the lowest that has words for what is in it. What the oldest engine here
+    doesn't know is left out, and said.
     """
     del mode
     config = load(config_path)
     place = Place(output, form)
     sources, failed = _sources(config, kinds, save=not dry_run)
-    made = _made(sources, strategies, explicit=bool(kinds))
+    if devices and len(sources) > 1:
+        raise CdiError(
+            "Devices are named, and this machine has several kinds of them",
+            "Say with --kind which one is meant",
+        )
+    how = {
+        "strategies": strategies,
+        "selectors": devices or (ALL,),
+        "all_device": not no_all_device,
+    }
+    made = _made(sources, how, explicit=bool(kinds))
     if place.is_file and len(made) > 1:
         found = [each.document["kind"] for each in made]
         raise CdiError(
@@ -130,8 +151,10 @@ def _sources(
     """
     hook = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs are in one folder")
 
+    reader = readers.oldest()
+
     def source_of(vendor: contract.Vendor) -> Source:
-        return refreshing.source_of(vendor, config, hook, save=save)
+        return refreshing.source_of(vendor, config, hook, reader, save=save)
 
     known = {each.KIND: each for each in registry.known(config).values()}
     unknown = [kind for kind in kinds if kind not in known]
@@ -145,12 +168,12 @@ def _sources(
     return survey.present(config, source_of)
 
 
-def _made(sources: list[Source], strategies: tuple[str, ...], *, explicit: bool) -> list[Generated]:
+def _made(sources: list[Source], how: dict[str, Any], *, explicit: bool) -> list[Generated]:
     """Return the documents; of kinds that nobody named, those that there are devices of."""
     made, errors = [], []
     for source in sources:
         try:
-            made.append(generate_document(source, strategies))
+            made.append(generate_document(source, **how))
         except CdiError as error:
             errors.append(error)
     if errors and (explicit or not made):
