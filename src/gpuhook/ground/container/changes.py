@@ -93,6 +93,15 @@ class Container(Rootfs):
         if self._boundary is not None:
             self._boundary.adopt(self._fd, tables)
 
+    def settle(self) -> None:
+        """Take the root for a folder of this namespace, as ``Boundary.settle`` says."""
+        if self._boundary is not None:
+            self._boundary.settle(self.real_place())
+
+    def real_place(self) -> str:
+        """Return where the root is in this namespace, links resolved; for the mount table alone."""
+        return os.readlink(f"/proc/self/fd/{self._fd}")
+
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return self._boundary is not None and self._boundary.is_mounted_on()

@@ -81,6 +81,17 @@ class Boundary:
                 return
         self._host_table = outside(table, self._root).without(device=parent.device)
 
+    def settle(self, place: str) -> None:
+        """Judge as for a folder ``place`` of this very namespace, which is no container's yet.
+
+        What is mounted below it is its own, but not where a filesystem is mounted elsewhere, too.
+        What is mounted on the folder itself may show wherever its mount is seen.
+        """
+        table, below = _read(self._container), place.rstrip("/") + "/"
+        inside = {each.id for each in table if proc.unescaped(each.point).startswith(below)}
+        self._host_table = table.without(inside)  # protects: folder-volumes
+        self._known[self._root] = Verdict(own=True, shared=False)
+
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return len(_read(self._container).below(self._root)) > 1

@@ -16,6 +16,7 @@ from gpuhook.tools.cli._help import Group
 _COMPLETE = "_GPUHOOK_COMPLETE"  # what the shells' scripts set
 # name -> (module, one line for --help); the module holds a click command of that name.
 _COMMANDS = {
+    "apply": ("gpuhook.tools.cli.apply", "Give a root folder its devices, without an engine."),
     "cdi": ("gpuhook.tools.cli.cdi", "Make and check the CDI documents that engines read."),
     "completion": ("gpuhook.tools.cli.completion", "Print the script for a shell's completion."),
     "config": ("gpuhook.tools.cli.config", "Show, check and change the configuration."),
