@@ -221,7 +221,7 @@ def open_folder(root_path: str) -> Container:
     try:
         process = os.open("/proc/self", PATH_FLAGS | os.O_DIRECTORY)
         container = _open_root(process, root_path, inside=True)
-        container.settle()
+        container.settle([])
     except OSError as error:
         raise InjectError(
             f"The root folder {root_path} can't be opened: {error.strerror}",

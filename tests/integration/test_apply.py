@@ -186,6 +186,20 @@ def test_lines_for_a_program_that_mounts_by_itself(folder: Folder, driver: Drive
     assert seen.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
 
 
+def test_the_files_are_the_drivers_and_read_only(folder: Folder, driver: Driver) -> None:
+    folder.call("-e", f"{ASK}=0").ok()
+    library = driver.library("libcuda.so.1")
+    inside = folder.inside("stat", "-c", "%i", f"/{library.relative_to(driver.root)}").ok()
+    assert int(inside.stdout) == library.stat().st_ino
+    assert folder.inside("sh", "-c", f"echo > /{library.relative_to(driver.root)}").status != 0
+
+
+def test_several_makers(folder: Folder, tmp_path: Path) -> None:
+    """Each by a name of its own kind; of a maker that isn't here, in a sentence."""
+    done = folder.call("--device=nvidia.com/gpu=0", "--device=amd.com/gpu=0").failed()
+    assert "AMD" in done.stderr
+
+
 def test_a_folder_that_asks_for_nothing(folder: Folder) -> None:
     done = folder.call().ok()
     assert "no device is asked for" in done.stdout
@@ -201,7 +215,7 @@ def test_an_image_that_may_not_ask(folder: Folder) -> None:
     folder.config.write_text(text + folder.config.read_text())
     assert "no device is asked for" in folder.call(f"--environ={environ}").ok().stdout
     folder.call(f"--environ={environ}", "-e", f"{ASK}=1").ok()
-    folder.call("--undo").ok()
+    assert len(folder.inside("nvidia-smi", "-L").ok().stdout.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

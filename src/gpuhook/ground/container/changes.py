@@ -88,15 +88,14 @@ class Container(Rootfs):
             os.close(self.process)
         super().close()
 
-    def adopt(self, tables: "list[bytes]") -> None:
+    def adopt(self, tables: "list[bytes]") -> bool:
         """Count what the root is mounted on as the container's own (``Boundary.adopt``)."""
-        if self._boundary is not None:
-            self._boundary.adopt(self._fd, tables)
+        return self._boundary is not None and self._boundary.adopt(self._fd, tables)
 
-    def settle(self) -> None:
+    def settle(self, tables: "list[bytes]") -> None:
         """Take the root for a folder of this namespace, as ``Boundary.settle`` says."""
         if self._boundary is not None:
-            self._boundary.settle(self.real_place())
+            self._boundary.settle(self.real_place(), tables)
 
     def real_place(self) -> str:
         """Return where the root is in this namespace, links resolved; for the mount table alone."""

@@ -16,6 +16,7 @@ from gpuhook.ground.oci import jsontext
 from gpuhook.ground.oci.spec import Spec
 
 STDOUT = "-"
+_VISIBLE = "_VISIBLE_"  # in the names of most variables that name devices
 
 Known = Mapping[str, ModuleType]
 
@@ -25,13 +26,16 @@ class Asked:
     """What the caller says: variables (None: not set), CDI names, and who may ask for what.
 
     ``environ`` is a file with the folder's own environment, KEY=VALUE lines, "" for none; of
-    several lines for one key the last counts.
+    several lines for one key the last counts. ``own`` has the vendors' variables in our own
+    environment count more than that, ``defaults`` are of those that nobody sets.
     """
 
     settings: tuple[tuple[str, str | None], ...] = ()
     devices: tuple[str, ...] = ()
     environ: str = ""
     privileged: bool = False
+    defaults: tuple[tuple[str, str], ...] = ()
+    own: bool = False
 
     def spec(self, config: Config, known: Known) -> Spec:
         """Return the request as a spec; RequestError for a device of an unknown kind.
@@ -39,13 +43,17 @@ class Asked:
         Where config.toml lets no image ask, the file's environment doesn't count, because
         the image wrote it. FolderError where it can't be read.
         """
-        heard = config.accept_envvar_unprivileged or self.privileged  # protects: folder-environment
+        heard = config.accept_envvar_unprivileged
+        # protects: folder-environment
         env = environment(self.environ) if self.environ and heard else {}
-        for name, value in self.settings:
+        given = [*_own(known), *self.settings] if self.own else self.settings
+        for name, value in given:
             if value is None:
                 env.pop(name, None)
             else:
                 env[name] = value
+        for name, value in self.defaults:
+            env.setdefault(name, value)
         env.update(_variables(self.devices, env, known))
         bounding = [] if heard and not self.privileged else ["CAP_SYS_ADMIN"]
         data = {
@@ -57,6 +65,13 @@ class Asked:
             "linux": {"namespaces": [{"type": "mount"}]},
         }
         return Spec("The request", jsontext.dumps(data))
+
+
+def _own(known: Known) -> list[tuple[str, str]]:
+    """Return the variables of vendors in our own environment, by what their names begin with."""
+    every = (variable for names in known.values() for variable in names.VARIABLES)
+    heads = {f"{variable.partition(_VISIBLE)[0]}_" for variable in every if _VISIBLE in variable}
+    return [pair for pair in os.environ.items() if pair[0].startswith(tuple(heads))]
 
 
 def environment(path: str) -> dict[str, str]:

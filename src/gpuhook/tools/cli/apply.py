@@ -17,15 +17,17 @@ from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._explanation import Explanation
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
+from gpuhook.tools.slurm import job
 from gpuhook.vendors import registry
 
 _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
+_KIND = registry.KNOWN["nvidia"].KIND
 
 
 @command(
     examples={
         f"gpuhook apply --rootfs /srv/root -e {_VARIABLE}=0": "Give the folder the first GPU",
-        "gpuhook apply --rootfs /srv/root --device amd.com/gpu=all --dry-run": "Show each step",
+        f"gpuhook apply --rootfs /srv/root --device {_KIND}=all --dry-run": "Show each step",
         "gpuhook apply --rootfs /srv/root --undo": "Make the folder what it was",
         f"gpuhook apply --rootfs . -e {_VARIABLE}=all --fstab - --environ -": "Print what to mount",
     },
@@ -50,6 +52,18 @@ _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
     help="Mount nothing, and add lines for what is to be mounted to this file; - prints them.",
 )  # fmt: skip
 @click.option("--privileged", is_flag=True, help="As if a privileged container asked.")
+@click.option(
+    "--default", "defaults", metavar="NAME=VALUE", multiple=True,
+    help="A variable for where nobody sets it; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--own-environment", "own", is_flag=True,
+    help="Take the vendors' variables in the caller's environment, before those of --environ.",
+)  # fmt: skip
+@click.option(
+    "--slurm", is_flag=True,
+    help="Give the devices that Slurm has given to this job, whatever else is asked for.",
+)  # fmt: skip
 @click.option("--undo", is_flag=True, help="Take back what was given.")
 @click.option("--no-undo", is_flag=True, help="Remember nothing: it will not be taken back.")
 @click.option("--dry-run", is_flag=True, help="Show every step, and change nothing.")
@@ -64,6 +78,7 @@ def apply(
     no_undo: bool,
     dry_run: bool,
     state_dir: str | None,
+    slurm: bool,
     config_path: str | None,
     output_format: str,
     **asked: Any,
@@ -80,14 +95,17 @@ def apply(
     if undo:
         _undo(rootfs, state)
         return
-    given = Asked(settings(asked["variables"]), asked["devices"], environ, asked["privileged"])
+    given = _asked(environ, **asked)
     if dry_run and not fstab:
         _explain(rootfs, given, config_path, output_format)
         return
     config = load(config_path)
     config.mode = applying.MODE
     known = registry.known(config)
-    resolved = resolve(given.spec(config, known).data, config, known, Progress())
+    spec = given.spec(config, known)
+    if slurm:
+        spec = job.given(spec, config)
+    resolved = resolve(spec.data, config, known, Progress())
     if resolved is None or not (resolved.grants or resolved.cdi_devices):
         _say(work.Done(warnings=list(resolved.absent) if resolved else []), rootfs, output_format)
         return
@@ -101,6 +119,19 @@ def apply(
         _add(fstab, done.fstab)
         _add(environ, done.environment)
     _say(done, rootfs, output_format, printed=(fstab == STDOUT, environ == STDOUT))
+
+
+def _asked(
+    environ: str,
+    *,
+    variables: tuple[str, ...],
+    devices: tuple[str, ...],
+    defaults: tuple[str, ...],
+    privileged: bool,
+    own: bool,
+) -> Asked:
+    usual = tuple((name, value or "") for name, value in settings(defaults))
+    return Asked(settings(variables), devices, environ, privileged, usual, own)
 
 
 def _undo(rootfs: str, state: str) -> None:
