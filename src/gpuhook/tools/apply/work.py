@@ -8,6 +8,7 @@ from gpuhook import inject
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import FolderError
 from gpuhook.ground.fileio import write_all
+from gpuhook.start.plan import image
 from gpuhook.start.plan.operations import Operation, Plan, usable
 from gpuhook.start.planner import make_plan
 from gpuhook.start.resolve import Resolved
@@ -61,15 +62,26 @@ def give(rootfs: str, resolved: Resolved, config: Config, state: str) -> Done:
 
 def lines(rootfs: str, resolved: Resolved, config: Config) -> Done:
     """Return as lines of fstab what was granted; nothing is changed."""
+    done, plan = planned(rootfs, resolved, config)
+    done.fstab = fstab.lines(plan)
+    return done
+
+
+def planned(rootfs: str | None, resolved: Resolved, config: Config) -> tuple[Done, Plan]:
+    """Return the plan for a program that mounts by itself, and what is to be said of it.
+
+    Without a root folder the image is taken for one like Debian's.
+    """
     apply.check(resolved, config)
-    with inject.open_folder(rootfs) as container:
-        found = inject.examine(container, config, resolved.examiners())
-    plan = make_plan(resolved.grants, found, resolved.groups)
-    operations, left_out = usable(plan.operations)
+    found = image.unknown()
+    if rootfs is not None:
+        with inject.open_folder(rootfs) as container:
+            found = inject.examine(container, config, resolved.examiners())
+    operations, left_out = usable(make_plan(resolved.grants, found, resolved.groups).operations)
     plan = Plan(operations)
     undone = [*apply.undone(plan), *fstab.undone(plan)]
     steps = [op for op in operations if op not in undone]
-    return Done(steps, undone, [*resolved.warnings(), *left_out], fstab.lines(plan))
+    return Done(steps, undone, [*resolved.warnings(), *left_out]), plan
 
 
 def undo(rootfs: str, state: str) -> bool:

@@ -39,6 +39,10 @@ _COMMANDS = {
         "gpuhook.tools.cli.metrics",
         "Tell Prometheus how much of each GPU every container uses.",
     ),
+    "nspawn-arguments": (
+        "gpuhook.tools.cli.nspawn_arguments",
+        "Print the arguments that give a machine of systemd-nspawn devices.",
+    ),
     "repair": ("gpuhook.tools.cli.repair", "Give back GPUs to running containers that lost them."),
     "refresh": (
         "gpuhook.tools.cli.refresh",
@@ -55,6 +59,10 @@ _COMMANDS = {
     ),
     "slurm": ("gpuhook.tools.cli.slurm", "Write Slurm's gres.conf, and ask for a job's devices."),
     "stats": ("gpuhook.tools.cli.stats", "Show live how much of each GPU every container uses."),
+    "unit-lines": (
+        "gpuhook.tools.cli.unit_lines",
+        "Print the lines by which a unit of systemd has devices.",
+    ),
     "watch": ("gpuhook.tools.cli.watch", "Keep the saved inventory fresh, as a service."),
 }
 

@@ -24,7 +24,7 @@ from typing import Protocol
 from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
-from gpuhook.tools.engines import json_text, lock, toml_text, whole_text
+from gpuhook.tools.engines import json_text, lock, toml_text, unit_text, whole_text
 from gpuhook.tools.engines.files import Change, decode, read, remove_folders
 from gpuhook.tools.engines.lock import Lock
 from gpuhook.tools.engines.merge import Document, Path, beside, restored, without_ours
@@ -52,6 +52,7 @@ class Syntax(Protocol):
 _SYNTAXES: dict[str, Syntax] = {
     "json": json_text,
     "toml": toml_text,
+    "unit": unit_text,
     "whole": whole_text,
 }
 
@@ -60,12 +61,12 @@ _SYNTAXES: dict[str, Syntax] = {
 class Target:
     """A file as an engine wants it.
 
-    ``syntax`` is json or toml, or whole for a script. ``owned`` are the paths in the document that
-    are ours whatever stands there, ``released`` those that were and become what they are without
-    us. ``ours`` is true for a file that holds nothing but what we write and goes with it;
-    ``usual`` is where such a file of that engine usually is. ``config`` is the engine's main
-    configuration file.
-    ``gone`` is true for a file that is to be as it is without us, whatever its ``text``.
+    ``syntax`` is json or toml, unit for systemd, whole for a script. ``owned`` are the paths in
+    the document that are ours whatever stands there, ``released`` those that were and become what
+    they are without us. ``ours`` is true for a file that holds nothing but what we write and goes
+    with it; ``usual`` is where such a file of that engine usually is. ``config`` is the engine's
+    main configuration file. ``gone`` is true for a file that is to be as it is without us,
+    whatever its ``text``.
     ``foreign`` are paths that are somebody else's now, even if they were ours before.
     ``sources`` are files whose settings the text repeats: who may not read one of those may not
     read this one. ``mode`` is what the file is to have, None for what it has.
