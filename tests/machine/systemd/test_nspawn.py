@@ -65,17 +65,26 @@ def inside(*words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def start() -> None:
+    call("systemctl", "daemon-reload")
+    run(["systemctl", "reset-failed", f"systemd-nspawn@{NAME}"])  # as often as the tests like
+    call("machinectl", "start", NAME)
+    wait_until(lambda: run(["machinectl", "show", NAME]).status == 0, "the machine runs")
+
+
+def stop() -> None:
+    run(["machinectl", "terminate", NAME])
+    wait_until(lambda: run(["machinectl", "show", NAME]).status != 0, "the machine is gone")
+
+
 @pytest.fixture
 def started(root: Path) -> Iterator[None]:
     NSPAWN.parent.mkdir(parents=True, exist_ok=True)
     NSPAWN.write_text(THEIRS)
     call(*INSTALL)
-    call("systemctl", "daemon-reload")
-    call("machinectl", "start", NAME)
-    wait_until(lambda: run(["machinectl", "show", NAME]).status == 0, "the machine runs")
+    start()
     yield
-    run(["machinectl", "terminate", NAME])
-    wait_until(lambda: run(["machinectl", "show", NAME]).status != 0, "the machine is gone")
+    stop()
     call("gpuhook", "uninstall", "--engine", "nspawn")
     assert NSPAWN.read_text() == THEIRS
     assert not DROP_IN.parent.exists()
@@ -109,11 +118,8 @@ def test_without_the_rule_a_node_can_not_be_opened(started: None) -> None:
     """As people meet it who bind nodes by hand."""
     text = DROP_IN.read_text()
     DROP_IN.write_text("[Service]\n")
-    call("systemctl", "daemon-reload")
-    run(["machinectl", "terminate", NAME])
-    wait_until(lambda: run(["machinectl", "show", NAME]).status != 0, "the machine is gone")
-    call("machinectl", "start", NAME)
-    wait_until(lambda: run(["machinectl", "show", NAME]).status == 0, "the machine runs")
+    stop()
+    start()
     said = inside("sh", "-c", f": </dev/nvidia{GIVEN[0]}").stderr
     DROP_IN.write_text(text)
     assert "Operation not permitted" in said
