@@ -266,6 +266,31 @@ def test_links_lead_nowhere_but_into_the_folder(folder: Folder, tmp_path: Path) 
     assert list(victim.iterdir()) == []
 
 
+@pytest.mark.parametrize("place", ["dev", "etc/ld.so.cache", "usr/lib/firmware", "run"])
+def test_what_is_in_the_way_is_said(folder: Folder, place: str) -> None:
+    """A link in a circle, a file for a folder and a folder for a file: the sentence, or a way."""
+    path = folder.root / place
+    for kind in ("circle", "other"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "circle":
+            path.symlink_to(path.name)
+        elif "." in path.name:
+            path.mkdir()
+        else:
+            path.write_text("")
+        before = snapshot(folder)
+        done = folder.call("-e", f"{ASK}=0")
+        assert "Traceback" not in done.stderr
+        if done.status == 0:
+            folder.call("--undo").ok()
+        assert snapshot(folder) == before
+        assert folder.mounts() == []
+
+
 def test_undoing_is_not_led_out_of_the_folder(folder: Folder, tmp_path: Path) -> None:
     """Its owner puts links where folders were, to what undoing would remove and replace."""
     folder.call("-e", f"{ASK}=0").ok()

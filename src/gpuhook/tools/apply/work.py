@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gpuhook import inject
 from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.changes import Container
 from gpuhook.ground.errors import FolderError
 from gpuhook.ground.fileio import write_all
 from gpuhook.start.plan import image
@@ -43,7 +44,7 @@ def give(rootfs: str, resolved: Resolved, config: Config, state: str) -> Done:
             _take_back(rootfs, earlier, place)
         found = inject.examine(container, config, resolved.examiners())
         plan = make_plan(resolved.grants, found, resolved.groups)
-        places = before.look(container, plan.operations) if place else []
+        places = _looked_at(rootfs, container, plan) if place else []
         if place:
             before.save(place, container.real_place(), places)
         try:
@@ -58,6 +59,16 @@ def give(rootfs: str, resolved: Resolved, config: Config, state: str) -> Done:
         undone = apply.undone(plan)
         steps = [op for op in plan.operations if op not in undone]
         return Done(steps, undone, [*resolved.warnings(), *container.skipped])
+
+
+def _looked_at(rootfs: str, container: Container, plan: Plan) -> list[before.Place]:
+    try:
+        return before.look(container, plan.operations)
+    except OSError as error:
+        raise FolderError(
+            f"{rootfs} can't be looked at: {error.strerror} ({error.filename})",
+            "Mend or remove that path in the folder",
+        ) from None
 
 
 def lines(rootfs: str, resolved: Resolved, config: Config) -> Done:
