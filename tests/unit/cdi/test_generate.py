@@ -236,6 +236,22 @@ def test_an_engine_without_the_word_loses_nothing_where_none_is_needed() -> None
     assert not [text for text in made.warnings if "podman" in text]
 
 
+def test_without_a_hook_links_are_mounts_and_folders_are_in_nvidias_words() -> None:
+    here = machine(gpu(0, 0))
+    usual = generate(source(here), ("index",)).document["containerEdits"]
+    made = generate(Source(VENDOR, here, Config(), HOOK, without_hook=True), ("index",)).document
+    common = made["containerEdits"]
+    [hook] = common["hooks"]
+    folders = [word for each in (own.FOLDER, own.FOLDER32) for word in ("--folder", each)]
+    assert hook["args"] == ["nvidia-cdi-hook", "update-ldcache", *folders]
+    assert HOOK not in str(made)
+    more = {each["containerPath"]: each["hostPath"] for each in common["mounts"]}
+    before = {each["containerPath"]: each["hostPath"] for each in usual["mounts"]}
+    assert before.items() < more.items()
+    assert more[f"{own.FOLDER}/libcuda.so.1"] == f"{own.FOLDER}/libcuda.so.{VERSION}"
+    assert "env" in common
+
+
 def test_some_devices_alone() -> None:
     here = source(machine(gpu(0, 0), gpu(1, 1), gpu(2, 2)))
     made = generate(here, ("index",), ("2", "0")).document

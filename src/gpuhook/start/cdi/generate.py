@@ -24,9 +24,12 @@ from gpuhook.start.plan.operations import (
     AllowDevice,
     BindDevice,
     BindFile,
+    Plan,
     SetVariable,
+    UpdateLdCache,
     usable,
 )
+from gpuhook.start.plan.spec_edits import links_as_mounts
 from gpuhook.start.planner import make_plan
 from gpuhook.start.request.reader import Request
 
@@ -81,7 +84,9 @@ class Source:
     """What documents are made of: a vendor, its inventory, and what the configuration lets it give.
 
     ``hook`` is the hook's path on the host; ``config_path`` what its --config is to name, if
-    anything. ``reader`` is the oldest engine that has to read them, None where any may.
+    anything. ``reader`` is the oldest engine that has to read them, None where any may. With
+    ``without_hook`` documents are for programs that run no hook, and know what NVIDIA's is called:
+    links are mounts there, and the loader's folders stand in its words.
     ``left_out`` says what no document names, and why, a sentence each.
     """
 
@@ -93,6 +98,8 @@ class Source:
         hook: str,
         config_path: str | None = None,
         reader: Reader | None = None,
+        *,
+        without_hook: bool = False,
     ) -> None:
         self.vendor = vendor
         self.inventory = inventory
@@ -101,6 +108,7 @@ class Source:
         self._hook = hook
         self._config_path = config_path
         self._reader = reader
+        self._without_hook = without_hook
 
     def grant(self, devices: "Iterable[Device]") -> Grant:
         """Return what a container gets that is given these devices."""
@@ -112,6 +120,8 @@ class Source:
         plan = make_plan([granted], Image(HostLayout()), self._groups(granted))
         operations, left_out = usable(plan.operations)
         self.left_out.update(dict.fromkeys(left_out))
+        if self._without_hook:
+            operations += links_as_mounts(Plan(operations)).values()
         return edits_of(operations, self.vendor.names.FIXED_MAJORS)
 
     def _groups(self, granted: Grant) -> "dict[int, str]":
@@ -137,7 +147,9 @@ class Source:
         """
         edits = self.edits(())
         plan = make_plan([self.grant(self.inventory.devices)], Image(HostLayout()))
-        if any(not isinstance(op, _WRITTEN) for op in plan.operations):
+        if self._without_hook:
+            edits["hooks"] = _in_nvidias_words(plan)
+        elif any(not isinstance(op, _WRITTEN) for op in plan.operations):
             edits["hooks"] = [self._hook_entry()]
         first = next(iter(self.vendor.names.VARIABLES))
         edits["env"] = [*edits.get("env", ()), f"{first}=void"]
@@ -152,6 +164,19 @@ class Source:
             "args": [ours.CDI_HOOK, *config, self.vendor.names.KIND],
             "env": list(ours.HOOK_ENVIRONMENT),
         }
+
+
+def _in_nvidias_words(plan: Plan) -> "list[dict[str, Any]]":
+    """Return the hook by which a program that runs none learns where libraries are."""
+    caches = [op for op in plan.operations if isinstance(op, UpdateLdCache)]
+    paths = [path for op in caches for _, path, _ in op.libraries]
+    folders = dict.fromkeys(path.rpartition("/")[0] for path in paths)
+    if not folders:
+        return []
+    name = ours.TOOLKIT_CDI_HOOK
+    words = [word for folder in folders for word in ("--folder", folder)]
+    hook = {"hookName": ours.CDI_HOOK_STAGE, "path": f"/usr/bin/{name}"}
+    return [{**hook, "args": [name, "update-ldcache", *words]}]
 
 
 def grant(

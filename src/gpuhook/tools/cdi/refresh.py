@@ -107,12 +107,13 @@ def source_of(
     reader: Reader | None = None,
     *,
     save: bool,
+    without_hook: bool = False,
 ) -> Source:
     """Return what documents of a vendor's devices are made of; DriverError where it has none."""
     inventory = cache.get_inventory(config, vendor, save=save)
     path = config.path and os.path.abspath(config.path)
     named = path if path != DEFAULT_PATH else None
-    return Source(vendor, inventory, config, hook, named, reader)
+    return Source(vendor, inventory, config, hook, named, reader, without_hook=without_hook)
 
 
 def others(path: str, kind: str) -> list[str]:

@@ -30,6 +30,7 @@ from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
 
 STDIO = "-"
+_CHARLIECLOUD = "charliecloud"
 _ENDINGS = tuple(f".{form}" for form in writing.FORMATS)
 
 
@@ -93,6 +94,10 @@ def _form_of(path: str) -> str | None:
     "--mode", type=click.Choice(["auto", "nvml"]), default="auto", show_default=True,
     help="How devices are found: there is one way, and nvidia-ctk's users name it.",
 )  # fmt: skip
+@click.option(
+    "--for", "program", type=click.Choice([_CHARLIECLOUD]),
+    help="For a program that reads documents and runs no hook: links become mounts.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the change as a diff and make none.")
 def generate(
     config_path: str | None,
@@ -103,6 +108,7 @@ def generate(
     no_all_device: bool,
     kinds: tuple[str, ...],
     mode: str,
+    program: str | None,
     dry_run: bool,
 ) -> None:
     """Write a CDI document of the devices of this machine.
@@ -116,8 +122,9 @@ def generate(
     """
     del mode
     config = load(config_path)
+    form = form or ("json" if program and not _form_of(output) else None)
     place = Place(output, form)
-    sources, failed = _sources(config, kinds, save=not dry_run)
+    sources, failed = _sources(config, kinds, save=not dry_run, without_hook=bool(program))
     if devices and len(sources) > 1:
         raise CdiError(
             "Devices are named, and this machine has several kinds of them",
@@ -143,7 +150,7 @@ def generate(
 
 
 def _sources(
-    config: Config, kinds: tuple[str, ...], *, save: bool
+    config: Config, kinds: tuple[str, ...], *, save: bool, without_hook: bool
 ) -> tuple[list[Source], list[DriverError]]:
     """Return what there is to make documents of, and which drivers fail beside it.
 
@@ -151,10 +158,11 @@ def _sources(
     """
     hook = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs are in one folder")
 
-    reader = readers.oldest()
+    reader = None if without_hook else readers.oldest()
+    how = {"save": save, "without_hook": without_hook}
 
     def source_of(vendor: contract.Vendor) -> Source:
-        return refreshing.source_of(vendor, config, hook, reader, save=save)
+        return refreshing.source_of(vendor, config, hook, reader, **how)
 
     known = {each.KIND: each for each in registry.known(config).values()}
     unknown = [kind for kind in kinds if kind not in known]
