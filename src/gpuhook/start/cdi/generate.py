@@ -16,7 +16,6 @@ from gpuhook.ground.oci.jsontext import Record
 from gpuhook.start.cdi import versions
 from gpuhook.start.cdi.names import is_device
 from gpuhook.start.contract import Grant
-from gpuhook.start.inventory import selection
 from gpuhook.start.inventory.model import EVERYBODY
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import (
@@ -29,7 +28,6 @@ from gpuhook.start.plan.operations import (
     UpdateLdCache,
     usable,
 )
-from gpuhook.start.plan.spec_edits import links_as_mounts
 from gpuhook.start.planner import make_plan
 from gpuhook.start.request.reader import Request
 
@@ -121,6 +119,8 @@ class Source:
         operations, left_out = usable(plan.operations)
         self.left_out.update(dict.fromkeys(left_out))
         if self._without_hook:
+            from gpuhook.start.plan.spec_edits import links_as_mounts  # noqa: PLC0415 - no hook
+
             operations += links_as_mounts(Plan(operations)).values()
         return edits_of(operations, self.vendor.names.FIXED_MAJORS)
 
@@ -253,8 +253,9 @@ def _chosen(
     selectors: "tuple[str, ...]", source: Source, offered: "list[Device]"
 ) -> "list[Device]":
     """Return the devices that are named, of those that a document can name."""
-    vendor = source.vendor
-    names = vendor.names
+    from gpuhook.start.inventory import selection  # noqa: PLC0415 - not where containers start
+
+    names = source.vendor.names
     found = selection.select(selectors, source.inventory, names)
     can = {device.id for device in offered}
     for device in found:
