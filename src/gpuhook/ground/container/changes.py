@@ -105,6 +105,10 @@ class Container(Rootfs):
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return self._boundary is not None and self._boundary.is_mounted_on()
 
+    def mounted(self) -> list[str]:
+        """Return the paths in the root on which something is mounted."""
+        return self._boundary.mounted(self.real_place()) if self._boundary else []
+
     def is_read_only(self) -> bool:
         """Tell whether the root is mounted read-only."""
         return bool(os.fstatvfs(self._fd).f_flag & os.ST_RDONLY)

@@ -103,6 +103,12 @@ class Boundary:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return len(_read(self._container).below(self._root)) > 1
 
+    def mounted(self, place: str) -> list[str]:
+        """Return where in the root something is mounted; ``place`` is the root's path here."""
+        table, below = _read(self._container), place.rstrip("/") + "/"
+        points = (proc.unescaped(each.point) for each in table)
+        return [f"/{point.removeprefix(below)}" for point in points if point.startswith(below)]
+
     def verdict(self, fd: int) -> Verdict:
         """Return what may be done on the mount of a file or folder of the container."""
         mount = mount_id(fd)
