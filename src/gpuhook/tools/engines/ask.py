@@ -126,6 +126,7 @@ class Engine(ABC):
     """A container engine that can be told about gpu-py; by default root's, without a daemon."""
 
     name: str
+    has_runtimes = True  # OCI runtimes, of which gpu-py is to be one
 
     @abstractmethod
     def install(self, ask: Ask) -> Answer:

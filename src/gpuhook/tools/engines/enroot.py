@@ -53,6 +53,7 @@ class Enroot(Engine):
     """enroot, which has no daemon: of the system, or a user's own hooks."""
 
     name = "enroot"
+    has_runtimes = False
 
     def install(self, ask: Ask) -> Answer:
         """Return our hook, and NVIDIA's as one that does nothing, where it is."""

@@ -16,6 +16,7 @@ class Nspawn(Engine):
     """systemd-nspawn, for one machine at a time."""
 
     name = "nspawn"
+    has_runtimes = False
 
     def install(self, ask: Ask) -> Answer:
         """Return the machine's files with our block at their end."""
