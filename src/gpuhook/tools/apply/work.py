@@ -50,7 +50,8 @@ def give(rootfs: str, resolved: Resolved, config: Config, state: str) -> Done:
         try:
             inject.inject(plan, container, enter=False)
         except BaseException:
-            if place:
+            # The journal has taken all back, as a rule; what it couldn't is remembered for --undo.
+            if place and not before.put_back(container, places):
                 before.forget(place)
             raise
         if place:
