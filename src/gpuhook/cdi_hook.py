@@ -109,7 +109,9 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     """Do what the engine can't for the container of this state, or nothing if that fails."""
     state = parse_state(state_text, needs_pid=False)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
-    spec.require_mount_namespace()
+    says_all = "linux" in spec.data
+    if says_all:
+        spec.require_mount_namespace()
     preload_injection(vendor_names)
     from gpuhook import inject  # noqa: PLC0415 - preloaded, as what follows
     from gpuhook.start.inventory import cache  # noqa: PLC0415
@@ -118,10 +120,11 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     vendor = contract.load(vendor_names)
     # In the container's cgroup, a driver shows the container's devices alone: never saved.
     inventory = cache.get_inventory(config, vendor, save=False)  # protects: cdi-saves-nothing
-    injection = DocumentInjection(spec, config, vendor, inventory)
     pid, process = records.first_process()
     try:
         with inject.open_inside(state.root or spec.root_path) as container:
+            seen = None if says_all else container.mounted()
+            injection = DocumentInjection(spec, config, vendor, inventory, seen)
             state = State(state.container_id, pid, state.bundle, state.root)
             injection.apply(state, container, process, enter=False)
     finally:
@@ -178,15 +181,27 @@ class DocumentInjection:
     program = names.CDI_HOOK
 
     def __init__(
-        self, spec: "Spec", config: Config, vendor: "Vendor", inventory: "Inventory"
+        self,
+        spec: "Spec",
+        config: Config,
+        vendor: "Vendor",
+        inventory: "Inventory",
+        mounted: list[str] | None = None,
     ) -> None:
-        """Take what the engine gives the container, and what the machine has of the vendor."""
+        """Take what the engine gives the container, and what the machine has of the vendor.
+
+        ``mounted`` is what is mounted in there, where the engine's config.json doesn't say:
+        Apptainer's names the root alone.
+        """
         from gpuhook.start.cdi.hook import Work  # noqa: PLC0415 - preloaded
 
         self._spec = spec
         self._config = config
         self._vendor = vendor
-        self._work = Work(spec.data, vendor, inventory, config)
+        data = spec.data
+        if mounted is not None:
+            data = {**data, "mounts": [{"destination": path} for path in mounted]}
+        self._work = Work(data, vendor, inventory, config)
         self._prepared: Prepared | None = None
         self._limits = _limits(spec, config)
 

@@ -225,6 +225,24 @@ def open_inside(root_path: str) -> Container:
     return container
 
 
+def open_folder(root_path: str) -> Container:
+    """Open a root folder that is no container's, in this process' own mount namespace.
+
+    What is mounted in it stays there, until it is taken back or the namespace goes. InjectError
+    where that isn't a folder, or is the host's own root.
+    """
+    try:
+        process = os.open("/proc/self", PATH_FLAGS | os.O_DIRECTORY)
+        container = _open_root(process, root_path, inside=True)
+        container.settle([])
+    except OSError as error:
+        raise InjectError(
+            f"The root folder {root_path} can't be opened: {error.strerror}",
+            "Name the folder that holds the root's usr and etc",
+        ) from None
+    return container
+
+
 def _open_root(process: int, root_path: str, *, inside: bool) -> Container:
     """Return the container of a descriptor of /proc/PID, which is closed where that fails."""
     flags = PATH_FLAGS | os.O_DIRECTORY

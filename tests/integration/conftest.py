@@ -77,6 +77,8 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
         other_releases.fetch()
     if "apptainer_root" in used:
         other_releases.fetch_apptainer()
+    if "charliecloud_root" in used:
+        other_releases.fetch_charliecloud()
     if "prometheus_programs" in used:
         prometheus.fetch()
     namespaces.isolate_session()
@@ -150,6 +152,12 @@ def engine_roots(workspace: Path) -> dict[str, Path]:
 def apptainer_root(workspace: Path) -> Path:
     """The root of a Debian with Apptainer; it is shared, so change nothing."""
     return other_releases.fetch_apptainer()
+
+
+@pytest.fixture(scope="session")
+def charliecloud_root(workspace: Path) -> Path:
+    """The root of a Debian with Charliecloud; it is shared, so change nothing."""
+    return other_releases.fetch_charliecloud()
 
 
 @pytest.fixture(scope="session")

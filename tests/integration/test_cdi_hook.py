@@ -375,6 +375,48 @@ def called(bundle: Bundle, *before: str, bundle_path: Path | None = None) -> Res
     return bundle.namespace.run(*words, stdin=json.dumps(state).encode())
 
 
+APPTAINERS = """
+import json, subprocess, sys
+root, document, bundle, hook = sys.argv[1:]
+def mount(source, target, folder):
+    subprocess.run(["sh", "-ec", 'mkdir -p "$(dirname "$2")"; if $3; then mkdir -p "$2"; else '
+        'test -e "$2" || : >"$2"; fi; mount --rbind "$1" "$2"', "sh", source, root + target,
+        str(folder).lower()], check=True)
+import os
+mount(root, "", True)
+spec = json.load(open(document))
+device = [each for each in spec["devices"] if each["name"] == "1"][0]
+for edits in (spec["containerEdits"], device["containerEdits"]):
+    for each in edits.get("mounts", ()):
+        mount(each["hostPath"], each["containerPath"], os.path.isdir(each["hostPath"]))
+    for each in edits.get("deviceNodes", ()):
+        mount(each.get("hostPath", each["path"]), each["path"], False)
+json.dump({"ociVersion": "1.0.2", "root": {"path": root}}, open(bundle + "/config.json", "w"))
+state = {"ociVersion": "1.0.2", "id": "x", "status": "creating", "bundle": bundle}
+[entry] = spec["containerEdits"]["hooks"]
+environment = dict(word.split("=", 1) for word in entry["env"])
+done = subprocess.run(entry["args"], executable=entry["path"], input=json.dumps(state).encode(),
+    env=environment)
+sys.exit(done.returncode or subprocess.run(["chroot", root, "nvidia-smi", "-L"]).returncode)
+"""
+
+
+def test_a_bundle_that_names_the_root_alone(
+    bundle: Bundle, installation: Installation, driver: Driver, configs: dict[str, Path],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """As Apptainer makes it: the root elsewhere, neither mounts nor namespaces in it."""
+    document = tmp_path / "nvidia.json"
+    config = f"--config={configs['runc']}"
+    words = ["cdi", "generate", f"--output={document}", config, "--kind=nvidia.com/gpu"]
+    run([installation.command, *words]).ok()
+    made = tmp_path / "bundle"
+    made.mkdir()
+    unshared = ["unshare", "--mount", "--propagation=private", "python3", "-c", APPTAINERS]
+    done = bundle.namespace.run(*unshared, bundle.root, document, made, HOOK).ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
+
+
 def test_in_the_namespace_of_the_host(bundle: Bundle, document: Path, driver: Driver) -> None:
     give(bundle, document, "0")
     with nothing_left(driver.root, pid=bundle.namespace.pid):

@@ -462,13 +462,19 @@ def test_one_folder_for_all_engines(site: Site, programs: Programs) -> None:
     assert not both.exists()
 
 
-def test_a_document_that_the_engine_is_too_old_for(site: Site, programs: Programs) -> None:
+def test_a_document_for_an_old_engine(site: Site, programs: Programs) -> None:
     for node in (site.folder / "driver/dev/dri").glob("renderD*"):
         os.chown(node, 0, 44)
         node.chmod(0o660)
-    said = programs.install("podman", podman="podman version 4.3.1").ok().stderr
-    assert f"podman 4.3.1 takes documents up to version 0.5.0 and refuses {DOCUMENT}" in said
-    assert "needs 0.7.0" in said
+    said = programs.install("podman", podman="podman version 5.4.2").ok().stderr
+    assert "additionalGids" in Path("/etc/cdi/nvidia.com-gpu.yaml").read_text()
+    assert said == ""
+    said = programs.install("podman", podman="podman version 4.9.3").ok().stderr
+    assert "podman 4.9.3 takes CDI documents up to version 0.6.0" in said
+    assert "additionalGids" not in DOCUMENT.read_text()
+    assert 'cdiVersion: "0.5.0"' in DOCUMENT.read_text()
+    said = programs.install("podman", podman="podman version 4.1.1").ok().stderr
+    assert f"podman 4.1.1 takes documents up to version 0.4.0 and refuses {DOCUMENT}" in said
 
 
 def test_documents_stay_for_the_other_engine(site: Site) -> None:

@@ -263,6 +263,64 @@ def test_folders_swapped_for_links_all_the_while(tmp_path: Path, victim: Path, r
     assert outcomes["done"] > RACES // 100
 
 
+def swap_before(call: str, folder: Path, victim: Path, earlier: int) -> None:
+    """Exchange a folder for a link once, at the moment before a call of the kernel's uses it.
+
+    So many calls come before that one.
+    """
+    real = getattr(kernel, call)
+    calls = []
+
+    def swapped(*words: object) -> object:
+        calls.append(words)
+        if len(calls) <= earlier:
+            return real(*words)
+        setattr(kernel, call, real)
+        folder.rename(folder.with_name("away"))
+        folder.symlink_to(victim)
+        return real(*words)
+
+    setattr(kernel, call, swapped)
+
+
+LINK = f"{FOLDER}/libcuda.so.1"
+COMPAT = "/etc/ld.so.conf.d/00-compat.conf"
+# What is done -> the call that uses a folder, and what is found in it then (CVE-2026-24260).
+MOMENTS: dict[str, tuple[Operation, str, str]] = {
+    "soname link": (
+        Symlink(LINK, LIBRARY, replace=True, reason="test"), "create_link", "libcuda.so.1",
+    ),
+    "soname link replaced": (
+        Symlink(f"{FOLDER}/libold.so.1", LIBRARY, replace=True, reason="test"),
+        "create_link", "libold.so.1",
+    ),
+    "compat file": (WriteFile(COMPAT, "ours", 0o644, "test"), "create_file", "00-compat.conf"),
+    "parent folder": (
+        WriteFile("/etc/ld.so.conf.d/made/by/us", "ours", 0o644, "test"), "create_folder", "made",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_folder_swapped_for_a_link_during_the_hook(
+    tmp_path: Path, victim: Path, moment: str
+) -> None:
+    """After the folder was looked at, and before anything is made in it."""
+    operation, call, made = MOMENTS[moment]
+    earlier = int("replaced" in moment)  # it tries first whether the link is missing
+    root = tmp_path / "rootfs"
+    for place in (FOLDER, "/etc/ld.so.conf.d", "/dev"):
+        (root / place.lstrip("/")).mkdir(parents=True)
+    (root / f"{FOLDER}/libold.so.1".lstrip("/")).symlink_to("another")
+    folder = root / (FOLDER if "link" in moment else "/etc/ld.so.conf.d").lstrip("/")
+    before = everything(victim)
+    with sandbox(root) as box:
+        box.inject([operation], lambda: swap_before(call, folder, victim, earlier))
+    assert folder.is_symlink(), "nothing was swapped"
+    assert everything(victim) == before
+    assert made in os.listdir(folder.with_name("away"))
+
+
 def check_then_open() -> None:
     """Confine as a program does that resolves a path first and uses the answer afterwards."""
 

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
+import yaml
 from harness.cdi import generate
 from harness.commands import Result, run
 from harness.driver import Driver, simulate
@@ -102,6 +103,31 @@ def test_documents_with_the_options_of_scripts(
     listed = ctk("--quiet", "cdi", "list", f"--spec-dir={tmp_path}").ok()
     assert listed.stdout.splitlines() == sorted(found.devices)
     assert listed.stderr == ""
+
+
+def test_documents_of_some_devices(ctk: Caller) -> None:
+    done = ctk("cdi", "generate", "--device-id=1", "--device-name-strategy=index").ok()
+    names = [each["name"] for each in yaml.safe_load(done.stdout)["devices"]]
+    assert names == ["1", "all"]
+    done = ctk("cdi", "generate", "--device-id=7").failed()
+    assert "no GPU or MIG device '7'" in done.stderr
+
+
+def test_where_images_have_newer_cuda_is_as_configured(ctk: Caller) -> None:
+    usual = "--cuda-compat-container-root=/usr/local/cuda/compat"
+    assert ctk("cdi", "generate", usual).ok().stdout == ctk("cdi", "generate").ok().stdout
+    done = ctk("cdi", "generate", "--cuda-compat-container-root=/opt/compat").failed()
+    assert "gpuhook config set gpuhook.cuda-compat-root=/opt/compat" in done.stderr
+
+
+def test_nvidias_variable_names_the_configuration(
+    program: Path, installation: Installation, config: Path
+) -> None:
+    words: list[str | Path] = [program, "cdi", "generate"]
+    named = run(words, env={"NVIDIA_CTK_CONFIG_FILE_PATH": str(config)}).ok()
+    assert named.stdout == run(words, env={"GPUHOOK_CONFIG": str(config)}).ok().stdout
+    env = {"NVIDIA_CTK_CONFIG_FILE_PATH": str(config)}
+    assert "H100" in run([installation.command, "info"], env=env).ok().stdout
 
 
 def test_another_hook_is_not_called(ctk: Caller, installation: Installation) -> None:

@@ -117,6 +117,12 @@ def test_what_is_found(wsl: Devices) -> None:
     assert Inventory.from_json(found.to_json()) == found
 
 
+@pytest.mark.parametrize("name", ["libnvoptix_loader.so", "nvoptix.bin", "nvapi64.dll"])
+def test_a_driver_of_windows_may_have_more(copy: Path, name: str) -> None:
+    (copy / STORE.lstrip("/") / name).write_bytes(b"Windows'")
+    assert f"{STORE}/{name}" in {file.path for file in found_in(copy).files}
+
+
 def test_of_several_drivers_the_one_with_the_newest_library_is_used(copy: Path) -> None:
     os.utime(copy / OLDER.lstrip("/") / "libcuda.so.1.1")
     paths = [file.path for file in found_in(copy).files if "/drivers/" in file.path]

@@ -24,6 +24,10 @@ PROGRAMS = {
     "runc": ("runc", ("runc", "--version")),
     "crun": ("crun", ("crun", "--version")),
     "apptainer": ("Apptainer", ("apptainer", "--version")),
+    **dict.fromkeys(("ch-run", "ch-fromhost"), ("Charliecloud", ("ch-run", "--version"))),
+    **dict.fromkeys(
+        ("systemd-nspawn", "machinectl"), ("systemd-nspawn", ("systemd-nspawn", "--version"))
+    ),
     **dict.fromkeys(("test-slurm", "srun", "sbatch"), ("Slurm", ("slurmctld", "-V"))),
 }
 OURS = "gpu-py"

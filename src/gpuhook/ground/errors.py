@@ -168,6 +168,12 @@ class DriverFolderError(GpuhookError):
     code = "driver-folder"
 
 
+class FolderError(GpuhookError):
+    """A root folder can't be given devices, or what was done to it can't be undone."""
+
+    code = "folder"
+
+
 class EngineError(GpuhookError):
     """A container engine's configuration can't be read, understood or changed."""
 

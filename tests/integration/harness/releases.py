@@ -51,6 +51,11 @@ def fetch_apptainer() -> Path:
     return fetch_one("sid", "apptainer")
 
 
+def fetch_charliecloud() -> Path:
+    """Return the root of a release with Charliecloud alone, of which Debian 12 has an older one."""
+    return fetch_one("sid", "charliecloud")
+
+
 def fetch_one(name: str, *package: str) -> Path:
     """Return the root of a release with its engines, or one package, made the first time."""
     command = REPOSITORY / "scripts/lib/engine-root"

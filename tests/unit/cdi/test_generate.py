@@ -14,7 +14,7 @@ from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import CdiError, UnknownDeviceError
 from gpuhook.start.cdi import versions
 from gpuhook.start.cdi.document import read
-from gpuhook.start.cdi.generate import ALL, STRATEGIES, Source, edits_of, generate, tidy
+from gpuhook.start.cdi.generate import ALL, STRATEGIES, Reader, Source, edits_of, generate, tidy
 from gpuhook.start.inventory.model import EVERYBODY, Node
 from gpuhook.start.inventory.model import Inventory as AnyInventory
 from gpuhook.start.inventory.selection import select
@@ -213,6 +213,64 @@ def test_a_node_that_is_not_for_everybody_brings_its_group() -> None:
     without = document(closed_machine(0o660), config=config)
     assert "additionalGids" not in edits(without)["0"]
     assert without["cdiVersion"] == "0.5.0"
+
+
+@pytest.mark.parametrize(("highest", "written"), [("0.6.0", False), ("0.7.0", True)])
+def test_what_the_oldest_engine_has_no_word_for_is_left_out_and_said(
+    highest: str, written: bool
+) -> None:
+    reader = Reader("podman 4.9.3", highest)
+    here = closed_machine(0o660)
+    made = generate(Source(VENDOR, here, Config(), HOOK, None, reader), ("index",))
+    assert ("additionalGids" in edits(made.document)["0"]) == written
+    assert versions.accepts(highest, made.document["cdiVersion"])
+    said = [text for text in made.warnings if "podman 4.9.3" in text]
+    assert len(said) == (not written)
+    for text in said:
+        assert "up to version 0.6.0, and they need 0.7.0" in text
+
+
+def test_an_engine_without_the_word_loses_nothing_where_none_is_needed() -> None:
+    reader = Reader("podman 4.9.3", "0.6.0")
+    made = generate(Source(VENDOR, closed_machine(0o666), Config(), HOOK, None, reader))
+    assert not [text for text in made.warnings if "podman" in text]
+
+
+def test_without_a_hook_links_are_mounts_and_folders_are_in_nvidias_words() -> None:
+    here = machine(gpu(0, 0))
+    usual = generate(source(here), ("index",)).document["containerEdits"]
+    made = generate(Source(VENDOR, here, Config(), HOOK, without_hook=True), ("index",)).document
+    common = made["containerEdits"]
+    [hook] = common["hooks"]
+    folders = [word for each in (own.FOLDER, own.FOLDER32) for word in ("--folder", each)]
+    assert hook["args"] == ["nvidia-cdi-hook", "update-ldcache", *folders]
+    assert HOOK not in str(made)
+    more = {each["containerPath"]: each["hostPath"] for each in common["mounts"]}
+    before = {each["containerPath"]: each["hostPath"] for each in usual["mounts"]}
+    assert before.items() < more.items()
+    assert more[f"{own.FOLDER}/libcuda.so.1"] == f"{own.FOLDER}/libcuda.so.{VERSION}"
+    assert "env" in common
+
+
+def test_some_devices_alone() -> None:
+    here = source(machine(gpu(0, 0), gpu(1, 1), gpu(2, 2)))
+    made = generate(here, ("index",), ("2", "0")).document
+    assert {name: paths(found) for name, found in edits(made).items()} == {
+        "0": ["/dev/nvidia0", "/dev/dri/card0", "/dev/dri/renderD128"],
+        "2": ["/dev/nvidia2", "/dev/dri/card2", "/dev/dri/renderD130"],
+        ALL: [
+            "/dev/nvidia0", "/dev/nvidia2", "/dev/dri/card0", "/dev/dri/card2",
+            "/dev/dri/renderD128", "/dev/dri/renderD130",
+        ],
+    }  # fmt: skip
+    with pytest.raises(UnknownDeviceError):
+        generate(here, ("index",), ("7",))
+
+
+def test_no_device_for_all() -> None:
+    made = generate(source(machine(gpu(0, 0), gpu(1, 1))), ("index",), all_device=False)
+    assert list(edits(made.document)) == ["0", "1"]
+    assert made.warnings == generate(source(machine(gpu(0, 0), gpu(1, 1))), ("index",)).warnings
 
 
 def test_the_last_variable_ends_every_other_injector() -> None:

@@ -140,3 +140,44 @@ def test_the_id_of_a_real_mount() -> None:
         assert mounts.mount_id(fd).decode() == told[told.index("mnt_id:") + 1]
     finally:
         os.close(fd)
+
+
+FOLDER = """\
+24 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+25 24 0:5 / /dev rw shared:2 - devtmpfs devtmpfs rw
+191 24 0:81 / /srv/root/dev rw - tmpfs tmpfs rw
+192 24 8:1 /home /srv/root/home rw shared:1 - ext4 /dev/sda1 rw
+193 24 0:5 / /srv/root/a\\040b rw shared:2 - devtmpfs devtmpfs rw
+194 24 0:90 / /srv/root2 rw - tmpfs tmpfs rw
+195 24 0:90 / /srv/root/more rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("mount", "own", "shared"),
+    [
+        (24, True, False),  # the folder's own, which is the host's
+        (191, True, False),  # mounted in the folder alone
+        (192, False, True),  # a folder of the host's
+        (193, False, True),  # the same at a place with a blank
+        (195, False, False),  # mounted beside the folder, too
+    ],
+)
+def test_a_folder_that_is_no_containers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: int, own: bool, shared: bool
+) -> None:
+    (tmp_path / "mountinfo").write_text(FOLDER)
+    made = mounts.Boundary.__new__(mounts.Boundary)
+    made._inside = True
+    made._host = made._container = os.open(tmp_path / "mountinfo", os.O_RDONLY)
+    made._root = b"24"
+    made._host_table, made._table, made._known = None, proc.Mounts(b""), {}
+    monkeypatch.setattr(mounts, "mount_id", lambda fd: str(fd).encode())
+    made.settle("/srv/root", [])
+    assert made.verdict(mount) == mounts.Verdict(own, shared)
+    assert made.mounted("/srv/root") == ["/dev", "/home", "/a b", "/more"]
+    made._known.clear()
+    made.settle("/srv/root", [HOST.encode(), b"99 1 0:81 / /x rw - tmpfs tmpfs rw\n"])
+    assert made.verdict(191) == mounts.Verdict(False, False), "another has that filesystem"
+    assert made.verdict(24) == mounts.Verdict(True, True), "what is mounted there is seen elsewhere"
+    os.close(made._host)

@@ -232,6 +232,18 @@ def test_where_no_file_names_a_runtime_the_built_in_one_is_kept(
     assert not (tmp_path / "conf.d").exists()
 
 
+def test_a_runtime_without_a_type_gets_one(config: Path) -> None:
+    table = f'[plugins."{PLUGINS[2]}".containerd'
+    config.write_text(
+        f'version = 2\n{table}]\ndefault_runtime_name = "crun"\n{table}.runtimes.crun.options]\n'
+        "SystemdCgroup = true\n"
+    )
+    document = tomllib.loads(answer(ask_for(config), (1, 6)).targets[0].text)
+    ours = get(document, ("plugins", PLUGINS[2], "containerd", "runtimes", "gpu-py"))
+    assert ours["runtime_type"] == "io.containerd.runc.v2"
+    assert ours["options"]["SystemdCgroup"] is True
+
+
 def test_where_another_runtime_is_named_none_is_added(config: Path) -> None:
     table = f'[plugins."{PLUGINS[2]}".containerd'
     config.write_text(

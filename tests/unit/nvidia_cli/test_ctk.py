@@ -61,9 +61,10 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     "line",
     ["runtme", "cdi generate --mod=x", "cdi generate --mode=gds", "cdi generate --mode=x",
-     "cdi generate --device-id=0", "hook create-symlinks --link a::b", "config --set nope=1",
+     "hook create-symlinks --link a::b", "config --set nope=1",
      "cdi generate --vendor=/", "cdi generate --device-name-strategy=name",
-     "runtime configure --runtime=invalid", "runtime configure --config-source=x",
+     "runtime configure --runtime=invalid", "runtime configure --runtime=enroot",
+     "runtime configure --config-source=x",
      "runtime configure --nvidia-runtime-path=no-such-program",
      "cdi generate --driver-root=/elsewhere", "cdi generate --dev-root=/elsewhere",
      "cdi generate --library-search-path=/elsewhere"],

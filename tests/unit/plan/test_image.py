@@ -88,6 +88,18 @@ def test_compat_libraries_behind_a_link(tmp_path: Path, library: LibraryBuilder)
     assert compat.note is None
 
 
+def test_compat_libraries_where_the_configuration_says(
+    tmp_path: Path, library: LibraryBuilder
+) -> None:
+    put(tmp_path, "opt/compat/libcuda.so.600.1.2", library("libcuda.so.1"))
+    assert compat_in(tmp_path) is None
+    config = Config()
+    config.cuda_compat_root = "/opt/compat"
+    compat = compat_in(tmp_path, config)
+    assert compat is not None
+    assert (compat.folder, compat.libraries) == ("/opt/compat", ("libcuda.so.1",))
+
+
 def test_compat_note(tmp_path: Path, library: LibraryBuilder) -> None:
     text = b'{"Format":1,"CUDA Version":"14.0","Driver":[535,580]}'
     owner = cuda_compat.OWNER.encode() + b"\0"

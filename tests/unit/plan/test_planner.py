@@ -13,12 +13,18 @@ from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import AllowDevice, Plan
 from gpuhook.vendors.nvidia.cuda_compat import CudaCompat, Note
 from gpuhook.vendors.nvidia.edits import COMPAT_CONFIG
+from gpuhook.vendors.nvidia.model import Inventory
 
 LIBS = own.FOLDER
 MACHINE = machine(gpu(0, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))), gpu(1, 0))
 
 
-def plan(what: Image | None = None, privileged: bool = True, **env: str) -> Plan:
+def plan(
+    what: Image | None = None,
+    privileged: bool = True,
+    where: Inventory | None = None,
+    **env: str,
+) -> Plan:
     variables = {"NVIDIA_VISIBLE_DEVICES": "1", **env}
     spec = {
         "process": {
@@ -26,7 +32,7 @@ def plan(what: Image | None = None, privileged: bool = True, **env: str) -> Plan
             "capabilities": {"bounding": ["CAP_SYS_ADMIN"] if privileged else []},
         }
     }
-    return planned(read_request(spec, Config()), MACHINE, what)
+    return planned(read_request(spec, Config()), where or MACHINE, what)
 
 
 def found(made: Plan, kind: str) -> list[dict[str, Any]]:
@@ -166,6 +172,25 @@ def test_a_mig_device_brings_its_gpu_and_its_two_capabilities() -> None:
         "capabilities/gpu3/mig/gi2/access",
         "capabilities/gpu3/mig/gi2/ci0/access",
     ]
+
+
+@pytest.mark.parametrize(
+    ("profile", "draws"),
+    [
+        ("1g.24gb+gfx", True),
+        ("1g.24gb+me.gfx", True),
+        ("1g.24gb+me", False),
+        ("1g.24gb-gfx", False),
+        ("1g.24gb", False),
+    ],
+)
+def test_a_mig_device_that_draws_brings_its_gpus_nodes(profile: str, draws: bool) -> None:
+    parts = mig(0, 1, 12, 13).but(name=f"NVIDIA RTX PRO 6000 MIG {profile}"), mig(1, 2, 21, 22)
+    here = machine(gpu(0, 3, parts))
+    made = plan(where=here, NVIDIA_VISIBLE_DEVICES="0:0", NVIDIA_DRIVER_CAPABILITIES="graphics")
+    assert ("/dev/dri/renderD131" in destinations(made, "device")) == draws
+    other = plan(where=here, NVIDIA_VISIBLE_DEVICES="0:1", NVIDIA_DRIVER_CAPABILITIES="graphics")
+    assert "/dev/dri/renderD131" not in destinations(other, "device")
 
 
 def test_proc_shows_selected_gpus_alone() -> None:

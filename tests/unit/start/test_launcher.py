@@ -97,6 +97,9 @@ def test_engines_are_understood(line: str, expected: tuple[str, str]) -> None:
 # Words -------------------------------------------------------------------------------------
 
 
+NVIDIAS = "NVIDIA_CTK_CONFIG_FILE_PATH"
+
+
 def escaped(text: str, seed: int) -> str:
     """Write a JSON string as somebody could who likes escapes."""
     chance = random.Random(seed)  # noqa: S311 - to spell, not to hide
@@ -411,6 +414,16 @@ def test_environment_and_odd_arguments_survive(installed: Installed) -> None:
     found = (installed.folder / "log.env").read_bytes().decode().split("\0")
     assert {f"{name}={value}" for name, value in environ.items()} <= set(found)
     assert not [entry for entry in found if entry.startswith("gp_")]
+
+
+def test_nvidias_variable_names_the_configuration_unless_ours_does(installed: Installed) -> None:
+    installed.configure()
+    other = str(installed.config)
+    found = installed.run("state", "ID", env={"GPUHOOK_CONFIG": "", NVIDIAS: other})
+    assert found == "runc state ID"
+    assert installed.run("state", "ID", env={NVIDIAS: "/nowhere/config.toml"}) == found
+    nowhere = {"GPUHOOK_CONFIG": "", NVIDIAS: "/nowhere/config.toml"}
+    assert installed.run("state", "ID", env=nowhere) == "python runtime"
 
 
 def test_words_are_not_searched_by_a_program_of_the_callers(installed: Installed) -> None:

@@ -49,6 +49,7 @@ _PATHS = (
     "library_search_paths",
     "cdi_spec_dirs",
     "csv_mount_spec_path",
+    "cuda_compat_root",
 )
 _OPTIONAL_PATHS = ("driver_root", "root", "ldcache")
 

@@ -64,6 +64,7 @@ KEYS: "dict[str, tuple[str, str, object]]" = {
     "gpuhook.state-dir": ("state_dir", STRING, "/run/gpuhook"),
     "gpuhook.nvml-timeout": ("nvml_timeout", SECONDS, 30.0),
     "gpuhook.library-search-paths": ("library_search_paths", LIST, ()),
+    "gpuhook.cuda-compat-root": ("cuda_compat_root", STRING, "/usr/local/cuda/compat"),
     "gpuhook.csv-ignore": ("csv_ignore", LIST, ()),
     "gpuhook.ldconfig-fallback": ("ldconfig_fallback", BOOL, False),
     "gpuhook.helper": ("helper", BOOL, True),
@@ -150,6 +151,7 @@ class Config:
     csv_ignore: tuple[str, ...]
     csv_mount_spec_path: str
     cuda_compat_mode: str
+    cuda_compat_root: str
     device_memory: str
     disable_require: bool
     driver_root: str

@@ -88,14 +88,26 @@ class Container(Rootfs):
             os.close(self.process)
         super().close()
 
-    def adopt(self, tables: "list[bytes]") -> None:
+    def adopt(self, tables: "list[bytes]") -> bool:
         """Count what the root is mounted on as the container's own (``Boundary.adopt``)."""
+        return self._boundary is not None and self._boundary.adopt(self._fd, tables)
+
+    def settle(self, tables: "list[bytes]") -> None:
+        """Take the root for a folder of this namespace, as ``Boundary.settle`` says."""
         if self._boundary is not None:
-            self._boundary.adopt(self._fd, tables)
+            self._boundary.settle(self.real_place(), tables)
+
+    def real_place(self) -> str:
+        """Return where the root is in this namespace, links resolved; for the mount table alone."""
+        return os.readlink(f"/proc/self/fd/{self._fd}")
 
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return self._boundary is not None and self._boundary.is_mounted_on()
+
+    def mounted(self) -> list[str]:
+        """Return the paths in the root on which something is mounted."""
+        return self._boundary.mounted(self.real_place()) if self._boundary else []
 
     def is_read_only(self) -> bool:
         """Tell whether the root is mounted read-only."""
@@ -157,7 +169,7 @@ class Container(Rootfs):
                 raise _in_volume(name) from None
         held = os.dup(parent)
         self._held.append(held)
-        _make(self.owner, kernel.create_folder, held, name)
+        _make(self.owner, kernel.create_folder, held, name)  # protects: folder-by-folder
         self.journal.record(lambda: kernel.remove_folder(held, name))
         self._give(held, name)
         return enter(held, name)
@@ -307,7 +319,7 @@ class Container(Rootfs):
     def _make_missing_link(self, parent: int, name: str, target: str) -> bool:
         """Make a link, and tell whether it was missing."""
         try:
-            _make(self.owner, kernel.create_link, parent, name, target)
+            _make(self.owner, kernel.create_link, parent, name, target)  # protects: link-by-folder
         except FileExistsError:
             return False
         self.journal.record(lambda: _remove_link(parent, name, target))
@@ -487,7 +499,7 @@ def _put_file(
     parent: int, name: str, data: bytes, mode: int, owner: tuple[int, int], label: bytes | None
 ) -> None:
     temporary = _temporary(parent, name)
-    fd = _make(owner, kernel.create_file, parent, temporary, 0o600)
+    fd = _make(owner, kernel.create_file, parent, temporary, 0o600)  # protects: file-by-folder
     try:
         write_all(fd, data, kernel.write)
         if owner != (0, 0):
@@ -506,7 +518,7 @@ def _put_file(
 
 def _put_link(parent: int, name: str, target: str, owner: tuple[int, int]) -> None:
     temporary = _temporary(parent, name)
-    _make(owner, kernel.create_link, parent, temporary, target)
+    _make(owner, kernel.create_link, parent, temporary, target)  # protects: relink-by-folder
     try:
         if owner != (0, 0):
             kernel.change_owner(parent, temporary, owner)

@@ -63,27 +63,51 @@ class Boundary:
         os.close(self._host)
         os.close(self._container)
 
-    def adopt(self, root: int, tables: "list[bytes]") -> None:
+    def adopt(self, root: int, tables: "list[bytes]") -> bool:
         """Judge as inside, and count the filesystem that the root is mounted on as its own.
 
         Some engines mount a filesystem for each container first and the root in it, and then
         folders of the former in the latter. ``tables`` are mount tables of the host's. Nothing
         changes without any, where one of them has that filesystem or the root's mount, or where
-        the root is no mount of its own.
+        the root is no mount of its own; False then.
         """
         table = _read(self._container)
         mount = table.find(self._root)
         parent = table.find(mount.parent) if mount is not None else None
         if parent is None or not tables or not is_mount(root):
-            return
+            return False
         for each in map(proc.Mounts, tables):
             if each.has_device(parent.device) or each.find(self._root) is not None:
-                return
+                return False
         self._host_table = outside(table, self._root).without(device=parent.device)
+        return True
+
+    def settle(self, place: str, tables: "list[bytes]") -> None:
+        """Judge as for a root folder ``place`` of this very namespace, where the host's mounts are.
+
+        What is mounted below it is its own, but not where a filesystem is mounted elsewhere, too,
+        here or by ``tables``, which are mount tables of others. Without those, what is mounted on
+        the folder itself may show wherever its mount is seen.
+        """
+        table, below = _read(self._container), place.rstrip("/") + "/"
+        inside = {each.id for each in table if proc.unescaped(each.point).startswith(below)}
+        others = b"".join(tables)
+        # protects: folder-volumes
+        self._host_table = proc.Mounts(table.without(inside).text + others)
+        known = table.find(self._root)
+        groups = [tag for tag in known.tags if tag.startswith(b"shared:")] if known else []
+        shared = bool(groups) and proc.Mounts(others).has_group(groups[0])
+        self._known[self._root] = Verdict(own=True, shared=shared)
 
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return len(_read(self._container).below(self._root)) > 1
+
+    def mounted(self, place: str) -> list[str]:
+        """Return where in the root something is mounted; ``place`` is the root's path here."""
+        table, below = _read(self._container), place.rstrip("/") + "/"
+        points = (proc.unescaped(each.point) for each in table)
+        return [f"/{point.removeprefix(below)}" for point in points if point.startswith(below)]
 
     def verdict(self, fd: int) -> Verdict:
         """Return what may be done on the mount of a file or folder of the container."""

@@ -151,6 +151,11 @@ class Mounts:
     def __init__(self, table: bytes) -> None:
         self._text = b"\n" + table if table.endswith(b"\n") or not table else b"\n%s\n" % table
 
+    @property
+    def text(self) -> bytes:
+        """The table's lines."""
+        return self._text[1:]
+
     def __iter__(self) -> "Iterator[Mount]":
         for line in lines(self._text):
             mount = _mount(line)

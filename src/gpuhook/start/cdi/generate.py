@@ -23,7 +23,9 @@ from gpuhook.start.plan.operations import (
     AllowDevice,
     BindDevice,
     BindFile,
+    Plan,
     SetVariable,
+    UpdateLdCache,
     usable,
 )
 from gpuhook.start.planner import make_plan
@@ -69,11 +71,21 @@ class Generated(Record):
     warnings: list[str]
 
 
+class Reader(Record):
+    """An engine with its version, and the highest version of documents that it takes."""
+
+    title: str
+    highest: str
+
+
 class Source:
     """What documents are made of: a vendor, its inventory, and what the configuration lets it give.
 
     ``hook`` is the hook's path on the host; ``config_path`` what its --config is to name, if
-    anything. ``left_out`` says which files no document names, and why, a sentence each.
+    anything. ``reader`` is the oldest engine that has to read them, None where any may. With
+    ``without_hook`` documents are for programs that run no hook, and know what NVIDIA's is called:
+    links are mounts there, and the loader's folders stand in its words.
+    ``left_out`` says what no document names, and why, a sentence each.
     """
 
     def __init__(
@@ -83,6 +95,9 @@ class Source:
         config: "Config",
         hook: str,
         config_path: str | None = None,
+        reader: Reader | None = None,
+        *,
+        without_hook: bool = False,
     ) -> None:
         self.vendor = vendor
         self.inventory = inventory
@@ -90,6 +105,8 @@ class Source:
         self.left_out: dict[str, None] = {}
         self._hook = hook
         self._config_path = config_path
+        self._reader = reader
+        self._without_hook = without_hook
 
     def grant(self, devices: "Iterable[Device]") -> Grant:
         """Return what a container gets that is given these devices."""
@@ -98,12 +115,29 @@ class Source:
     def edits(self, devices: "Iterable[Device]") -> "Edits":
         """Return the edits for a container with these devices, those common to all among them."""
         granted = self.grant(devices)
-        silent = self._config.feature("no-additional-gids-for-device-nodes")
-        groups = {} if silent else granted.groups()
-        plan = make_plan([granted], Image(HostLayout()), groups)
+        plan = make_plan([granted], Image(HostLayout()), self._groups(granted))
         operations, left_out = usable(plan.operations)
         self.left_out.update(dict.fromkeys(left_out))
+        if self._without_hook:
+            from gpuhook.start.plan.spec_edits import links_as_mounts  # noqa: PLC0415 - no hook
+
+            operations += links_as_mounts(Plan(operations)).values()
         return edits_of(operations, self.vendor.names.FIXED_MAJORS)
+
+    def _groups(self, granted: Grant) -> "dict[int, str]":
+        """Return the groups that documents name, none where an engine here has no word for them."""
+        if self._config.feature("no-additional-gids-for-device-nodes"):
+            return {}
+        groups, reader = granted.groups(), self._reader
+        if not groups or reader is None or not versions.is_below(reader.highest, versions.GROUPS):
+            return groups
+        text = (
+            f"Groups of device nodes are left out, because {reader.title} takes CDI documents up "
+            f"to version {reader.highest}, and they need {versions.GROUPS}: users other than root "
+            "can't open those nodes"
+        )
+        self.left_out[text] = None
+        return {}
 
     def common(self) -> "Edits":
         """Return the edits for every container: without devices, the hook, and no second injector.
@@ -113,7 +147,9 @@ class Source:
         """
         edits = self.edits(())
         plan = make_plan([self.grant(self.inventory.devices)], Image(HostLayout()))
-        if any(not isinstance(op, _WRITTEN) for op in plan.operations):
+        if self._without_hook:
+            edits["hooks"] = _in_nvidias_words(plan)
+        elif any(not isinstance(op, _WRITTEN) for op in plan.operations):
             edits["hooks"] = [self._hook_entry()]
         first = next(iter(self.vendor.names.VARIABLES))
         edits["env"] = [*edits.get("env", ()), f"{first}=void"]
@@ -130,6 +166,19 @@ class Source:
         }
 
 
+def _in_nvidias_words(plan: Plan) -> "list[dict[str, Any]]":
+    """Return the hook by which a program that runs none learns where libraries are."""
+    caches = [op for op in plan.operations if isinstance(op, UpdateLdCache)]
+    paths = [path for op in caches for _, path, _ in op.libraries]
+    folders = dict.fromkeys(path.rpartition("/")[0] for path in paths)
+    if not folders:
+        return []
+    name = ours.TOOLKIT_CDI_HOOK
+    words = [word for folder in folders for word in ("--folder", folder)]
+    hook = {"hookName": ours.CDI_HOOK_STAGE, "path": f"/usr/bin/{name}"}
+    return [{**hook, "args": [name, "update-ldcache", *words]}]
+
+
 def grant(
     vendor: "Vendor", inventory: "Inventory", config: "Config", devices: "Iterable[Device]"
 ) -> Grant:
@@ -142,23 +191,34 @@ def grant(
     return Grant(vendor, request, inventory, devices)
 
 
-def generate(source: Source, strategies: "Iterable[str]" = DEFAULT_STRATEGIES) -> Generated:
+def generate(
+    source: Source,
+    strategies: "Iterable[str]" = DEFAULT_STRATEGIES,
+    selectors: "tuple[str, ...]" = (ALL,),
+    *,
+    all_device: bool = True,
+) -> Generated:
     """Return the document of a vendor's devices; CdiError where there is none to name.
 
-    Each device is named once by each strategy, and ``all`` are all of them together.
+    Each device is named once by each strategy, and ``all`` are all of them together, unless
+    ``all_device`` is off. ``selectors`` say which devices, as containers name them;
+    UnknownDeviceError for one that the machine hasn't.
     """
     vendor = source.vendor
     devices, warnings = _offered(source)
+    if selectors != (ALL,):
+        devices = _chosen(selectors, source, devices)
     named: dict[str, Edits] = {}
     for device in devices:
         edits = source.edits([device])
         for name in _names(device, vendor, strategies):
             named.setdefault(name, edits)
-    problem = _why_not_together(vendor, source.grant(devices))
-    if problem:
-        warnings.append(f"There is no device {ALL}: {problem}")
-    else:
-        named.setdefault(ALL, source.edits(devices))
+    if all_device:
+        problem = _why_not_together(vendor, source.grant(devices))
+        if problem:
+            warnings.append(f"There is no device {ALL}: {problem}")
+        else:
+            named.setdefault(ALL, source.edits(devices))
     document = tidy(
         {
             "cdiVersion": "",
@@ -187,6 +247,24 @@ def _offered(source: Source) -> "tuple[list[Device], list[str]]":
     if not found:
         raise _nothing(vendor, reasons)
     return found, reasons
+
+
+def _chosen(
+    selectors: "tuple[str, ...]", source: Source, offered: "list[Device]"
+) -> "list[Device]":
+    """Return the devices that are named, of those that a document can name."""
+    from gpuhook.start.inventory import selection  # noqa: PLC0415 - not where containers start
+
+    names = source.vendor.names
+    found = selection.select(selectors, source.inventory, names)
+    can = {device.id for device in offered}
+    for device in found:
+        if device.id not in can:
+            raise CdiError(
+                f"A CDI document can't name the {names.NOUN} {device.label}",
+                "Name one of those that gpuhook cdi generate has without --device-id",
+            )
+    return list(found)
 
 
 def _why_not_together(vendor: "Vendor", granted: Grant) -> str:

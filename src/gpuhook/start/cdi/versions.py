@@ -21,12 +21,14 @@ KNOWN = (
 EARLIEST = "0.3.0"
 NEWEST = KNOWN[-1]
 
+GROUPS = "0.7.0"  # that the container's process joins
+
 # A field of container edits that was not in 0.3.0 -> the version that brought it.
 EDITS: "dict[tuple[str, ...], str]" = {
     ("mounts", "type"): "0.4.0",
     ("deviceNodes", "hostPath"): "0.5.0",
     ("intelRdt",): "0.7.0",
-    ("additionalGids",): "0.7.0",
+    ("additionalGids",): GROUPS,
     ("netDevices",): "1.1.0",
     ("intelRdt", "schemata"): "1.1.0",
     ("intelRdt", "enableMonitoring"): "1.1.0",
@@ -69,7 +71,7 @@ DEBIAN = {"bookworm": "0.5.0", "trixie": "0.8.0", "sid": "1.0.0"}
 
 def needed(document: "dict[str, Any]") -> str:
     """Return the lowest version that a document may have."""
-    return max((version for version, _ in needs(document)), key=_number, default=EARLIEST)
+    return max((version for version, _ in needs(document)), key=order, default=EARLIEST)
 
 
 def needs(document: "dict[str, Any]") -> "Iterator[tuple[str, Path]]":
@@ -116,18 +118,18 @@ def is_known(version: str) -> bool:
 
 def is_below(version: str, other: str) -> bool:
     """Tell whether a version is lower than another."""
-    return _number(version.removeprefix("v")) < _number(other)
+    return order(version.removeprefix("v")) < order(other)
 
 
 def accepts(library: str, version: str) -> bool:
     """Tell whether a version of the library takes documents of a version that fits their fields."""
     number = version.removeprefix("v")
-    return is_known(version) and _number(EARLIEST) <= _number(number) <= _number(library)
+    return is_known(version) and order(EARLIEST) <= order(number) <= order(library)
 
 
 def highest(engine: str, version: str) -> str | None:
     """Return the highest version of documents that an engine takes, None if it knows no CDI."""
-    found = [top for first, top in ENGINES.get(engine, ()) if _number(first) <= _number(version)]
+    found = [top for first, top in ENGINES.get(engine, ()) if order(first) <= order(version)]
     return found[-1] if found else None
 
 
@@ -152,10 +154,10 @@ def _is_within(span: "tuple[str, str] | None", version: str | None) -> bool:
     """Tell whether a version is in a span, the second of which is outside."""
     if span is None or version is None:
         return False
-    return _number(span[0]) <= _number(version) < _number(span[1])
+    return order(span[0]) <= order(version) < order(span[1])
 
 
-def _number(version: str) -> tuple[int, ...]:
+def order(version: str) -> tuple[int, ...]:
     """Return what versions are ordered by: three numbers, of each part what digits begin it."""
     parts = [0, 0, 0]
     for index, word in enumerate(version.split(".")[: len(parts)]):

@@ -51,13 +51,13 @@ def steps(plan: "Plan") -> list[Operation]:
             found.append(op)
         elif isinstance(op, BindDevice):
             found.append(MakeNode(op))
-    return found + list(_links_as_mounts(plan).values())
+    return found + list(links_as_mounts(plan).values())
 
 
 def undone(plan: "Plan") -> list[Operation]:
     """Return the operations of a plan that config.json has no words for."""
     done = (AllowDevice, BindDevice, BindFile)
-    linked = _links_as_mounts(plan)
+    linked = links_as_mounts(plan)
     return [
         op
         for op in plan.operations
@@ -124,7 +124,7 @@ def _mount(source: str, destination: str, options: "tuple[str, ...]") -> "dict[s
     }
 
 
-def _links_as_mounts(plan: "Plan") -> dict[str, BindFile]:
+def links_as_mounts(plan: "Plan") -> dict[str, BindFile]:
     """Return, by its place, a mount for each link to something mounted.
 
     config.json can't make links.

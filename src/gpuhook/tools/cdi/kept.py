@@ -48,8 +48,11 @@ class Kept:
     made: tuple[str, ...] = ()
 
     def below(self, prefix: str) -> "Kept":
-        """Return the same with the folder of documents below a folder that stands for / ."""
-        return replace(self, folder=below(prefix, self.folder)) if prefix else self
+        """Return the same with the folder of documents below a folder that stands for / .
+
+        Nothing is known of engines there, because none is run.
+        """
+        return replace(self, folder=below(prefix, self.folder), engines=()) if prefix else self
 
 
 def below(prefix: str, path: str) -> str:

@@ -17,8 +17,9 @@ from gpuhook.ground.errors import CdiError, GpuhookError, NoDeviceError, NoDrive
 from gpuhook.ground.host import files as host_files
 from gpuhook.start import contract, dev_char
 from gpuhook.start.cdi import folders
-from gpuhook.start.cdi.generate import Generated, Source, generate
+from gpuhook.start.cdi.generate import Generated, Reader, Source, generate
 from gpuhook.start.inventory import cache
+from gpuhook.tools.cdi import readers
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cdi.kept import Failure, Kept, kept, save_errors
 from gpuhook.tools.engines.files import Change
@@ -99,11 +100,20 @@ def locked(state: str) -> contextlib.AbstractContextManager[None]:
     return Lock(folder, "writing CDI documents", _PATIENCE, CdiError).held()
 
 
-def source_of(vendor: contract.Vendor, config: Config, hook: str, *, save: bool) -> Source:
+def source_of(
+    vendor: contract.Vendor,
+    config: Config,
+    hook: str,
+    reader: Reader | None = None,
+    *,
+    save: bool,
+    without_hook: bool = False,
+) -> Source:
     """Return what documents of a vendor's devices are made of; DriverError where it has none."""
     inventory = cache.get_inventory(config, vendor, save=save)
     path = config.path and os.path.abspath(config.path)
-    return Source(vendor, inventory, config, hook, path if path != DEFAULT_PATH else None)
+    named = path if path != DEFAULT_PATH else None
+    return Source(vendor, inventory, config, hook, named, reader, without_hook=without_hook)
 
 
 def others(path: str, kind: str) -> list[str]:
@@ -222,11 +232,12 @@ def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
         report.fail("", error)
         return []
     wanted, paths = [], set()
+    reader = readers.oldest(found.engines)
     for names in known:
         path = os.path.join(found.folder, writing.file_name(names.KIND, found.format))
         paths.add(path)
         try:
-            wanted.append(_wanted(path, names, found, config, save=save))
+            wanted.append(_wanted(path, names, found, config, reader, save=save))
         except GpuhookError as error:
             report.fail(names.KIND, error)
     for path, kind in _ours_in(found, but=paths).items():
@@ -235,9 +246,17 @@ def _all_wanted(found: Kept, report: Report, *, save: bool) -> list[Wanted]:
     return wanted
 
 
-def _wanted(path: str, names: "ModuleType", found: Kept, config: Config, *, save: bool) -> Wanted:
+def _wanted(
+    path: str,
+    names: "ModuleType",
+    found: Kept,
+    config: Config,
+    reader: Reader | None,
+    *,
+    save: bool,
+) -> Wanted:
     try:
-        source = source_of(contract.load(names), config, found.hook, save=save)
+        source = source_of(contract.load(names), config, found.hook, reader, save=save)
         if save:  # containers with CDI devices have no gpu-py that would
             dev_char.make_links(source.inventory.nodes, source.inventory.root)
         made = generate(source)

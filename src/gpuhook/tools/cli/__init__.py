@@ -16,6 +16,7 @@ from gpuhook.tools.cli._help import Group
 _COMPLETE = "_GPUHOOK_COMPLETE"  # what the shells' scripts set
 # name -> (module, one line for --help); the module holds a click command of that name.
 _COMMANDS = {
+    "apply": ("gpuhook.tools.cli.apply", "Give a root folder its devices, without an engine."),
     "cdi": ("gpuhook.tools.cli.cdi", "Make and check the CDI documents that engines read."),
     "completion": ("gpuhook.tools.cli.completion", "Print the script for a shell's completion."),
     "config": ("gpuhook.tools.cli.config", "Show, check and change the configuration."),
@@ -39,6 +40,10 @@ _COMMANDS = {
         "Tell Prometheus how much of each GPU every container uses.",
     ),
     "mps": ("gpuhook.tools.cli.mps", "Share GPUs between containers by NVIDIA's MPS."),
+    "nspawn-arguments": (
+        "gpuhook.tools.cli.nspawn_arguments",
+        "Print the arguments that give a machine of systemd-nspawn devices.",
+    ),
     "repair": ("gpuhook.tools.cli.repair", "Give back GPUs to running containers that lost them."),
     "refresh": (
         "gpuhook.tools.cli.refresh",
@@ -55,6 +60,10 @@ _COMMANDS = {
     ),
     "slurm": ("gpuhook.tools.cli.slurm", "Write Slurm's gres.conf, and ask for a job's devices."),
     "stats": ("gpuhook.tools.cli.stats", "Show live how much of each GPU every container uses."),
+    "unit-lines": (
+        "gpuhook.tools.cli.unit_lines",
+        "Print the lines by which a unit of systemd has devices.",
+    ),
     "watch": ("gpuhook.tools.cli.watch", "Keep the saved inventory fresh, as a service."),
 }
 

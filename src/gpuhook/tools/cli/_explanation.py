@@ -30,16 +30,19 @@ from gpuhook.start.records import claims
 from gpuhook.start.request import sources as environments
 from gpuhook.start.request.reader import Request, SpecReader, effective_mode
 from gpuhook.start.resolve import Progress, Resolved, limits, resolve
+from gpuhook.tools import apply
 from gpuhook.tools.cli import _meant
 from gpuhook.vendors import registry
 
 _HEADINGS = {
     "cdi": "What gpu-py writes into config.json, from CDI documents:",
+    "folder": "What gpuhook apply does, in order:",
     "hook": "What the hook does, in order:",
     "spec": "What gpu-py writes into config.json (mode spec), in order:",
 }
 
 _UNDONE = "Left undone, because config.json can't express it:"
+_UNDONE_IN_FOLDERS = "Left to who starts a program there:"
 _UNDONE_ALONE = "Left undone, because only the runtime gpu-py can do it:"
 
 
@@ -97,10 +100,17 @@ class Explanation:
         self.container: dict[str, Any] | None = None
         self._hook_alone = hook_alone
 
-    def follow(self, spec: Spec, root_path: str | None, config_path: str | None) -> None:
-        """Take the steps that runtime and hook would take, short of changing anything."""
+    def follow(
+        self, spec: Spec, root_path: str | None, config_path: str | None, *, folder: bool = False
+    ) -> None:
+        """Take the steps that runtime and hook would take, short of changing anything.
+
+        With ``folder``, those that gpuhook apply takes with a root folder.
+        """
         try:
             config = load(config_path)
+            if folder:
+                config.mode = apply.MODE
             self.known = registry.known(config)
             reader = SpecReader(spec.data, config)
             swarm = [name for _, name in environments.swarm_variables(config.swarm_resource)]
@@ -112,7 +122,7 @@ class Explanation:
                 self.hints += _meant.for_programs(others, self.known)
             else:
                 spec.require_mount_namespace()
-                self._plan(self.resolved, spec, root_path, config)
+                self._plan(self.resolved, spec, root_path, config, folder=folder)
         except GpuhookError as error:
             self.error = error
 
@@ -122,7 +132,17 @@ class Explanation:
             self.progress.requests.append(reader.read(names, contract.load(names)))
         self.why_nothing = _why_nothing(reader.env, config, self.known)
 
-    def _plan(self, resolved: Resolved, spec: Spec, root_path: str | None, config: Config) -> None:
+    def _plan(
+        self,
+        resolved: Resolved,
+        spec: Spec,
+        root_path: str | None,
+        config: Config,
+        *,
+        folder: bool,
+    ) -> None:
+        if folder:
+            apply.check(resolved, config)
         documents = _documents(resolved, config)
         found = _image(root_path, config, resolved)
         if config.exclusive and self.container is None:
@@ -136,7 +156,10 @@ class Explanation:
         plan.operations, self.left_out = usable(plan.operations)
         plan.operations[:0] = documents
         self.mode = effective_mode(config.mode, resolved.requests) if resolved.grants else "cdi"
-        if self._hook_alone:
+        if folder:
+            self.mode = "folder"
+            self.undone = apply.undone(plan)
+        elif self._hook_alone:
             self.mode = "hook"
             self.undone = inject.left_to_runtime(plan, spec.data)
         else:
@@ -211,7 +234,8 @@ class Explanation:
                 lines.append(f"{number:4}. {operation.describe()}")
                 lines.append(f"      because: {operation.reason}")
         if self.undone:
-            lines += ["", _UNDONE_ALONE if self._hook_alone else _UNDONE]
+            alone = _UNDONE_ALONE if self._hook_alone else _UNDONE
+            lines += ["", _UNDONE_IN_FOLDERS if self.mode == "folder" else alone]
             lines += [f"      {operation.describe()}" for operation in self.undone]
         lines += [f"{'Hint:':<16} {printable(hint)}" for hint in self.hints]
         if self.error is not None:

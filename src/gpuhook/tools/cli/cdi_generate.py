@@ -13,9 +13,10 @@ from gpuhook.ground.errors import CdiError, DriverError, listed, shown
 from gpuhook.ground.host import files as host_files
 from gpuhook.start import contract
 from gpuhook.start.cdi import document as reader
-from gpuhook.start.cdi.generate import DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
+from gpuhook.start.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
 from gpuhook.start.cdi.generate import generate as generate_document
 from gpuhook.start.cdi.reading import MOST_BYTES
+from gpuhook.tools.cdi import readers
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import transform as transforming
 from gpuhook.tools.cdi import write as writing
@@ -29,6 +30,7 @@ from gpuhook.tools.vendors import survey
 from gpuhook.vendors import registry
 
 STDIO = "-"
+_CHARLIECLOUD = "charliecloud"
 _ENDINGS = tuple(f".{form}" for form in writing.FORMATS)
 
 
@@ -80,6 +82,11 @@ def _form_of(path: str) -> str | None:
     help="What devices are called: 0 and 1:0, GPU-..., or gpu0 and mig1:0; may be repeated.",
 )  # fmt: skip
 @click.option(
+    "--device-id", "devices", metavar="ID", multiple=True,
+    help="These devices alone, as containers name them, with --kind; may be repeated.",
+)  # fmt: skip
+@click.option("--no-all-device", is_flag=True, help="Leave out the device all.")
+@click.option(
     "--kind", "kinds", metavar="KIND", multiple=True, shell_complete=completing.kinds,
     help="Devices of this kind alone, such as nvidia.com/gpu.  [default: all there are]",
 )  # fmt: skip
@@ -87,14 +94,21 @@ def _form_of(path: str) -> str | None:
     "--mode", type=click.Choice(["auto", "nvml"]), default="auto", show_default=True,
     help="How devices are found: there is one way, and nvidia-ctk's users name it.",
 )  # fmt: skip
+@click.option(
+    "--for", "program", type=click.Choice([_CHARLIECLOUD]),
+    help="For a program that reads documents and runs no hook: links become mounts.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the change as a diff and make none.")
 def generate(
     config_path: str | None,
     output: str,
     form: str | None,
     strategies: tuple[str, ...],
+    devices: tuple[str, ...],
+    no_all_device: bool,
     kinds: tuple[str, ...],
     mode: str,
+    program: str | None,
     dry_run: bool,
 ) -> None:
     """Write a CDI document of the devices of this machine.
@@ -102,12 +116,26 @@ def generate(
     An engine that reads it gives them to containers without gpu-py: podman run --device
     nvidia.com/gpu=0, docker run --device nvidia.com/gpu=all. Make it again whenever the driver,
     the devices or their MIG devices change. A file that would stay the same isn't touched.
+
+    Its version is the lowest that has words for what is in it. What the oldest engine here
+    doesn't know is left out, and said.
     """
     del mode
     config = load(config_path)
+    form = form or ("json" if program and not _form_of(output) else None)
     place = Place(output, form)
-    sources, failed = _sources(config, kinds, save=not dry_run)
-    made = _made(sources, strategies, explicit=bool(kinds))
+    sources, failed = _sources(config, kinds, save=not dry_run, without_hook=bool(program))
+    if devices and len(sources) > 1:
+        raise CdiError(
+            "Devices are named, and this machine has several kinds of them",
+            "Say with --kind which one is meant",
+        )
+    how = {
+        "strategies": strategies,
+        "selectors": devices or (ALL,),
+        "all_device": not no_all_device,
+    }
+    made = _made(sources, how, explicit=bool(kinds))
     if place.is_file and len(made) > 1:
         found = [each.document["kind"] for each in made]
         raise CdiError(
@@ -122,7 +150,7 @@ def generate(
 
 
 def _sources(
-    config: Config, kinds: tuple[str, ...], *, save: bool
+    config: Config, kinds: tuple[str, ...], *, save: bool, without_hook: bool
 ) -> tuple[list[Source], list[DriverError]]:
     """Return what there is to make documents of, and which drivers fail beside it.
 
@@ -130,8 +158,11 @@ def _sources(
     """
     hook = our_program(names.CDI_HOOK, "Reinstall gpuhook, so that its programs are in one folder")
 
+    reader = None if without_hook else readers.oldest()
+    how = {"save": save, "without_hook": without_hook}
+
     def source_of(vendor: contract.Vendor) -> Source:
-        return refreshing.source_of(vendor, config, hook, save=save)
+        return refreshing.source_of(vendor, config, hook, reader, **how)
 
     known = {each.KIND: each for each in registry.known(config).values()}
     unknown = [kind for kind in kinds if kind not in known]
@@ -145,12 +176,12 @@ def _sources(
     return survey.present(config, source_of)
 
 
-def _made(sources: list[Source], strategies: tuple[str, ...], *, explicit: bool) -> list[Generated]:
+def _made(sources: list[Source], how: dict[str, Any], *, explicit: bool) -> list[Generated]:
     """Return the documents; of kinds that nobody named, those that there are devices of."""
     made, errors = [], []
     for source in sources:
         try:
-            made.append(generate_document(source, strategies))
+            made.append(generate_document(source, **how))
         except CdiError as error:
             errors.append(error)
     if errors and (explicit or not made):

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import click
 
+from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import GpuhookError, shown
 from gpuhook.ground.oci import jsontext
 from gpuhook.ground.oci.spec import Spec, read_spec
+from gpuhook.tools.apply.request import Asked, settings
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _running, _summary
 from gpuhook.tools.cli._explanation import Explanation
@@ -31,10 +33,19 @@ class _Given(NamedTuple):
     gpus: str | None
     environment: tuple[str, ...]
     privileged: bool
+    rootfs: str | None
+    devices: tuple[str, ...]
+    environ: str
 
     def check(self) -> None:
         """Raise UsageError unless it is one container."""
         spelled = self.image or self.environment or self.privileged or self.gpus is not None
+        if self.rootfs and not (self.image or self.gpus is not None):
+            spelled = True
+        elif self.rootfs or self.devices or self.environ:
+            raise click.UsageError(
+                "--device and --environ go with --rootfs, and neither --image nor --gpus does."
+            )
         if sum(map(bool, (self.container, self.bundle, self.spec, spelled))) != 1:
             raise click.UsageError(
                 "Give one of CONTAINER, --bundle, --spec, or what docker run would be given: "
@@ -47,6 +58,10 @@ class _Given(NamedTuple):
             return _running.read_running(self.container, explanation, config_path)
         if self.bundle or self.spec:
             return read_spec(self.spec or os.path.join(self.bundle or "", "config.json"))
+        if self.rootfs:
+            config = load(config_path)
+            asked = Asked(settings(self.environment), self.devices, self.environ, self.privileged)
+            return asked.spec(config, registry.known(config))
         return self._spelled_out(explanation)
 
     def _spelled_out(self, explanation: Explanation) -> Spec:
@@ -109,6 +124,17 @@ def _setting(word: str) -> tuple[str, str | None]:
 )  # fmt: skip
 @click.option("--privileged", is_flag=True, help="As if the container were privileged.")
 @click.option(
+    "--rootfs", metavar="DIR", help="A root folder: what gpuhook apply would give it, with -e."
+)
+@click.option(
+    "--device", "devices", metavar="KIND=NAME", multiple=True,
+    help="With --rootfs, a device by its CDI name; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--environ", metavar="FILE", default="",
+    help="With --rootfs, a file of NAME=VALUE lines: the folder's environment.",
+)  # fmt: skip
+@click.option(
     "--hook-alone", is_flag=True,
     help="As if podman's --hooks-dir had added the hook, and the runtime weren't gpu-py.",
 )  # fmt: skip
@@ -123,6 +149,9 @@ def explain(
     environment: tuple[str, ...],
     gpus: str | None,
     privileged: bool,
+    rootfs: str | None,
+    devices: tuple[str, ...],
+    environ: str,
     hook_alone: bool,
     verbose: bool,
     config_path: str | None,
@@ -135,14 +164,15 @@ def explain(
     spelled out as for docker run: --image, -e and --gpus. Nothing is changed, and without
     CONTAINER no root is needed. The exit status is 1 if the container could not be started.
     """
-    given = _Given(container, bundle, spec_path, image, gpus, environment, privileged)
+    what = container, bundle, spec_path, image, gpus, environment, privileged
+    given = _Given(*what, rootfs, devices, environ)
     given.check()
     explanation = Explanation(hook_alone=hook_alone)
     try:
         spec = given.read(explanation, config_path)
         if spec is not None:
-            root = spec.root_path if container or bundle or spec_path else None
-            explanation.follow(spec, root, config_path)
+            root = spec.root_path if container or bundle or spec_path else rootfs
+            explanation.follow(spec, root, config_path, folder=bool(rootfs))
     except GpuhookError as error:
         explanation.error = error
     if output_format == "json":

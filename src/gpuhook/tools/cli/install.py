@@ -13,6 +13,9 @@ from gpuhook.ground.config.loader import PATH_VARIABLE, load
 from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
 from gpuhook.start.cdi import versions
+from gpuhook.tools.apply import machines
+from gpuhook.tools.apply.machines import Machine
+from gpuhook.tools.apply.request import settings
 from gpuhook.tools.cdi.kept import Kept, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
@@ -26,8 +29,10 @@ from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.store import Record, Store
 from gpuhook.tools.host.programs import our_program
 from gpuhook.tools.vendors.nvidia import program_links as aliases
+from gpuhook.vendors import registry
 
 _NO_HOOK = "none"
+_VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
 _ROOTS = {"docker": "no Docker of yours was found; for the system's, "}
 
 
@@ -232,6 +237,7 @@ def _tell_answer(
         "gpuhook install --engine docker --dry-run": "Show what would change",
         "gpuhook install --engine docker --nvidia-names": "Serve --gpus and compose, too",
         "gpuhook install --engine podman --hook precreate": "Serve every runtime of podman",
+        f"gpuhook install --engine nspawn --machine box -e {_VARIABLE}=0": "Give a machine a GPU",
         "gpuhook install --cdi": "Have engines give devices themselves, by CDI",
     },
 )
@@ -256,6 +262,19 @@ def _tell_answer(
 @click.option(
     "--hook", type=click.Choice(["prestart", "precreate", _NO_HOOK]),
     help="Have podman call the hook for all containers, whatever their runtime.",
+)  # fmt: skip
+@click.option("--machine", metavar="NAME", help="The machine of nspawn that gets devices.")
+@click.option(
+    "-e", "--env", "variables", metavar="NAME[=VALUE]", multiple=True,
+    help="With --machine, a variable that asks, as a container's would; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--device", "devices", metavar="KIND=NAME", multiple=True,
+    help="With --machine, a device by its CDI name; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--rootfs", metavar="DIR", default="",
+    help="With --machine, its root folder.  [default: /var/lib/machines/NAME]",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="The engine's configuration file.")
 @click.option(
@@ -284,6 +303,10 @@ def install(
     cdi: bool | None,
     for_swarm: bool | None,
     hook: str | None,
+    machine: str | None,
+    variables: tuple[str, ...],
+    devices: tuple[str, ...],
+    rootfs: str,
     config: str | None,
     drop_in_config: str | None,
     runtime_name: str,
@@ -311,6 +334,7 @@ def install(
         raise click.UsageError("--config and --drop-in-config need one --engine.")
     if hook not in (None, _NO_HOOK) and not {shared.ALL, "podman"} & {*engines}:
         shared.warn("--hook is for podman alone, and changes nothing for other engines")
+    spawned = _machine(engines, machine, variables, devices, rootfs)
     shared.check_name(runtime_name)
     program = shared.checked_program(runtime_path or our_program(names.RUNTIME), prefix)
     ask = Ask(
@@ -327,6 +351,7 @@ def install(
         gpuhook_config=shared.absolute(os.environ.get(PATH_VARIABLE)),
         rootless=shared.is_rootless(prefix),
         without=_taken_back(set_default, nvidia_names, cdi, for_swarm, hook),
+        units=_units(spawned),
     )
     links = _links_folder(bin_dir, ask) if nvidia_names else None
     state = shared.state_folder(state_dir, ask.prefix)
@@ -335,6 +360,37 @@ def install(
         raise click.UsageError("--swarm is Docker's: it needs --engine docker.")
     as_json = output_format == "json"
     carry_out(Job(chosen, ask, state, links, reload, dry_run, bool(cdi), roots, as_json))
+    if spawned and not dry_run:
+        machines.remember(state, spawned)
+
+
+def _machine(
+    engines: tuple[str, ...],
+    name: str | None,
+    variables: tuple[str, ...],
+    devices: tuple[str, ...],
+    rootfs: str,
+) -> Machine | None:
+    """Return the machine of nspawn that is meant; UsageError where one is named in part alone."""
+    if (machines.ENGINE in engines) != bool(name) or (name and len(engines) != 1):
+        raise click.UsageError("--machine goes with --engine nspawn alone, which needs it.")
+    if not name:
+        if variables or devices or rootfs:
+            raise click.UsageError("-e, --device and --rootfs go with --engine nspawn --machine.")
+        return None
+    config = shared.absolute(os.environ.get(PATH_VARIABLE))
+    place = os.path.abspath(rootfs) if rootfs else ""
+    return Machine(name, settings(variables), devices, place, config)
+
+
+def _units(machine: Machine | None) -> tuple[tuple[str, str], ...]:
+    """Return a machine's files, and say what doesn't work there."""
+    if machine is None:
+        return ()
+    found = machines.files(machine)
+    for warning in found.warnings:
+        shared.warn(warning)
+    return found.units
 
 
 def _taken_back(

@@ -128,8 +128,9 @@ def job_of(
 
     EngineError for what can't be done.
     """
-    if engine not in ENGINES:
-        raise EngineError(f"Unrecognized runtime '{engine}'", f"Give one of {', '.join(ENGINES)}")
+    every = [name for name, each in ENGINES.items() if each.has_runtimes]
+    if engine not in every:
+        raise EngineError(f"Unrecognized runtime '{engine}'", f"Give one of {', '.join(every)}")
     if engine == "docker" and drop_in_config:
         raise EngineError("Docker does not support drop-in configs", "Leave --drop-in-config out")
     if config_mode in _HOOK_MODES:

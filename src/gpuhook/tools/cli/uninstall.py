@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gpuhook.ground import names
+from gpuhook.tools.apply import machines
 from gpuhook.tools.cdi.kept import Kept, kept
 from gpuhook.tools.cli import _documents as documents
 from gpuhook.tools.cli import _engines as shared
@@ -124,6 +125,8 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
             if chosen.reload:
                 _have_forgotten(records, outcomes)
             outcomes = installer.uninstall(store, records)
+            ours = [record.config for record in records if record.engine == machines.ENGINE]
+            machines.forget(state, ours)
         shared.tell(outcomes, dry_run=dry_run)
         gone = shared.take_links_back(links, is_last=is_last, dry_run=dry_run)
         if before and ends:

@@ -7,8 +7,10 @@ import click
 
 from gpuhook.ground.config.loader import load
 from gpuhook.ground.errors import GpuhookError, WatchError
+from gpuhook.tools.apply import machines
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli import _systemd as systemd
 from gpuhook.tools.cli._help import Seconds, command
 from gpuhook.tools.cli._output import config_option
 from gpuhook.tools.cli.cdi_refresh import sentence
@@ -40,6 +42,30 @@ class _Documents:
         return not failed
 
 
+class _Machines:
+    """The machines of nspawn that install has given devices, whose files are written again."""
+
+    def __init__(self, state: str) -> None:
+        self._state = state
+        self._said = ""
+
+    def refresh(self) -> bool:
+        """Write their files, and print what changed, and what is wrong once; False for that."""
+        wrong = ""
+        try:
+            changed = machines.refresh(self._state)
+            for path in changed:
+                click.echo(f"nspawn: wrote {path}")
+            if changed:
+                systemd.call("daemon-reload")
+        except GpuhookError as error:
+            wrong = str(error)
+        if wrong not in ("", self._said):
+            click.echo(wrong)
+        self._said = wrong
+        return not wrong
+
+
 @command(
     examples={
         "gpuhook watch --interval 10": "Look every ten seconds, where the kernel reports no event",
@@ -59,7 +85,8 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     """Keep the saved inventory fresh, and a process ready for the next container.
 
     The inventory is made again whenever GPUs, MIG devices or the driver change, and a line is
-    printed; so are the CDI documents that ``gpuhook install --cdi`` keeps. Runs until it is told
+    printed; so are the CDI documents that ``gpuhook install --cdi`` keeps, and the files of
+    machines of nspawn that have devices. Runs until it is told
     to stop (SIGTERM, SIGINT). The Debian package runs it as gpuhook-watch.service; where it
     doesn't run, the first container after a pause starts more slowly.
     """
@@ -70,9 +97,15 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
         signal.signal(number, lambda *_: os._exit(0))  # there is nothing to tidy up
     try:
         with Events(lambda event: concerns_us(event, config)) as events:
-            documents = _Documents(shared.state_folder(state_dir, ""))
+            state = shared.state_folder(state_dir, "")
+            kept = (_Documents(state), _Machines(state))
             launcher = our_program("gpu-py")
-            Watch(config, launcher, click.echo, documents.refresh).run(events, interval)
+
+            def refresh() -> bool:
+                done = [each.refresh() for each in kept]
+                return all(done)
+
+            Watch(config, launcher, click.echo, refresh).run(events, interval)
     except OSError as error:
         raise WatchError(
             f"The kernel's events can't be listened to: {error.strerror}",

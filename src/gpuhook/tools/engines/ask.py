@@ -31,7 +31,8 @@ class Ask:
     ``swarm`` are the devices that Docker is to offer to a swarm; none: nothing about it changes.
     ``without`` are the options of earlier installations that are to be taken back, ``known``
     the names of runtimes that are remembered as registered by them. ``default`` is found by
-    ``following``: which of our runtimes is the default one.
+    ``following``: which of our runtimes is the default one. ``units`` are the files of a machine
+    of nspawn, each with the lines of ours in it.
     """
 
     runtimes: tuple[tuple[str, str], ...]
@@ -50,6 +51,7 @@ class Ask:
     without: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
     default: str | None = None
+    units: tuple[tuple[str, str], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,6 +126,7 @@ class Engine(ABC):
     """A container engine that can be told about gpu-py; by default root's, without a daemon."""
 
     name: str
+    has_runtimes = True  # OCI runtimes, of which gpu-py is to be one
 
     @abstractmethod
     def install(self, ask: Ask) -> Answer:

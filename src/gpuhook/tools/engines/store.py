@@ -24,7 +24,7 @@ from typing import Protocol
 from gpuhook.ground import names
 from gpuhook.ground.errors import EngineError
 from gpuhook.ground.host import files as host_files
-from gpuhook.tools.engines import json_text, lock, toml_text
+from gpuhook.tools.engines import json_text, lock, toml_text, unit_text, whole_text
 from gpuhook.tools.engines.files import Change, decode, read, remove_folders
 from gpuhook.tools.engines.lock import Lock
 from gpuhook.tools.engines.merge import Document, Path, beside, restored, without_ours
@@ -49,21 +49,27 @@ class Syntax(Protocol):
         """Return the text changed so that it says another document."""
 
 
-_SYNTAXES: dict[str, Syntax] = {"json": json_text, "toml": toml_text}
+_SYNTAXES: dict[str, Syntax] = {
+    "json": json_text,
+    "toml": toml_text,
+    "unit": unit_text,
+    "whole": whole_text,
+}
 
 
 @dataclass(frozen=True)
 class Target:
     """A file as an engine wants it.
 
-    ``syntax`` is json or toml. ``owned`` are the paths in the document that are ours whatever
-    stands there, ``released`` those that were and become what they are without us. ``ours`` is
-    true for a file that holds nothing but what we write and goes with it; ``usual`` is where
-    such a file of that engine usually is. ``config`` is the engine's main configuration file.
-    ``gone`` is true for a file that is to be as it is without us, whatever its ``text``.
+    ``syntax`` is json or toml, unit for systemd, whole for a script. ``owned`` are the paths in
+    the document that are ours whatever stands there, ``released`` those that were and become what
+    they are without us. ``ours`` is true for a file that holds nothing but what we write and goes
+    with it; ``usual`` is where such a file of that engine usually is. ``config`` is the engine's
+    main configuration file. ``gone`` is true for a file that is to be as it is without us,
+    whatever its ``text``.
     ``foreign`` are paths that are somebody else's now, even if they were ours before.
     ``sources`` are files whose settings the text repeats: who may not read one of those may not
-    read this one.
+    read this one. ``mode`` is what the file is to have, None for what it has.
     """
 
     engine: str
@@ -78,6 +84,7 @@ class Target:
     gone: bool = False
     foreign: tuple[Path, ...] = ()
     sources: tuple[str, ...] = ()
+    mode: int | None = None
 
 
 @dataclass
@@ -150,7 +157,7 @@ class Store:
         old = read(target.path)
         if target.ours and old is not None and not _is_whole(self._place(target.path)):
             _check_ours(target, old)
-        mode = host_files.copy_mode(*target.sources)
+        mode = target.mode if target.mode is not None else host_files.copy_mode(*target.sources)
         return Change(target.path, old, self._wanted(target, old), mode)
 
     def _wanted(self, target: Target, current: bytes | None) -> bytes | None:
@@ -283,7 +290,8 @@ def _is_whole(place: str) -> bool:
 
 def _check_ours(target: Target, old: bytes) -> None:
     """Refuse to change a file that we don't remember and that doesn't look as if we wrote it."""
-    if old == target.text.encode("utf-8") or old.startswith(f"# {DROP_IN_HEADER}".encode()):
+    head = old.split(b"\n", 2)[:2]  # a script begins with its interpreter
+    if old == target.text.encode("utf-8") or f"# {DROP_IN_HEADER}".encode() in head:
         return
     if target.syntax == "json" and _is_our_hook(old):
         return

@@ -5,6 +5,7 @@ The same request, plan and injection as everywhere; only the way to ask is anoth
 
 from gpuhook import inject
 from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.changes import Container
 from gpuhook.ground.oci.jsontext import Record
 from gpuhook.ground.oci.spec import State
 from gpuhook.start.contract import Grant
@@ -39,7 +40,7 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
     pid = target.pid or callers.parent()
     with inject.open_container(pid, target.root) as container:
         if target.pid is None:
-            container.adopt(callers.mount_tables())
+            _adopt(container)
         found = image.examine(container, config, {NAME: grant.vendor.examine})
         plan = make_plan([grant], found)
         record = records.describe(State("", pid, "", None), None, [grant])
@@ -52,6 +53,18 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
             if not switches.devbind:
                 plan = Plan([step for step in plan.operations if not isinstance(step, BindDevice)])
             inject.inject(plan, container, enter=target.pid is not None)
+
+
+def _adopt(container: Container) -> None:
+    """Tell the container's own mounts, in whose namespace we are, from the host's.
+
+    Apptainer mounts a filesystem for each container and the root in it. As enroot calls us, the
+    host's mounts are all in our own table; whatever is mounted in the root alone is the
+    container's.
+    """
+    tables = callers.mount_tables()
+    if not container.adopt(tables):
+        container.settle(tables)
 
 
 def checked_root(path: str) -> str:

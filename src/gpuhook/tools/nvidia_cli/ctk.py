@@ -64,7 +64,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     help="Print errors and what is asked for alone.",
 )  # fmt: skip
 @click.option(
-    "--config", "config_path", metavar="FILE", envvar="NVIDIA_CTK_CONFIG",
+    "--config", "config_path", metavar="FILE",
+    envvar=["NVIDIA_CTK_CONFIG", "GPUHOOK_CONFIG", "NVIDIA_CTK_CONFIG_FILE_PATH"],
     help="Another configuration than gpuhook's.",
 )  # fmt: skip
 def ctk(**_: Any) -> None:

@@ -13,6 +13,7 @@ from gpuhook.start import contract
 from gpuhook.start.cdi import folders, versions
 from gpuhook.start.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES
 from gpuhook.start.cdi.generate import generate as generate_document
+from gpuhook.tools.cdi import readers
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cdi import write as writing
 from gpuhook.tools.cli._help import command
@@ -101,9 +102,15 @@ def _ineffective(function: Any) -> Any:
 )  # fmt: skip
 @click.option(
     "--device-id", "--device-ids", "--device", "--devices", "devices", multiple=True,
-    metavar="ID", envvar=f"{_ENV}DEVICE_IDS", help="Has to be all, or none to leave out all.",
+    metavar="ID", envvar=f"{_ENV}DEVICE_IDS",
+    help="These devices alone; none leaves out the device all.  [default: all]",
 )  # fmt: skip
 @switch("--no-all-device", envvar=f"{_ENV}NO_ALL_DEVICE", help="Leave out the device all.")
+@click.option(
+    "--cuda-compat-container-root", "compat_root", metavar="DIR",
+    envvar=f"{_ENV}CUDA_COMPAT_CONTAINER_ROOT",
+    help="Where images have newer CUDA, which has to be as config.toml says.",
+)  # fmt: skip
 @click.option(
     "--nvidia-cdi-hook-path", "--nvidia-ctk-path", "hook_path", metavar="PATH",
     envvar="NVIDIA_CTK_CDI_HOOK_PATH", help="The hook to call, a link to gpuhook-cdi-hook.",
@@ -134,20 +141,15 @@ def generate(
     config = load(config_path())
     _check(config, given)
     ids = items(devices)
-    if set(ids) - {"all", "none"}:
-        raise CdiError(
-            "gpuhook writes documents of all devices, not of some",
-            "Leave --device-id out, and name devices where containers ask for them",
-        )
     kind = _kind(vendor, device_class)
     hook = _hook(given["hook_path"])
     source = refreshing.source_of(
-        contract.load(registry.known(config)[NAME]), config, hook, save=False
+        contract.load(registry.known(config)[NAME]), config, hook, readers.oldest(), save=False
     )
-    made = generate_document(source, _strategies(strategies))
+    selectors = tuple(each for each in ids if each != "none") or (ALL,)
+    everything = not no_all_device and "none" not in ids
+    made = generate_document(source, _strategies(strategies), selectors, all_device=everything)
     document = {**made.document, "kind": kind}
-    if no_all_device or "none" in ids:
-        document["devices"] = [each for each in document["devices"] if each["name"] != ALL]
     document["cdiVersion"] = versions.needed(document)
     for warning in made.warnings:
         say(f"warning: {warning}")
@@ -176,6 +178,13 @@ def _check(config: Config, given: dict[str, Any]) -> None:
                 f"--{option} is {shown(path)}, and containers would get what is in {root}",
                 f"Run gpuhook config set nvidia-container-cli.root={path}",
             )
+    compat = given["compat_root"]
+    if compat and _normal(compat) != _normal(config.cuda_compat_root):
+        raise CdiError(
+            f"--cuda-compat-container-root is {shown(compat)}, and containers' CUDA is looked for "
+            f"in {config.cuda_compat_root}",
+            f"Run gpuhook config set gpuhook.cuda-compat-root={compat}",
+        )
     paths = items(given["search_paths"])
     if paths and paths != tuple(config.library_search_paths):
         raise CdiError(

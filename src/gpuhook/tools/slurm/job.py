@@ -41,14 +41,26 @@ def write_request(bundle: str, config: Config, cgroup_conf: str = CGROUP_CONF) -
     """
     _require_constraint(cgroup_conf)
     spec = read_spec(os.path.join(bundle, "config.json"))
+    mine, every = _mine(config)
+    changed = requesting(spec, mine, every, config)
+    if changed is not spec:
+        changed.write()
+    return mine
+
+
+def given(spec: Spec, config: Config, cgroup_conf: str = CGROUP_CONF) -> Spec:
+    """Return a spec that asks for the devices that the job has; errors as in ``write_request``."""
+    _require_constraint(cgroup_conf)
+    return requesting(spec, *_mine(config), config)
+
+
+def _mine(config: Config) -> tuple[list[Owned], list[Owned]]:
+    """Return the job's devices, and all of the machine."""
     machine = devices_here(config, save=False)
     if machine.failed:
         raise machine.failed[0]
     mine = [each for each in machine.devices if is_given(map(answer, each.files))]
-    changed = requesting(spec, mine, machine.devices, config)
-    if changed is not spec:
-        changed.write()
-    return mine
+    return mine, machine.devices
 
 
 def requesting(spec: Spec, mine: list[Owned], every: list[Owned], config: Config) -> Spec:

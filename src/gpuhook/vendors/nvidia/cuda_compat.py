@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.container.rootfs import Rootfs
 
-FOLDER = "/usr/local/cuda/compat"  # in the image
 SECTION = ".note.cuda.fwd_compatibility"
 OWNER = "NVIDIA Corporation"
 _LIBRARY = "libcuda.so."
@@ -115,23 +114,24 @@ def decide(
     return bool(library and driver and library[0] > driver[0])
 
 
-def find_newer(root: "Rootfs") -> CudaCompat | None:
+def find_newer(root: "Rootfs", config: "Config") -> CudaCompat | None:
     """Return what an image brings, read through its confined root; None if it is nothing usable."""
-    names = root.list_folder(FOLDER)
+    place = config.cuda_compat_root
+    names = root.list_folder(place)
     if not names or len(names) > _MOST_FILES:
         return None
-    regular = [name for name in names if _is_regular(root, name)]
+    regular = [name for name in names if _is_regular(root, place, name)]
     version = compat_version(regular)
     if version is None:
         return None
-    folder = root.real_path(FOLDER)
+    folder = root.real_path(place)
     if not _is_plain(folder):
         return None
-    sonames = [_soname(root, name) for name in regular]
+    sonames = [_soname(root, f"{place}/{name}") for name in regular]
     return CudaCompat(
         folder,
         version,
-        _note(root, f"{FOLDER}/libcuda.so.{version}"),
+        _note(root, f"{place}/libcuda.so.{version}"),
         tuple(dict.fromkeys(name for name in sonames if name and _is_plain(name))),
     )
 
@@ -141,9 +141,9 @@ def _is_plain(text: str) -> bool:
     return text.isascii() and text.isprintable() and " " not in text
 
 
-def _is_regular(root: "Rootfs", name: str) -> bool:
+def _is_regular(root: "Rootfs", place: str, name: str) -> bool:
     """Tell whether a name in the folder is a file and no link."""
-    fd = root.folder(FOLDER)
+    fd = root.folder(place)
     try:
         mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
     except OSError:
@@ -151,14 +151,14 @@ def _is_regular(root: "Rootfs", name: str) -> bool:
     return stat.S_ISREG(mode)
 
 
-def _soname(root: "Rootfs", name: str) -> str | None:
+def _soname(root: "Rootfs", path: str) -> str | None:
     from gpuhook.ground.loader import elf  # noqa: PLC0415 - only where the image has such libraries
 
-    fd = root.open_file(f"{FOLDER}/{name}")
+    fd = root.open_file(path)
     if fd is None:
         return None
     try:
-        return elf.read(fd, name).soname
+        return elf.read(fd, path).soname
     except ElfError:
         return None
     finally:

@@ -80,7 +80,9 @@ def _control(options: "NvidiaOptions") -> "Iterator[tuple[str, str]]":
 
 
 def _gpus(options: "NvidiaOptions", selected: "Selection") -> "Iterator[tuple[str, str]]":
-    parts_only = {gpu.uuid for gpu, _ in selected.migs} - set(selected.uuids)
+    whole = set(selected.uuids)
+    drawing = {gpu.uuid for gpu, mig in selected.migs if mig.has_graphics}
+    parts_only = {gpu.uuid for gpu, _ in selected.migs} - whole - drawing
     for gpu in selected.gpus:
         yield gpu.path, f"GPU {gpu.index}"
         if _GRAPHICS.intersection(options.capabilities) and gpu.uuid not in parts_only:

@@ -32,6 +32,7 @@ LIBRARIES = {
         "libnvidia-pkcs11.so",
         "libnvidia-pkcs11-openssl3.so",
         "libnvidia-nvvm.so",
+        "libnvidia-nvvm70.so",
         "libnvidia-tileiras.so",
     ),
     "ngx": ("libnvidia-ngx.so",),

@@ -58,6 +58,12 @@ class Mig(Record):
     ci_cap: int | None
 
     @property
+    def has_graphics(self) -> bool:
+        """Whether it can draw: its profile, the last word of its name, says so (1g.24gb+gfx)."""
+        attributes = self.name.rpartition(" ")[2].partition("+")[2]
+        return "gfx" in attributes.replace("+", ".").split(".")
+
+    @property
     def paths(self) -> tuple[str, ...]:
         """The nodes that guard it."""
         caps = (self.gi_cap, self.ci_cap)

@@ -128,7 +128,7 @@ class Nvidia(Vendor):
     def examine(self, root: "Rootfs", config: "Config") -> "Record | None":
         from gpuhook.vendors.nvidia import cuda_compat  # noqa: PLC0415 - the hook's, not the runtime's
 
-        return cuda_compat.find_newer(root) if cuda_compat.wanted(config) else None
+        return cuda_compat.find_newer(root, config) if cuda_compat.wanted(config) else None
 
     def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":
         from gpuhook.vendors.nvidia import edits  # noqa: PLC0415 - as in look

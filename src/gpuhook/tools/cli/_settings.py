@@ -1,0 +1,48 @@
+"""What the commands share that print settings of systemd: options, and the plan behind them."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.errors import printable
+from gpuhook.start.plan.operations import Plan
+from gpuhook.tools.apply import machines, units
+from gpuhook.tools.apply.request import Asked, settings
+from gpuhook.tools.cli import _completion as completing
+from gpuhook.tools.cli import _engines as shared
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def request_options(function: Command) -> Command:
+    """Add -e, --device and --rootfs."""
+    for add in (
+        click.option(
+            "-e", "--env", "variables", metavar="NAME[=VALUE]", multiple=True,
+            shell_complete=completing.variables,
+            help="A variable that asks, as a container's would; may be repeated.",
+        ),
+        click.option(
+            "--device", "devices", metavar="KIND=NAME", multiple=True,
+            help="A device by its CDI name, such as nvidia.com/gpu=0; may be repeated.",
+        ),
+        click.option(
+            "--rootfs", metavar="DIR", default="",
+            help="The root folder: where its loader looks for libraries.",
+        ),
+    ):  # fmt: skip
+        function = add(function)
+    return function
+
+
+def plan(
+    rootfs: str, variables: tuple[str, ...], devices: tuple[str, ...], config_path: str | None
+) -> tuple[Plan, list[str]]:
+    """Return the plan for a request, and its variables; what is missing is said."""
+    asked = Asked(settings(variables), devices, privileged=True)
+    done, made = machines.planned(rootfs or None, asked, load(config_path))
+    for warning in (*done.warnings, *units.warnings(made)):
+        shared.warn(printable(warning))
+    return made, done.environment

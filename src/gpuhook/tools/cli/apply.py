@@ -1,0 +1,198 @@
+"""gpuhook apply: give a root folder its devices, for programs that are no container engine."""
+
+import os
+from typing import Any
+
+import click
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.errors import FolderError, printable
+from gpuhook.start.resolve import Progress, resolve
+from gpuhook.tools import apply as applying
+from gpuhook.tools.apply import fstab as fstab_lines
+from gpuhook.tools.apply import work
+from gpuhook.tools.apply.request import STDOUT, Asked, environment, settings
+from gpuhook.tools.cli import _completion as completing
+from gpuhook.tools.cli import _engines as shared
+from gpuhook.tools.cli._explanation import Explanation
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option, format_option, print_json
+from gpuhook.tools.slurm import job
+from gpuhook.vendors import registry
+
+_VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
+_KIND = registry.KNOWN["nvidia"].KIND
+
+
+@command(
+    examples={
+        f"gpuhook apply --rootfs /srv/root -e {_VARIABLE}=0": "Give the folder the first GPU",
+        f"gpuhook apply --rootfs /srv/root --device {_KIND}=all --dry-run": "Show each step",
+        "gpuhook apply --rootfs /srv/root --undo": "Make the folder what it was",
+        f"gpuhook apply --rootfs . -e {_VARIABLE}=all --fstab - --environ -": "Print what to mount",
+    },
+)
+@click.option("--rootfs", metavar="DIR", required=True, help="The root folder.")
+@click.option(
+    "-e", "--env", "variables", metavar="NAME[=VALUE]", multiple=True,
+    shell_complete=completing.variables,
+    help="A variable that asks, as a container's would; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--device", "devices", metavar="KIND=NAME", multiple=True,
+    help="A device by its CDI name, such as nvidia.com/gpu=0; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--environ", metavar="FILE", default="",
+    help="The folder's environment, NAME=VALUE lines: it may ask for devices, and variables that "
+    "they need are added; - prints these.",
+)  # fmt: skip
+@click.option(
+    "--fstab", metavar="FILE", default="",
+    help="Mount nothing, and add lines for what is to be mounted to this file; - prints them.",
+)  # fmt: skip
+@click.option("--privileged", is_flag=True, help="As if a privileged container asked.")
+@click.option(
+    "--default", "defaults", metavar="NAME=VALUE", multiple=True,
+    help="A variable for where nobody sets it; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--own-environment", "own", is_flag=True,
+    help="Take the vendors' variables in the caller's environment, before those of --environ.",
+)  # fmt: skip
+@click.option(
+    "--slurm", is_flag=True,
+    help="Give the devices that Slurm has given to this job, whatever else is asked for.",
+)  # fmt: skip
+@click.option("--undo", is_flag=True, help="Take back what was given.")
+@click.option("--no-undo", is_flag=True, help="Remember nothing: it will not be taken back.")
+@click.option("--dry-run", is_flag=True, help="Show every step, and change nothing.")
+@click.option("--state-dir", metavar="DIR", help="Where it is remembered what the folder was.")
+@config_option
+@format_option
+def apply(
+    rootfs: str,
+    environ: str,
+    fstab: str,
+    undo: bool,
+    no_undo: bool,
+    dry_run: bool,
+    state_dir: str | None,
+    slurm: bool,
+    config_path: str | None,
+    output_format: str,
+    **asked: Any,
+) -> None:
+    """Give a root folder the devices that are asked for, as the hook gives them to a container.
+
+    They are mounted in the folder, in the mount namespace that this is started in; who may be
+    root of a user namespace alone may do that, too. Groups and the device cgroup are left to
+    whoever starts a program there. Nothing in the folder is trusted, and nothing is made where
+    a volume is mounted in it. A folder that has devices gets the new ones in their place.
+    """
+    rootfs = os.path.abspath(rootfs)
+    state = "" if no_undo else shared.state_folder(state_dir, "")
+    if undo:
+        _undo(rootfs, state)
+        return
+    given = _asked(environ, **asked)
+    if dry_run and not fstab:
+        _explain(rootfs, given, config_path, output_format)
+        return
+    config = load(config_path)
+    config.mode = applying.MODE
+    known = registry.known(config)
+    spec = given.spec(config, known)
+    if slurm:
+        spec = job.given(spec, config)
+    resolved = resolve(spec.data, config, known, Progress())
+    if resolved is None or not (resolved.grants or resolved.cdi_devices):
+        _say(work.Done(warnings=list(resolved.absent) if resolved else []), rootfs, output_format)
+        return
+    if fstab:
+        done = work.lines(rootfs, resolved, config)
+    else:
+        done = work.give(rootfs, resolved, config, state)
+    before = environment(environ) if environ else {}
+    done.environment = fstab_lines.settings(done.operations, before)
+    if not dry_run:
+        _add(fstab, done.fstab)
+        _add(environ, done.environment)
+    _say(done, rootfs, output_format, printed=(fstab == STDOUT, environ == STDOUT))
+
+
+def _asked(
+    environ: str,
+    *,
+    variables: tuple[str, ...],
+    devices: tuple[str, ...],
+    defaults: tuple[str, ...],
+    privileged: bool,
+    own: bool,
+) -> Asked:
+    usual = tuple((name, value or "") for name, value in settings(defaults))
+    return Asked(settings(variables), devices, environ, privileged, usual, own)
+
+
+def _undo(rootfs: str, state: str) -> None:
+    if not state:
+        raise click.UsageError("--undo needs what --no-undo forgets: give one of them.")
+    known = work.undo(rootfs, state)
+    click.echo(f"{rootfs}: {'as it was before' if known else 'nothing to undo'}")
+
+
+def _explain(rootfs: str, given: Asked, config_path: str | None, output_format: str) -> None:
+    """Print what would be done, as gpuhook explain --rootfs does; status 1 where it would fail."""
+    explanation = Explanation()
+    config = load(config_path)
+    spec = given.spec(config, registry.known(config))
+    explanation.follow(spec, rootfs, config_path, folder=True)
+    if output_format == "json":
+        print_json(explanation.to_json())
+    else:
+        click.echo(explanation.to_text())
+    if explanation.error:
+        raise SystemExit(1)
+
+
+def _add(path: str, lines: list[str]) -> None:
+    """Append lines to a file, or print them; FolderError where that can't be done."""
+    text = "".join(f"{line}\n" for line in lines)
+    if not path or not text:
+        return
+    if path == STDOUT:
+        click.echo(text, nl=False)
+        return
+    try:
+        work.append(path, text)
+    except OSError as error:
+        raise FolderError(
+            f"{path} can't be written: {error.strerror}", "Name a file that can be written to"
+        ) from None
+
+
+def _say(
+    done: work.Done, rootfs: str, output_format: str, printed: tuple[bool, bool] = (False, False)
+) -> None:
+    """Print what was done; where lines were printed, they stand alone on standard output."""
+    if output_format == "json":
+        print_json(
+            {
+                "rootfs": rootfs,
+                "operations": [op.to_json() for op in done.operations],
+                "undone": [op.to_json() for op in done.undone],
+                "fstab": done.fstab,
+                "environment": done.environment,
+                "warnings": done.warnings,
+            }
+        )
+        return
+    for warning in done.warnings:
+        shared.warn(printable(warning))
+    if any(printed):
+        return
+    if not done.operations:
+        click.echo(f"{rootfs}: no device is asked for")
+        return
+    what = "lines for" if done.fstab else "given"
+    click.echo(f"{rootfs}: {what} {len(done.operations)} steps")

@@ -1,0 +1,32 @@
+"""gpuhook nspawn-arguments: what a machine of systemd-nspawn that is started by hand is to have."""
+
+import click
+
+from gpuhook.tools.apply import units
+from gpuhook.tools.cli import _settings
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option
+from gpuhook.vendors import registry
+
+_VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
+
+
+@command(
+    "nspawn-arguments",
+    examples={
+        f"gpuhook nspawn-arguments --rootfs /srv/box -e {_VARIABLE}=0": "Print them, a line each",
+        f"gpuhook nspawn-arguments -e {_VARIABLE}=0": "For a root folder like Debian's",
+    },
+)
+@_settings.request_options
+@config_option
+def nspawn_arguments(
+    rootfs: str, variables: tuple[str, ...], devices: tuple[str, ...], config_path: str | None
+) -> None:
+    """Print the arguments for systemd-nspawn that give a machine devices, a line each.
+
+    For a machine that machinectl starts, gpuhook install --engine nspawn writes its files.
+    """
+    plan, env = _settings.plan(rootfs, variables, devices, config_path)
+    for word in units.arguments(plan, env):
+        click.echo(word)

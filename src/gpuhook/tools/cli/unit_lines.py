@@ -1,0 +1,33 @@
+"""gpuhook unit-lines: settings by which a unit of systemd has devices."""
+
+import click
+
+from gpuhook.tools.apply import units
+from gpuhook.tools.cli import _settings
+from gpuhook.tools.cli._help import command
+from gpuhook.tools.cli._output import config_option
+from gpuhook.vendors import registry
+
+_VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
+
+
+@command(
+    "unit-lines",
+    examples={
+        f"gpuhook unit-lines -e {_VARIABLE}=0": "For a service that runs on the host's root",
+        f"gpuhook unit-lines --rootfs /srv/app -e {_VARIABLE}=0": "For one with RootDirectory=",
+    },
+)
+@_settings.request_options
+@config_option
+def unit_lines(
+    rootfs: str, variables: tuple[str, ...], devices: tuple[str, ...], config_path: str | None
+) -> None:
+    """Print the lines by which a unit of systemd may open devices, for a drop-in of its own.
+
+    With --rootfs the unit has a root of its own, such as a portable service, and the driver's
+    files are mounted there, too.
+    """
+    plan, env = _settings.plan(rootfs, variables, devices, config_path)
+    for line in units.service(plan, env, own_root=bool(rootfs)):
+        click.echo(line)

@@ -1,0 +1,96 @@
+"""enroot, and pyxis on it: a hook of ours in hooks.d, and NVIDIA's out of its way.
+
+enroot runs each executable script there, in the order of their names, as root of the container's
+user namespace, after the root is mounted and before it becomes /. Source: enroot's doc/hooks.md.
+"""
+
+import glob
+import os
+import shlex
+import shutil
+
+from gpuhook.tools.engines import whole_text
+from gpuhook.tools.engines.ask import Answer, Ask, Engine
+from gpuhook.tools.engines.files import read_text
+from gpuhook.tools.engines.store import DROP_IN_HEADER, Target
+from gpuhook.vendors.nvidia.names import VARIABLES
+from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES, feature_variable
+
+HOOK = "98-gpuhook.sh"
+_NVIDIAS = "98-nvidia.sh"
+_SYSTEM = "/etc/enroot/hooks.d"
+_USERS = "enroot/hooks.d"
+_MODE = 0o755
+_SHELL = "#!/usr/bin/env bash\n"
+_IDLE = f"""{_SHELL}# {DROP_IN_HEADER}
+#
+# {HOOK} does this hook's work, for the devices of all makers.
+exit 0
+"""
+
+_DEVICES = next(iter(VARIABLES))
+# What nobody sets is as in NVIDIA's hook for enroot: no device, and of the driver its utilities.
+_TEXT = f"""#
+# Gives a container of enroot its devices. What the caller's environment says of them counts more
+# than what the container's does. GPUHOOK_ENROOT_DEVICES, which a site may set in environ.d, has
+# them chosen otherwise: "slurm" are those that Slurm has given to the job, and NAME those in that
+# variable, such as CUDA_VISIBLE_DEVICES.
+set -euo pipefail
+
+words=(--own-environment --privileged --no-undo
+    --default {_DEVICES}=void --default {DRIVER_CAPABILITIES}=utility)
+[[ ! -e /dev/gdrdrv ]] || words+=(--default {feature_variable("gdrcopy")}=enabled)
+case "${{GPUHOOK_ENROOT_DEVICES:-}}" in
+"") ;;
+slurm) words+=(--slurm) ;;
+*) words+=(-e "{_DEVICES}=${{!GPUHOOK_ENROOT_DEVICES:-void}}") ;;
+esac
+exec PROGRAM apply --rootfs "${{ENROOT_ROOTFS}}" --environ "${{ENROOT_ENVIRON}}" "${{words[@]}}"
+"""
+
+
+class Enroot(Engine):
+    """enroot, which has no daemon: of the system, or a user's own hooks."""
+
+    name = "enroot"
+    has_runtimes = False
+
+    def install(self, ask: Ask) -> Answer:
+        """Return our hook, and NVIDIA's as one that does nothing, where it is."""
+        folder = _folder(ask)
+        path = ask.config or ask.drop_in or os.path.join(folder, HOOK)
+        program = os.path.join(os.path.dirname(ask.runtimes[0][1]), "gpuhook")
+        text = f"{_SHELL}# {DROP_IN_HEADER}\n{_TEXT.replace('PROGRAM', shlex.quote(program))}"
+        ours = Target(
+            self.name, path, "whole", text, path, ((whole_text.KEY,),), ours=True,
+            usual=os.path.join(folder, HOOK), mode=_MODE,
+        )  # fmt: skip
+        nvidias = os.path.join(folder, _NVIDIAS)
+        others = [Target(self.name, nvidias, "whole", _IDLE, path)] if read_text(nvidias) else []
+        return Answer((ours, *others), warnings=tuple(_warnings(ask)))
+
+    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+        """Return nothing: a container of enroot is started anew each time."""
+        del names, ask
+        return []
+
+    def is_present(self, ask: Ask) -> bool:
+        """Tell whether enroot is here."""
+        return bool(shutil.which("enroot")) or os.path.isdir(ask.system("/etc/enroot"))
+
+    def is_users(self, ask: Ask) -> bool:
+        """Return True: every user may have hooks."""
+        del ask
+        return True
+
+
+def _folder(ask: Ask) -> str:
+    return ask.user(_USERS) if ask.rootless else ask.system(_SYSTEM)
+
+
+def _warnings(ask: Ask) -> list[str]:
+    """Say which hook of NVIDIA's runs all the same."""
+    found = glob.glob(glob.escape(ask.system(_SYSTEM)) + f"/{_NVIDIAS}") if ask.rootless else []
+    return [
+        f"{path} is run as well: have root run gpuhook install --engine enroot" for path in found
+    ]

@@ -1,0 +1,43 @@
+"""systemd-nspawn: a machine's .nspawn file, and the devices that its unit may open.
+
+Which lines these are is made of a plan (``tools.apply.machines``), and comes with the Ask.
+Sources: systemd.nspawn(5), systemd.resource-control(5).
+"""
+
+from gpuhook.tools.engines import unit_text
+from gpuhook.tools.engines.ask import Answer, Ask, Engine
+from gpuhook.tools.engines.files import read_text
+from gpuhook.tools.engines.store import Target
+
+_AFTERWARDS = "Have systemd read the units, and start the machine again: systemctl daemon-reload"
+
+
+class Nspawn(Engine):
+    """systemd-nspawn, for one machine at a time."""
+
+    name = "nspawn"
+    has_runtimes = False
+
+    def install(self, ask: Ask) -> Answer:
+        """Return the machine's files with our block at their end."""
+        paths = [ask.system(path) for path, _ in ask.units]
+        targets = []
+        for path, (_, block) in zip(paths, ask.units, strict=True):
+            text = read_text(path) or ""
+            wanted = {**unit_text.parse(text, path), unit_text.OURS: block}
+            new = unit_text.edited(text, wanted, path)
+            targets.append(Target(self.name, path, "unit", new, paths[0], ((unit_text.OURS,),)))
+        return Answer(tuple(targets), (_AFTERWARDS,) if targets else ())
+
+    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+        """Return nothing: a machine starts without devices, too."""
+        del names, ask
+        return []
+
+    def is_present(self, ask: Ask) -> bool:
+        """Tell whether a machine is named."""
+        return bool(ask.units)
+
+    def afterwards(self) -> str:
+        """Return what makes systemd see that the lines are gone."""
+        return "systemctl daemon-reload"

@@ -1,0 +1,66 @@
+"""A stand-in for enroot, which Debian hasn't: its documented hook protocol, and no more.
+
+An unprivileged user becomes root of a user namespace and of a mount namespace, mounts the root, the
+kernel's filesystems and /dev (the host's, or with ENROOT_RESTRICT_DEV a small one), runs each
+executable script of the hook folders in the order of their names with ENROOT_ROOTFS,
+ENROOT_ENVIRON, ENROOT_MOUNTS and ENROOT_PID, its output thrown away, and changes its root. A
+hook that fails ends the start. The container's environment is what stands in ENROOT_ENVIRON then,
+the last line of each name. Source: enroot's doc/hooks.md and doc/configuration.md.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.commands import Result
+from harness.namespaces import Namespace
+
+UID = 4243
+_START = """
+set -euo pipefail
+export ENROOT_ROOTFS=$1 ENROOT_ENVIRON=$2/environ ENROOT_MOUNTS=$2/fstab ENROOT_PID=$$
+hooks=$3
+shift 3
+mount --rbind "$ENROOT_ROOTFS" "$ENROOT_ROOTFS"
+mount --rbind /proc "$ENROOT_ROOTFS/proc"
+if [[ ${ENROOT_RESTRICT_DEV-} ]]; then
+    mount -t tmpfs tmpfs "$ENROOT_ROOTFS/dev"
+    : >"$ENROOT_ROOTFS/dev/null"
+    mount --bind /dev/null "$ENROOT_ROOTFS/dev/null"
+else
+    mount --rbind "${HOST_DEV:-/dev}" "$ENROOT_ROOTFS/dev"
+fi
+IFS=:
+for hook in $(for folder in $hooks; do printf '%s\\n' "$folder"/*.sh; done |
+    awk -F/ '{ print $NF "\\t" $0 }' | sort | cut -f 2 | paste -sd :); do
+    [[ ! -x $hook ]] || "$hook" >/dev/null
+done
+unset IFS
+words=()
+while IFS= read -r line; do words+=("$line"); done <"$ENROOT_ENVIRON"
+exec chroot "$ENROOT_ROOTFS" /usr/bin/env -i PATH=/usr/bin:/bin "${words[@]}" "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Enroot:
+    """A root of a user's, the folders of hooks, and where it all is."""
+
+    namespace: Namespace
+    root: Path
+    work: Path
+    hooks: tuple[Path, ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+    def start(self, *words: str, image: str = "", **environment: str) -> Result:
+        """Run a command in a container; ``image`` are the lines of its environment."""
+        self.work.mkdir(exist_ok=True)
+        (self.work / "environ").write_text(image)
+        (self.work / "fstab").touch()
+        for path in (self.work, *self.work.iterdir()):
+            path.chmod(0o777)
+        return self.namespace.run(
+            "setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups",
+            "unshare", "--user", "--map-root-user", "--mount", "--propagation=private",
+            "bash", "-c", _START, "enroot", self.root, self.work,
+            ":".join(map(str, self.hooks)), *words, env={**self.env, **environment},
+        )  # fmt: skip

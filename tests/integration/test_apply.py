@@ -1,0 +1,307 @@
+"""gpuhook apply: a folder that no engine makes a container of gets what the hook would give."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness.commands import Result
+from harness.driver import Driver, lines_of_nvidia_smi
+from harness.installation import Installation, write_config
+from harness.namespaces import HOLD, Namespace, held
+from harness.sandbox import contents
+
+ASK = "NVIDIA_VISIBLE_DEVICES"
+CACHE = "etc/ld.so.cache"
+# In namespaces of a user's own, as its root.
+IN_USER_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "--")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A root folder, and gpuhook in a mount namespace that goes with the test."""
+
+    root: Path
+    state: Path
+    config: Path
+    command: Path
+    namespace: Namespace
+
+    def call(self, *words: str | Path, before: tuple[str, ...] = (), verb: str = "apply") -> Result:
+        """Run a command of gpuhook's on the folder."""
+        state = () if verb == "explain" else (f"--state-dir={self.state}",)
+        return self.namespace.run(
+            *before, self.command, verb, f"--rootfs={self.root}", *state, *words,
+            env={"GPUHOOK_CONFIG": str(self.config)},
+        )  # fmt: skip
+
+    def inside(self, *words: str) -> Result:
+        """Run a program in the folder as its root."""
+        return self.namespace.run("chroot", self.root, *words)
+
+    def mounts(self) -> list[str]:
+        """Return where something is mounted in the folder, a word for each mount."""
+        table = Path(f"/proc/{self.namespace.pid}/mountinfo").read_text().splitlines()
+        points = [line.split()[4] for line in table]
+        return [point for point in points if point.startswith(f"{self.root}/")]
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path,
+    roots: dict[str, Path],
+    driver: Driver,
+    installation: Installation,
+    workspace: Path,
+) -> Iterator[Folder]:
+    root = workspace / f"apply-{tmp_path.name}"
+    shutil.copytree(roots["debian"], root, symlinks=True)
+    config = write_config(workspace / f"etc-{tmp_path.name}", driver.root, ["runc"])
+    with held(["unshare", "--mount", "--propagation=private", "sh", "-c", HOLD]) as namespace:
+        yield Folder(root, tmp_path / "state", config, installation.command, namespace)
+    shutil.rmtree(root)
+
+
+def snapshot(folder: Folder) -> dict[str, object]:
+    return dict(contents(folder.root))
+
+
+def test_a_folder_gets_what_a_container_gets_and_is_then_what_it_was(
+    folder: Folder, driver: Driver
+) -> None:
+    before = snapshot(folder)
+    folder.call("-e", f"{ASK}=1,2").ok()
+    seen = folder.inside("nvidia-smi", "-L").ok().stdout
+    assert seen.splitlines() == lines_of_nvidia_smi(driver.chosen(1, 2))
+    assert folder.inside("test", "-c", f"/dev/nvidia{driver.gpus[1].minor}").status == 0
+    assert folder.inside("test", "-e", f"/dev/nvidia{driver.gpus[0].minor}").status != 0
+    assert "as it was before" in folder.call("--undo").ok().stdout
+    assert folder.mounts() == []
+    assert snapshot(folder) == before
+    assert not folder.state.exists()
+    assert "nothing to undo" in folder.call("--undo").ok().stdout
+
+
+def test_new_devices_take_the_place_of_the_old_ones(folder: Folder, driver: Driver) -> None:
+    before = snapshot(folder)
+    folder.call("-e", f"{ASK}=1").ok()
+    mounts = sorted(folder.mounts())
+    folder.call("--device", "nvidia.com/gpu=2").ok()
+    seen = folder.inside("nvidia-smi", "-L").ok().stdout
+    assert seen.splitlines() == lines_of_nvidia_smi(driver.chosen(2))
+    assert len(folder.mounts()) == len(mounts)
+    folder.call("--undo").ok()
+    assert snapshot(folder) == before
+
+
+def test_it_is_the_plan_that_explain_shows(folder: Folder) -> None:
+    words = ("-e", f"{ASK}=1", "--format=json")
+    explained = json.loads(folder.call(*words, verb="explain").ok().stdout)
+    shown = json.loads(folder.call(*words, "--dry-run").ok().stdout)
+    assert folder.mounts() == []
+    done = json.loads(folder.call(*words).ok().stdout)
+    assert explained["operations"] == shown["operations"] == done["operations"]
+    assert explained["undone"] == shown["undone"] == done["undone"]
+    assert {each["kind"] for each in done["undone"]} == {"allow-device"}
+
+
+def test_an_unprivileged_user_in_namespaces_of_his_own(folder: Folder, driver: Driver) -> None:
+    """As enroot calls its hooks: root of a user namespace, whose mounts end with it."""
+    work = (
+        f'"$0" apply --rootfs {folder.root} --no-undo -e {ASK}=3 && '
+        f"chroot {folder.root} nvidia-smi -L"
+    )
+    done = folder.namespace.run(
+        "setpriv", "--reuid=4243", "--regid=4243", "--clear-groups",
+        *IN_USER_NAMESPACE, "sh", "-ec", work, folder.command,
+        env={"GPUHOOK_CONFIG": str(folder.config)},
+    )  # fmt: skip
+    assert done.status != 0, "the folder is root's"
+    for path in (folder.root, *folder.root.rglob("*")):
+        os.chown(path, 4243, 4243, follow_symlinks=False)
+    done = folder.namespace.run(
+        "setpriv", "--reuid=4243", "--regid=4243", "--clear-groups",
+        *IN_USER_NAMESPACE, "sh", "-ec", work, folder.command,
+        env={"GPUHOOK_CONFIG": str(folder.config)},
+    ).ok()  # fmt: skip
+    assert done.stdout.splitlines()[1:] == lines_of_nvidia_smi(driver.chosen(3))
+
+
+def test_after_a_crash_it_is_undone_all_the_same(folder: Folder) -> None:
+    """Killed at whatever moment: after the first mount, the tenth, at the end."""
+    before = snapshot(folder)
+    for mounts in (1, 10, 25):
+        words = [str(folder.command), "apply", f"--rootfs={folder.root}", "-e", f"{ASK}=all"]
+        words = folder.namespace.enter(*words, f"--state-dir={folder.state}")
+        env = {**os.environ, "GPUHOOK_CONFIG": str(folder.config)}
+        process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL)
+        end = time.monotonic() + 30
+        while len(folder.mounts()) < mounts and process.poll() is None:
+            assert time.monotonic() < end
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        folder.call("--undo").ok()
+        assert folder.mounts() == []
+        assert snapshot(folder) == before
+
+
+def test_what_others_have_changed_meanwhile_stays(folder: Folder) -> None:
+    before = snapshot(folder)
+    folder.call("-e", f"{ASK}=0").ok()
+    (folder.root / CACHE).write_bytes(b"another program's")
+    (folder.root / "usr/bin/theirs").write_text("x")
+    folder.call("--undo").ok()
+    assert (folder.root / CACHE).read_bytes() == b"another program's"
+    after = snapshot(folder)
+    changed = {path for path in after if after[path] != before.get(path)}
+    assert changed - {"etc", "usr/bin", "."} == {CACHE, "usr/bin/theirs"}
+
+
+def test_lines_for_a_program_that_mounts_by_itself(folder: Folder, driver: Driver) -> None:
+    fstab, environ = folder.state.parent / "fstab", folder.state.parent / "environ"
+    environ.write_text(f"PATH=/bin\n{ASK}=all\n{ASK}=1\n")
+    words = (f"--fstab={fstab}", f"--environ={environ}")
+    done = json.loads(folder.call(*words, "--format=json").ok().stdout)
+    assert folder.mounts() == []
+    lines = [line.split(" ") for line in fstab.read_text().splitlines()]
+    assert [" ".join(line) for line in lines] == done["fstab"]
+    assert all(line[2] == "none" and line[4:] == ["0", "0"] for line in lines)
+    nodes = {line[1]: line[3] for line in lines if "/dev/" in line[1]}
+    minor = driver.gpus[1].minor
+    assert nodes[f"/dev/nvidia{minor}"] == "x-create=file,bind,ro,nosuid,noexec"
+    assert f"/dev/nvidia{driver.gpus[0].minor}" not in nodes
+    assert {each["kind"] for each in done["undone"]} >= {"proc-driver", "ldcache"}
+    for source, destination, _, options, *_ in lines:
+        target = folder.root / destination.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.mkdir(exist_ok=True) if "x-create=dir" in options else target.touch()
+        folder.namespace.run("mount", "--bind", source, target).ok()
+    seen = folder.inside("nvidia-smi", "-L").ok().stdout
+    assert seen.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
+
+
+def test_the_files_are_the_drivers_and_read_only(folder: Folder, driver: Driver) -> None:
+    folder.call("-e", f"{ASK}=0").ok()
+    library = driver.library("libcuda.so.1")
+    inside = folder.inside("stat", "-c", "%i", f"/{library.relative_to(driver.root)}").ok()
+    assert int(inside.stdout) == library.stat().st_ino
+    assert folder.inside("sh", "-c", f"echo > /{library.relative_to(driver.root)}").status != 0
+
+
+def test_several_makers(folder: Folder, tmp_path: Path) -> None:
+    """Each by a name of its own kind; of a maker that isn't here, in a sentence."""
+    done = folder.call("--device=nvidia.com/gpu=0", "--device=amd.com/gpu=0").failed()
+    assert "AMD" in done.stderr
+
+
+def test_a_folder_that_asks_for_nothing(folder: Folder) -> None:
+    done = folder.call().ok()
+    assert "no device is asked for" in done.stdout
+    assert "no device is asked for" in folder.call("-e", f"{ASK}=void").ok().stdout
+    assert folder.mounts() == []
+
+
+def test_an_image_that_may_not_ask(folder: Folder) -> None:
+    """Its own environment doesn't count then; what the caller says does."""
+    environ = folder.state.parent / "environ"
+    environ.write_text(f"{ASK}=all\n")
+    text = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+    folder.config.write_text(text + folder.config.read_text())
+    assert "no device is asked for" in folder.call(f"--environ={environ}").ok().stdout
+    folder.call(f"--environ={environ}", "-e", f"{ASK}=1").ok()
+    assert len(folder.inside("nvidia-smi", "-L").ok().stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--device=nvidia.com/gpu=99",), "has no GPU or MIG device '99'"),
+        (("--device=example.com/x=1",), "has no devices called"),
+        (("--device=nonsense",), "has no devices called"),
+        (("-e", "=x"), "-e takes NAME=VALUE"),
+    ],
+)
+def test_what_can_not_be(folder: Folder, words: tuple[str, ...], message: str) -> None:
+    before = snapshot(folder)
+    assert message in folder.call(*words).failed().stderr
+    assert snapshot(folder) == before
+    assert folder.mounts() == []
+
+
+def test_the_hosts_root_is_no_folder_for_it(folder: Folder) -> None:
+    for place in ("/", "/proc/self/root", f"{folder.root}/nothing"):
+        done = folder.namespace.run(
+            folder.command, "apply", f"--rootfs={place}", "-e", f"{ASK}=0",
+            f"--state-dir={folder.state}", env={"GPUHOOK_CONFIG": str(folder.config)},
+        ).failed()  # fmt: skip
+        assert "the host's own" in done.stderr or "can't be opened" in done.stderr
+
+
+def test_nothing_is_made_in_a_volume(folder: Folder, tmp_path: Path) -> None:
+    """A folder of the host's that is mounted in the folder."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    folder.namespace.run("mount", "--bind", volume, folder.root / "dev").ok()
+    done = folder.call("-e", f"{ASK}=0").failed()
+    assert "would have to be made in a volume" in done.stderr
+    assert list(volume.iterdir()) == []
+
+
+def test_links_lead_nowhere_but_into_the_folder(folder: Folder, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    shutil.rmtree(folder.root / "dev")
+    (folder.root / "dev").symlink_to(victim)
+    (folder.root / CACHE).unlink(missing_ok=True)
+    (folder.root / CACHE).symlink_to(victim / "cache")
+    folder.call("-e", f"{ASK}=0")
+    assert list(victim.iterdir()) == []
+    folder.call("--undo")
+    assert list(victim.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["dev", "etc/ld.so.cache", "usr/lib/firmware", "run"])
+def test_what_is_in_the_way_is_said(folder: Folder, place: str) -> None:
+    """A link in a circle, a file for a folder and a folder for a file: the sentence, or a way."""
+    path = folder.root / place
+    for kind in ("circle", "other"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "circle":
+            path.symlink_to(path.name)
+        elif "." in path.name:
+            path.mkdir()
+        else:
+            path.write_text("")
+        before = snapshot(folder)
+        done = folder.call("-e", f"{ASK}=0")
+        assert "Traceback" not in done.stderr
+        if done.status == 0:
+            folder.call("--undo").ok()
+        assert snapshot(folder) == before
+        assert folder.mounts() == []
+
+
+def test_undoing_is_not_led_out_of_the_folder(folder: Folder, tmp_path: Path) -> None:
+    """Its owner puts links where folders were, to what undoing would remove and replace."""
+    folder.call("-e", f"{ASK}=0").ok()
+    victim = tmp_path / "victim"
+    shutil.copytree(folder.root / "etc", victim / "etc", symlinks=True)
+    (victim / "dev").mkdir()
+    for name in ("nvidiactl", f"nvidia{3}"):
+        (victim / "dev" / name).touch()
+    before = contents(victim)
+    for name in ("etc", "dev"):
+        (folder.root / name).rename(folder.root / f"{name}.away")
+        (folder.root / name).symlink_to(victim / name)
+    folder.call("--undo")
+    assert contents(victim) == before

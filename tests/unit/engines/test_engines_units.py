@@ -1,0 +1,96 @@
+"""Files of systemd's with a block of ours, and scripts that are ours as a whole."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuhook.ground.errors import EngineError
+from gpuhook.tools.engines import installer, unit_text, whole_text
+from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.known import ENGINES
+from gpuhook.tools.engines.store import Store
+
+NSPAWN, DROP_IN = "/etc/systemd/nspawn/box.nspawn", "/etc/systemd/system/box.service.d/x.conf"
+BLOCK = "[Files]\nBind=/dev/nvidia0:/dev/nvidia0\n"
+
+
+@given(st.text(), st.text(min_size=1).filter(lambda text: "# To here" not in text))
+def test_a_block_is_found_and_taken_out_again(others: str, block: str) -> None:
+    block += "\n"
+    if "# From here" in others + block:
+        return
+    text = unit_text.edited("", {unit_text.OTHERS: others, unit_text.OURS: block}, "x")
+    found = unit_text.parse(text, "x")
+    assert found[unit_text.OURS] == block
+    rest = unit_text.edited(text, {unit_text.OTHERS: found.get(unit_text.OTHERS, "")}, "x")
+    assert rest in (others, f"{others}\n")
+
+
+@pytest.mark.parametrize("before", [None, "", "[Exec]\nBoot=no", "[Exec]\nBoot=no\n\n"])
+def test_what_was_there_stays_and_comes_back_byte_for_byte(
+    tmp_path: Path, before: str | None
+) -> None:
+    place = tmp_path / NSPAWN.lstrip("/")
+    if before is not None:
+        place.parent.mkdir(parents=True)
+        place.write_text(before)
+    store = Store(str(tmp_path / "state"))
+    for block in (BLOCK, BLOCK.replace("0", "1"), BLOCK):
+        ask = Ask((), prefix=str(tmp_path), units=((NSPAWN, block), (DROP_IN, block)))
+        with store.locked():
+            installer.install(store, list(ENGINES["nspawn"].install(ask).targets))
+        text = place.read_text()
+        assert text.startswith(before or "")
+        assert text.count(block) == 1
+        assert text.count("[Files]") == 1
+    with store.locked():
+        installer.uninstall(store, store.records())
+    assert (place.read_text() if place.exists() else None) == before
+    assert not (tmp_path / DROP_IN.lstrip("/")).parent.exists()
+
+
+def test_what_the_owner_changed_meanwhile_stays(tmp_path: Path) -> None:
+    place = tmp_path / NSPAWN.lstrip("/")
+    store = Store(str(tmp_path / "state"))
+    ask = Ask((), prefix=str(tmp_path), units=((NSPAWN, BLOCK),))
+    with store.locked():
+        installer.install(store, list(ENGINES["nspawn"].install(ask).targets))
+    place.write_text("[Exec]\nBoot=yes\n" + place.read_text().replace("nvidia0", "nvidia7"))
+    with store.locked():
+        installer.uninstall(store, store.records())
+    assert place.read_text() == "[Exec]\nBoot=yes\n"
+
+
+def enroot(prefix: Path) -> Ask:
+    return Ask((("gpu-py", "/opt/gpuhook/bin/gpu-py"),), prefix=str(prefix))
+
+
+def test_a_hook_is_a_program_and_anothers_is_never_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "etc/enroot/hooks.d"
+    folder.mkdir(parents=True)
+    (folder / "98-nvidia.sh").write_text("theirs\n")
+    (folder / "98-nvidia.sh").chmod(0o755)
+    store = Store(str(tmp_path / "state"))
+    with store.locked():
+        installer.install(store, list(ENGINES["enroot"].install(enroot(tmp_path)).targets))
+    hook = folder / "98-gpuhook.sh"
+    assert hook.stat().st_mode & 0o777 == 0o755
+    assert "exec /opt/gpuhook/bin/gpuhook apply" in hook.read_text()
+    assert (folder / "98-nvidia.sh").stat().st_mode & 0o777 == 0o755
+    with store.locked():
+        again = installer.install(store, list(ENGINES["enroot"].install(enroot(tmp_path)).targets))
+        assert not any(each.change for each in again)
+        (folder / "98-nvidia.sh").write_text("a newer package's\n")
+        installer.uninstall(store, store.records())
+    assert (folder / "98-nvidia.sh").read_text() == "a newer package's\n"
+    assert not hook.exists()
+    hook.write_text("#!/bin/sh\n# my own\n")
+    with store.locked(), pytest.raises(EngineError, match="not gpuhook's"):
+        installer.install(store, list(ENGINES["enroot"].install(enroot(tmp_path)).targets))
+
+
+def test_a_whole_text_is_one_thing() -> None:
+    assert whole_text.edited("old", whole_text.parse("new", "x"), "x") == "new"
+    assert whole_text.parse("", "x") == {}
