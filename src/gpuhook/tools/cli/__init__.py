@@ -24,6 +24,7 @@ _COMMANDS = {
         "Hand the devices to a Kubernetes cluster.",
     ),
     "doctor": ("gpuhook.tools.cli.doctor", "Check everything and say what to do about it."),
+    "dra": ("gpuhook.tools.cli.dra", "Describe the devices to a Kubernetes cluster."),
     "driver-folder": (
         "gpuhook.tools.cli.driver_folder",
         "Put the driver into one folder, for runtimes without GPU support.",
