@@ -140,7 +140,7 @@ def test_several_vendors_of_one_machine(tmp_path: Path) -> None:
     [("amd", {"unplug": "1"}, 3), ("gaudi", {"gap": "1"}, 3)],
 )
 def test_names_stay_when_a_device_is_gone(
-    vendor: str, gone: dict[str, str], few: int, tmp_path: Path
+    vendor: str, gone: dict[str, Any], few: int, tmp_path: Path
 ) -> None:
     before = devices(published(paper.machine(vendor, tmp_path / "before")))
     after = devices(published(paper.machine(vendor, tmp_path / "after", **gone)))

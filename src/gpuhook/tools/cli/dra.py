@@ -62,8 +62,8 @@ def dra(
 ) -> None:
     """Describe the machine's devices to a Kubernetes cluster, by Dynamic Resource Allocation.
 
-    Prints the ResourceSlices of every vendor and the DeviceClasses that claims name, as `kubectl
-    apply` takes them. Devices that can't be used have a taint, and the reason is a warning. No
+    Prints the ResourceSlices of every vendor and the DeviceClasses that claims name, as kubectl
+    apply takes them. Devices that can't be used have a taint, and the reason is a warning. No
     cluster is needed. That a kubelet is served isn't done yet: only --dry-run works.
     """
     if not dry_run:
