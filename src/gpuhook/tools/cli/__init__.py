@@ -34,6 +34,7 @@ _COMMANDS = {
     "help": ("gpuhook.tools.cli.help", "Show what a command does."),
     "install": ("gpuhook.tools.cli.install", "Set up container engines to use gpu-py."),
     "info": ("gpuhook.tools.cli.info", "Show the driver and the GPUs of this machine."),
+    "labels": ("gpuhook.tools.cli.labels", "Label a cluster's node as the makers' programs do."),
     "list": ("gpuhook.tools.cli.list", "Show the GPUs and which container has which."),
     "metrics": (
         "gpuhook.tools.cli.metrics",

@@ -28,6 +28,20 @@ _FIELDS = {
     "ofaEngines": "ofaCount",
 }
 COUNTED = (*_FIELDS, "memory")
+# What a MIG device has, in the words of GPU feature discovery -> the field of
+# nvmlDeviceAttributes_t; memory in MiB.
+_OF_DEVICE = {
+    "memory": "memorySizeMB",
+    "multiprocessors": "multiprocessorCount",
+    "slices.gi": "gpuInstanceSliceCount",
+    "slices.ci": "computeInstanceSliceCount",
+    "engines.copy": "sharedCopyEngineCount",
+    "engines.decoder": "sharedDecoderCount",
+    "engines.encoder": "sharedEncoderCount",
+    "engines.jpeg": "sharedJpegCount",
+    "engines.ofa": "sharedOfaCount",
+}
+ATTRIBUTES = (*_OF_DEVICE,)
 
 
 class Profile(Record):
@@ -54,16 +68,25 @@ class Profile(Record):
 class Division(Record, profiles=Profile):
     """A GPU's memory in bytes, its profiles, and the instances that there are.
 
-    ``instances`` are (number, profile's id, first memory slice, how many).
+    ``instances`` are (number, profile's id, first memory slice, how many); ``attributes`` have,
+    for each of the MIG devices ``migs`` (UUIDs), what it has of ATTRIBUTES.
     """
 
     memory: int = 0
     profiles: "tuple[Profile, ...]" = ()
     instances: "tuple[tuple[int, int, int, int], ...]" = ()
+    migs: tuple[str, ...] = ()
+    attributes: "tuple[tuple[int, ...], ...]" = ()
 
     def profile(self, number: int) -> Profile | None:
         """Return the profile with that id."""
         return next((each for each in self.profiles if each.id == number), None)
+
+    def attributes_of(self, mig: str) -> tuple[int, ...]:
+        """Return what a MIG device has of ATTRIBUTES, () where NVML doesn't say."""
+        return next(
+            (each for uuid, each in zip(self.migs, self.attributes, strict=True) if uuid == mig), ()
+        )
 
 
 def divisions(config: "Config", inventory: "Inventory") -> dict[str, Division]:
@@ -91,11 +114,22 @@ def _division(it: "Any", gpu: "Gpu") -> Division:
     numbers = range(getattr(it, "NVML_GPU_INSTANCE_PROFILE_COUNT", 0))
     profiles = [each for number in numbers if (each := _profile(it, handle, number))]
     instances = [_instance(it, handle, number) for number in sorted({mig.gi for mig in gpu.mig})]
+    attributes = [_attributes(it, mig.uuid) for mig in gpu.mig]
     return Division(
         int(memory.total) if memory else 0,
         tuple(profiles),
         tuple(each for each in instances if each),
+        tuple(mig.uuid for mig in gpu.mig),
+        tuple(attributes),
     )
+
+
+def _attributes(it: "Any", uuid: str) -> tuple[int, ...]:
+    handle = _try(it, None, it.nvmlDeviceGetHandleByUUID, uuid)
+    found = _try(it, None, it.nvmlDeviceGetAttributes_v2, handle) if handle else None
+    if found is None:
+        return ()
+    return tuple(int(getattr(found, field)) for field in _OF_DEVICE.values())
 
 
 def _profile(it: "Any", handle: "Any", number: int) -> Profile | None:
