@@ -11,6 +11,7 @@ from typing import Any
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.ground.errors import DriverError, PluginError, shown
+from gpuhook.ground.host import files as host_files
 from gpuhook.start.contract import Vendor
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.kubernetes.settings import Settings
@@ -116,8 +117,8 @@ class Node:
         return found
 
     def _send(self, method: str, path: str, body: str | None) -> tuple[int, bytes]:
-        with open(f"{self._secrets}/token", encoding="ascii") as file:
-            token = file.read().strip()  # read each time: it is renewed
+        # Read each time: it is renewed.
+        token = host_files.read(f"{self._secrets}/token").decode("ascii").strip()
         context = ssl.create_default_context(cafile=f"{self._secrets}/ca.crt")
         connection = http.client.HTTPSConnection(
             self._host, int(self._port), timeout=_PATIENCE, context=context
