@@ -40,6 +40,7 @@ _COMMANDS = {
         "gpuhook.tools.cli.metrics",
         "Tell Prometheus how much of each GPU every container uses.",
     ),
+    "nri": ("gpuhook.tools.cli.nri", "Give pods their devices as a plugin of the engine."),
     "repair": ("gpuhook.tools.cli.repair", "Give back GPUs to running containers that lost them."),
     "refresh": (
         "gpuhook.tools.cli.refresh",

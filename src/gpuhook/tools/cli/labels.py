@@ -64,7 +64,7 @@ def labels(
     """Say what this node's labels are, as the makers' own programs write them.
 
     Those of GPU feature discovery and of AMD's node labeller, with the same names and values:
-    nvidia.com/gpu.product, amd.com/gpu.vram and so on. Which MIG devices and shares there are, the
+    nvidia.com/gpu.product and so on. Which MIG devices and shares there are, the
     device plugin's file and variables say (MIG_STRATEGY, CONFIG_FILE). Other vendors have none.
     """
     _check(output, node, remove, interval)

@@ -14,12 +14,15 @@ from gpuhook.tools.kubernetes import INSTALL
 try:
     from google.protobuf import descriptor_pb2, descriptor_pool
     from google.protobuf.internal import builder
+    from google.protobuf.message import DecodeError
 except ImportError as error:
     raise PluginError(
         "The Python package protobuf isn't installed, and without it nothing can be said "
         "to a kubelet",
         INSTALL,
     ) from error
+
+__all__ = ["DecodeError", "Table", "classes", "plugin", "pod_resources"]
 
 VERSION = "v1beta1"
 REGISTRY = "kubelet.sock"  # in the folder of device plugins
