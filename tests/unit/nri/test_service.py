@@ -133,6 +133,7 @@ def test_it_registers_and_wants_created_containers_alone(served: Served) -> None
     answer = served.engine.ask("Configure", wire.message((2, "containerd"), (3, "2.1.4")))
     [payload] = messages(answer, 2)
     assert integer(payload, 2) == 8
+    served.engine.ask("Synchronize")
     assert served.said == ["Serves containerd 2.1.4"]
 
 

@@ -45,6 +45,20 @@ def test_a_message_is_one_frame(ends: Ends) -> None:
     assert theirs.recv(100) == frame(1, message(7, 2, b"said"))
 
 
+def test_a_long_message_is_several_frames(ends: Ends) -> None:
+    """containerd reads 4096 bytes at once, and hangs up at a frame that has more."""
+    ours, theirs = ends
+    data = bytes(range(256)) * 40
+    ours.send(PLUGIN, 7, RESPONSE, data)
+    wire, got = theirs.recv(1 << 16), b""
+    while wire:
+        connection, size = struct.unpack(">II", wire[:8])
+        assert connection == PLUGIN
+        assert 0 < size <= 4096
+        got, wire = got + wire[8 : 8 + size], wire[8 + size :]
+    assert got == message(7, RESPONSE, data)
+
+
 def test_pieces(ends: Ends) -> None:
     """Frames come in any pieces, and a message may be in several frames or share one."""
     ours, theirs = ends

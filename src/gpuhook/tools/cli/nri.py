@@ -98,7 +98,8 @@ def _gate(path: str, config: Config) -> Given:
         found = asking.ask(place)
         if found is None or "pods" not in found:
             raise PluginError(
-                f"The kubelet at {path} doesn't say which devices containers have",
+                f"The kubelet at {path} doesn't say which devices containers have: "
+                f"{asking.problem or 'it is silent'}",
                 "See that the plugin can reach that socket; without --gate it isn't asked",
             )
         return [

@@ -71,6 +71,7 @@ class Plugin:
         self._index = index
         self._configured = False
         self._is_over = False
+        self._engine = "an engine"
         self._calls: dict[str, Callable[[bytes], Any]] = {
             "Configure": self._configure,
             "Synchronize": self._synchronize,
@@ -130,12 +131,15 @@ class Plugin:
     def _configure(self, payload: bytes) -> Any:
         asked = nri.ConfigureRequest.FromString(payload)
         self._configured = True
-        self._tell(f"Serves {printable(asked.runtime_name)} {printable(asked.runtime_version)}")
+        self._engine = f"{printable(asked.runtime_name)} {printable(asked.runtime_version)}"
         return nri.ConfigureResponse(events=_CREATE)
 
     def _synchronize(self, payload: bytes) -> Any:
         """Nothing can be added to what runs; parts are answered as they come."""
-        return nri.SynchronizeResponse(more=nri.SynchronizeRequest.FromString(payload).more)
+        more = nri.SynchronizeRequest.FromString(payload).more
+        if not more:
+            self._tell(f"Serves {self._engine}")  # which asks about containers from now on
+        return nri.SynchronizeResponse(more=more)
 
     def _create(self, payload: bytes) -> Any:
         request = nri.CreateContainerRequest.FromString(payload)

@@ -22,6 +22,7 @@ _FRAME = struct.Struct(">II")
 _MESSAGE = struct.Struct(">IIBB")
 _MOST = 4 << 20  # bytes of a message
 _MOST_IN_FRAME = _MOST + _MESSAGE.size
+_READ = 4096  # bytes that Go's bufio.Reader asks for
 _CHUNK = 1 << 16
 _PATIENCE = 2.0  # seconds until what is written has to be taken: as long as engines wait for us
 
@@ -54,11 +55,15 @@ class Connection:
         self._socket.close()
 
     def send(self, connection: int, stream: int, kind: int, data: bytes) -> None:
-        """Send a message as one frame: Go's reader takes one frame for one read."""
+        """Send a message in frames that a read of the engine's takes: its buffer has 4096 bytes.
+
+        It hangs up at a longer one, because a frame has to fit into what one read asks for.
+        """
         if len(data) > _MOST:
             raise PluginError("The answer to the engine is too long", "Ask for fewer devices")
         body = _MESSAGE.pack(len(data), stream, kind, 0) + data
-        left = memoryview(_FRAME.pack(connection, len(body)) + body)
+        parts = (body[at : at + _READ] for at in range(0, len(body), _READ))
+        left = memoryview(b"".join(_FRAME.pack(connection, len(part)) + part for part in parts))
         deadline = time.monotonic() + _PATIENCE
         while left:
             wait = deadline - time.monotonic()
