@@ -195,6 +195,15 @@ def test_the_time_it_takes(node: Node) -> None:
     assert times[1] < 100, times  # beside other work
 
 
+def test_by_names_of_cdi_devices(node: Node, driver: Driver) -> None:
+    """containerd 2.1 takes them; 1.7 passes over them, and no GPU is given."""
+    node.system.gpuhook("cdi", "generate", "--output", "/etc/cdi")
+    with node.plugin("--cdi"):
+        found = seen(inside(node, "NVIDIA_VISIBLE_DEVICES=1,4", command=look()))
+    takes = node.system.name == "sid"
+    assert found.gpu_minors == ({gpu.minor for gpu in driver.chosen(1, 4)} if takes else set())
+
+
 def test_the_gate(node: Node, driver: Driver) -> None:
     gpu = driver.gpus[3]
     with tempfile.TemporaryDirectory(dir=node.folder) as folder:

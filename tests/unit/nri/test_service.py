@@ -1,8 +1,10 @@
 """The conversation with an engine of the tests' own: what is registered, asked and answered."""
 
 import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import PluginError
 from gpuhook.start.inventory import cache
 from gpuhook.tools.nri.answer import Way
-from gpuhook.tools.nri.service import Plugin
+from gpuhook.tools.nri.service import Plugin, run
 from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection
 
 NRI = "nri.pkg.api.v1alpha1."
@@ -271,6 +273,66 @@ def test_a_message_that_is_none_ends_it(served: Served) -> None:
     served._thread.join(5)
     assert served.failed is not None
     assert "isn't a message" in str(served.failed)
+
+
+class Listener:
+    """An engine's socket; ``once`` serves one plugin and hangs up."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        self._socket.settimeout(10)
+
+    def once(self) -> None:
+        channel, _ = self._socket.accept()
+        reader, writer = os.pipe()
+        engine = Engine(channel, reader)
+        engine.registration()
+        engine.ask("Configure", wire.message((2, "containerd"), (3, "2.1.4")))
+        engine.ask("Synchronize")
+        assert len(nodes(engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+        channel.close()
+        os.close(reader)
+        os.close(writer)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_an_engine_that_is_restarted(
+    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked for until it is there, and again when it hangs up, until we are told to stop."""
+    monkeypatch.setattr("gpuhook.tools.nri.service._AGAIN", 0.05)
+    path, said, failed = tmp_path / "nri.sock", list[str](), list[BaseException]()
+
+    def engine() -> None:
+        try:
+            time.sleep(0.2)  # not there yet
+            for _ in range(2):
+                listener = Listener(path)
+                listener.once()
+                listener.close()
+                path.unlink()
+        except BaseException as error:  # noqa: BLE001 - said below
+            failed.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    thread = threading.Thread(target=engine)
+    try:
+        thread.start()
+        run(str(path), way, said.append)
+        thread.join()
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert failed == []
+    assert said.count("Serves containerd 2.1.4") == 2
+    assert said[0].startswith(f"The engine at {path} can't be reached")
 
 
 def test_shutdown(served: Served) -> None:
