@@ -60,8 +60,9 @@ def nri(
 ) -> None:
     """Give pods their devices as a plugin of containerd or CRI-O (NRI).
 
-    Containers that ask by a vendor's variable of the environment get their devices with no runtime, no RuntimeClass and no restart of the engine. Runs as root until it is told to
-    stop (SIGTERM, SIGINT), and connects again after the engine's restart.
+    Containers that ask by a vendor's variable of the environment get their devices with no
+    runtime, no RuntimeClass and no restart of the engine. Runs as root until it is told to stop
+    (SIGTERM, SIGINT), and connects again after the engine's restart.
     """
     if not _INDEX.fullmatch(index):
         raise RequestError(f"--index {shown(index)} isn't two digits", "Use 00 to 99")
