@@ -19,7 +19,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import PluginError
 from gpuhook.start.inventory import cache
 from gpuhook.tools.nri.answer import Way
-from gpuhook.tools.nri.service import Plugin, run
+from gpuhook.tools.nri.service import Plugin, _refusal, run
 from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection
 
 NRI = "nri.pkg.api.v1alpha1."
@@ -235,6 +235,12 @@ def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:
     assert nodes(answer) == ["/dev/kfd", "/dev/dri/card2", "/dev/dri/renderD130"]
     names[:] = [("amd.com/gpu", "3")]  # by the name of a CDI device of a claim
     assert nodes(served.engine.create("AMD_VISIBLE_DEVICES=all"))[1] == "/dev/dri/card3"
+
+
+def test_a_refusal_is_short() -> None:
+    """Kubernetes cuts what events say, and an engine writes it into its log."""
+    said = refusal(_refusal(2, "é" * 2000))
+    assert 1000 < len(said.encode()) <= 1024
 
 
 def test_a_hostile_pod(served: Served) -> None:
