@@ -157,6 +157,22 @@ def test_what_there_is_not(node: Node) -> None:
         inside(node, "NVIDIA_VISIBLE_DEVICES=99")
 
 
+def test_a_hostile_pod(node: Node, driver: Driver) -> None:
+    """What is long or odd in a pod makes nobody else go without."""
+    many = [f"V{number}={'x' * 60_000}" for number in range(20)]
+    odd = ["A=\x1b[2J\n", "=", "NVIDIA_VISIBLE_DEVICES=0"]
+    notes = {f"example.com/{number}": "y" * 10_000 for number in range(10)}
+    with node.plugin():
+        with node.cri.pod("", title="p" + "-odd" * 40) as pod:
+            made = pod.start(DEBIAN, "sleep", "1000", env=[*many, *odd], annotations=notes)
+            assert seen(made.exec(*look())).gpu_minors == {driver.gpus[0].minor}
+        with pytest.raises(CriError, match="gpuhook: "):
+            inside(node, "NVIDIA_VISIBLE_DEVICES=" + "9," * 50_000 + "9")
+        env = "NVIDIA_VISIBLE_DEVICES=1"
+        assert seen(inside(node, env, command=look())).gpu_minors == {driver.gpus[1].minor}
+        assert node.log.read_text().count("Serves") == 1  # it was never dropped
+
+
 def test_killed_and_started_again(node: Node, driver: Driver) -> None:
     """A plugin that is gone means containers without GPUs, and the engine takes a new one."""
     process = node.start()

@@ -79,7 +79,8 @@ VENDORS = {
         'device.attributes["ascend.com"].model.startsWith("Ascend")'), "huawei.com/Ascend910",
     ),
     "intel_npu": (
-        "intel.com", "npu-0000-00-0b-0", 'device.attributes["intel.com"].type == "npu"', "npu.intel.com/accel",
+        "intel.com", "npu-0000-00-0b-0",
+        'device.attributes["intel.com"].type == "npu"', "npu.intel.com/accel",
     ),
 }  # fmt: skip
 
