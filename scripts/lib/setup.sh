@@ -169,7 +169,8 @@ install_python() {
 
 has_tools() {
     [[ -x .venv/bin/ruff ]] && .venv/bin/python - 2>/dev/null <<'PYTHON'
-import bcrypt, click, grpc, hypothesis, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest, rich, toml
+import bcrypt, celpy, click, grpc, hypothesis, kubernetes, material, mkdocs, mypy, prometheus_client, pynvml, pyroute2, pytest
+import rich, toml
 import gpuhook, gpuhook_simulate
 PYTHON
 }

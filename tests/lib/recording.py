@@ -30,6 +30,7 @@ KINDS = {
     "test_kubernetes": "Kubernetes",
     "test_device_plugin": "Kubernetes",
     "test_metrics_pods": "Kubernetes",
+    **dict.fromkeys(("test_dra", "test_labels", "test_nri"), "Kubernetes"),
     "test_swarm": "Swarm",
     "test_install": "install",
     "test_rootless": "rootless",

@@ -6,6 +6,7 @@ import pytest
 
 import gpuhook.tools.vendors
 from gpuhook.tools.vendors.amd import doctor as amd_doctor
+from gpuhook.tools.vendors.amd import labels as amd_labels
 from gpuhook.tools.vendors.amd import programs as amd_programs
 from gpuhook.tools.vendors.amd import telemetry as amd_telemetry
 from gpuhook.tools.vendors.ascend import doctor as ascend_doctor
@@ -20,6 +21,7 @@ from gpuhook.tools.vendors.neuron import programs as neuron_programs
 from gpuhook.tools.vendors.nvidia import doctor as nvidia_doctor
 from gpuhook.tools.vendors.nvidia import driver_folder as nvidia_driver_folder
 from gpuhook.tools.vendors.nvidia import events as nvidia_events
+from gpuhook.tools.vendors.nvidia import labels as nvidia_labels
 from gpuhook.tools.vendors.nvidia import links as nvidia_links
 from gpuhook.tools.vendors.nvidia import makers_series as nvidia_makers_series
 from gpuhook.tools.vendors.nvidia import plugin as nvidia_plugin
@@ -29,6 +31,7 @@ from gpuhook.tools.vendors.parts import (
     Doctor,
     DriverFolder,
     Events,
+    Labels,
     Links,
     MakersSeries,
     Plugin,
@@ -49,6 +52,7 @@ SIMULATORS: tuple[Simulator, ...] = (
 READINGS: tuple[Readings, ...] = (amd_telemetry, intel_gpu_telemetry)
 TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
 EVENTS: tuple[Events, ...] = (nvidia_events,)
+LABELS: tuple[Labels, ...] = (amd_labels, nvidia_labels)
 LINKS: tuple[Links, ...] = (nvidia_links,)
 DRIVER_FOLDERS: tuple[DriverFolder, ...] = (nvidia_driver_folder,)
 MAKERS_SERIES: tuple[MakersSeries, ...] = (nvidia_makers_series,)
@@ -63,14 +67,15 @@ OTHERS = {"declared.doctor"}
 
 
 def test_none_is_forgotten() -> None:
-    known = (*DOCTORS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LINKS, *MAKERS_SERIES,
-             *PLUGINS, *PROGRAMS)  # fmt: skip
+    known = (*DOCTORS, *READINGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LABELS, *LINKS,
+             *MAKERS_SERIES, *PLUGINS, *PROGRAMS)  # fmt: skip
     compared = {str(getattr(each, "__name__", "")) for each in known}
     kinds = (
         "doctor",
         "driver_folder",
         "telemetry",
         "events",
+        "labels",
         "links",
         "makers_series",
         "plugin",

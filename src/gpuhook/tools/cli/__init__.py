@@ -25,6 +25,7 @@ _COMMANDS = {
         "Hand the devices to a Kubernetes cluster.",
     ),
     "doctor": ("gpuhook.tools.cli.doctor", "Check everything and say what to do about it."),
+    "dra": ("gpuhook.tools.cli.dra", "Describe the devices to a Kubernetes cluster."),
     "driver-folder": (
         "gpuhook.tools.cli.driver_folder",
         "Put the driver into one folder, for runtimes without GPU support.",
@@ -34,6 +35,7 @@ _COMMANDS = {
     "help": ("gpuhook.tools.cli.help", "Show what a command does."),
     "install": ("gpuhook.tools.cli.install", "Set up container engines to use gpu-py."),
     "info": ("gpuhook.tools.cli.info", "Show the driver and the GPUs of this machine."),
+    "labels": ("gpuhook.tools.cli.labels", "Label a cluster's node as the makers' programs do."),
     "list": ("gpuhook.tools.cli.list", "Show the GPUs and which container has which."),
     "metrics": (
         "gpuhook.tools.cli.metrics",
@@ -44,6 +46,7 @@ _COMMANDS = {
         "gpuhook.tools.cli.nspawn_arguments",
         "Print the arguments that give a machine of systemd-nspawn devices.",
     ),
+    "nri": ("gpuhook.tools.cli.nri", "Give pods their devices as a plugin of the engine."),
     "repair": ("gpuhook.tools.cli.repair", "Give back GPUs to running containers that lost them."),
     "refresh": (
         "gpuhook.tools.cli.refresh",

@@ -14,12 +14,15 @@ from gpuhook.tools.kubernetes import INSTALL
 try:
     from google.protobuf import descriptor_pb2, descriptor_pool
     from google.protobuf.internal import builder
+    from google.protobuf.message import DecodeError
 except ImportError as error:
     raise PluginError(
         "The Python package protobuf isn't installed, and without it nothing can be said "
         "to a kubelet",
         INSTALL,
     ) from error
+
+__all__ = ["DecodeError", "Table", "classes", "plugin", "pod_resources"]
 
 VERSION = "v1beta1"
 REGISTRY = "kubelet.sock"  # in the folder of device plugins
@@ -130,8 +133,10 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
     "string": _FIELD.TYPE_STRING,
     "bool": _FIELD.TYPE_BOOL,
+    "bytes": _FIELD.TYPE_BYTES,
     "int32": _FIELD.TYPE_INT32,
     "int64": _FIELD.TYPE_INT64,
+    "uint32": _FIELD.TYPE_UINT32,
     "uint64": _FIELD.TYPE_UINT64,
 }
 
@@ -154,7 +159,7 @@ def _add_map(message: descriptor_pb2.DescriptorProto, package: str, name: str, n
     )
 
 
-def _classes(package: str, table: Table) -> SimpleNamespace:
+def classes(package: str, table: Table) -> SimpleNamespace:
     """Return the classes of a table's messages, by name.
 
     They have a pool of their own, so that another library may define the same package.
@@ -176,11 +181,11 @@ def _classes(package: str, table: Table) -> SimpleNamespace:
                 new.type_name = f".{package}.{kind.removeprefix('*')}"
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    classes: dict[str, Any] = {}
+    made: dict[str, Any] = {}
     # As protoc's own code does: message_factory has other functions in older versions.
-    builder.BuildTopDescriptorsAndMessages(pool.FindFileByName(file.name), __name__, classes)
-    return SimpleNamespace(**{name: classes[name] for name in table})
+    builder.BuildTopDescriptorsAndMessages(pool.FindFileByName(file.name), __name__, made)
+    return SimpleNamespace(**{name: made[name] for name in table})
 
 
-plugin = _classes(VERSION, _DEVICE_PLUGIN)
-pod_resources = _classes("v1", _POD_RESOURCES)
+plugin = classes(VERSION, _DEVICE_PLUGIN)
+pod_resources = classes("v1", _POD_RESOURCES)

@@ -27,13 +27,10 @@ from gpuhook.tools.kubernetes.settings import (
     Sharing,
 )
 from gpuhook.tools.kubernetes.state import Node, Resource, State, Unit
-from gpuhook.tools.vendors import cluster
+from gpuhook.tools.vendors import cluster, pci
 from gpuhook.tools.vendors.cluster import Extras, Ways
-from gpuhook.vendors import bound
 
 Links = Mapping[str, Mapping[str, int]]  # by the ids of devices
-
-_PCI = "/sys/bus/pci/devices"
 
 
 def resources(
@@ -217,7 +214,7 @@ class _Vendors:
             cdi=self._cdi_name(device, by_index),
             whole=self.cluster.id(whole),
             nodes=nodes,
-            numa=_numa(root, device.bus_id or whole.bus_id),
+            numa=pci.numa(root, device.bus_id or whole.bus_id),
             reason=self._reason(device) or reason,
             variables=self.cluster.variables(device),
         )
@@ -306,19 +303,3 @@ def _on_host(settings: Settings, root: str) -> Callable[[str], str]:
 
 def _moved(settings: Settings, root: str) -> str:
     return mover(settings.driver_root_ctr_path, settings.driver_root)(root)
-
-
-def _numa(root: Rootfs, bus_id: str) -> int | None:
-    """Return the node of memory that a PCI device is near to, None where the kernel says none.
-
-    A driver container's root may have no /sys; then ours is the machine's as well.
-    """
-    if not bus_id:
-        return None
-    path = f"{_PCI}/{bus_id}/numa_node"
-    if root.exists(_PCI):
-        text = bound.text(root, path)
-    else:
-        with Rootfs("/") as own:
-            text = bound.text(own, path)
-    return int(text) if text.isascii() and text.isdecimal() else None

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
 from gpuhook.start import contract
 from gpuhook.start.inventory.model import Device
 from gpuhook.tools.host.child import Work
@@ -113,6 +114,33 @@ class Plugin(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Share:
+    """How often a resource is offered, and whether under another name then."""
+
+    replicas: int = 1
+    renamed: bool = False
+
+
+class Labels(Protocol):
+    """``labels``: what the maker's own programs say of a node in its labels."""
+
+    def labels(
+        self,
+        config: Config,
+        inventory: Any,
+        root: Rootfs,
+        chosen: Any,
+        shares: Mapping[str, Share],
+        /,
+    ) -> Mapping[str, str]:
+        """Return the labels; DriverError where the driver doesn't answer.
+
+        ``root`` is the driver root, ``chosen`` what ``Plugin.settings`` returned, None for a
+        vendor without. ``shares`` are by resource.
+        """
+
+
 Sample = tuple[dict[str, str], float]  # labels and a value
 
 
@@ -200,6 +228,7 @@ links: Part[Links] = Part("links")
 driver_folder: Part[DriverFolder] = Part("driver_folder")
 makers_series: Part[MakersSeries] = Part("makers_series")
 plugin: Part[Plugin] = Part("plugin")
+labels: Part[Labels] = Part("labels")
 
 
 def programs(names: ModuleType) -> tuple[str, ...]:

@@ -172,7 +172,10 @@ def make_sys(tree: Tree, machine: SimulatedMachine, drm: bool) -> None:
         tree.text(f"sys/module/{module}/initstate", "live\n", 0o444)
     tree.text("sys/module/nvidia/version", f"{machine.module_version}\n", 0o444)
     for gpu in machine.gpus:
-        model, folder = gpu.model, f"sys/bus/pci/devices/{gpu.proc_bus_id}"
+        model = gpu.model
+        place = f"devices/pci{gpu.proc_bus_id[:4]}:{64 * gpu.numa_node:02x}/{gpu.proc_bus_id}"
+        folder = f"sys/{place}"
+        tree.link(f"sys/bus/pci/devices/{gpu.proc_bus_id}", f"../../../{place}")
         values = {
             "vendor": f"0x{model.pci_id & 0xFFFF:04x}",
             "device": f"0x{model.device:04x}",

@@ -101,7 +101,7 @@ def profile(mig: Mig) -> str:
     return word if _PROFILE.fullmatch(word) else ""
 
 
-def _is_whole(name: str) -> bool:
+def is_whole(name: str) -> bool:
     """Tell whether a profile is of a compute instance with all of its GPU instance."""
     match = _PROFILE.fullmatch(name)
     return match is not None and match[1] in (None, match[2])
@@ -116,7 +116,7 @@ def _by_profile(inventory: Inventory) -> tuple[Offers, list[str]]:
         if not device.parent:
             continue
         name = profile(migs[device.id])
-        if _is_whole(name):
+        if is_whole(name):
             found.setdefault(name, []).append(device)
         else:
             why = "has only a part of its GPU instance" if name else "has no known profile"

@@ -1,0 +1,154 @@
+"""gpuhook labels: what a cluster's node says of its devices, as the makers' programs write it."""
+
+import os
+import re
+import time
+
+import click
+
+from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import (
+    DriverError,
+    GpuhookError,
+    NoDriverError,
+    PluginError,
+    RequestError,
+    printable,
+    shown,
+)
+from gpuhook.start import contract
+from gpuhook.start.inventory import cache
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.cdi.write import write
+from gpuhook.tools.cli._help import Seconds, command
+from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
+from gpuhook.tools.kubernetes import configure, node_labels
+from gpuhook.tools.kubernetes.settings import Settings
+from gpuhook.tools.vendors import survey
+
+_NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/gpuhook"
+
+
+@command(
+    examples={
+        "gpuhook labels": "Print the labels of this machine",
+        f"gpuhook labels --output {_FEATURES} --interval 60": "Keep a file for "
+        "node-feature-discovery",
+        "gpuhook labels --node gpu7": "Label the node by the API, in a pod",
+    },
+)
+@click.option("--output", metavar="FILE", help="The file to replace, where it says something else.")
+@click.option("--node", metavar="NAME", help="Label this node by the API, as the pod's account.")
+@click.option("--remove", is_flag=True, help="Remove the file, or our labels from the node.")
+@click.option(
+    "--interval", type=Seconds(1, 86400), metavar="SECONDS",
+    help="Look again after so many seconds, until told to stop.  [default: look once]",
+)  # fmt: skip
+@click.option(
+    "--config-file", metavar="FILE",
+    help="The device plugin's file, for mig-strategy and sharing.  [default: $CONFIG_FILE]",
+)  # fmt: skip
+@format_option
+@config_option
+def labels(
+    output: str | None,
+    node: str | None,
+    remove: bool,
+    interval: float | None,
+    config_file: str | None,
+    output_format: str,
+    config_path: str | None,
+) -> None:
+    """Say what this node's labels are, as the makers' own programs write them.
+
+    Those of GPU feature discovery and of AMD's node labeller, with the same names and values:
+    nvidia.com/gpu.product and so on. Which MIG devices and shares there are, the
+    device plugin's file and variables say (MIG_STRATEGY, CONFIG_FILE). Other vendors have none.
+    """
+    _check(output, node, remove, interval)
+    config = load(config_path)
+    flags = {configure.FILE: config_file} if config_file else {}
+    settings, warnings = configure.read(flags, os.environ)
+    settings = configure.apply(settings, config)
+    for warning in warnings:
+        click.echo(f"gpuhook: {printable(warning)}.", err=True)
+    while True:
+        try:
+            _once(config, settings, output, node, output_format, remove=remove)
+        except GpuhookError as error:
+            if interval is None:
+                raise
+            click.echo(f"gpuhook: {error}", err=True)
+        if interval is None:
+            return
+        time.sleep(interval)
+
+
+def _check(output: str | None, node: str | None, remove: bool, interval: float | None) -> None:
+    """Refuse what doesn't go together."""
+    if output and node:
+        raise RequestError("--output and --node don't go together", "Use one of them")
+    if (remove or interval) and not (output or node):
+        raise RequestError(
+            "--remove and --interval are about a file or a node", "Add --output or --node"
+        )
+    if node and not _NODE.fullmatch(node):
+        raise RequestError(f"{shown(node)} can't be a node's name", "Write it as kubectl does")
+
+
+def _once(
+    config: Config,
+    settings: Settings,
+    output: str | None,
+    node: str | None,
+    form: str,
+    *,
+    remove: bool,
+) -> None:
+    made: dict[str, str] = {}
+    failed: list[DriverError] = []
+    if not remove:
+        try:
+            found, failed = survey.present(config, lambda vendor: (vendor, _asked(config, vendor)))
+        except NoDriverError:
+            found = []
+        made, warnings, more = node_labels.labels(found, settings, config)
+        failed = [*failed, *more]
+        for warning in warnings:
+            click.echo(f"gpuhook: {printable(warning)}.", err=True)
+    if output or node:
+        raise_last(failed)  # what is there stays: the driver may answer the next time
+    if node:
+        if node_labels.Node(node).keep(made):
+            click.echo(f"node {node} has {len(made)} labels")
+    elif output:
+        _write(os.path.abspath(output), made)
+    elif form == "json":
+        print_json(made)
+    else:
+        click.echo(node_labels.text(made), nl=False)
+    raise_last(failed)
+
+
+def _write(path: str, made: dict[str, str]) -> None:
+    """Have a file say the labels; without any it is removed, as readers then have none."""
+    if made:
+        if write(path, node_labels.text(made)):
+            click.echo(f"wrote {path}")
+        return
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise PluginError(
+            f"{path} can't be removed: {error.strerror}", "Run this as root"
+        ) from None
+    click.echo(f"removed {path}")
+
+
+def _asked(config: Config, vendor: contract.Vendor) -> Inventory:
+    """Return what a driver says now: a saved inventory may have a GPU that is lost since."""
+    return cache.follow(config, vendor, ask=True).inventory

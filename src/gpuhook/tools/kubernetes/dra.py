@@ -1,0 +1,274 @@
+"""What this machine publishes for Dynamic Resource Allocation, as objects of resource.k8s.io/v1.
+
+Pure but for what vendors read. The limits are those of the API server, which refuses a slice whole
+that has one device too many.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError, RequestError, shown
+from gpuhook.start.contract import Vendor
+from gpuhook.start.inventory.model import Inventory
+from gpuhook.tools.vendors import pci, slices
+from gpuhook.tools.vendors.slices import DeviceClass, Published, Value, Version
+
+API = "resource.k8s.io/v1"
+# The first version of Kubernetes whose slices have either devices or counters, not both.
+COUNTERS_APART = (1, 35)
+OLDEST = (1, 34)  # the first with this version of the API
+_STANDARD = "resource.kubernetes.io"
+_MOST, _MOST_COUNTED = 128, 64  # devices of a slice; where any has taints or uses counters
+_MOST_SETS = 8  # sets of counters of a slice
+_MOST_COUNTERS = 32  # counters of all sets of a slice, where devices are in it, too
+_MOST_USED = 1024  # of all devices of a slice together
+_MOST_FACTS = 32  # attributes and capacities of a device
+_LONGEST_VALUE = 64  # bytes
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What an administrator chose: names, and which Kubernetes reads this.
+
+    ``drivers`` are by vendor; ``pool`` is the node where it is "".
+    """
+
+    node: str
+    pool: str = ""
+    drivers: Mapping[str, str] = field(default_factory=dict)
+    dynamic: bool = False
+    kubernetes: tuple[int, int] = COUNTERS_APART
+
+
+@dataclass
+class _Driver:
+    """What one driver publishes: of one vendor, or of several that have one name."""
+
+    name: str
+    devices: dict[str, Published] = field(default_factory=dict)
+    counters: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    classes: dict[str, DeviceClass] = field(default_factory=dict)
+    places: dict[str, dict[str, Value]] = field(default_factory=dict)
+
+
+def objects(
+    found: Sequence[tuple[Vendor, Inventory]], choices: Choices, config: Config
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return DeviceClasses and ResourceSlices, and what a person should know, a sentence each.
+
+    RequestError for names that can't be; one vendor with something wrong never stops the others.
+    """
+    _check(choices)
+    drivers: dict[str, _Driver] = {}
+    warnings: list[str] = []
+    for vendor, inventory in found:
+        try:
+            with Rootfs(inventory.root) as root:
+                warnings += _collect(drivers, vendor, inventory, root, choices, config)
+        except OSError as error:
+            why = f"the driver root {inventory.root} can't be read: {error.strerror}"
+            warnings.append(f"{vendor.names.TITLE}'s devices aren't published: {why}")
+        except DriverError as error:
+            warnings.append(f"{vendor.names.TITLE}'s devices aren't published: {error.cause}")
+    made: list[dict[str, Any]] = []
+    served: set[str] = set()
+    for driver in drivers.values():
+        for each in driver.classes.values():
+            made.append(_class(each, served))
+            served.add(each.resource)
+    for driver in drivers.values():
+        made += [*_slices(driver, choices)]
+    return made, warnings
+
+
+def _check(choices: Choices) -> None:
+    names = {"node": choices.node, "pool": choices.pool or choices.node}
+    names.update({f"driver of {key}": name for key, name in choices.drivers.items()})
+    for what, name in names.items():
+        most = 63 if what.startswith("driver") else 253
+        parts = name.split("/") if what == "pool" else [name]
+        if len(name) > most or not all(_DOMAIN.fullmatch(part) for part in parts):
+            raise RequestError(
+                f"{shown(name)} can't be the name of a {what}",
+                f"Use small letters, digits, - and . alone, at most {most} characters",
+            )
+    if choices.kubernetes < OLDEST:
+        raise RequestError(
+            "Kubernetes before 1.34 has another version of these objects", "Use 1.34 or newer"
+        )
+
+
+def driver_of(vendor: Vendor, choices: Choices) -> str:
+    """Return the name of a vendor's driver: chosen, its maker's own, or the kind's vendor."""
+    names = vendor.names
+    kind: str = names.KIND
+    return choices.drivers.get(names.NAME) or slices.of(names).driver or kind.partition("/")[0]
+
+
+def _collect(
+    drivers: dict[str, _Driver],
+    vendor: Vendor,
+    inventory: Inventory,
+    root: Rootfs,
+    choices: Choices,
+    config: Config,
+) -> list[str]:
+    """Add what a vendor publishes; return what a person should know."""
+    name = driver_of(vendor, choices)
+    answers = slices.of(vendor.names)
+    offer = answers.offer(config, inventory, root, dynamic=choices.dynamic)
+    driver = drivers.setdefault(name, _Driver(name))
+    warnings = [*offer.warnings]
+    for device in offer.devices:
+        if device.name in driver.devices:
+            warnings.append(f"Two devices would be {device.name}: the second isn't published")
+            continue
+        driver.devices[device.name] = device
+        driver.places[device.name] = _place(root, device.bus_id)
+        if device.reason:
+            warnings.append(f"{device.name} is tainted: {device.reason}")
+    driver.counters.update(offer.counters)
+    for each in answers.classes(name, inventory, root):
+        driver.classes.setdefault(each.name, each)
+    return warnings
+
+
+def _place(root: Rootfs, bus_id: str) -> dict[str, Value]:
+    """Return the attributes that all vendors' devices have in common, of those that are known."""
+    if not _PCI.fullmatch(bus_id.lower()):
+        return {}
+    found: dict[str, Value] = {f"{_STANDARD}/pciBusID": bus_id.lower()}
+    above = pci.complex_of(root, bus_id)
+    if above:
+        found[f"{_STANDARD}/pcieRoot"] = above
+    numa = pci.numa(root, bus_id)
+    if numa is not None:
+        found[f"{_STANDARD}/numaNode"] = numa
+    return found
+
+
+# Objects ----------------------------------------------------------------------------------------
+
+
+def _class(given: DeviceClass, served: set[str]) -> dict[str, Any]:
+    """Return a DeviceClass; a resource that another class has already isn't named twice."""
+    spec: dict[str, Any] = {"selectors": [{"cel": {"expression": given.expression}}]}
+    if given.resource and given.resource not in served:
+        spec["extendedResourceName"] = given.resource
+    return {
+        "apiVersion": API, "kind": "DeviceClass", "metadata": {"name": given.name}, "spec": spec,
+    }  # fmt: skip
+
+
+def _slices(driver: _Driver, choices: Choices) -> Iterator[dict[str, Any]]:
+    devices = [*driver.devices.values()]
+    apart = choices.kubernetes >= COUNTERS_APART
+    contents = [*(_apart(driver, devices) if apart else _together(driver, devices))] or [
+        {"devices": []}
+    ]
+    for number, content in enumerate(contents):
+        pool = {
+            "name": choices.pool or choices.node,
+            "generation": 1,
+            "resourceSliceCount": len(contents),
+        }
+        name = f"{number:05x}-{driver.name}-{choices.node}"
+        yield {
+            "apiVersion": API,
+            "kind": "ResourceSlice",
+            "metadata": {"name": name},
+            "spec": {"driver": driver.name, "nodeName": choices.node, "pool": pool, **content},
+        }
+
+
+def _apart(driver: _Driver, devices: list[Published]) -> Iterator[dict[str, Any]]:
+    """Yield what slices hold from 1.35 on: counters, or devices."""
+    names = [*driver.counters]
+    for at in range(0, len(names), _MOST_SETS):
+        yield {"sharedCounters": _sets(driver, names[at : at + _MOST_SETS])}
+    for group in _groups([[device] for device in devices], {}):
+        yield {"devices": [_device(driver, device) for device in group]}
+
+
+def _together(driver: _Driver, devices: list[Published]) -> Iterator[dict[str, Any]]:
+    """Yield what slices hold in 1.34: counters, and beside them all devices that use them."""
+    alone = [[device] for device in devices if not device.counters]
+    users = [[each for each in devices if each.counters == name] for name in driver.counters]
+    for group in [*_groups(users, driver.counters), *_groups(alone, {})]:
+        sets = [*dict.fromkeys(device.counters for device in group if device.counters)]
+        found = {"sharedCounters": _sets(driver, sets)} if sets else {}
+        yield {**found, "devices": [_device(driver, device) for device in group]}
+
+
+def _groups(
+    together: Iterable[list[Published]], counters: Mapping[str, Mapping[str, int]]
+) -> Iterator[list[Published]]:
+    """Yield the devices of each slice, in their order; what is in one list stays in one slice."""
+    group: list[Published] = []
+    for devices in together:
+        if group and not _fits([*group, *devices], counters):
+            yield group
+            group = []
+        group = [*group, *devices]
+    if group:
+        yield group
+
+
+def _fits(group: list[Published], counters: Mapping[str, Mapping[str, int]]) -> bool:
+    sets = {device.counters for device in group if device.counters in counters}
+    counted = any(device.counters or device.reason for device in group)
+    return (
+        len(group) <= (_MOST_COUNTED if counted else _MOST)
+        and len(sets) <= _MOST_SETS
+        and sum(len(counters[name]) for name in sets) <= _MOST_COUNTERS
+        and sum(len(device.uses) for device in group) <= _MOST_USED
+    )
+
+
+def _sets(driver: _Driver, names: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"name": name, "counters": _counts(driver.counters[name])} for name in names]
+
+
+def _device(driver: _Driver, given: Published) -> dict[str, Any]:
+    facts = {**given.attributes, **driver.places[given.name]}
+    room = _MOST_FACTS - len(given.capacity)
+    made: dict[str, Any] = {"name": given.name}
+    made["attributes"] = {name: _value(value) for name, value in [*facts.items()][:room]}
+    if given.capacity:
+        made["capacity"] = _counts(given.capacity)
+    if given.uses:
+        used = {"counterSet": given.counters, "counters": _counts(given.uses)}
+        made["consumesCounters"] = [used]
+    if given.reason:
+        made["taints"] = [{"key": f"{driver.name}/{given.taint}", "effect": "NoSchedule"}]
+    return made
+
+
+def _value(value: Value) -> dict[str, Any]:
+    """Return an attribute's value under the name of its type; a text is cut at 64 bytes."""
+    if isinstance(value, bool):
+        return {"bool": value}
+    if isinstance(value, int):
+        return {"int": value}
+    text = value.encode()[:_LONGEST_VALUE].decode(errors="ignore")
+    return {"version" if isinstance(value, Version) else "string": text}
+
+
+def _counts(counts: Mapping[str, int]) -> dict[str, Any]:
+    return {name: {"value": quantity(count)} for name, count in counts.items()}
+
+
+def quantity(count: int) -> str:
+    """Return a count as Kubernetes writes one: 141Gi, where it is so many times 1024."""
+    unit = 0
+    while count and count % 1024 == 0 and unit < len(_UNITS) - 1:
+        count, unit = count // 1024, unit + 1
+    return f"{count}{_UNITS[unit]}"

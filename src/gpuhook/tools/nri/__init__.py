@@ -1,0 +1,7 @@
+"""A plugin of the engine's (NRI, the Node Resource Interface): pods' devices without a runtime.
+
+The engine asks it about each container that a pod gets, and adds what it answers: no runtime and
+no RuntimeClass of ours is needed, and no file of the engine's is changed. One process, no thread;
+it needs protobuf, and with a gate a child that asks the kubelet. ``transport`` is the wire,
+``service`` the conversation, ``answer`` what a container gets.
+"""

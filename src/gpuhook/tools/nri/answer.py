@@ -1,0 +1,141 @@
+"""What a container gets: what its variables ask for, with a gate no more than the kubelet gave it.
+
+The same steps decide as at a start by gpu-py: who may ask, by which variable, for which devices.
+What is answered is what a CDI document of ours would have said, because the files of the image
+aren't known yet: nodes, files, variables, and one hook that does the rest.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import RequestError, listed, printable
+from gpuhook.start.cdi.generate import Source, tidy
+from gpuhook.start.contract import Grant, Vendor
+from gpuhook.start.inventory import cache
+from gpuhook.start.inventory.model import Device, Inventory
+from gpuhook.start.resolve import resolve
+from gpuhook.tools.vendors import cluster, survey
+from gpuhook.vendors import registry
+
+# (namespace, pod, container) -> (resource or CDI kind, device id) that the kubelet gave it.
+Given = Callable[[str, str, str], Iterable[tuple[str, str]]]
+# Handlers whose runtime does this work.
+HANDLERS = ("gpu-py", "nvidia")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A container that is being created, as far as it says who it is and what it asks for."""
+
+    namespace: str
+    pod: str
+    name: str
+    handler: str
+    env: tuple[str, ...]
+    mounts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Way:
+    """How devices are given: by which hook, or by names of CDI devices; ``given`` is the gate."""
+
+    config: Config
+    hook: str
+    by_cdi: bool = False
+    given: Given | None = None
+
+
+def edits(asked: Asked, way: Way) -> dict[str, Any]:
+    """Return CDI's edits for the container, or with ``by_cdi`` a list "names"; {} for nothing.
+
+    RequestError or a DriverError, with a sentence, for one that may not have what it asks for.
+    """
+    if asked.handler in HANDLERS:
+        return {}
+    spec = {
+        "process": {"env": list(asked.env)},
+        "mounts": [{"destination": to, "source": source} for to, source in asked.mounts],
+    }
+    resolved = resolve(spec, way.config, registry.known(way.config))
+    if resolved is None:
+        return {}
+    if resolved.cdi_devices:
+        raise RequestError(
+            f"CDI devices of other makers ({listed(resolved.cdi_devices)}) aren't given this way",
+            "Ask for them by a claim or by the device plugin of their maker",
+        )
+    found: dict[str, Any] = {}
+    for grant in resolved.grants:
+        devices = _let_through(grant, asked, way)
+        for key, values in _edits(grant, devices, way).items():
+            found.setdefault(key, []).extend(values)
+    return found
+
+
+# What the kubelet gave --------------------------------------------------------------------------
+
+
+def _let_through(grant: Grant, asked: Asked, way: Way) -> tuple[Device, ...]:
+    """Return the devices that the container may have; RequestError for one that isn't its own."""
+    if way.given is None:
+        return tuple(grant.devices)
+    names = way.given(asked.namespace, asked.pod, asked.name)
+    given = _devices(grant.vendor, grant.inventory, names)
+    if "all" in grant.request.selectors:
+        return tuple(device for device in grant.inventory.devices if device.id in given)
+    others = [device.label for device in grant.devices if device.id not in given]
+    if others:  # protects: nri-gate
+        noun = grant.vendor.names.NOUN
+        raise RequestError(
+            f"The container {printable(asked.name)} of pod {printable(asked.namespace)}/"
+            f"{printable(asked.pod)} asks for {noun} {listed(others)} by a variable, and the "
+            "kubelet hasn't given it that",
+            f"Ask for it in the pod's resources: {grant.vendor.names.KIND}: 1",
+        )
+    return tuple(grant.devices)
+
+
+def _devices(vendor: Vendor, inventory: Inventory, names: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the ids of the devices that names of the kubelet mean, a share of one too."""
+    answers = cluster.of(vendor.names)
+    by_name: dict[str, str] = {}
+    for device in inventory.devices:
+        by_name[answers.id(device)] = by_name[device.id] = device.id
+    words = {name.partition("::")[0]: resource for resource, name in names}
+    found = {by_name[word] for word in words if word in by_name}
+    kinds = [word for word, resource in words.items() if resource == vendor.names.KIND]
+    labels = {device.label: device.id for device in inventory.devices}
+    return found | {labels[word] for word in kinds if word in labels}
+
+
+# Edits ------------------------------------------------------------------------------------------
+
+
+def _edits(grant: Grant, devices: tuple[Device, ...], way: Way) -> Mapping[str, list[Any]]:
+    names = grant.vendor.names
+    if not devices:
+        variable = next(iter(names.VARIABLES), "")
+        return {"env": [f"{variable}={cluster.of(names).nothing}"]} if variable else {}
+    if way.by_cdi:
+        return {"names": [f"{names.KIND}={device.label}" for device in devices]}
+    source = Source(grant.vendor, grant.inventory, way.config, way.hook, way.config.path)
+    document = {
+        "cdiVersion": "0.7.0",
+        "kind": names.KIND,
+        "devices": [{"name": "asked", "containerEdits": source.edits(devices)}],
+        "containerEdits": source.common(),
+    }
+    made = tidy(document)
+    found: dict[str, list[Any]] = {}
+    for part in (made.get("containerEdits", {}), made["devices"][0].get("containerEdits", {})):
+        for key, values in part.items():
+            if isinstance(values, list):
+                found.setdefault(key, []).extend(values)
+    return found
+
+
+def warm(config: Config) -> None:
+    """Have the inventories saved before the first container asks: a driver may take seconds."""
+    survey.examine(config, lambda vendor: cache.get_inventory(config, vendor))

@@ -1,0 +1,231 @@
+"""The conversation with an engine: register, be asked about containers, connect again."""
+
+import os
+import select
+import signal
+import stat
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpuhook import __version__
+from gpuhook.ground.errors import GpuhookError, PluginError, printable
+from gpuhook.tools.kubernetes.api import DecodeError
+from gpuhook.tools.nri import answer
+from gpuhook.tools.nri.answer import Asked, Way
+from gpuhook.tools.nri.messages import nri, ttrpc
+from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection, dial
+
+NAME = "gpuhook"
+INDEX = "50"  # plugins are called in the order of these two digits
+SOCKET = "/var/run/nri/nri.sock"
+_SERVICE = "nri.pkg.api.v1alpha1."
+_CREATE = 1 << (4 - 1)  # the bit of the event CREATE_CONTAINER
+# gRPC's codes
+_UNKNOWN, _INVALID, _UNIMPLEMENTED = 2, 3, 12
+_REGISTERED = 10.0  # seconds until the engine has to say what it is
+_AGAIN = 2.0  # seconds until an engine that went away is looked for
+_LONGEST = 1024  # bytes of a sentence for a pod's events
+
+Tell = Callable[[str], None]
+
+
+def run(path: str, way: Way, tell: Tell, *, index: str = INDEX) -> None:
+    """Serve the engine at ``path`` until told to stop, through all its restarts."""
+    stopping = _stop_pipe()
+    said = ""
+    while True:
+        try:
+            answer.warm(way.config)
+            connection = dial(path, os.environ, stopping)
+            try:
+                Plugin(connection, way, tell, index).serve()
+            finally:
+                connection.close()
+        except GpuhookError as error:
+            if str(error) != said:
+                tell(f"{error}")
+            said = str(error)
+        else:
+            return
+        if "NRI_PLUGIN_SOCKET" in os.environ or select.select([stopping], [], [], _AGAIN)[0]:
+            return
+
+
+def _stop_pipe() -> int:
+    """Return what can be read once we are told to stop."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writer)
+    return reader
+
+
+class Plugin:
+    """One connection, from its registration on."""
+
+    def __init__(self, connection: Connection, way: Way, tell: Tell, index: str) -> None:
+        self._connection = connection
+        self._way = way
+        self._tell = tell
+        self._index = index
+        self._configured = False
+        self._is_over = False
+        self._engine = "an engine"
+        self._calls: dict[str, Callable[[bytes], Any]] = {
+            "Configure": self._configure,
+            "Synchronize": self._synchronize,
+            "CreateContainer": self._create,
+            "Shutdown": self._shutdown,
+            "StateChange": lambda _: nri.Empty(),  # of older engines
+        }
+
+    def serve(self) -> None:
+        """Answer until the engine goes (PluginError) or we are told to stop."""
+        self._register()
+        while True:
+            message = self._connection.receive(None if self._configured else _REGISTERED)
+            if message is None:
+                return
+            if message.connection == RUNTIME:
+                self._registered(message.data)
+            elif message.kind == REQUEST:
+                self._connection.send(PLUGIN, message.stream, RESPONSE, self._answer(message.data))
+                if self._is_over:
+                    raise PluginError("The engine shuts its plugins down", "Nothing is to be done")
+
+    def _register(self) -> None:
+        who = nri.RegisterPluginRequest(
+            plugin_name=NAME, plugin_idx=self._index, NRI_version=__version__
+        )
+        request = ttrpc.Request(
+            service=f"{_SERVICE}Runtime", method="RegisterPlugin", payload=who.SerializeToString()
+        )
+        self._connection.send(RUNTIME, 1, REQUEST, request.SerializeToString())
+
+    def _registered(self, data: bytes) -> None:
+        status = _parsed(ttrpc.Response, data).status
+        if status.code:
+            why = printable(status.message)
+            raise PluginError(f"The engine refuses the plugin: {why}", "Look at the engine's log")
+
+    def _answer(self, data: bytes) -> bytes:
+        """Return the answer to a request, whatever is in it: an error is one."""
+        request = _parsed(ttrpc.Request, data)
+        if request.service != f"{_SERVICE}Plugin":
+            return _refusal(_UNIMPLEMENTED, "there is no such service here")
+        call = self._calls.get(request.method)
+        if call is None:
+            return _refusal(_UNIMPLEMENTED, "this plugin doesn't serve that")
+        try:
+            made = call(request.payload)
+        except DecodeError:
+            return _refusal(_INVALID, "the request isn't understood")
+        except (GpuhookError, OSError, ValueError) as error:
+            self._tell(str(error))
+            return _refusal(_UNKNOWN, f"gpuhook: {error}")
+        return bytes(ttrpc.Response(payload=made.SerializeToString()).SerializeToString())
+
+    # What the engine asks ------------------------------------------------------------------------
+
+    def _configure(self, payload: bytes) -> Any:
+        asked = nri.ConfigureRequest.FromString(payload)
+        self._configured = True
+        self._engine = f"{printable(asked.runtime_name)} {printable(asked.runtime_version)}"
+        return nri.ConfigureResponse(events=_CREATE)
+
+    def _synchronize(self, payload: bytes) -> Any:
+        """Nothing can be added to what runs; parts are answered as they come."""
+        more = nri.SynchronizeRequest.FromString(payload).more
+        if not more:
+            self._tell(f"Serves {self._engine}")  # which asks about containers from now on
+        return nri.SynchronizeResponse(more=more)
+
+    def _create(self, payload: bytes) -> Any:
+        request = nri.CreateContainerRequest.FromString(payload)
+        pod, container = request.pod, request.container
+        asked = Asked(
+            pod.namespace,
+            pod.name,
+            container.name,
+            pod.runtime_handler,
+            tuple(container.env),
+            tuple((each.destination, each.source) for each in container.mounts),
+        )
+        start = time.monotonic()
+        edits = answer.edits(asked, self._way)
+        if edits:
+            spent = (time.monotonic() - start) * 1000
+            who = f"{printable(pod.namespace)}/{printable(pod.name)}/{printable(container.name)}"
+            self._tell(f"{who}: answered in {spent:.0f} ms")
+        return nri.CreateContainerResponse(adjust=adjustment(edits))
+
+    def _shutdown(self, payload: bytes) -> Any:
+        del payload
+        self._is_over = True
+        return nri.Empty()
+
+
+def _parsed(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise PluginError(
+            "The engine sent what isn't a message", "Look at the engine's version and log"
+        ) from None
+
+
+def _refusal(code: int, why: str) -> bytes:
+    text = why.encode()[:_LONGEST].decode(errors="ignore")
+    status = ttrpc.Status(code=code, message=text)
+    return bytes(ttrpc.Response(status=status).SerializeToString())
+
+
+# From CDI's words to NRI's ----------------------------------------------------------------------
+
+
+def adjustment(edits: dict[str, Any]) -> Any:
+    """Return CDI's edits as an adjustment of a container; OSError as a driver's nodes go."""
+    made = nri.ContainerAdjustment()
+    for name in edits.get("names", ()):
+        made.CDI_devices.add(name=name)
+    for setting in edits.get("env", ()):
+        key, _, value = setting.partition("=")
+        made.env.add(key=key, value=value)
+    for mount in edits.get("mounts", ()):
+        made.mounts.add(
+            destination=mount["containerPath"],
+            source=mount["hostPath"],
+            type=mount.get("type", "bind"),
+            options=mount.get("options", ("ro", "nosuid", "nodev", "rbind", "rprivate")),
+        )
+    for node in edits.get("deviceNodes", ()):
+        _add_node(made, node)
+    for hook in edits.get("hooks", ()):
+        if hook["hookName"] == "createContainer":
+            made.hooks.create_container.add(
+                path=hook["path"], args=hook.get("args", ()), env=hook.get("env", ())
+            )
+    return made
+
+
+def _add_node(made: Any, node: dict[str, Any]) -> None:
+    """Add a node with the numbers, mode and owner that it has on the host now."""
+    path = node.get("hostPath") or node["path"]
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise PluginError(
+            f"The device node {path} can't be looked at: {error.strerror}", "Load the driver again"
+        ) from None
+    if not stat.S_ISCHR(status.st_mode):
+        raise PluginError(f"{path} is no device node", "Load the driver again")
+    device = made.linux.devices.add(
+        path=node["path"],
+        type="c",
+        major=os.major(status.st_rdev),
+        minor=os.minor(status.st_rdev),
+    )
+    device.file_mode.value = status.st_mode & 0o777
+    device.uid.value = node.get("uid", status.st_uid)
+    device.gid.value = node.get("gid", status.st_gid)

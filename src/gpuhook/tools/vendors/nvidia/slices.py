@@ -1,0 +1,225 @@
+"""GPUs and MIG devices under the names that NVIDIA's own DRA driver publishes (gpu.nvidia.com).
+
+But for what a device is called: the minor number, of which NVIDIA's makes a name, may be another
+GPU's after one is lost; here it is the UUID.
+
+A GPU that can be divided has a set of counters: what it has of engines, and one counter for each
+slice of its memory. Each MIG device uses a part of them, and the whole GPU all, so that the
+scheduler gives nothing twice.
+"""
+
+import re
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.container.rootfs import Rootfs
+from gpuhook.ground.errors import DriverError
+from gpuhook.start.inventory.model import Device
+from gpuhook.tools.vendors.nvidia import architectures
+from gpuhook.tools.vendors.nvidia.cluster import is_whole, profile
+from gpuhook.tools.vendors.nvidia.instances import Division, Profile, divisions
+from gpuhook.tools.vendors.slices import (
+    DeviceClass,
+    Offer,
+    Published,
+    Slices,
+    Value,
+    device_name,
+    version,
+    why_not,
+)
+from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig
+
+_CAPITAL = re.compile(r"[A-Z]")
+
+
+class NvidiaSlices(Slices):
+    """GPUs, or their MIG devices."""
+
+    driver = "gpu.nvidia.com"
+
+    def offer(self, config: Config, inventory: Inventory, root: Rootfs, *, dynamic: bool) -> Offer:
+        warnings = []
+        try:
+            known = divisions(config, inventory)
+        except DriverError as error:
+            known = {}
+            warnings.append(f"What GPUs have of memory isn't known: {error.cause}")
+        by_id = {device.id: device for device in inventory.devices}
+        found: list[Published] = []
+        counters = {}
+        for gpu in inventory.gpus:
+            one = _OneGpu(gpu, inventory, known.get(gpu.uuid, Division()), by_id)
+            found += one.offered(dynamic=dynamic)
+            warnings += one.warnings
+            if any(device.counters for device in found if device.counters == one.counters):
+                counters[one.counters] = one.all_counters()
+        found += [self.lost(device, root) for device in self.cluster.lost(inventory, root)]
+        return Offer(tuple(found), counters, tuple(warnings))
+
+    def lost(self, device: Device, root: Rootfs) -> Published:
+        known = device.id.startswith("GPU-")
+        about: dict[str, Value] = {"type": "gpu", **({"uuid": device.id} if known else {})}
+        return Published(_gpu_name(device.id), "", about, reason=device.state, taint="gpu-lost")
+
+    def classes(self, driver: str, inventory: Inventory, root: Rootfs) -> list[DeviceClass]:
+        kinds = {"gpu": driver, "mig": f"mig.{driver.removeprefix('gpu.')}"}
+        return [
+            DeviceClass(
+                name,
+                f'device.driver == "{driver}" && device.attributes["{driver}"].type == "{kind}"',
+                str(self.names.KIND) if kind == "gpu" else "",
+            )
+            for kind, name in kinds.items()
+        ]
+
+
+class _OneGpu:
+    """A GPU becoming what is published of it; ``warnings`` are filled meanwhile."""
+
+    def __init__(
+        self, gpu: Gpu, inventory: Inventory, division: Division, devices: dict[str, Device]
+    ) -> None:
+        self.gpu = gpu
+        self.inventory = inventory
+        self.division = division
+        self.devices = devices
+        self.name = _gpu_name(gpu.id)
+        self.counters = f"{self.name}-counter-set"
+        self.warnings: list[str] = []
+
+    def offered(self, *, dynamic: bool) -> list[Published]:
+        """Return the GPU, or its MIG devices; with ``dynamic`` both, those that could be made too.
+
+        A GPU in MIG mode can't be used as a whole, but a driver that makes MIG devices itself
+        would leave that mode.
+        """
+        could_be = [*self._could_be()] if dynamic else []
+        if could_be and not self.gpu.mig:
+            return [self._whole(divisible=True), *could_be]
+        if not self.gpu.mig_enabled:
+            return [self._whole(divisible=False)]
+        if not self.gpu.mig:
+            self.warnings.append(f"GPU {self.gpu.index} is in MIG mode and has no MIG device")
+        return [each for mig in self.gpu.mig if (each := self._static(mig))]
+
+    def all_counters(self) -> dict[str, int]:
+        """Return all that the GPU has, by the names of counters."""
+        slices = range(max(place + each.size for each, place in self._placed()))
+        found = _counters(self._most())
+        return {**found, **{f"memory-slice-{number}": 1 for number in slices}}
+
+    # Devices -------------------------------------------------------------------------------------
+
+    def _whole(self, *, divisible: bool) -> Published:
+        device = self.devices[self.gpu.id]
+        about: dict[str, Value] = {"type": "gpu", "uuid": self.gpu.uuid, **self._common()}
+        memory = {"memory": self.division.memory} if self.division.memory else {}
+        return Published(
+            self.name,
+            device.bus_id,
+            about,
+            self._most() if divisible else memory,
+            self.counters if divisible else "",
+            self.all_counters() if divisible else {},
+            why_not(device, self.inventory),
+        )
+
+    def _static(self, mig: Mig) -> Published | None:
+        """Return a MIG device that exists, None for one with a part of a GPU instance."""
+        device, name = self.devices[mig.uuid], profile(mig)
+        if not is_whole(name):
+            why = "has only a part of its GPU instance" if name else "has no known profile"
+            self.warnings.append(f"MIG device {device.label} isn't published: it {why}")
+            return None
+        about: dict[str, Value] = {"uuid": mig.uuid, **self._part(name)}
+        reason = why_not(device, self.inventory)
+        found = next((each for each in self.division.instances if each[0] == mig.gi), None)
+        size = self.division.profile(found[1]) if found else None
+        if found is None or size is None:
+            return Published(device_name("mig", mig.uuid), device.bus_id, about, reason=reason)
+        _, number, start, count = found
+        slices = range(start, start + count)
+        return Published(
+            self._part_name(name, number, start),
+            device.bus_id,
+            about,
+            {**size.counted, **{f"memorySlice{each}": 1 for each in slices}},
+            self.counters,
+            _used(size.counted, slices),
+            reason,
+        )
+
+    def _could_be(self) -> list[Published]:
+        """Return every MIG device that the GPU could be divided into, at each of its places."""
+        device = self.devices[self.gpu.id]
+        reason = why_not(device, self.inventory)
+        return [
+            Published(
+                self._part_name(size.name, size.id, start),
+                device.bus_id,
+                self._part(size.name),
+                size.counted,
+                self.counters,
+                _used(size.counted, range(start, start + size.size)),
+                reason,
+            )
+            for size, start in self._placed()
+        ]
+
+    # What they say -------------------------------------------------------------------------------
+
+    def _placed(self) -> list[tuple[Profile, int]]:
+        """Return the profiles with each place that they may have."""
+        found = [(size, start) for size in self.division.profiles for start in size.places]
+        if found:
+            return found
+        sizes = {each.id: each for each in self.division.profiles}
+        return [
+            (sizes[number].but(size=count), start)
+            for _, number, start, count in self.division.instances
+            if number in sizes
+        ]
+
+    def _most(self) -> dict[str, int]:
+        """Return the most that any profile has of each."""
+        found: dict[str, int] = {}
+        for each in self.division.profiles:
+            for word, count in each.counted.items():
+                found[word] = max(count, found.get(word, 0))
+        return found
+
+    def _common(self) -> dict[str, Value]:
+        gpu, inventory = self.gpu, self.inventory
+        return {
+            "productName": gpu.name,
+            "brand": gpu.brand,
+            "architecture": architectures.title(gpu.architecture),
+            **version("cudaComputeCapability", gpu.architecture),
+            **version("driverVersion", inventory.version),
+            **version("cudaDriverVersion", inventory.cuda_version),
+        }
+
+    def _part(self, name: str) -> dict[str, Value]:
+        return {
+            "type": "mig", "parentUUID": self.gpu.uuid, "profile": name, **self._common()
+        }  # fmt: skip
+
+    def _part_name(self, name: str, number: int, start: int) -> str:
+        words = name.replace(".", "").replace("+", "-")
+        return device_name(self.name, "mig", words, str(number), str(start))
+
+
+def _gpu_name(identity: str) -> str:
+    return device_name("gpu", identity.removeprefix("GPU-"))
+
+
+def _used(counted: dict[str, int], slices: range) -> dict[str, int]:
+    return {**_counters(counted), **{f"memory-slice-{number}": 1 for number in slices}}
+
+
+def _counters(counted: dict[str, int]) -> dict[str, int]:
+    """Return counts by the names of counters, which have dashes: copyEngines is copy-engines."""
+    return {_CAPITAL.sub(lambda at: f"-{at[0].lower()}", word): n for word, n in counted.items()}
+
+
+SLICES = NvidiaSlices

@@ -1,0 +1,236 @@
+"""gpuhook nri with real engines: containerd 1.7 (Debian 13) and 2.1 (sid), asked over the CRI.
+
+Their runtime is plain runc, and nothing of ours is configured in them.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness import images
+from harness.commands import stop, wait_until
+from harness.containerd import WITH_CDI, Containerd, containerd
+from harness.cri import Cri, CriError, Security
+from harness.driver import Driver, lines_of_nvidia_smi
+from harness.images import image
+from harness.inside import look, seen
+from harness.installation import Installation
+from harness.releases import NAMES, Release, release
+from pod_resources import PodResources
+
+DEBIAN = image("debian")
+WITH_NRI = (
+    WITH_CDI
+    + """\
+[plugins."io.containerd.nri.v1.nri"]
+  disable = false
+  socket_path = "{folder}/nri.sock"
+  plugin_path = "{folder}/plugins"
+  plugin_config_path = "{folder}/conf.d"
+"""
+)
+# The tests' own Python has protobuf and gRPC; the hook is that of the release.
+_PROGRAM = "import sys; del sys.argv[0]; from gpuhook.tools.cli import main; main()"
+
+
+@dataclass
+class Node:
+    """A release with its containerd, and what starts the plugin in it."""
+
+    system: Release
+    engine: Containerd
+    cri: Cri
+    folder: Path
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start the plugin; it serves the engine when this returns."""
+        theirs = self.system.installation
+        argv = [sys.executable, "-c", _PROGRAM, str(theirs.command), "nri"]
+        argv += [f"--socket={self.engine.folder}/nri.sock", f"--config={self.system.config}"]
+        argv += [f"--hook-path={theirs.bin}/gpuhook-cdi-hook", *words]
+        self.log = self.folder / "nri.log"
+        with self.log.open("wb") as log:
+            process = subprocess.Popen(argv, stdout=log, stderr=log)
+        self.serves(1)
+        return process
+
+    def serves(self, times: int) -> None:
+        """Wait until the plugin has been configured so often."""
+
+        def met() -> bool:
+            return self.log.read_text().count("Serves containerd") >= times
+
+        try:
+            wait_until(met, f"the plugin to be configured {times} times")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log.read_text()}") from None
+
+    @contextmanager
+    def plugin(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+        process = self.start(*words)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                stop(process)
+            print(self.log.read_text())  # noqa: T201 - for who reads why a test failed
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def node(
+    request: pytest.FixtureRequest,
+    workspace: Path,
+    engine_roots: dict[str, Path],
+    installation: Installation,
+    driver: Driver,
+    roots: dict[str, Path],
+    archive: Path,
+) -> Iterator[Node]:
+    name = request.param
+    folder = workspace / f"nri-{name}"
+    hold_archive = images.save(
+        {"pause": roots["busybox"]}, workspace / f"nri-{name}.tar", ("sleep", "infinity")
+    )
+    with release(name, engine_roots[name], folder, installation, driver) as system:
+        runc = Path(system.which("runc"))
+        text = WITH_NRI
+        with containerd(folder / "containerd", system.namespace, runc, archive, {}, text) as engine:
+            for each in (archive, hold_archive):
+                engine.call("images", "import", each, within="k8s.io").ok()
+            cri = Cri(engine.folder / "containerd.sock")
+            made = Node(system, engine, cri, folder)
+            try:
+                yield made
+            finally:
+                cri.close()
+
+
+def inside(node: Node, *env: str, command: tuple[str, ...] = ("true",), **pod: object):  # type: ignore[no-untyped-def] # noqa: ANN201
+    """Return what a command says in a container with these variables; CriError if it's refused."""
+    with node.cri.pod("", **pod) as made:  # type: ignore[arg-type]
+        return made.start(DEBIAN, "sleep", "1000", env=env).exec(*command)
+
+
+def test_exactly_the_gpus_that_are_asked_for(node: Node, driver: Driver) -> None:
+    with node.plugin():
+        env = "NVIDIA_VISIBLE_DEVICES=1,4"
+        found = seen(inside(node, env, command=look(driver.minors)))
+    minors = {gpu.minor for gpu in driver.chosen(1, 4)}
+    assert found.gpu_minors == minors
+    assert found.by_hand == {
+        minor: "ENXIO" if minor in minors else "EPERM" for minor in driver.minors
+    }
+
+
+def test_programs_and_libraries(node: Node, driver: Driver) -> None:
+    gpus = driver.chosen(3, 5)
+    asked = ",".join(gpu.uuid for gpu in gpus)
+    with node.plugin():
+        env = f"NVIDIA_VISIBLE_DEVICES={asked}"
+        script = ("sh", "-ec", "nvidia-smi -L; gpuhook-cuda-probe")
+        said = inside(node, env, command=script).ok().stdout.splitlines()
+    assert said[:3] == [*lines_of_nvidia_smi(gpus), "CUDA devices: 2"]
+
+
+def test_a_container_that_asks_for_nothing(node: Node, driver: Driver) -> None:
+    with node.plugin():
+        found = seen(inside(node, command=look(driver.minors)))
+    assert found.nodes == {}
+    assert {*found.by_hand.values()} == {"EPERM"}
+
+
+def test_another_user(node: Node, driver: Driver) -> None:
+    with node.plugin():
+        env = "NVIDIA_VISIBLE_DEVICES=0"
+        security = Security(user=1000, restricted=True)
+        found = seen(inside(node, env, command=look(), security=security))
+    assert found.gpu_minors == {driver.gpus[0].minor}
+
+
+def test_what_there_is_not(node: Node) -> None:
+    with node.plugin(), pytest.raises(CriError, match="99"):
+        inside(node, "NVIDIA_VISIBLE_DEVICES=99")
+
+
+def test_a_hostile_pod(node: Node, driver: Driver) -> None:
+    """What is long or odd in a pod makes nobody else go without."""
+    many = [f"V{number}={'x' * 60_000}" for number in range(20)]
+    odd = ["A=\x1b[2J\n", "=", "NVIDIA_VISIBLE_DEVICES=0"]
+    notes = {f"example.com/{number}": "y" * 10_000 for number in range(10)}
+    with node.plugin():
+        with node.cri.pod("", title="p" + "-odd" * 40) as pod:
+            made = pod.start(DEBIAN, "sleep", "1000", env=[*many, *odd], annotations=notes)
+            assert seen(made.exec(*look())).gpu_minors == {driver.gpus[0].minor}
+        with pytest.raises(CriError, match="gpuhook: "):
+            inside(node, "NVIDIA_VISIBLE_DEVICES=" + "9," * 50_000 + "9")
+        env = "NVIDIA_VISIBLE_DEVICES=1"
+        assert seen(inside(node, env, command=look())).gpu_minors == {driver.gpus[1].minor}
+        assert node.log.read_text().count("Serves") == 1  # it was never dropped
+
+
+def test_killed_and_started_again(node: Node, driver: Driver) -> None:
+    """A plugin that is gone means containers without GPUs, and the engine takes a new one."""
+    process = node.start()
+    process.kill()
+    process.wait()
+    env = "NVIDIA_VISIBLE_DEVICES=2"
+    assert seen(inside(node, env, command=look())).gpu_minors == set()
+    with node.plugin():
+        assert seen(inside(node, env, command=look())).gpu_minors == {driver.gpus[2].minor}
+
+
+def test_told_to_stop(node: Node) -> None:
+    process = node.start()
+    process.terminate()
+    assert process.wait(10) == 0
+
+
+def test_synchronized_with_what_runs(node: Node, driver: Driver) -> None:
+    """Containers that run when it comes are told of, and stay as they are."""
+    with node.cri.pod("") as pod:
+        old = pod.start(DEBIAN, "sleep", "1000", env=["NVIDIA_VISIBLE_DEVICES=1"])
+        with node.plugin():
+            assert seen(old.exec(*look())).gpu_minors == set()
+            env = "NVIDIA_VISIBLE_DEVICES=1"
+            found = seen(inside(node, env, command=look(), title="other"))
+            assert found.gpu_minors == {driver.gpus[1].minor}
+
+
+def test_the_time_it_takes(node: Node) -> None:
+    with node.plugin():
+        for _ in range(4):
+            inside(node, "NVIDIA_VISIBLE_DEVICES=all")
+        lines = [line for line in node.log.read_text().splitlines() if "answered in" in line]
+    times = sorted(int(line.rpartition(" in ")[2].partition(" ")[0]) for line in lines)
+    assert len(times) == 4
+    assert times[1] < 100, times  # beside other work
+
+
+def test_by_names_of_cdi_devices(node: Node, driver: Driver) -> None:
+    """containerd 2.1 takes them; 1.7 passes over them, and no GPU is given."""
+    node.system.gpuhook("cdi", "generate", "--output", "/etc/cdi")
+    with node.plugin("--cdi"):
+        found = seen(inside(node, "NVIDIA_VISIBLE_DEVICES=1,4", command=look()))
+    takes = node.system.name == "sid"
+    assert found.gpu_minors == ({gpu.minor for gpu in driver.chosen(1, 4)} if takes else set())
+
+
+def test_the_gate(node: Node, driver: Driver) -> None:
+    gpu = driver.gpus[3]
+    with tempfile.TemporaryDirectory(dir=node.folder) as folder:
+        socket = Path(folder) / "kubelet.sock"
+        given = ("default", "pod", "main", "nvidia.com/gpu", (gpu.uuid,))
+        with PodResources(socket, given), node.plugin("--gate", f"--pod-resources={socket}"):
+            refused = pytest.raises(CriError, match="the kubelet hasn't given it that")
+            with refused:
+                inside(node, "NVIDIA_VISIBLE_DEVICES=0")
+            env = f"NVIDIA_VISIBLE_DEVICES={gpu.uuid}"
+            assert seen(inside(node, env, command=look())).gpu_minors == {gpu.minor}
+            env = "NVIDIA_VISIBLE_DEVICES=all"
+            assert seen(inside(node, env, command=look())).gpu_minors == {gpu.minor}
+            assert seen(inside(node, env, command=look(), title="b")).gpu_minors == set()

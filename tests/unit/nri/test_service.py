@@ -1,0 +1,348 @@
+"""The conversation with an engine of the tests' own: what is registered, asked and answered."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import paper
+import pytest
+import wire
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from wire import Value, integer, messages, string
+
+from gpuhook.ground.config.model import Config
+from gpuhook.ground.errors import PluginError
+from gpuhook.start.inventory import cache
+from gpuhook.tools.nri.answer import Way
+from gpuhook.tools.nri.service import Plugin, _refusal, run
+from gpuhook.tools.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection
+
+NRI = "nri.pkg.api.v1alpha1."
+HOOK = "/opt/gpuhook/bin/gpuhook-cdi-hook"
+
+
+class Engine:
+    """The engine's end: asks the plugin, by the wire as tests write it."""
+
+    def __init__(self, channel: socket.socket, stop: int) -> None:
+        self._connection = Connection(channel, stop)
+        self._stream = -1
+
+    def registration(self) -> tuple[str, str]:
+        found = self._connection.receive(5)
+        assert found is not None
+        assert (found.connection, found.stream, found.kind) == (RUNTIME, 1, REQUEST)
+        assert string(found.data, 1) == f"{NRI}Runtime"
+        assert string(found.data, 2) == "RegisterPlugin"
+        [who] = messages(found.data, 3)
+        self._connection.send(RUNTIME, 1, RESPONSE, b"")
+        return string(who, 1), string(who, 2)
+
+    def ask(self, method: str, payload: bytes = b"", service: str = "Plugin") -> bytes:
+        """Return the whole response."""
+        self._stream += 2
+        request = wire.message((1, f"{NRI}{service}"), (2, method), (3, payload))
+        self._connection.send(PLUGIN, self._stream, REQUEST, request)
+        found = self._connection.receive(5)
+        assert found is not None
+        assert (found.connection, found.stream, found.kind) == (PLUGIN, self._stream, RESPONSE)
+        return found.data
+
+    def create(self, *env: str, pod: tuple[tuple[int, Value], ...] = ()) -> bytes:
+        who = wire.message((1, "p1"), (2, "pod"), (4, "team"), *pod)
+        container = wire.message((1, "c1"), (3, "main"), *((8, each) for each in env))
+        return self.ask("CreateContainer", wire.message((1, who), (2, container)))
+
+
+def adjustment(response: bytes) -> bytes:
+    assert not messages(response, 1), refusal(response)
+    [payload] = messages(response, 2) or [b""]
+    return (messages(payload, 1) or [b""])[0]
+
+
+def refusal(response: bytes) -> str:
+    [status] = messages(response, 1)
+    assert integer(status, 1)
+    return string(status, 2)
+
+
+def nodes(response: bytes) -> list[str]:
+    [linux] = messages(adjustment(response), 6)
+    return [string(each, 1) for each in messages(linux, 1)]
+
+
+def environment(response: bytes) -> dict[str, str]:
+    return {string(each, 1): string(each, 2) for each in messages(adjustment(response), 4)}
+
+
+class Served:
+    """A plugin that runs in a thread, and the engine that it serves."""
+
+    def __init__(self, way: Way) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self._reader, self._writer = os.pipe()
+        self.engine = Engine(self.theirs, self._reader)
+        self.said: list[str] = []
+        self.failed: PluginError | None = None
+        self._thread = threading.Thread(target=self._run, args=(way,))
+        self._thread.start()
+
+    def _run(self, way: Way) -> None:
+        try:
+            Plugin(Connection(self.ours, self._reader), way, self.said.append, "50").serve()
+        except PluginError as error:
+            self.failed = error
+
+    def end(self) -> None:
+        self.theirs.close()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self.ours.close()
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+@pytest.fixture
+def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Way:
+    """A machine with four of AMD's GPUs, whose nodes are those of /dev/null."""
+    inventory = paper.machine("amd", tmp_path)
+    monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: inventory)
+    status = os.stat("/dev/null")
+    real = os.stat
+    monkeypatch.setattr(
+        "gpuhook.tools.nri.service.os.stat",
+        lambda path, *rest, **more: status if "/dev/" in str(path) else real(path, *rest, **more),
+    )
+    return Way(Config(), HOOK)
+
+
+@pytest.fixture
+def served(way: Way) -> Iterator[Served]:
+    made = Served(way)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_it_registers_and_wants_created_containers_alone(served: Served) -> None:
+    assert served.engine.registration() == ("gpuhook", "50")
+    answer = served.engine.ask("Configure", wire.message((2, "containerd"), (3, "2.1.4")))
+    [payload] = messages(answer, 2)
+    assert integer(payload, 2) == 8
+    served.engine.ask("Synchronize")
+    assert served.said == ["Serves containerd 2.1.4"]
+
+
+def test_synchronize_in_parts(served: Served) -> None:
+    served.engine.registration()
+    for more in (1, 1, 0):
+        answer = served.engine.ask("Synchronize", wire.message((1, b""), (3, more)))
+        assert integer((messages(answer, 2) or [b""])[0], 2) == more
+
+
+def test_what_it_does_not_serve(served: Served) -> None:
+    served.engine.registration()
+    assert "doesn't serve" in refusal(served.engine.ask("RemoveContainer"))
+    assert "no such service" in refusal(served.engine.ask("Configure", service="Other"))
+    assert "isn't understood" in refusal(served.engine.ask("CreateContainer", b"\xff\xff"))
+    assert messages(served.engine.ask("StateChange"), 1) == []
+
+
+def test_a_container_gets_what_it_asks_for(served: Served) -> None:
+    served.engine.registration()
+    answer = served.engine.create("PATH=/bin", "AMD_VISIBLE_DEVICES=1,2")
+    assert nodes(answer) == [
+        "/dev/kfd", "/dev/dri/card1", "/dev/dri/card2", "/dev/dri/renderD129",
+        "/dev/dri/renderD130",
+    ]  # fmt: skip
+    assert environment(answer) == {"AMD_VISIBLE_DEVICES": "void"}
+    assert served.said == [served.said[0]]
+    assert served.said[0].startswith("team/pod/main: answered in ")
+
+
+def test_a_container_that_asks_for_nothing(served: Served) -> None:
+    served.engine.registration()
+    assert adjustment(served.engine.create("PATH=/bin")) == b""
+    assert adjustment(served.engine.create("AMD_VISIBLE_DEVICES=void")) == b""
+
+
+def test_a_runtime_of_ours_does_it_itself(served: Served) -> None:
+    served.engine.registration()
+    answer = served.engine.create("AMD_VISIBLE_DEVICES=1", pod=((7, "gpu-py"),))
+    assert adjustment(answer) == b""
+
+
+def test_what_there_is_not(served: Served) -> None:
+    served.engine.registration()
+    assert "9" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=9"))
+
+
+def test_by_names(way: Way) -> None:
+    made = Served(Way(way.config, HOOK, by_cdi=True))
+    try:
+        made.engine.registration()
+        found = adjustment(made.engine.create("AMD_VISIBLE_DEVICES=1,2"))
+        assert [string(each, 1) for each in messages(found, 8)] == [
+            "amd.com/gpu=1",
+            "amd.com/gpu=2",
+        ]
+        assert messages(found, 6) == []
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def gated(way: Way) -> Iterator[tuple[Served, list[tuple[str, str]]]]:
+    """A plugin with a gate, and what the kubelet gave to the container main of team/pod."""
+    names: list[tuple[str, str]] = []
+
+    def given(*who: str) -> list[tuple[str, str]]:
+        return names if who == ("team", "pod", "main") else []
+
+    made = Served(Way(way.config, HOOK, given=given))
+    made.engine.registration()
+    try:
+        yield made, names
+    finally:
+        made.end()
+
+
+Gated = tuple[Served, list[tuple[str, str]]]
+
+
+def test_the_gate(gated: Gated) -> None:
+    served, names = gated
+    said = refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
+    assert "team/pod asks for AMD GPU 1 by a variable" in said
+    names.append(("amd.com/gpu", "0x84cafeae17e7610"))
+    assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+    assert "asks for AMD GPU 2" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=1,2"))
+
+
+def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:
+    served, names = gated
+    answer = served.engine.create("AMD_VISIBLE_DEVICES=all")
+    assert messages(adjustment(answer), 6) == []
+    assert environment(answer) == {"AMD_VISIBLE_DEVICES": "none"}
+    names.append(("amd.com/gpu", "0x84cafeae17e7620::3"))  # a share of the third
+    answer = served.engine.create("AMD_VISIBLE_DEVICES=all")
+    assert nodes(answer) == ["/dev/kfd", "/dev/dri/card2", "/dev/dri/renderD130"]
+    names[:] = [("amd.com/gpu", "3")]  # by the name of a CDI device of a claim
+    assert nodes(served.engine.create("AMD_VISIBLE_DEVICES=all"))[1] == "/dev/dri/card3"
+
+
+def test_a_refusal_is_short() -> None:
+    """Kubernetes cuts what events say, and an engine writes it into its log."""
+    said = refusal(_refusal(2, "é" * 2000))
+    assert 1000 < len(said.encode()) <= 1024
+
+
+def test_a_hostile_pod(served: Served) -> None:
+    """Names and variables that are long, odd, or no text end nothing but that container."""
+    served.engine.registration()
+    served.engine.create("A" * 200_000, "=", "", "NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES=")
+    said = refusal(served.engine.create("AMD_VISIBLE_DEVICES=" + "9," * 50_000))
+    assert len(said.encode()) <= 1024
+    who = ((2, "evil\n\x1b[2J" * 50), (4, "n\r"))
+    served.engine.create("AMD_VISIBLE_DEVICES=1", pod=who)
+    assert not any("\n" in each or "\x1b" in each or "\r" in each for each in served.said)
+    bad = wire.message((8, b"\xff\xfe=1"))
+    assert "isn't understood" in refusal(
+        served.engine.ask("CreateContainer", wire.message((2, bad)))
+    )
+    assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    method=some.sampled_from(["Configure", "Synchronize", "CreateContainer"]), data=some.binary()
+)
+def test_any_payload(method: str, data: bytes, way: Way) -> None:
+    made = Served(way)
+    try:
+        made.engine.registration()
+        made.engine.ask(method, data)
+        assert len(nodes(made.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+    finally:
+        made.end()
+
+
+def test_a_message_that_is_none_ends_it(served: Served) -> None:
+    served.engine.registration()
+    served.engine._connection.send(PLUGIN, 1, REQUEST, b"\xff\xff\xff")
+    served._thread.join(5)
+    assert served.failed is not None
+    assert "isn't a message" in str(served.failed)
+
+
+class Listener:
+    """An engine's socket; ``once`` serves one plugin and hangs up."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        self._socket.settimeout(10)
+
+    def once(self) -> None:
+        channel, _ = self._socket.accept()
+        reader, writer = os.pipe()
+        engine = Engine(channel, reader)
+        engine.registration()
+        engine.ask("Configure", wire.message((2, "containerd"), (3, "2.1.4")))
+        engine.ask("Synchronize")
+        assert len(nodes(engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
+        channel.close()
+        os.close(reader)
+        os.close(writer)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_an_engine_that_is_restarted(
+    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked for until it is there, and again when it hangs up, until we are told to stop."""
+    monkeypatch.setattr("gpuhook.tools.nri.service._AGAIN", 0.05)
+    path, said, failed = tmp_path / "nri.sock", list[str](), list[BaseException]()
+
+    def engine() -> None:
+        try:
+            time.sleep(0.2)  # not there yet
+            for _ in range(2):
+                listener = Listener(path)
+                listener.once()
+                listener.close()
+                path.unlink()
+        except BaseException as error:  # noqa: BLE001 - said below
+            failed.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    thread = threading.Thread(target=engine)
+    try:
+        thread.start()
+        run(str(path), way, said.append)
+        thread.join()
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert failed == []
+    assert said.count("Serves containerd 2.1.4") == 2
+    assert said[0].startswith(f"The engine at {path} can't be reached")
+
+
+def test_shutdown(served: Served) -> None:
+    served.engine.registration()
+    assert messages(served.engine.ask("Shutdown"), 1) == []
+    served._thread.join(5)
+    assert served.failed is not None
