@@ -29,8 +29,9 @@ PROBE = (CUDA_PROBE, "9")
 GPU = "NVIDIA_VISIBLE_DEVICES=0"
 LIMIT = "GPUHOOK_DEVICE_MEMORY=8GiB"
 CRUN = pytest.mark.skipif(not may_raise_memlock(), reason="crun needs CAP_SYS_RESOURCE on v2")
-# A hybrid host's tree of v2 has no controller for processors, whose shares ctr sets.
-CTR = ("--cpu-shares=0",)
+# A hybrid host's tree of v2 has no controller for processors, whose shares ctr sets; and ctr shows
+# a container no cgroups, where the simulated driver keeps limits.
+CTR = ("--cpu-shares=0", "--mount=type=cgroup,src=cgroup,dst=/sys/fs/cgroup,options=ro")
 
 
 @pytest.fixture(scope="module")

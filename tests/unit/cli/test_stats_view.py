@@ -182,6 +182,7 @@ def test_json() -> None:
     assert found["containers"][1]["devices"] == [
         {
             "id": "GPU-1", "index": "0", "assigned": True, "memory_used_bytes": 25 * GIB,
+            "memory_limit_bytes": None, "memory_source": "driver",
             "sm_utilization": 0.5, "processes": 2,
         }
     ]  # fmt: skip

@@ -175,5 +175,5 @@ def test_lost_gpus_are_named_below_the_table(
     printed = capsys.readouterr().out
     assert printed.startswith("INDEX")
     assert printed.partition(" -\n")[2] == sentence
-    as_json = listing._as_json([there], [], Names())
+    as_json = listing._as_json([there], [], Names(), {})
     assert as_json["lost"] == [{"vendor": "nvidia", "index": index} for index in lost]

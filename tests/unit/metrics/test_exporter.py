@@ -72,6 +72,14 @@ def test_devices() -> None:
     assert found["gpuhook_gpu_xid_errors_total"] == errors
 
 
+def test_a_limit_says_whose_figures_these_are() -> None:
+    usage = Usage("c1", "GPU-1", 5, memory_limit_bytes=8, memory_source="dmem")
+    found = samples(look=Snapshot((GPU,), (POD,), (usage,)))
+    [(labels, value)] = found["gpuhook_container_gpu_memory_limit_bytes"]
+    assert (labels["source"], labels["container_id"], value) == ("dmem", "c1", 8)
+    assert "gpuhook_container_gpu_memory_limit_bytes" not in samples()
+
+
 def test_containers() -> None:
     found = samples()
     labels = {

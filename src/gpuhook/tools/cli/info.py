@@ -6,6 +6,8 @@ from types import ModuleType
 import click
 
 from gpuhook.ground.config.loader import load
+from gpuhook.ground.config.model import Config
+from gpuhook.start import contract
 from gpuhook.start.inventory.model import Inventory
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last
@@ -34,14 +36,16 @@ def info(config_path: str | None, output_format: str) -> None:
     else:
         known = registry.known(config)
         for number, each in enumerate(inventories):
-            _show(each, known[each.vendor], blank=number > 0)
+            _show(each, known[each.vendor], config, blank=number > 0)
     raise_last(failed)
 
 
-def _show(inventory: Inventory, vendor: ModuleType, *, blank: bool) -> None:
+def _show(inventory: Inventory, vendor: ModuleType, config: Config, *, blank: bool) -> None:
     """Print what there is of one vendor, after an empty line if ``blank``."""
     from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
+    from gpuhook.tools.running import limitable  # noqa: PLC0415 - --help needs none of it
 
+    lacking = limitable.what_it_takes(contract.load(vendor), inventory, config)
     kinds = Counter(file.kind for file in inventory.files)
     found = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     facts = (
@@ -50,6 +54,7 @@ def _show(inventory: Inventory, vendor: ModuleType, *, blank: bool) -> None:
         ("Driver files", found or "none"),
         ("Device nodes", ", ".join(node.path for node in inventory.nodes) or "none"),
         *inventory.facts(),
+        ("Memory limits", "none can be set: " + lacking.cause if lacking else "can be set"),
     )
     header, rows = inventory.table()
     if blank:

@@ -22,6 +22,7 @@ STEPS: tuple[Step, ...] = (
     Step(install.launcher_settings, needs=(CONFIGURATION,)),
     Step(install.driver_roots, needs=(CONFIGURATION,)),
     Step(install.saved_inventory, needs=(CONFIGURATION,)),
+    Step(install.memory_limits, needs=(CONFIGURATION,)),
     Step(install.recent_errors, needs=(CONFIGURATION,)),
     Step(engines.engine_found),
     Step(docker.docker, engine="docker"),

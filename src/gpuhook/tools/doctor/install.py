@@ -19,6 +19,7 @@ from gpuhook.start import contract
 from gpuhook.start.inventory import cache
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
+from gpuhook.tools.running import limitable
 from gpuhook.vendors import registry
 
 _LAUNCHERS = (names.RUNTIME, names.HOOK)
@@ -180,6 +181,29 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
             f"No fresh inventory is saved in {folder}: the next GPU container waits for the driver",
             "To have it done now, as root: gpuhook refresh",
         )
+
+
+def memory_limits(case: Case) -> Iterator[Finding]:
+    """Ask whether the limits of memory that the configuration sets can be set here."""
+    config = case.config
+    if not (config.device_memory or config.most_device_memory or config.limit_required):
+        return
+    for each in registry.known(config).values():
+        vendor = contract.load(each)
+        inventory = cache.saved(config, vendor)
+        if inventory is None:
+            continue
+        lacking = limitable.what_it_takes(vendor, inventory, config)
+        title = vendor.names.TITLE
+        if lacking is None:
+            yield ok("memory-limits", f"The memory of {title}'s devices can be limited")
+        else:
+            yield failure(
+                "memory-limits",
+                f"[gpuhook.limits] limits the memory of {title}'s devices, and no container with "
+                f"one starts: {lacking.cause}",
+                lacking.remedy,
+            )
 
 
 def recent_errors(case: Case) -> Iterator[Finding]:
