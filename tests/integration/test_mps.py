@@ -5,8 +5,9 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,16 @@ class Site:
     def daemon(self) -> int:
         """Return the daemon's process, 0 while there is none."""
         return int(self.kept()["daemon"].partition("-")[0] or 0)
+
+    def daemons(self) -> list[str]:
+        """Return the processes of control daemons of this machine's driver."""
+        program = str(self.driver.root / "usr/bin/nvidia-cuda-mps-control")
+        found = []
+        for each in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.readlink(each / "exe") == program:
+                    found.append(each.name)
+        return found
 
     def change(self, old: str, new: str) -> None:
         text = self.config.read_text()
@@ -245,6 +256,43 @@ def test_the_service_starts_a_daemon_again(site: Site) -> None:
             service.wait(timeout=60)
     assert site.modes() == [DEFAULT] * 3
     assert not (site.state / "mps.json").exists()
+
+
+@ONE
+def test_starts_that_are_killed_leave_nothing_that_stop_does_not_find(site: Site) -> None:
+    """Wherever they are by then: before the mode, between mode and daemon, after that."""
+    env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
+    words: list[str | Path] = [site.installation.command, "mps", "start"]
+    for number in range(12):
+        with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL) as start:
+            time.sleep(0.05 + 0.03 * number)
+            start.kill()
+    site.mps("start").ok()
+    assert site.status()["problem"] == ""
+    for number in range(6):
+        with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL) as start:
+            time.sleep(0.05 + 0.06 * number)
+            start.kill()
+        site.mps("stop").ok()
+        assert site.modes() == [DEFAULT] * 3
+        assert not site.daemons()
+
+
+@ONE
+def test_a_daemon_that_nobody_wrote_down_is_ended(site: Site) -> None:
+    """As after a kill between its start and that."""
+    site.mps("start").ok()
+    program = site.installation.command.parent / "python"
+    code = (
+        "from gpuhook.vendors.nvidia import mps; from gpuhook.tools.mps.keep import Keeper;"
+        "from gpuhook.ground.config.loader import load; c = load();"
+        "Keeper(c, print)._save(mps.read(c.state_dir).but(daemon=''))"
+    )
+    run([program, "-c", code], env={"GPUHOOK_CONFIG": str(site.config)}).ok()
+    assert site.daemons()
+    site.mps("stop").ok()
+    assert not site.daemons()
+    assert site.modes() == [DEFAULT] * 3
 
 
 @ONE

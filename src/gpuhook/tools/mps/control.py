@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from gpuhook.ground import names
 from gpuhook.ground.errors import MpsError, printable
-from gpuhook.ground.host import files
+from gpuhook.ground.host import files, proc
 from gpuhook.start.records import records
 from gpuhook.vendors.nvidia import mps
 
@@ -23,6 +23,7 @@ _PROBE = 5.0
 _END = 10.0  # seconds that it may take to end
 _PAUSE = 0.05
 _PID = "nvidia-cuda-mps-control.pid"  # in the pipe folder
+_COMM = 15  # bytes that the kernel keeps of a process' name
 _SHORT = 200  # characters of an answer that are shown
 # The daemon, and so its server, has our shared memory at /dev/shm (version 2).
 _WITH_SHM = 'mount --bind "$1" /dev/shm && shift && exec "$@"'
@@ -37,6 +38,7 @@ class Control:
     def __init__(self, program: str, base: str, version: int, libraries: str = "") -> None:
         self._program = program
         self._base = base
+        self._pid_file = f"{base}/{mps.PIPE}/{_PID}"
         self.version = version
         self._environment = {
             "PATH": names.SYSTEM_PATH,
@@ -57,26 +59,38 @@ class Control:
             inside = ["unshare", "--mount", "--propagation", "private", "--"]
             words = [*inside, "sh", "-c", _WITH_SHM, "sh", shm, *words]
         self._run(words, "", {"CUDA_VISIBLE_DEVICES": ",".join(devices)}, _PATIENCE)
-        return self._process()
+        return self._started()
 
-    def _process(self) -> str:
-        """Return the daemon's process, PID-STARTED."""
-        path = f"{self._base}/{mps.PIPE}/{_PID}"
+    def _started(self) -> str:
+        """Wait for the daemon's process, and return it."""
         end = time.monotonic() + _PATIENCE
         while time.monotonic() < end:
-            try:
-                pid = int(files.read(path, 64))
-                fd = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    return f"{pid}-{records.started(fd)}"
-                finally:
-                    os.close(fd)
-            except (OSError, ValueError):
-                time.sleep(_PAUSE)
+            found = self.process()
+            if found:
+                return found
+            time.sleep(_PAUSE)
         raise MpsError(
-            f"MPS' control daemon was started, and {path} doesn't name its process",
-            "Look at the log in " + f"{self._base}/{mps.LOG}",
+            f"MPS' control daemon was started, and {self._pid_file} doesn't name its process",
+            f"Look at the log in {self._base}/{mps.LOG}",
         )
+
+    def process(self) -> str:
+        """Return the process of a daemon that runs here, PID-STARTED; "" where there is none.
+
+        One that nobody has written down was started by somebody who was killed just then.
+        """
+        try:
+            pid = int(files.read(self._pid_file, 64))
+            fd = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                name = os.path.basename(self._program).encode()[:_COMM]
+                is_it = proc.read("comm", fd).rstrip(b"\n") == name
+                found = f"{pid}-{records.started(fd)}"
+            finally:
+                os.close(fd)
+        except (OSError, ValueError):
+            return ""
+        return found if is_it and not records.is_gone(found) else ""
 
     def tell(self, *lines: str) -> None:
         """Tell it lines, each of which it has to accept."""

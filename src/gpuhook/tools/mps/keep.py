@@ -51,7 +51,7 @@ class Keeper:
         with self._locked():
             before = mps.read(self._config.state_dir)
             wanted = self._wanted(before)
-            if before is not None and mps.lives(before):
+            if before is not None:
                 if before.but(daemon="") == wanted and self._answers(before):
                     return before
                 self._end_daemon(before)
@@ -255,8 +255,11 @@ class Keeper:
         return True
 
     def _end_daemon(self, state: mps.State) -> None:
-        if state.daemon:
-            self.control(state).end(state.daemon)
+        control = self.control(state)
+        # protects: mps-unwritten
+        for process in dict.fromkeys((state.daemon, control.process())):
+            if process:
+                control.end(process)
 
     # Files --------------------------------------------------------------------------------------
 
