@@ -51,9 +51,10 @@ EDIT = (
 )  # fmt: skip
 INJECTION = (
     *INVENTORY, "ground.host.proc", "ground.cgroup.access", "ground.container.clib",
-    "ground.container.kernel", "ground.container.mounts", "ground.container.rootfs",
-    "ground.container.changes", "ground.loader.ldcache", "ground.loader.layout", "start.plan.image",
-    "start.plan.operations", "start.planner", "start.records.records", "inject",
+    "ground.container.kernel", "ground.container.rootfs", "ground.container.entries",
+    "ground.container.mounts", "ground.container.changes", "ground.loader.ldcache",
+    "ground.loader.layout", "start.plan.image", "start.plan.operations", "start.planner",
+    "start.records.records", "inject",
 )  # fmt: skip
 DOCUMENTS = (
     "ground.host.files", "start.cdi.names", "start.cdi.versions", "start.cdi.checks",

@@ -9,29 +9,22 @@ import errno
 import os
 import stat
 
-from gpuhook.ground.container import kernel
+from gpuhook.ground.container import entries, kernel
 from gpuhook.ground.container.mounts import Boundary, Verdict
 from gpuhook.ground.container.rootfs import (
     PATH_FLAGS,
     Rootfs,
     enter,
-    read_all,
-    read_link,
-    reopen,
     walk,
 )
 from gpuhook.ground.errors import InjectError, VolumeError
-from gpuhook.ground.fileio import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Final, TypeVar
-
-    T = TypeVar("T")
+    from typing import Final
 
 _LINK_FLAGS: "Final" = PATH_FLAGS | os.O_NOFOLLOW
-_FILE_LIMIT: "Final" = 64 << 20
 # Where a file can't be replaced although its folder is the container's own.
 _CANT_REPLACE: "Final" = (errno.EROFS, errno.EBUSY)  # protects: cache-covered
 # Where a file can't get a further name: it is gone, or the filesystem doesn't let it.
@@ -169,7 +162,7 @@ class Container(Rootfs):
                 raise _in_volume(name) from None
         held = os.dup(parent)
         self._held.append(held)
-        _make(self.owner, kernel.create_folder, held, name)  # protects: folder-by-folder
+        entries.make(self.owner, kernel.create_folder, held, name)  # protects: folder-by-folder
         self.journal.record(lambda: kernel.remove_folder(held, name))
         self._give(held, name)
         return enter(held, name)
@@ -191,11 +184,11 @@ class Container(Rootfs):
             fd = self._link_placeholder(parent, name)
             if fd is not None:
                 return fd
-        fd = _open_here(parent, name)
+        fd = entries.open_here(parent, name)
         if fd is not None and stat.S_ISLNK(os.fstat(fd).st_mode):
             os.close(fd)
             parent, name = self._behind_link(path)
-            fd = _open_here(parent, name)
+            fd = entries.open_here(parent, name)
         if fd is None:
             # What is made in a folder is on the folder's mount.
             verdict = self._folder_verdict(parent)
@@ -215,7 +208,8 @@ class Container(Rootfs):
         if stat.S_ISDIR(status.st_mode) != folder:
             raise _wrong_kind(path, folder)  # protects: folder-for-file
         verdict = self._verdict(fd)
-        if not verdict.own and source is not None and _same(status, source):  # protects: own-file
+        # protects: own-file
+        if not verdict.own and source is not None and entries.same(status, source):
             os.close(fd)
             return None
         if verdict.shared:
@@ -228,12 +222,13 @@ class Container(Rootfs):
         verdict = self._folder_verdict(parent)
         if not verdict.own:
             raise _in_volume(name)
-        fd = _make(self.owner, kernel.create_file, parent, name, 0o644)
+        fd = entries.make(self.owner, kernel.create_file, parent, name, 0o644)
         try:
             made = os.fstat(fd)
-            self.journal.record(lambda: _remove_same(parent, name, made))
+            self.journal.record(lambda: entries.remove_same(parent, name, made))
             self._give(parent, name)
-            held = _open_made(parent, name, made)  # not to write: the root may become read-only
+            # Not to write: the root may become read-only.
+            held = entries.open_made(parent, name, made)
         except OSError:
             os.close(fd)
             raise
@@ -253,15 +248,15 @@ class Container(Rootfs):
             return None
         file, made = placeholder
         try:
-            _make(self.owner, kernel.link_file, file, parent, name)
+            entries.make(self.owner, kernel.link_file, file, parent, name)
         except FileExistsError:
             return None
         except OSError as error:
             if error.errno in _CANT_LINK:
                 return None
             raise
-        self.journal.record(lambda: _remove_same(parent, name, made))
-        return _open_made(parent, name, made)
+        self.journal.record(lambda: entries.remove_same(parent, name, made))
+        return entries.open_made(parent, name, made)
 
     def attach(self, tree: int, target: int, path: str) -> None:
         """Mount a detached mount on a descriptor that ``mount_point`` gave."""
@@ -319,18 +314,19 @@ class Container(Rootfs):
     def _make_missing_link(self, parent: int, name: str, target: str) -> bool:
         """Make a link, and tell whether it was missing."""
         try:
-            _make(self.owner, kernel.create_link, parent, name, target)  # protects: link-by-folder
+            # protects: link-by-folder
+            entries.make(self.owner, kernel.create_link, parent, name, target)
         except FileExistsError:
             return False
-        self.journal.record(lambda: _remove_link(parent, name, target))
+        self.journal.record(lambda: entries.remove_link(parent, name, target))
         self._give(parent, name)
         return True
 
     def _replace_link(self, parent: int, name: str, target: str, old: str) -> None:
         was = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        _put_link(parent, name, target, self.owner)
+        entries.put_link(parent, name, target, self.owner)
         owner = (was.st_uid, was.st_gid)
-        self.journal.record(lambda: _put_link(parent, name, old, owner))
+        self.journal.record(lambda: entries.put_link(parent, name, old, owner))
 
     def _cover_by_target(self, path: str, target: str) -> None:
         """Mount the file that a link would lead to on a file that has the link's name."""
@@ -372,9 +368,9 @@ class Container(Rootfs):
         self._cover_by_data(path, data, mode)
 
     def _replace(self, parent: int, name: str, data: bytes, mode: int) -> None:
-        old = _remember(parent, name)
+        old = entries.remember(parent, name)
         label = old.label if old else None
-        _put_file(parent, name, data, mode, self.owner, label)
+        entries.put_file(parent, name, data, mode, self.owner, label)
         if old is None:
             self.journal.record(lambda: kernel.remove_file(parent, name))
         else:
@@ -403,7 +399,7 @@ class Container(Rootfs):
             raise _shared(path)
         tmpfs = kernel.new_tmpfs({"mode": "0755", "size": f"{len(data) + (1 << 20)}"}, 0)
         try:
-            _put_file(tmpfs, "file", data, mode, self.owner, None)
+            entries.put_file(tmpfs, "file", data, mode, self.owner, None)
             kernel.attach_mount(tmpfs, self._fd, path)
             try:
                 fd = os.open("file", _LINK_FLAGS, dir_fd=tmpfs)
@@ -425,156 +421,6 @@ class Container(Rootfs):
             self._held.append(held)
             self.journal.record(lambda: kernel.detach_mount(held))
             raise
-
-
-class _OldFile:
-    """What a name meant before it was replaced: a link or a regular file."""
-
-    def __init__(
-        self, status: os.stat_result, data: bytes, link: str | None, label: bytes | None
-    ) -> None:
-        self.status = status
-        self.data = data
-        self.link = link
-        self.label = label
-
-    def put_back(self, parent: int, name: str) -> None:
-        owner = (self.status.st_uid, self.status.st_gid)
-        if self.link is not None:
-            _put_link(parent, name, self.link, owner)
-        else:
-            mode = stat.S_IMODE(self.status.st_mode)
-            _put_file(parent, name, self.data, mode, owner, self.label)
-
-
-def _remember(parent: int, name: str) -> _OldFile | None:
-    """Note what a name means; OSError where it is neither a link nor a regular file."""
-    link = read_link(parent, name)
-    fd = _open_here(parent, name)
-    if fd is None:
-        return None
-    try:
-        status = os.fstat(fd)
-        if link is not None:
-            return _OldFile(status, b"", link, None)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is in the image, but is not a regular file", name)
-        readable = reopen(fd)
-    finally:
-        os.close(fd)
-    try:
-        data = read_all(readable, _FILE_LIMIT, name)
-        return _OldFile(status, data, None, _label(readable))
-    finally:
-        os.close(readable)
-
-
-def _label(fd: int) -> bytes | None:
-    """Return a file's SELinux label, None where it has none."""
-    try:
-        return os.getxattr(fd, kernel.LABEL)
-    except OSError:
-        return None
-
-
-def _make(owner: tuple[int, int], create: "Callable[..., T]", *args: object) -> "T":
-    """Create something, as the container's root user where a filesystem knows no other.
-
-    A filesystem mounted in a user namespace refuses what would belong to a user that the
-    namespace doesn't know, which the host's root is (EOVERFLOW, fs/namei.c).
-    """
-    try:
-        return create(*args)
-    except OSError as error:
-        if error.errno != errno.EOVERFLOW or owner == (0, 0):  # protects: owner-mapped
-            raise
-    kernel.act_as(owner)
-    try:
-        return create(*args)
-    finally:
-        kernel.act_as((0, 0))
-
-
-def _put_file(
-    parent: int, name: str, data: bytes, mode: int, owner: tuple[int, int], label: bytes | None
-) -> None:
-    temporary = _temporary(parent, name)
-    fd = _make(owner, kernel.create_file, parent, temporary, 0o600)  # protects: file-by-folder
-    try:
-        write_all(fd, data, kernel.write)
-        if owner != (0, 0):
-            kernel.change_owner(parent, temporary, owner)
-        kernel.set_mode(fd, mode)
-        # Below a mount with one label for all (context=, as podman's are), none can be set.
-        if label is not None and label != _label(fd):  # protects: label-kept
-            kernel.set_label(fd, label)
-        kernel.rename(parent, temporary, name)
-    except OSError:
-        kernel.remove_file(parent, temporary)
-        raise
-    finally:
-        os.close(fd)
-
-
-def _put_link(parent: int, name: str, target: str, owner: tuple[int, int]) -> None:
-    temporary = _temporary(parent, name)
-    _make(owner, kernel.create_link, parent, temporary, target)  # protects: relink-by-folder
-    try:
-        if owner != (0, 0):
-            kernel.change_owner(parent, temporary, owner)
-        kernel.rename(parent, temporary, name)
-    except OSError:
-        kernel.remove_file(parent, temporary)
-        raise
-
-
-def _temporary(parent: int, name: str) -> str:
-    """Return the name to write under, free of what a killed run may have left there."""
-    temporary = f".{name}.gpuhook"
-    try:
-        kernel.remove_file(parent, temporary)  # protects: leftover-file
-    except FileNotFoundError:
-        pass
-    return temporary
-
-
-def _open_here(parent: int, name: str) -> int | None:
-    """Return an O_PATH descriptor of a name in a folder, of the link itself if it is one."""
-    try:
-        return os.open(name, _LINK_FLAGS, dir_fd=parent)
-    except FileNotFoundError:
-        return None
-
-
-def _open_made(parent: int, name: str, made: os.stat_result) -> int:
-    """Return an O_PATH descriptor of a file that we have just made; OSError for another one."""
-    fd = os.open(name, _LINK_FLAGS, dir_fd=parent)
-    if _same(os.fstat(fd), made):
-        return fd
-    os.close(fd)
-    raise OSError(errno.EBUSY, "it was replaced while it was made", name)
-
-
-def _same(one: os.stat_result, other: os.stat_result) -> bool:
-    """Tell whether both are one file, or nodes of one device."""
-    if stat.S_ISCHR(one.st_mode) and stat.S_ISCHR(other.st_mode):
-        return one.st_rdev == other.st_rdev
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
-
-
-def _remove_link(parent: int, name: str, target: str) -> None:
-    if read_link(parent, name) == target:
-        kernel.remove_file(parent, name)
-
-
-def _remove_same(parent: int, name: str, made: os.stat_result) -> None:
-    """Remove a file that we made, if the name still means that very file."""
-    try:
-        now = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    if (now.st_dev, now.st_ino) == (made.st_dev, made.st_ino):
-        kernel.remove_file(parent, name)
 
 
 def _wrong_kind(path: str, folder: bool) -> InjectError:

@@ -1,0 +1,176 @@
+"""Single names in a folder of a container's: put a file or a link there, know it again, remove it.
+
+All of it goes by the folder's descriptor and the name, which follows no link.
+"""
+
+import errno
+import os
+import stat
+
+from gpuhook.ground.container import kernel
+from gpuhook.ground.container.rootfs import PATH_FLAGS, read_all, read_link, reopen
+from gpuhook.ground.fileio import write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Final, TypeVar
+
+    T = TypeVar("T")
+
+_LINK_FLAGS: "Final" = PATH_FLAGS | os.O_NOFOLLOW
+_FILE_LIMIT: "Final" = 64 << 20
+
+
+class OldFile:
+    """What a name meant before it was replaced: a link or a regular file."""
+
+    def __init__(
+        self, status: os.stat_result, data: bytes, link: str | None, label: bytes | None
+    ) -> None:
+        self.status = status
+        self.data = data
+        self.link = link
+        self.label = label
+
+    def put_back(self, parent: int, name: str) -> None:
+        """Make the name mean that again."""
+        owner = (self.status.st_uid, self.status.st_gid)
+        if self.link is not None:
+            put_link(parent, name, self.link, owner)
+        else:
+            mode = stat.S_IMODE(self.status.st_mode)
+            put_file(parent, name, self.data, mode, owner, self.label)
+
+
+def remember(parent: int, name: str) -> OldFile | None:
+    """Note what a name means; OSError where it is neither a link nor a regular file."""
+    link = read_link(parent, name)
+    fd = open_here(parent, name)
+    if fd is None:
+        return None
+    try:
+        status = os.fstat(fd)
+        if link is not None:
+            return OldFile(status, b"", link, None)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is in the image, but is not a regular file", name)
+        readable = reopen(fd)
+    finally:
+        os.close(fd)
+    try:
+        data = read_all(readable, _FILE_LIMIT, name)
+        return OldFile(status, data, None, _label(readable))
+    finally:
+        os.close(readable)
+
+
+def _label(fd: int) -> bytes | None:
+    """Return a file's SELinux label, None where it has none."""
+    try:
+        return os.getxattr(fd, kernel.LABEL)
+    except OSError:
+        return None
+
+
+def make(owner: tuple[int, int], create: "Callable[..., T]", *args: object) -> "T":
+    """Create something, as the container's root user where a filesystem knows no other.
+
+    A filesystem mounted in a user namespace refuses what would belong to a user that the
+    namespace doesn't know, which the host's root is (EOVERFLOW, fs/namei.c).
+    """
+    try:
+        return create(*args)
+    except OSError as error:
+        if error.errno != errno.EOVERFLOW or owner == (0, 0):  # protects: owner-mapped
+            raise
+    kernel.act_as(owner)
+    try:
+        return create(*args)
+    finally:
+        kernel.act_as((0, 0))
+
+
+def put_file(
+    parent: int, name: str, data: bytes, mode: int, owner: tuple[int, int], label: bytes | None
+) -> None:
+    """Make a name a regular file of that content, mode, owner and SELinux label, in one step."""
+    temporary = _temporary(parent, name)
+    fd = make(owner, kernel.create_file, parent, temporary, 0o600)  # protects: file-by-folder
+    try:
+        write_all(fd, data, kernel.write)
+        if owner != (0, 0):
+            kernel.change_owner(parent, temporary, owner)
+        kernel.set_mode(fd, mode)
+        # Below a mount with one label for all (context=, as podman's are), none can be set.
+        if label is not None and label != _label(fd):  # protects: label-kept
+            kernel.set_label(fd, label)
+        kernel.rename(parent, temporary, name)
+    except OSError:
+        kernel.remove_file(parent, temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+def put_link(parent: int, name: str, target: str, owner: tuple[int, int]) -> None:
+    """Make a name a link to ``target`` of that owner, in one step."""
+    temporary = _temporary(parent, name)
+    make(owner, kernel.create_link, parent, temporary, target)  # protects: relink-by-folder
+    try:
+        if owner != (0, 0):
+            kernel.change_owner(parent, temporary, owner)
+        kernel.rename(parent, temporary, name)
+    except OSError:
+        kernel.remove_file(parent, temporary)
+        raise
+
+
+def _temporary(parent: int, name: str) -> str:
+    """Return the name to write under, free of what a killed run may have left there."""
+    temporary = f".{name}.gpuhook"
+    try:
+        kernel.remove_file(parent, temporary)  # protects: leftover-file
+    except FileNotFoundError:
+        pass
+    return temporary
+
+
+def open_here(parent: int, name: str) -> int | None:
+    """Return an O_PATH descriptor of a name in a folder, of the link itself if it is one."""
+    try:
+        return os.open(name, _LINK_FLAGS, dir_fd=parent)
+    except FileNotFoundError:
+        return None
+
+
+def open_made(parent: int, name: str, made: os.stat_result) -> int:
+    """Return an O_PATH descriptor of a file that we have just made; OSError for another one."""
+    fd = os.open(name, _LINK_FLAGS, dir_fd=parent)
+    if same(os.fstat(fd), made):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EBUSY, "it was replaced while it was made", name)
+
+
+def same(one: os.stat_result, other: os.stat_result) -> bool:
+    """Tell whether both are one file, or nodes of one device."""
+    if stat.S_ISCHR(one.st_mode) and stat.S_ISCHR(other.st_mode):
+        return one.st_rdev == other.st_rdev
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def remove_link(parent: int, name: str, target: str) -> None:
+    """Remove a link that we made, if it still leads there."""
+    if read_link(parent, name) == target:
+        kernel.remove_file(parent, name)
+
+
+def remove_same(parent: int, name: str, made: os.stat_result) -> None:
+    """Remove a file that we made, if the name still means that very file."""
+    try:
+        now = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if (now.st_dev, now.st_ino) == (made.st_dev, made.st_ino):
+        kernel.remove_file(parent, name)
