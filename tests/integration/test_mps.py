@@ -426,12 +426,14 @@ def test_explain_says_what_a_client_gets(site: Site) -> None:
 
 
 @pytest.fixture
-def podmans_config() -> Iterator[Path]:
-    """Where a config.toml is found without GPUHOOK_CONFIG, which podman doesn't pass on."""
-    config = Path("/etc/gpuhook/config.toml")  # the session has an /etc of its own
-    config.parent.mkdir()
-    yield config
-    shutil.rmtree(config.parent)
+def podmans(site: Site, podman_config: Path) -> Iterator[None]:
+    """Have podman's containers be those of the site's configuration."""
+    before = podman_config.readlink()
+    podman_config.unlink()
+    podman_config.symlink_to(site.config)
+    yield
+    podman_config.unlink()
+    podman_config.symlink_to(before)
 
 
 # Engines and clusters -------------------------------------------------------------------------
@@ -466,10 +468,9 @@ def test_containers_of_docker(
 
 @ONE
 def test_containers_of_podman(
-    site: Site, workspace: Path, host: Namespace, archive: Path, podmans_config: Path
+    site: Site, workspace: Path, host: Namespace, archive: Path, podmans: None
 ) -> None:
     site.mps("start").ok()
-    podmans_config.symlink_to(site.config)
     folder = workspace / f"mpsp-{site.driver.version[:3]}"
     with podman(folder, host, site.installation.runtime, archive) as engine:
         env = ["NVIDIA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=90"]

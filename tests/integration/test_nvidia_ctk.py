@@ -21,8 +21,8 @@ PROGRAM = "nvidia-ctk"
 CONTROL = {"nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"}
 # A kernel with the driver shows its own: a namespace in which the simulated one is the kernel's.
 _KERNEL = (
-    'for path in dev proc/devices proc/driver sys/bus/pci; do mount --rbind "$1/$path" "/$path" '
-    '|| exit; done; shift; exec "$@"'
+    "for path in dev proc/devices proc/driver sys/bus/pci sys/devices; do "
+    'mount --rbind "$1/$path" "/$path" || exit; done; shift; exec "$@"'
 )
 
 

@@ -151,12 +151,16 @@ def test_a_library_without_the_function(make: Make) -> None:
 
 @pytest.mark.parametrize("where", ["init", "set_"])
 def test_a_library_that_hangs_has_a_limit(make: Make, where: str) -> None:
+    nvml = make(**{where: "sleep(60)"}, wait=0.5)
     begun = time.monotonic()
+    nvml.begin()
+    assert nvml._child is not None
+    child = nvml._child._pid
     with pytest.raises(LimitError, match="hasn't set the limits"):
-        limit(make(**{where: "sleep(60)"}, wait=0.5))
+        limit(nvml)
     assert time.monotonic() - begun < 10
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(child, os.WNOHANG)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
