@@ -32,6 +32,7 @@ PLACE = "/run/nvidia-mps"  # the pipe folder in containers
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _THREADS, _MEMORY = MPS_LIMITS
 _MEGA = 1 << 20
+_DIGITS = 4  # of a device's place, in a container's own words
 START = "Start it (systemctl start gpuhook-mps, or gpuhook mps start)"
 
 
@@ -201,7 +202,8 @@ def smaller_memory(asked: str, most: "Mapping[int, int]", ids: "Mapping[str, int
     limits = dict(most)
     for part in asked.split(","):
         name, _, size = part.strip().partition("=")
-        place = ids.get(name, int(name) if name.isascii() and name.isdecimal() else -1)
+        is_number = name.isascii() and name.isdecimal() and len(name) <= _DIGITS
+        place = ids.get(name, int(name) if is_number else -1)
         wanted = bytes_of(size, 0)
         if place in limits and wanted is not None and wanted >= _MEGA:
             limits[place] = min(limits[place], wanted)  # protects: mps-memory
