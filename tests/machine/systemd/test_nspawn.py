@@ -140,6 +140,7 @@ def test_it_has_new_files_after_a_new_driver(started: None) -> None:
         watch.terminate()
         watch.wait()
         Path(f"{extra}.away").rename(extra)
+        call("systemctl", "start", "gpuhook-watch")
     assert THEIRS in NSPAWN.read_text()
 
 
