@@ -1,5 +1,6 @@
 """gpuhook apply: a folder that no engine makes a container of gets what the hook would give."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -68,8 +69,12 @@ def folder(
     shutil.rmtree(root)
 
 
-def snapshot(folder: Folder) -> dict[str, object]:
-    return dict(contents(folder.root))
+def snapshot(folder: Folder) -> dict[str, tuple[object, ...]]:
+    """Return what is in the folder, a digest of each content: a difference can be read."""
+    return {
+        name: (*status, hashlib.sha256(data).hexdigest())
+        for name, (*status, data) in contents(folder.root).items()
+    }
 
 
 def test_a_folder_gets_what_a_container_gets_and_is_then_what_it_was(
@@ -131,6 +136,16 @@ def test_an_unprivileged_user_in_namespaces_of_his_own(folder: Folder, driver: D
         env={"GPUHOOK_CONFIG": str(folder.config)},
     ).ok()  # fmt: skip
     assert done.stdout.splitlines()[1:] == lines_of_nvidia_smi(driver.chosen(3))
+
+
+@pytest.mark.parametrize("folders", range(1, 6))
+def test_after_a_crash_between_two_folders(folder: Folder, folders: int) -> None:
+    """Killed where it makes one of the folders that the image lacks."""
+    before = snapshot(folder)
+    killed = ("strace", "-f", "-o", "/dev/null", "-e", f"inject=mkdirat:signal=KILL:when={folders}")
+    assert folder.call("-e", f"{ASK}=all", before=killed).status != 0
+    folder.call("--undo").ok()
+    assert snapshot(folder) == before
 
 
 def test_after_a_crash_it_is_undone_all_the_same(folder: Folder) -> None:

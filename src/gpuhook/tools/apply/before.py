@@ -176,29 +176,33 @@ def _unmount(container: Container, place: Place) -> Iterator[str]:
 
 def _restore(container: Container, place: Place) -> None:
     folder, _, name = place["path"].rpartition("/")
-    try:
+    # A run that was killed may have made some of the folders above, and not this one.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         parent = container.open(folder or "/", os.O_PATH | os.O_DIRECTORY)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    try:
-        was = place["was"]
-        if _is_changed(place) and _is_ours(container, parent, name, place):
-            if was["is"] == _ABSENT:
-                _remove(parent, name)
-            elif was["is"] == _LINK and was["target"] != read_link(parent, name):
-                kernel.remove_file(parent, name)
-                kernel.create_link(parent, name, was["target"])
-                kernel.change_owner(parent, name, (was["uid"], was["gid"]))
-            elif "data" in was:
-                container.owner = (was["uid"], was["gid"])
-                data = base64.b64decode(was["data"])
-                container.replace_file(place["path"], data, was["mode"])
-    finally:
-        os.close(parent)
+        try:
+            _restore_name(container, parent, name, place)
+        finally:
+            os.close(parent)
     for path in place["made"][::-1]:
         above, _, name = path.rpartition("/")
         with contextlib.suppress(OSError):  # somebody else uses it, or it is gone
             kernel.remove_folder(container.folder(above or "/"), name)
+
+
+def _restore_name(container: Container, parent: int, name: str, place: Place) -> None:
+    was = place["was"]
+    if not _is_changed(place) or not _is_ours(container, parent, name, place):
+        return
+    if was["is"] == _ABSENT:
+        _remove(parent, name)
+    elif was["is"] == _LINK and was["target"] != read_link(parent, name):
+        kernel.remove_file(parent, name)
+        kernel.create_link(parent, name, was["target"])
+        kernel.change_owner(parent, name, (was["uid"], was["gid"]))
+    elif "data" in was:
+        container.owner = (was["uid"], was["gid"])
+        data = base64.b64decode(was["data"])
+        container.replace_file(place["path"], data, was["mode"])
 
 
 def _is_changed(place: Place) -> bool:
