@@ -26,7 +26,7 @@ _HOOK = ("prestart_hook",)
 _INVENTORY = ("start.inventory.cache", "start.inventory.selection")
 _EDIT = ("ground.cgroup.access", "standby.helper")
 _INJECTION = ("ground.cgroup.access", "inject")
-_DOCUMENTS = ("start.cdi.apply", "start.cdi.own_hook", "start.cdi.saved")
+_DOCUMENTS = ("start.cdi.apply", "start.cdi.with_helper", "start.cdi.saved")
 _DOCUMENT_HOOK = ("cdi_hook", "start.cdi.hook")
 # Imported in the ordinary way.
 _BEFORE = {"gpuhook", "gpuhook.ground", "gpuhook.ground.names", "gpuhook.ground.preload"}

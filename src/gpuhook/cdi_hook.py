@@ -17,6 +17,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import CdiError, GpuhookError, InjectError, StateError, shown
 from gpuhook.ground.oci.spec import State, hook_name, parse_state, read_spec
 from gpuhook.start import contract
+from gpuhook.start.cdi import own_hook
 from gpuhook.start.resolve import limits
 from gpuhook.vendors import registry
 
@@ -198,10 +199,11 @@ class DocumentInjection:
         self._spec = spec
         self._config = config
         self._vendor = vendor
-        data = spec.data
+        given = spec.data
         if mounted is not None:
-            data = {**data, "mounts": [{"destination": path} for path in mounted]}
-        self._work = Work(data, vendor, inventory, config)
+            given = {**given, "mounts": [{"destination": path} for path in mounted]}
+        mounts = own_hook.mounts_of(spec, vendor.names.KIND)
+        self._work = Work(given, mounts, vendor, inventory, config)
         self._prepared: Prepared | None = None
         self._limits = _limits(spec, config)
 

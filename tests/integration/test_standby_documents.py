@@ -19,6 +19,7 @@ from limits import in_time
 
 from gpuhook.ground.names import CDI_HOOK, HELPER_OPTION
 from gpuhook.standby.standby import DOOR, SEATS
+from gpuhook.start.cdi.own_hook import MOUNTS_OPTION
 
 NAMES = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"]
 
@@ -110,6 +111,52 @@ def test_by_gpu_py(place: Place) -> None:
         place.works(place.site.run())
         assert place.site.served
     assert place.hooks() == 0
+
+
+def mounts(result: Result) -> list[str]:
+    """Return what is mounted in a container, where and how, without ids."""
+    lines = [line.partition(" - ") for line in result.ok().stdout.splitlines()]
+    return sorted(f"{' '.join(way.split()[3:6])} {source}" for way, _, source in lines)
+
+
+@pytest.mark.parametrize("volume", ["", "/usr/share"])
+def test_the_helper_mounts_what_the_runtime_would(place: Place, volume: str) -> None:
+    """The same files in the same places and ways; the runtime does where a volume is in the way."""
+    place.by_gpu_py()
+    site, bundle = place.site, place.site.bundle
+    bundle.command("busybox", "cat", "/proc/self/mountinfo")
+    if volume:
+        source = place.log.parent / "volume"
+        source.mkdir()
+        entry = {"destination": volume, "source": str(source), "options": ["rbind", "rw"]}
+        bundle.change(lambda spec: spec["mounts"].append(entry))
+    site.plain = bundle.config.read_bytes()
+    configuration = site.config.read_text()
+    found = []
+    for helper in ("false", "true"):
+        site.config.write_text(configuration)
+        site.configure(f"helper = {helper}")
+        found.append(mounts(site.run()))
+        [hook] = bundle.spec()["hooks"]["createContainer"]
+        assert (MOUNTS_OPTION in hook["args"]) == (helper == "true")
+    places = {mount["destination"] for mount in bundle.spec()["mounts"]}
+    assert ("/usr/share/nvidia/nvoptix.bin" in places) == bool(volume)
+    assert found[0] == found[1]
+
+
+def test_the_hook_mounts_it_where_the_helper_is_gone(place: Place) -> None:
+    """What the helper was to mount stands in the hook's words."""
+    place.by_gpu_py()
+    site = place.site
+    site.run()
+    assert site.helper
+    before = place.hooks()
+    wait_until(lambda: not Path(f"/proc/{site.helper}").exists() or site.is_standing(), "it ended")
+    text = site.bundle.config.read_text()
+    site.bundle.config.write_text(text.replace(f'"{site.helper}"', '"4194305"'))
+    site.plain = site.bundle.config.read_bytes()
+    place.works(place.engine_starts())
+    assert place.hooks() == before + 1
 
 
 @ONE

@@ -58,11 +58,12 @@ INJECTION = (
 )  # fmt: skip
 DOCUMENTS = (
     "ground.host.files", "start.cdi.names", "start.cdi.versions", "start.cdi.checks",
-    "start.cdi.apply", "start.cdi.own_hook", "start.cdi.reading", "start.cdi.folders",
-    "start.cdi.saved",
+    "start.cdi.apply", "start.cdi.own_hook", "start.cdi.with_helper", "start.cdi.reading",
+    "start.cdi.folders", "start.cdi.saved",
 )  # fmt: skip
 DOCUMENT_HOOK = (
-    "cdi_hook", "start.cdi.names", "start.cdi.versions", "start.cdi.generate", "start.cdi.hook",
+    "start.cdi.own_hook", "cdi_hook", "start.cdi.names", "start.cdi.versions", "start.cdi.generate",
+    "start.cdi.hook",
 )  # fmt: skip
 VENDORS = {
     "nvidia": (

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.oci.spec import Spec
-    from gpuhook.start.cdi.own_hook import Helped
     from gpuhook.start.cdi.saved import Documents
+    from gpuhook.start.cdi.with_helper import Helped
     from gpuhook.start.contract import Known
     from gpuhook.start.inventory.model import Inventory
     from gpuhook.start.resolve import Resolved
@@ -48,13 +48,10 @@ def edit(
         edited = _take(spec, resolved, config, known, folder, "", inventories)
         return None if edited is spec else edited
     spec.require_mount_namespace()
-    edited = _edit_process(_apply_documents(spec, resolved, config, documents), resolved)
+    edited = _apply_documents(spec, resolved, config, documents, folder, helped)
+    edited = _edit_process(edited, resolved)
     way = "cdi"
-    if not resolved.grants:
-        from gpuhook.start.cdi import own_hook  # noqa: PLC0415 - only for documents
-
-        edited = own_hook.with_words(edited, resolved, config, folder, helped)
-    else:
+    if resolved.grants:
         preload.load(preload.EDIT)
         from gpuhook.start.request import reader  # noqa: PLC0415 - only where a GPU is asked for
 
@@ -93,9 +90,17 @@ def _take(
 
 
 def _apply_documents(
-    spec: "Spec", resolved: "Resolved", config: "Config", documents: "Documents | None"
+    spec: "Spec",
+    resolved: "Resolved",
+    config: "Config",
+    documents: "Documents | None",
+    folder: str,
+    helped: "Helped | None",
 ) -> "Spec":
-    """Return the spec with what CDI documents say of the devices that they describe."""
+    """Return the spec with what CDI documents say of the devices that they describe.
+
+    There is one helper for a container: for our hook, where that is to inject devices too.
+    """
     if not resolved.cdi_devices:
         return spec
     preload.load(preload.DOCUMENTS)
@@ -104,7 +109,12 @@ def _apply_documents(
     found = saved.read_folders(config, documents)
     edits = apply.resolve(found, resolved.cdi_devices)
     apply.check_writers(found, resolved.cdi_devices)
-    return apply.apply_to_spec(own_hook.without_words(spec), edits)
+    spec = own_hook.without_words(spec)
+    if helped is None or resolved.grants:
+        return apply.apply_to_spec(spec, edits)
+    from gpuhook.start.cdi import with_helper  # noqa: PLC0415 - only where there is a helper
+
+    return with_helper.apply_to_spec(spec, edits, resolved, config, folder, helped)
 
 
 def _edit_process(spec: "Spec", resolved: "Resolved") -> "Spec":

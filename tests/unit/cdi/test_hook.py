@@ -42,7 +42,7 @@ def spec_of(inventory: Inventory, *names: str) -> Spec:
 
 
 def found(spec: Spec, inventory: Inventory) -> list[str]:
-    return [device.label for device in devices(Given(spec), inventory)]
+    return [device.label for device in devices(Given(spec, []), inventory)]
 
 
 @pytest.mark.parametrize("names", [["0"], ["1"], ["0", "1"]])
@@ -100,7 +100,7 @@ def test_specs_of_any_shape(spec: Spec) -> None:
 
 def plan(spec: Spec, image: Image = DEBIAN, inventory: Inventory | None = None) -> list[Any]:
     inventory = inventory or machine(gpu(0, 3), gpu(1, 0))
-    return Work(spec, VENDOR, inventory, Config()).plan(image).operations
+    return Work(spec, [], VENDOR, inventory, Config()).plan(image).operations
 
 
 def given(*names: str) -> Spec:

@@ -117,7 +117,14 @@ def apply(data: "dict[str, Any]", edits: "Edits", host: "Host" = host_node) -> "
 
 
 def apply_to_spec(spec: "Spec", edits: "Edits", host: "Host" = host_node) -> "Spec":
-    """Return a bundle's config.json with the edits; raises as ``apply`` does.
+    """Return a bundle's config.json with the edits; raises as ``apply`` does."""
+    return spec.put(changes_of_spec(spec, edits, host))
+
+
+def changes_of_spec(
+    spec: "Spec", edits: "Edits", host: "Host" = host_node
+) -> "dict[tuple[str, ...], Any]":
+    """Return the new values in a bundle's config.json, as ``changes`` does.
 
     A hook without an environment is given one: it would get the image's (CVE-2025-23266). What
     a bundle has that is started again comes no second time.
@@ -127,7 +134,7 @@ def apply_to_spec(spec: "Spec", edits: "Edits", host: "Host" = host_node) -> "Sp
         for hook in edits.get("hooks") or ()
     ]
     missing = [hook for hook in hooks if _hook(hook) not in spec.hooks(hook["hookName"])]
-    return spec.put(changes(spec.data, {**edits, "hooks": missing}, host))
+    return changes(spec.data, {**edits, "hooks": missing}, host)
 
 
 def _hook(hook: "dict[str, Any]") -> "dict[str, Any]":

@@ -10,6 +10,7 @@ from gpuhook.ground.loader.layout import HostLayout
 from gpuhook.start.cdi.generate import grant
 from gpuhook.start.plan.image import Image
 from gpuhook.start.plan.operations import (
+    FILE_OPTIONS,
     AllowDevice,
     BindDevice,
     BindFile,
@@ -39,15 +40,15 @@ _BY_ENGINE = (AllowDevice, BindDevice, BindFile)
 class Given:
     """What a config.json gives a container: nodes, by path with their numbers, and mounts."""
 
-    def __init__(self, spec: "dict[str, Any]") -> None:
+    def __init__(self, spec: "dict[str, Any]", mounts: list[tuple[str, str]]) -> None:
         linux = spec.get("linux")
         devices = linux.get("devices") if isinstance(linux, dict) else None
         self._numbers = {
             str(entry.get("path")): (entry.get("major"), entry.get("minor"))
             for entry in _objects(devices)
         }
-        mounts = {str(entry.get("destination")) for entry in _objects(spec.get("mounts"))}
-        self.paths = {*mounts, *self._numbers}
+        there = {str(entry.get("destination")) for entry in _objects(spec.get("mounts"))}
+        self.paths = {*there, *(place for _, place in mounts), *self._numbers}
 
     def has_node(self, path: str, numbers: tuple[int, int]) -> bool:
         """Tell whether a node is there: made by the runtime, or mounted."""
@@ -74,20 +75,39 @@ def devices(given: Given, inventory: "Inventory") -> "list[Device]":
 
 
 class Work:
-    """What the hook has to do for one container, of one vendor."""
+    """What the hook has to do for one container, of one vendor.
+
+    ``mounts`` are those of the document that are left to it: see ``own_hook``.
+    """
 
     def __init__(
-        self, spec: "dict[str, Any]", vendor: "Vendor", inventory: "Inventory", config: "Config"
+        self,
+        spec: "dict[str, Any]",
+        mounts: list[tuple[str, str]],
+        vendor: "Vendor",
+        inventory: "Inventory",
+        config: "Config",
     ) -> None:
-        self._given = Given(spec)
+        self._given = Given(spec, mounts)
+        self._mounts = mounts
         self.grant: Grant = grant(vendor, inventory, config, devices(self._given, inventory))
 
     def plan(self, image: Image) -> Plan:
         """Return what there still is to do, for an image, where nodes and files are there."""
         host_image = Image(HostLayout(), image.brings, image.ldconfig)
         steps = make_plan([self.grant], host_image).operations
-        known = [AlreadyMounted(op) for op in self._linked_to(steps)]
-        return Plan([*known, *self._rest(steps, image)])
+        made = [self._bind(*each) for each in self._mounts]
+        places = {op.destination for op in made}
+        known = [
+            AlreadyMounted(op) for op in self._linked_to(steps) if op.destination not in places
+        ]
+        return Plan([*made, *known, *self._rest(steps, image)])
+
+    def _bind(self, source: str, destination: str) -> BindFile:
+        root = self.grant.inventory.root.rstrip("/")
+        path = source.removeprefix(root) if source.startswith(f"{root}/") else source
+        root = source.removesuffix(path) or "/"
+        return BindFile(root, path, destination, FILE_OPTIONS, "the CDI document says so")
 
     def _linked_to(self, steps: "list[Operation]") -> "list[BindFile]":
         """Return the mounts of the engine that links lead to."""

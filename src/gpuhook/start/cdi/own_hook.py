@@ -1,23 +1,23 @@
-"""Our own hook that a CDI document has brought: the words that lead it to a helper."""
+"""Our own hook that a CDI document has brought, and the words in it that a document hasn't.
 
-import os
+They lead it to a helper, and say which of the document's mounts are left to it.
+"""
 
 from gpuhook.ground import names
-from gpuhook.ground.config.loader import DEFAULT_PATH
+from gpuhook.ground.errors import SpecError
+from gpuhook.ground.oci import jsontext
 from gpuhook.ground.oci.spec import hook_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
-    from gpuhook.ground.config.model import Config
     from gpuhook.ground.oci.spec import Spec
-    from gpuhook.start.resolve import Resolved
 
-    # Finds a helper for a container's hook; see ``edit``.
-    Helped = Callable[[Spec, Resolved, str], list[str]]
+    Entry = dict[str, Any]  # a hook or a mount, as config.json has them
 
+HOOKS = ("hooks", names.CDI_HOOK_STAGE)
+MOUNTS_OPTION = "--mounts"
 _WORDS = 5  # that lead to a helper (standby.helper.Pipes), after the option
 
 
@@ -25,40 +25,52 @@ def without_words(spec: "Spec") -> "Spec":
     """Return the spec without the words of an earlier start, whose helper is gone."""
     hooks = spec.hooks(names.CDI_HOOK_STAGE)
     plain = [_plain(hook) for hook in hooks]
-    return spec if plain == hooks else spec.put({("hooks", names.CDI_HOOK_STAGE): plain})
+    return spec if plain == hooks else spec.put({HOOKS: plain})
 
 
-def _plain(hook: "dict[str, Any]") -> "dict[str, Any]":
+def _plain(hook: "Entry") -> "Entry":
+    if not _is_ours(hook):
+        return hook
+    words = _after_helper(hook)
+    rest = words if _mounts(words) is None else words[2:]
+    return {**hook, "args": [hook["args"][0], *rest]}
+
+
+def _is_ours(hook: "Entry") -> bool:
     args = hook.get("args")
-    if hook_name(hook) != names.CDI_HOOK or not isinstance(args, list):
-        return hook
-    if args[1:2] != [names.HELPER_OPTION]:
-        return hook
-    return {**hook, "args": [args[0], *args[2 + _WORDS :]]}
+    return hook_name(hook) == names.CDI_HOOK and isinstance(args, list) and bool(args)
 
 
-def with_words(
-    spec: "Spec", resolved: "Resolved", config: "Config", folder: str, helped: "Helped | None"
-) -> "Spec":
-    """Return the spec with words for a helper in our hook, where a document has brought it.
+def _after_helper(hook: "Entry") -> "list[Any]":
+    words: list[Any] = hook["args"][1:]
+    return words[1 + _WORDS :] if words[:1] == [names.HELPER_OPTION] else words
 
-    That has to be the hook of this installation, in ``folder``, and called for this very
-    configuration. ``helped`` is as for ``edit``. A helper serves one hook: the first.
+
+def _mounts(words: "list[Any]") -> "Any":
+    """Return the word that says which mounts are left to our hook, None where there is none."""
+    return words[1] if words[:1] == [MOUNTS_OPTION] and len(words) > 1 else None
+
+
+def mounts_of(spec: "Spec", kind: str) -> list[tuple[str, str]]:
+    """Return the mounts that the hook for this kind makes, as pairs of source and destination.
+
+    SpecError where somebody has changed the word.
     """
-    path = os.path.join(os.path.abspath(folder), names.CDI_HOOK)
-    options: list[list[str]] = [["--config", config.path]] if config.path else []
-    if config.path in (None, DEFAULT_PATH):
-        options.append([])
-    kinds = [each.KIND for each in resolved.known.values()]
-    expected = [[names.CDI_HOOK, *words, kind] for words in options for kind in kinds]
-    hooks = spec.hooks(names.CDI_HOOK_STAGE) if helped is not None else []
-    for place, hook in enumerate(hooks):
-        args = hook.get("args")
-        if helped is None or hook.get("path") != path or args not in expected:
-            continue
-        words = helped(spec, resolved, args[-1])
-        if words:
-            hooks[place] = {**hook, "args": [args[0], names.HELPER_OPTION, *words, *args[1:]]}
-            return spec.put({("hooks", names.CDI_HOOK_STAGE): hooks})
-        break
-    return spec
+    for hook in spec.hooks(names.CDI_HOOK_STAGE):
+        if _is_ours(hook) and hook["args"][-1] == kind:
+            word = _mounts(_after_helper(hook))
+            return [] if word is None else _parse(word, spec.path)
+    return []
+
+
+def _parse(word: str, path: str) -> list[tuple[str, str]]:
+    try:
+        pairs = [(source, place) for source, place in jsontext.loads(word)]
+        if all(isinstance(each, str) and each[:1] == "/" for pair in pairs for each in pair):
+            return pairs
+    except (ValueError, TypeError):
+        pass
+    raise SpecError(
+        f"The mounts in the arguments of {names.CDI_HOOK} in {path} aren't pairs of paths",
+        "Have the container engine write the bundle again",
+    )

@@ -1,0 +1,136 @@
+"""CDI documents applied where a helper stands by for their hook.
+
+It makes their mounts too, in half of the time that a low-level runtime takes for them. They are
+a word of the hook's then, so that it makes them without the helper as well.
+"""
+
+import os
+import stat
+
+from gpuhook.ground import names
+from gpuhook.ground.config.loader import DEFAULT_PATH
+from gpuhook.ground.oci import jsontext
+from gpuhook.start.cdi import apply
+from gpuhook.start.cdi.own_hook import HOOKS, MOUNTS_OPTION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from gpuhook.ground.config.model import Config
+    from gpuhook.ground.oci.spec import Spec
+    from gpuhook.start.cdi.apply import Edits
+    from gpuhook.start.cdi.own_hook import Entry
+    from gpuhook.start.resolve import Resolved
+
+    # Finds a helper for a container's hook; see ``edit``.
+    Helped = Callable[[Spec, Resolved, str], list[str]]
+
+_MOST_BYTES = 96 << 10  # of mounts in one word; a program takes 128 KiB (execve(2))
+_PLACES = ("mounts",)
+_IN_USR = ("bin", "lib", "lib32", "lib64", "sbin")
+# With which our documents have the driver's files mounted.
+_OPTIONS = {"ro", "nosuid", "nodev", "rbind", "rprivate"}
+
+
+def apply_to_spec(
+    spec: "Spec",
+    edits: "Edits",
+    resolved: "Resolved",
+    config: "Config",
+    folder: str,
+    helped: "Helped",
+) -> "Spec":
+    """Return the spec with the edits of documents, and words for a helper in our hook of them.
+
+    That has to be the hook of this installation, in ``folder``, and called for this very
+    configuration. ``helped`` is as for ``edit``. A helper serves one hook: the first. Where the
+    devices are of one kind, it makes the mounts that may as well be made after all others.
+    """
+    wanted = _find(edits.get("hooks") or [], resolved, config, folder)
+    if wanted is None:
+        return apply.apply_to_spec(spec, edits)
+    values = apply.changes_of_spec(spec, edits)
+    hooks = values.get(HOOKS) or spec.hooks(names.CDI_HOOK_STAGE)
+    same = [(each.get("path"), each.get("args")) for each in hooks]
+    place = same.index((wanted["path"], wanted["args"]))
+    kind = wanted["args"][-1]
+    if all(name.startswith(f"{kind}=") for name in resolved.cdi_devices):
+        mounts = values.get(_PLACES) or []
+        moved = movable(mounts, edits.get("mounts") or [])
+        word = jsontext.dumps([(each["source"], each["destination"]) for each in moved])
+        if moved and len(word) <= _MOST_BYTES:
+            values[_PLACES] = [each for each in mounts if each not in moved]
+            values[HOOKS] = _with_first(hooks, place, [MOUNTS_OPTION, word])
+    light = spec.put(values)
+    words = helped(light, resolved, kind)
+    if not words:
+        return apply.apply_to_spec(spec, edits)
+    hooks = light.hooks(names.CDI_HOOK_STAGE)
+    return light.put({HOOKS: _with_first(hooks, place, [names.HELPER_OPTION, *words])})
+
+
+def _find(
+    hooks: "list[Entry]", resolved: "Resolved", config: "Config", folder: str
+) -> "Entry | None":
+    """Return our hook among those of documents; None where there is none of this installation."""
+    path = os.path.join(os.path.abspath(folder), names.CDI_HOOK)
+    options: list[list[str]] = [["--config", config.path]] if config.path else []
+    if config.path in (None, DEFAULT_PATH):
+        options.append([])
+    kinds = [each.KIND for each in resolved.known.values()]
+    expected = [[names.CDI_HOOK, *words, kind] for words in options for kind in kinds]
+    for hook in hooks:
+        ours = hook["hookName"] == names.CDI_HOOK_STAGE and hook["path"] == path
+        if ours and hook.get("args") in expected:
+            return hook
+    return None
+
+
+def _with_first(hooks: "list[Entry]", place: int, words: list[str]) -> "list[Entry]":
+    """Return hooks, of which that one has other first words after its name."""
+    args = hooks[place]["args"]
+    changed = {**hooks[place], "args": [args[0], *words, *args[1:]]}
+    return [*hooks[:place], changed, *hooks[place + 1 :]]
+
+
+def movable(mounts: "list[Entry]", edits: "list[Entry]") -> "list[Entry]":
+    """Return those of config.json's mounts that our hook may make when all others are there.
+
+    They are of the documents' own, ``edits``, and of files as our documents mount them; and
+    nothing else is mounted on them, above or below.
+    """
+    places = {(each["hostPath"], each["containerPath"]) for each in edits}
+    moved = [
+        each
+        for each in mounts
+        if (each.get("source"), each.get("destination")) in places and _is_plain(each)
+    ]
+    # protects: volume-over-mount
+    others = [_usual(each.get("destination")) for each in mounts if each not in moved]
+    return [each for each in moved if not _meets(_usual(each["destination"]), others)]
+
+
+def _is_plain(mount: "Entry") -> bool:
+    """Tell whether a document's mount is as our own have it, of a file."""
+    options = mount.get("options")
+    if not isinstance(options, list) or set(options) != _OPTIONS or "type" in mount:
+        return False
+    try:
+        return stat.S_ISREG(os.stat(mount["source"]).st_mode)
+    except OSError:
+        return False
+
+
+def _usual(path: "Any") -> str:
+    """Return a place's usual name: /lib is a link to /usr/lib; "" for what is none."""
+    name = "/" + os.path.normpath(path).lstrip("/") if isinstance(path, str) else ""
+    first = name.split("/", 2)[1:2]
+    return f"/usr{name}" if first and first[0] in _IN_USR else name.rstrip("/")
+
+
+def _meets(place: str, others: list[str]) -> bool:
+    return any(
+        f"{place}/".startswith(f"{each}/") or each.startswith(f"{place}/") for each in others
+    )
