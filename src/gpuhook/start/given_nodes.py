@@ -68,9 +68,9 @@ def opened(rules: "Iterable[dict[str, Any]]") -> "set[Numbers]":
         access = rule.get("access")
         to_use = isinstance(access, str) and not {*"rw"}.isdisjoint(access)
         if rule.get("allow") is True and to_use and rule.get("type") in (None, "", "a", "c", "u"):
-            major, minor = (rule.get(name) for name in ("major", "minor"))
-            pair = (major if isinstance(major, int) else -1, minor if isinstance(minor, int) else -1)
-            found.add(pair)
+            pair = rule.get("major"), rule.get("minor")
+            major, minor = (each if isinstance(each, int) else -1 for each in pair)
+            found.add((major, minor))
     return {pair for pair in found if pair[0] not in SYSTEM}
 
 

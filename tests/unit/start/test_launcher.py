@@ -346,8 +346,8 @@ def test_words_that_could_not_be_written_are_not_believed(
     for count in range(8):
         left = iter(range(count))
 
-        def fail(*words: Any, **options: Any) -> None:
-            if next(left, None) is None:
+        def fail(*words: Any, _left: Any = left, **options: Any) -> None:
+            if next(_left, None) is None:
                 raise OSError(errno.ENOSPC, "No space left on device")
             write(*words, **options)
 

@@ -21,7 +21,7 @@ from gpuhook.ground.errors import DriverError, GpuhookError, LimitError, NoDrive
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start import limits as limiting
 from gpuhook.start import resolve
-from gpuhook.start.inventory import model
+from gpuhook.start.inventory import cache, model
 from gpuhook.start.inventory.model import Device
 from gpuhook.start.limits import Limits
 from gpuhook.vendors import registry
@@ -190,10 +190,10 @@ class Broken:
     """Has the drivers of a machine fail, as they do by a fault or by being absent."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.failing = ("nvidia",)
-        monkeypatch.setattr(limiting.cache, "get_inventory", self.get)
+        self.failing: tuple[str, ...] = ("nvidia",)
+        monkeypatch.setattr(cache, "get_inventory", self.get)
 
-    def get(self, config: Config, vendor: Any) -> Any:  # noqa: ARG002 - as the real one is called
+    def get(self, config: Config, vendor: Any) -> Any:
         failing = vendor.names.NAME in self.failing
         raise (DriverError if failing else NoDriverError)("NVML hangs", "Look at dmesg")
 
