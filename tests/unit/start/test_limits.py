@@ -7,6 +7,7 @@ the kernel does with a write is done by the test: what a kernel says besides isn
 import errno
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,7 @@ class Tree:
         (root / "dmem.capacity").write_text(CAPACITY)
         (root / "cgroup.subtree_control").write_text("cpu dmem\n")
         (root / "engine/cgroup.subtree_control").write_text("cpu\n")
+        (self.folder / "cgroup.procs").touch()
         (self.folder / "dmem.current").write_text(f"{VRAM} {GIB}\n")
         (self.folder / "dmem.max").write_text(
             "".join(f"{line.split()[0]} max\n" for line in CAPACITY.splitlines())
@@ -364,10 +366,33 @@ def test_a_limit_that_the_kernel_does_not_take(tree: Tree) -> None:
 
 
 def test_a_container_that_has_moved_meanwhile(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree.root / "cgroup.procs").touch()
     places = iter([(str(tree.root), str(tree.folder)), (str(tree.root), str(tree.root))])
     monkeypatch.setattr(access, "unified", lambda *_: next(places))
     with pytest.raises(LimitError, match="changed its cgroup"):
         amds().set(-1)
+
+
+def test_a_cgroup_of_which_others_are(tree: Tree) -> None:
+    procs = tree.folder / "cgroup.procs"
+    process = os.open("/proc/self", os.O_PATH)
+    words = ["unshare", "--mount", "sh", "-c", "echo in && exec sleep 999"]
+    try:
+        with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"in\n"
+            for theirs in (other.pid, 0):
+                procs.write_text(f"{os.getpid()}\n{theirs}\n")
+                with pytest.raises(LimitError, match="others are in"):
+                    amds().set(process)
+            assert tree.written == []
+            # In a container that runs, programs may be in mount namespaces of their own.
+            amds().set(process, {2: "/engine/container"})
+            other.kill()
+        procs.write_text(f"{os.getpid()}\n{other.pid}\n")
+        amds().set(process)
+    finally:
+        os.close(process)
 
 
 def test_rootless_is_refused(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
