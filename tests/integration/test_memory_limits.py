@@ -19,7 +19,7 @@ import pytest
 from harness import bundles
 from harness.bundles import Bundle, Spec
 from harness.cdi import generate, give
-from harness.commands import Result
+from harness.commands import Result, wait_until
 from harness.driver import Driver, simulate
 from harness.images import CUDA_PROBE
 from harness.installation import Installation, write_config
@@ -253,7 +253,7 @@ def test_documents_alone_are_refused(place: Place) -> None:
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
 def test_a_cgroup_that_others_are_in_is_limited_for_nobody(place: Place, way: str) -> None:
     """A limit would be everybody's there, and the next container's would replace it."""
-    name = f"gpuhook-{place.folder.name}"
+    name = f"gpuhook-{os.getpid()}-{place.folder.name}"
     folder = f"/sys/fs/cgroup/{name}"
     stays = f"mkdir {folder} && echo $$ >{folder}/cgroup.procs && echo in && exec sleep 999"
     with subprocess.Popen(
@@ -267,6 +267,8 @@ def test_a_cgroup_that_others_are_in_is_limited_for_nobody(place: Place, way: st
             done = place.run(made, way)
         finally:
             neighbour.kill()
+            neighbour.wait()
+            wait_until(lambda: place.namespace.run("rmdir", folder).status == 0, "it is removed")
     assert done.status != 0
     assert "started" not in done.stdout
     is_said(place, done, "others are in")
