@@ -23,14 +23,14 @@ from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
     from typing import NoReturn
 
     from gpuhook.ground.container.changes import Container
     from gpuhook.ground.oci.spec import Spec
     from gpuhook.inject import Prepared
-    from gpuhook.start.contract import Known, Vendor
+    from gpuhook.start.contract import Grant, Known, Vendor
     from gpuhook.start.inventory.model import Inventory
     from gpuhook.start.limits import Limits
     from gpuhook.start.plan.image import Examine
@@ -110,12 +110,10 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     """Do what the engine can't for the container of this state, or nothing if that fails."""
     state = parse_state(state_text, needs_pid=False)
     spec = read_spec(os.path.join(state.bundle, "config.json"))
-    says_all = "linux" in spec.data
-    if says_all:
+    if _says_all(spec):
         spec.require_mount_namespace()
     preload_injection(vendor_names)
-    from gpuhook import inject  # noqa: PLC0415 - preloaded, as what follows
-    from gpuhook.start.inventory import cache  # noqa: PLC0415
+    from gpuhook.start.inventory import cache  # noqa: PLC0415 - preloaded, as what follows
     from gpuhook.start.records import records  # noqa: PLC0415
 
     vendor = contract.load(vendor_names)
@@ -123,14 +121,69 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     inventory = cache.get_inventory(config, vendor, save=False)  # protects: cdi-saves-nothing
     pid, process = records.first_process()
     try:
-        with inject.open_inside(state.root or spec.root_path) as container:
-            seen = None if says_all else container.mounted()
-            injection = DocumentInjection(spec, config, vendor, inventory, seen)
-            state = State(state.container_id, pid, state.bundle, state.root)
-            injection.apply(state, container, process, enter=False)
+        state = State(state.container_id, pid, state.bundle, state.root)
+        _work_inside(state, spec, config, vendor, inventory, process)
     finally:
         if process >= 0:
             os.close(process)
+
+
+def _says_all(spec: "Spec") -> bool:
+    """Tell whether a config.json says what its container gets: Apptainer's names the root alone."""
+    return "linux" in spec.data
+
+
+def _work_inside(
+    state: State,
+    spec: "Spec",
+    config: Config,
+    vendor: "Vendor",
+    inventory: "Inventory",
+    process: int,
+) -> None:
+    """Do the work in the container's mount namespace, where we are; ``process`` is its first."""
+    from gpuhook import inject  # noqa: PLC0415 - preloaded
+
+    with inject.open_inside(state.root or spec.root_path) as container:
+        seen = None if _says_all(spec) else container.mounted()
+        injection = DocumentInjection(spec, config, vendor, inventory, seen)
+        injection.apply(state, container, process, enter=False)
+
+
+def serve(
+    state_text: bytes, hook: int, config: Config, vendor: "Vendor", inventory: "Inventory"
+) -> None:
+    """Do the work for a hook, from the host's mount namespace; ``hook`` is its process id."""
+    state, process = _of_hook(state_text, hook)
+    try:
+        spec = read_spec(os.path.join(state.bundle, "config.json"))
+        if _says_all(spec):
+            DocumentInjection(spec, config, vendor, inventory).finish(state)
+            return
+        from gpuhook import inject  # noqa: PLC0415 - preloaded
+
+        inject.enter(process)
+        _work_inside(state, spec, config, vendor, inventory, process)
+    finally:
+        os.close(process)
+
+
+def _of_hook(text: bytes, hook: int) -> tuple[State, int]:
+    """Return the state that a hook was given, with the process that started it as the pid.
+
+    ``hook`` is its process id. The caller closes the descriptor of that process' /proc/PID.
+    StateError where it isn't in the container.
+    """
+    from gpuhook.start.records import records  # noqa: PLC0415 - preloaded
+
+    state = parse_state(text, needs_pid=False)
+    pid, process = records.first_process(f"/proc/{hook}")
+    if process < 0:
+        raise StateError(
+            "The process that called the hook isn't in the container's mount namespace",
+            "Start the container again; if that doesn't help, set helper = false",
+        )
+    return State(state.container_id, pid, state.bundle, state.root), process
 
 
 def of_kind(
@@ -165,12 +218,15 @@ def preload_injection(vendor_names: "ModuleType") -> None:
     from gpuhook.start.records import records  # noqa: F401, PLC0415
 
 
-def _limits(spec: "Spec", config: Config) -> "Limits | None":
-    """Return the limits to set, None where there are none or gpu-py's own hook sets them."""
+def _limits(spec: "Spec", config: Config, given: "Sequence[Grant]") -> "Limits | None":
+    """Return the limits to set, None where there are none or gpu-py's own hook sets them.
+
+    ``given`` is what a container has beside what its config.json says.
+    """
     ours = [hook for stage in names.HOOK_STAGES for hook in spec.hooks(stage)]
     if any(hook_name(hook) == names.HOOK for hook in ours):
         return None
-    return limits(spec, config, registry.known(config), None)
+    return limits(spec, config, registry.known(config), None, given=given)
 
 
 class DocumentInjection:
@@ -205,7 +261,8 @@ class DocumentInjection:
         mounts = own_hook.mounts_of(spec, vendor.names.KIND)
         self._work = Work(given, mounts, vendor, inventory, config)
         self._prepared: Prepared | None = None
-        self._limits = _limits(spec, config)
+        more = () if mounted is None else (self._work.grant,)  # protects: limit-by-mounts
+        self._limits = _limits(spec, config, more)
 
     @property
     def _examiners(self) -> "dict[str, Examine]":
@@ -221,21 +278,10 @@ class DocumentInjection:
         self._prepared.begin(self._spec.root_path, self._config, self._examiners)
 
     def read_state(self, text: bytes, hook: int) -> State:
-        """Return the state that a hook was given, with the process that started it as the pid.
-
-        ``hook`` is its process id. StateError where that isn't in the container.
-        """
-        from gpuhook.start.records import records  # noqa: PLC0415 - preloaded
-
-        state = parse_state(text, needs_pid=False)
-        pid, process = records.first_process(f"/proc/{hook}")
-        if process < 0:
-            raise StateError(
-                "The process that called the hook isn't in the container's mount namespace",
-                "Start the container again; if that doesn't help, set helper = false",
-            )
+        """Return the state that a hook was given; ``hook`` is its process id."""
+        state, process = _of_hook(text, hook)
         os.close(process)
-        return State(state.container_id, pid, state.bundle, state.root)
+        return state
 
     def finish(self, state: State) -> None:
         """Do it for the container of that state, from the host's mount namespace."""

@@ -399,12 +399,20 @@ def _failed(operation: "Operation", error: OSError) -> InjectError:
 
 
 def _enter(container: Container) -> None:
+    enter(container.process, _import_no_more)  # protects: no-import
+
+
+def enter(process: int, before: "Callable[[], None]" = lambda: None) -> None:
+    """Enter the mount namespace of a descriptor of /proc/PID; ``before`` is done last before that.
+
+    Where the root isn't pivoted yet, the host's files stay in view. InjectError if that fails.
+    """
     try:
         # protects: namespace-by-process
-        fd = os.open("ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=container.process)
+        fd = os.open("ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
         try:
             _refuse_host_namespace(fd)
-            _import_no_more()  # protects: no-import
+            before()
             kernel.enter_mount_namespace(fd, "ns/mnt")
         finally:
             os.close(fd)

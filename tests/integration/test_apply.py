@@ -249,6 +249,39 @@ def test_what_can_not_be(folder: Folder, words: tuple[str, ...], message: str) -
     assert folder.mounts() == []
 
 
+@pytest.mark.parametrize(
+    ("limits", "env"),
+    [
+        ('device-memory = "8GiB"', ""),
+        ('most-device-memory = "8GiB"', ""),
+        ("required = true", ""),
+        ("required = true", "GPUHOOK_DEVICE_MEMORY=8GiB"),
+        ("", "GPUHOOK_DEVICE_MEMORY=8GiB"),
+    ],
+)
+@pytest.mark.parametrize("way", ["give", "fstab", "dry-run", "environ", "unit", "machine"])
+def test_a_folder_is_no_way_around_a_limit(folder: Folder, way: str, limits: str, env: str) -> None:
+    """Nothing is set by a cgroup there: a limit would be silently absent."""
+    folder.config.write_text(f"{folder.config.read_text()}[gpuhook.limits]\n{limits}\n")
+    before = snapshot(folder)
+    asked = ["-e", f"{ASK}=0", *(["-e", env] if env else [])]
+    if way == "environ":
+        environ = folder.state.parent / "environ"
+        environ.write_text(f"{ASK}=0\n{env}\n")
+        asked = [f"--environ={environ}"]
+    more = {"fstab": ["--fstab=-"], "dry-run": ["--dry-run"]}.get(way, [])
+    verb = {"unit": "unit-lines", "machine": "nspawn-arguments"}.get(way)
+    if verb:
+        done = folder.namespace.run(
+            folder.command, verb, *asked, env={"GPUHOOK_CONFIG": str(folder.config)}
+        )
+    else:
+        done = folder.call(*asked, *more)
+    assert "limit" in done.failed().stderr + done.stdout
+    assert snapshot(folder) == before
+    assert folder.mounts() == []
+
+
 def test_the_hosts_root_is_no_folder_for_it(folder: Folder) -> None:
     for place in ("/", "/proc/self/root", f"{folder.root}/nothing"):
         done = folder.namespace.run(

@@ -401,20 +401,48 @@ sys.exit(done.returncode or subprocess.run(["chroot", root, "nvidia-smi", "-L"])
 """
 
 
+def names_root_alone(
+    bundle: Bundle, installation: Installation, config: Path, folder: Path
+) -> Result:
+    """Have GPU 1 in a bundle as Apptainer makes it: the root elsewhere, and nothing else in it."""
+    document, made = folder / "nvidia.json", folder / "bundle"
+    words = [f"--output={document}", f"--config={config}", "--kind=nvidia.com/gpu"]
+    run([installation.command, "cdi", "generate", *words]).ok()
+    made.mkdir()
+    unshared = ["unshare", "--mount", "--propagation=private", "python3", "-c", APPTAINERS]
+    return bundle.namespace.run(*unshared, bundle.root, document, made, HOOK)
+
+
 def test_a_bundle_that_names_the_root_alone(
     bundle: Bundle, installation: Installation, driver: Driver, configs: dict[str, Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """As Apptainer makes it: the root elsewhere, neither mounts nor namespaces in it."""
-    document = tmp_path / "nvidia.json"
-    config = f"--config={configs['runc']}"
-    words = ["cdi", "generate", f"--output={document}", config, "--kind=nvidia.com/gpu"]
-    run([installation.command, *words]).ok()
-    made = tmp_path / "bundle"
-    made.mkdir()
-    unshared = ["unshare", "--mount", "--propagation=private", "python3", "-c", APPTAINERS]
-    done = bundle.namespace.run(*unshared, bundle.root, document, made, HOOK).ok()
+    done = names_root_alone(bundle, installation, configs["runc"], tmp_path).ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
+
+
+def test_a_bundle_that_names_the_root_alone_beside_a_process(
+    bundle: Bundle, standing: Standing, driver: Driver, tmp_path: Path
+) -> None:
+    """That has to look in there for what is mounted."""
+    standing.stand(bundle.namespace)
+    before = standing.hooks()
+    done = names_root_alone(bundle, standing.installation, standing.config, tmp_path).ok()
+    assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
+    assert standing.hooks() == before, "no interpreter is started for it"
+
+
+@pytest.mark.parametrize(
+    "limits", ['device-memory = "8GiB"', 'most-device-memory = "8GiB"', "required = true"]
+)
+def test_a_bundle_that_names_the_root_alone_has_no_way_around_a_limit(
+    bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path, limits: str
+) -> None:
+    more = f"[gpuhook.limits]\n{limits}\n"
+    config = write_config(tmp_path / "etc", driver.root, ["runc"], more)
+    done = names_root_alone(bundle, installation, config, tmp_path).failed()
+    assert "limit" in done.stderr
+    assert "GPU 1" not in done.stdout
 
 
 def test_in_the_namespace_of_the_host(bundle: Bundle, document: Path, driver: Driver) -> None:

@@ -6,6 +6,7 @@ nowhere here.
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import pytest
 from harness import bundles
 from harness.bundles import Bundle, Spec
 from harness.cdi import generate, give
-from harness.commands import Result
+from harness.commands import Result, wait_until
 from harness.driver import Driver, simulate
 from harness.images import CUDA_PROBE
 from harness.installation import Installation, write_config
@@ -246,6 +247,31 @@ def test_documents_alone_are_refused(place: Place) -> None:
     assert done.status != 0
     assert "started" not in done.stdout
     is_said(place, done, "A limit of memory needs cgroup v2")
+
+
+@ONE
+@pytest.mark.parametrize("way", ["hook", "spec", "alone"])
+def test_a_cgroup_that_others_are_in_is_limited_for_nobody(place: Place, way: str) -> None:
+    """A limit would be everybody's there, and the next container's would replace it."""
+    name = f"gpuhook-{os.getpid()}-{place.folder.name}"
+    folder = f"/sys/fs/cgroup/{name}"
+    stays = f"mkdir {folder} && echo $$ >{folder}/cgroup.procs && echo in && exec sleep 999"
+    with subprocess.Popen(
+        place.namespace.enter("sh", "-ec", stays), stdout=subprocess.PIPE
+    ) as neighbour:
+        try:
+            assert neighbour.stdout is not None
+            assert neighbour.stdout.readline() == b"in\n"
+            made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", command="echo started")
+            made.change(lambda spec: spec["linux"].update(cgroupsPath=f"/{name}"))
+            done = place.run(made, way)
+        finally:
+            neighbour.kill()
+            neighbour.wait()
+            wait_until(lambda: place.namespace.run("rmdir", folder).status == 0, "it is removed")
+    assert done.status != 0
+    assert "started" not in done.stdout
+    is_said(place, done, "others are in")
 
 
 @RUNTIMES

@@ -38,6 +38,7 @@ ESCAPES = (
     *("\\u00" + digit for digit in "4567"),
 )
 MARK = "=+=+=+=+="  # no other word begins with a part of it, nor does what is left of one
+_ANY = ("{",)  # is in any config.json
 _MARGIN = 20_000_000  # nanoseconds by which a file's time may lag behind the clock
 LONG_AGO = 1 << 29  # seconds, in 1987: files that are older were all given the same time
 
@@ -83,14 +84,14 @@ def save(path: str | None) -> None:
         if folder is None:
             return
         make_folders(folder)
-        if identity:
-            _link(folder, "config", identity[0])
-            _write(folder, "time", "", identity[1])
+        # protects: words-for-all
+        found = words(config) or _ANY
+        _write(folder, "mark", f"{MARK}\n", as_of)
+        _write(folder, "words", "".join(f"{word}\n" for word in (*found, MARK)), as_of)
         _write(folder, "runtimes", "".join(f"{name}:" for name in config.runtimes) + "\n", as_of)
-        found = words(config)
-        if found is not None:
-            _write(folder, "mark", f"{MARK}\n", as_of)
-            _write(folder, "words", "".join(f"{word}\n" for word in (*found, MARK)), as_of)
+        if identity:  # the last: what an earlier configuration has left there must not seem its own
+            _write(folder, "time", "", identity[1])
+            _link(folder, "config", identity[0])
     except (OSError, ConfigError):
         return
 

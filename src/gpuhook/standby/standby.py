@@ -39,7 +39,7 @@ from gpuhook.ground.config.loader import DEFAULT_PATH, load
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
 from gpuhook.ground.errors import GpuhookError
-from gpuhook.ground.oci.spec import parse_state, read_spec
+from gpuhook.ground.oci.spec import read_spec
 from gpuhook.standby import askers, helper, place
 from gpuhook.start import contract
 from gpuhook.start.cdi import saved
@@ -572,11 +572,8 @@ class Answering:
         os.write(REPORT, _ANSWERED)
 
         def work() -> None:
-            text = helper.state_text(hook)
-            spec = read_spec(f"{parse_state(text, needs_pid=False).bundle}/config.json")
             vendor = contract.load(vendor_names)
-            injection = cdi_hook.DocumentInjection(spec, self._config, vendor, inventory)
-            injection.finish(injection.read_state(text, hook))
+            cdi_hook.serve(helper.state_text(hook), hook, self._config, vendor, inventory)
 
         helper.answer(ANSWER, self._config, names.CDI_HOOK, work)
 

@@ -7,13 +7,16 @@ from gpuhook.ground.cgroup.access import in_first_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     from gpuhook.start.inventory.model import Device, Inventory
 
     Numbers = tuple[int, int]  # major and minor
 
+# Majors of the kernel's own devices (Documentation/admin-guide/devices.txt): memory such as
+# /dev/null, terminals, and what has no major of its own such as /dev/fuse and /dev/net/tun.
+SYSTEM = (1, 4, 5, 10, *range(136, 144))
 _NO_CHARACTERS = ("b", "p")  # types of nodes that are no character device; c and u are
 
 
@@ -53,6 +56,22 @@ def allows_all(rule: "dict[str, Any]") -> bool:
     """Tell whether a rule of linux.resources.devices allows every device, as --privileged does."""
     every = rule.get("type") in (None, "", "a") and rule.get("access") == "rwm"
     return rule.get("allow") is True and every and {rule.get("major"), rule.get("minor")} <= {None}
+
+
+def opened(rules: "Iterable[dict[str, Any]]") -> "set[Numbers]":
+    """Return what rules of linux.resources.devices allow beside the kernel's own devices.
+
+    Majors and minors as they stand there; -1 is every one.
+    """
+    found = set()
+    for rule in rules:
+        access = rule.get("access")
+        to_use = isinstance(access, str) and not {*"rw"}.isdisjoint(access)
+        if rule.get("allow") is True and to_use and rule.get("type") in (None, "", "a", "c", "u"):
+            pair = rule.get("major"), rule.get("minor")
+            major, minor = (each if isinstance(each, int) else -1 for each in pair)
+            found.add((major, minor))
+    return {pair for pair in found if pair[0] not in SYSTEM}
 
 
 def objects(value: "Any") -> "Iterator[dict[str, Any]]":

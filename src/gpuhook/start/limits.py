@@ -7,14 +7,21 @@ container's program runs, and is gone with it. One that can't be set fails the s
 import os
 
 from gpuhook.ground.cgroup import dmem
-from gpuhook.ground.errors import DriverError, LimitError, UnknownDeviceError, shown
+from gpuhook.ground.cgroup.access import spec_allows
+from gpuhook.ground.errors import (
+    DriverError,
+    LimitError,
+    NoDriverError,
+    UnknownDeviceError,
+    shown,
+)
 from gpuhook.ground.names import MEMORY_VARIABLE, cdi_parts
 from gpuhook.ground.sizes import amount
 from gpuhook.start import contract, given_nodes
 from gpuhook.start.inventory import cache, selection
 from gpuhook.start.plan.operations import Operation
 from gpuhook.start.request import limits as words
-from gpuhook.start.request.reader import Request, SpecReader
+from gpuhook.start.request.reader import Request, SpecReader, is_privileged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -259,27 +266,52 @@ def _given_by_others(
 ) -> "list[Grant]":
     """Return what config.json gives a container of each vendor that it doesn't ask us for.
 
-    Engines carry out CDI documents themselves, and give nodes by --device. One that may have every
-    device has them by its privilege.
+    Engines carry out CDI documents themselves, and give nodes by --device, or by rules alone: a
+    container can make such a node itself. A privileged one that may have every device has them by
+    its privilege. LimitError where it isn't known what it has, because a driver fails.
     """
-    if any(given_nodes.allows_all(rule) for rule in given_nodes.objects(spec.device_rules)):
+    rules = [*given_nodes.objects(spec.device_rules)]
+    # protects: limit-unprivileged
+    if is_privileged(spec.data) and any(given_nodes.allows_all(rule) for rule in rules):
         return []
     has = given_nodes.numbers(spec.data, os.path.dirname(spec.path))
+    opened = given_nodes.opened(rules)
     ours = {each.vendor.names.NAME: each.devices for each in asked}
-    found = []
-    for names in known.values() if has else ():
+    explained = {node.numbers for each in asked for node in each.inventory.nodes}
+    found: list[Grant] = []
+    failed: DriverError | None = None
+    for names in known.values() if has or opened else ():
         vendor = contract.load(names)
         try:
             inventory = inventories.get(names.NAME) or cache.get_inventory(config, vendor)
-        except DriverError:  # nobody has devices of it
+        except NoDriverError:  # nobody has devices of it
             continue
+        except DriverError as error:
+            failed = error
+            continue
+        nodes = {node.numbers for node in inventory.nodes}
+        explained |= nodes
+        allowed = {pair for pair in nodes if opened and spec_allows(rules, *pair)}
         before = ours.get(names.NAME, ())
         has_already = {name for device in before for name in (device.id, device.parent)}
-        given = given_nodes.devices_of(has, inventory)
+        given = given_nodes.devices_of(has | allowed, inventory)  # protects: limit-by-rule
         more = [device for device in given if device.id not in has_already]
         if more:
             found.append(_grant(vendor, inventory, more))
+    if failed is not None:
+        _check_unknown((has | opened) - explained, failed)  # protects: limit-failing-driver
     return found
+
+
+def _check_unknown(numbers: "set[tuple[int, int]]", error: DriverError) -> None:
+    """Refuse a container with a device that may be one of a driver that fails; LimitError."""
+    unknown = sorted(pair for pair in numbers if pair[0] not in given_nodes.SYSTEM)
+    if unknown:
+        raise LimitError(
+            f"It isn't known whether the memory of the container's device {unknown[0][0]}:"
+            f"{unknown[0][1]} must be limited: {error.cause}",
+            error.remedy,
+        )
 
 
 def _grant(vendor: "Vendor", inventory: "Inventory", devices: "Iterable[Device]") -> "Grant":

@@ -11,7 +11,7 @@ from gpuhook.start.request.reader import SpecReader, check_kinds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
     from typing import Any
 
@@ -138,11 +138,14 @@ def limits(
     known: "Known",
     resolved: Resolved | None,
     inventories: "Mapping[str, Inventory] | None" = None,
+    *,
+    given: "Sequence[Grant]" = (),
 ) -> "Limits | None":
     """Return the limits of its devices' memory that a container gets, None for one without.
 
     ``resolved`` is what it asks us for; what engines give it by themselves counts as well.
-    LimitError for what can't be met. ``inventories`` as for ``resolve``.
+    LimitError for what can't be met. ``inventories`` as for ``resolve``; ``given`` is what it has
+    besides, of which its config.json says nothing.
     """
     wanted = config.device_memory or config.most_device_memory or config.limit_required
     if not (wanted or _says_limit(spec.data)):
@@ -150,7 +153,7 @@ def limits(
     from gpuhook.start import limits as found  # noqa: PLC0415 - few containers have any
 
     grants = resolved.grants if resolved is not None else ()
-    return found.find(spec, config, known, grants, inventories or {})
+    return found.find(spec, config, known, (*grants, *given), inventories or {})
 
 
 def _says_limit(spec: "dict[str, Any]") -> bool:

@@ -1,5 +1,6 @@
 """The launcher: what it does without Python is what Python would have done."""
 
+import errno
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from limits import in_time
 from machines import read_request
 
 from gpuhook import prestart_hook
+from gpuhook.ground import fileio
 from gpuhook.ground.config.loader import load, loads
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.errors import GpuhookError
@@ -292,6 +295,65 @@ def test_configuration_of_the_same_time_in_another_folder_is_noticed(installed: 
     current.unlink()
     current.symlink_to("new")
     assert installed.run("state", "ID") == "python runtime-save"
+
+
+WORDLESS = {
+    "limits": '[gpuhook.limits]\nmost-device-memory = "8GiB"\n',
+    "required": "[gpuhook.limits]\nrequired = true\n",
+    "swarm": 'swarm-resource = "é"\n',
+}
+
+
+@pytest.mark.parametrize("name", WORDLESS)
+def test_words_of_another_configuration_are_not_believed(installed: Installed, name: str) -> None:
+    """Where links lead to files of one time, nothing but the files' content is younger."""
+    texts = {"old": "", "new": WORDLESS[name]}
+    for folder, text in texts.items():
+        file = installed.folder / folder / "config.toml"
+        file.parent.mkdir()
+        file.write_text(text)
+        set_times(file, file.parent)
+    current = installed.folder / "current"
+    current.symlink_to("old")
+    installed.config.symlink_to(current / "config.toml")
+    set_times(installed.config.parent)
+    launcher_files.save(str(installed.config))
+    assert installed.create("{}") == "runc"
+    current.unlink()
+    current.symlink_to("new")
+    launcher_files.save(str(installed.config))
+    assert installed.create("{}") == "python"
+    assert installed.run("state", "ID") == "runc state ID"
+
+
+def test_words_that_could_not_be_written_are_not_believed(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may be full, or the process killed, when it has written some of the files."""
+    for folder, text in {"old": "", "new": WORDLESS["limits"]}.items():
+        file = installed.folder / folder / "config.toml"
+        file.parent.mkdir()
+        file.write_text(text)
+        set_times(file, file.parent)
+    current = installed.folder / "current"
+    current.symlink_to("old")
+    installed.config.symlink_to(current / "config.toml")
+    set_times(installed.config.parent)
+    launcher_files.save(str(installed.config))
+    current.unlink()
+    current.symlink_to("new")
+    write = fileio.replace
+    for count in range(8):
+        left = iter(range(count))
+
+        def fail(*words: Any, _left: Any = left, **options: Any) -> None:
+            if next(_left, None) is None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(*words, **options)
+
+        monkeypatch.setattr(fileio, "replace", fail)
+        launcher_files.save(str(installed.config))
+        assert installed.create("{}") == "python", count
 
 
 def test_configuration_without_a_time_of_its_own_is_read_each_time(installed: Installed) -> None:

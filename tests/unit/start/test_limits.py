@@ -7,6 +7,7 @@ the kernel does with a write is done by the test: what a kernel says besides isn
 import errno
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from gpuhook.ground.cgroup import access, dmem
 from gpuhook.ground.config.loader import loads
 from gpuhook.ground.config.model import Config
 from gpuhook.ground.container import kernel
-from gpuhook.ground.errors import GpuhookError, LimitError
+from gpuhook.ground.errors import DriverError, GpuhookError, LimitError, NoDriverError
 from gpuhook.ground.oci.spec import Spec
 from gpuhook.start import limits as limiting
 from gpuhook.start import resolve
-from gpuhook.start.inventory import model
+from gpuhook.start.inventory import cache, model
 from gpuhook.start.inventory.model import Device
 from gpuhook.start.limits import Limits
 from gpuhook.vendors import registry
@@ -129,6 +130,102 @@ def test_what_nvidias_driver_has_no_limits_for(inventory: Inventory, why: str) -
         found(ALL, nvidia=inventory, config=config)
 
 
+# What an engine gives by itself -----------------------------------------------------------------
+
+MOST = '[gpuhook.limits]\nmost-device-memory = "8GiB"\n'
+REQUIRED = "[gpuhook.limits]\nrequired = true\n"
+EVERY = {"allow": True, "access": "rwm"}
+ADMIN = {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}
+
+
+def rule(major: int | None, minor: int | None = None, access: str = "rw") -> dict[str, Any]:
+    return {"allow": True, "type": "c", "major": major, "minor": minor, "access": access}
+
+
+def given(
+    text: str, *rules: Any, nodes: Any = (), process: Any = None, **inventories: Any
+) -> dict[str, int]:
+    """Return the limits in GiB of a container that an engine gives devices, by device."""
+    config = loads(text)
+    known = registry.known(config)
+    linux = {"devices": [*nodes], "resources": {"devices": [{"allow": False}, *rules]}}
+    spec = Spec("config.json", json.dumps({"process": process or {}, "linux": linux}))
+    inventories = inventories or {"nvidia": nvidia()}
+    limits = resolve.limits(spec, config, known, None, inventories)
+    return {op.device: op.bytes // GIB for op in limits.operations} if limits else {}
+
+
+def node(major: int, minor: int) -> dict[str, Any]:
+    return {"path": "/dev/one", "type": "c", "major": major, "minor": minor}
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ((rule(195, 3),), {"0": 8}),
+        ((rule(195, 3, "r"), rule(195, 3, "w")), {"0": 8}),
+        ((rule(195),), {"0": 8, "1": 8}),
+        ((rule(195, -1, "rwm"),), {"0": 8, "1": 8}),
+        ((rule(None),), {"0": 8, "1": 8}),
+        ((EVERY,), {"0": 8, "1": 8}),
+        ((EVERY, {**rule(195, 3), "allow": False}), {"1": 8}),
+        ((rule(None, None, "m"), rule(1, 3), rule(10, 229), rule(5)), {}),
+    ],
+)
+def test_a_rule_gives_a_device_too(rules: tuple[Any, ...], expected: dict[str, int]) -> None:
+    """A container makes the node itself: engines leave CAP_MKNOD to it."""
+    assert given(MOST, *rules) == expected
+    if expected:
+        with pytest.raises(LimitError, match="gives no device without a limit"):
+            given(REQUIRED, *rules)
+
+
+def test_privilege_is_more_than_a_rule() -> None:
+    nodes = [node(195, 3)]
+    assert given(MOST, EVERY, nodes=nodes) == {"0": 8, "1": 8}
+    assert given(MOST, EVERY, nodes=nodes, process=ADMIN) == {}
+    assert given(MOST, nodes=nodes, process=ADMIN) == {"0": 8}
+
+
+class Broken:
+    """Has the drivers of a machine fail, as they do by a fault or by being absent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failing: tuple[str, ...] = ("nvidia",)
+        monkeypatch.setattr(cache, "get_inventory", self.get)
+
+    def get(self, config: Config, vendor: Any) -> Any:
+        failing = vendor.names.NAME in self.failing
+        raise (DriverError if failing else NoDriverError)("NVML hangs", "Look at dmesg")
+
+
+@pytest.mark.parametrize("text", [MOST, REQUIRED])
+@pytest.mark.parametrize(
+    ("rules", "nodes"),
+    [
+        ((), [node(195, 0)]),
+        ((), [node(10, 229), node(510, 0)]),
+        ((rule(195),), []),
+        ((EVERY,), []),
+    ],
+)
+def test_what_may_be_a_failing_drivers_is_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str, rules: tuple[Any, ...], nodes: list[Any]
+) -> None:
+    broken = Broken(monkeypatch)
+    others = {"amd": drm("amd", "0000:03:00.0")}
+    with pytest.raises(LimitError, match=r"must be limited: NVML hangs.*\n?.*Look at dmesg"):
+        given(text, *rules, nodes=nodes, **others)
+    broken.failing = ()
+    assert given(text, *rules, nodes=nodes, **others) == {}, "there is no driver"
+
+
+def test_a_failing_driver_stops_nobody_without_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    Broken(monkeypatch)
+    rules = (rule(None, None, "m"), rule(1, 3), rule(10, 229), rule(136))
+    assert given(MOST, *rules, nodes=[node(10, 229), node(10, 200)], amd=AMD) == {}
+
+
 # dmem -------------------------------------------------------------------------------------------
 
 
@@ -145,6 +242,7 @@ class Tree:
         (root / "dmem.capacity").write_text(CAPACITY)
         (root / "cgroup.subtree_control").write_text("cpu dmem\n")
         (root / "engine/cgroup.subtree_control").write_text("cpu\n")
+        (self.folder / "cgroup.procs").touch()
         (self.folder / "dmem.current").write_text(f"{VRAM} {GIB}\n")
         (self.folder / "dmem.max").write_text(
             "".join(f"{line.split()[0]} max\n" for line in CAPACITY.splitlines())
@@ -268,10 +366,33 @@ def test_a_limit_that_the_kernel_does_not_take(tree: Tree) -> None:
 
 
 def test_a_container_that_has_moved_meanwhile(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree.root / "cgroup.procs").touch()
     places = iter([(str(tree.root), str(tree.folder)), (str(tree.root), str(tree.root))])
     monkeypatch.setattr(access, "unified", lambda *_: next(places))
     with pytest.raises(LimitError, match="changed its cgroup"):
         amds().set(-1)
+
+
+def test_a_cgroup_of_which_others_are(tree: Tree) -> None:
+    procs = tree.folder / "cgroup.procs"
+    process = os.open("/proc/self", os.O_PATH)
+    words = ["unshare", "--mount", "sh", "-c", "echo in && exec sleep 999"]
+    try:
+        with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"in\n"
+            for theirs in (other.pid, 0):
+                procs.write_text(f"{os.getpid()}\n{theirs}\n")
+                with pytest.raises(LimitError, match="others are in"):
+                    amds().set(process)
+            assert tree.written == []
+            # In a container that runs, programs may be in mount namespaces of their own.
+            amds().set(process, {2: "/engine/container"})
+            other.kill()
+        procs.write_text(f"{os.getpid()}\n{other.pid}\n")
+        amds().set(process)
+    finally:
+        os.close(process)
 
 
 def test_rootless_is_refused(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

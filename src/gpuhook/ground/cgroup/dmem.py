@@ -48,9 +48,36 @@ def place_of(
         found = access.unified(process, proc, written)
     except CgroupError as error:
         raise LimitError(f"A limit of memory needs cgroup v2: {error.cause}", _V2) from None
+    if written is None:  # in one that runs, a program may have made mount namespaces
+        _check_alone(process, found[1], proc)  # protects: cgroup-alone
     return found
 
 
+def _check_alone(process: int, folder: str, proc: str) -> None:
+    """Refuse a cgroup of which a process isn't in the container's mount namespace; LimitError.
+
+    The limit would be that of others, too, and what they set later would replace it.
+    """
+    try:
+        pids = host_proc.words(host_proc.read(f"{folder}/cgroup.procs").replace(b"\n", b" "))
+    except OSError as error:
+        raise LimitError(f"{folder}/cgroup.procs can't be read: {error.strerror}", _OWN) from None
+    for pid in pids:
+        try:
+            other = os.stat(f"{proc}/{os.fsdecode(pid)}/ns/mnt")
+        except OSError:
+            if pid != b"0":  # it has ended; 0 is one that our /proc doesn't show
+                continue
+        else:
+            if os.path.samestat(other, os.stat("ns/mnt", dir_fd=process)):
+                continue
+        raise LimitError(
+            f"A limit of memory is for a cgroup of the container's own, and others are in {folder}",
+            _OWN,
+        )
+
+
+_OWN = "Let the engine make a cgroup for each container, or start it without a limit"
 _V2 = "Boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1), or start without a limit"
 
 

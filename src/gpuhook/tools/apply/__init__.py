@@ -1,15 +1,20 @@
 """Devices for a root folder that no engine makes a container of: the hook's plan, applied there."""
 
 from gpuhook.ground.config.model import Config
-from gpuhook.ground.errors import RequestError, listed
+from gpuhook.ground.errors import LimitError, RequestError, listed
+from gpuhook.ground.names import MEMORY_VARIABLE
+from gpuhook.ground.oci.spec import Spec
 from gpuhook.start.plan.operations import AddGroup, AllowDevice, Operation, Plan
-from gpuhook.start.resolve import Resolved
+from gpuhook.start.resolve import Resolved, limits
 
 MODE = "hook"  # whatever config.toml says: there is no config.json and no runtime
 
 
-def check(resolved: Resolved, config: Config) -> None:
-    """Refuse what a folder can't have: RequestError."""
+def check(resolved: Resolved, config: Config, spec: Spec) -> None:
+    """Refuse what a folder can't have: RequestError, or LimitError where a limit is due.
+
+    ``spec`` is what was asked for.
+    """
     if resolved.cdi_devices:
         raise RequestError(
             f"Only an engine that reads CDI documents can give {listed(resolved.cdi_devices)}",
@@ -21,6 +26,13 @@ def check(resolved: Resolved, config: Config) -> None:
             f"Devices of {listed(sorted(held))} are exclusive, and a folder never ends, as a "
             "container does that has one",
             "Start a container, or take the kind out of exclusive in [gpuhook]",
+        )
+
+    if limits(spec, config, resolved.known, resolved) is not None:  # protects: folder-limits
+        raise LimitError(
+            "The memory of these devices is to be limited, and a folder has no cgroup of a "
+            "container's, by which that is done",
+            f"Start a container, or ask without {MEMORY_VARIABLE} where [gpuhook.limits] sets none",
         )
 
 

@@ -86,11 +86,12 @@ def planned(rootfs: str | None, asked: Asked, config: Config) -> tuple[work.Done
     """Return what settings of systemd are made of; RequestError where nothing is asked for."""
     config.mode = apply.MODE
     known = registry.known(config)
-    resolved = resolve(asked.spec(config, known).data, config, known, Progress())
+    spec = asked.spec(config, known)
+    resolved = resolve(spec.data, config, known, Progress())
     if resolved is None or not resolved.grants:
         why = resolved.absent[0] if resolved and resolved.absent else "No device is asked for"
         raise RequestError(why, "Name devices with -e or --device, as gpuhook info lists them")
-    done, plan = work.planned(rootfs, resolved, config)
+    done, plan = work.planned(rootfs, resolved, config, spec)
     done.environment = fstab.settings(plan.operations, {})
     return done, plan
 

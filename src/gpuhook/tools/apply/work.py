@@ -9,6 +9,7 @@ from gpuhook.ground.config.model import Config
 from gpuhook.ground.container.changes import Container
 from gpuhook.ground.errors import FolderError
 from gpuhook.ground.fileio import write_all
+from gpuhook.ground.oci.spec import Spec
 from gpuhook.start.plan import image
 from gpuhook.start.plan.operations import Operation, Plan, usable
 from gpuhook.start.planner import make_plan
@@ -31,13 +32,13 @@ class Done:
     environment: list[str] = field(default_factory=list)
 
 
-def give(rootfs: str, resolved: Resolved, config: Config, state: str) -> Done:
+def give(rootfs: str, resolved: Resolved, config: Config, spec: Spec, state: str) -> Done:
     """Mount and write in a folder what was granted; GpuhookError, and no change, if that fails.
 
-    What an earlier run gave is taken back before. ``state`` is the folder in which it is
-    remembered what the folder was, "" for nowhere.
+    What an earlier run gave is taken back before. ``spec`` is what was asked for. ``state`` is the
+    folder in which it is remembered what the folder was, "" for nowhere.
     """
-    apply.check(resolved, config)
+    apply.check(resolved, config, spec)
     with _locked(state), inject.open_folder(rootfs) as container:
         place = before.state_file(state, container.real_place()) if state else ""
         if place and (earlier := before.load(place)) is not None:
@@ -72,19 +73,21 @@ def _looked_at(rootfs: str, container: Container, plan: Plan) -> list[before.Pla
         ) from None
 
 
-def lines(rootfs: str, resolved: Resolved, config: Config) -> Done:
+def lines(rootfs: str, resolved: Resolved, config: Config, spec: Spec) -> Done:
     """Return as lines of fstab what was granted; nothing is changed."""
-    done, plan = planned(rootfs, resolved, config)
+    done, plan = planned(rootfs, resolved, config, spec)
     done.fstab = fstab.lines(plan)
     return done
 
 
-def planned(rootfs: str | None, resolved: Resolved, config: Config) -> tuple[Done, Plan]:
+def planned(
+    rootfs: str | None, resolved: Resolved, config: Config, spec: Spec
+) -> tuple[Done, Plan]:
     """Return the plan for a program that mounts by itself, and what is to be said of it.
 
     Without a root folder the image is taken for one like Debian's.
     """
-    apply.check(resolved, config)
+    apply.check(resolved, config, spec)
     found = image.unknown()
     if rootfs is not None:
         with inject.open_folder(rootfs) as container:

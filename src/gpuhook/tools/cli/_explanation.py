@@ -142,7 +142,7 @@ class Explanation:
         folder: bool,
     ) -> None:
         if folder:
-            apply.check(resolved, config)
+            apply.check(resolved, config, spec)
         documents = _documents(resolved, config)
         found = _image(root_path, config, resolved)
         if config.exclusive and self.container is None:

@@ -110,9 +110,9 @@ def apply(
         _say(work.Done(warnings=list(resolved.absent) if resolved else []), rootfs, output_format)
         return
     if fstab:
-        done = work.lines(rootfs, resolved, config)
+        done = work.lines(rootfs, resolved, config, spec)
     else:
-        done = work.give(rootfs, resolved, config, state)
+        done = work.give(rootfs, resolved, config, spec, state)
     before = environment(environ) if environ else {}
     done.environment = fstab_lines.settings(done.operations, before)
     if not dry_run:
