@@ -65,7 +65,7 @@ class Container(Rootfs):
         self._folder_verdicts: dict[int, Verdict] = {}
         self._held: list[int] = []
         self._attached: dict[str, int] = {}
-        self._known: dict[str, int] = {}
+        self._known: dict[str, tuple[int, int]] = {}
         self._placeholders: dict[Verdict, tuple[int, os.stat_result]] = {}
         self._boundary = Boundary(process, fd, inside=inside) if process >= 0 else None
 
@@ -264,9 +264,9 @@ class Container(Rootfs):
         self.journal.record(lambda: kernel.detach_mount(tree))
         self._attached[path] = tree
 
-    def know(self, tree: int, path: str) -> None:
-        """Take note that the engine has mounted on a path what a detached mount holds, too."""
-        self._known[path] = tree
+    def know(self, identity: tuple[int, int], path: str) -> None:
+        """Take note of what the engine has mounted on a path, by ``kernel.identity``."""
+        self._known[path] = identity
 
     def _mounted(self, path: str) -> int | None:
         """Return a descriptor of what we have mounted on a path, or the engine, if that is known.
@@ -277,7 +277,7 @@ class Container(Rootfs):
             return self._attached.get(path)
         found = self.open(path)
         self._held.append(found)
-        same = kernel.identity(found) == kernel.identity(self._known[path])
+        same = kernel.identity(found) == self._known[path]
         return found if same else None  # protects: covered-by-engines
 
     # Links -------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ says, so what is there counts. Pure.
 
 import os
 
+from gpuhook.ground.container import kernel
 from gpuhook.ground.loader.layout import HostLayout
 from gpuhook.start.cdi.generate import grant
 from gpuhook.start.plan.image import Image
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from gpuhook.ground.config.model import Config
     from gpuhook.ground.container.changes import Container
+    from gpuhook.ground.container.rootfs import Rootfs
     from gpuhook.start.contract import Grant, Vendor
     from gpuhook.start.inventory.model import Device, Inventory
     from gpuhook.start.plan.operations import Operation
@@ -169,6 +171,14 @@ class AlreadyMounted(BindFile):
 
     def __init__(self, op: BindFile) -> None:
         super().__init__(op.root, op.path, op.destination, op.options, op.reason)
+        self._identity: tuple[int, int] | None = None
+
+    def prepare(self, host: "Rootfs") -> None:
+        """Look which file it is. Letting go of a clone that wasn't mounted takes long."""
+        fd = self._opened(host)
+        if fd is not None:
+            self._identity = kernel.identity(fd)
+            os.close(fd)
 
     def describe(self) -> str:
         """Say what is where."""
@@ -176,5 +186,5 @@ class AlreadyMounted(BindFile):
 
     def execute(self, container: "Container") -> None:
         """Let links to it know what they lead to."""
-        if self._tree >= 0:
-            container.know(self._tree, self.destination)  # protects: covered-links
+        if self._identity is not None:
+            container.know(self._identity, self.destination)  # protects: covered-links
