@@ -281,7 +281,8 @@ def test_starts_that_are_killed_leave_nothing_that_stop_does_not_find(site: Site
 
 # Says when the daemon has been started or, with set-up, has got the first of its limits; then waits.
 KILLED = """
-import sys, time
+import sys
+import time
 from gpuhook.ground.config.loader import load
 from gpuhook.tools.mps import control, keep
 def stop(*words):
@@ -305,7 +306,7 @@ def test_a_start_that_is_killed_before_all_limits_are_set(site: Site, moment: st
     site.change("active-thread-percentage = 40\n", "")  # for which the daemon could be asked
     program = site.installation.command.parent / "python"
     env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
-    words = [program, "-c", KILLED, moment]
+    words: list[str | Path] = [program, "-c", KILLED, moment]
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE) as start:
         assert start.stdout is not None
         assert start.stdout.readline() == b"here\n"
