@@ -279,7 +279,7 @@ def test_starts_that_are_killed_leave_nothing_that_stop_does_not_find(site: Site
         assert not site.daemons()
 
 
-# Says when the daemon has been started or, with set-up, has got the first of its limits; then waits.
+# Says when the daemon was started or, with set-up, has got the first of its limits, and then waits.
 KILLED = """
 import sys
 import time
