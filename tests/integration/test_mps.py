@@ -308,10 +308,12 @@ def test_a_start_that_is_killed_before_all_limits_are_set(site: Site, moment: st
     env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
     words: list[str | Path] = [program, "-c", KILLED, moment]
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE) as start:
-        assert start.stdout is not None
-        assert start.stdout.readline() == b"here\n"
-        assert "control daemon has no limits yet" in site.refusal("0")
-        start.kill()
+        try:
+            assert start.stdout is not None
+            assert start.stdout.readline() == b"here\n"
+            assert "control daemon has no limits yet" in site.refusal("0")
+        finally:
+            start.kill()
     assert site.status()["problem"] != ""
     site.mps("start").ok()
     made = site.client("0")

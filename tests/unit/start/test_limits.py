@@ -431,6 +431,7 @@ def test_a_cgroup_of_which_others_are(tree: Tree) -> None:
             # In a container that runs, programs may be in mount namespaces of their own.
             amds().set(process, {2: "/engine/container"})
             other.kill()
+            other.wait()
         procs.write_text(f"{os.getpid()}\n{other.pid}\n")
         amds().set(process)
     finally:
