@@ -239,7 +239,7 @@ def test_a_runtime_class_is_no_way_around_the_gate(gated: Gated, handler: str) -
     assert adjustment(served.engine.create("AMD_VISIBLE_DEVICES=1", pod=pod)) == b""
     every = served.engine.create("AMD_VISIBLE_DEVICES=all", pod=pod)
     assert environment(every) == {"AMD_VISIBLE_DEVICES": "1"}
-    assert nodes(every) == [], "they are the runtime's to give"
+    assert messages(adjustment(every), 6) == [], "nodes are the runtime's to give"
     assert adjustment(served.engine.create("PATH=/bin", pod=pod)) == b""
 
 
