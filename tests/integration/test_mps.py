@@ -206,6 +206,21 @@ def test_the_compute_mode_is_set_back_after_a_kill(site: Site) -> None:
 
 
 @ONE
+def test_a_gpu_that_is_lost_keeps_no_other_in_its_mode(site: Site) -> None:
+    site.mps("start").ok()
+    simulate_command = (site.installation.command, "simulate", site.driver.root)
+    run([*simulate_command, "--lost", "0"]).ok()
+    try:
+        site.mps("stop").failed()
+        assert site.modes()[1:] == [DEFAULT] * 2
+        assert not site.daemons()
+    finally:
+        run([*simulate_command, "--found", "0"]).ok()
+    site.mps("stop").ok()
+    assert site.modes() == [DEFAULT] * 3
+
+
+@ONE
 def test_a_daemon_that_does_not_start_changes_nothing(site: Site) -> None:
     program = site.driver.root / "usr/bin/nvidia-cuda-mps-control"
     kept = program.with_suffix(".kept")
