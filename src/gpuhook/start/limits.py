@@ -195,10 +195,12 @@ def _check_cgroups(data: "dict[str, Any]") -> None:
 
 def _has_cgroups(source: "Any") -> bool:
     """Tell whether a path is in the tree of cgroups, or has it below."""
-    if not isinstance(source, str) or not source.startswith("/") or "\0" in source:
+    if not isinstance(source, str) or not source.startswith("/"):
         return False
-    path, tree = f"{os.path.realpath(source).rstrip('/')}/", f"{dmem.TREE}/"
-    return path.startswith(tree) or tree.startswith(path)
+    path, tree = f"{os.path.normpath(source).strip('/')}/", f"{dmem.TREE[1:]}/"
+    if path == "/" or path.startswith(tree) or tree.startswith(path):
+        return True
+    return given_nodes.is_on_one_device(source, dmem.TREE)  # whatever links lead there
 
 
 def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> Limits | None:

@@ -199,6 +199,8 @@ def test_privilege_is_more_than_a_rule() -> None:
         ("bind", "/sys/fs/cgroup/../cgroup/engine", ["rbind", "rw"], True),
         ("none", "/sys", ["rbind"], True),
         ("bind", "/", ["rbind"], True),
+        ("bind", "//sys/fs/cgroup", ["rbind"], True),
+        ("bind", "/proc/self/root/sys/fs/cgroup", ["rbind"], True),
         ("bind", "/sys/fs/cgroup", ["rbind", "ro"], False),
         ("bind", "/sys/fs/cgroups", ["rbind"], False),
         ("tmpfs", "tmpfs", ["rw"], False),
